@@ -1,0 +1,86 @@
+"""What a run tells of itself while it goes on, and a progress bar that shows it."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+Phase = Literal["compile", "load", "warm start", "tune", "draw", "save"]
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """A step of a run.
+
+    ``done`` and ``total`` count cycles over all chains (iterations in the warm
+    start); ``log_likelihood`` is the latest that was computed, or NaN.
+    """
+
+    phase: Phase
+    done: float = 0.0
+    total: float = 0.0
+    log_likelihood: float = math.nan
+    message: str = ""
+
+
+OnEvent = Callable[[RunEvent], None]
+
+
+def ignore(event: RunEvent) -> None:
+    """A listener for runs that nobody watches."""
+
+
+class _RateColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:.1f} cycles/s" if speed else "", style="cyan")
+
+
+@contextmanager
+def progress_bar(enabled: bool = True) -> Iterator[OnEvent]:
+    """A progress bar on standard error: phase, share done, rate, time left, log-likelihood."""
+    if not enabled:
+        yield ignore
+        return
+    bar = Progress(
+        TextColumn("{task.description:<11}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.percentage:>3.0f} %"),
+        _RateColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
+    )
+    tasks: dict[str, Task] = {}
+
+    def listen(event: RunEvent) -> None:
+        if event.phase not in tasks:
+            for other in tasks.values():
+                bar.update(other.id, completed=other.total)
+            number = bar.add_task(event.phase, total=event.total or 1.0, note="")
+            tasks[event.phase] = bar.tasks[bar.task_ids.index(number)]
+        task = tasks[event.phase]
+        note = event.message
+        if math.isfinite(event.log_likelihood):
+            note = f"log-likelihood {event.log_likelihood:.6g}"
+        bar.update(
+            task.id,
+            completed=event.done,
+            total=event.total or 1.0,
+            note=note or task.fields["note"],
+        )
+
+    with bar:
+        yield listen

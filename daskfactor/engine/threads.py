@@ -1,0 +1,41 @@
+"""How many threads there are, and how many of them BLAS may use."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from threadpoolctl import ThreadpoolController
+
+_lock = threading.Lock()
+_users = 0
+_limiter: object | None = None
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return max(1, os.cpu_count() or 1)
+
+
+@contextmanager
+def single_threaded_blas() -> Iterator[None]:
+    """Hold BLAS at one thread: parallelism is across blocks, and bits must not depend on it.
+
+    The limit is process-wide, so nested and concurrent users share it and the
+    last one to leave lifts it.
+    """
+    global _users, _limiter
+    with _lock:
+        if _users == 0:
+            _limiter = ThreadpoolController().limit(limits=1, user_api="blas")
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0 and _limiter is not None:
+                _limiter.restore_original_limits()  # type: ignore[attr-defined]
+                _limiter = None
