@@ -1,0 +1,5 @@
+"""Optimisers: point estimates on the same engine as the samplers."""
+
+from daskfactor.optimizers.multiplicative import MultiplicativeUpdates
+
+__all__ = ["MultiplicativeUpdates"]

@@ -1,0 +1,254 @@
+"""A run from its first segment to its last: chains in step, results written as they come."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.engine.progress import OnEvent, RunEvent
+from daskfactor.runs.chain import ChainRun, Setting, TrackRun
+from daskfactor.runs.options import boundaries, segment_length
+from daskfactor.runs.snapshot import cell_count, gather_cells, snapshot
+
+Array = NDArray[Any]
+
+
+class Sink(Protocol):
+    """Where results go: a store on disk or lists in memory."""
+
+    def write_draws(
+        self, chain: int, start: int, W: Array, Ht: Array, group: str = "posterior"
+    ) -> None: ...
+
+    def write_stats(
+        self, chain: int, start: int, stats: dict[str, Array], group: str = "sample_stats"
+    ) -> None: ...
+
+    def write_moments(
+        self,
+        chain: int,
+        *,
+        W_mean: Array,
+        W_var: Array,
+        Ht_mean: Array,
+        Ht_var: Array,
+        count: int,
+    ) -> None: ...
+
+    def write_monitor(self, chain: int, *, mean: Array, var: Array, count: int) -> None: ...
+
+    def checkpoint(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class RunState:
+    """How far a run has come.
+
+    ``cycle`` counts the fine cycles that every chain has done; ``written`` the
+    draws, warm-up evaluations and statistics that the sink has.
+    """
+
+    chains: list[ChainRun]
+    cycle: int = 0
+    warmups: int = 0
+    seconds: float = 0.0
+    log_likelihood: float = math.nan
+    started: float = field(default_factory=time.perf_counter)
+
+
+class Driver:
+    """Runs all chains of a run through its segments."""
+
+    def __init__(self, setting: Setting, sink: Sink, on_event: OnEvent) -> None:
+        self.setting = setting
+        self.sink = sink
+        self.on_event = on_event
+        options = setting.options
+        self.coarseness = max(track.coarseness for track in setting.sampler.tracks)
+        shape, components = setting.data.shape, setting.model.n_components
+        work = 8.0 * shape[0] * shape[1] * components
+        itemsize = np.dtype(options.dtype).itemsize
+        kept = 0.0
+        if options.keep_every:
+            kept = sum(shape) * components * itemsize / (options.thin * options.keep_every)
+        length = segment_length(work, kept, self.coarseness)
+        self.ends = list(boundaries(options, length, setting.split, self.coarseness))
+
+    def warmup_count(self) -> int:
+        """Evaluations while tuning: one at the end of every segment."""
+        return sum(end <= self.setting.options.tune for end in self.ends)
+
+    def start(self) -> RunState:
+        """Warm starts of all chains."""
+        state = RunState([ChainRun(self.setting, n) for n in range(self.setting.options.chains)])
+        passes = self.setting.sampler.warm_start
+        for chain in state.chains:
+            done = chain.number * passes
+
+            def report(iteration: int, objective: float, done: int = done) -> None:
+                del objective
+                self.on_event(
+                    RunEvent("warm start", done + iteration, passes * len(state.chains))
+                )
+
+            chain.warm_start(report)
+        return state
+
+    def run(self, state: RunState) -> None:
+        """All segments that are still to come; a checkpoint after each."""
+        for end in self.ends:
+            if end <= state.cycle:
+                continue
+            for chain in state.chains:
+                self._advance(state, chain, end)
+            state.cycle = end
+            self._write(state, end)
+            self._checkpoint(state)
+            for chain in state.chains:
+                chain.forget()
+
+    def _advance(self, state: RunState, chain: ChainRun, end: int) -> None:
+        options = self.setting.options
+        tuning = end <= options.tune
+        offset = 0 if tuning else options.tune
+        total = (options.tune if tuning else options.cycles - options.tune) * options.chains
+        blocks = self.setting.data.grid.blocks
+        done_before = chain.number * (end - state.cycle) + options.chains * (state.cycle - offset)
+
+        def on_done(operations: int) -> None:
+            cycles = min(operations / (blocks * blocks), end - state.cycle)
+            self.on_event(
+                RunEvent(
+                    "tune" if tuning else "draw",
+                    done_before + cycles,
+                    total,
+                    state.log_likelihood,
+                )
+            )
+
+        chain.advance(end, on_done)
+        state.log_likelihood = chain.log_likelihood()
+        on_done((end - state.cycle) * blocks * blocks)
+
+    # -- results ---------------------------------------------------------------
+
+    def _write(self, state: RunState, end: int) -> None:
+        if end <= self.setting.options.tune:
+            for chain in state.chains:
+                self._write_warmup(chain, state.warmups, end)
+            state.warmups += 1
+            return
+        for chain in state.chains:
+            self._write_stats(chain)
+            for run in chain.tracks:
+                self._write_draws(chain, run)
+            self._write_moments(chain)
+
+    def _write_warmup(self, chain: ChainRun, number: int, end: int) -> None:
+        fine = chain.tracks[0]
+        stats = {
+            "lp": np.array([chain.log_posterior(fine, end - 1)]),
+            "step_size": np.array([self._step_size(chain, fine, end - 1)]),
+        }
+        self.sink.write_stats(chain.number, number, stats, "warmup_sample_stats")
+
+    def _step_size(self, chain: ChainRun, run: TrackRun, cycle: int) -> float:
+        data, model = self.setting.data, self.setting.model
+        step = self.setting.sampler.step_for(run.track, data.grid.blocks, model.n_components)
+        return step((cycle + 1) * data.grid.blocks - 1) * chain.shrink
+
+    def _write_stats(self, chain: ChainRun) -> None:
+        """Statistics of the draws of the segment that are kept (of all, if none is)."""
+        fine = chain.tracks[0]
+        options = chain.track_options(fine.track)
+        cycles, numbers = [], []
+        for cycle in sorted(fine.fits):
+            draw = options.draw_index(cycle)
+            if draw is not None and (not options.keep_every or options.is_kept(draw)):
+                cycles.append(cycle)
+                numbers.append(draw // (options.keep_every or 1))
+        if not cycles:
+            return
+        stats = {
+            "lp": np.array([chain.log_posterior(fine, cycle) for cycle in cycles]),
+            "step_size": np.array([self._step_size(chain, fine, cycle) for cycle in cycles]),
+            "diverging": np.array([self._diverged(chain, cycle) for cycle in cycles]),
+        }
+        self.sink.write_stats(chain.number, numbers[0], stats)
+
+    def _diverged(self, chain: ChainRun, cycle: int) -> bool:
+        """Whether this draw is the first after a roll-back."""
+        options = self.setting.options
+        span = options.thin * (options.keep_every or 1)
+        return any(cycle - span < start <= cycle for start in chain.divergences)
+
+    def _write_draws(self, chain: ChainRun, run: TrackRun) -> None:
+        options = chain.track_options(run.track)
+        count = len(run.state.rows[0].draws)
+        if not count:
+            return
+        taken = (run.cycle - options.tune) // options.thin // options.keep_every
+        self.sink.write_draws(
+            chain.number,
+            taken - count,
+            run.state.gather_draws("rows"),
+            run.state.gather_draws("columns"),
+            run.track.group,
+        )
+
+    def _write_moments(self, chain: ChainRun) -> None:
+        fine = chain.tracks[0]
+        count = fine.state.rows[0].counts["moments"]
+        if not count:
+            return
+        moments: dict[str, Array] = {}
+        for name, side in (("W", "rows"), ("Ht", "columns")):
+            moments[f"{name}_mean"] = fine.state.gather(side, "mean")
+            moments[f"{name}_var"] = fine.state.gather(side, "m2") / count
+        self.sink.write_moments(chain.number, **moments, count=count)
+        if fine.state.cells:
+            mean, var, count = self.monitored(chain.tracks)
+            self.sink.write_monitor(chain.number, mean=mean, var=var, count=count)
+
+    @staticmethod
+    def monitored(tracks: Sequence[TrackRun]) -> tuple[Array, Array, int]:
+        """Mean and variance of the monitored cells, extrapolated where there is a coarse track.
+
+        2 fine - coarse for E μ and for E μ²; the variance is kept at a tenth of
+        the fine chain's or more.
+        """
+        means, squares = [], []
+        for run in tracks:
+            mean = gather_cells(run, "mean").astype(np.float64)
+            variance = gather_cells(run, "m2").astype(np.float64) / (cell_count(run) or 1)
+            means.append(mean)
+            squares.append(variance + mean**2)
+        count = cell_count(tracks[0]) or 0
+        fine_variance = squares[0] - means[0] ** 2
+        if len(tracks) == 1:
+            return means[0], fine_variance, count
+        mean = 2 * means[0] - means[1]
+        variance = 2 * squares[0] - squares[1] - mean**2
+        return mean, np.maximum(variance, 0.1 * fine_variance), count
+
+    def _checkpoint(self, state: RunState) -> None:
+        arrays: dict[str, Array] = {}
+        chains = []
+        for chain in state.chains:
+            own, meta = snapshot(chain)
+            arrays.update({f"{chain.number}/{name}": value for name, value in own.items()})
+            chains.append(meta)
+        options = self.setting.options
+        drawn = max(0, state.cycle - options.tune) // options.thin
+        meta = {
+            "cycle": state.cycle,
+            "warmup_draws": state.warmups,
+            "draws": drawn // options.keep_every if options.keep_every else drawn,
+            "chains": chains,
+            "seconds": state.seconds + time.perf_counter() - state.started,
+        }
+        self.sink.checkpoint(arrays, meta)

@@ -1,0 +1,113 @@
+"""The arguments of a run, checked, and the timetable that follows from them."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from numbers import Integral
+from typing import Any, Literal
+
+from daskfactor.errors import OptionError
+
+Keep = Literal["auto", "draws", "moments"]
+
+DRAWS_BUDGET = 2**30
+"""Bytes that draws may take under ``keep="auto"``."""
+SEGMENT_BYTES = 2**28
+SEGMENT_FLOPS = 2e11
+LONGEST_SEGMENT = 500
+ADAPT_EVERY = 5
+TUNE_SEGMENTS = 10
+FROZEN_FROM = 0.8
+"""Share of tuning after which a single chain's metric and dispersion stay as they are."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How long a run is and what it keeps; plain values, written into the results.
+
+    ``keep_every`` is the number of draws between kept ones; 0 keeps none.
+    """
+
+    draws: int
+    tune: int
+    chains: int
+    thin: int
+    seed: int
+    keep: Keep
+    keep_every: int
+    dtype: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of the finest track of each chain, tuning included."""
+        return self.tune + self.draws * self.thin
+
+    @property
+    def kept(self) -> int:
+        """Number of draws that are kept."""
+        return self.draws // self.keep_every if self.keep_every else 0
+
+    def draw_index(self, cycle: int) -> int | None:
+        """Number of the draw that a cycle ends with, or None."""
+        after = cycle - self.tune + 1
+        return after // self.thin - 1 if after > 0 and after % self.thin == 0 else None
+
+    def is_kept(self, draw: int) -> bool:
+        return bool(self.keep_every) and draw % self.keep_every == self.keep_every - 1
+
+    def draw_cycles(self) -> list[int]:
+        """Cycle at whose end each draw is taken."""
+        return [self.tune + (draw + 1) * self.thin - 1 for draw in range(self.draws)]
+
+    def kept_cycles(self) -> list[int]:
+        return [c for draw, c in enumerate(self.draw_cycles()) if self.is_kept(draw)]
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """``value`` as an int, or an error that says what is allowed."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise OptionError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return int(value)
+
+
+def choose_keep(keep: str, draws: int, bytes_per_draw: int) -> int:
+    """How many draws lie between kept ones: 1 keeps all, 0 none."""
+    if keep not in ("auto", "draws", "moments"):
+        raise OptionError(f'keep must be "auto", "draws" or "moments", got {keep!r}')
+    if keep == "moments":
+        return 0
+    if keep == "draws":
+        return 1
+    affordable = DRAWS_BUDGET // max(bytes_per_draw, 1)
+    if affordable == 0:
+        return 0
+    return -(-draws // min(affordable, draws))
+
+
+def segment_length(work_per_cycle: float, kept_bytes_per_cycle: float, coarseness: int) -> int:
+    """Cycles between checkpoints: about a second's work, bounded in memory, a fixed rule.
+
+    It depends on sizes only, never on a clock, so that every machine checks for
+    divergence at the same cycles.
+    """
+    cycles = min(SEGMENT_FLOPS / max(work_per_cycle, 1.0), LONGEST_SEGMENT)
+    if kept_bytes_per_cycle > 0:
+        cycles = min(cycles, SEGMENT_BYTES / kept_bytes_per_cycle)
+    return max(1, int(cycles) // coarseness) * coarseness
+
+
+def boundaries(options: RunOptions, length: int, split: int, coarseness: int) -> Iterator[int]:
+    """Cycles at which segments end, in order; the last is the end of the run.
+
+    ``split`` is the cycle at which coarse tracks start; all are multiples of
+    ``coarseness``.
+    """
+    ends = {options.tune, split}
+    for number in range(1, TUNE_SEGMENTS):
+        ends.add(options.tune * number // TUNE_SEGMENTS // coarseness * coarseness)
+    ends |= set(range(length, options.tune, length))
+    ends |= set(range(options.tune + length, options.cycles, length))
+    ends.add(options.cycles)
+    yield from sorted(end for end in ends if 0 < end <= options.cycles)

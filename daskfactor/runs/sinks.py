@@ -1,0 +1,69 @@
+"""Where a run without a store puts its results."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from daskfactor.results.spec import RunSpec
+from daskfactor.results.trace import build_tree
+
+Array = NDArray[Any]
+
+
+class MemorySink:
+    """Collects what a run writes; the pieces are put together at its end."""
+
+    def __init__(self) -> None:
+        self.draws: dict[str, dict[int, list[tuple[Array, Array]]]] = {}
+        self.stats: dict[str, dict[int, list[dict[str, Array]]]] = {}
+        self.moments: dict[int, dict[str, Any]] = {}
+        self.monitor: dict[int, dict[str, Any]] = {}
+
+    def write_draws(
+        self, chain: int, start: int, W: Array, Ht: Array, group: str = "posterior"
+    ) -> None:
+        del start  # pieces come in order
+        self.draws.setdefault(group, {}).setdefault(chain, []).append((W, Ht))
+
+    def write_stats(
+        self, chain: int, start: int, stats: dict[str, Array], group: str = "sample_stats"
+    ) -> None:
+        del start
+        self.stats.setdefault(group, {}).setdefault(chain, []).append(stats)
+
+    def write_moments(self, chain: int, **moments: Any) -> None:
+        self.moments[chain] = moments
+
+    def write_monitor(self, chain: int, **moments: Any) -> None:
+        self.monitor[chain] = moments
+
+    def checkpoint(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
+        """Nothing to save: what is in memory goes with the process."""
+
+    def tree(self, spec: RunSpec, attrs: Mapping[str, Any]) -> xr.DataTree:
+        """The results as a store of the same run would give them."""
+        groups: dict[str, dict[str, Array]] = {}
+        for group, chains in self.draws.items():
+            whole = [own for _, own in sorted(chains.items())]
+            groups[group] = {
+                name: np.stack([np.concatenate([piece[at] for piece in own]) for own in whole])
+                for at, name in enumerate(("W", "H"))
+            }
+        for group, statistics in self.stats.items():
+            own = [pieces for _, pieces in sorted(statistics.items())]
+            groups[group] = {
+                name: np.stack([np.concatenate([piece[name] for piece in one]) for one in own])
+                for name in own[0][0]
+            }
+        for group, moments in (("posterior_moments", self.moments), ("monitor", self.monitor)):
+            if moments:
+                found = [values for _, values in sorted(moments.items())]
+                groups[group] = {
+                    name.replace("Ht", "H"): np.stack([values[name] for values in found])
+                    for name in found[0]
+                }
+        return build_tree(replace(spec, attrs={**spec.attrs, **attrs}), groups)

@@ -1,0 +1,190 @@
+"""The block update that P-SGLD and P-SGRRLD share.
+
+For a block of part Π, both gradients from the same old state, with
+R = M ⊙ (V - μ) ⊙ μ^(β-2) / φ:
+
+    G_W = s R Hᵀ - λ_w        G_H = s Wᵀ R - λ_h
+
+(Şimşekli et al. 2017, equation 13; Şimşekli et al. 2015, equations 8 and 9),
+followed by the plain step or by the step in the majoriser's metric.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.engine.plan import Op
+from daskfactor.engine.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.io.blocks import BlockedData, BlockView
+from daskfactor.kernels.dense import dense_kernels
+from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
+from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.samplers.steps import StepSize
+
+ROWS, COLUMNS = 0, 1
+"""The two factors in the address of the noise: W and H."""
+
+
+@dataclass(frozen=True)
+class LangevinProgram:
+    """One chain's block operations; immutable, so that any executor may share it.
+
+    Attributes
+    ----------
+    beta, hyper
+        The model: power of the divergence; dispersion φ and prior rates.
+    floor
+        Smallest mean μ the gradient is taken at.
+    key
+        Two 32-bit words that key the chain's noise.
+    step, shrink
+        ε per iteration, and the factor it was reduced by after divergences.
+    majorizer
+        Whether to step in the majoriser's metric or plainly.
+    coarse
+        Whether this is the coarse chain of a Richardson–Romberg pair, whose
+        normals are (z_{2t} + z_{2t+1}) / √2 of the fine chain's.
+    """
+
+    beta: float
+    hyper: Hyperparameters
+    floor: float
+    key: tuple[int, int]
+    step: StepSize
+    shrink: float = 1.0
+    majorizer: bool = True
+    coarse: bool = False
+
+    def step_size(self, iteration: int) -> float:
+        """ε at an iteration, reductions included."""
+        return self.step(iteration) * self.shrink
+
+    def update(
+        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        view = data.view(op.block.row, op.block.col)
+        row_gradient, col_gradient = self._gradients(op, view, rows, cols, workspace)
+        self._move(rows, row_gradient, self.hyper.rate_w, op.iteration, ROWS)
+        self._move(cols, col_gradient, self.hyper.rate_h, op.iteration, COLUMNS)
+        if op.last:
+            self._finish_cycle(op, rows, self.hyper.rate_w)
+            self._finish_cycle(op, cols, self.hyper.rate_h)
+
+    def _gradients(
+        self, op: Op, view: BlockView, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Gradients of the block's log-likelihood, scaled by s."""
+        buffers = workspace.arrays(view.m, view.n, rows.values.shape[1], rows.values.dtype)
+        kernels = dense_kernels(self.beta)
+        scale = op.scale / self.hyper.dispersion
+        block = (view.array, view.row0, view.col0, rows.values, cols.values, scale, self.floor)
+        if not (op.wanted.adapt and self.majorizer):
+            kernels.gradient(*block, buffers.GW, buffers.GH, buffers.tile)
+        else:
+            kernels.gradient_curvature(
+                *block,
+                buffers.GW,
+                buffers.GH,
+                rows.arrays["gathered"],
+                cols.arrays["gathered"],
+                buffers.tile,
+                buffers.tile2,
+            )
+        return buffers.GW, buffers.GH
+
+    def _move(
+        self, band: FactorBand, gradient: NDArray[Any], rate: float, iteration: int, factor: int
+    ) -> None:
+        key = np.array(self.key, dtype=np.uint32)
+        size = self.step_size(iteration)
+        address = (key, iteration, factor, band.offset, self.coarse)
+        if self.majorizer:
+            metric_step(band.values, gradient, band.arrays["metric"], size, rate, *address)
+        else:
+            plain_step(band.values, gradient, size, rate, *address)
+
+    def _finish_cycle(self, op: Op, band: FactorBand, rate: float) -> None:
+        """Bookkeeping of a band once the cycle's last part has moved it."""
+        if op.wanted.adapt and self.majorizer:
+            band.counts["curvature"] += 1
+            gathered, curvature = band.arrays["gathered"], band.arrays["curvature"]
+            curvature += (gathered - curvature) / band.counts["curvature"]
+            gathered[:] = 0
+            set_metric(band, self.hyper.dispersion, rate)
+        if op.wanted.record:
+            band.counts["moments"] += 1
+            accumulate_moments(
+                band.values, band.counts["moments"], band.arrays["mean"], band.arrays["m2"]
+            )
+        if op.wanted.keep:
+            band.draws.append(band.values.copy())
+        if op.wanted.evaluate:
+            band.sums[op.cycle] = float(band.values.sum(dtype=np.float64))
+
+    def evaluate(
+        self,
+        op: Op,
+        data: BlockedData,
+        rows: FactorBand,
+        cols: FactorBand,
+        cells: BlockCells | None,
+        workspace: Workspace,
+    ) -> Evaluation:
+        view = data.view(op.block.row, op.block.col)
+        buffers = workspace.arrays(view.m, view.n, rows.values.shape[1], rows.values.dtype)
+        if cells is None or not op.wanted.record:
+            nothing = np.empty(0, rows.values.dtype)
+            none = np.empty(0, np.int32)
+            watched = (none, none, nothing, nothing, 1)
+        else:
+            cells.count += 1
+            watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
+        sums = np.zeros(2)
+        dense_kernels(self.beta).evaluate(
+            view.array,
+            view.row0,
+            view.col0,
+            rows.values,
+            cols.values,
+            self.floor,
+            buffers.tile,
+            sums,
+            *watched,
+        )
+        return Evaluation(op.cycle, op.block, sums)
+
+
+def set_metric(band: FactorBand, dispersion: float, rate: float) -> None:
+    """c = curvature / φ + λ, the denominator of the multiplicative update."""
+    np.multiply(band.arrays["curvature"], 1.0 / dispersion, out=band.arrays["metric"])
+    band.arrays["metric"] += rate
+
+
+def prepare_state(state: ChainState, majorizer: bool) -> None:
+    """Give every band the arrays that the update keeps per entry."""
+    for band in state.bands():
+        names = ["mean", "m2"]
+        if majorizer:
+            names += ["metric", "curvature", "gathered"]
+        for name in names:
+            band.arrays.setdefault(name, np.zeros_like(band.values))
+        band.counts.setdefault("moments", 0)
+        band.counts.setdefault("curvature", 0)
+
+
+def refresh_metric(state: ChainState, hyper: Hyperparameters) -> None:
+    """Recompute every band's metric, as is due when the dispersion has changed."""
+    for band in state.rows:
+        set_metric(band, hyper.dispersion, hyper.rate_w)
+    for band in state.cols:
+        set_metric(band, hyper.dispersion, hyper.rate_h)
+
+
+def drop_adaptation(state: ChainState) -> None:
+    """Free what only tuning needs; the metric stays."""
+    for band in state.bands():
+        band.arrays.pop("gathered", None)
+        band.arrays.pop("curvature", None)

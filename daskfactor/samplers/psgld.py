@@ -1,0 +1,125 @@
+"""Parallel stochastic-gradient Langevin dynamics (P-SGLD)."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from daskfactor.errors import OptionError
+from daskfactor.grid.schedules import SCHEDULES, Reshuffled, Schedule
+from daskfactor.samplers.steps import ConstantStep, StepSize, automatic_step, step_from_dict
+
+Preconditioner = Literal["majorizer", "identity"]
+
+
+@dataclass(frozen=True)
+class Track:
+    """One of the chains that a sampler runs side by side from the same start.
+
+    ``coarseness`` is the number of cycles of the finest track that one cycle of
+    this track stands for.
+    """
+
+    name: str
+    group: str
+    coarseness: int
+
+
+@dataclass(frozen=True)
+class PSGLD:
+    """Langevin dynamics on conflict-free parts of the data.
+
+    In the majoriser's metric (the default), with c the averaged denominator of
+    the multiplicative update and y = ε / c:
+
+        θ ← | θ + clip(y θ G, ±2√(2y(θ + y))) + y + √(2yθ) z |
+
+    With ``preconditioner="identity"``, the papers' plain step:
+
+        θ ← | θ + clip(εG, ±2√(2ε)) + √(2ε) z |
+
+    Parameters
+    ----------
+    step
+        ``"auto"`` (only in the majoriser's metric: min(0.2, 1/B), without a
+        unit), a number, or a step such as ``ConstantStep`` or ``PolynomialStep``.
+    preconditioner
+        ``"majorizer"`` or ``"identity"``.
+    schedule
+        Order of the parts; reshuffled every cycle by default.
+    warm_start
+        Passes of multiplicative updates before the chain starts.
+
+    Notes
+    -----
+    Şimşekli et al. 2017, equations 12 and 13, and Şimşekli et al. 2015,
+    equations 7 to 9; the mirror of section 4 there. The clip and the metric are
+    this package's own.
+    """
+
+    step: StepSize | float | Literal["auto"] = "auto"
+    preconditioner: Preconditioner = "majorizer"
+    schedule: Schedule = field(default_factory=Reshuffled)
+    warm_start: int = 100
+
+    tracks: ClassVar[tuple[Track, ...]] = (Track("chain", "posterior", 1),)
+
+    def __post_init__(self) -> None:
+        if self.preconditioner not in ("majorizer", "identity"):
+            raise OptionError(
+                f'preconditioner must be "majorizer" or "identity", got {self.preconditioner!r}'
+            )
+        if isinstance(self.step, bool) or isinstance(self.step, str) and self.step != "auto":
+            raise OptionError(f'step must be "auto", a number or a step size, got {self.step!r}')
+        if self.step == "auto" and self.preconditioner == "identity":
+            raise OptionError(
+                'the plain step has no automatic size; pass a number such as step=1e-5, or use '
+                'preconditioner="majorizer"'
+            )
+        if isinstance(self.step, int | float):
+            object.__setattr__(self, "step", ConstantStep(float(self.step)))
+        if not isinstance(self.warm_start, int) or self.warm_start < 0:
+            raise OptionError(f"warm_start must be a number of passes >= 0, got {self.warm_start!r}")
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def majorizer(self) -> bool:
+        return self.preconditioner == "majorizer"
+
+    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
+        """The step of one track on a grid of ``blocks`` x ``blocks``."""
+        del track
+        return self._base_step(blocks, n_components)
+
+    def _base_step(self, blocks: int, n_components: int) -> StepSize:
+        if isinstance(self.step, str):
+            return automatic_step(blocks, n_components)
+        assert not isinstance(self.step, int | float)  # made a ConstantStep above
+        return self.step
+
+    def check_lengths(self, draws: int, tune: int) -> None:
+        """Nothing to check: one track takes any length."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which :func:`sampler_from_dict` makes the sampler again."""
+        step = self.step if isinstance(self.step, str) else self._base_step(1, 1).to_dict()
+        return {
+            "type": self.name,
+            "step": step,
+            "preconditioner": self.preconditioner,
+            "schedule": {"type": type(self.schedule).__name__, **vars(self.schedule)},
+            "warm_start": self.warm_start,
+        }
+
+
+def arguments_from_dict(values: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a sampler of this family from its plain values."""
+    schedule = dict(values["schedule"])
+    step = values["step"]
+    return {
+        "step": step if isinstance(step, str) else step_from_dict(step),
+        "preconditioner": values["preconditioner"],
+        "schedule": SCHEDULES[schedule.pop("type")](**schedule),
+        "warm_start": values["warm_start"],
+    }
