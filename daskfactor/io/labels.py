@@ -1,0 +1,68 @@
+"""Names of rows and columns: what the user's own labels were, kept for the results."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from daskfactor.errors import DataError
+
+DEFAULT_DIMS = ("row", "column")
+RESERVED = frozenset({"chain", "draw", "warmup_draw", "component", "cell", "W", "H"})
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Dimension names, one-dimensional coordinates and the name of a data matrix.
+
+    The coordinates are indexed by coordinate name; the one that is called like
+    its dimension, if there is one, is the index that messages quote.
+    """
+
+    row_dim: str = DEFAULT_DIMS[0]
+    col_dim: str = DEFAULT_DIMS[1]
+    row_coords: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    col_coords: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        names = [self.row_dim, self.col_dim]
+        names += [key for key in self.row_coords if key != self.row_dim]
+        names += [key for key in self.col_coords if key != self.col_dim]
+        clashes = sorted(RESERVED.intersection(names))
+        if clashes:
+            raise DataError(
+                f"the data have dimensions or coordinates called {', '.join(clashes)}, names that "
+                "the results use themselves; rename them, for example with DataArray.rename"
+            )
+        if len(set(names)) < len(names):
+            raise DataError(
+                "dimensions and coordinates of rows and columns need names that differ, "
+                f"got {', '.join(names)}; rename them, for example with DataArray.rename"
+            )
+
+    def row(self, index: int) -> str:
+        """How a message calls one row: its number and its label."""
+        return f"row {index}{_label(self.row_dim, self.row_coords, index)}"
+
+    def column(self, index: int) -> str:
+        """How a message calls one column: its number and its label."""
+        return f"column {index}{_label(self.col_dim, self.col_coords, index)}"
+
+    def cell(self, row: int, col: int) -> str:
+        """How a message calls one cell."""
+        return f"{self.row(row)}, {self.column(col)}"
+
+
+def usable_dims(row: object, col: object) -> tuple[str, str]:
+    """Two dimension names from a source that may have none, equal ones or reserved ones."""
+    row_dim = DEFAULT_DIMS[0] if row is None else str(row)
+    col_dim = DEFAULT_DIMS[1] if col is None else str(col)
+    if row_dim == col_dim or not RESERVED.isdisjoint((row_dim, col_dim)):
+        return DEFAULT_DIMS
+    return row_dim, col_dim
+
+
+def _label(dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:
+    return f" ({coords[dim][index]!s})" if dim in coords else ""

@@ -1,0 +1,1 @@
+"""Models: densities, gradients and predictive intervals, in plain NumPy and SciPy."""

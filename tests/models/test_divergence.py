@@ -1,0 +1,283 @@
+"""Divergences and densities against decimal arithmetic, SciPy, quadrature and simulation."""
+
+from decimal import Decimal, localcontext
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, special, stats
+
+from daskfactor.errors import ModelError
+from daskfactor.models.divergence import (
+    check_beta,
+    divergence,
+    gradient,
+    has_density,
+    log_density,
+    log_normalizer,
+    on_lattice,
+    sample,
+    variance,
+)
+
+BETAS = [2.0, 3.5, 1.0, 0.8, 0.5, 0.2, 0.0, -1.0, -2.5]
+KNOWN = [beta for beta in BETAS if has_density(beta)]
+
+
+def decimal_divergence(v: float, mu: float, beta: float) -> float:
+    """The definition in 150 digits, so that its cancellation does not matter."""
+    with localcontext() as context:
+        context.prec = 150
+        x, m, b = Decimal(v), Decimal(mu), Decimal(beta)
+        if beta == 1.0:
+            return float(x * (x / m).ln() - x + m)
+        if beta == 0.0:
+            return float(x / m - (x / m).ln() - 1)
+        value = x**b / (b * (b - 1)) - x * m ** (b - 1) / (b - 1) + m**b / b
+        return float(value)
+
+
+near_limits = st.sampled_from([0.0, 1.0]).flatmap(
+    lambda base: st.floats(-14, -1).map(lambda e: base - 10.0**e if base else -(10.0**e))
+)
+betas = st.one_of(
+    st.sampled_from(BETAS),
+    near_limits,
+    st.floats(1e-14, 1.0),
+    st.floats(-3.0, -1e-14),
+    st.floats(2.0, 4.0),
+)
+
+
+@given(
+    v=st.floats(1e-3, 1e3),
+    ratio=st.one_of(st.floats(1e-3, 1e3), st.floats(0.99, 1.01)),
+    beta=betas,
+)
+@settings(max_examples=400, deadline=None)
+def test_divergence_is_the_definition_to_rounding(v: float, ratio: float, beta: float) -> None:
+    """Near the limits of beta and near v = mu too, where the printed formula cancels."""
+    mu = v / ratio
+    got, wanted = float(divergence(v, mu, beta)), decimal_divergence(v, mu, beta)
+    assert got == pytest.approx(wanted, rel=1e-11, abs=1e-80)
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0])
+def test_divergence_is_continuous_at_its_limits(limit: float) -> None:
+    v, mu = np.array([1e-3, 0.4, 2.0, 50.0])[:, None], np.array([1e-2, 1.0, 30.0])
+    exact = divergence(v, mu, limit)
+    steps = 10.0 ** -np.arange(2, 15)
+    gaps = [np.max(np.abs(divergence(v, mu, limit - step) / exact - 1.0)) for step in steps]
+    assert np.all(np.array(gaps) <= 8.0 * steps + 1e-13)
+
+
+def test_divergence_at_zero() -> None:
+    mu = np.array([0.3, 2.0])
+    for beta in (2.0, 1.0, 0.5, 0.2, 3.5):
+        np.testing.assert_allclose(divergence(0.0, mu, beta), mu**beta / beta, rtol=1e-14)
+    for beta in (0.0, -1.0, -2.5):
+        assert np.all(np.isposinf(divergence(0.0, mu, beta)))
+    assert divergence(0.0, 0.0, 1.0) == 0.0
+    assert divergence(2.0, 0.0, 0.5) == np.inf
+    assert divergence(2.0, 0.0, 3.0) == pytest.approx(8.0 / 6.0)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_divergence_keeps_missing_and_refuses_negative(beta: float) -> None:
+    got = divergence([np.nan, 1.0, -1.0], [1.0, 1.0, 1.0], beta)
+    assert np.isnan(got[0])
+    assert got[1] == 0.0
+    assert got[2] == 2.0 if beta == 2.0 else np.isnan(got[2])
+    assert np.isnan(divergence(np.nan, 0.0, beta))
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_gradient_is_the_slope_of_the_divergence(beta: float) -> None:
+    v, mu, phi, step = np.array([0.2, 1.7, 6.0]), np.array([0.5, 1.0, 4.0]), 0.7, 1e-6
+    slope = (divergence(v, mu - step, beta) - divergence(v, mu + step, beta)) / (2 * step * phi)
+    np.testing.assert_allclose(gradient(v, mu, phi, beta), slope, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [1.5, 1.0001, 1.9999, np.nan, np.inf, "one", None])
+def test_beta_without_a_law_is_refused(bad: float) -> None:
+    with pytest.raises(ModelError, match="beta"):
+        check_beta(bad)
+    with pytest.raises(ModelError, match="beta"):
+        divergence(1.0, 1.0, bad)
+
+
+@pytest.mark.parametrize("phi", [0.0, -1.0, np.nan, np.inf])
+def test_dispersion_must_be_positive(phi: float) -> None:
+    for function in (log_density, gradient):
+        with pytest.raises(ModelError, match="dispersion"):
+            function(1.0, 1.0, phi, 1.0)
+
+
+# --- densities ------------------------------------------------------------------------------
+
+
+def test_known_values_of_the_compound_poisson_density() -> None:
+    assert log_density(1.0, 1.0, 1.0, 0.5) == pytest.approx(-1.02861522034198, abs=1e-13)
+    assert log_density(0.0, 2.5, 0.7, 0.5) == pytest.approx(-4.51753951452626, abs=1e-13)
+
+
+@pytest.mark.parametrize("phi", [0.03, 0.8, 2.0])
+def test_densities_are_those_of_scipy(phi: float) -> None:
+    v, mu = np.array([0.05, 0.9, 3.0, 12.0])[:, None], np.array([0.4, 2.5])
+    counts = np.array([0, 1, 5, 40])[:, None]
+    shape = 1.0 / phi
+    pairs = [
+        (log_density(v - 1, mu, phi, 2), stats.norm.logpdf(v - 1, mu, np.sqrt(phi))),
+        (log_density(counts * phi, mu, phi, 1), stats.poisson.logpmf(counts, mu / phi)),
+        (log_density(v, mu, phi, 0), stats.gamma.logpdf(v, shape, scale=phi * mu)),
+        (log_density(v, mu, phi, -1), stats.invgauss.logpdf(v, mu * phi, scale=1 / phi)),
+    ]
+    for got, wanted in pairs:
+        np.testing.assert_allclose(got, wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_large_counts_keep_their_digits() -> None:
+    """Where SciPy's log-probability has lost nine of them."""
+    n = 1e12
+    assert log_density(n, n, 1.0, 1.0) == pytest.approx(-0.5 * np.log(2 * np.pi * n), abs=1e-12)
+
+
+def brute_compound(v: float, mu: float, phi: float, beta: float) -> float:
+    """The mixture over the number of jumps, summed term by term."""
+    n = np.arange(1, 3000)
+    rate, scale = mu**beta / (phi * beta), phi * (1 - beta) * mu ** (1 - beta)
+    terms = stats.poisson.logpmf(n, rate)
+    terms += stats.gamma.logpdf(v, n * beta / (1 - beta), scale=scale)
+    return float(special.logsumexp(terms))
+
+
+@pytest.mark.parametrize("beta", [0.003, 0.1, 0.35, 0.5, 0.65, 0.9, 0.98])
+@pytest.mark.parametrize("phi", [0.02, 0.6, 4.0])
+def test_compound_poisson_is_the_mixture_it_stands_for(beta: float, phi: float) -> None:
+    for v, mu in [(1e-4, 1.0), (0.3, 0.3), (1.7, 0.6), (9.0, 14.0), (35.0, 20.0)]:
+        if v**beta / (phi * beta) > 2000:
+            continue
+        wanted = brute_compound(v, mu, phi, beta)
+        assert float(log_density(v, mu, phi, beta)) == pytest.approx(wanted, rel=1e-10, abs=1e-9)
+
+
+def test_compound_series_meets_its_closed_form_over_thirty_decades() -> None:
+    v = np.geomspace(1e-12, 1e18, 301)
+    for phi in (1e-4, 0.3, 50.0):
+        series = log_normalizer(v, phi, np.nextafter(0.5, 0.0))
+        np.testing.assert_allclose(series, log_normalizer(v, phi, 0.5), rtol=1e-11, atol=1e-11)
+
+
+def test_compound_poisson_tends_to_gamma() -> None:
+    v, mu = np.array([0.1, 1.0, 7.0])[:, None], np.array([0.5, 3.0])
+    gamma = log_density(v, mu, 0.4, 0.0)
+    for beta in (1e-3, 1e-5, 1e-7):
+        gap = np.max(np.abs(log_density(v, mu, 0.4, beta) - gamma))
+        assert gap <= 60 * beta
+
+
+@pytest.mark.parametrize("beta", KNOWN)
+@pytest.mark.parametrize(("mu", "phi"), [(0.7, 0.3), (3.0, 1.0), (2.0, 2.4)])
+def test_density_has_unit_mass_and_the_right_moments(beta: float, mu: float, phi: float) -> None:
+    if beta == 1.0:
+        support = phi * np.arange(400)
+        weights = np.exp(log_density(support, mu, phi, beta))
+        moments = [float(np.sum(weights * support**k)) for k in range(3)]
+    elif beta == 2.0:
+        moments = [
+            integrate.quad(lambda v, k=k: v**k * np.exp(log_density(v, mu, phi, 2)), -30, 40)[0]
+            for k in range(3)
+        ]
+    else:
+        # in u = log v, where neither end is steep
+        u = np.linspace(-90.0 if beta >= 0 else -8.0, 7.0, 40001)
+        f = np.exp(log_density(np.exp(u), mu, phi, beta) + u)
+        moments = [float(np.sum(f * np.exp(k * u)) * (u[1] - u[0])) for k in range(3)]
+        if 0.0 < beta < 1.0:
+            moments[0] += float(np.exp(log_density(0.0, mu, phi, beta)))
+    spread = float(variance(mu, phi, beta))
+    assert moments[0] == pytest.approx(1.0, abs=1e-8)
+    assert moments[1] == pytest.approx(mu, rel=1e-7)
+    assert moments[2] - moments[1] ** 2 == pytest.approx(spread, rel=1e-6)
+
+
+@pytest.mark.parametrize("beta", KNOWN)
+def test_normalizer_is_free_of_the_mean(beta: float) -> None:
+    v, mu, phi = np.array([0.6, 1.2, 6.0])[:, None], np.array([0.1, 1.0, 9.0]), 0.6
+    base = log_density(v, mu, phi, beta) + divergence(v, mu, beta) / phi
+    wanted = np.broadcast_to(log_normalizer(v, phi, beta), base.shape)
+    np.testing.assert_allclose(base, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("beta", KNOWN)
+def test_outside_the_support(beta: float) -> None:
+    got = log_density([np.nan, -1.0, 0.0], 1.0, 0.5, beta)
+    assert np.isnan(got[0])
+    for value, inside in ((got[1], beta == 2.0), (got[2], beta > 0.0)):
+        assert np.isfinite(value) if inside else np.isneginf(value)
+    base = log_normalizer([np.nan, -1.0, 0.0], 0.5, beta)
+    np.testing.assert_array_equal(np.isneginf(base), np.isneginf(got))
+    assert np.isnan(base[0])
+
+
+def test_off_lattice_values_continue_the_lattice() -> None:
+    v = np.array([1.0, 1.0 + 1e-9, 1.5])
+    got = log_density(v, 2.0, 0.5, 1.0)
+    assert got[1] == pytest.approx(got[0], abs=1e-8)
+    n = 3.0
+    wanted = -4.0 + n * np.log(4.0) - special.gammaln(n + 1.0)
+    assert got[2] == pytest.approx(wanted)
+    np.testing.assert_array_equal(
+        on_lattice([0.0, 0.5, 1.0 + 1e-9, 0.7, np.nan, -0.5], 0.5),
+        [True, True, True, False, True, False],
+    )
+
+
+@pytest.mark.parametrize("beta", [-2.5, -0.5, 2.5])
+def test_laws_without_a_density_say_so(beta: float) -> None:
+    assert not has_density(beta)
+    for call in (
+        lambda: log_density(1.0, 1.0, 1.0, beta),
+        lambda: log_normalizer(1.0, 1.0, beta),
+        lambda: sample(np.random.default_rng(0), 1.0, 1.0, beta),
+    ):
+        with pytest.raises(ModelError, match="neither a closed form nor a series"):
+            call()
+    assert np.isfinite(divergence(1.0, 2.0, beta))
+
+
+# --- draws ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", KNOWN)
+@pytest.mark.parametrize(("mu", "phi"), [(0.6, 0.4), (5.0, 1.5)])
+def test_draws_have_the_mean_variance_and_distribution(beta: float, mu: float, phi: float) -> None:
+    n = 100_000
+    draws = sample(np.random.default_rng(7), np.full(n, mu), phi, beta)
+    deviations = draws - mu
+    spread = float(variance(mu, phi, beta))
+    assert abs(deviations.mean()) < 5 * np.sqrt(spread / n)
+    square = deviations**2
+    assert abs(square.mean() - spread) < 5 * square.std() / np.sqrt(n)
+    if beta == 1.0:
+        steps = np.round(draws / phi)
+        np.testing.assert_allclose(steps * phi, draws)
+        return
+    # a smooth statistic that sees the shape, integrated under the density
+    u = np.linspace(-60.0 if beta >= 0 else -8.0, 7.0, 20001) if beta != 2.0 else None
+    grid = np.exp(u) if u is not None else np.linspace(mu - 15, mu + 15, 20001)
+    f = np.exp(log_density(grid, mu, phi, beta)) * (grid if u is not None else 1.0)
+    step = (u[1] - u[0]) if u is not None else grid[1] - grid[0]
+    expected = float(np.sum(f * np.exp(-np.abs(grid)))) * step
+    if 0.0 < beta < 1.0:
+        expected += float(np.exp(log_density(0.0, mu, phi, beta)))
+    got = np.exp(-np.abs(draws))
+    assert abs(got.mean() - expected) < 5 * got.std() / np.sqrt(n)
+
+
+def test_draws_take_any_shape_of_means() -> None:
+    rng = np.random.default_rng(0)
+    for beta in KNOWN:
+        assert sample(rng, np.ones((2, 3)), 0.5, beta).shape == (2, 3)
+        assert sample(rng, 1.0, 0.5, beta).shape == ()

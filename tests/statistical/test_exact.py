@@ -1,0 +1,189 @@
+"""The ground truth itself: published values, converged grids, and routes that agree."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import integrate, special
+
+from tests.statistical import exact
+from tests.statistical.exact import (
+    CASES,
+    Case,
+    exact_posterior,
+    metropolis_posterior,
+    reference_posterior,
+)
+
+ONE = [case for case in CASES if case.K == 1]
+TWO = [case for case in CASES if case.K == 2]
+EXACT_TWO = [case for case in TWO if case.beta == 1.0]
+KEYS = ("mean_mu", "var_mu", "sum_w", "log_evidence")
+
+
+def name(case: Case) -> str:
+    return case.name
+
+
+def quadrature(case: Case, **settings: Any) -> dict[str, Any]:
+    shape = (case.V.shape[0], case.V.shape[1])
+    return exact._one_component(
+        case.V.tobytes(),
+        shape,
+        case.beta,
+        case.dispersion,
+        case.rate_w,
+        case.rate_h,
+        **settings,
+    )
+
+
+def assert_same(got: dict[str, Any], wanted: dict[str, Any], tolerance: float) -> None:
+    for key in KEYS:
+        np.testing.assert_allclose(
+            got[key], wanted[key], rtol=tolerance, atol=tolerance, err_msg=key
+        )
+
+
+def test_published_poisson_posterior() -> None:
+    got = exact_posterior(np.array([[4.0, 7.0], [2.0, 5.0]]), 1.0)
+    np.testing.assert_allclose(got["mean_mu"], [[3.3199, 6.1655], [2.2132, 4.1103]], atol=5e-5)
+    np.testing.assert_allclose(got["var_mu"], [[2.0515, 4.4742], [1.1352, 2.7148]], atol=5e-5)
+    assert got["sum_w"] == pytest.approx(4.1911, abs=5e-5)
+    assert got["log_evidence"] == pytest.approx(-12.46773, abs=5e-6)
+
+
+def test_published_gaussian_posterior() -> None:
+    got = exact_posterior(np.array([[4.0, 7.0], [2.0, 5.0]]), 2.0)
+    np.testing.assert_allclose(got["mean_mu"], [[3.3836, 6.8136], [2.1977, 4.4461]], atol=5e-5)
+
+
+def test_published_poisson_evidence() -> None:
+    X = np.array([[2.0, 1.0], [0.0, 3.0]])
+    one = exact_posterior(X, 1.0)["log_evidence"]
+    assert one == pytest.approx(-8.525465119275, abs=1e-10)
+    two = exact_posterior(X, 1.0, K=2)["log_evidence"]
+    assert two == pytest.approx(-7.504036700896, abs=1e-10)
+
+
+def tricomi_evidence(s: np.ndarray, rate_w: float, rate_h: float) -> float:
+    """One component, no gaps: the closed form with Tricomi's function, by its integral."""
+    rows, columns = s.shape
+    n, kappa = s.sum(), rate_w * rate_h
+    a, b = n + rows, rows - columns + 1
+
+    def integrand(x: float) -> float:
+        return float(np.exp(-kappa * x + (a - 1) * np.log(x) + (b - a - 1) * np.log1p(x)))
+
+    log_u = np.log(integrate.quad(integrand, 0, np.inf, epsabs=0)[0]) - special.gammaln(a)
+    log_factorials = special.gammaln(s.sum(axis=1) + 1).sum()
+    log_factorials += special.gammaln(s.sum(axis=0) + 1).sum() - special.gammaln(s + 1).sum()
+    return float(rows * np.log(kappa) + log_factorials + log_u)
+
+
+@pytest.mark.parametrize("rates", [(1.0, 1.0), (0.4, 1.7)])
+@pytest.mark.parametrize("X", [[[2, 1], [0, 3]], [[1, 0, 4], [2, 0, 1]], [[3], [5], [0]]])
+def test_quadrature_meets_the_closed_evidence(
+    X: list[list[int]], rates: tuple[float, float]
+) -> None:
+    s = np.array(X, dtype=np.float64)
+    got = exact_posterior(s, 1.0, 1.0, *rates)["log_evidence"]
+    assert got == pytest.approx(tricomi_evidence(s, *rates), abs=1e-8)
+
+
+@pytest.mark.parametrize("case", ONE, ids=name)
+def test_quadrature_has_converged(case: Case) -> None:
+    columns = case.V.shape[1]
+    finer = {2: 2 * exact.OUTER_NODES[2] - 1, 3: 53}[columns]
+    assert_same(quadrature(case), quadrature(case, outer=finer), 1e-7)
+
+
+@pytest.mark.parametrize("beta", [2.0, 1.0, 0.5, 0.0])
+@pytest.mark.parametrize("row", [[0.7, 2.0], [np.nan, 0.4], [np.nan, np.nan], [6.0, 3.0]])
+def test_closed_row_integrals_meet_the_plain_sum(beta: float, row: list[float]) -> None:
+    h = np.geomspace(1e-3, 20.0, 7)
+    H = np.stack(np.meshgrid(h, h), axis=-1).reshape(-1, 2)
+    closed = exact._row_integrals(np.array(row), H, beta, 0.7, 1.3)
+    plain = exact._row_integrals(np.array(row), H, beta, 0.7, 1.3, numeric=True)
+    likely = plain[0] > plain[0].max() - 40.0
+    for got, wanted in zip(closed, plain, strict=True):
+        np.testing.assert_allclose(got[likely], wanted[likely], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", [c for c in ONE if c.V.shape == (2, 2)], ids=name)
+def test_posterior_of_the_transpose_is_the_transpose(case: Case) -> None:
+    """W is integrated out in closed form and H on a grid, so this swaps the two routes."""
+    got = reference_posterior(case)
+    swapped = exact_posterior(
+        case.V.T, case.beta, case.dispersion, rate_w=case.rate_h, rate_h=case.rate_w
+    )
+    for key in ("mean_mu", "var_mu"):
+        np.testing.assert_allclose(got[key], swapped[key].T, rtol=1e-8)
+    assert got["log_evidence"] == pytest.approx(swapped["log_evidence"], abs=1e-9)
+
+
+def test_enumeration_has_converged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every share on the finer grid of the one-component route."""
+    case = next(case for case in EXACT_TWO if case.name == "poisson-two-gaps")
+    coarse = reference_posterior(case)
+
+    def finer(s: np.ndarray, rate_w: float, rate_h: float) -> dict[str, Any]:
+        shape = (s.shape[0], s.shape[1])
+        return exact._one_component(s.tobytes(), shape, 1.0, 1.0, rate_w, rate_h, 51)
+
+    monkeypatch.setattr(exact, "_share", finer)
+    fine = exact._poisson_two.__wrapped__(case.V.tobytes(), case.V.shape, case.rate_w, case.rate_h)
+    assert_same(coarse, fine, 1e-7)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for case in ONE + EXACT_TWO
+        if case.name
+        in {
+            "poisson-small",
+            "poisson-tall",
+            "poisson-overdispersed",
+            "gaussian-skewed",
+            "gaussian-gaps",
+            "compound-gaps",
+            "gamma",
+            "gamma-gaps",
+            "poisson-two",
+            "poisson-two-gaps",
+        }
+    ],
+    ids=name,
+)
+def test_monte_carlo_meets_the_exact_routes(case: Case) -> None:
+    """Independent code for the same posterior: within five standard errors, and those small."""
+    wanted = reference_posterior(case)
+    got = metropolis_posterior(
+        case.V, case.beta, case.K, case.dispersion, case.rate_w, case.rate_h, steps=60
+    )
+    for key in KEYS:
+        z = (np.asarray(got[key]) - wanted[key]) / got[key + "_se"]
+        assert np.max(np.abs(z)) < 5.0, (key, z)
+    assert np.max(got["mean_mu_se"] / np.sqrt(wanted["var_mu"])) < 0.02
+    assert got["log_evidence_se"] < 0.05
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("case", [c for c in TWO if c.beta != 1.0], ids=name)
+def test_monte_carlo_cases_are_precise_enough(case: Case) -> None:
+    """Their errors must be small beside the 0.1 posterior sd that samplers are held to."""
+    got = reference_posterior(case)
+    assert np.max(got["mean_mu_se"] / np.sqrt(got["var_mu"])) < 0.01
+    assert np.max(got["var_mu_se"] / got["var_mu"]) < 0.03
+    assert got["sum_w_se"] < 0.003 * got["sum_w"]
+    assert got["log_evidence_se"] < 0.03
+
+
+def test_cases_are_named_once_and_cover_every_law() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+    for count in (1, 2):
+        assert {case.beta for case in CASES if count == case.K} == {2.0, 1.0, 0.5, 0.0}
+    assert any(np.isnan(case.V).any() for case in TWO)

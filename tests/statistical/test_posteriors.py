@@ -1,0 +1,234 @@
+"""The samplers against exact posteriors, and planted bugs that must not pass."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from daskfactor.engine.plan import Op
+from daskfactor.engine.state import FactorBand
+from daskfactor.grid.schedules import Cyclic, Proportional
+from daskfactor.kernels.philox import fill_normals
+from daskfactor.samplers import PSGLD, PSGRRLD
+from daskfactor.samplers.program import LangevinProgram
+from tests.statistical.exact import CASES, Case, reference_posterior
+from tests.statistical.replicas import Moments, run_copies
+
+pytestmark = pytest.mark.statistical
+
+Array = NDArray[Any]
+BY_NAME = {case.name: case for case in CASES}
+SMALLER_STEP = {
+    "gaussian-gaps": 0.03,
+    "gamma": 0.03,
+    "gamma-gaps": 0.03,
+    "gamma-tall": 0.02,
+    "gamma-two-gaps": 0.03,
+}
+"""Cases whose variance is at the edge of the tolerance at the automatic step of 0.05."""
+
+
+class Distance:
+    """How far moments are from the exact ones, in posterior standard deviations."""
+
+    def __init__(self, got: Moments, case: Case) -> None:
+        exact = reference_posterior(case)
+        sd = np.sqrt(exact["var_mu"])
+        self.rms = float(np.sqrt(np.mean(((got.mean - exact["mean_mu"]) / sd) ** 2)))
+        self.error = float(np.max(got.mean_error / sd))
+        self.ratios = got.variance / exact["var_mu"]
+        self.sum_w = got.sum_w / exact["sum_w"]
+
+    @property
+    def passes(self) -> bool:
+        """The tolerances of a correct sampler on a problem of one or two components."""
+        return (
+            self.rms < 0.10
+            and bool(np.all((self.ratios >= 0.90) & (self.ratios <= 1.12)))
+            and abs(self.sum_w - 1) < 0.05
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"rms {self.rms:.3f} sd (Monte Carlo {self.error:.3f}), variance ratios "
+            f"{np.round(self.ratios, 2).ravel()}, ΣW {self.sum_w:.3f}"
+        )
+
+
+def distance(case: Case, sampler: PSGLD, **settings: Any) -> Distance:
+    settings = {"copies": 64, "tune": 200, "draws": 3000, **settings}
+    found = Distance(run_copies(case, sampler, **settings)[0], case)
+    assert found.error < 0.03, "too few draws for the tolerances to mean anything"
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_psgld_in_the_majorizers_metric(case: Case) -> None:
+    found = distance(case, PSGLD(step=SMALLER_STEP.get(case.name, "auto")), draws=8000)
+    assert found.passes, str(found)
+
+
+PLAIN = {"poisson": 0.02, "gaussian": 0.01, "gaussian-skewed": 0.01}
+
+
+@pytest.mark.parametrize(("name", "step"), PLAIN.items())
+def test_psgld_with_the_papers_plain_step(name: str, step: float) -> None:
+    sampler = PSGLD(step=step, preconditioner="identity")
+    found = distance(BY_NAME[name], sampler, tune=500, draws=8000)
+    assert found.passes, str(found)
+
+
+@pytest.mark.parametrize("schedule", [Cyclic(), Proportional()], ids=["cyclic", "proportional"])
+@pytest.mark.parametrize("name", ["poisson", "poisson-gaps"])
+def test_the_other_orders_with_the_scales_that_belong_to_them(name: str, schedule: Any) -> None:
+    """Parts of unequal size (gaps): drawn in proportion to size they need s = N / |part|.
+
+    Independent draws have the larger discretisation error, so the step is smaller.
+    """
+    sampler = PSGLD(schedule=schedule, step=0.02)
+    found = distance(BY_NAME[name], sampler, tune=400, draws=8000)
+    assert found.passes, str(found)
+
+
+class WrongScale(Proportional):
+    """Parts drawn by size, but scaled as if every part came up once a cycle."""
+
+    def cycle(self, blocks: int, sizes: Any, rng: np.random.Generator) -> Any:
+        return tuple(
+            part._replace(scale=float(blocks)) for part in super().cycle(blocks, sizes, rng)
+        )
+
+
+def test_the_wrong_scale_for_the_order_is_seen() -> None:
+    right = distance(BY_NAME["poisson-gaps"], PSGLD(schedule=Proportional(), step=0.02), draws=8000)
+    wrong = distance(BY_NAME["poisson-gaps"], PSGLD(schedule=WrongScale(), step=0.02), draws=8000)
+    assert wrong.rms > 2 * right.rms
+    assert wrong.rms > 0.05
+
+
+class NumpyProgram(LangevinProgram):
+    """The same updates in NumPy, open to planted bugs."""
+
+    noise_factor = 1.0
+    prior_factor = 1.0
+    divergence_term = 1.0
+
+    def _mirror(self, theta: Array) -> Array:
+        return np.abs(theta)
+
+    def _move(
+        self, band: FactorBand, gradient: Array, rate: float, iteration: int, factor: int
+    ) -> None:
+        z = np.empty_like(band.values)
+        key = np.array(self.key, dtype=np.uint32)
+        fill_normals(z, key, iteration, factor, band.offset)
+        theta, size = band.values, self.step_size(iteration)
+        gradient = gradient - self.prior_factor * rate
+        if self.majorizer:
+            y = size / band.arrays["metric"]
+            drift, spread, extra = y * theta * gradient, y * theta, self.divergence_term * y
+            clip = 2 * np.sqrt(2 * y * (theta + y))
+        else:
+            drift, spread, extra, clip = size * gradient, size, 0.0, 2 * np.sqrt(2 * size)
+        noise = np.sqrt(2 * self.noise_factor * spread) * z
+        band.values[:] = self._mirror(theta + np.clip(drift, -clip, clip) + extra + noise)
+
+
+class HalfTheNoise(NumpyProgram):
+    noise_factor = 0.5
+
+
+class PriorScaled(NumpyProgram):
+    prior_factor = 2.0  # s = B = 2
+
+
+class NoPrior(NumpyProgram):
+    prior_factor = 0.0
+
+
+class NoDivergenceTerm(NumpyProgram):
+    divergence_term = 0.0
+
+
+class Projection(NumpyProgram):
+    def _mirror(self, theta: Array) -> Array:
+        return np.maximum(theta, 1e-12)
+
+
+class NoScale(NumpyProgram):
+    def update(self, op: Op, *rest: Any) -> None:
+        super().update(op._replace(scale=1.0), *rest)
+
+
+METRIC, PLAIN_STEP = PSGLD(), PSGLD(step=0.01, preconditioner="identity")
+
+
+@pytest.mark.parametrize("sampler", [METRIC, PLAIN_STEP], ids=["metric", "plain"])
+def test_the_numpy_program_passes_unbroken(sampler: PSGLD) -> None:
+    found = distance(BY_NAME["gaussian-skewed"], sampler, program=NumpyProgram)
+    assert found.passes, str(found)
+
+
+@pytest.mark.parametrize(
+    ("bug", "sampler"),
+    [
+        (HalfTheNoise, METRIC),
+        (PriorScaled, METRIC),
+        (NoPrior, METRIC),
+        (NoDivergenceTerm, METRIC),
+        (NoScale, METRIC),
+        (Projection, PLAIN_STEP),
+        (HalfTheNoise, PLAIN_STEP),
+        (PriorScaled, PLAIN_STEP),
+        (NoPrior, PLAIN_STEP),
+        (NoScale, PLAIN_STEP),
+    ],
+)
+def test_every_planted_bug_is_seen(bug: type[NumpyProgram], sampler: PSGLD) -> None:
+    """Each fails where the right program passes, on the case of the test above."""
+    found = distance(BY_NAME["gaussian-skewed"], sampler, program=bug)
+    assert not found.passes, str(found)
+
+
+def test_richardson_romberg_takes_most_of_the_bias_away() -> None:
+    """At a step with a visible bias, 2 fine - coarse is nearer than either chain."""
+    case = BY_NAME["gamma"]
+    fine, coarse = run_copies(case, PSGRRLD(step=0.4), copies=300, tune=200, draws=3000)
+    exact = reference_posterior(case)
+    second = {
+        "fine": fine.variance + fine.mean**2,
+        "coarse": coarse.variance + coarse.mean**2,
+        "exact": exact["var_mu"] + exact["mean_mu"] ** 2,
+    }
+    sd = np.sqrt(exact["var_mu"])
+    for of_fine, of_coarse, truth, size in (
+        (fine.mean, coarse.mean, exact["mean_mu"], sd),
+        (second["fine"], second["coarse"], second["exact"], second["exact"]),
+    ):
+        extrapolated = np.sqrt(np.mean(((2 * of_fine - of_coarse - truth) / size) ** 2))
+        alone = np.sqrt(np.mean(((of_fine - truth) / size) ** 2))
+        assert alone > 0.02
+        assert extrapolated < 0.6 * alone
+
+
+def test_zero_temperature_is_the_gradient_step() -> None:
+    """With no noise the plain step moves by ε times the gradient of the log posterior."""
+    from daskfactor.kernels.langevin import plain_step
+
+    rng = np.random.default_rng(0)
+    theta = 5 + rng.random((6, 3))
+    gradient = rng.normal(size=(6, 3))
+    moved, noise = theta.copy(), np.empty_like(theta)
+    key = np.array([1, 2], dtype=np.uint32)
+    plain_step(moved, gradient, 1e-3, 0.7, key, 5, 0, 0, False)
+    fill_normals(noise, key, 5, 0, 0)
+    np.testing.assert_allclose(
+        moved - np.sqrt(2e-3) * noise, theta + 1e-3 * (gradient - 0.7), rtol=1e-10
+    )
+
+
+def test_samplers_are_values() -> None:
+    assert replace(PSGLD(), step=0.1) == PSGLD(step=0.1)
+    assert PSGRRLD() != PSGLD()
