@@ -1,5 +1,7 @@
 """Executors and plans: where and in which order block operations run."""
 
+from collections.abc import Callable
+
 from daskfactor.engine.base import Executor
 from daskfactor.engine.dask_tasks import TasksExecutor
 from daskfactor.engine.lanes import LanesExecutor
@@ -8,7 +10,11 @@ from daskfactor.errors import OptionError
 
 __all__ = ["Executor", "LanesExecutor", "SerialExecutor", "TasksExecutor", "make_executor"]
 
-_KINDS = {"lanes": LanesExecutor, "serial": SerialExecutor, "tasks": TasksExecutor}
+_KINDS: dict[str, Callable[[], Executor]] = {
+    "lanes": LanesExecutor,
+    "serial": SerialExecutor,
+    "tasks": TasksExecutor,
+}
 
 
 def make_executor(executor: str | Executor) -> Executor:

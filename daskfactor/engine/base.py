@@ -119,9 +119,7 @@ def perform(
 
 def settle(state: ChainState, evaluations: list[Evaluation]) -> None:
     """Put evaluations into the state in the one order that all executors share."""
-    state.evaluations.extend(
-        sorted(evaluations, key=lambda e: (e.cycle, e.block.row, e.block.col))
-    )
+    state.evaluations.extend(sorted(evaluations, key=lambda e: (e.cycle, e.block.row, e.block.col)))
 
 
 Item = Any

@@ -131,9 +131,7 @@ def group_rounds(plan: Sequence[Round]) -> list[list[SuperBlock]]:
         where: dict[tuple[int, int], list[Op]] = {}
         for op in ops:
             where.setdefault((op.block.row // size, op.block.col // size), []).append(op)
-        groups.append(
-            [SuperBlock(row, col, size, tuple(own)) for (row, col), own in where.items()]
-        )
+        groups.append([SuperBlock(row, col, size, tuple(own)) for (row, col), own in where.items()])
     return groups
 
 
@@ -208,8 +206,8 @@ class TasksExecutor:
     def _compute(self, graph: Graph, keys: list[Any]) -> list[Any]:
         graph = {**graph, "collect": (_collect, keys)}
         with single_threaded_blas():
-            (result,) = dask.compute(
-                Delayed("collect", graph),
+            (result,) = dask.compute(  # type: ignore[attr-defined,no-untyped-call]
+                Delayed("collect", graph),  # type: ignore[no-untyped-call]
                 scheduler=self.scheduler,
                 num_workers=self.num_workers,
                 optimize_graph=False,
@@ -229,7 +227,7 @@ class TasksExecutor:
             return state
         started = time.perf_counter()
         graph, ends = build_graph(plan, program, state, data)
-        with Callback(posttask=_counter(graph, on_done)):
+        with Callback(posttask=_counter(graph, on_done)):  # type: ignore[no-untyped-call]
             results = self._compute(graph, ends)
         bands = len(state.rows) // plan[0].size
         rows, cols = results[:bands], results[bands : 2 * bands]

@@ -166,7 +166,7 @@ class LanesExecutor:
                 if result is not None:
                     evaluations.append(result)
                 ledger.finish(op)
-        except BaseException as error:  # handed to the caller's thread, which raises it
+        except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
             ledger.fail(error)
         return evaluations, busy
 

@@ -2,6 +2,7 @@
 
 import platform
 from functools import lru_cache
+from pathlib import Path
 
 import threadpoolctl
 
@@ -14,7 +15,7 @@ def machine_attrs() -> dict[str, str]:
 
 def _cpu() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
             names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
     except OSError:
         names = []

@@ -135,8 +135,7 @@ def _evaluations(
     return [
         Round(
             tuple(
-                Op(Action.EVALUATE, block, cycle, -1, 1.0, False, wanted)
-                for block in part.blocks
+                Op(Action.EVALUATE, block, cycle, -1, 1.0, False, wanted) for block in part.blocks
             ),
             part.outer,
             part.size,

@@ -1,5 +1,6 @@
 """What an executor moves about: bands of factors, and statistics of blocks."""
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,7 +111,9 @@ class ChainState:
     def gather(self, side: str, name: str | None = None) -> Array:
         """A whole factor (or one of its arrays), bands put together: shape (I, K) or (J, K)."""
         bands = self.rows if side == "rows" else self.cols
-        return np.concatenate([band.values if name is None else band.arrays[name] for band in bands])
+        return np.concatenate(
+            [band.values if name is None else band.arrays[name] for band in bands]
+        )
 
     def gather_draws(self, side: str) -> Array:
         """The draws of the segment, shape (draws, I, K) or (draws, J, K)."""
@@ -120,10 +123,7 @@ class ChainState:
 
 def split_factor(factor: Array, offsets: tuple[int, ...]) -> list[Array]:
     """Bands of a factor as contiguous copies."""
-    return [
-        np.ascontiguousarray(factor[low:high])
-        for low, high in zip(offsets, offsets[1:], strict=False)
-    ]
+    return [np.ascontiguousarray(factor[low:high]) for low, high in itertools.pairwise(offsets)]
 
 
 def make_state(grid: Grid, row_factor: Array, col_factor: Array) -> ChainState:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.checks import whole_number
 from daskfactor.engine.base import Executor
 from daskfactor.engine.state import ChainState, FactorBand, make_state
 from daskfactor.errors import OptionError
@@ -49,8 +50,7 @@ class MultiplicativeUpdates:
     tol: float = 1e-4
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_iter, int) or self.max_iter < 1:
-            raise OptionError(f"max_iter must be at least 1, got {self.max_iter!r}")
+        whole_number("max_iter", self.max_iter, 1)
         if not (math.isfinite(self.tol) and self.tol >= 0):
             raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
 

@@ -223,7 +223,7 @@ class ChainRun:
             run.priors[cycle] = self._log_prior(run.state, cycle)
 
     def _log_prior(self, state: ChainState, cycle: int) -> float:
-        """log p(W) + log p(H) from the sums of the factors at the end of a cycle."""
+        """Log p(W) + log p(H) from the sums of the factors at the end of a cycle."""
         result = 0.0
         for bands, rate in ((state.rows, self.hyper.rate_w), (state.cols, self.hyper.rate_h)):
             size = sum(band.values.size for band in bands)
@@ -307,7 +307,7 @@ class ChainRun:
         return fit.negative_divergence / self.hyper.dispersion + self.normalizer
 
     def log_posterior(self, run: TrackRun, cycle: int) -> float:
-        """log p(V | W, H) + log p(W) + log p(H) at the end of an evaluated cycle."""
+        """Log p(V | W, H) + log p(W) + log p(H) at the end of an evaluated cycle."""
         return self._lp(run.fits[cycle]) + run.priors[cycle]
 
     def forget(self) -> None:
@@ -316,5 +316,3 @@ class ChainRun:
             run.state.forget()
             run.fits.clear()
             run.priors.clear()
-
-

@@ -22,7 +22,9 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
         return
     on_event(RunEvent("compile", 0, 1, message="compiling kernels, once per process"))
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)
-    data = as_blocks(np.array([[1.0, 2.0, np.nan], [3.0, 1.0, 2.0], [2.0, 2.0, 1.0]]), 1, dtype=dtype)
+    data = as_blocks(
+        np.array([[1.0, 2.0, np.nan], [3.0, 1.0, 2.0], [2.0, 2.0, 1.0]]), 1, dtype=dtype
+    )
     model = TweedieNMF(2, beta=setting.model.beta, dispersion=1.0, rate_w=1.0, rate_h=1.0)
     cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
     sampler = replace(setting.sampler, warm_start=2)

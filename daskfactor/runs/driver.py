@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from daskfactor.engine.progress import OnEvent, RunEvent
 from daskfactor.runs.chain import ChainRun, Setting, TrackRun
 from daskfactor.runs.options import boundaries, segment_length
-from daskfactor.runs.snapshot import cell_count, gather_cells, snapshot
+from daskfactor.runs.snapshot import cell_count, gather_cells, restore, snapshot
 
 Array = NDArray[Any]
 
@@ -91,11 +91,26 @@ class Driver:
 
             def report(iteration: int, objective: float, done: int = done) -> None:
                 del objective
-                self.on_event(
-                    RunEvent("warm start", done + iteration, passes * len(state.chains))
-                )
+                self.on_event(RunEvent("warm start", done + iteration, passes * len(state.chains)))
 
             chain.warm_start(report)
+        return state
+
+    def restart(self, arrays: dict[str, Array], meta: dict[str, Any]) -> RunState:
+        """The state that a checkpoint holds; from the beginning if no chain had started yet."""
+        if not meta["chains"]:
+            return self.start()
+        state = RunState([ChainRun(self.setting, n) for n in range(self.setting.options.chains)])
+        for chain in state.chains:
+            prefix = f"{chain.number}/"
+            own = {
+                name.removeprefix(prefix): value
+                for name, value in arrays.items()
+                if name.startswith(prefix)
+            }
+            restore(chain, own, meta["chains"][chain.number])
+        state.cycle, state.warmups = meta["cycle"], meta["warmup_draws"]
+        state.seconds = meta["seconds"]
         return state
 
     def run(self, state: RunState) -> None:

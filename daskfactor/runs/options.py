@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import Any, Literal
 
 from daskfactor.errors import OptionError
@@ -63,13 +62,6 @@ class RunOptions:
 
     def kept_cycles(self) -> list[int]:
         return [c for draw, c in enumerate(self.draw_cycles()) if self.is_kept(draw)]
-
-
-def whole_number(name: str, value: Any, least: int) -> int:
-    """``value`` as an int, or an error that says what is allowed."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise OptionError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    return int(value)
 
 
 def choose_keep(keep: str, draws: int, bytes_per_draw: int) -> int:

@@ -76,11 +76,10 @@ def restore(chain: ChainRun, arrays: Arrays, meta: dict[str, Any]) -> None:
         chain.tracks.append(run)
 
 
-def _restore_cells(
-    run: TrackRun, cells: Any, chain: ChainRun, arrays: Arrays, count: int
-) -> None:
+def _restore_cells(run: TrackRun, cells: Any, chain: ChainRun, arrays: Arrays, count: int) -> None:
     data = chain.setting.data
-    run.state.cells = place_cells(data.grid, *cells, data.dtype)
+    rows, cols = cells
+    run.state.cells = place_cells(data.grid, rows, cols, data.dtype)
     for own in run.state.cells.values():
         own.mean[:] = arrays[f"{run.track.name}/cells/mean"][own.where]
         own.m2[:] = arrays[f"{run.track.name}/cells/m2"][own.where]

@@ -158,7 +158,7 @@ class LangevinProgram:
 
 
 def set_metric(band: FactorBand, dispersion: float, rate: float) -> None:
-    """c = curvature / φ + λ, the denominator of the multiplicative update."""
+    """C = curvature / φ + λ, the denominator of the multiplicative update."""
     np.multiply(band.arrays["curvature"], 1.0 / dispersion, out=band.arrays["metric"])
     band.arrays["metric"] += rate
 

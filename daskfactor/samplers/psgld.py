@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
 from daskfactor.grid.schedules import SCHEDULES, Reshuffled, Schedule
 from daskfactor.samplers.steps import ConstantStep, StepSize, automatic_step, step_from_dict
@@ -67,17 +68,16 @@ class PSGLD:
             raise OptionError(
                 f'preconditioner must be "majorizer" or "identity", got {self.preconditioner!r}'
             )
-        if isinstance(self.step, bool) or isinstance(self.step, str) and self.step != "auto":
+        if isinstance(self.step, str) and self.step != "auto":
             raise OptionError(f'step must be "auto", a number or a step size, got {self.step!r}')
         if self.step == "auto" and self.preconditioner == "identity":
             raise OptionError(
-                'the plain step has no automatic size; pass a number such as step=1e-5, or use '
+                "the plain step has no automatic size; pass a number such as step=1e-5, or use "
                 'preconditioner="majorizer"'
             )
-        if isinstance(self.step, int | float):
-            object.__setattr__(self, "step", ConstantStep(float(self.step)))
-        if not isinstance(self.warm_start, int) or self.warm_start < 0:
-            raise OptionError(f"warm_start must be a number of passes >= 0, got {self.warm_start!r}")
+        if not isinstance(self.step, str) and not callable(self.step):
+            object.__setattr__(self, "step", ConstantStep(self.step))
+        whole_number("warm_start", self.warm_start, 0)
 
     @property
     def name(self) -> str:

@@ -1,9 +1,9 @@
 """Step sizes, as functions of the iteration."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from daskfactor.checks import positive_number
 from daskfactor.errors import OptionError
 
 
@@ -19,11 +19,6 @@ class StepSize(Protocol):
         ...
 
 
-def _positive(name: str, value: float) -> None:
-    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-        raise OptionError(f"{name} must be a positive finite number, got {value!r}")
-
-
 @dataclass(frozen=True)
 class ConstantStep:
     """ε_t = ε (Şimşekli et al. 2017, section 5)."""
@@ -31,7 +26,7 @@ class ConstantStep:
     size: float
 
     def __post_init__(self) -> None:
-        _positive("the step size", self.size)
+        object.__setattr__(self, "size", positive_number("the step size", self.size))
 
     def __call__(self, iteration: int) -> float:
         return self.size
@@ -48,7 +43,8 @@ class PolynomialStep:
     b: float
 
     def __post_init__(self) -> None:
-        _positive("a of PolynomialStep", self.a)
+        object.__setattr__(self, "a", positive_number("a of PolynomialStep", self.a))
+        object.__setattr__(self, "b", positive_number("b of PolynomialStep", self.b))
         if not 0.5 < self.b <= 1:
             raise OptionError(f"b of PolynomialStep must be in (0.5, 1], got {self.b!r}")
 

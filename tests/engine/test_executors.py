@@ -84,7 +84,10 @@ def bits(state: ChainState) -> list[Any]:
     cells = [(b, c.mean.tobytes(), c.count) for b, c in sorted(state.cells.items())]
     evaluations = [(e.cycle, e.block, e.values.tobytes()) for e in state.evaluations]
     draws = [state.gather_draws(side).tobytes() for side in ("rows", "columns")]
-    return [state.gather("rows").tobytes(), state.gather("columns").tobytes(), *draws] + [
+    return [
+        state.gather("rows").tobytes(),
+        state.gather("columns").tobytes(),
+        *draws,
         cells,
         evaluations,
     ]

@@ -49,9 +49,11 @@ def test_a_conflicting_round_is_found() -> None:
 
 def test_a_plan_in_two_pieces_is_the_plan_in_one() -> None:
     whole = plan_of(Reshuffled(), 4, range(6), evaluate=True)
-    assert plan_of(Reshuffled(), 4, range(2), evaluate=True) + plan_of(
-        Reshuffled(), 4, range(2, 6), evaluate=True
-    ) == whole
+    assert (
+        plan_of(Reshuffled(), 4, range(2), evaluate=True)
+        + plan_of(Reshuffled(), 4, range(2, 6), evaluate=True)
+        == whole
+    )
 
 
 def test_iterations_number_the_parts_and_the_last_one_is_marked() -> None:

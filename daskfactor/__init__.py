@@ -1,0 +1,85 @@
+"""Bayesian non-negative matrix factorization for data that does not fit in memory.
+
+The public names are loaded when they are first used, so that ``import
+daskfactor`` is immediate.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from daskfactor.engine import LanesExecutor, SerialExecutor, TasksExecutor
+    from daskfactor.engine.progress import RunEvent
+    from daskfactor.grid.schedules import Cyclic, NestedReshuffled, Proportional, Reshuffled
+    from daskfactor.io.sources import as_blocks
+    from daskfactor.models.tweedie import TweedieNMF
+    from daskfactor.optimizers import MultiplicativeUpdates
+    from daskfactor.results.prediction import monitored, predict
+    from daskfactor.results.trace import expectation, open_run
+    from daskfactor.samplers import PSGLD, PSGRRLD, ConstantStep, PolynomialStep
+    from daskfactor.sampling import optimize, resume, sample
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PSGLD",
+    "PSGRRLD",
+    "ConstantStep",
+    "Cyclic",
+    "LanesExecutor",
+    "MultiplicativeUpdates",
+    "NestedReshuffled",
+    "PolynomialStep",
+    "Proportional",
+    "Reshuffled",
+    "RunEvent",
+    "SerialExecutor",
+    "TasksExecutor",
+    "TweedieNMF",
+    "as_blocks",
+    "expectation",
+    "monitored",
+    "open_run",
+    "optimize",
+    "predict",
+    "resume",
+    "sample",
+]
+
+_HOME = {
+    "LanesExecutor": "daskfactor.engine",
+    "SerialExecutor": "daskfactor.engine",
+    "TasksExecutor": "daskfactor.engine",
+    "RunEvent": "daskfactor.engine.progress",
+    "Cyclic": "daskfactor.grid.schedules",
+    "NestedReshuffled": "daskfactor.grid.schedules",
+    "Proportional": "daskfactor.grid.schedules",
+    "Reshuffled": "daskfactor.grid.schedules",
+    "as_blocks": "daskfactor.io.sources",
+    "TweedieNMF": "daskfactor.models.tweedie",
+    "MultiplicativeUpdates": "daskfactor.optimizers",
+    "monitored": "daskfactor.results.prediction",
+    "predict": "daskfactor.results.prediction",
+    "expectation": "daskfactor.results.trace",
+    "open_run": "daskfactor.results.trace",
+    "PSGLD": "daskfactor.samplers",
+    "PSGRRLD": "daskfactor.samplers",
+    "ConstantStep": "daskfactor.samplers",
+    "PolynomialStep": "daskfactor.samplers",
+    "optimize": "daskfactor.sampling",
+    "resume": "daskfactor.sampling",
+    "sample": "daskfactor.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'daskfactor' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

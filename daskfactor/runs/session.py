@@ -1,0 +1,260 @@
+"""What the verbs that run something share: checks, contexts, and the results' first page."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+import daskfactor
+from daskfactor.engine import Executor, make_executor
+from daskfactor.engine.machine import machine_attrs
+from daskfactor.engine.progress import OnEvent, RunEvent, ignore, progress_bar
+from daskfactor.errors import DataError, OptionError
+from daskfactor.grid.bands import Bands, Grid
+from daskfactor.io.blocks import BlockedData
+from daskfactor.io.sources import as_blocks
+from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.results.schema import FORMAT_VERSION
+from daskfactor.results.spec import RunSpec
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import open_run
+from daskfactor.runs.chain import Setting
+from daskfactor.runs.compilation import compile_kernels
+from daskfactor.runs.driver import Driver, RunState
+from daskfactor.runs.monitor import Cells
+from daskfactor.runs.options import RunOptions
+from daskfactor.runs.sinks import MemorySink
+from daskfactor.samplers import PSGLD
+
+PathText = str | PathLike[str]
+
+NOT_STARTED: dict[str, Any] = {
+    "cycle": 0,
+    "draws": 0,
+    "warmup_draws": 0,
+    "chains": [],
+    "seconds": 0.0,
+}
+"""The checkpoint of a run whose warm start has not ended: resuming begins it again."""
+
+
+def check_model(model: object) -> None:
+    """Refuse anything that is not a model."""
+    if not isinstance(model, TweedieNMF):
+        raise OptionError(
+            f"model must be a model such as TweedieNMF(n_components=20), got {model!r}"
+        )
+
+
+def check_kinds(model: object, sampler: object, client: object) -> None:
+    """Refuse what is not a model, not a sampler, or not there yet."""
+    check_model(model)
+    if not isinstance(sampler, PSGLD):
+        raise OptionError(f"sampler must be PSGLD(...) or PSGRRLD(...), got {sampler!r}")
+    if client is not None:
+        raise OptionError(
+            "client= is reserved: this version runs on the cores of one machine; leave client "
+            "out, or pass executor=TasksExecutor(scheduler) for a Dask scheduler in this process"
+        )
+
+
+@contextmanager
+def listener(progressbar: bool, callback: OnEvent | None) -> Iterator[OnEvent]:
+    """Join the progress bar and the caller's callback into one listener."""
+    with progress_bar(progressbar) as show:
+
+        def listen(event: RunEvent) -> None:
+            show(event)
+            (callback or ignore)(event)
+
+        yield listen
+
+
+@contextmanager
+def opened(
+    V: Any, blocks: int | None, dtype: str, unstored: str | None, memory_limit: int | str | None
+) -> Iterator[BlockedData]:
+    """The data on their grid, closed afterwards unless they are the caller's own."""
+    data = as_blocks(V, blocks, dtype=dtype, unstored=unstored, memory_limit=memory_limit)
+    try:
+        yield data
+    finally:
+        if data is not V:
+            data.close()
+
+
+@contextmanager
+def executing(executor: str | Executor) -> Iterator[Executor]:
+    """An executor by name or as it is, closed afterwards unless it is the caller's own."""
+    made = make_executor(executor)
+    try:
+        yield made
+    finally:
+        if made is not executor:
+            made.close()
+
+
+def run_from_start(setting: Setting, store: PathText | None, on_event: OnEvent) -> xr.DataTree:
+    """Everything after the checks: compile, warm start, segments, results."""
+    spec = _spec(setting)
+    if store is not None:
+        sink: RunStore | MemorySink = RunStore.create(fspath(store), spec)
+        sink.checkpoint({}, NOT_STARTED)
+    else:
+        sink = MemorySink()
+    try:
+        compile_kernels(setting, on_event)
+        driver = Driver(setting, sink, on_event)
+        state = driver.start()
+        driver.run(state)
+        closing = closing_attrs(state)
+        if isinstance(sink, MemorySink):
+            return sink.tree(spec, closing)
+        sink.finish(closing)
+    finally:
+        if isinstance(sink, RunStore):
+            sink.close()
+    assert store is not None
+    return open_run(fspath(store))
+
+
+def extended(options: RunOptions, meta: dict[str, Any], more: int) -> RunOptions:
+    """The options of a run with ``more`` draws than its checkpoint holds."""
+    done = max(0, meta["cycle"] - options.tune) // options.thin
+    return replace(options, draws=max(done + more, done))
+
+
+def cells_of(spec: RunSpec) -> Cells | None:
+    """Monitored cells of a run that was stored."""
+    if spec.monitor_rows is None or spec.monitor_columns is None:
+        return None
+    return spec.monitor_rows.astype(np.int64), spec.monitor_columns.astype(np.int64)
+
+
+@contextmanager
+def data_again(
+    run: RunStore,
+    V: Any,
+    described: dict[str, Any],
+    options: RunOptions,
+    memory_limit: int | str | None,
+) -> Iterator[BlockedData]:
+    """The data the run began with: given again, kept in the run, or read from where they were."""
+    saved = json.loads(run.attrs["data"])
+    source = V
+    if source is None:
+        tree = open_run(run.path)
+        if "observed_data" in tree.children:
+            source = tree["observed_data"]["V"].load()
+        elif described["source"]["location"] is not None:
+            source = described["source"]["location"]
+        else:
+            raise DataError(
+                f"the run at {run.path} was made from a {described['source']['kind']} object that "
+                "is not kept with it; pass the data again: resume(path, V=...)"
+            )
+    grid = Grid(Bands(tuple(saved["row_offsets"])), Bands(tuple(saved["column_offsets"])))
+    data = as_blocks(source, grid, dtype=options.dtype, memory_limit=memory_limit)
+    try:
+        if data.fingerprint != saved["fingerprint"]:
+            raise DataError(
+                f"the data are not those that the run at {run.path} began with: "
+                f"got {data.fingerprint}, the run has {saved['fingerprint']}"
+            )
+        yield data
+    finally:
+        if data is not V:
+            data.close()
+
+
+def kept_index(options: RunOptions) -> NDArray[np.int64]:
+    """Cycle numbers of the draws that the results hold."""
+    cycles = options.kept_cycles() if options.keep_every else options.draw_cycles()
+    return np.array(cycles, dtype=np.int64)
+
+
+def _spec(setting: Setting) -> RunSpec:
+    """What the run's results will hold, written down before the first draw."""
+    data, model, options = setting.data, setting.model, setting.options
+    index = kept_index(options)
+    cells: tuple[Any, Any] = setting.cells or (None, None)
+    return RunSpec(
+        shape=(*data.shape, model.n_components),
+        chains=options.chains,
+        draws=len(index),
+        warmup_draws=Driver(setting, MemorySink(), ignore).warmup_count(),
+        dims=(data.labels.row_dim, data.labels.col_dim),
+        coords={
+            **{name: (data.labels.row_dim, c) for name, c in data.labels.row_coords.items()},
+            **{name: (data.labels.col_dim, c) for name, c in data.labels.col_coords.items()},
+        },
+        dtype=options.dtype,
+        keep="draws" if options.keep_every else "moments",
+        has_coarse=len(setting.sampler.tracks) > 1,
+        monitor_rows=cells[0],
+        monitor_columns=cells[1],
+        draw_index=index,
+        observed=data.to_numpy() if not data.source.lazy else None,
+        attrs=_attrs(setting),
+    )
+
+
+def _attrs(setting: Setting) -> dict[str, Any]:
+    data, options = setting.data, setting.options
+    described = {
+        "options": options.to_dict(),
+        "model": setting.model.to_dict(),
+        "sampler": setting.sampler.to_dict(),
+        "source": {"kind": data.source.kind, "location": data.source.location},
+    }
+    return {
+        "inference_library": "daskfactor",
+        "inference_library_version": daskfactor.__version__,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "format_version": FORMAT_VERSION,
+        "random_seed": str(options.seed),
+        "model": json.dumps(setting.model.to_dict()),
+        "sampler": json.dumps(setting.sampler.to_dict()),
+        "data": json.dumps(
+            {
+                "shape": list(data.shape),
+                "row_offsets": list(data.grid.rows.offsets),
+                "column_offsets": list(data.grid.cols.offsets),
+                "n_observed": data.total_observed,
+                "mean": data.mean,
+                "fingerprint": data.fingerprint,
+            }
+        ),
+        "run": json.dumps(described),
+        "keep": options.keep,
+        "keep_every": options.keep_every,
+        "draws": options.draws,
+        "tune": options.tune,
+        "thin": options.thin,
+        "chains": options.chains,
+        "dtype": options.dtype,
+        "executor": setting.executor.name,
+        **machine_attrs(),
+    }
+
+
+def closing_attrs(state: RunState) -> dict[str, Any]:
+    """Attributes that are known at the end: hyperparameters, seconds, roll-backs."""
+    chains = state.chains
+    hyper = chains[0].hyper
+    return {
+        "dispersion": float(np.mean([chain.hyper.dispersion for chain in chains])),
+        "rate_w": hyper.rate_w,
+        "rate_h": hyper.rate_h,
+        "sampling_time": state.seconds + time.perf_counter() - state.started,
+        "divergences": sum(len(chain.divergences) for chain in chains),
+        "utilisation": chains[0].setting.executor.report.utilisation,
+    }

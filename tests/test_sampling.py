@@ -1,0 +1,439 @@
+"""The contract of ``sample``, ``resume`` and ``optimize``, over samplers and executors."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+import daskfactor as dfac
+from daskfactor.errors import (
+    DataError,
+    DivergenceError,
+    ModelError,
+    OptionError,
+    StoreError,
+)
+
+QUICK = {"draws": 6, "tune": 10, "random_seed": 3, "progressbar": False}
+
+
+def counts(rows: int = 23, cols: int = 17, missing: float = 0.15, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    V = rng.poisson(rng.gamma(1, 1, (rows, 3)) @ rng.gamma(1, 3, (3, cols))).astype(np.float32)
+    V[rng.random(V.shape) < missing] = np.nan
+    V[:, 0] = 1.0
+    V[0] = 2.0
+    return V
+
+
+def assert_same(one: xr.DataTree, other: xr.DataTree, but: tuple[str, ...] = ()) -> None:
+    """The same groups and, bit for bit, the same values."""
+    assert set(one.children) - set(but) == set(other.children) - set(but)
+    for group in set(one.children) - set(but):
+        xr.testing.assert_identical(
+            one[group].to_dataset().compute().drop_attrs(),
+            other[group].to_dataset().compute().drop_attrs(),
+        )
+
+
+SAMPLERS = {
+    "psgld": dfac.PSGLD(),
+    "psgld-plain": dfac.PSGLD(step=1e-4, preconditioner="identity"),
+    "psgld-proportional": dfac.PSGLD(schedule=dfac.Proportional()),
+    "psgld-polynomial": dfac.PSGLD(step=dfac.PolynomialStep(0.1, 0.6)),
+    "psgrrld": dfac.PSGRRLD(),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(("shape", "blocks"), [((23, 17), 4), ((7, 31), 1), ((5, 5), 5)])
+def test_every_executor_draws_the_same_bits(
+    name: str, shape: tuple[int, int], blocks: int
+) -> None:
+    V = counts(*shape)
+    trees = [
+        dfac.sample(
+            V,
+            dfac.TweedieNMF(3),
+            SAMPLERS[name],
+            blocks=blocks,
+            monitor="missing",
+            executor=executor,
+            **QUICK,
+        )
+        for executor in ("serial", "lanes", "tasks", dfac.LanesExecutor(3))
+    ]
+    for tree in trees[1:]:
+        assert_same(trees[0], tree)
+
+
+@pytest.mark.parametrize("beta", [2.0, 1.0, 0.5, 0.0, -1.0, 0.3])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_law_and_precision_runs_and_stays_positive(beta: float, dtype: str) -> None:
+    V = counts() + 1
+    tree = dfac.sample(V, dfac.TweedieNMF(3, beta=beta), dtype=dtype, **QUICK)
+    for name in ("W", "H"):
+        assert tree["posterior"][name].dtype == dtype
+        assert np.all(np.isfinite(tree["posterior"][name]))
+        assert np.all(tree["posterior"][name] >= 0)
+    assert np.all(np.isfinite(tree["sample_stats"]["lp"]))
+
+
+def test_nested_schedules_give_the_same_bits_in_tasks() -> None:
+    sampler = dfac.PSGLD(schedule=dfac.NestedReshuffled(2))
+    trees = [
+        dfac.sample(counts(), dfac.TweedieNMF(3), sampler, blocks=4, executor=executor, **QUICK)
+        for executor in ("serial", "lanes", "tasks")
+    ]
+    assert_same(trees[0], trees[1])
+    assert_same(trees[0], trees[2])
+
+
+def test_seeds_make_the_draws_and_chains_differ() -> None:
+    def draw(seed: int) -> np.ndarray:
+        tree = dfac.sample(
+            counts(), dfac.TweedieNMF(2), chains=2, **{**QUICK, "random_seed": seed}
+        )
+        values: np.ndarray = tree["posterior"]["W"].values
+        return values
+
+    assert np.array_equal(draw(1), draw(1))
+    assert not np.any(draw(1) == draw(2))
+    first, second = draw(1)
+    assert not np.any(first == second)
+
+
+def test_an_unseeded_run_can_be_repeated_from_its_attributes() -> None:
+    tree = dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "random_seed": None})
+    seed = int(tree.attrs["random_seed"])
+    again = dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "random_seed": seed})
+    assert_same(tree, again)
+
+
+def test_data_come_in_many_coats_with_the_same_draws(tmp_path: Path) -> None:
+    V = counts(24, 16)
+    chunks = (6, 4)
+    array = zarr.create_array(str(tmp_path / "v.zarr"), data=V, chunks=chunks)
+    labelled = xr.DataArray(V, dims=("cell", "gene")).chunk(dict(zip(("cell", "gene"), chunks)))
+    coats = [
+        V,
+        np.ma.masked_invalid(V),
+        da.from_array(V, chunks=chunks),
+        array,
+        str(tmp_path / "v.zarr"),
+        labelled.rename(cell="row", gene="column"),
+        dfac.as_blocks(V, 4),
+    ]
+    trees = [dfac.sample(coat, dfac.TweedieNMF(2), blocks=4, **QUICK) for coat in coats]
+    for tree in trees[1:]:
+        assert_same(trees[0], tree, but=("observed_data",))
+
+
+def test_labels_come_back_on_the_factors() -> None:
+    V = xr.DataArray(
+        counts(6, 5),
+        dims=("patient", "gene"),
+        coords={"patient": list("abcdef"), "gene": [10, 20, 30, 40, 50], "age": ("patient", range(6))},
+        name="expression",
+    )
+    tree = dfac.sample(V, dfac.TweedieNMF(2), **QUICK)
+    assert tree["posterior"]["W"].dims == ("chain", "draw", "patient", "component")
+    assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "gene")
+    assert list(tree["posterior"]["W"]["patient"].values) == list("abcdef")
+    assert list(tree["posterior"]["age"].values) == list(range(6))
+    predicted = dfac.predict(tree, rows="b", columns=[20, 40])
+    assert predicted["mean"].sizes == {"gene": 2}
+
+
+def test_draws_are_one_a_cycle_after_tuning_and_thinned() -> None:
+    tree = dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "draws": 4}, thin=3)
+    assert list(tree["posterior"]["draw"].values) == [12, 15, 18, 21]
+    every = dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "draws": 12})
+    np.testing.assert_array_equal(
+        every["posterior"]["W"].values[:, 2::3], tree["posterior"]["W"].values
+    )
+
+
+def test_moments_are_those_of_the_draws() -> None:
+    tree = dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "draws": 20}, monitor="missing")
+    W, H = tree["posterior"]["W"].values, tree["posterior"]["H"].values
+    moments, watched = tree["posterior_moments"], tree["monitor"]
+    np.testing.assert_allclose(moments["W_mean"], W.mean(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(moments["H_var"], H.var(axis=1), rtol=1e-3, atol=1e-6)
+    mu = (W @ H)[:, :, watched["row_index"].values, watched["column_index"].values]
+    np.testing.assert_allclose(watched["mean"], mu.mean(axis=1), rtol=1e-4)
+    np.testing.assert_allclose(watched["var"], mu.var(axis=1), rtol=1e-2, atol=1e-5)
+    missing = np.argwhere(np.isnan(counts()))
+    np.testing.assert_array_equal(watched["row_index"], missing[:, 0])
+
+
+def test_lp_is_the_log_posterior_density_of_the_draw() -> None:
+    from daskfactor.models.divergence import log_density
+
+    V = counts()
+    model = dfac.TweedieNMF(2, rate_w=0.7, rate_h=0.4)
+    tree = dfac.sample(V, model, **QUICK, dtype="float64")
+    assert tree.attrs["dispersion"] == 1.0
+    W, H = tree["posterior"]["W"].values[0], tree["posterior"]["H"].values[0]
+    seen = ~np.isnan(V)
+    for draw in (0, 5):
+        wanted = (
+            log_density(V[seen], (W[draw] @ H[draw])[seen], 1.0, 1.0).sum()
+            + np.sum(np.log(0.7) - 0.7 * W[draw])
+            + np.sum(np.log(0.4) - 0.4 * H[draw])
+        )
+        assert tree["sample_stats"]["lp"].values[0, draw] == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("keep", "draws"), [("draws", 20), ("moments", None), ("auto", 5)]
+)
+def test_what_is_kept(keep: str, draws: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``auto`` under a small budget keeps evenly spaced draws, and moments of all."""
+    monkeypatch.setattr("daskfactor.runs.options.DRAWS_BUDGET", 5 * (23 + 17) * 2 * 4)
+    settings = {**QUICK, "draws": 20}
+    tree = dfac.sample(counts(), dfac.TweedieNMF(2), **settings, keep=keep)
+    full = dfac.sample(counts(), dfac.TweedieNMF(2), **settings, keep="draws")
+    assert tree["posterior_moments"]["count"].values.tolist() == [20]
+    np.testing.assert_array_equal(
+        tree["posterior_moments"]["W_mean"], full["posterior_moments"]["W_mean"]
+    )
+    if draws is None:
+        assert "posterior" not in tree.children
+    else:
+        kept = tree["posterior"]["W"]
+        np.testing.assert_array_equal(kept, full["posterior"]["W"].sel(draw=kept["draw"]))
+        assert kept.sizes["draw"] == draws
+
+
+def test_a_store_holds_what_memory_would(tmp_path: Path) -> None:
+    for name, sampler in SAMPLERS.items():
+        settings = {**QUICK, "monitor": "missing", "chains": 2}
+        stored = dfac.sample(
+            counts(), dfac.TweedieNMF(2), sampler, store=tmp_path / f"{name}.zarr", **settings
+        )
+        assert_same(stored, dfac.sample(counts(), dfac.TweedieNMF(2), sampler, **settings))
+        assert_same(stored, dfac.open_run(tmp_path / f"{name}.zarr"))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_more_draws_are_those_of_a_longer_run(tmp_path: Path, name: str) -> None:
+    V, model = counts(), dfac.TweedieNMF(2)
+    settings = {**QUICK, "monitor": "missing"}
+    dfac.sample(V, model, SAMPLERS[name], store=tmp_path / "run.zarr", **settings)
+    more = dfac.resume(tmp_path / "run.zarr", draws=8, progressbar=False, executor="serial")
+    whole = dfac.sample(V, model, SAMPLERS[name], **{**settings, "draws": 14})
+    assert_same(more, whole)
+    assert more.attrs["draws"] == 14
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    first = dfac.sample(counts(), dfac.TweedieNMF(2), store=tmp_path / "run.zarr", **QUICK)
+    before = first.load()
+    assert_same(before, dfac.resume(tmp_path / "run.zarr", progressbar=False))
+
+
+def test_lazy_data_are_found_again_or_asked_for(tmp_path: Path) -> None:
+    V = counts(24, 16)
+    zarr.create_array(str(tmp_path / "v.zarr"), data=V, chunks=(6, 4))
+    run, model = tmp_path / "run.zarr", dfac.TweedieNMF(2)
+    dfac.sample(str(tmp_path / "v.zarr"), model, store=run, **QUICK)
+    assert "observed_data" not in dfac.open_run(run).children
+    more = dfac.resume(run, draws=4, progressbar=False)
+    lazy = da.from_array(V, chunks=(6, 4))
+    assert_same(
+        more, dfac.sample(lazy, model, **{**QUICK, "draws": 10}), but=("observed_data",)
+    )
+    dfac.sample(lazy, model, store=tmp_path / "other.zarr", **QUICK)
+    with pytest.raises(DataError, match=r"pass the data again: resume\(path, V=...\)"):
+        dfac.resume(tmp_path / "other.zarr", draws=4)
+    with pytest.raises(DataError, match=r"not those that the run .* began with"):
+        dfac.resume(tmp_path / "other.zarr", draws=4, V=V + 1, progressbar=False)
+    other = dfac.resume(tmp_path / "other.zarr", draws=4, V=lazy, progressbar=False)
+    assert_same(other, more)
+
+
+def test_counts_keep_unit_dispersion_until_they_are_plainly_overdispersed() -> None:
+    rng = np.random.default_rng(0)
+    mu = rng.gamma(2, 1, (80, 2)) @ rng.gamma(2, 4, (2, 60))
+    settings = {**QUICK, "draws": 4, "tune": 60}
+    plain = dfac.sample(rng.poisson(mu).astype(float), dfac.TweedieNMF(2), **settings)
+    assert plain.attrs["dispersion"] == 1.0
+    wild = dfac.sample(5.0 * rng.poisson(mu / 5), dfac.TweedieNMF(2), **settings)
+    assert wild.attrs["dispersion"] == pytest.approx(5, rel=0.15)
+
+
+@pytest.mark.parametrize(("beta", "phi"), [(2.0, 0.3), (0.0, 0.2), (0.5, 0.4), (1.0, 2.5)])
+def test_the_dispersion_is_found_from_the_data(beta: float, phi: float) -> None:
+    from daskfactor.models.divergence import sample as simulate
+
+    rng = np.random.default_rng(1)
+    mu = rng.gamma(2, 1, (90, 2)) @ rng.gamma(2, 1, (2, 80))
+    V = simulate(rng, mu, phi, beta)
+    tree = dfac.sample(V, dfac.TweedieNMF(2, beta=beta), draws=2, tune=100, **_quiet())
+    assert tree.attrs["dispersion"] == pytest.approx(phi, rel=0.1)
+
+
+def _quiet() -> dict[str, Any]:
+    return {"random_seed": 0, "progressbar": False}
+
+
+def test_a_divergence_is_rolled_back_and_reported() -> None:
+    """A plain step far too large for this data runs away; smaller ones do not."""
+    V = counts() * 50
+    sampler = dfac.PSGLD(step=1e7, preconditioner="identity")
+    with np.errstate(all="ignore"):
+        tree = dfac.sample(
+            V, dfac.TweedieNMF(2, beta=2.0, dispersion=1.0), sampler, draws=20, tune=20, **_quiet()
+        )
+    assert tree.attrs["divergences"] > 0
+    assert np.all(np.isfinite(tree["posterior"]["W"]))
+    assert tree["sample_stats"]["step_size"].values[0, -1] < 1e7
+
+
+def test_a_hopeless_step_ends_in_one_clear_error() -> None:
+    sampler = dfac.PSGLD(step=1e30, preconditioner="identity")
+    with np.errstate(all="ignore"), pytest.raises(DivergenceError, match=r"diverged between cycles"):
+        dfac.sample(counts(), dfac.TweedieNMF(2), sampler, **QUICK)
+
+
+def test_events_tell_of_the_run() -> None:
+    seen: list[dfac.RunEvent] = []
+    dfac.sample(counts(), dfac.TweedieNMF(2), **QUICK, callback=seen.append)
+    phases = list(dict.fromkeys(event.phase for event in seen))
+    assert [p for p in phases if p != "compile"] == ["load", "warm start", "tune", "draw"]
+    last = seen[-1]
+    assert last.done == last.total == 6
+    assert np.isfinite(last.log_likelihood)
+
+
+def test_attributes_describe_the_run() -> None:
+    tree = dfac.sample(counts(), dfac.TweedieNMF(2), **QUICK)
+    assert tree.attrs["inference_library"] == "daskfactor"
+    assert json.loads(tree.attrs["model"])["n_components"] == 2
+    assert json.loads(tree.attrs["sampler"])["type"] == "PSGLD"
+    assert json.loads(tree.attrs["data"])["shape"] == [23, 17]
+    assert {"cpu", "blas", "random_seed", "sampling_time"} <= set(tree.attrs)
+
+
+def test_optimize_brings_the_objective_down_and_fits() -> None:
+    V = counts(40, 30)
+    for beta in (2.0, 1.0, 0.5, 0.0):
+        point = dfac.optimize(
+            V + 1, dfac.TweedieNMF(3, beta=beta, dispersion=0.5), dfac.MultiplicativeUpdates(200, 0), **_quiet()
+        )
+        assert np.all(np.diff(point["objective"]) <= 1e-6 * abs(point["objective"].values[0]))
+        seen = ~np.isnan(V)
+        mu = (point["W"] @ point["H"]).values
+        assert np.mean((V + 1 - mu)[seen] ** 2) < 0.7 * np.var((V + 1)[seen])
+
+
+V0 = counts(6, 5)
+
+
+def changed(**cells: float) -> np.ndarray:
+    V = V0.copy()
+    V[2, 3] = cells["value"]
+    return V
+
+
+BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "negative": (changed(value=-1), {}, DataError, r"no negative data, got .* -1"),
+    "infinite": (changed(value=np.inf), {}, DataError, r"inf"),
+    "zeros under beta 0": (
+        changed(value=0),
+        {"model": dfac.TweedieNMF(2, beta=0.0)},
+        DataError,
+        r"positive data only",
+    ),
+    "empty": (np.empty((0, 4)), {}, DataError, r"empty|no entries|0 x 4"),
+    "one-dimensional": (np.ones(4), {}, DataError, r"dimension"),
+    "text": (np.array([["a", "b"]]), {}, DataError, r"dtype|number"),
+    "complex": (np.ones((3, 3), complex), {}, DataError, r"complex"),
+    "missing row": (np.where(np.arange(6)[:, None] == 3, np.nan, V0), {}, DataError, r"row 3"),
+    "missing column": (np.where(np.arange(5) == 2, np.nan, V0), {}, DataError, r"column 2"),
+    "draws": (V0, {"draws": 0}, OptionError, r"draws must be a whole number of at least 1, got 0"),
+    "tune": (V0, {"tune": -1}, OptionError, r"tune must be a whole number of at least 0"),
+    "chains": (V0, {"chains": 1.5}, OptionError, r"chains must be a whole number"),
+    "thin": (V0, {"thin": 0}, OptionError, r"thin must be a whole number"),
+    "keep": (V0, {"keep": "all"}, OptionError, r'"auto", "draws" or "moments", got \'all\''),
+    "seed": (V0, {"random_seed": -4}, OptionError, r"random_seed must be between 0 and"),
+    "float seed": (V0, {"random_seed": 0.5}, OptionError, r"random_seed must be a whole number"),
+    "blocks": (V0, {"blocks": 6}, OptionError, r"1 to 5"),
+    "dtype": (V0, {"dtype": "int8"}, OptionError, r"float32"),
+    "executor": (V0, {"executor": "gpu"}, OptionError, r"got 'gpu'"),
+    "client": (V0, {"client": object()}, OptionError, r"client= is reserved"),
+    "monitor": (V0, {"monitor": "everything"}, OptionError, r'"missing"'),
+    "monitor outside": (V0, {"monitor": ([9], [0])}, OptionError, r"between 0 and 5"),
+    "monitor mask": (V0, {"monitor": np.ones((2, 2), bool)}, OptionError, r"V has shape \(6, 5\)"),
+    "odd draws": (
+        V0,
+        {"sampler": dfac.PSGRRLD(), "draws": 3},
+        OptionError,
+        r"even draws; got 3, pass 4",
+    ),
+    "model": (V0, {"model": "nmf"}, OptionError, r"model must be a model"),
+    "sampler": (V0, {"sampler": "psgld"}, OptionError, r"sampler must be PSGLD"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    V, settings, error, message = BAD[name]
+    arguments = {"model": dfac.TweedieNMF(2), **QUICK, **settings}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(error, match=message) as caught:
+            dfac.sample(V, **arguments, store=tmp_path / "run.zarr")
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dfac.TweedieNMF(0), r"at least 1, got 0"),
+        (lambda: dfac.TweedieNMF(2, beta=1.5), r"1\.5"),
+        (lambda: dfac.TweedieNMF(2, dispersion=-1), r"dispersion must be a positive"),
+        (lambda: dfac.TweedieNMF(2, rate_w="small"), r'rate_w must be a positive number or "auto"'),
+    ],
+)
+def test_impossible_models_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dfac.PSGLD(step=-1.0), r"positive finite number, got -1"),
+        (lambda: dfac.PSGLD(step="fast"), r"got 'fast'"),
+        (lambda: dfac.PSGLD(preconditioner="adam"), r"got 'adam'"),
+        (lambda: dfac.PSGLD(preconditioner="identity"), r"plain step has no automatic size"),
+        (lambda: dfac.PSGLD(warm_start=-1), r"warm_start"),
+        (lambda: dfac.PolynomialStep(1.0, 0.2), r"in \(0.5, 1\]"),
+        (lambda: dfac.MultiplicativeUpdates(0), r"max_iter"),
+        (lambda: dfac.MultiplicativeUpdates(5, float("nan")), r"tol"),
+    ],
+)
+def test_impossible_samplers_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make()
+
+
+def test_stores_in_the_way_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run.zarr").mkdir()
+    (tmp_path / "run.zarr" / "thesis.txt").write_text("the only copy")
+    with pytest.raises(StoreError, match=r"run\.zarr"):
+        dfac.sample(V0, dfac.TweedieNMF(2), store=tmp_path / "run.zarr", **QUICK)
+    assert (tmp_path / "run.zarr" / "thesis.txt").read_text() == "the only copy"
+    with pytest.raises(StoreError, match=r"no run store at"):
+        dfac.resume(tmp_path / "nothing.zarr")
+    with pytest.raises(StoreError):
+        dfac.resume(tmp_path / "run.zarr")
