@@ -50,7 +50,8 @@ def _sequence(seed: int, chain: int, stream: Stream, *address: int) -> np.random
 
 def noise_key(seed: int, chain: int) -> Key:
     """Two 32-bit words that key the noise of one chain."""
-    return Key(_sequence(seed, chain, Stream.NOISE).generate_state(2, np.uint32))
+    words = _sequence(seed, chain, Stream.NOISE).generate_state(2, np.uint32)
+    return Key(words.astype(np.uint32))
 
 
 def generator(seed: int, chain: int, stream: Stream, *address: int) -> np.random.Generator:

@@ -15,6 +15,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 Phase = Literal["compile", "load", "warm start", "tune", "draw", "save"]
@@ -55,12 +56,12 @@ def progress_bar(enabled: bool = True) -> Iterator[OnEvent]:
         yield ignore
         return
     bar = Progress(
-        TextColumn("{task.description:<11}"),
-        BarColumn(bar_width=30),
-        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.description:<10}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:>3.0f} %", table_column=Column(no_wrap=True)),
         _RateColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, ratio=1)),
         console=Console(stderr=True),
     )
     tasks: dict[str, Task] = {}

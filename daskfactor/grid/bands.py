@@ -1,5 +1,6 @@
 """Bands: contiguous ranges of rows or columns, and the grid that two sets of them span."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +30,7 @@ class Bands:
         offsets = self.offsets
         if len(offsets) < 2 or offsets[0] != 0:
             raise GridError(f"bands need offsets that start at 0, got {offsets!r}")
-        if any(low >= high for low, high in zip(offsets, offsets[1:], strict=False)):
+        if any(low >= high for low, high in itertools.pairwise(offsets)):
             raise GridError(f"bands must be non-empty and in order, got offsets {offsets!r}")
 
     @classmethod

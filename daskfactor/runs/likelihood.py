@@ -10,6 +10,9 @@ from daskfactor.models.divergence import log_normalizer
 CHEAP = (2.0, 1.0, 0.5, 0.0, -1.0)
 """Powers whose density has a closed form."""
 
+SLAB = 2**17
+"""Entries that are looked at together: what memory the temporaries take."""
+
 
 def log_normalizer_sum(
     data: BlockedData, dispersion: float, beta: float, executor: Executor
@@ -26,11 +29,11 @@ def log_normalizer_sum(
         del work
         total = 0.0
         for col in range(data.grid.blocks):
-            view = data.view(row, col)
-            block = view.array[
-                view.row0 : view.row0 + view.m, view.col0 : view.col0 + view.n
-            ].astype(np.float64)
-            total += float(log_normalizer(block[~np.isnan(block)], dispersion, beta).sum())
+            block = data.view(row, col).block
+            step = max(1, SLAB // block.shape[1])
+            for start in range(0, block.shape[0], step):
+                slab = block[start : start + step].astype(np.float64)
+                total += float(log_normalizer(slab[~np.isnan(slab)], dispersion, beta).sum())
         return total
 
     return float(sum(executor.map(one_row, range(data.grid.blocks))))

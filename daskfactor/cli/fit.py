@@ -1,0 +1,153 @@
+"""``daskfactor fit`` and ``daskfactor resume``."""
+
+from typing import Annotated
+
+import typer
+
+from daskfactor.cli.inputs import read_input
+from daskfactor.cli.options import (
+    Debug,
+    ExecutorName,
+    Json,
+    Keep,
+    Precision,
+    Quiet,
+    Run,
+    SamplerName,
+    Seed,
+)
+from daskfactor.cli.report import print_json, reporting
+from daskfactor.errors import OptionError
+
+
+def fit(
+    input: Annotated[  # noqa: A002 - the name that the help shows
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="Matrix: .npy, .npz, .csv, .tsv, .zarr or netCDF; FILE:NAME picks one of several.",
+            show_default=False,
+        ),
+    ],
+    store: Annotated[
+        str, typer.Option(help="Store to write, a new directory.", show_default=False)
+    ],
+    components: Annotated[
+        int, typer.Option("--components", "-k", min=1, help="Rank K.", show_default=False)
+    ],
+    beta: Annotated[
+        float, typer.Option(help="1 counts and intensities, 2 Gaussian, 0 gamma, 0.5 between.")
+    ] = 1.0,
+    draws: Annotated[int, typer.Option(min=1, help="Draws per chain.")] = 500,
+    tune: Annotated[int, typer.Option(min=0, help="Cycles before the first draw.")] = 500,
+    chains: Annotated[int, typer.Option(min=1, help="Independent chains.")] = 1,
+    thin: Annotated[int, typer.Option(min=1, help="Cycles per draw.")] = 1,
+    sampler: Annotated[
+        SamplerName, typer.Option(help="psgrrld: less bias for half as much work again.")
+    ] = SamplerName.psgld,
+    blocks: Annotated[
+        int | None, typer.Option(min=1, help="Bands per side; chosen from the data if left out.")
+    ] = None,
+    seed: Seed = 0,
+    dtype: Annotated[Precision, typer.Option(help="Arithmetic.")] = Precision.float32,
+    executor: Annotated[
+        ExecutorName, typer.Option(help="Same draws from each.")
+    ] = ExecutorName.lanes,
+    keep: Annotated[
+        Keep, typer.Option(help="All draws, only means and variances, or what fits 1 GiB.")
+    ] = Keep.auto,
+    monitor: Annotated[
+        str | None,
+        typer.Option(
+            help="'missing': gather mean and variance of every missing cell.", show_default=False
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Draw factors of a matrix from their posterior and write them to a store.
+
+    NaN, empty fields and NA are missing cells: they are left out of the fit, and can be
+    predicted. Ctrl-C loses nothing that is in the store.
+
+        daskfactor fit counts.csv --store run.zarr -k 10
+
+        daskfactor fit data.npz:V --store run.zarr -k 20 --beta 2 --chains 4
+
+        daskfactor fit cube.nc:radiance --store run.zarr -k 8 --monitor missing --keep moments
+    """
+    with reporting(debug, store):
+        if monitor not in (None, "missing"):
+            raise OptionError(f"--monitor takes only 'missing', got {monitor!r}")
+        data = read_input(input)
+        import daskfactor as dfac
+
+        method = dfac.PSGLD() if sampler is SamplerName.psgld else dfac.PSGRRLD()
+        tree = dfac.sample(
+            data,
+            dfac.TweedieNMF(components, beta=beta),
+            method,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            thin=thin,
+            random_seed=seed,
+            keep=keep.value,
+            monitor=monitor,
+            store=store,
+            progressbar=not quiet,
+            blocks=blocks,
+            dtype=dtype.value,
+            executor=executor.value,
+        )
+        _print_run(tree, store, as_json)
+
+
+def resume(
+    run: Run,
+    draws: Annotated[
+        int | None,
+        typer.Option(min=1, help="Draws to add; left out: finish what was planned."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="The input again, if the store says that it needs it."),
+    ] = None,
+    executor: Annotated[
+        ExecutorName, typer.Option(help="Same draws from each.")
+    ] = ExecutorName.lanes,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Go on with a run where it stopped: the draws that an unbroken run would have given.
+
+    Without --draws it finishes what was planned; with it, it adds to what is there.
+
+        daskfactor resume run.zarr
+
+        daskfactor resume run.zarr --draws 1000
+    """
+    with reporting(debug, run):
+        matrix = None if data is None else read_input(data)
+        import daskfactor as dfac
+
+        tree = dfac.resume(
+            run, draws=draws, V=matrix, progressbar=not quiet, executor=executor.value
+        )
+        _print_run(tree, run, as_json)
+
+
+def _print_run(tree: object, store: str, as_json: bool) -> None:
+    import xarray as xr
+    from rich.console import Console
+
+    from daskfactor.cli.summary import run_summary, summary_table
+
+    assert isinstance(tree, xr.DataTree)
+    summary = run_summary(tree, store)
+    if as_json:
+        print_json(summary)
+    else:
+        Console().print(summary_table(summary))

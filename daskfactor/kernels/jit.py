@@ -1,0 +1,95 @@
+"""The one place where numba's compiler options are set.
+
+No ``parallel=True``: parallelism is across blocks, and two threads inside one
+parallel kernel can abort the process. NaN marks missing entries, so the
+``nnan`` and ``ninf`` fast-math flags stay off. Set ``DASKFACTOR_JIT_CACHE=1``
+to keep the compiled noise and update kernels on disk between processes.
+
+Two grades of arithmetic: :func:`jit` may reorder and fuse (gradients, sums);
+:func:`jit_exact` follows IEEE 754 operation by operation, so the noise and the
+updates have the same bits on every CPU and however rows are split into bands.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
+from numpy.typing import NDArray
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FAST = {"contract", "reassoc", "nsz"}
+# fastmath=False is not idle: left unset, numba takes the flags of whichever kernel happens
+# to compile the function first, and bits would depend on the order of the first calls.
+EXACT: Any = {"fastmath": False, "error_model": "numpy"}
+INLINE_OPTIONS: Any = EXACT | {"forceinline": True}
+CACHE = os.environ.get("DASKFACTOR_JIT_CACHE", "") == "1"
+# getattr: numba fills its configuration in at run time, where type checkers do not see it.
+JIT_ENABLED = not getattr(numba.config, "DISABLE_JIT", False)
+
+
+def _cached(function: Callable[..., Any]) -> bool:
+    """Whether the disk cache may keep ``function``: never a closure.
+
+    Closures hold other kernels, whose cache keys change from process to process, so
+    their cache would only grow and never hit.
+    """
+    return CACHE and function.__closure__ is None
+
+
+def jit(function: F) -> F:
+    """Compile ``function`` without the GIL and with NaN-respecting fast math."""
+    options: dict[str, Any] = {"nogil": True, "fastmath": FAST, "error_model": "numpy"}
+    return cast("F", numba.njit(cache=_cached(function), **options)(function))
+
+
+def jit_exact(function: F) -> F:
+    """Compile ``function`` without the GIL and with strict IEEE 754 arithmetic."""
+    return cast("F", numba.njit(nogil=True, cache=_cached(function), **EXACT)(function))
+
+
+def inline(function: F) -> F:
+    """Compile a scalar helper as :func:`jit_exact` does, merged into the loops that call it.
+
+    LLVM leaves large helpers out of line, and a loop with a call does not vectorise.
+    """
+    return cast("F", numba.njit(nogil=True, cache=_cached(function), **INLINE_OPTIONS)(function))
+
+
+@intrinsic(prefer_literal=True)
+def _stack_array(typingctx: Any, count: Any, dtype: Any) -> Any:
+    """Array of a compile-time length on the stack of the calling kernel."""
+    array_type = types.Array(dtype.dtype, 1, "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        length = signature.args[0].literal_value
+        element = context.get_data_type(array_type.dtype)
+        data = cgutils.alloca_once(builder, element, size=length)
+        itemsize = context.get_constant(types.intp, context.get_abi_sizeof(element))
+        array = make_array(array_type)(context, builder)
+        populate_array(
+            array,
+            data=data,
+            shape=[context.get_constant(types.intp, length)],
+            strides=[itemsize],
+            itemsize=itemsize,
+            meminfo=None,
+        )
+        return array._getvalue()
+
+    return array_type(count, dtype), codegen
+
+
+def _heap_array(count: int, dtype: Any) -> NDArray[Any]:
+    """Stand in for :func:`stack_array` when the JIT is off."""
+    return np.empty(count, dtype)
+
+
+# Scratch for one kernel call: private to the thread, no allocation, and the
+# compiler knows that nothing else points at it. Never return such an array.
+stack_array: Any = _stack_array if JIT_ENABLED else _heap_array

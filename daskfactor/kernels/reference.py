@@ -1,0 +1,229 @@
+"""Plain-NumPy twins of the kernels: the definition that each of them is tested against.
+
+Same names and arguments; no tiles, no floors on cost. They compute in the
+dtype of the factors, so float64 factors give the reference values.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+_MASK = 0xFFFFFFFF
+
+
+def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: int, k1: int) -> tuple[Array, ...]:
+    """Philox4x32-10 on arrays of counter words."""
+    words = [np.asarray(c, np.uint64) for c in (c0, c1, c2, c3)]
+    key = [int(k0), int(k1)]
+    for _ in range(10):
+        p0 = np.uint64(0xD2511F53) * words[0]
+        p1 = np.uint64(0xCD9E8D57) * words[2]
+        high0, low0 = p0 >> np.uint64(32), p0 & np.uint64(_MASK)
+        high1, low1 = p1 >> np.uint64(32), p1 & np.uint64(_MASK)
+        words = [
+            high1 ^ words[1] ^ np.uint64(key[0]),
+            low1,
+            high0 ^ words[3] ^ np.uint64(key[1]),
+            low0,
+        ]
+        key = [(key[0] + 0x9E3779B9) & _MASK, (key[1] + 0xBB67AE85) & _MASK]
+    return tuple(word.astype(np.uint32) for word in words)
+
+
+def _box_muller(radius_word: Array, angle_word: Array, dtype: Any) -> tuple[Array, Array]:
+    # The kernel rounds the word to its dtype before it takes the logarithm.
+    word = radius_word.astype(dtype) + np.asarray(0.5, dtype)
+    radius = np.sqrt(-2 * np.log(word.astype(np.float64) * 2.0**-32))
+    angle = 2 * np.pi * angle_word.astype(np.float64) / 2.0**32 - np.pi / 4
+    return radius * np.cos(angle), radius * np.sin(angle)
+
+
+def normals(
+    shape: tuple[int, ...], key: Array, iteration: int, factor: int, row0: int, dtype: Any
+) -> Array:
+    """Noise of an (n, K) band as float64, from uniforms rounded to ``dtype``."""
+    n, components = shape
+    quads = (components + 3) // 4
+    rows, quad = np.meshgrid(np.arange(row0, row0 + n), np.arange(quads), indexing="ij")
+    words = philox4x32(quad, rows, iteration, factor, int(key[0]), int(key[1]))
+    pairs = [*_box_muller(words[0], words[1], dtype), *_box_muller(words[2], words[3], dtype)]
+    return np.stack(pairs, axis=-1).reshape(n, 4 * quads)[:, :components]
+
+
+def fill_normals(out: Array, key: Array, iteration: int, factor: int, row0: int) -> None:
+    """Twin of :func:`daskfactor.kernels.philox.fill_normals`."""
+    out[...] = normals(out.shape, key, iteration, factor, row0, out.dtype)
+
+
+def _noise(theta: Array, key: Array, iteration: int, factor: int, row0: int, coarse: bool) -> Array:
+    if not coarse:
+        return normals(theta.shape, key, iteration, factor, row0, theta.dtype)
+    first = normals(theta.shape, key, 2 * iteration, factor, row0, theta.dtype)
+    second = normals(theta.shape, key, 2 * iteration + 1, factor, row0, theta.dtype)
+    return (first + second) / np.sqrt(2)
+
+
+def metric_step(
+    theta: Array,
+    grad: Array,
+    metric: Array,
+    step: float,
+    rate: float,
+    key: Array,
+    iteration: int,
+    factor: int,
+    row0: int,
+    coarse: bool,
+) -> None:
+    """Twin of :func:`daskfactor.kernels.langevin.metric_step`."""
+    z = _noise(theta, key, iteration, factor, row0, coarse)
+    y = step / metric
+    limit = 2 * np.sqrt(2 * y * (theta + y))
+    drift = np.clip(y * theta * (grad - rate), -limit, limit)
+    theta[...] = np.abs(theta + drift + y + np.sqrt(2 * y * theta) * z)
+
+
+def plain_step(
+    theta: Array,
+    grad: Array,
+    step: float,
+    rate: float,
+    key: Array,
+    iteration: int,
+    factor: int,
+    row0: int,
+    coarse: bool,
+) -> None:
+    """Twin of :func:`daskfactor.kernels.langevin.plain_step`."""
+    z = _noise(theta, key, iteration, factor, row0, coarse)
+    deviation = np.sqrt(2 * step)
+    drift = np.clip(step * (grad - rate), -2 * deviation, 2 * deviation)
+    theta[...] = np.abs(theta + drift + deviation * z)
+
+
+def accumulate_moments(theta: Array, count: int, mean: Array, m2: Array) -> None:
+    """Twin of :func:`daskfactor.kernels.langevin.accumulate_moments`."""
+    delta = theta - mean
+    mean += delta / count
+    m2 += delta * (theta - mean)
+
+
+def deviance(v: Array, mu: Array, beta: float) -> Array:
+    """d_beta(v | mu) by its definition, with the limit at v = 0; in float64."""
+    v, mu = np.asarray(v, np.float64), np.asarray(mu, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if beta == 1:
+            return np.where(v == 0, mu, v * np.log(v / mu) - v + mu)
+        if beta == 0:
+            return v / mu - np.log(v / mu) - 1
+        data_term = np.where(v == 0, 0, v**beta / (beta * (beta - 1)))
+        return data_term - v * mu ** (beta - 1) / (beta - 1) + mu**beta / beta
+
+
+def _block(
+    V: Array, row0: int, col0: int, W: Array, H: Array, floor: float
+) -> tuple[Array, Array, Array]:
+    """Data with zeros for missing entries, means, mask."""
+    v = V[row0 : row0 + len(W), col0 : col0 + len(H)].astype(W.dtype)
+    observed = ~np.isnan(v)
+    return np.where(observed, v, 0), np.maximum(W @ H.T, floor), observed
+
+
+def gradient(
+    V: Array,
+    row0: int,
+    col0: int,
+    W: Array,
+    H: Array,
+    scale: float,
+    floor: float,
+    GW: Array,
+    GH: Array,
+    beta: float,
+) -> None:
+    """Twin of ``DenseKernels.gradient``."""
+    v, mu, observed = _block(V, row0, col0, W, H, floor)
+    residual = scale * observed * (v - mu) * mu ** (beta - 2)
+    GW[...] = residual @ H
+    GH[...] = residual.T @ W
+
+
+def gradient_curvature(
+    V: Array,
+    row0: int,
+    col0: int,
+    W: Array,
+    H: Array,
+    scale: float,
+    floor: float,
+    GW: Array,
+    GH: Array,
+    CW: Array,
+    CH: Array,
+    beta: float,
+) -> None:
+    """Twin of ``DenseKernels.gradient_curvature``."""
+    gradient(V, row0, col0, W, H, scale, floor, GW, GH, beta)
+    _, mu, observed = _block(V, row0, col0, W, H, floor)
+    curvature = observed * mu ** (beta - 1)
+    CW += curvature @ H
+    CH += curvature.T @ W
+
+
+def multiplicative_rows(
+    V: Array,
+    row0: int,
+    col0: int,
+    W: Array,
+    H: Array,
+    floor: float,
+    num: Array,
+    den: Array,
+    beta: float,
+) -> None:
+    """Twin of ``DenseKernels.multiplicative_rows``."""
+    v, mu, observed = _block(V, row0, col0, W, H, floor)
+    num += (observed * v * mu ** (beta - 2)) @ H
+    den += (observed * mu ** (beta - 1)) @ H
+
+
+def multiplicative_cols(
+    V: Array,
+    row0: int,
+    col0: int,
+    W: Array,
+    H: Array,
+    floor: float,
+    num: Array,
+    den: Array,
+    beta: float,
+) -> None:
+    """Twin of ``DenseKernels.multiplicative_cols``."""
+    v, mu, observed = _block(V, row0, col0, W, H, floor)
+    num += (observed * v * mu ** (beta - 2)).T @ W
+    den += (observed * mu ** (beta - 1)).T @ W
+
+
+def evaluate(
+    V: Array,
+    row0: int,
+    col0: int,
+    W: Array,
+    H: Array,
+    floor: float,
+    out: Array,
+    cell_rows: Array,
+    cell_cols: Array,
+    mean: Array,
+    m2: Array,
+    count: int,
+    beta: float,
+) -> None:
+    """Twin of ``DenseKernels.evaluate``."""
+    v, mu, observed = _block(V, row0, col0, W, H, floor)
+    v, mu = v[observed], mu[observed]
+    out[0] -= deviance(v, mu, beta).sum()
+    out[1] += ((v - mu) ** 2 * mu ** (beta - 2)).sum()
+    accumulate_moments((W @ H.T)[cell_rows, cell_cols], count, mean, m2)

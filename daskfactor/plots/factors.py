@@ -1,0 +1,114 @@
+"""The components of a factorization with their uncertainty."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from daskfactor.errors import OptionError
+from daskfactor.plots.canvas import ACCENT, INK, group, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+FloatArray = NDArray[np.float64]
+
+
+def factor_moments(tree: xr.DataTree, name: str, chain: int) -> tuple[FloatArray, FloatArray]:
+    """Mean and standard deviation of factor ``W`` or ``H`` as (component, row or column)."""
+    if "posterior_moments" in tree.children:
+        moments = group(tree, "posterior_moments").isel(chain=chain)
+        mean, variance = moments[f"{name}_mean"], moments[f"{name}_var"]
+    else:
+        draws = group(tree, "posterior")[name].isel(chain=chain)
+        if draws.sizes["draw"] == 0:
+            raise OptionError("the run has no draws yet: resume it first")
+        mean, variance = draws.mean("draw"), draws.var("draw")
+    order = ("component", ...)
+    return (
+        np.asarray(mean.transpose(*order).values, dtype=np.float64),
+        np.sqrt(np.asarray(variance.transpose(*order).values, dtype=np.float64)),
+    )
+
+
+def component_shares(w_mean: FloatArray, h_mean: FloatArray) -> FloatArray:
+    """Share of the total intensity sum_ij (WH)_ij that each component carries, (K,)."""
+    weight = w_mean.sum(axis=1) * h_mean.sum(axis=1)
+    total = float(weight.sum())
+    return weight / total if total > 0 else np.full(weight.shape, 1.0 / weight.size)
+
+
+def components(
+    tree: xr.DataTree,
+    image_shape: tuple[int, int] | None = None,
+    count: int = 6,
+    chain: int = 0,
+    figure: "Figure | SubFigure | None" = None,
+) -> "Figure":
+    """Posterior mean of the strongest components, a band of one sd around it.
+
+    One line of the figure per component: its column of W on the left (as a picture, if
+    `image_shape` is given), its row of H on the right. One chain is shown because
+    components have no common order across chains.
+
+    Parameters
+    ----------
+    tree : xarray.DataTree
+        A result of `sample`, `resume` or `open_run`.
+    image_shape : (int, int), optional
+        Height and width, if the rows of the data are the pixels of an image.
+    count : int
+        How many components, the one that carries most of the data first.
+    chain : int
+        Position of the chain.
+    figure : matplotlib Figure or SubFigure, optional
+        Drawn into, if given.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    OptionError
+        If the tree holds no factors, `image_shape` does not fit, or matplotlib is missing.
+    """
+    w_mean, w_sd = factor_moments(tree, "W", chain)
+    h_mean, h_sd = factor_moments(tree, "H", chain)
+    if image_shape is not None and image_shape[0] * image_shape[1] != w_mean.shape[1]:
+        raise OptionError(
+            f"image_shape {image_shape} has {image_shape[0] * image_shape[1]} pixels, "
+            f"the factor W has {w_mean.shape[1]} rows"
+        )
+    shares = component_shares(w_mean, h_mean)
+    chosen = np.argsort(-shares, kind="stable")[:count]
+    target = new_figure(9.0, 0.9 * len(chosen) + 0.6) if figure is None else figure
+    axes: NDArray[np.object_] = target.subplots(
+        len(chosen), 2, squeeze=False, width_ratios=(1, 3) if image_shape else (1, 1)
+    )
+    for (left, right), k in zip(axes, chosen, strict=True):
+        if image_shape is None:
+            _profile(left, w_mean[k], w_sd[k])
+        else:
+            left.imshow(w_mean[k].reshape(image_shape), cmap="gray", interpolation="nearest")
+            left.set_xticks([])
+            left.set_yticks([])
+        _profile(right, h_mean[k], h_sd[k])
+        left.set_ylabel(f"{k}\n{shares[k]:.1%}", rotation=0, ha="right", va="center", fontsize=8)
+    axes[0, 0].set_title("W, by row", loc="left", fontsize=9, color=INK)
+    axes[0, 1].set_title("H, by column", loc="left", fontsize=9, color=INK)
+    return target.get_figure(root=True)
+
+
+def _profile(ax: "Axes", mean: FloatArray, sd: FloatArray) -> None:
+    position = np.arange(mean.size)
+    ax.fill_between(position, np.maximum(mean - sd, 0), mean + sd, color=ACCENT, alpha=0.3, lw=0)
+    ax.plot(position, mean, color=ACCENT, lw=0.8)
+    ax.set_ylim(bottom=0)
+    ax.set_xlim(-0.5, mean.size - 0.5)
+    ax.margins(x=0)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    ax.tick_params(labelsize=6, colors=INK, length=2)

@@ -1,0 +1,151 @@
+"""The variables of a run: one registry from which stores, trees and checks are built.
+
+Names and dimensions are ArviZ's where ArviZ has one. ``{row}`` and ``{column}``
+stand for the user's own dimension names.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Literal, NamedTuple
+
+import xarray as xr
+
+from daskfactor.errors import DataError, StoreFormatError
+
+ROW = "{row}"
+COLUMN = "{column}"
+LIBRARY = "daskfactor"
+FORMAT_VERSION = 1
+
+Kind = Literal["factor", "real", "count", "flag", "data"]
+
+
+class Variable(NamedTuple):
+    """One variable of a run: where it is, what its axes are, what it holds."""
+
+    group: str
+    name: str
+    dims: tuple[str, ...]
+    kind: Kind
+    doc: str
+
+
+def _factors(group: str, doc: str) -> tuple[Variable, ...]:
+    return (
+        Variable(group, "W", ("chain", "draw", ROW, "component"), "factor", f"row factor, {doc}"),
+        Variable(
+            group, "H", ("chain", "draw", "component", COLUMN), "factor", f"column factor, {doc}"
+        ),
+    )
+
+
+MOMENTS = "posterior_moments"
+_STATS = "sample_stats"
+_WARMUP = "warmup_sample_stats"
+_TABLE = ("chain", "draw")
+
+REGISTRY: tuple[Variable, ...] = (
+    *_factors("posterior", "one draw per kept cycle"),
+    *_factors("posterior_coarse", "of the chain with twice the step (P-SGRRLD)"),
+    Variable(MOMENTS, "W_mean", ("chain", ROW, "component"), "factor", "mean of W over cycles"),
+    Variable(MOMENTS, "W_var", ("chain", ROW, "component"), "factor", "population variance of W"),
+    Variable(MOMENTS, "H_mean", ("chain", "component", COLUMN), "factor", "mean of H over cycles"),
+    Variable(
+        MOMENTS, "H_var", ("chain", "component", COLUMN), "factor", "population variance of H"
+    ),
+    Variable(MOMENTS, "count", ("chain",), "count", "cycles averaged; 0: nothing valid yet"),
+    Variable("monitor", "mean", ("chain", "cell"), "real", "mean of WH at a monitored cell"),
+    Variable("monitor", "var", ("chain", "cell"), "real", "population variance of WH there"),
+    Variable("monitor", "count", ("chain",), "count", "cycles averaged; 0: nothing valid yet"),
+    Variable(_STATS, "lp", _TABLE, "real", "log density of data and factors, up to a constant"),
+    Variable(_STATS, "step_size", _TABLE, "real", "step size of the cycle"),
+    Variable(_STATS, "diverging", _TABLE, "flag", "the cycle diverged and was rolled back"),
+    Variable(_WARMUP, "lp", ("chain", "warmup_draw"), "real", "as in sample_stats, while tuning"),
+    Variable(_WARMUP, "step_size", ("chain", "warmup_draw"), "real", "step size while tuning"),
+    Variable("observed_data", "V", (ROW, COLUMN), "data", "the data; NaN = missing"),
+    Variable("constant_data", "dispersion", (), "real", "dispersion of the Tweedie model"),
+    Variable("constant_data", "rate_w", (), "real", "prior rate of W"),
+    Variable("constant_data", "rate_h", (), "real", "prior rate of H"),
+)
+
+CELL_INDICES = ("row_index", "column_index")
+RESERVED = frozenset(
+    {"chain", "draw", "warmup_draw", "component", "cell", *CELL_INDICES}
+    | {variable.name for variable in REGISTRY}
+)
+
+
+def check_dims(dims: Sequence[Hashable]) -> None:
+    """Refuse names of the data's dimensions that the results need themselves.
+
+    Raises
+    ------
+    DataError
+        If a name is reserved, or if rows and columns share one name.
+    """
+    for dim in dims:
+        if dim in RESERVED:
+            raise DataError(
+                f"a dimension of the data is named {dim!r}, a name that the results need "
+                f"themselves; rename it first, for example V.rename({{{dim!r}: 'my_{dim}'}})"
+            )
+        if not isinstance(dim, str) or not dim or "/" in dim:
+            raise DataError(
+                f"a dimension of the data is named {dim!r}; "
+                "dimension names must be non-empty text without '/'"
+            )
+    if dims[0] == dims[1]:
+        raise DataError(
+            f"rows and columns are both named {dims[0]!r}; rename one of them, for example "
+            f"xarray.DataArray(V.values, dims=({dims[0]!r}, '{dims[0]}_2'))"
+        )
+
+
+def factor_dims(tree: xr.DataTree) -> tuple[str, str]:
+    """The user's names of rows and columns in a trace.
+
+    Raises
+    ------
+    StoreFormatError
+        If the tree holds neither draws nor moments of the factors.
+    """
+    own = {"chain", "draw", "component"}
+    for group, w, h in (("posterior", "W", "H"), (MOMENTS, "W_mean", "H_mean")):
+        if group in tree.children and {w, h} <= set(tree[group].data_vars):
+            dims = [[d for d in tree[group][name].dims if d not in own] for name in (w, h)]
+            if len(dims[0]) == len(dims[1]) == 1:
+                return str(dims[0][0]), str(dims[1][0])
+    raise StoreFormatError(
+        f"this tree holds the groups {sorted(tree.children)} but no factors; "
+        "pass the result of daskfactor.sample or the path of a run store"
+    )
+
+
+def validate(tree: xr.DataTree) -> None:
+    """Check a tree against the registry: names, dimensions, kinds of values.
+
+    Raises
+    ------
+    StoreFormatError
+        If a variable is unknown, or has other dimensions or another kind of
+        values than the registry says.
+    """
+    row, column = factor_dims(tree)
+    names = {ROW: row, COLUMN: column}
+    known = {(variable.group, variable.name): variable for variable in REGISTRY}
+    for group, node in tree.children.items():
+        for name, array in node.data_vars.items():
+            variable = known.get((group, str(name)))
+            if variable is None:
+                raise StoreFormatError(f"a run has no variable {name!r} in group {group!r}")
+            dims = tuple(names.get(dim, dim) for dim in variable.dims)
+            if array.dims != dims:
+                raise StoreFormatError(
+                    f"{group}/{name} has dimensions {array.dims}, a run has {dims}"
+                )
+            if array.dtype.kind not in _KINDS[variable.kind]:
+                raise StoreFormatError(
+                    f"{group}/{name} has dtype {array.dtype}, a run has {variable.kind} values"
+                )
+
+
+_KINDS: dict[Kind, str] = {"factor": "f", "real": "f", "count": "iu", "flag": "b", "data": "biuf"}

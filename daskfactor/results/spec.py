@@ -1,0 +1,180 @@
+"""What a run will hold: all that must be known before its first draw, checked."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from daskfactor.errors import DataError, OptionError
+from daskfactor.results.schema import RESERVED, check_dims
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What a run will hold: everything that must be known before its first draw.
+
+    Parameters
+    ----------
+    shape : (I, J, K)
+        Rows, columns and components.
+    chains, draws, warmup_draws : int
+        ``draws`` counts the draws *kept*, per chain.
+    dims : (str, str)
+        The user's names of rows and columns.
+    coords : mapping
+        Coordinates as xarray takes them: labels by dimension name, or
+        ``(dim, values)`` for further ones.
+    dtype : str
+        dtype of the factors, ``"float32"`` or ``"float64"``.
+    keep : {"draws", "moments"}
+        Whether the posterior groups with the draws themselves exist.
+    has_coarse : bool
+        P-SGRRLD: ``posterior_coarse`` exists, with ``draws // 2`` draws.
+    monitor_rows, monitor_columns : array of int, (n_monitor,), optional
+        Positions of the monitored cells.
+    draw_index : array of int, (draws,), optional
+        Cycle number of each kept draw; 0, 1, 2, ... when not given.
+    observed : array (I, J), optional
+        The data, when they are to travel with the run.
+    attrs : mapping
+        JSON-able attributes of the root.
+
+    Raises
+    ------
+    DataError
+        If a dimension or coordinate has a name that the results need
+        themselves, or labels that do not fit.
+    OptionError
+        If a count is impossible.
+    """
+
+    shape: tuple[int, int, int]
+    chains: int
+    draws: int
+    warmup_draws: int = 0
+    dims: tuple[str, str] = ("row", "column")
+    coords: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+    keep: Literal["draws", "moments"] = "draws"
+    has_coarse: bool = False
+    monitor_rows: NDArray[np.integer[Any]] | None = None
+    monitor_columns: NDArray[np.integer[Any]] | None = None
+    draw_index: NDArray[np.integer[Any]] | None = None
+    observed: NDArray[Any] | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_dims(self.dims)
+        _check_counts(self)
+        _check_monitor(self)
+        _ = self.labels
+
+    @property
+    def n_monitor(self) -> int:
+        return 0 if self.monitor_rows is None else len(self.monitor_rows)
+
+    @property
+    def cycles(self) -> NDArray[np.int64]:
+        """Cycle number of every kept draw."""
+        if self.draw_index is None:
+            return np.arange(self.draws, dtype=np.int64)
+        return np.asarray(self.draw_index, dtype=np.int64)
+
+    @cached_property
+    def labels(self) -> xr.Dataset:
+        """The user's coordinates, checked, with string labels as text rather than objects."""
+        try:
+            dataset = xr.Dataset(coords={name: _values(v) for name, v in self.coords.items()})
+        except (ValueError, TypeError) as error:
+            raise DataError(f"the coordinates of the data cannot be used: {error}") from error
+        lengths = dict(zip(self.dims, self.shape[:2], strict=True))
+        for name, coord in dataset.coords.items():
+            _check_coord(str(name), coord, lengths)
+        return dataset.assign_coords(
+            {name: (coord.dims, _as_text(str(name), coord)) for name, coord in _objects(dataset)}
+        )
+
+
+def _check_counts(spec: RunSpec) -> None:
+    least = {"chains": 1, "draws": 0, "warmup_draws": 0}
+    for name, low in least.items():
+        if getattr(spec, name) < low:
+            raise OptionError(f"{name} must be at least {low}, got {getattr(spec, name)}")
+    if min(spec.shape) < 1:
+        raise OptionError(f"shape must be three positive numbers (I, J, K), got {spec.shape}")
+    if spec.dtype not in ("float32", "float64"):
+        raise OptionError(f"dtype must be 'float32' or 'float64', got {spec.dtype!r}")
+    if len(spec.cycles) != spec.draws:
+        raise OptionError(
+            f"draw_index must name the cycle of each of the {spec.draws} draws, "
+            f"got {len(spec.cycles)} numbers"
+        )
+    if spec.observed is not None and spec.observed.shape != spec.shape[:2]:
+        raise DataError(
+            f"observed has shape {spec.observed.shape}, but the run is over {spec.shape[:2]}"
+        )
+
+
+def _check_monitor(spec: RunSpec) -> None:
+    if (spec.monitor_rows is None) != (spec.monitor_columns is None):
+        raise OptionError("monitored cells need both their row and their column positions")
+    if spec.monitor_rows is None or spec.monitor_columns is None:
+        return
+    if len(spec.monitor_rows) != len(spec.monitor_columns):
+        raise OptionError(
+            f"monitored cells need one row and one column position each, got "
+            f"{len(spec.monitor_rows)} rows and {len(spec.monitor_columns)} columns"
+        )
+    for name, index, size in (
+        ("rows", spec.monitor_rows, spec.shape[0]),
+        ("columns", spec.monitor_columns, spec.shape[1]),
+    ):
+        if len(index) and not 0 <= np.min(index) <= np.max(index) < size:
+            raise OptionError(
+                f"monitored {name} must lie in 0..{size - 1}, got {np.min(index)}..{np.max(index)}"
+            )
+
+
+def _values(value: Any) -> Any:
+    """Labels as xarray takes them; pandas categories become what they stand for."""
+    if isinstance(value, tuple) or isinstance(getattr(value, "dtype", None), np.dtype):
+        return value
+    return np.asarray(value)
+
+
+def _check_coord(name: str, coord: xr.DataArray, lengths: Mapping[str, int]) -> None:
+    if name in RESERVED:
+        raise DataError(
+            f"a coordinate of the data is named {name!r}, a name that the results need "
+            "themselves; rename or drop it first"
+        )
+    if coord.ndim > 1 or not set(coord.dims) <= set(lengths):
+        raise DataError(
+            f"the coordinate {name!r} has dimensions {coord.dims}; "
+            f"it must run along one of {tuple(lengths)}"
+        )
+    for dim in coord.dims:
+        if coord.sizes[dim] != lengths[str(dim)]:
+            raise DataError(
+                f"the coordinate {name!r} has {coord.sizes[dim]} labels, "
+                f"but {dim!r} has {lengths[str(dim)]} entries"
+            )
+
+
+def _objects(dataset: xr.Dataset) -> Iterator[tuple[Any, xr.DataArray]]:
+    """Coordinates that numpy would hold as text or as objects."""
+    return ((name, c) for name, c in dataset.coords.items() if c.dtype.kind not in "biufMm")
+
+
+def _as_text(name: str, coord: xr.DataArray) -> NDArray[Any]:
+    values = coord.values.ravel()
+    if values.dtype.kind in "OUT" and all(isinstance(value, str) for value in values):
+        return np.array([str(value) for value in values], dtype=str).reshape(coord.shape)
+    raise DataError(
+        f"the coordinate {name!r} has labels of dtype {coord.dtype}; "
+        "labels must be text, numbers, booleans or dates: convert or drop it first"
+    )

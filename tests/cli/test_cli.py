@@ -1,0 +1,285 @@
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from typer.testing import CliRunner
+
+import daskfactor
+from daskfactor import demos
+from daskfactor.cli.main import app
+from daskfactor.errors import (
+    DataError,
+    DataWarning,
+    DivergenceError,
+    EngineError,
+    ModelError,
+    OptionError,
+    StoreError,
+    StoreFormatError,
+)
+from daskfactor.results.spec import RunSpec
+from daskfactor.results.store import RunStore
+from tests.fake_run import fake_run
+
+
+@pytest.fixture
+def invoke():
+    runner = CliRunner()
+    return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A path at which `open_run` finds the fake run."""
+    path = tmp_path / "run.zarr"
+    path.mkdir()
+
+    def open_run(given):
+        assert given == str(path)
+        return fake_run()
+
+    monkeypatch.setattr(daskfactor, "open_run", open_run, raising=False)
+    return path
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    path = tmp_path / "data.npy"
+    np.save(path, np.ones((6, 5)))
+    return path
+
+
+class Calls(list):
+    """What a stand-in was called with; `raises` makes it fail."""
+
+    raises: BaseException | None = None
+
+
+@pytest.fixture
+def sampled(monkeypatch):
+    calls = Calls()
+
+    def sample(V, model, sampler=None, **options):
+        calls.append({"V": V, "model": model, "sampler": sampler, **options})
+        if calls.raises is not None:
+            raise calls.raises
+        return fake_run()
+
+    monkeypatch.setattr(daskfactor, "sample", sample, raising=False)
+    return calls
+
+
+def fit(invoke, matrix, *more):
+    return invoke("fit", matrix, "--store", "run.zarr", "-k", 3, *more)
+
+
+def test_help_is_fast_because_it_imports_nothing_heavy():
+    code = (
+        "import sys; from daskfactor.cli.main import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'numba', 'dask', 'xarray', 'zarr', 'scipy', 'matplotlib'}\n"
+        "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("demo", "fit", "resume", "predict", "info", "plot"):
+        assert f" {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", ["demo", "fit", "resume", "predict", "info", "plot"])
+def test_every_command_has_help_with_an_example(invoke, command):
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert f"daskfactor {command} " in result.stdout
+
+
+def test_version(invoke):
+    assert invoke("--version").stdout.split()[0] == "daskfactor"
+
+
+def test_fit_hands_its_options_on(invoke, matrix, sampled):
+    result = fit(
+        invoke, matrix, "--beta", 2, "--draws", 8, "--tune", 6, "--chains", 2, "--thin", 3,
+        "--sampler", "psgrrld", "--blocks", 2, "--seed", 9, "--dtype", "float64",
+        "--executor", "serial", "--keep", "moments", "--monitor", "missing", "--quiet",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    (call,) = sampled
+    np.testing.assert_array_equal(call.pop("V"), np.ones((6, 5)))
+    model = call.pop("model")
+    assert (model.n_components, model.beta) == (3, 2.0)
+    assert type(call.pop("sampler")) is daskfactor.PSGRRLD
+    assert call == {
+        "draws": 8, "tune": 6, "chains": 2, "thin": 3, "blocks": 2, "random_seed": 9,
+        "dtype": "float64", "executor": "serial", "keep": "moments", "monitor": "missing",
+        "progressbar": False, "store": "run.zarr",
+    }  # fmt: skip
+
+
+def test_fit_prints_one_json_object_and_nothing_else(invoke, matrix, sampled):
+    result = fit(invoke, matrix, "--json")
+    summary = json.loads(result.stdout)
+    assert summary["store"] == "run.zarr"
+    assert summary["draws_done"] == 20
+    assert summary["model"]["n_components"] == 3
+    assert result.stderr == ""
+
+
+def test_fit_table_tells_how_to_go_on(invoke, matrix, sampled):
+    result = fit(invoke, matrix)
+    assert result.exit_code == 0, result.output
+    assert "daskfactor resume run.zarr" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DataError("two words"), 3),
+        (ModelError("two words"), 3),
+        (OptionError("two words"), 3),
+        (StoreError("two words"), 4),
+        (StoreFormatError("two words"), 4),
+        (FileExistsError(17, "two words", "run.zarr"), 4),
+        (DivergenceError("two words"), 5),
+        (EngineError("two words"), 1),
+        (ZeroDivisionError("two words"), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_errors_are_one_sentence_and_an_exit_code(invoke, matrix, sampled, error, code):
+    sampled.raises = error
+    result = fit(invoke, matrix)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert "two words" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" in fit(invoke, matrix, "--debug").stderr
+
+
+@pytest.mark.parametrize(
+    ("begun", "advice"),
+    [(True, "go on with: daskfactor resume run.zarr"), (False, "before anything was written")],
+)
+def test_ctrl_c_says_how_to_go_on(invoke, matrix, sampled, monkeypatch, tmp_path, begun, advice):
+    monkeypatch.chdir(tmp_path)
+    if begun:
+        (tmp_path / "run.zarr").mkdir()
+    sampled.raises = KeyboardInterrupt()
+    result = fit(invoke, matrix)
+    assert result.exit_code == 130
+    assert advice in result.stderr
+
+
+def test_usage_errors_are_2(invoke, matrix):
+    assert invoke("fit", matrix).exit_code == 2
+    assert fit(invoke, matrix, "--draws", 0).exit_code == 2
+    assert fit(invoke, matrix, "--sampler", "gibbs").exit_code == 2
+    assert invoke("paint").exit_code == 2
+
+
+def test_bad_values_are_3(invoke, matrix, tmp_path):
+    assert fit(invoke, matrix, "--monitor", "all").exit_code == 3
+    assert fit(invoke, matrix, "--beta", 1.5).exit_code == 3
+    assert fit(invoke, tmp_path / "none.npy").exit_code == 3
+
+
+def test_warnings_are_one_line_on_stderr(invoke, matrix, monkeypatch):
+    def sample(*arguments, **options):
+        import warnings
+
+        warnings.warn("zeros are taken as counts", DataWarning, stacklevel=1)
+        return fake_run()
+
+    monkeypatch.setattr(daskfactor, "sample", sample, raising=False)
+    result = fit(invoke, matrix, "--json")
+    assert result.stderr == "note: zeros are taken as counts\n"
+    json.loads(result.stdout)
+
+
+def test_resume_hands_its_options_on(invoke, matrix, monkeypatch):
+    calls = []
+
+    def resume(store, **options):
+        calls.append((store, options))
+        return fake_run()
+
+    monkeypatch.setattr(daskfactor, "resume", resume, raising=False)
+    result = invoke("resume", "run.zarr", "--draws", 5, "--data", matrix, "--json")
+    assert result.exit_code == 0, result.output
+    ((store, options),) = calls
+    assert store == "run.zarr"
+    np.testing.assert_array_equal(options.pop("V"), np.ones((6, 5)))
+    assert options == {"draws": 5, "progressbar": True, "executor": "lanes"}
+
+
+def test_info_tells_of_data_draws_and_health(invoke, store):
+    summary = json.loads(invoke("info", store, "--json").stdout)
+    assert summary["data"]["n_observed"] == 63
+    assert summary["diverging"] == 1
+    assert (summary["draws_done"], summary["draws_kept"]) == (20, 20)
+    assert abs(summary["lp_drift"]) < 2
+    text = invoke("info", store).stdout
+    assert "75.0%" in text
+    assert "1 divergences" in text
+
+
+def test_info_of_a_run_without_draws(invoke, store, monkeypatch):
+    tree = fake_run(keep="moments").filter(lambda node: "stats" not in (node.name or ""))
+    tree.attrs |= {"dispersion": None, "draws": 20}
+    monkeypatch.setattr(daskfactor, "open_run", lambda path: tree, raising=False)
+    result = invoke("info", store)
+    assert result.exit_code == 0, result.output
+    assert "no draws yet" in result.stdout
+
+
+def test_plot_writes_a_picture(invoke, store, tmp_path):
+    picture = tmp_path / "run.png"
+    result = invoke("plot", store, "-o", picture, "--image-shape", "4x3", "-k", 2, "--json")
+    assert json.loads(result.stdout) == {"picture": str(picture)}
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert invoke("plot", store, "-o", picture, "--image-shape", "4").exit_code == 3
+
+
+def test_demo_refuses_a_store_that_exists_before_it_works(invoke, tmp_path):
+    result = invoke("demo", "digits", "--store", tmp_path)
+    assert result.exit_code == 4
+    assert "--overwrite" in result.stderr
+
+
+def test_demo_prints_its_scores(invoke, tmp_path, monkeypatch):
+    images = demos.load_digits()
+    erased = np.zeros(images.truth.shape, dtype=bool)
+    erased[::3] = True
+
+    def run(given, **options):
+        assert options["missing"] == 0.5
+        scores = [demos.Score("row mean", 0.2, 0.0), demos.Score("posterior mean", 0.1, 2.5)]
+        return demos.Evaluation(given, erased, scores, 0.91, 0.9, images.truth, images.truth / 9)
+
+    monkeypatch.setattr(demos, "run", run)
+    place = ["--store", tmp_path / "d.zarr", "-o", tmp_path / "d.png"]
+    table = invoke("demo", "digits", "--missing", 0.5, *place)
+    assert table.exit_code == 0, table.output
+    assert "0.1000" in table.stdout
+    assert "91.0%" in table.stdout
+    result = json.loads(invoke("demo", "digits", "--missing", 0.5, *place, "--json").stdout)
+    assert result["scores"][1] == {"method": "posterior mean", "error": 0.1, "seconds": 2.5}
+    assert (tmp_path / "d.png").exists()
+
+
+def test_forget_run_deletes_nothing_but_runs(tmp_path):
+    target = tmp_path / "run.zarr"
+    demos.forget_run(str(target))
+    zarr.create_group(target, attributes={"inference_library": "another"})
+    with pytest.raises(StoreFormatError):
+        demos.forget_run(str(target))
+    assert target.exists()
+    shutil.rmtree(target)
+    RunStore.create(target, RunSpec(shape=(4, 3, 2), chains=1, draws=5)).close()
+    demos.forget_run(str(target))
+    assert not target.exists()

@@ -1,0 +1,104 @@
+"""The commands on a real run, one after another, as a person would use them."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import daskfactor
+from daskfactor.cli.main import app
+
+ROWS, COLUMNS = 24, 20
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(3)
+    counts = rng.poisson(rng.gamma(1, 2, (ROWS, 2)) @ rng.gamma(1, 2, (2, COLUMNS)))
+    with (tmp_path / "counts.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["gene", *(f"c{j}" for j in range(COLUMNS))])
+        for i, row in enumerate(counts):
+            writer.writerow([f"g{i}", *("" if (i + j) % 7 == 0 else v for j, v in enumerate(row))])
+    return "counts.csv"
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def succeed(*arguments):
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+OPTIONS = ("-k", 2, "--draws", 12, "--tune", 10, "--blocks", 2, "--seed", 4, "--monitor", "missing")
+
+
+def test_fit_info_resume_predict_plot(table):
+    fitted = json.loads(succeed("fit", table, "--store", "run.zarr", *OPTIONS, "--json"))
+    assert fitted["data"]["shape"] == [ROWS, COLUMNS]
+    assert fitted["data"]["n_observed"] == sum(
+        (i + j) % 7 != 0 for i in range(ROWS) for j in range(COLUMNS)
+    )
+    assert (fitted["draws_done"], fitted["draws_kept"]) == (12, 12)
+    assert json.loads(succeed("info", "run.zarr", "--json"))["lp_mean"] == fitted["lp_mean"]
+
+    assert json.loads(succeed("resume", "run.zarr", "--draws", 8, "--json"))["draws_done"] == 20
+
+    text = succeed("predict", "run.zarr", "--rows", "0,3", "--columns", "7:9")
+    lines = list(csv.reader(io.StringIO(text)))
+    assert [line[:2] for line in lines[1:]] == [
+        ["g0", "c7"],
+        ["g0", "c8"],
+        ["g3", "c7"],
+        ["g3", "c8"],
+    ]
+    mean, _, lower, upper = np.array([line[2:] for line in lines[1:]], dtype=float).T
+    assert (lower <= mean).all()
+    assert (mean <= upper).all()
+
+    succeed("plot", "run.zarr", "-o", "run.png")
+
+
+def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(table, monkeypatch):
+    succeed("fit", table, "--store", "whole.zarr", *OPTIONS)
+    sample = daskfactor.sample
+
+    def interrupted_sample(*arguments, **options):
+        def interrupt(event):
+            if event.phase == "draw":
+                raise KeyboardInterrupt
+
+        return sample(*arguments, **options, callback=interrupt)
+
+    monkeypatch.setattr(daskfactor, "sample", interrupted_sample)
+    stopped = call("fit", table, "--store", "broken.zarr", *OPTIONS)
+    assert stopped.exit_code == 130
+    assert "daskfactor resume broken.zarr" in stopped.stderr
+    assert "draws done" in succeed("info", "broken.zarr")
+
+    succeed("resume", "broken.zarr")
+    whole, broken = (daskfactor.open_run(path) for path in ("whole.zarr", "broken.zarr"))
+    for name in ("W", "H"):
+        np.testing.assert_array_equal(
+            whole["posterior"][name].values, broken["posterior"][name].values
+        )
+
+
+def test_errors_leave_no_store_behind(table, tmp_path):
+    (tmp_path / "bad.csv").write_text("1,2\n-3,4\n")
+    result = call("fit", "bad.csv", "--store", "bad.zarr", "-k", 1)
+    assert result.exit_code == 3
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert not (tmp_path / "bad.zarr").exists()
+    succeed("fit", table, "--store", "run.zarr", *OPTIONS)
+    again = call("fit", table, "--store", "run.zarr", *OPTIONS)
+    assert again.exit_code == 4, again.output
+    assert call("info", "none.zarr").exit_code == 4
+    assert call("info", table).exit_code == 4

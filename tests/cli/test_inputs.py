@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from daskfactor.cli.inputs import read_input, read_table
+from daskfactor.errors import DataError
+
+VALUES = np.array([[1.0, 2.0], [np.nan, 4.5]])
+
+
+def table(tmp_path, text, name="t.csv"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_npy(tmp_path):
+    np.save(tmp_path / "v.npy", VALUES)
+    np.testing.assert_array_equal(read_input(str(tmp_path / "v.npy")), VALUES)
+
+
+def test_npz_first_or_named(tmp_path):
+    path = tmp_path / "v.npz"
+    np.savez(path, a=VALUES, b=VALUES + 1)
+    np.testing.assert_array_equal(read_input(str(path)), VALUES)
+    np.testing.assert_array_equal(read_input(f"{path}:b"), VALUES + 1)
+    with pytest.raises(DataError, match="no array 'c', only a, b"):
+        read_input(f"{path}:c")
+
+
+def test_pickles_are_never_loaded(tmp_path):
+    np.save(tmp_path / "v.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "v.npz", a=np.array([{}], dtype=object))
+    for name in ("v.npy", "v.npz"):
+        with pytest.raises(DataError, match=r"no NumPy (array file|archive)"):
+            read_input(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("text", ["1,2\n,4.5\n", "1;2\n\nNA;4.5", "1\t2\nnan\t4.5\n", "1 2\n? 4.5"])
+def test_bare_tables(tmp_path, text):
+    np.testing.assert_array_equal(read_table(table(tmp_path, text)), VALUES)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "columns"),
+    [
+        ("x,y\n1,2\n,4.5\n", None, ["x", "y"]),
+        ("g,x,y\na,1,2\nb,,4.5\n", ["a", "b"], ["x", "y"]),
+        (",x,y\n7,1,2\n8,,4.5\n", ["7", "8"], ["x", "y"]),
+        ("x,y\na,1,2\nb,,4.5\n", ["a", "b"], ["x", "y"]),
+        ('"a, b",1,2\nb,,4.5\n', ["a, b", "b"], None),
+    ],
+    ids=["header", "both", "numbers as row names", "no corner", "row names"],
+)
+def test_labelled_tables(tmp_path, text, rows, columns):
+    result = read_table(table(tmp_path, text))
+    np.testing.assert_array_equal(result.values, VALUES)
+    assert result.dims == ("row", "column")
+    for dim, names in (("row", rows), ("column", columns)):
+        assert (list(result[dim].values) if dim in result.coords else None) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("x,y\n", "no line of numbers"),
+        ("1,2\n3\n", "line 2 has 1 fields, the lines before it 2"),
+        ("x,y\n1,2\n3,four\n", "line 3, field 2: 'four' is no number"),
+        ("x,y,z\n1,2\n", "3 names in its header, but 2 columns"),
+    ],
+)
+def test_broken_tables_say_where(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        read_table(table(tmp_path, text))
+
+
+def test_a_zarr_array_is_left_to_the_library(tmp_path):
+    path = tmp_path / "v.zarr"
+    zarr.save_array(path, VALUES)
+    assert read_input(str(path)) == str(path)
+    assert read_input("s3://bucket/v.zarr") == "s3://bucket/v.zarr"
+
+
+@pytest.mark.parametrize("name", ["v.nc", "v.zarr"])
+def test_labelled_files(tmp_path, name):
+    path = tmp_path / name
+    dataset = xr.Dataset(
+        {"v": (("time", "band"), VALUES), "line": (("band",), [1.0, 2.0])},
+        coords={"band": [450.0, 550.0]},
+    )
+    if name == "v.nc":
+        dataset.to_netcdf(path, engine="h5netcdf")
+    else:
+        dataset.to_zarr(path, consolidated=False)
+    only = read_input(str(path))
+    assert only.dims == ("time", "band")
+    np.testing.assert_array_equal(only.values, VALUES)
+    xr.testing.assert_equal(read_input(f"{path}:v").load(), only.load())
+    with pytest.raises(DataError, match="no variable 'w', only line, v"):
+        read_input(f"{path}:w")
+
+
+def test_several_matrices_have_to_be_named(tmp_path):
+    path = tmp_path / "v.zarr"
+    xr.Dataset({"a": (("x", "y"), VALUES), "b": (("x", "y"), VALUES)}).to_zarr(
+        path, consolidated=False
+    )
+    with pytest.raises(DataError, match=r"2 two-dimensional variables \(a, b\)"):
+        read_input(str(path))
+
+
+def test_what_cannot_be_read_says_what_can(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        read_input(str(tmp_path / "none.npy"))
+    (tmp_path / "v.docx").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"cannot be read; give \.npy"):
+        read_input(str(tmp_path / "v.docx"))

@@ -1,0 +1,115 @@
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+from typer.testing import CliRunner
+
+import daskfactor
+from daskfactor.cli.main import app
+from daskfactor.cli.predict import positions
+from daskfactor.errors import OptionError
+from tests.fake_run import fake_run
+
+
+def predictions(rows, columns):
+    shape = (len(rows), len(columns))
+    mean = np.arange(np.prod(shape), dtype=float).reshape(shape)
+    return xr.Dataset(
+        {
+            "mean": (("row", "column"), mean),
+            "sd": (("row", "column"), mean / 10),
+            "lower": (("row", "column"), mean - 1),
+            "upper": (("row", "column"), mean + 1),
+        },
+        coords={"row": [f"r{i}" for i in rows], "column": columns},
+    )
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    calls = []
+
+    def predict(trace, *, rows, columns, interval, of):
+        rows, columns = (None if x is None else x.tolist() for x in (rows, columns))
+        calls.append({"rows": rows, "columns": columns, "interval": interval, "of": of})
+        # Labels are handed over, so that positions and labels cannot be mistaken here.
+        numbers = range(12) if rows is None else [int(name.removeprefix("r")) for name in rows]
+        return predictions(numbers, range(7) if columns is None else columns)
+
+    monkeypatch.setattr(daskfactor, "open_run", lambda path: fake_run(), raising=False)
+    monkeypatch.setattr(daskfactor, "predict", predict, raising=False)
+    return calls
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["predict", "run.zarr", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3", [3]),
+        ("0:3", [0, 1, 2]),
+        ("5, 0:2", [5, 0, 1]),
+        (":2", [0, 1]),
+        ("8:", [8, 9]),
+        (":", list(range(10))),
+    ],
+)
+def test_positions(text, expected):
+    assert positions(text, 10, "--rows") == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,,2", "-1", "10", "3:2", "0:11", "0:4:2", "1.5"])
+def test_impossible_positions_are_refused(text):
+    with pytest.raises(OptionError, match="--rows"):
+        positions(text, 10, "--rows")
+
+
+def test_csv_on_stdout_has_a_line_for_every_cell(calls):
+    result = invoke("--rows", "0,3", "--columns", "1:3", "--interval", 0.5, "--of", "observation")
+    assert result.exit_code == 0, result.output
+    assert calls == [
+        {"rows": ["r0", "r3"], "columns": [1, 2], "interval": 0.5, "of": "observation"}
+    ]
+    lines = list(csv.reader(io.StringIO(result.stdout)))
+    assert lines[0] == ["row", "column", "mean", "sd", "lower", "upper"]
+    assert lines[1:] == [
+        ["r0", "1", "0", "0", "-1", "1"],
+        ["r0", "2", "1", "0.1", "0", "2"],
+        ["r3", "1", "2", "0.2", "1", "3"],
+        ["r3", "2", "3", "0.3", "2", "4"],
+    ]
+
+
+def test_files_hold_what_was_predicted(calls, tmp_path):
+    expected = predictions(range(12), range(7))
+    assert invoke("-o", tmp_path / "p.nc").exit_code == 0
+    with xr.open_dataset(tmp_path / "p.nc") as written:
+        xr.testing.assert_equal(written.load(), expected)
+    result = invoke("-o", tmp_path / "p.csv", "--json")
+    assert json.loads(result.stdout)["sizes"] == {"row": 12, "column": 7}
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 1 + 12 * 7
+    assert invoke("-o", tmp_path / "p.zarr").exit_code == 0
+    np.testing.assert_array_equal(
+        xr.open_zarr(tmp_path / "p.zarr", consolidated=False)["upper"].values,
+        expected["upper"].values,
+    )
+
+
+def test_an_existing_store_is_left_alone(calls, tmp_path):
+    target = tmp_path / "p.zarr"
+    target.mkdir()
+    result = invoke("-o", target)
+    assert result.exit_code == 4
+    assert "exists already" in result.stderr
+    assert not list(target.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [["-o", "p.xlsx"], ["--json"]])
+def test_outputs_that_make_no_sense_are_refused_before_the_work(calls, arguments):
+    assert invoke(*arguments).exit_code == 3
+    assert not calls

@@ -1,0 +1,68 @@
+"""Every kernel once on small odd shapes; run as a script it saves what came out.
+
+Run under other compiler settings by ``test_compiler_modes.py``.
+"""
+
+import sys
+
+import numpy as np
+
+from daskfactor.kernels.dense import dense_kernels
+from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
+from daskfactor.kernels.philox import fill_normals
+from daskfactor.kernels.workspace import Workspace
+
+KEY = np.array([7, 11], np.uint32)
+
+
+def exact_results(dtype):
+    """Kernels that promise the same bits everywhere."""
+    rng = np.random.default_rng(3)
+    results = {}
+    for n, K in ((1, 1), (3, 5), (2, 8)):
+        tag = f"{n}x{K}"
+        z = np.empty((n, K), dtype)
+        fill_normals(z, KEY, 5, 1, 9)
+        theta = rng.gamma(1.0, size=(n, K)).astype(dtype)
+        grad = rng.normal(size=(n, K)).astype(dtype) * 30
+        metric = rng.gamma(3.0, size=(n, K)).astype(dtype)
+        metric_draw, plain_draw, coarse_draw = theta.copy(), theta.copy(), theta.copy()
+        metric_step(metric_draw, grad, metric, 0.1, 0.5, KEY, 2, 0, 4, False)
+        metric_step(coarse_draw, grad, metric, 0.1, 0.5, KEY, 2, 0, 4, True)
+        plain_step(plain_draw, grad, 0.01, 0.5, KEY, 2, 1, 4, False)
+        mean, m2 = theta.astype(np.float64), np.ones((n, K))
+        accumulate_moments(z, 3, mean, m2)
+        values = (z, metric_draw, coarse_draw, plain_draw, mean, m2)
+        results |= {f"exact/{tag}/{i}/{dtype.__name__}": x for i, x in enumerate(values)}
+    return results
+
+
+def dense_results(dtype, beta):
+    """Kernels that may sum in another order."""
+    rng = np.random.default_rng(4)
+    V = rng.gamma(2.0, size=(9, 8)).astype(dtype)
+    V[2, 3] = V[4, 4] = np.nan
+    W, H = (rng.gamma(2.0, size=(rows, 3)).astype(dtype) for rows in (7, 5))
+    k, (tile, tile2, GW, GH) = dense_kernels(beta), Workspace(dtype).arrays(3, 5, 3)
+    GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
+    CH, num_h, den_h = (np.ones_like(H) for _ in range(3))
+    k.gradient_curvature(V, 1, 2, W, H, 2.0, 1e-6, GW, GH, CW, CH, tile, tile2)
+    results = [GW.copy(), GH.copy(), CW, CH]
+    k.gradient(V, 2, 3, W, H, 2.0, 1e-6, GW, GH, tile)
+    k.multiplicative_rows(V, 1, 2, W, H, 1e-6, num_w, den_w, tile, tile2)
+    k.multiplicative_cols(V, 1, 2, W, H, 1e-6, num_h, den_h, tile, tile2)
+    out, mean, m2 = np.zeros(2), np.zeros(3), np.zeros(3)
+    rows, cols = np.array([0, 4, 6], np.int32), np.array([4, 0, 4], np.int32)
+    k.evaluate(V, 1, 2, W, H, 1e-6, tile, out, rows, cols, mean, m2, 1)
+    results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
+    return {f"dense/{beta}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
+
+
+def all_results():
+    """Dense kernels first: they must not lend their fast arithmetic to the exact ones."""
+    results = dense_results(np.float32, 1.0) | dense_results(np.float64, 0.3)
+    return results | exact_results(np.float32) | exact_results(np.float64)
+
+
+if __name__ == "__main__":
+    np.savez(sys.argv[1], **all_results())

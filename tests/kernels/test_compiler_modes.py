@@ -1,0 +1,70 @@
+"""The kernels under other compiler settings: JIT off, bounds checked, cached on disk."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import daskfactor
+
+SCRIPT = Path(__file__).with_name("small_run.py")
+
+
+def run_small(tmp_path, **settings):
+    """Results of ``small_run.py`` in a fresh process with these environment variables."""
+    root = str(Path(daskfactor.__file__).parents[1])
+    out = tmp_path / f"{'-'.join(settings) or 'plain'}.npz"
+    environment = os.environ | {"PYTHONPATH": root} | settings
+    command = [sys.executable, str(SCRIPT), str(out)]
+    done = subprocess.run(
+        command, check=False, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(np.load(out))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return run_small(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize("setting", ["NUMBA_DISABLE_JIT", "NUMBA_BOUNDSCHECK"])
+def test_same_results(plain, tmp_path, setting):
+    other = run_small(tmp_path, **{setting: "1"})
+    assert other.keys() == plain.keys()
+    for name, value in plain.items():
+        if name.startswith("exact/"):
+            np.testing.assert_array_equal(other[name], value, err_msg=name)
+        else:
+            tolerance = 1e-4 if name.endswith("float32") else 1e-10
+            scale = np.abs(value).max()
+            np.testing.assert_allclose(
+                other[name], value, rtol=tolerance, atol=tolerance * scale, err_msg=name
+            )
+
+
+def test_bounds_checks_are_on(tmp_path):
+    code = (
+        "import numpy as np; from daskfactor.kernels.langevin import accumulate_moments as a;"
+        "a(np.ones((2, 2)), 1, np.ones((1, 2)), np.ones((1, 2)))"
+    )
+    root = str(Path(daskfactor.__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": root, "NUMBA_BOUNDSCHECK": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, check=False, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert "IndexError" in done.stderr
+
+
+@pytest.mark.slow
+def test_disk_cache_gives_the_same_bits(plain, tmp_path):
+    settings = {"DASKFACTOR_JIT_CACHE": "1", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    first, second = (run_small(tmp_path, **settings) for _ in range(2))
+    assert list((tmp_path / "cache").rglob("*.nbi"))
+    for name, value in plain.items():
+        np.testing.assert_array_equal(first[name], value, err_msg=name)
+        np.testing.assert_array_equal(second[name], value, err_msg=name)

@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from daskfactor import plots
+from daskfactor.errors import OptionError
+from daskfactor.plots.canvas import save
+from daskfactor.plots.factors import component_shares, factor_moments
+from tests.fake_run import COMPONENTS, SHAPE, fake_run
+
+
+def pictures(count=3, height=4, width=5):
+    return np.random.default_rng(0).random((count, height, width)) * 255
+
+
+def test_faces_panel_shares_one_gray_scale_and_gives_sd_its_own():
+    original = pictures()
+    erased = np.where(original > 100, np.nan, original)
+    figure = plots.faces_panel(original, erased, original, original / 50, labels=list("abc"))
+    axes = np.array(figure.axes[:12]).reshape(4, 3)
+    limits = {ax.images[0].get_clim() for ax in axes[:3].ravel()}
+    assert limits == {(0.0, original.max())}
+    assert axes[3, 0].images[0].get_clim()[1] < original.max() / 40
+    assert [ax.get_title() for ax in axes[0]] == ["a", "b", "c"]
+    np.testing.assert_array_equal(axes[1, 2].images[0].get_array().mask, np.isnan(erased[2]))
+
+
+def test_faces_panel_survives_a_sd_that_is_nowhere_known():
+    original = pictures()
+    assert isinstance(plots.faces_panel(original, original, original, original * np.nan), Figure)
+
+
+def test_faces_panel_names_the_stack_that_differs():
+    original = pictures()
+    with pytest.raises(OptionError, match=r"restored \(2, 4, 5\)"):
+        plots.faces_panel(original, original, original[:2], original)
+    with pytest.raises(OptionError, match="stack of images"):
+        plots.faces_panel(original[0], original, original, original)
+
+
+def test_trace_plot_draws_every_chain_in_both_panels_and_marks_divergences():
+    tree = fake_run(chains=2, draws=20, warmup=5)
+    whole, zoom = plots.trace_plot(tree).axes
+    lp = tree["sample_stats/lp"].values
+    np.testing.assert_array_equal(whole.lines[0].get_ydata(), lp[0])
+    assert len(whole.lines) == 4
+    assert whole.lines[2].get_xdata()[-1] == tree.attrs["tune"]
+    (mark,) = [line for line in zoom.lines if line.get_marker() == "|"]
+    assert list(mark.get_xdata()) == [tree["sample_stats/draw"].values[3]]
+
+
+def test_trace_plot_without_warmup():
+    tree = fake_run().filter(lambda node: "warmup" not in node.name if node.name else True)
+    assert len(plots.trace_plot(tree).axes) == 2
+
+
+def test_trace_plot_says_what_it_needs():
+    with pytest.raises(OptionError, match="no group 'sample_stats'"):
+        plots.trace_plot(fake_run().filter(lambda node: node.name == "posterior"))
+
+
+def test_moments_come_from_draws_where_none_were_streamed():
+    tree = fake_run()
+    streamed = factor_moments(tree, "H", 1)
+    draws = factor_moments(tree.filter(lambda node: node.name == "posterior"), "H", 1)
+    assert streamed[0].shape == (COMPONENTS, SHAPE[1])
+    np.testing.assert_allclose(streamed, draws)
+
+
+def test_a_run_without_draws_has_no_components():
+    tree = fake_run().filter(lambda node: node.name == "posterior").isel(draw=slice(0))
+    with pytest.raises(OptionError, match="no draws yet"):
+        plots.overview(tree)
+
+
+def test_shares_add_up_and_follow_the_product():
+    shares = component_shares(np.array([[1.0, 1.0], [2.0, 4.0]]), np.array([[3.0], [1.0]]))
+    np.testing.assert_allclose(shares, [0.5, 0.5])
+    np.testing.assert_allclose(component_shares(np.zeros((4, 2)), np.zeros((4, 3))), 0.25)
+
+
+def test_components_puts_the_strongest_first_and_draws_pictures():
+    tree = fake_run()
+    figure = plots.components(tree, image_shape=(4, 3), count=2)
+    w, h = (factor_moments(tree, name, 0)[0] for name in "WH")
+    strongest = int(np.argmax(component_shares(w, h)))
+    left = figure.axes[0]
+    np.testing.assert_allclose(left.images[0].get_array(), w[strongest].reshape(4, 3))
+    assert left.get_ylabel().startswith(f"{strongest}\n")
+
+
+def test_components_refuses_a_shape_that_does_not_fit():
+    with pytest.raises(OptionError, match="20 pixels, the factor W has 12 rows"):
+        plots.components(fake_run(), image_shape=(4, 5))
+
+
+@pytest.mark.parametrize("keep", ["draws", "moments"])
+def test_overview_is_written_as_a_picture(tmp_path, keep):
+    path = tmp_path / "run.png"
+    save(plots.overview(fake_run(keep=keep), count=9, title="run"), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_suffix_that_is_no_picture_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="no suffix of a picture"):
+        save(plots.trace_plot(fake_run()), tmp_path / "run.doc")
+    assert not list(tmp_path.iterdir())

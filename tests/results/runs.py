@@ -1,0 +1,136 @@
+"""Small runs with known draws, for the tests of the results."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from daskfactor.results.spec import RunSpec
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import build_tree
+
+I, J, K = 7, 5, 3  # noqa: E741, the papers' own letters
+CHAINS, DRAWS, WARMUP = 2, 10, 4
+
+ATTRS = {
+    "model": json.dumps({"type": "TweedieNMF", "n_components": K, "beta": 1.0}),
+    "sampler": json.dumps({"type": "PSGLD"}),
+    "dispersion": 1.0,
+    "rate_w": 2.0,
+    "rate_h": 3.0,
+    "random_seed": 0,
+}
+
+
+def make_spec(**changes: Any) -> RunSpec:
+    spec = RunSpec(
+        shape=(I, J, K),
+        chains=CHAINS,
+        draws=DRAWS,
+        warmup_draws=WARMUP,
+        dims=("gene", "day"),
+        coords={
+            "gene": [f"g{i}" for i in range(I - 1)] + ["Ångström"],
+            "day": np.array(["2024-01-01"], dtype="datetime64[ns]")
+            + np.arange(J) * np.timedelta64(1, "D"),
+            "weight": ("gene", np.linspace(0.5, 2.5, I)),
+        },
+        monitor_rows=np.array([0, 3, 3]),
+        monitor_columns=np.array([1, 1, 4]),
+        draw_index=np.arange(DRAWS) * 2 + 1,
+        attrs=ATTRS,
+    )
+    return replace(spec, **changes)
+
+
+def factors(chain: int, start: int, n: int, *, salt: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Draws (n, I, K) and (n, J, K) that depend on nothing but their address."""
+    W, Ht = [], []
+    for draw in range(start, start + n):
+        rng = np.random.default_rng([salt, chain, draw])
+        W.append(rng.gamma(2.0, size=(I, K)))
+        Ht.append(rng.gamma(2.0, size=(J, K)))
+    return np.array(W, dtype="f4").reshape(n, I, K), np.array(Ht, dtype="f4").reshape(n, J, K)
+
+
+def stats(chain: int, start: int, n: int) -> dict[str, np.ndarray]:
+    index = np.arange(start, start + n)
+    return {
+        "lp": -100.0 * (chain + 1) + np.sin(7.0 * index),
+        "step_size": 0.1 / (1.0 + index),
+        "diverging": index % 5 == 4,
+    }
+
+
+def moments(chain: int) -> dict[str, np.ndarray]:
+    W, Ht = factors(chain, 0, DRAWS)
+    return {
+        "W_mean": W.mean(0),
+        "W_var": W.var(0),
+        "Ht_mean": Ht.mean(0),
+        "Ht_var": Ht.var(0),
+    }
+
+
+def monitor(chain: int, spec: RunSpec) -> dict[str, np.ndarray]:
+    W, Ht = factors(chain, 0, DRAWS)
+    mu = np.einsum("dpk,dpk->dp", W[:, spec.monitor_rows], Ht[:, spec.monitor_columns])
+    return {"mean": mu.mean(0).astype("f8"), "var": mu.var(0).astype("f8")}
+
+
+def fill(store: RunStore, spec: RunSpec, *, draws: int | None = None) -> None:
+    """Write draws of all chains, moments and the warm-up, and commit them."""
+    n = spec.draws if draws is None else draws
+    for chain in range(spec.chains):
+        warm = stats(chain, 0, spec.warmup_draws)
+        del warm["diverging"]
+        store.write_stats(chain, 0, warm, group="warmup_sample_stats")
+        if spec.keep == "draws":
+            store.write_draws(chain, 0, *factors(chain, 0, n))
+        if spec.has_coarse:
+            store.write_draws(
+                chain, 0, *factors(chain, 0, n // 2, salt=1), group="posterior_coarse"
+            )
+        store.write_stats(chain, 0, stats(chain, 0, n))
+        store.write_moments(chain, **moments(chain), count=DRAWS)
+        if spec.n_monitor:
+            store.write_monitor(chain, **monitor(chain, spec), count=DRAWS)
+    store.checkpoint({"state": np.arange(5)}, {"draws": n})
+
+
+def memory_tree(spec: RunSpec) -> xr.DataTree:
+    """The tree that `fill` would make, without a store."""
+    chains = range(spec.chains)
+
+    def per_chain(make: Any) -> dict[str, np.ndarray]:
+        parts = [make(chain) for chain in chains]
+        return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+
+    def drawn(n: int, salt: int) -> dict[str, np.ndarray]:
+        return per_chain(lambda c: dict(zip("WH", factors(c, 0, n, salt=salt), strict=True)))
+
+    streamed = per_chain(moments)
+    arrays: dict[str, Any] = {
+        "sample_stats": per_chain(lambda c: stats(c, 0, spec.draws)),
+        "posterior_moments": {
+            "W_mean": streamed["W_mean"],
+            "W_var": streamed["W_var"],
+            "H_mean": streamed["Ht_mean"],
+            "H_var": streamed["Ht_var"],
+            "count": np.full(spec.chains, DRAWS),
+        },
+    }
+    if spec.warmup_draws:
+        warm = per_chain(lambda c: stats(c, 0, spec.warmup_draws))
+        arrays["warmup_sample_stats"] = {name: warm[name] for name in ("lp", "step_size")}
+    if spec.n_monitor:
+        arrays["monitor"] = per_chain(lambda c: monitor(c, spec)) | {
+            "count": np.full(spec.chains, DRAWS)
+        }
+    if spec.keep == "draws":
+        arrays["posterior"] = drawn(spec.draws, 0)
+    if spec.has_coarse:
+        arrays["posterior_coarse"] = drawn(spec.draws // 2, 1)
+    return build_tree(spec, arrays)

@@ -1,0 +1,107 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from daskfactor.results.spec import RunSpec
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import open_run
+from tests.results.runs import I, J, K, factors, fill, make_spec
+from tests.results.writer import state_of
+
+KILLS = 10
+
+
+def _check(path: Path) -> int:
+    """Everything that the store vouches for is there, bit for bit; returns how many draws."""
+    plain = xr.open_datatree(path, engine="zarr")
+    tree = open_run(path)
+    with RunStore.open(path, "r+") as store:
+        (draws,) = store.committed.draws
+        if draws:
+            arrays, meta = store.load_checkpoint()
+            assert meta["draws"] == draws
+            for name, expected in state_of(draws).items():
+                assert arrays[name].tobytes() == expected.tobytes()
+    W, Ht = factors(0, 0, draws)
+    for found in (tree["posterior"], plain["posterior"].isel(draw=slice(draws))):
+        assert found["W"].values.tobytes() == W[None].tobytes()
+        np.testing.assert_array_equal(found["H"][0], Ht.transpose(0, 2, 1))
+        assert found["draw"].values.tolist() == list(range(draws))
+    np.testing.assert_array_equal(tree["sample_stats"]["lp"][0], np.arange(draws) + 0.5)
+    if "posterior_moments" in tree.children:
+        count = int(tree["posterior_moments"]["count"][0])
+        assert count in (draws, draws + 3)
+        W_mean = factors(1, count, 1)[0]
+        np.testing.assert_array_equal(tree["posterior_moments"]["W_mean"], W_mean)
+    return draws
+
+
+def test_a_run_killed_at_random_instants_loses_no_committed_draw(tmp_path):
+    path = tmp_path / "run.zarr"
+    RunStore.create(path, RunSpec(shape=(I, J, K), chains=1, draws=9)).close()
+    rng = np.random.default_rng(0)
+    seen = [0]
+    for _ in range(KILLS):
+        command = [sys.executable, str(Path(__file__).with_name("writer.py")), str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(rng.uniform(0.0, 0.3))  # not a wait: the instant of death
+            process.kill()
+        assert process.returncode == -9
+        seen.append(_check(path))
+    assert seen == sorted(seen)
+    assert seen[-1] > 9
+    assert not list(path.rglob("*.partial"))
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_checkpoint_cut_short_at_any_file_is_the_old_one_or_the_new_one(
+    tmp_path, monkeypatch, before
+):
+    path = tmp_path / "run.zarr"
+    spec = make_spec(chains=1)
+    with RunStore.create(path, spec) as store:
+        fill(store, spec, draws=2)
+        store.checkpoint({"a": np.full(3, 2.0)}, {"draws": 2, "turn": 0})
+    real = Path.replace
+    outcomes = []
+    for fatal in range(40):
+        left = [fatal]
+
+        def replace(self, target, left=left):
+            if not before and left[0] >= 0:
+                real(self, target)
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return real(self, target) if before else None
+
+        with RunStore.open(path, "r+") as store, monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", replace)
+            try:
+                store.write_draws(0, 2, *factors(0, 2, 2))
+                store.checkpoint({"a": np.full(5_000, 4.0)}, {"draws": 4, "turn": 1})
+            except Killed:
+                pass
+        with RunStore.open(path, "r+") as store:
+            arrays, meta = store.load_checkpoint()
+            draws = store.committed.draws[0]
+        turn = meta["turn"]
+        assert draws == (2, 4)[turn]
+        np.testing.assert_array_equal(arrays["a"], np.full((3, 5_000)[turn], 2.0 + 2 * turn))
+        np.testing.assert_array_equal(open_run(path)["posterior"]["W"][0], factors(0, 0, draws)[0])
+        outcomes.append(turn)
+        if turn == 1:
+            break
+    assert len(outcomes) > 3
+    assert outcomes == [0] * (len(outcomes) - 1) + [1]

@@ -1,0 +1,139 @@
+"""Plain xarray, zarr and ArviZ read a store as it stands, without us."""
+
+import json
+import pickletools
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from daskfactor.results.spec import RunSpec
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import open_run
+from tests.results.runs import CHAINS, DRAWS, fill, make_spec, memory_tree
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # ArviZ announces its next version on import
+    import arviz as az
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("readers") / "run.zarr"
+    spec = make_spec(has_coarse=True, observed=np.arange(35.0).reshape(7, 5))
+    with RunStore.create(path, spec) as store:
+        fill(store, spec)
+        store.finish({"sampling_time": 1.0})
+    return path
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_plain_xarray_opens_the_store_without_a_warning(path, chunks):
+    tree = xr.open_datatree(path, engine="zarr", chunks=chunks)
+    ours = open_run(path)
+    assert set(tree.children) == set(ours.children)
+    assert "checkpoint" not in tree.children
+    xr.testing.assert_identical(tree.load(), ours.load())
+    assert tree["posterior"]["gene"].values.tolist()[-1] == "Ångström"
+    assert tree["posterior"]["day"].dtype.kind == "M"
+    assert tree["posterior"]["weight"].dims == ("gene",)
+    assert tree["monitor"]["gene"].values.tolist() == ["g0", "g3", "g3"]
+
+
+def test_xarray_opens_single_groups_and_ignores_consolidation(path):
+    group = xr.open_zarr(path, group="posterior")
+    assert group["W"].shape[:2] == (CHAINS, DRAWS)
+    tree = xr.open_datatree(path, engine="zarr", consolidated=False)
+    xr.testing.assert_identical(
+        tree["posterior"].to_dataset().load(), open_run(path)["posterior"].to_dataset().load()
+    )
+    assert set(tree["checkpoint"].to_dataset().dims) == {"checkpoint_slot", "checkpoint_byte"}
+
+
+def test_plain_zarr_walks_the_store_without_a_warning(path):
+    names = [name for name, _ in zarr.open_group(path, mode="r").members(max_depth=None)]
+    assert "posterior/W" in names
+    whole = zarr.open_group(path, mode="r", use_consolidated=False)
+    assert "checkpoint/state" in [name for name, _ in whole.members(max_depth=None)]
+
+
+@pytest.mark.parametrize("source", ["store", "memory"])
+def test_arviz_summarizes_the_statistics(path, source):
+    tree = xr.open_datatree(path, engine="zarr") if source == "store" else memory_tree(make_spec())
+    data = az.from_datatree(tree)
+    summary = az.summary(data.sample_stats, var_names=["lp"])
+    lp = tree["sample_stats"]["lp"].values
+    assert summary.loc["lp", "mean"] == pytest.approx(lp.mean(), rel=1e-3)
+    assert float(az.ess(data.sample_stats, var_names=["lp"])["lp"]) > 0
+    assert np.isfinite(az.rhat(data.posterior, var_names=["W"])["W"]).all()
+    assert az.extract(data.posterior)["W"].sizes["sample"] == CHAINS * DRAWS
+
+
+def test_a_running_store_opens_in_another_process_with_warnings_as_errors(tmp_path):
+    path = tmp_path / "run.zarr"
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        fill(store, spec, draws=3)
+        store.write_draws(0, 3, np.ones((1, 7, 3)), np.ones((1, 5, 3)))
+        code = f"""
+import xarray, sys
+tree = xarray.open_datatree({str(path)!r}, engine="zarr")
+print(int(tree["posterior"]["W"].notnull().all(["chain", "gene", "component"]).sum()))
+"""
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+        )
+    assert done.stdout.strip() == "3", done.stderr
+
+
+def test_every_array_is_plain_zarr_v3(path):
+    nodes = sorted(path.rglob("zarr.json"))
+    assert len(nodes) > 40
+    for node in nodes:
+        document = json.loads(node.read_text())
+        assert document["zarr_format"] == 3
+        if document["node_type"] == "array":
+            assert document["data_type"] in {
+                *("string", "bool", "float32", "float64", "int64", "uint8"),
+            }
+            names = {codec["name"] for codec in document["codecs"]}
+            assert names <= {"bytes", "vlen-utf8", "zstd"}
+            assert document.get("dimension_names") or document["shape"] == []
+
+
+def test_nothing_in_the_store_is_a_pickle(path):
+    files = [file for file in path.rglob("*") if file.is_file()]
+    assert len(files) > 60
+    for file in files:
+        raw = file.read_bytes()
+        # Protocol 2 and later start with a fixed byte and end with a stop.
+        assert not (raw[:1] == b"\x80" and raw[1:2] in b"\x02\x03\x04\x05" and raw[-1:] == b".")
+        assert b"numpy.core" not in raw
+        assert b"_reconstruct" not in raw
+        assert b'"object"' not in raw
+        assert b"pickle" not in raw
+    assert pickletools  # the opcodes above are its PROTO and STOP
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["é", "漢字", ""],
+        np.array([3, 1, 2]),
+        np.array([0.5, np.nan, 2.0]),
+        np.array(["2024-01-01", "NaT", "2025-01-01"], dtype="datetime64[s]"),
+        np.array(["2024-01-01T00:00:00.000000001"] * 3, dtype="datetime64[ns]"),
+        np.array([1, 2, 3], dtype="timedelta64[h]").astype("timedelta64[ns]"),
+        np.array([True, False, True]),
+    ],
+)
+def test_labels_survive_the_store(tmp_path, labels):
+    spec = RunSpec(shape=(3, 2, 1), chains=1, draws=1, coords={"row": labels})
+    RunStore.create(tmp_path / "run.zarr", spec).close()
+    found = xr.open_datatree(tmp_path / "run.zarr", engine="zarr")["posterior"]["row"].values
+    np.testing.assert_array_equal(found.astype(spec.labels["row"].dtype), spec.labels["row"])

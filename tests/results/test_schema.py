@@ -1,0 +1,146 @@
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daskfactor.errors import DataError, OptionError, StoreFormatError
+from daskfactor.results.layout import CHUNK_BYTES, layouts
+from daskfactor.results.schema import REGISTRY, check_dims, factor_dims, validate
+from daskfactor.results.spec import RunSpec
+from tests.results.runs import I, J, K, make_spec, memory_tree
+
+
+@pytest.mark.parametrize("name", ["chain", "draw", "component", "cell", "W", "lp", "row_index"])
+def test_dimension_names_of_the_results_are_refused(name):
+    with pytest.raises(DataError, match=f"{name}.*rename"):
+        check_dims((name, "column"))
+    with pytest.raises(DataError, match=f"{name}.*rename"):
+        RunSpec(shape=(I, J, K), chains=1, draws=1, dims=("row", name))
+
+
+def test_rows_and_columns_cannot_share_a_name():
+    with pytest.raises(DataError, match="both named 'gene'"):
+        check_dims(("gene", "gene"))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", 3, None])
+def test_dimension_names_are_plain_text(name):
+    with pytest.raises(DataError, match="non-empty text"):
+        check_dims((name, "column"))
+
+
+@pytest.mark.parametrize(
+    ("coords", "match"),
+    [
+        ({"gene": ["a"]}, "1 labels|conflicting"),
+        ({"other": np.arange(3)}, "must run along"),
+        ({"W": ("gene", np.arange(I))}, "'W'"),
+        ({"gene": np.array([{}] * I, dtype=object)}, "labels of dtype object"),
+        ({"gene": np.array(["a", 1, *"bcdef"], dtype=object)}, "labels of dtype object"),
+        ({"gene": np.zeros((I, 2))}, "coordinates"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(coords, match):
+    with pytest.raises(DataError, match=match):
+        make_spec(coords=coords)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        list("abcdefg"),
+        np.array(list("abcdefg"), dtype=object),
+        pd.Index(list("abcdefg")),
+        pd.Categorical(list("abcabca")),
+        np.arange(I),
+        np.linspace(0, 1, I),
+        pd.date_range("2024-01-01", periods=I),
+        np.arange(I) % 2 == 0,
+    ],
+)
+def test_any_common_labels_are_taken(labels):
+    spec = make_spec(coords={"gene": labels})
+    assert spec.labels["gene"].dtype.kind in "UifMb"
+    assert spec.labels["gene"].values.tolist() == pd.Index(np.asarray(labels)).values.tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chains": 0},
+        {"draws": -1, "draw_index": None},
+        {"dtype": "float16"},
+        {"shape": (I, 0, K)},
+        {"draw_index": np.arange(3)},
+        {"monitor_rows": np.array([0, 1, I])},
+        {"monitor_rows": np.array([0, 1])},
+        {"monitor_columns": None},
+    ],
+)
+def test_impossible_plans_are_refused(change):
+    with pytest.raises(OptionError):
+        make_spec(**change)
+
+
+@given(
+    shape=st.tuples(st.integers(1, 10**7), st.integers(1, 10**5), st.integers(1, 500)),
+    draws=st.integers(0, 10**5),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_chunks_are_neither_large_nor_many(shape, draws, dtype):
+    spec = RunSpec(shape=shape, chains=2, draws=draws, dtype=dtype, has_coarse=True)
+    for layout in layouts(spec):
+        size = int(np.prod(layout.chunks)) * layout.dtype.itemsize
+        assert size <= CHUNK_BYTES
+        if "chain" not in layout.dims or 0 in layout.shape:
+            continue
+        whole = int(np.prod(layout.shape[1:])) * layout.dtype.itemsize
+        pieces = np.prod([-(-n // c) for n, c in zip(layout.shape, layout.chunks, strict=True)])
+        assert pieces <= 2 * (1 + 4 * whole / CHUNK_BYTES)
+
+
+def test_a_small_run_is_one_chunk_per_chain():
+    for layout in layouts(make_spec()):
+        assert layout.chunks == tuple(
+            1 if dim == "chain" else size
+            for dim, size in zip(layout.dims, layout.shape, strict=True)
+        )
+
+
+def test_the_registry_names_each_variable_once():
+    names = [(variable.group, variable.name) for variable in REGISTRY]
+    assert len(names) == len(set(names))
+    assert all(variable.doc for variable in REGISTRY)
+
+
+def test_a_tree_is_validated():
+    tree = memory_tree(make_spec(has_coarse=True))
+    validate(tree)
+    assert factor_dims(tree) == ("gene", "day")
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "values", "match"),
+    [
+        ("posterior", "Z", xr.DataArray(np.zeros(2), dims="chain"), "no variable 'Z'"),
+        ("sample_stats", "lp", xr.DataArray(np.zeros(2), dims="chain"), "has dimensions"),
+        (
+            "sample_stats",
+            "diverging",
+            xr.DataArray(np.zeros((2, 10)), dims=("chain", "draw")),
+            "dtype float64",
+        ),
+    ],
+)
+def test_a_tree_of_another_kind_is_refused(group, name, values, match):
+    tree = memory_tree(make_spec())
+    tree[group] = xr.DataTree(tree[group].to_dataset().assign({name: values}))
+    with pytest.raises(StoreFormatError, match=match):
+        validate(tree)
+
+
+def test_a_tree_without_factors_is_refused():
+    with pytest.raises(StoreFormatError, match="no factors"):
+        factor_dims(xr.DataTree.from_dict({"a": xr.Dataset()}))

@@ -1,0 +1,494 @@
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.results.files import DurableStore
+from daskfactor.results.schema import validate
+from daskfactor.results.spec import RunSpec
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import open_run
+from tests.results.runs import (
+    CHAINS,
+    DRAWS,
+    I,
+    K,
+    factors,
+    fill,
+    make_spec,
+    memory_tree,
+    moments,
+    stats,
+)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "run.zarr"
+
+
+@pytest.mark.parametrize("keep", ["draws", "moments"])
+@pytest.mark.parametrize("observed", [True, False])
+def test_a_store_gives_back_the_tree_of_the_same_run_in_memory(path, keep, observed):
+    V = np.arange(35.0).reshape(7, 5)
+    V[2, 3] = np.nan
+    spec = make_spec(keep=keep, has_coarse=keep == "draws", observed=V if observed else None)
+    with RunStore.create(path, spec) as store:
+        fill(store, spec)
+        tree = store.tree()
+    validate(tree)
+    expected = memory_tree(spec)
+    assert set(tree.children) == set(expected.children)
+    for group in expected.children:
+        for name, variable in expected[group].to_dataset().variables.items():
+            found = tree[group].to_dataset().variables[name]
+            assert found.dims == variable.dims
+            np.testing.assert_array_equal(found.values, variable.values, err_msg=f"{group}/{name}")
+    assert tree.attrs == expected.attrs
+    assert tree["constant_data"]["dispersion"] == 1.0
+
+
+def test_an_empty_store_opens_with_nan_and_no_draws(path):
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        assert store.committed.draws == (0, 0)
+        assert store.tree()["posterior"].sizes["draw"] == 0
+    plain = xr.open_datatree(path, engine="zarr")
+    assert plain["posterior"]["W"].shape == (CHAINS, DRAWS, I, K)
+    assert bool(plain["posterior"]["W"].isnull().all())
+    assert plain["posterior"]["draw"].values.tolist() == spec.cycles.tolist()
+    assert "posterior_moments" not in open_run(path).children
+
+
+def test_draws_exist_only_once_committed(path):
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        fill(store, spec, draws=4)
+        for chain in range(CHAINS):
+            store.write_draws(chain, 4, *factors(chain, 4, 3))
+            store.write_stats(chain, 4, stats(chain, 4, 3))
+        assert open_run(path)["posterior"].sizes["draw"] == 4
+        store.checkpoint({}, {"draws": 7})
+        tree = open_run(path)
+    assert tree["posterior"].sizes["draw"] == 7
+    for chain in range(CHAINS):
+        np.testing.assert_array_equal(tree["posterior"]["W"][chain], factors(chain, 0, 7)[0])
+        np.testing.assert_array_equal(tree["sample_stats"]["lp"][chain], stats(chain, 0, 7)["lp"])
+    assert np.isnan(xr.open_datatree(path, engine="zarr")["posterior"]["W"][:, 7:]).all()
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 10])
+def test_chunks_that_do_not_match_the_writes_change_nothing(path, size, monkeypatch):
+    monkeypatch.setattr("daskfactor.results.layout.CHUNK_BYTES", 4 * I * K * 4)
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        assert zarr.open_array(path, path="posterior/W", mode="r").chunks[1] == 4
+        for start in range(0, DRAWS, size):
+            n = min(size, DRAWS - start)
+            store.write_draws(1, start, *factors(1, start, n))
+            store.checkpoint({}, {"draws": [0, start + n]})
+    tree = open_run(path)
+    assert tree["posterior"]["chain"].values.tolist() == [1]
+    np.testing.assert_array_equal(tree["posterior"]["W"][0], factors(1, 0, DRAWS)[0])
+    np.testing.assert_array_equal(
+        tree["posterior"]["H"][0], factors(1, 0, DRAWS)[1].transpose(0, 2, 1)
+    )
+
+
+def test_the_writer_may_reuse_its_arrays(path):
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        W, Ht = factors(0, 0, 1)
+        store.write_draws(0, 0, W, Ht)
+        W[:], Ht[:] = -1, -1
+        store.checkpoint({}, {"draws": [1, 0]})
+        np.testing.assert_array_equal(store.tree()["posterior"]["W"][0], factors(0, 0, 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("draws", "length", "chains"),
+    [([10, 10], 10, [0, 1]), ([10, 3], 10, [0]), ([6, 4], 4, [0, 1]), ([0, 7], 7, [1])],
+)
+def test_chains_of_different_lengths_give_the_largest_rectangle(path, draws, length, chains):
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        fill(store, spec)
+        store.checkpoint({}, {"draws": draws})
+        tree = store.tree()
+    assert tree["posterior"].sizes["draw"] == length
+    assert tree["posterior"]["chain"].values.tolist() == chains
+    assert tree["sample_stats"]["chain"].values.tolist() == chains
+    assert tree["monitor"]["chain"].values.tolist() == chains
+
+
+def test_the_plan_is_read_back(path):
+    spec = make_spec(has_coarse=True)
+    RunStore.create(path, spec).close()
+    found = RunStore.open(path).spec
+    for name in ("shape", "chains", "draws", "warmup_draws", "dims", "dtype", "keep", "has_coarse"):
+        assert getattr(found, name) == getattr(spec, name)
+    for name in ("cycles", "monitor_rows", "monitor_columns"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(spec, name))
+    xr.testing.assert_equal(found.labels, spec.labels)
+    assert {name: found.attrs[name] for name in spec.attrs} == spec.attrs
+
+
+def test_a_checkpoint_comes_back_bit_for_bit(path):
+    arrays = {
+        "W": np.array([[np.nan, -0.0], [np.inf, 1e-40]], dtype="f4"),
+        "empty": np.zeros((0, 3)),
+        "scalar": np.array(7, dtype="u8"),
+        "strided": np.arange(12.0).reshape(3, 4).T,
+        "flags": np.array([True, False]),
+    }
+    meta = {"draws": 0, "cycle": np.int64(12), "key": [1, 2**63], "step": 0.1, "none": None}
+    with RunStore.create(path, make_spec()) as store:
+        store.checkpoint(arrays, meta)
+    with RunStore.open(path, "r+") as store:
+        found, told = store.load_checkpoint()
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        assert found[name].shape == array.shape
+        assert found[name].tobytes() == array.tobytes()
+    assert told == {**meta, "cycle": 12}
+
+
+def test_checkpoints_may_grow_and_span_many_chunks(path, monkeypatch):
+    monkeypatch.setattr("daskfactor.results.slots.CHUNK_BYTES", 10_000)
+    rng = np.random.default_rng(0)
+    with RunStore.create(path, make_spec()) as store:
+        for size in (10, 5_000, 40_000, 7):
+            arrays = {"a": rng.random(size), "b": rng.random(size // 2)}
+            store.checkpoint(arrays, {"draws": 0, "size": size})
+            found, meta = RunStore.open(path).load_checkpoint()
+            assert meta["size"] == size
+            assert all(found[name].tobytes() == arrays[name].tobytes() for name in arrays)
+
+
+def _damage(path: Path, slot: int) -> None:
+    for file in (path / "checkpoint" / "state" / "c" / str(slot)).iterdir():
+        raw = bytearray(file.read_bytes())
+        raw[3] ^= 1
+        file.write_bytes(raw)
+
+
+def test_damage_in_the_newest_checkpoint_falls_back_to_the_older(path):
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        fill(store, spec, draws=2)
+        store.checkpoint({"a": np.arange(9)}, {"draws": 2, "turn": 0})
+        store.checkpoint({"a": np.arange(9) + 1}, {"draws": 3, "turn": 1})
+    _damage(path, 0)
+    with RunStore.open(path, "r+") as store:
+        arrays, meta = store.load_checkpoint()
+        assert meta["turn"] == 0
+        np.testing.assert_array_equal(arrays["a"], np.arange(9))
+        assert store.committed.draws == (2, 2)
+        # The next checkpoint replaces the damaged one, not the one that is left.
+        store.checkpoint({"a": np.arange(3)}, {"draws": 3, "turn": 2})
+        assert store.load_checkpoint()[1]["turn"] == 2
+    _damage(path, 0)
+    assert RunStore.open(path).load_checkpoint()[1]["turn"] == 0
+    _damage(path, 1)
+    with pytest.raises(StoreFormatError, match=r"no checkpoint .* is whole .*'a' is damaged"):
+        RunStore.open(path).load_checkpoint()
+
+
+def test_no_checkpoint_is_said_to_be_missing(path):
+    with (
+        RunStore.create(path, make_spec()) as store,
+        pytest.raises(StoreFormatError, match="holds no checkpoint"),
+    ):
+        store.load_checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "meta"),
+    [
+        ({}, {}),
+        ({}, {"draws": -1}),
+        ({}, {"draws": [1]}),
+        ({}, {"draws": 2.5}),
+        ({}, {"draws": DRAWS + 1}),
+        ({"a": np.array([None])}, {"draws": 0}),
+        ({"a": np.array(["text"])}, {"draws": 0}),
+    ],
+)
+def test_checkpoints_that_cannot_be_kept_are_refused(path, arrays, meta):
+    with RunStore.create(path, make_spec()) as store:
+        with pytest.raises(OptionError):
+            store.checkpoint(arrays, meta)
+        assert store.committed.draws == (0, 0)
+
+
+def test_moments_cut_short_are_not_shown(path, monkeypatch):
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        fill(store, spec)
+        assert "posterior_moments" in open_run(path).children
+        with pytest.raises(TypeError):
+            store._replace("posterior_moments", 0, {"W_mean": object()}, 5)  # type: ignore[dict-item]
+        counts = open_run(path)["posterior_moments"]["count"].values
+        assert counts.tolist() == [0, DRAWS]
+
+
+def test_extension_keeps_draws_and_makes_room(path):
+    spec = make_spec(has_coarse=True)
+    with RunStore.create(path, spec) as store:
+        fill(store, spec)
+        store.extend(2 * DRAWS + 1)
+    with RunStore.open(path, "r+") as store:
+        assert store.draws == 2 * DRAWS + 1
+        store.write_draws(0, DRAWS, *factors(0, DRAWS, 3))
+        store.write_draws(0, DRAWS // 2, *factors(0, 5, 1, salt=1), group="posterior_coarse")
+        store.checkpoint({}, {"draws": [DRAWS + 3, 0]})
+        tree = store.tree()
+    np.testing.assert_array_equal(tree["posterior"]["W"][0], factors(0, 0, DRAWS + 3)[0])
+    np.testing.assert_array_equal(tree["posterior_coarse"]["W"][0], factors(0, 0, 6, salt=1)[0])
+    plain = xr.open_datatree(path, engine="zarr")
+    assert plain["posterior"]["draw"].values.tolist() == list(range(1, 43, 2))
+    assert plain["posterior_coarse"]["draw"].values.tolist() == list(range(3, 43, 4))
+    assert plain["sample_stats"]["lp"].shape == (CHAINS, 2 * DRAWS + 1)
+    assert plain["posterior_moments"]["W_mean"].shape == (CHAINS, I, K)
+
+
+def test_extension_takes_cycle_numbers_and_refuses_to_shorten(path):
+    with RunStore.create(path, make_spec()) as store:
+        with pytest.raises(OptionError, match="cannot shorten"):
+            store.extend(DRAWS - 1)
+        with pytest.raises(OptionError, match="draw_index"):
+            store.extend(DRAWS + 1, np.arange(3))
+        store.extend(DRAWS + 2, np.arange(DRAWS + 2) * 5)
+        np.testing.assert_array_equal(store.spec.cycles, np.arange(DRAWS + 2) * 5)
+
+
+class Killed(Exception):
+    pass
+
+
+def test_an_extension_cut_short_anywhere_leaves_a_whole_store(path, monkeypatch):
+    spec = make_spec(has_coarse=True)
+    RunStore.create(path, spec).close()
+    with RunStore.open(path, "r+") as store:
+        fill(store, spec)
+    real = Path.replace
+    for fatal in range(60):
+        left = [fatal]
+
+        def replace(self, target, left=left):
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return real(self, target)
+
+        done = False
+        with RunStore.open(path, "r+") as store, monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", replace)
+            try:
+                store.extend(DRAWS + 5)
+                done = True
+            except Killed:
+                pass
+        if done:
+            break
+        plain = xr.open_datatree(path, engine="zarr")
+        assert plain["posterior"].sizes["draw"] == DRAWS
+        np.testing.assert_array_equal(plain["posterior"]["W"][1], factors(1, 0, DRAWS)[0])
+        with RunStore.open(path, "r+") as store:
+            assert store.draws == DRAWS
+        assert zarr.open_array(path, path="posterior/W", mode="r").shape[1] == DRAWS
+    assert fatal > 10
+    assert done
+    assert xr.open_datatree(path, engine="zarr")["posterior"].sizes["draw"] == DRAWS + 5
+
+
+def test_attributes_and_constants_are_updated_atomically(path):
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        store.update_attrs({"dispersion": np.float32(0.5), "shape": (1, 2)})
+        fill(store, spec)
+        store.finish({"sampling_time": 1.5})
+        with pytest.raises(StoreError, match="reading only"):
+            store.write_draws(0, 0, *factors(0, 0, 1))
+    tree = open_run(path)
+    assert tree.attrs["dispersion"] == 0.5
+    assert tree.attrs["shape"] == [1, 2]
+    assert tree.attrs["sampling_time"] == 1.5
+    assert tree["constant_data"]["dispersion"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("chain", "start", "n"), [(0, DRAWS, 1), (0, 8, 3), (CHAINS, 0, 1), (-1, 0, 1), (0, -1, 1)]
+)
+def test_draws_outside_the_plan_are_refused(path, chain, start, n):
+    with RunStore.create(path, make_spec()) as store, pytest.raises(StoreError, match="room for"):
+        store.write_draws(chain, start, *factors(0, 0, n))
+
+
+def test_wrong_shapes_and_unplanned_variables_are_refused(path):
+    with RunStore.create(path, make_spec()) as store:
+        W, Ht = factors(0, 0, 1)
+        with pytest.raises(OptionError, match="takes draws of shape"):
+            store.write_draws(0, 0, Ht, W)
+        with pytest.raises(StoreError, match="no posterior_coarse/W"):
+            store.write_draws(0, 0, W, Ht, group="posterior_coarse")
+        with pytest.raises(StoreError, match="no sample_stats/energy"):
+            store.write_stats(0, 0, {"energy": [1.0]})
+
+
+def test_what_is_in_the_way_is_kept(path, tmp_path):
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        fill(store, spec, draws=3)
+    with pytest.raises(StoreError, match=r"draws per chain: 3, 3 of 10.*overwrite.*resume"):
+        RunStore.create(path, spec)
+    other = tmp_path / "thesis"
+    other.mkdir()
+    (other / "chapter.txt").write_text("precious")
+    for overwrite in (False, True):
+        with pytest.raises(StoreError, match=r"chapter\.txt.*pass another path"):
+            RunStore.create(other, spec, overwrite=overwrite)
+        with pytest.raises(StoreError, match="is a file"):
+            RunStore.create(other / "chapter.txt", spec, overwrite=overwrite)
+    assert (other / "chapter.txt").read_text() == "precious"
+    with RunStore.create(path, spec, overwrite=True) as store:
+        assert store.committed.draws == (0, 0)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.zarr", "thesis"]
+
+
+def test_an_empty_folder_is_no_obstacle(path):
+    path.mkdir()
+    RunStore.create(path, make_spec()).close()
+    open_run(path)
+
+
+def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch):
+    def full(self, key, value):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(DurableStore, "set_sync", full)
+    with pytest.raises(StoreError, match=r"disk is full.*nothing was changed"):
+        RunStore.create(tmp_path / "run.zarr", make_spec())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_says_what_is_safe(path, monkeypatch):
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        fill(store, spec, draws=4)
+        with monkeypatch.context() as patch:
+
+            def full(self, key, value):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            patch.setattr(DurableStore, "set_sync", full)
+            with pytest.raises(StoreError, match=r"run\.zarr.*disk is full.*chain: 4, 4") as caught:
+                store.write_moments(0, **moments(0), count=9)
+            assert caught.value.errno == errno.ENOSPC
+            store.write_draws(0, 4, *factors(0, 4, 1))
+            with pytest.raises(StoreError, match=r"a checkpoint.*disk is full"):
+                store.checkpoint({"a": np.ones(3)}, {"draws": 5})
+        assert store.committed.draws == (4, 4)
+        # Once there is room again, the draw that could not be written still is there.
+        store.checkpoint({"a": np.ones(3)}, {"draws": [5, 4]})
+    np.testing.assert_array_equal(
+        xr.open_datatree(path, engine="zarr")["posterior"]["W"][0, :5], factors(0, 0, 5)[0]
+    )
+
+
+def test_missing_and_foreign_paths_are_told_apart(tmp_path):
+    spec = make_spec()
+    for opener in (RunStore.open, open_run):
+        with pytest.raises(StoreError, match="there is no run store") as caught:
+            opener(tmp_path / "nowhere")
+        assert not isinstance(caught.value, StoreFormatError)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("text")
+    zarr.create_group(tmp_path / "group.zarr")
+    xr.Dataset({"a": ("x", [1])}).to_zarr(tmp_path / "set.zarr", zarr_format=2, consolidated=True)
+    RunStore.create(tmp_path / "broken", spec).close()
+    (tmp_path / "broken" / "zarr.json").write_text('{"attributes": {"inference_library": "dask')
+    RunStore.create(tmp_path / "newer", spec).close()
+    root = tmp_path / "newer" / "zarr.json"
+    document = json.loads(root.read_text())
+    document["attributes"]["format_version"] = 99
+    root.write_text(json.dumps(document))
+    for name, match in {
+        "folder": "not a run store",
+        "file": "not a run store",
+        "group.zarr": "not a run store",
+        "set.zarr": "not a run store",
+        "broken": "damaged",
+        "newer": "format version 99.*upgrade",
+    }.items():
+        for opener in (RunStore.open, open_run, lambda path: RunStore.open(path, "r+")):
+            with pytest.raises(StoreFormatError, match=match):
+                opener(tmp_path / name)
+
+
+def test_a_damaged_marker_is_reported(path):
+    RunStore.create(path, make_spec()).close()
+    (path / "checkpoint" / "zarr.json").write_text("{")
+    with pytest.raises(StoreFormatError, match="damaged run store: checkpoint"):
+        RunStore.open(path)
+    with pytest.raises(StoreFormatError, match="cannot be read"):
+        open_run(path)
+
+
+def test_urls_are_refused_for_writing():
+    with pytest.raises(StoreError, match="local path"):
+        RunStore.create("s3://bucket/run.zarr", make_spec())
+
+
+def _in_another_process(path: Path, ending: str) -> subprocess.CompletedProcess[str]:
+    code = f"""
+import os, signal
+from daskfactor.results.store import RunStore
+store = RunStore.open({str(path)!r}, "r+")
+{ending}
+"""
+    return subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_one_writer_at_a_time(path):
+    with RunStore.create(path, make_spec()) as store:
+        assert "is being written by process" in _in_another_process(path, "").stderr
+        with pytest.raises(StoreError, match="being written by this process"):
+            RunStore.open(path, "r+")
+        with pytest.raises(StoreError, match="being written"):
+            RunStore.create(path, make_spec(), overwrite=True)
+        RunStore.open(path).tree()
+        store.checkpoint({}, {"draws": 0})
+    assert _in_another_process(path, "").returncode == 0
+
+
+def test_the_lock_of_a_dead_writer_is_taken_over(path):
+    RunStore.create(path, make_spec()).close()
+    done = _in_another_process(path, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == -9
+    assert (path / "checkpoint" / "state" / "lock").read_text().split()[0].isdigit()
+    with RunStore.open(path, "r+") as store:
+        store.checkpoint({}, {"draws": 0})
+
+
+def test_a_run_of_one_draw_without_extras(path):
+    spec = RunSpec(shape=(1, 1, 1), chains=1, draws=1, has_coarse=True)
+    with RunStore.create(path, spec) as store:
+        store.write_draws(0, 0, np.ones((1, 1, 1)), np.ones((1, 1, 1)))
+        store.checkpoint({}, {"draws": 1})
+        store.extend(5)
+        tree = store.tree()
+    assert tree["posterior"]["W"].dims == ("chain", "draw", "row", "component")
+    assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "column")
+    assert tree["posterior_coarse"].sizes["draw"] == 0
+    assert set(tree["posterior"].coords) == {"chain", "draw", "component"}

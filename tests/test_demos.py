@@ -1,0 +1,144 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+
+from daskfactor import demos
+from daskfactor.errors import DataError, OptionError
+
+
+def pgm(pixels, comment=b""):
+    height, width = pixels.shape
+    return b"P5\n" + comment + f"{width} {height}\n255\n".encode() + pixels.tobytes()
+
+
+@given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=6)))
+def test_pgm_round_trip(pixels):
+    # Pixels may be any byte, also whitespace and '#': the header's end must not eat them.
+    np.testing.assert_array_equal(demos.parse_pgm(pgm(pixels)), pixels)
+    np.testing.assert_array_equal(demos.parse_pgm(pgm(pixels, b"# a comment\n")), pixels)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "binary PGM image"),
+        (b"P2\n1 1\n255\n0", "binary PGM image"),
+        (b"P5\n1 1\n65535\n00", "maximum of 1 to 255"),
+        (b"P5\n4 4\n255\nabc", "needs 16 bytes, got 3"),
+        (b"P5\n4 4\n255", "needs 16 bytes, got 0"),
+    ],
+)
+def test_what_is_no_pgm_is_refused(content, message):
+    with pytest.raises(DataError, match=message):
+        demos.parse_pgm(content)
+
+
+def small(count=6):
+    truth = np.random.default_rng(1).integers(1, 17, (64, count)).astype(np.float32)
+    labels = [str(i) for i in range(count)]
+    return demos.Images("digits", truth, (8, 8), 16.0, "digit", labels, 3, (0, 2))
+
+
+def test_erase_takes_the_share_it_was_told_and_only_that():
+    images = small(500)
+    observed = demos.erase(images, 0.3, 5)
+    gone = np.isnan(observed.values)
+    assert gone.mean() == pytest.approx(0.3, abs=5 * np.sqrt(0.21 / gone.size))
+    np.testing.assert_array_equal(observed.values[~gone], images.truth[~gone])
+    np.testing.assert_array_equal(gone, np.isnan(demos.erase(images, 0.3, 5).values))
+    assert observed.dims == ("pixel", "digit")
+    assert observed.pixel_row.values[9] == 1
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
+def test_erase_refuses_impossible_shares(share):
+    with pytest.raises(OptionError, match="strictly between 0 and 1"):
+        demos.erase(small(), share, 0)
+
+
+def test_relative_error_counts_observed_cells_as_exact():
+    truth = np.array([[3.0, 4.0], [0.0, 0.0]])
+    erased = np.array([[True, False], [False, False]])
+    estimate = np.array([[1.0, 99.0], [99.0, 99.0]])
+    assert demos.relative_error(truth, estimate, erased) == pytest.approx(2 / 5)
+    assert demos.relative_error(truth, truth, erased) == 0.0
+
+
+def test_row_means_leave_erased_cells_out():
+    observed = np.array([[1.0, np.nan, 3.0], [np.nan, np.nan, np.nan]])
+    np.testing.assert_array_equal(demos.row_means(observed)[:, 0], [2.0, 0.0])
+
+
+def test_coverage_counts_both_ends():
+    truth = np.array([1.0, 2.0, 3.0, 4.0])
+    assert demos.coverage(truth, np.full(4, 2.0), np.full(4, 3.0)) == 0.5
+
+
+def test_on_grid_changes_the_named_cells_and_nothing_else():
+    elsewhere = np.full((3, 2), 9.0, dtype=np.float32)
+    result = demos.on_grid(np.array([1.0, 2.0]), (np.array([0, 2]), np.array([1, 0])), elsewhere)
+    np.testing.assert_array_equal(result, [[9.0, 1.0], [9.0, 9.0], [2.0, 9.0]])
+    assert (elsewhere == 9.0).all()
+
+
+def test_a_whole_demo_beats_the_row_mean_and_its_intervals_hold(tmp_path):
+    images = demos.load_digits()
+    part = images._replace(truth=images.truth[:, :300], labels=images.labels[:300], n_components=10)
+    evaluation = demos.run(
+        part,
+        store=str(tmp_path / "digits.zarr"),
+        draws=60,
+        tune=60,
+        blocks=2,
+        progressbar=False,
+    )
+    errors = {score.method: score.error for score in evaluation.scores}
+    assert errors["posterior mean"] < 0.85 * errors["row mean"] < errors["zero fill"]
+    assert 0.85 < evaluation.coverage < 0.95
+    np.testing.assert_array_equal(
+        np.isfinite(evaluation.sd), demos.cells_to_watch(part, evaluation.erased)
+    )
+    assert demos.picture(evaluation).axes
+
+
+def test_shown_pictures_are_watched_whole():
+    images = small()
+    erased = np.zeros(images.truth.shape, dtype=bool)
+    erased[5, 1] = True
+    watched = demos.cells_to_watch(images, erased)
+    assert watched[:, [0, 2]].all()
+    assert watched[5, 1]
+    assert watched.sum() == 2 * 64 + 1
+
+
+def test_the_picture_shows_truth_where_it_was_observed():
+    images = small()
+    erased = np.zeros(images.truth.shape, dtype=bool)
+    erased[0] = True
+    mean = np.full(images.truth.shape, 5.0)
+    evaluation = demos.Evaluation(images, erased, [], 0.9, 0.9, mean, mean / 10)
+    restored = demos.picture(evaluation).axes[4].images[0].get_array()
+    assert restored[0, 0] == 5.0
+    assert restored[7, 7] == images.truth[63, 0]
+
+
+def test_digits_are_pixels_by_pictures():
+    images = demos.load_digits()
+    assert images.truth.shape == (64, 1797)
+    assert images.truth.max() == images.white
+
+
+def test_faces_come_in_the_order_of_people():
+    images = demos.load_faces()
+    assert images.truth.shape == (10304, 400)
+    assert images.labels[10] == "s2/1"
+    assert (images.truth.min(), images.truth.max()) == (0.0, 251.0)
+
+
+def test_missing_faces_tell_what_to_install(monkeypatch):
+    monkeypatch.setattr(demos.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(OptionError, match=r"pip install 'daskfactor\[examples\]'"):
+        demos.load_faces()
+    with pytest.raises(OptionError, match=r"pip install 'daskfactor\[examples\]'"):
+        demos.load_digits()
