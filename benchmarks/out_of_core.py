@@ -68,7 +68,8 @@ def cycles_of(V: Any, components: int, cycles: int, limit: int | None) -> dict[s
 def child(kind: str, path: str, components: int, cycles: int) -> None:
     array = zarr.open_array(path, mode="r")
     size = array.shape[0] * array.shape[1] * 4
-    cycles_of(np.ones((64, 64), np.float32), components, 1, None)  # compiles
+    # Compiles, and lets BLAS set up its buffer for each lane: OpenBLAS hangs if it cannot later.
+    cycles_of(np.ones((4096, 1024), np.float32), components, 2, None)
     if kind == "memory":
         print(json.dumps(cycles_of(np.asarray(array[:]), components, cycles, None)))
         return
