@@ -108,20 +108,24 @@ class DispersionRule:
     """
 
     def __init__(self, model: TweedieNMF, data: BlockedData) -> None:
-        self.model = model
-        self.count = int(data.n_observed.sum())
+        self.data = data
+        self.count = data.total_observed
         self.parameters = model.n_components * (sum(data.shape) - model.n_components)
         self.counts = model.beta == 1.0 and bool(data.is_integer)
         self.fixed: float | None = None
         if model.dispersion != "auto":
             self.fixed = float(model.dispersion)
 
+    @property
+    def _freedom(self) -> float:
+        """Entries less parameters, but never below a tenth of the entries."""
+        return max(self.count - self.parameters, 0.1 * self.count)
+
     def at_point(self, fit: Fit) -> float:
-        """Estimate from a point fit; never from fewer than a tenth of the entries."""
+        """Estimate from a point fit."""
         if self.fixed is not None:
             return self.fixed
-        freedom = max(self.count - self.parameters, 0.1 * self.count)
-        return max(fit.pearson / freedom, float(np.finfo(np.float32).tiny))
+        return max(fit.pearson / self._freedom, float(np.finfo(np.float32).tiny))
 
     def at_draw(self, fit: Fit) -> float:
         """Estimate from a draw of the chain."""
@@ -130,14 +134,18 @@ class DispersionRule:
         return max(fit.pearson / self.count, float(np.finfo(np.float32).tiny))
 
     def settle(self, estimate: float) -> None:
-        """Fix φ = 1 for counts that the point fit does not show to be over-dispersed."""
-        enough = self.count >= 2 * self.parameters
-        if self.fixed is None and self.counts and not (enough and estimate > OVERDISPERSED):
+        """Fix φ = 1 for counts that the point fit does not show to be over-dispersed.
+
+        Pearson's statistic of Poisson counts has a variance of (2 + 1/μ) for
+        each degree of freedom; five standard errors above 1 is plain enough.
+        """
+        error = math.sqrt((2 + 1 / typical_value(self.data)) / self._freedom)
+        if self.fixed is None and self.counts and estimate < OVERDISPERSED + 5 * error:
             self.fixed = 1.0
 
 
 OVERDISPERSED = 1.5
-"""Counts whose estimated dispersion is below this are taken to be Poisson."""
+"""Counts with an estimated dispersion below this, or not surely above it, count as Poisson."""
 
 
 def multiply(band: FactorBand, share: Share, penalty: float, power: float) -> None:
