@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 from sklearn.decomposition import NMF
 
 from daskfactor.engine.lanes import LanesExecutor
-from daskfactor.engine.threads import available_cores
 from daskfactor.errors import DaskfactorError
 from daskfactor.io.sources import as_blocks
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.runs.chain import ChainRun, Setting
 from daskfactor.runs.options import RunOptions
 from daskfactor.samplers import PSGLD
+from daskfactor.threads import available_cores
 
 Array = NDArray[Any]
 COMPONENTS = 100

@@ -141,7 +141,9 @@ def main() -> None:
         print(json.dumps(report))
         return
     for name, value in report.items():
-        print(f"{name:32} {value:12.3f}" if isinstance(value, float) else f"{name:32} {value!s:>12}")
+        print(
+            f"{name:32} {value:12.3f}" if isinstance(value, float) else f"{name:32} {value!s:>12}"
+        )
 
 
 if __name__ == "__main__":

@@ -243,8 +243,9 @@ def run(
     missing: float = 0.3,
     seed: int = 0,
     store: str | None = None,
-    draws: int = 500,
-    tune: int = 500,
+    draws: int = 80,
+    tune: int = 320,
+    thin: int = 4,
     blocks: int = 8,
     keep: str = "auto",
     interval: float = 0.9,
@@ -262,7 +263,7 @@ def run(
         Of the erased cells and of the chain.
     store : str, optional
         Where the run is written.
-    draws, tune, blocks, keep, progressbar
+    draws, tune, thin, blocks, keep, progressbar
         As for `sample`.
     interval : float
         Probability that the intervals of the erased cells should hold.
@@ -290,6 +291,7 @@ def run(
         model,
         draws=draws,
         tune=tune,
+        thin=thin,
         random_seed=seed,
         keep=keep,
         monitor=cells_to_watch(images, erased),

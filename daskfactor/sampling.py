@@ -58,6 +58,7 @@ def sample(
     keep: str = "auto",
     monitor: Any = None,
     store: PathText | None = None,
+    overwrite: bool = False,
     progressbar: bool = True,
     client: Any = None,
     blocks: int | None = None,
@@ -98,6 +99,8 @@ def sample(
     store
         Directory to write the run to while it goes on; :func:`resume` and
         :func:`open_run` take it.
+    overwrite
+        Whether to replace a run that the store holds; nothing else is ever replaced.
     progressbar
         Whether to show a progress bar on standard error.
     client
@@ -165,7 +168,7 @@ def sample(
         cells = monitored_cells(monitor, data)
         runner = stack.enter_context(executing(executor))
         setting = Setting(data, model, sampler, options, runner, cells)
-        return run_from_start(setting, store, on_event)
+        return run_from_start(setting, store, overwrite, on_event)
 
 
 def resume(

@@ -35,9 +35,7 @@ def data() -> np.ndarray:
 
 
 def begin(store: Path, sampler: dfac.PSGLD) -> None:
-    dfac.sample(
-        data(), dfac.TweedieNMF(4), sampler, 600, 100, store=store, blocks=4, **SETTINGS
-    )
+    dfac.sample(data(), dfac.TweedieNMF(4), sampler, 600, 100, store=store, blocks=4, **SETTINGS)
 
 
 def in_child(work: Any) -> int:

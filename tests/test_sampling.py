@@ -53,9 +53,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize(("shape", "blocks"), [((23, 17), 4), ((7, 31), 1), ((5, 5), 5)])
-def test_every_executor_draws_the_same_bits(
-    name: str, shape: tuple[int, int], blocks: int
-) -> None:
+def test_every_executor_draws_the_same_bits(name: str, shape: tuple[int, int], blocks: int) -> None:
     V = counts(*shape)
     trees = [
         dfac.sample(
@@ -97,9 +95,7 @@ def test_nested_schedules_give_the_same_bits_in_tasks() -> None:
 
 def test_seeds_make_the_draws_and_chains_differ() -> None:
     def draw(seed: int) -> np.ndarray:
-        tree = dfac.sample(
-            counts(), dfac.TweedieNMF(2), chains=2, **{**QUICK, "random_seed": seed}
-        )
+        tree = dfac.sample(counts(), dfac.TweedieNMF(2), chains=2, **{**QUICK, "random_seed": seed})
         values: np.ndarray = tree["posterior"]["W"].values
         return values
 
@@ -120,7 +116,7 @@ def test_data_come_in_many_coats_with_the_same_draws(tmp_path: Path) -> None:
     V = counts(24, 16)
     chunks = (6, 4)
     array = zarr.create_array(str(tmp_path / "v.zarr"), data=V, chunks=chunks)
-    labelled = xr.DataArray(V, dims=("cell", "gene")).chunk(dict(zip(("cell", "gene"), chunks)))
+    labelled = xr.DataArray(V, dims=("cell", "gene")).chunk(cell=6, gene=4)
     coats = [
         V,
         np.ma.masked_invalid(V),
@@ -139,7 +135,11 @@ def test_labels_come_back_on_the_factors() -> None:
     V = xr.DataArray(
         counts(6, 5),
         dims=("patient", "gene"),
-        coords={"patient": list("abcdef"), "gene": [10, 20, 30, 40, 50], "age": ("patient", range(6))},
+        coords={
+            "patient": list("abcdef"),
+            "gene": [10, 20, 30, 40, 50],
+            "age": ("patient", range(6)),
+        },
         name="expression",
     )
     tree = dfac.sample(V, dfac.TweedieNMF(2), **QUICK)
@@ -191,9 +191,7 @@ def test_lp_is_the_log_posterior_density_of_the_draw() -> None:
         assert tree["sample_stats"]["lp"].values[0, draw] == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("keep", "draws"), [("draws", 20), ("moments", None), ("auto", 5)]
-)
+@pytest.mark.parametrize(("keep", "draws"), [("draws", 20), ("moments", None), ("auto", 5)])
 def test_what_is_kept(keep: str, draws: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """``auto`` under a small budget keeps evenly spaced draws, and moments of all."""
     monkeypatch.setattr("daskfactor.runs.options.DRAWS_BUDGET", 5 * (23 + 17) * 2 * 4)
@@ -247,9 +245,7 @@ def test_lazy_data_are_found_again_or_asked_for(tmp_path: Path) -> None:
     assert "observed_data" not in dfac.open_run(run).children
     more = dfac.resume(run, draws=4, progressbar=False)
     lazy = da.from_array(V, chunks=(6, 4))
-    assert_same(
-        more, dfac.sample(lazy, model, **{**QUICK, "draws": 10}), but=("observed_data",)
-    )
+    assert_same(more, dfac.sample(lazy, model, **{**QUICK, "draws": 10}), but=("observed_data",))
     dfac.sample(lazy, model, store=tmp_path / "other.zarr", **QUICK)
     with pytest.raises(DataError, match=r"pass the data again: resume\(path, V=...\)"):
         dfac.resume(tmp_path / "other.zarr", draws=4)
@@ -299,7 +295,10 @@ def test_a_divergence_is_rolled_back_and_reported() -> None:
 
 def test_a_hopeless_step_ends_in_one_clear_error() -> None:
     sampler = dfac.PSGLD(step=1e30, preconditioner="identity")
-    with np.errstate(all="ignore"), pytest.raises(DivergenceError, match=r"diverged between cycles"):
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(DivergenceError, match=r"diverged between cycles"),
+    ):
         dfac.sample(counts(), dfac.TweedieNMF(2), sampler, **QUICK)
 
 
@@ -326,7 +325,10 @@ def test_optimize_brings_the_objective_down_and_fits() -> None:
     V = counts(40, 30)
     for beta in (2.0, 1.0, 0.5, 0.0):
         point = dfac.optimize(
-            V + 1, dfac.TweedieNMF(3, beta=beta, dispersion=0.5), dfac.MultiplicativeUpdates(200, 0), **_quiet()
+            V + 1,
+            dfac.TweedieNMF(3, beta=beta, dispersion=0.5),
+            dfac.MultiplicativeUpdates(200, 0),
+            **_quiet(),
         )
         assert np.all(np.diff(point["objective"]) <= 1e-6 * abs(point["objective"].values[0]))
         seen = ~np.isnan(V)
@@ -433,6 +435,13 @@ def test_stores_in_the_way_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"run\.zarr"):
         dfac.sample(V0, dfac.TweedieNMF(2), store=tmp_path / "run.zarr", **QUICK)
     assert (tmp_path / "run.zarr" / "thesis.txt").read_text() == "the only copy"
+    dfac.sample(V0, dfac.TweedieNMF(2), store=tmp_path / "mine.zarr", **QUICK)
+    with pytest.raises(StoreError, match=r"holds a run .* overwrite=True"):
+        dfac.sample(V0, dfac.TweedieNMF(2), store=tmp_path / "mine.zarr", **QUICK)
+    again = dfac.sample(
+        V0, dfac.TweedieNMF(2), store=tmp_path / "mine.zarr", overwrite=True, **QUICK
+    )
+    assert again["posterior"].sizes["draw"] == 6
     with pytest.raises(StoreError, match=r"no run store at"):
         dfac.resume(tmp_path / "nothing.zarr")
     with pytest.raises(StoreError):

@@ -30,8 +30,9 @@ def demo(
     ],
     missing: Annotated[float, typer.Option(help="Share of the pixels to erase.")] = 0.3,
     seed: Seed = 0,
-    draws: Annotated[int, typer.Option(min=1, help="Draws from the posterior.")] = 500,
-    tune: Annotated[int, typer.Option(min=0, help="Cycles before the first draw.")] = 500,
+    draws: Annotated[int, typer.Option(min=1, help="Draws from the posterior.")] = 80,
+    tune: Annotated[int, typer.Option(min=0, help="Cycles before the first draw.")] = 320,
+    thin: Annotated[int, typer.Option(min=1, help="Cycles from draw to draw.")] = 4,
     keep: Annotated[Keep, typer.Option(help="Which draws the store keeps.")] = Keep.auto,
     store: Annotated[
         str | None, typer.Option(help="Store to write; NAME.zarr if left out.", show_default=False)
@@ -77,6 +78,7 @@ def demo(
             store=target,
             draws=draws,
             tune=tune,
+            thin=thin,
             keep=keep.value,
             progressbar=not quiet,
         )

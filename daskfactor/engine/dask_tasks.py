@@ -19,10 +19,10 @@ from dask.delayed import Delayed
 from daskfactor.engine.base import BlockProgram, OnDone, RunReport, perform, settle
 from daskfactor.engine.plan import Action, Op, Round
 from daskfactor.engine.state import BlockCells, ChainState, Evaluation, FactorBand
-from daskfactor.engine.threads import available_cores, single_threaded_blas
 from daskfactor.grid.bands import Block
 from daskfactor.io.blocks import BlockedData
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.threads import available_cores, single_threaded_blas
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -16,9 +16,9 @@ from typing import TypeVar
 from daskfactor.engine.base import BlockProgram, OnDone, RunReport, perform, settle
 from daskfactor.engine.plan import Op, Round
 from daskfactor.engine.state import ChainState, Evaluation
-from daskfactor.engine.threads import available_cores, single_threaded_blas
 from daskfactor.io.blocks import BlockedData
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.threads import available_cores, single_threaded_blas
 
 T = TypeVar("T")
 R = TypeVar("R")

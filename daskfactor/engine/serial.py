@@ -7,9 +7,9 @@ from typing import TypeVar
 from daskfactor.engine.base import BlockProgram, OnDone, RunReport, perform, settle
 from daskfactor.engine.plan import Round
 from daskfactor.engine.state import ChainState
-from daskfactor.engine.threads import single_threaded_blas
 from daskfactor.io.blocks import BlockedData
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.threads import single_threaded_blas
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -144,7 +144,7 @@ class DispersionRule:
             self.fixed = 1.0
 
 
-OVERDISPERSED = 1.5
+OVERDISPERSED = 1.2
 """Counts with an estimated dispersion below this, or not surely above it, count as Poisson."""
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.results.blas import ONE_BLAS_THREAD
 from daskfactor.results.selection import Cells, Positions
+from daskfactor.threads import single_threaded_blas
 
 Array = NDArray[Any]
 Lazy = Any  # dask.array.Array
@@ -161,7 +161,7 @@ def _arguments(draws: Draws) -> tuple[list[Any], Draws]:
 def _mu(W: Array, H: Array, row_at: Array | None = None, column_at: Array | None = None) -> Array:
     """Mu of one chunk of draws, (1, n, r, c) or (1, n, p)."""
     if row_at is None:
-        with ONE_BLAS_THREAD:
+        with single_threaded_blas():
             return np.asarray(np.matmul(W, H))
     out = np.empty((*W.shape[:2], len(row_at)), dtype=W.dtype)
     for at in np.ndindex(W.shape[:2]):
@@ -180,7 +180,7 @@ def _part_moments(
     """Count, mean and sum of squared deviations of mu over one chunk of draws."""
     shape = (W.shape[2], H.shape[3]) if row_at is None else (len(row_at),)
     mean, square = np.zeros(shape), np.zeros(shape)
-    with ONE_BLAS_THREAD:
+    with single_threaded_blas():
         for count, at in enumerate(np.ndindex(W.shape[:2]), start=1):
             mu = W[at] @ H[at] if row_at is None else _mu_points(W[at], H[at], row_at, column_at)
             delta = mu - mean

@@ -144,17 +144,23 @@ class Slots:
             arrays[row["name"]] = raw.view(row["dtype"]).reshape(row["shape"])
         return arrays, json.loads(entry["meta"])
 
+    @property
+    def _empty(self) -> bool:
+        """Whether no checkpoint holds an array yet (the first one of a run has none)."""
+        slots = self._document["attributes"].get("slots") or []
+        return not any(entry and entry["arrays"] for entry in slots)
+
     def _room(self, store: DurableStore, total: int) -> Any:
         """The state array, made long enough."""
         name = f"{CHECKPOINT}/{STATE}"
         path = self._root / name / NODE
         node = read_json(path)
         chunk = node["chunk_grid"]["configuration"]["chunk_shape"]
-        if self.newest is None:  # later, another chunk length would tear the slot that counts
+        if self._empty:  # later, another chunk length would tear the slot that counts
             pieces = max(1, -(-total // CHUNK_BYTES))
             chunk[1] = max(1, -(-total // (pieces * _PAGE))) * _PAGE
         length = max(1, -(-total // chunk[1])) * chunk[1]
-        if self.newest is None or length > node["shape"][1]:
+        if self._empty or length > node["shape"][1]:
             node["shape"][1] = length
             replace_json(path, node, scratch_folder(self._root))
         return zarr.open_array(store, path=name, mode="r+")

@@ -43,6 +43,8 @@ class Sink(Protocol):
 
     def checkpoint(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None: ...
 
+    def update_attrs(self, attrs: dict[str, Any]) -> None: ...
+
 
 @dataclass
 class RunState:
@@ -58,6 +60,16 @@ class RunState:
     seconds: float = 0.0
     log_likelihood: float = math.nan
     started: float = field(default_factory=time.perf_counter)
+
+
+def hyper_attrs(state: RunState) -> dict[str, float]:
+    """Hyperparameters as results name them; the dispersion is the mean over chains."""
+    hyper = state.chains[0].hyper
+    return {
+        "dispersion": float(np.mean([chain.hyper.dispersion for chain in state.chains])),
+        "rate_w": hyper.rate_w,
+        "rate_h": hyper.rate_h,
+    }
 
 
 class Driver:
@@ -120,8 +132,11 @@ class Driver:
                 continue
             for chain in state.chains:
                 self._advance(state, chain, end)
+            first_draws = state.cycle <= self.setting.options.tune < end
             state.cycle = end
             self._write(state, end)
+            if first_draws:  # a run that is cut short can be predicted from, too
+                self.sink.update_attrs(hyper_attrs(state))
             self._checkpoint(state)
             for chain in state.chains:
                 chain.forget()

@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ import daskfactor
 from daskfactor.engine import Executor, make_executor
 from daskfactor.engine.machine import machine_attrs
 from daskfactor.engine.progress import OnEvent, RunEvent, ignore, progress_bar
-from daskfactor.errors import DataError, OptionError
+from daskfactor.errors import DataError, OptionError, SamplingWarning
 from daskfactor.grid.bands import Bands, Grid
 from daskfactor.io.blocks import BlockedData
 from daskfactor.io.sources import as_blocks
@@ -28,7 +29,7 @@ from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.runs.chain import Setting
 from daskfactor.runs.compilation import compile_kernels
-from daskfactor.runs.driver import Driver, RunState
+from daskfactor.runs.driver import Driver, RunState, hyper_attrs
 from daskfactor.runs.monitor import Cells
 from daskfactor.runs.options import RunOptions
 from daskfactor.runs.sinks import MemorySink
@@ -102,11 +103,13 @@ def executing(executor: str | Executor) -> Iterator[Executor]:
             made.close()
 
 
-def run_from_start(setting: Setting, store: PathText | None, on_event: OnEvent) -> xr.DataTree:
+def run_from_start(
+    setting: Setting, store: PathText | None, overwrite: bool, on_event: OnEvent
+) -> xr.DataTree:
     """Everything after the checks: compile, warm start, segments, results."""
     spec = _spec(setting)
     if store is not None:
-        sink: RunStore | MemorySink = RunStore.create(fspath(store), spec)
+        sink: RunStore | MemorySink = RunStore.create(fspath(store), spec, overwrite=overwrite)
         sink.checkpoint({}, NOT_STARTED)
     else:
         sink = MemorySink()
@@ -114,7 +117,18 @@ def run_from_start(setting: Setting, store: PathText | None, on_event: OnEvent) 
         compile_kernels(setting, on_event)
         driver = Driver(setting, sink, on_event)
         state = driver.start()
-        driver.run(state)
+        try:
+            driver.run(state)
+        except KeyboardInterrupt:
+            if store is not None or state.cycle <= setting.options.tune:
+                raise
+            warnings.warn(
+                f"interrupted after {state.cycle - setting.options.tune} of "
+                f"{setting.options.cycles - setting.options.tune} cycles of draws; the trace "
+                "holds the draws until then",
+                SamplingWarning,
+                stacklevel=3,
+            )
         closing = closing_attrs(state)
         if isinstance(sink, MemorySink):
             return sink.tree(spec, closing)
@@ -249,11 +263,8 @@ def _attrs(setting: Setting) -> dict[str, Any]:
 def closing_attrs(state: RunState) -> dict[str, Any]:
     """Attributes that are known at the end: hyperparameters, seconds, roll-backs."""
     chains = state.chains
-    hyper = chains[0].hyper
     return {
-        "dispersion": float(np.mean([chain.hyper.dispersion for chain in chains])),
-        "rate_w": hyper.rate_w,
-        "rate_h": hyper.rate_h,
+        **hyper_attrs(state),
         "sampling_time": state.seconds + time.perf_counter() - state.started,
         "divergences": sum(len(chain.divergences) for chain in chains),
         "utilisation": chains[0].setting.executor.report.utilisation,

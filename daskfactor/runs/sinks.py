@@ -41,6 +41,9 @@ class MemorySink:
     def write_monitor(self, chain: int, **moments: Any) -> None:
         self.monitor[chain] = moments
 
+    def update_attrs(self, attrs: dict[str, Any]) -> None:
+        """Nothing to do: attributes are written with the tree."""
+
     def checkpoint(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
         """Nothing to save: what is in memory goes with the process."""
 

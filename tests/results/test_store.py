@@ -492,3 +492,16 @@ def test_a_run_of_one_draw_without_extras(path):
     assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "column")
     assert tree["posterior_coarse"].sizes["draw"] == 0
     assert set(tree["posterior"].coords) == {"chain", "draw", "component"}
+
+
+def test_a_first_checkpoint_without_arrays_does_not_make_tiny_chunks(tmp_path):
+    """A run's first checkpoint says that nothing was done yet; later ones are megabytes."""
+    state = np.random.default_rng(0).random(3_000_000)
+    with RunStore.create(tmp_path / "run.zarr", make_spec()) as store:
+        store.checkpoint({}, {"draws": 0, "warmup_draws": 0})
+        store.checkpoint({"state": state}, {"draws": 0, "warmup_draws": 0})
+        files = [
+            path for path in (tmp_path / "run.zarr" / "checkpoint").rglob("*") if path.is_file()
+        ]
+        assert len(files) < 12
+        np.testing.assert_array_equal(store.load_checkpoint()[0]["state"], state)

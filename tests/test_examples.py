@@ -1,0 +1,30 @@
+"""Every script in ``examples`` runs, at a small size, from an empty directory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SMALL = {"sensor_gaps.py": ["--weeks", "2", "--draws", "60", "--picture", "gaps.png"]}
+
+
+def test_every_example_has_a_small_size_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SMALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *SMALL[name]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "share of them in their 90 % intervals: 0.9" in done.stdout, done.stdout
+    assert (tmp_path / "gaps.png").stat().st_size > 10_000
