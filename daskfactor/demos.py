@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 import daskfactor
-from daskfactor.errors import DataError, OptionError
+from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.plots import faces_panel
 from daskfactor.results.skeleton import read_root
 
@@ -280,25 +281,32 @@ def run(
     model = daskfactor.TweedieNMF(images.n_components, beta=1.0)
     start = time.perf_counter()
     point = daskfactor.optimize(
-        observed, model, daskfactor.MultiplicativeUpdates(), blocks=blocks, progressbar=progressbar
+        observed,
+        model,
+        daskfactor.MultiplicativeUpdates(),
+        random_seed=seed,
+        blocks=blocks,
+        progressbar=progressbar,
     )
     estimates["multiplicative updates"] = _product(point)
     seconds["multiplicative updates"] = time.perf_counter() - start
 
     start = time.perf_counter()
-    tree = daskfactor.sample(
-        observed,
-        model,
-        draws=draws,
-        tune=tune,
-        thin=thin,
-        random_seed=seed,
-        keep=keep,
-        monitor=cells_to_watch(images, erased),
-        store=store,
-        progressbar=progressbar,
-        blocks=blocks,
-    )
+    with warnings.catch_warnings():  # gray values are whole numbers, but nobody counted them
+        warnings.simplefilter("ignore", DataWarning)
+        tree = daskfactor.sample(
+            observed,
+            model,
+            draws=draws,
+            tune=tune,
+            thin=thin,
+            random_seed=seed,
+            keep=keep,
+            monitor=cells_to_watch(images, erased),
+            store=store,
+            progressbar=progressbar,
+            blocks=blocks,
+        )
     seconds["posterior mean"] = time.perf_counter() - start
     new = daskfactor.monitored(tree, interval=interval).load()
     cells = (new["row_index"].values, new["column_index"].values)

@@ -31,8 +31,10 @@ from daskfactor.runs.options import RunOptions, choose_keep
 from daskfactor.runs.session import (
     PathText,
     cells_of,
+    check_data,
     check_kinds,
     check_model,
+    check_schedule,
     closing_attrs,
     data_again,
     executing,
@@ -40,6 +42,7 @@ from daskfactor.runs.session import (
     kept_index,
     listener,
     opened,
+    report_trouble,
     run_from_start,
 )
 from daskfactor.samplers import PSGLD, sampler_from_dict
@@ -128,7 +131,7 @@ def sample(
 
     Raises
     ------
-    DataError, ModelError, OptionError
+    DataError, ModelError, OptionError, GridError
         If data, model or options cannot be used, before anything is written.
     DivergenceError
         If a chain diverges again and again.
@@ -153,18 +156,23 @@ def sample(
         on_event = stack.enter_context(listener(progressbar, callback))
         on_event(RunEvent("load", 0, 1))
         data = stack.enter_context(opened(V, blocks, dtype, unstored, memory_limit))
-        model.check_values(data.minimum, data.maximum)
+        check_data(model, data)
         on_event(RunEvent("load", 1, 1, message=data.describe()))
         bytes_per_draw = sum(data.shape) * model.n_components * data.dtype.itemsize
+        shares = [1 / track.coarseness for track in sampler.tracks]
         options = RunOptions(
             **counts,
             seed=seed,
             keep=keep,  # type: ignore[arg-type]  # checked by choose_keep
             keep_every=choose_keep(
-                keep, counts["draws"] * counts["chains"], bytes_per_draw * counts["chains"]
+                keep,
+                counts["draws"],
+                bytes_per_draw * counts["chains"] * sum(shares),
+                round(1 / min(shares)),
             ),
             dtype=str(data.dtype),
         )
+        check_schedule(sampler, data)
         cells = monitored_cells(monitor, data)
         runner = stack.enter_context(executing(executor))
         setting = Setting(data, model, sampler, options, runner, cells)
@@ -188,7 +196,8 @@ def resume(
     store
         The directory that ``sample(store=...)`` wrote.
     draws
-        Draws to add to those the store holds; None finishes what was planned.
+        Draws to add to those the store holds; None finishes what was planned, and
+        what was planned is finished in any case.
     V
         The data again, needed if they were neither in memory nor read from a
         path when the run began.
@@ -219,13 +228,17 @@ def resume(
         setting = Setting(data, model, sampler, options, runner, cells)
         if draws is not None:
             described["options"] = options.to_dict()
-            index = kept_index(options)
-            run.extend(len(index), index)
             run.update_attrs({"run": json.dumps(described), "draws": options.draws})
+        index = kept_index(options)
+        if len(index) > run.draws:  # also after a kill between the two
+            run.extend(len(index), index)
+        if meta["chains"] and meta["cycle"] >= options.cycles:
+            return open_run(fspath(store))
         compile_kernels(setting, on_event)
         driver = Driver(setting, run, on_event)
         state = driver.restart(arrays, meta)
         driver.run(state)
+        report_trouble(state)
         run.finish(closing_attrs(state))
     return open_run(fspath(store))
 
@@ -280,7 +293,7 @@ def optimize(
     with ExitStack() as stack:
         on_event = stack.enter_context(listener(progressbar, callback))
         data = stack.enter_context(opened(V, blocks, dtype, unstored, memory_limit))
-        model.check_values(data.minimum, data.maximum)
+        check_data(model, data)
         runner = stack.enter_context(executing(executor))
         rule = DispersionRule(model, data)
         started = time.perf_counter()

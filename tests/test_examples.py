@@ -26,5 +26,6 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "share of them in their 90 % intervals: 0.9" in done.stdout, done.stdout
+    share = float(done.stdout.split("90 % intervals:")[1])
+    assert 0.85 < share < 0.95, done.stdout
     assert (tmp_path / "gaps.png").stat().st_size > 10_000

@@ -14,9 +14,12 @@ import zarr
 import daskfactor as dfac
 from daskfactor.errors import (
     DataError,
+    DataWarning,
     DivergenceError,
+    GridError,
     ModelError,
     OptionError,
+    SamplingWarning,
     StoreError,
 )
 
@@ -29,6 +32,7 @@ def counts(rows: int = 23, cols: int = 17, missing: float = 0.15, seed: int = 0)
     V[rng.random(V.shape) < missing] = np.nan
     V[:, 0] = 1.0
     V[0] = 2.0
+    V[-1, -1] = np.nan
     return V
 
 
@@ -210,6 +214,83 @@ def test_what_is_kept(keep: str, draws: int | None, monkeypatch: pytest.MonkeyPa
         assert kept.sizes["draw"] == draws
 
 
+@pytest.mark.parametrize("sampler", [dfac.PSGLD(), dfac.PSGRRLD()], ids=["psgld", "psgrrld"])
+@pytest.mark.parametrize("chains", [1, 3])
+@pytest.mark.parametrize("affordable", [0.5, 1, 4, 7, 100])
+def test_auto_never_keeps_more_than_the_budget_and_always_statistics(
+    sampler: dfac.PSGLD, chains: int, affordable: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = (23 + 17) * 2 * 4 * chains * sum(1 / track.coarseness for track in sampler.tracks)
+    monkeypatch.setattr("daskfactor.runs.options.DRAWS_BUDGET", affordable * one)
+    tree = dfac.sample(
+        counts(), dfac.TweedieNMF(2), sampler, chains=chains, **{**QUICK, "draws": 20}
+    )
+    groups = [group for group in ("posterior", "posterior_coarse") if group in tree.children]
+    kept = sum(tree[g][name].nbytes for g in groups for name in ("W", "H"))
+    assert kept <= affordable * one
+    assert len(groups) in (0, len(sampler.tracks))
+    assert all(tree[group].sizes["draw"] > 0 for group in groups)
+    assert np.all(np.isfinite(tree["sample_stats"]["lp"]))
+    assert tree["sample_stats"].sizes["draw"] >= 1
+
+
+def interrupted(store: Path, after: int) -> None:
+    """A run of 60 draws in segments of ten, stopped by Ctrl-C in mid-draw."""
+
+    def press(event: dfac.RunEvent) -> None:
+        if event.phase == "draw" and event.done > after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dfac.sample(
+            counts(), dfac.TweedieNMF(2), store=store, callback=press, **{**QUICK, "draws": 60}
+        )
+
+
+@pytest.mark.parametrize("more", [None, 5, 100])
+def test_an_interrupted_run_goes_on_with_or_without_more_draws(
+    tmp_path: Path, more: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daskfactor.runs.options.LONGEST_SEGMENT", 10)
+    interrupted(tmp_path / "run.zarr", 25)
+    begun = dfac.open_run(tmp_path / "run.zarr")
+    done = begun["posterior"].sizes["draw"]
+    assert 0 < done < 60
+    assert dfac.predict(begun, rows=[0], columns=[0])["mean"].values.shape == (1, 1)
+    total = 60 if more is None else max(60, done + more)
+    tree = dfac.resume(tmp_path / "run.zarr", draws=more, progressbar=False)
+    assert_same(tree, dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "draws": total}))
+
+
+def test_a_run_stopped_in_its_warm_start_begins_again(tmp_path: Path) -> None:
+    def press(event: dfac.RunEvent) -> None:
+        if event.phase == "warm start":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dfac.sample(
+            counts(), dfac.TweedieNMF(2), store=tmp_path / "r.zarr", callback=press, **QUICK
+        )
+    tree = dfac.resume(tmp_path / "r.zarr", progressbar=False)
+    assert_same(tree, dfac.sample(counts(), dfac.TweedieNMF(2), **QUICK))
+
+
+def test_predictions_of_draws_and_of_streamed_cells_agree() -> None:
+    for sampler in (dfac.PSGLD(), dfac.PSGRRLD()):
+        tree = dfac.sample(
+            counts(), dfac.TweedieNMF(2), sampler, monitor="missing", **{**QUICK, "draws": 20}
+        )
+        streamed = dfac.monitored(tree)
+        cells = {
+            "rows": xr.DataArray(streamed["row_index"].values, dims="cell"),
+            "columns": xr.DataArray(streamed["column_index"].values, dims="cell"),
+        }
+        drawn = dfac.predict(tree, **cells)
+        for name in ("mean", "sd", "lower", "upper"):
+            np.testing.assert_allclose(streamed[name], drawn[name], rtol=2e-2, atol=1.01)
+        np.testing.assert_allclose(streamed["mean"], drawn["mean"], rtol=1e-4)
+
+
 def test_a_store_holds_what_memory_would(tmp_path: Path) -> None:
     for name, sampler in SAMPLERS.items():
         settings = {**QUICK, "monitor": "missing", "chains": 2}
@@ -261,7 +342,8 @@ def test_counts_keep_unit_dispersion_until_they_are_plainly_overdispersed() -> N
     settings = {**QUICK, "draws": 4, "tune": 60}
     plain = dfac.sample(rng.poisson(mu).astype(float), dfac.TweedieNMF(2), **settings)
     assert plain.attrs["dispersion"] == 1.0
-    wild = dfac.sample(5.0 * rng.poisson(mu / 5), dfac.TweedieNMF(2), **settings)
+    with pytest.warns(DataWarning, match=r"no Poisson counts: their variance is [45]\.?\d* times"):
+        wild = dfac.sample(5.0 * rng.poisson(mu / 5), dfac.TweedieNMF(2), **settings)
     assert wild.attrs["dispersion"] == pytest.approx(5, rel=0.15)
 
 
@@ -284,11 +366,14 @@ def test_a_divergence_is_rolled_back_and_reported() -> None:
     """A plain step far too large for this data runs away; smaller ones do not."""
     V = counts() * 50
     sampler = dfac.PSGLD(step=1e7, preconditioner="identity")
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), pytest.warns(SamplingWarning, match=r"diverged and were run"):
         tree = dfac.sample(
             V, dfac.TweedieNMF(2, beta=2.0, dispersion=1.0), sampler, draws=20, tune=20, **_quiet()
         )
     assert tree.attrs["divergences"] > 0
+    steps = tree["sample_stats"]["step_size"].values[0]
+    marked = np.flatnonzero(tree["sample_stats"]["diverging"].values[0])
+    assert list(marked) == [i for i in range(1, 20) if steps[i] < steps[i - 1]] or marked[0] == 0
     assert np.all(np.isfinite(tree["posterior"]["W"]))
     assert tree["sample_stats"]["step_size"].values[0, -1] < 1e7
 
@@ -360,6 +445,16 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "complex": (np.ones((3, 3), complex), {}, DataError, r"complex"),
     "missing row": (np.where(np.arange(6)[:, None] == 3, np.nan, V0), {}, DataError, r"row 3"),
     "missing column": (np.where(np.arange(5) == 2, np.nan, V0), {}, DataError, r"column 2"),
+    "all zero": (np.zeros((6, 5)), {}, DataError, r"mean 0: it must be positive"),
+    "tiny": (V0 * 1e-25, {"model": dfac.TweedieNMF(2, beta=0.0)}, DataError, r'dtype="float64"'),
+    "huge": (V0 * 1e25, {}, DataError, r"rescale the data"),
+    "schedule": (
+        V0,
+        {"sampler": dfac.PSGLD(schedule=dfac.NestedReshuffled(2)), "blocks": 3},
+        GridError,
+        r"3 bands cannot be grouped into 2",
+    ),
+    "executor object": (V0, {"executor": 3}, OptionError, r"got 3"),
     "draws": (V0, {"draws": 0}, OptionError, r"draws must be a whole number of at least 1, got 0"),
     "tune": (V0, {"tune": -1}, OptionError, r"tune must be a whole number of at least 0"),
     "chains": (V0, {"chains": 1.5}, OptionError, r"chains must be a whole number"),
@@ -419,6 +514,11 @@ def test_impossible_models_are_refused(make: Any, message: str) -> None:
         (lambda: dfac.PSGLD(preconditioner="adam"), r"got 'adam'"),
         (lambda: dfac.PSGLD(preconditioner="identity"), r"plain step has no automatic size"),
         (lambda: dfac.PSGLD(warm_start=-1), r"warm_start"),
+        (lambda: dfac.PSGLD(schedule="cyclic"), r"schedule must be one of Cyclic\(\)"),
+        (lambda: dfac.PSGLD(schedule=dfac.Cyclic), r"schedule must be one of"),
+        (lambda: dfac.PSGLD(step=lambda t: 0.1), r"ConstantStep or PolynomialStep"),
+        (lambda: dfac.NestedReshuffled(1.5), r"groups must be a whole number"),
+        (lambda: dfac.TasksExecutor("processes"), r'"threads" or "synchronous"'),
         (lambda: dfac.PolynomialStep(1.0, 0.2), r"in \(0.5, 1\]"),
         (lambda: dfac.MultiplicativeUpdates(0), r"max_iter"),
         (lambda: dfac.MultiplicativeUpdates(5, float("nan")), r"tol"),

@@ -19,9 +19,9 @@ _KINDS: dict[str, Callable[[], Executor]] = {
 
 def make_executor(executor: str | Executor) -> Executor:
     """An executor from its name, or the object itself."""
-    if not isinstance(executor, str):
+    if not isinstance(executor, str) and hasattr(executor, "run"):
         return executor
-    kind = _KINDS.get(executor)
+    kind = _KINDS.get(executor) if isinstance(executor, str) else None
     if kind is None:
         raise OptionError(
             f"executor must be one of {', '.join(map(repr, _KINDS))} or an executor object, got "

@@ -8,7 +8,7 @@ round share no band, and all sums are taken later in a fixed order.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from daskfactor.engine.plan import Action, Op, Round
 from daskfactor.engine.state import BlockCells, ChainState, Evaluation, FactorBand
@@ -120,6 +120,3 @@ def perform(
 def settle(state: ChainState, evaluations: list[Evaluation]) -> None:
     """Put evaluations into the state in the one order that all executors share."""
     state.evaluations.extend(sorted(evaluations, key=lambda e: (e.cycle, e.block.row, e.block.col)))
-
-
-Item = Any

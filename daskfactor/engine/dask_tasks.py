@@ -19,6 +19,7 @@ from dask.delayed import Delayed
 from daskfactor.engine.base import BlockProgram, OnDone, RunReport, perform, settle
 from daskfactor.engine.plan import Action, Op, Round
 from daskfactor.engine.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.errors import OptionError
 from daskfactor.grid.bands import Block
 from daskfactor.io.blocks import BlockedData
 from daskfactor.kernels.workspace import Workspace
@@ -191,14 +192,20 @@ class TasksExecutor:
     Parameters
     ----------
     scheduler
-        Anything ``dask.compute(scheduler=...)`` takes; ``"threads"`` by default.
+        A Dask scheduler of this process: ``"threads"`` (the default) or
+        ``"synchronous"``.
     num_workers
         Threads of the threaded scheduler; all available cores by default.
     """
 
     name = "tasks"
 
-    def __init__(self, scheduler: Any = "threads", num_workers: int | None = None) -> None:
+    def __init__(self, scheduler: str = "threads", num_workers: int | None = None) -> None:
+        if scheduler not in ("threads", "synchronous"):
+            raise OptionError(
+                f'scheduler must be "threads" or "synchronous", got {scheduler!r}; schedulers of '
+                "other processes are not supported in this version"
+            )
         self.scheduler = scheduler
         self.num_workers = num_workers or available_cores()
         self.report = RunReport(lanes=self.num_workers)

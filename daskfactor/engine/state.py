@@ -122,7 +122,7 @@ class ChainState:
 
 
 def split_factor(factor: Array, offsets: tuple[int, ...]) -> list[Array]:
-    """Bands of a factor as contiguous copies."""
+    """Bands of a factor, each contiguous; views where the factor allows it."""
     return [np.ascontiguousarray(factor[low:high]) for low, high in itertools.pairwise(offsets)]
 
 

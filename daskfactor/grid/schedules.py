@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.errors import GridError, OptionError
+from daskfactor.checks import whole_number
+from daskfactor.errors import GridError
 from daskfactor.grid.bands import Block
 from daskfactor.grid.parts import diagonal, nested
 
@@ -92,8 +93,7 @@ class NestedReshuffled:
     groups: int
 
     def __post_init__(self) -> None:
-        if self.groups < 1:
-            raise OptionError(f"groups must be at least 1, got {self.groups}")
+        whole_number("groups", self.groups, 1)
 
     def cycle(
         self, blocks: int, sizes: NDArray[np.int64], rng: np.random.Generator

@@ -22,6 +22,8 @@ OnIteration = Callable[[int, float], None]
 
 FIT_EVERY = 20
 """Iterations between looks at the fit (for the dispersion and for convergence)."""
+FIRST_LOOK, LAST_LOOK = 5, 60
+"""Iterations at which the dispersion is estimated first and last."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,11 @@ class DispersionRule:
     def __init__(self, model: TweedieNMF, data: BlockedData) -> None:
         self.data = data
         self.count = data.total_observed
-        self.parameters = model.n_components * (sum(data.shape) - model.n_components)
+        components = min(model.n_components, *data.shape)
+        self.parameters = components * (sum(data.shape) - components)
         self.counts = model.beta == 1.0 and bool(data.is_integer)
         self.fixed: float | None = None
+        self.settled = model.dispersion != "auto"
         if model.dispersion != "auto":
             self.fixed = float(model.dispersion)
 
@@ -134,18 +138,29 @@ class DispersionRule:
         return max(fit.pearson / self.count, float(np.finfo(np.float32).tiny))
 
     def settle(self, estimate: float) -> None:
-        """Fix φ = 1 for counts that the point fit does not show to be over-dispersed.
+        """Fix φ = 1 for counts that the point fit does not show to be no Poisson counts.
 
         Pearson's statistic of Poisson counts has a variance of (2 + 1/μ) for
-        each degree of freedom; five standard errors above 1 is plain enough.
+        each degree of freedom; five standard errors away from 1 is plain enough.
         """
-        error = math.sqrt((2 + 1 / typical_value(self.data)) / self._freedom)
-        if self.fixed is None and self.counts and estimate < OVERDISPERSED + 5 * error:
+        if self.settled:
+            return
+        self.settled = True
+        freedom = self.count - self.parameters
+        enough = freedom >= max(0.1 * self.count, FEWEST)
+        error = math.sqrt((2 + 1 / typical_value(self.data)) / max(freedom, 1))
+        if self.counts and not (enough and abs(estimate - 1) > NEARLY_POISSON + 5 * error):
             self.fixed = 1.0
 
+    def follow(self, other: "DispersionRule") -> None:
+        """Decide as another chain of the same run has decided."""
+        self.fixed, self.settled = other.fixed, other.settled
 
-OVERDISPERSED = 1.2
-"""Counts with an estimated dispersion below this, or not surely above it, count as Poisson."""
+
+FEWEST = 100
+"""Degrees of freedom without which counts are taken to be Poisson."""
+NEARLY_POISSON = 0.1
+"""Counts whose dispersion is this near 1, or not surely further off, are taken to be Poisson."""
 
 
 def multiply(band: FactorBand, share: Share, penalty: float, power: float) -> None:
@@ -171,13 +186,14 @@ def run_updates(
     tol: float = 0.0,
     on_iteration: OnIteration | None = None,
 ) -> PointFit:
-    """Iterate from a state; φ is looked at anew every few iterations unless it is fixed.
+    """Iterate from a state; φ is looked at anew every few iterations until it stays.
 
-    Until the first look the prior counts nothing, because how much it counts
-    against the likelihood depends on φ.
+    Until the first look, after five iterations, the prior counts nothing, because
+    how much it counts against the likelihood depends on φ. After 60 iterations φ
+    stays as it is, and only then can the objective be compared with itself.
     """
     beta, floor = model.beta, mean_floor(data, model.beta)
-    hyper = model.resolve(typical_value(data), rule.fixed or 1.0)
+    hyper = model.resolve(data.mean, rule.fixed or 1.0)
     weight = hyper.dispersion if rule.fixed is not None else 0.0
     history: list[tuple[int, float]] = []
     fit = Fit(-math.inf, math.inf)
@@ -190,14 +206,18 @@ def run_updates(
                 bands, shares(executor, data, state, side, beta, floor), strict=True
             ):
                 multiply(band, share, weight * rate, exponent(beta))
-        if iteration % FIT_EVERY == 0 or iteration == iterations:
+        if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, iterations):
             fit = evaluate(executor, data, state, beta, floor)
-            weight = rule.at_point(fit)
+            if iteration <= LAST_LOOK:
+                weight = rule.at_point(fit)
+            if iteration == LAST_LOOK:
+                rule.settle(weight)
+                weight = rule.fixed or weight
             hyper = hyper._replace(dispersion=weight)
             history.append((iteration, objective(state, hyper, fit)))
             if on_iteration is not None:
                 on_iteration(iteration, history[-1][1])
-            if _converged(history, tol):
+            if iteration > LAST_LOOK + FIT_EVERY and _converged(history, tol):
                 break
         elif on_iteration is not None:
             on_iteration(iteration, math.nan)

@@ -1,7 +1,7 @@
 """Predictions with error bars for any cells of the matrix, from a trace."""
 
 import json
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import dask.array as da
 import numpy as np
@@ -12,15 +12,12 @@ from scipy import stats
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.models.predictive import observation_interval, observation_variance
 from daskfactor.results.cellwise import Draws, Lazy, blockwise, draws_of, moments, quantiles
+from daskfactor.results.extrapolation import extrapolated_moments
 from daskfactor.results.schema import factor_dims
 from daskfactor.results.selection import Cells, select
 from daskfactor.results.trace import Trace, as_tree, require_draws
 
 Of = Literal["observation", "mean"]
-
-# Extrapolation subtracts two noisy estimates; what must be positive stays above this
-# fraction of the fine chain's.
-_FLOOR: Final = 0.1
 
 
 class _Law(NamedTuple):
@@ -129,10 +126,7 @@ def _extrapolated(
     if "posterior_coarse" not in tree.children or tree["posterior_coarse"].sizes["draw"] == 0:
         return fine
     coarse = moments(draws_of(tree["posterior_coarse"].to_dataset(), dims, cells))
-    mean, variance = 2.0 * fine[0] - coarse[0], 2.0 * fine[1] - coarse[1]
-    if law.nonnegative:
-        mean = da.maximum(mean, _FLOOR * fine[0])
-    return mean, da.maximum(variance, _FLOOR * fine[1])
+    return extrapolated_moments(fine, coarse, law.nonnegative)
 
 
 def _of_observation(
@@ -213,7 +207,9 @@ def monitored(trace: Trace, *, interval: float = 0.9, of: Of = "observation") ->
     _check_options(interval, of)
     tree = as_tree(trace)
     if "monitor" not in tree.children:
-        raise OptionError("this run monitored no cells; name some with monitor= and run again")
+        raise OptionError(
+            "this run monitored no cells: none were asked for with monitor=, or none was missing"
+        )
     law = _law(tree)
     group = tree["monitor"].to_dataset().load()
     mean, variance = _pooled(group)

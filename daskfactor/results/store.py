@@ -94,14 +94,12 @@ class RunStore:
             with disk_errors("a new run store", target, "nothing was changed"):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_skeleton(making, spec)
-                if old is not None:
-                    target.rename(making.with_suffix(".old"))
-                making.rename(target)
+                _take_place(making, target, making.with_suffix(".old"))
         finally:
             shutil.rmtree(making, ignore_errors=True)
             if old is not None:
                 old.release()
-                shutil.rmtree(making.with_suffix(".old"), ignore_errors=True)
+        shutil.rmtree(making.with_suffix(".old"), ignore_errors=True)
         return cls.open(target, mode="r+")
 
     @classmethod
@@ -417,3 +415,16 @@ class RunStore:
         draws = ", ".join(str(n) for n in self.committed.draws)
         safe = f"the last checkpoint is safe (draws per chain: {draws})"
         return disk_errors(what, self.path, safe)
+
+
+def _take_place(new: Path, target: Path, aside: Path) -> None:
+    """Put ``new`` where ``target`` is; what was there comes back if that fails."""
+    if not target.exists():
+        new.rename(target)
+        return
+    target.rename(aside)
+    try:
+        new.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise

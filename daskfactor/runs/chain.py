@@ -37,6 +37,8 @@ from daskfactor.samplers.program import (
 
 Array = NDArray[Any]
 
+OnShare = Callable[[float], None]
+
 MOST_REDUCTIONS = 20
 RUNAWAY = 1e3
 """A chain whose average μ is this many times the data's is taken to have diverged."""
@@ -93,9 +95,17 @@ class ChainRun:
 
     # -- start ---------------------------------------------------------------
 
-    def warm_start(self, on_iteration: OnIteration | None = None) -> None:
-        """Start near a mode: multiplicative updates, balance, and the metric there."""
+    def warm_start(
+        self, on_iteration: OnIteration | None = None, like: "ChainRun | None" = None
+    ) -> None:
+        """Start near a mode: multiplicative updates, balance, and the metric there.
+
+        ``like`` is the run's first chain, which decides for all whether counts
+        are Poisson.
+        """
         setting = self.setting
+        if like is not None:
+            self.rule.follow(like.rule)
         data, model, executor = setting.data, setting.model, setting.executor
         state = initial_state(data, model.n_components, setting.options.seed, self.number)
         passes = setting.sampler.warm_start
@@ -108,7 +118,7 @@ class ChainRun:
             fit = evaluate(executor, data, state, model.beta, self._floor)
         estimate = self.rule.at_point(fit)
         self.rule.settle(estimate)
-        self.hyper = model.resolve(typical_value(data), self.rule.fixed or estimate)
+        self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
         balance(state)
         prepare_state(state, setting.sampler.majorizer)
         if setting.sampler.majorizer:
@@ -163,20 +173,27 @@ class ChainRun:
         """Fine cycles done."""
         return self.tracks[0].cycle
 
-    def advance(self, end: int, on_done: Callable[[int], None] | None = None) -> None:
-        """Run all tracks to fine cycle ``end``; on divergence go back and halve the step."""
+    def advance(self, end: int, on_share: OnShare | None = None) -> None:
+        """Run all tracks to fine cycle ``end``; on divergence go back and halve the step.
+
+        ``on_share`` is told which share of the segment is done.
+        """
         self._split_if_due()
         if self.cycle == self.setting.options.tune:
             self.start_recording()
         before = [run.state.copy() for run in self.tracks]
         cycles = [run.cycle for run in self.tracks]
         for _ in range(MOST_REDUCTIONS):
+            done = 0.0
+            whole = sum(1 / run.track.coarseness for run in self.tracks)
             for run in self.tracks:
-                self._run_segment(run, end // run.track.coarseness, on_done)
+                share = 1 / run.track.coarseness / whole
+                self._run_segment(run, end // run.track.coarseness, on_share, done, share)
+                done += share
             if all(self._is_sound(run) for run in self.tracks):
                 self._adapt(end)
                 return
-            self.divergences.append(self.cycle)
+            self.divergences.append(cycles[0])
             self.shrink /= 2
             for run, state, cycle in zip(self.tracks, before, cycles, strict=True):
                 run.state, run.cycle = state.copy(), cycle
@@ -184,8 +201,8 @@ class ChainRun:
                 run.priors.clear()
         raise DivergenceError(
             f"chain {self.number} diverged between cycles {cycles[0]} and {end} even with the step "
-            f"reduced to {self.shrink:.2g} of what was asked for; check the data for extreme "
-            'entries, or use the default step="auto"'
+            f"reduced to {self.shrink:.2g} of what was asked for; look for extreme entries in the "
+            "data, and leave step and preconditioner at their defaults"
         )
 
     def _split_if_due(self) -> None:
@@ -198,7 +215,9 @@ class ChainRun:
                     TrackRun(track, fine.state.copy(), fine.cycle // track.coarseness)
                 )
 
-    def _run_segment(self, run: TrackRun, end: int, on_done: Callable[[int], None] | None) -> None:
+    def _run_segment(
+        self, run: TrackRun, end: int, on_share: OnShare | None, before: float, share: float
+    ) -> None:
         setting = self.setting
         coarse = run.track.coarseness > 1
         stream = Stream.COARSE_SCHEDULE if coarse else Stream.SCHEDULE
@@ -209,6 +228,12 @@ class ChainRun:
             lambda cycle: generator(setting.options.seed, self.number, stream, cycle),
             lambda cycle: self._wanted(run.track, cycle, end),
         )
+        operations = sum(len(part.ops) for part in plan)
+
+        def on_done(done: int) -> None:
+            if on_share is not None:
+                on_share(before + share * done / operations)
+
         run.state = setting.executor.run(
             plan, self._program(run.track), run.state, setting.data, on_done
         )
@@ -278,7 +303,8 @@ class ChainRun:
             for bands in (state.rows, state.cols)
         ]
         average = float(columns[0] @ columns[1]) / (data.shape[0] * data.shape[1])
-        return average <= RUNAWAY * max(abs(data.mean), abs(data.maximum), abs(data.minimum))
+        size = max(typical_value(data), abs(data.maximum), abs(data.minimum))
+        return average <= RUNAWAY * size
 
     def _adapt(self, end: int) -> None:
         """Estimate the dispersion anew while tuning; free what is for tuning alone after it."""

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.engine.progress import OnEvent, RunEvent
+from daskfactor.engine.progress import OnEvent, Phase, RunEvent
+from daskfactor.results.extrapolation import extrapolated_moments
 from daskfactor.runs.chain import ChainRun, Setting, TrackRun
 from daskfactor.runs.options import boundaries, segment_length
 from daskfactor.runs.snapshot import cell_count, gather_cells, restore, snapshot
@@ -87,6 +88,7 @@ class Driver:
         kept = 0.0
         if options.keep_every:
             kept = sum(shape) * components * itemsize / (options.thin * options.keep_every)
+            kept *= options.chains  # all chains hold their draws until the segment is written
         length = segment_length(work, kept, self.coarseness)
         self.ends = list(boundaries(options, length, setting.split, self.coarseness))
 
@@ -105,7 +107,7 @@ class Driver:
                 del objective
                 self.on_event(RunEvent("warm start", done + iteration, passes * len(state.chains)))
 
-            chain.warm_start(report)
+            chain.warm_start(report, None if chain.number == 0 else state.chains[0])
         return state
 
     def restart(self, arrays: dict[str, Array], meta: dict[str, Any]) -> RunState:
@@ -133,8 +135,8 @@ class Driver:
             for chain in state.chains:
                 self._advance(state, chain, end)
             first_draws = state.cycle <= self.setting.options.tune < end
-            state.cycle = end
             self._write(state, end)
+            state.cycle = end
             if first_draws:  # a run that is cut short can be predicted from, too
                 self.sink.update_attrs(hyper_attrs(state))
             self._checkpoint(state)
@@ -146,23 +148,16 @@ class Driver:
         tuning = end <= options.tune
         offset = 0 if tuning else options.tune
         total = (options.tune if tuning else options.cycles - options.tune) * options.chains
-        blocks = self.setting.data.grid.blocks
         done_before = chain.number * (end - state.cycle) + options.chains * (state.cycle - offset)
 
-        def on_done(operations: int) -> None:
-            cycles = min(operations / (blocks * blocks), end - state.cycle)
-            self.on_event(
-                RunEvent(
-                    "tune" if tuning else "draw",
-                    done_before + cycles,
-                    total,
-                    state.log_likelihood,
-                )
-            )
+        def on_share(share: float) -> None:
+            done = done_before + share * (end - state.cycle)
+            phase: Phase = "tune" if tuning else "draw"
+            self.on_event(RunEvent(phase, done, total, state.log_likelihood))
 
-        chain.advance(end, on_done)
+        chain.advance(end, on_share)
         state.log_likelihood = chain.log_likelihood()
-        on_done((end - state.cycle) * blocks * blocks)
+        on_share(1.0)
 
     # -- results ---------------------------------------------------------------
 
@@ -246,24 +241,16 @@ class Driver:
 
     @staticmethod
     def monitored(tracks: Sequence[TrackRun]) -> tuple[Array, Array, int]:
-        """Mean and variance of the monitored cells, extrapolated where there is a coarse track.
-
-        2 fine - coarse for E μ and for E μ²; the variance is kept at a tenth of
-        the fine chain's or more.
-        """
-        means, squares = [], []
+        """Mean and variance of the monitored cells, extrapolated where there is a coarse track."""
+        found = []
         for run in tracks:
             mean = gather_cells(run, "mean").astype(np.float64)
             variance = gather_cells(run, "m2").astype(np.float64) / (cell_count(run) or 1)
-            means.append(mean)
-            squares.append(variance + mean**2)
+            found.append((mean, variance))
         count = cell_count(tracks[0]) or 0
-        fine_variance = squares[0] - means[0] ** 2
-        if len(tracks) == 1:
-            return means[0], fine_variance, count
-        mean = 2 * means[0] - means[1]
-        variance = 2 * squares[0] - squares[1] - mean**2
-        return mean, np.maximum(variance, 0.1 * fine_variance), count
+        if len(found) == 1:
+            return (*found[0], count)
+        return (*extrapolated_moments(found[0], found[1], nonnegative=True), count)
 
     def _checkpoint(self, state: RunState) -> None:
         arrays: dict[str, Array] = {}

@@ -1,12 +1,13 @@
 """Which cells to watch: the caller's ways of naming them, turned into indices."""
 
+import warnings
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.errors import OptionError
+from daskfactor.errors import DataWarning, OptionError
 from daskfactor.io.blocks import BlockedData
 
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -36,6 +37,12 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
     if isinstance(monitor, str):
         if monitor != "missing":
             raise OptionError(f"{ALLOWED}; got {monitor!r}")
+        if data.n_missing == 0:
+            warnings.warn(
+                'monitor="missing", but no cell is missing: nothing is monitored',
+                DataWarning,
+                stacklevel=4,
+            )
         return _or_none(data.missing_cells())
     if isinstance(monitor, xr.DataArray):
         monitor = monitor.transpose(data.labels.row_dim, data.labels.col_dim).values

@@ -64,18 +64,31 @@ class RunOptions:
         return [c for draw, c in enumerate(self.draw_cycles()) if self.is_kept(draw)]
 
 
-def choose_keep(keep: str, draws: int, bytes_per_draw: int) -> int:
-    """How many draws lie between kept ones: 1 keeps all, 0 none."""
+def choose_keep(keep: str, draws: int, bytes_per_draw: float, coarseness: int = 1) -> int:
+    """How many draws lie between kept ones: 1 keeps all, 0 none.
+
+    Parameters
+    ----------
+    keep
+        The user's choice.
+    draws
+        Draws of every chain.
+    bytes_per_draw
+        Of all chains together, coarse ones counted by their share.
+    coarseness
+        Fine draws for each coarse one; if no coarse draw could be kept, none is.
+    """
     if keep not in ("auto", "draws", "moments"):
         raise OptionError(f'keep must be "auto", "draws" or "moments", got {keep!r}')
     if keep == "moments":
         return 0
     if keep == "draws":
         return 1
-    affordable = DRAWS_BUDGET // max(bytes_per_draw, 1)
+    affordable = int(DRAWS_BUDGET / max(bytes_per_draw, 1))
     if affordable == 0:
         return 0
-    return -(-draws // min(affordable, draws))
+    every = -(-draws // min(affordable, draws))
+    return every if every <= draws // coarseness else 0
 
 
 def segment_length(work_per_cycle: float, kept_bytes_per_cycle: float, coarseness: int) -> int:

@@ -1,6 +1,7 @@
 """What the verbs that run something share: checks, contexts, and the results' first page."""
 
 import json
+import shutil
 import time
 import warnings
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ import daskfactor
 from daskfactor.engine import Executor, make_executor
 from daskfactor.engine.machine import machine_attrs
 from daskfactor.engine.progress import OnEvent, RunEvent, ignore, progress_bar
-from daskfactor.errors import DataError, OptionError, SamplingWarning
+from daskfactor.errors import DataError, DataWarning, OptionError, SamplingWarning
 from daskfactor.grid.bands import Bands, Grid
+from daskfactor.grid.schedules import diagonal_sizes
 from daskfactor.io.blocks import BlockedData
 from daskfactor.io.sources import as_blocks
 from daskfactor.models.tweedie import TweedieNMF
@@ -36,6 +38,9 @@ from daskfactor.runs.sinks import MemorySink
 from daskfactor.samplers import PSGLD
 
 PathText = str | PathLike[str]
+
+SMALL_DATA = 2**28
+"""Bytes of data that a trace in memory holds a copy of; a store always does."""
 
 NOT_STARTED: dict[str, Any] = {
     "cycle": 0,
@@ -62,8 +67,50 @@ def check_kinds(model: object, sampler: object, client: object) -> None:
         raise OptionError(f"sampler must be PSGLD(...) or PSGRRLD(...), got {sampler!r}")
     if client is not None:
         raise OptionError(
-            "client= is reserved: this version runs on the cores of one machine; leave client "
-            "out, or pass executor=TasksExecutor(scheduler) for a Dask scheduler in this process"
+            "client= is reserved: this version runs on the cores of one machine; leave client out"
+        )
+
+
+def check_data(model: TweedieNMF, data: BlockedData) -> None:
+    """Refuse values that the law cannot have produced or that the precision cannot hold."""
+    model.check_values(data.minimum, data.maximum)
+    size = max(abs(data.maximum), abs(data.minimum))
+    powers = max(2.0, abs(2.0 - model.beta))
+    limit = float(np.finfo(data.dtype).max) ** (0.8 / powers)
+    if size > 0 and not 1 / limit < size < limit:
+        raise DataError(
+            f"the data go up to {size:.3g}, which {data.dtype} arithmetic with "
+            f"beta={model.beta:g} cannot work with (between {1 / limit:.0e} and {limit:.0e}); "
+            'rescale the data, for example divide them by their mean, or pass dtype="float64"'
+        )
+
+
+def check_schedule(sampler: PSGLD, data: BlockedData) -> None:
+    """Refuse a schedule that this grid cannot have, before anything is written."""
+    blocks = data.grid.blocks
+    sampler.schedule.cycle(blocks, diagonal_sizes(data.n_observed), np.random.default_rng(0))
+
+
+def report_trouble(state: RunState) -> None:
+    """Warn of roll-backs and of counts that are no Poisson counts; once per run."""
+    rolled_back = sum(len(chain.divergences) for chain in state.chains)
+    if rolled_back:
+        smallest = min(chain.shrink for chain in state.chains)
+        warnings.warn(
+            f"{rolled_back} segments diverged and were run again with a smaller step (down to "
+            f"{smallest:.2g} of the one asked for); draws after that are marked in "
+            "sample_stats/diverging; choose a smaller step to avoid this",
+            SamplingWarning,
+            stacklevel=4,
+        )
+    first = state.chains[0]
+    if first.rule.counts and first.rule.fixed is None:
+        warnings.warn(
+            f"the data are whole numbers but no Poisson counts: their variance is "
+            f"{first.hyper.dispersion:.3g} times their mean, and the dispersion was set to that; "
+            "pass dispersion=1.0 to the model for Poisson counts all the same",
+            DataWarning,
+            stacklevel=4,
         )
 
 
@@ -107,7 +154,8 @@ def run_from_start(
     setting: Setting, store: PathText | None, overwrite: bool, on_event: OnEvent
 ) -> xr.DataTree:
     """Everything after the checks: compile, warm start, segments, results."""
-    spec = _spec(setting)
+    size = setting.data.shape[0] * setting.data.shape[1] * setting.data.dtype.itemsize
+    spec = _spec(setting, keeps_data=store is not None or size <= SMALL_DATA)
     if store is not None:
         sink: RunStore | MemorySink = RunStore.create(fspath(store), spec, overwrite=overwrite)
         sink.checkpoint({}, NOT_STARTED)
@@ -117,22 +165,17 @@ def run_from_start(
         compile_kernels(setting, on_event)
         driver = Driver(setting, sink, on_event)
         state = driver.start()
-        try:
-            driver.run(state)
-        except KeyboardInterrupt:
-            if store is not None or state.cycle <= setting.options.tune:
-                raise
-            warnings.warn(
-                f"interrupted after {state.cycle - setting.options.tune} of "
-                f"{setting.options.cycles - setting.options.tune} cycles of draws; the trace "
-                "holds the draws until then",
-                SamplingWarning,
-                stacklevel=3,
-            )
+        driver.run(state)
+        report_trouble(state)
         closing = closing_attrs(state)
         if isinstance(sink, MemorySink):
             return sink.tree(spec, closing)
         sink.finish(closing)
+    except Exception:
+        if isinstance(sink, RunStore) and not sink.load_checkpoint()[1]["chains"]:
+            sink.close()
+            shutil.rmtree(sink.path, ignore_errors=True)  # the run never began
+        raise
     finally:
         if isinstance(sink, RunStore):
             sink.close()
@@ -143,7 +186,7 @@ def run_from_start(
 def extended(options: RunOptions, meta: dict[str, Any], more: int) -> RunOptions:
     """The options of a run with ``more`` draws than its checkpoint holds."""
     done = max(0, meta["cycle"] - options.tune) // options.thin
-    return replace(options, draws=max(done + more, done))
+    return replace(options, draws=max(done + more, options.draws))
 
 
 def cells_of(spec: RunSpec) -> Cells | None:
@@ -195,7 +238,7 @@ def kept_index(options: RunOptions) -> NDArray[np.int64]:
     return np.array(cycles, dtype=np.int64)
 
 
-def _spec(setting: Setting) -> RunSpec:
+def _spec(setting: Setting, keeps_data: bool) -> RunSpec:
     """What the run's results will hold, written down before the first draw."""
     data, model, options = setting.data, setting.model, setting.options
     index = kept_index(options)
@@ -216,7 +259,7 @@ def _spec(setting: Setting) -> RunSpec:
         monitor_rows=cells[0],
         monitor_columns=cells[1],
         draw_index=index,
-        observed=data.to_numpy() if not data.source.lazy else None,
+        observed=data.to_numpy() if keeps_data and not data.source.lazy else None,
         attrs=_attrs(setting),
     )
 

@@ -66,7 +66,8 @@ class LangevinProgram:
         self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
     ) -> None:
         view = data.view(op.block.row, op.block.col)
-        row_gradient, col_gradient = self._gradients(op, view, rows, cols, workspace)
+        gradients = self._gradients(op, view, rows, cols, workspace, data.grid.blocks)
+        row_gradient, col_gradient = gradients
         self._move(rows, row_gradient, self.hyper.rate_w, op.iteration, ROWS)
         self._move(cols, col_gradient, self.hyper.rate_h, op.iteration, COLUMNS)
         if op.last:
@@ -74,9 +75,19 @@ class LangevinProgram:
             self._finish_cycle(op, cols, self.hyper.rate_h)
 
     def _gradients(
-        self, op: Op, view: BlockView, rows: FactorBand, cols: FactorBand, workspace: Workspace
+        self,
+        op: Op,
+        view: BlockView,
+        rows: FactorBand,
+        cols: FactorBand,
+        workspace: Workspace,
+        blocks: int,
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gradients of the block's log-likelihood, scaled by s."""
+        """Gradients of the block's log-likelihood, scaled by s.
+
+        Curvature is gathered with weight s / B: 1 where every part comes up once
+        a cycle, N / (B |part|) where parts are drawn.
+        """
         buffers = workspace.arrays(view.m, view.n, rows.values.shape[1], rows.values.dtype)
         kernels = dense_kernels(self.beta)
         scale = op.scale / self.hyper.dispersion
@@ -84,15 +95,13 @@ class LangevinProgram:
         if not (op.wanted.adapt and self.majorizer):
             kernels.gradient(*block, buffers.GW, buffers.GH, buffers.tile)
         else:
+            gathered = [np.zeros_like(band.values) for band in (rows, cols)]
             kernels.gradient_curvature(
-                *block,
-                buffers.GW,
-                buffers.GH,
-                rows.arrays["gathered"],
-                cols.arrays["gathered"],
-                buffers.tile,
-                buffers.tile2,
+                *block, buffers.GW, buffers.GH, *gathered, buffers.tile, buffers.tile2
             )
+            weight = rows.values.dtype.type(op.scale / blocks)
+            rows.arrays["gathered"] += weight * gathered[0]
+            cols.arrays["gathered"] += weight * gathered[1]
         return buffers.GW, buffers.GH
 
     def _move(

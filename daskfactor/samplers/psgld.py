@@ -75,6 +75,15 @@ class PSGLD:
                 "the plain step has no automatic size; pass a number such as step=1e-5, or use "
                 'preconditioner="majorizer"'
             )
+        if type(self.schedule).__name__ not in SCHEDULES:
+            raise OptionError(
+                f"schedule must be one of {', '.join(f'{name}()' for name in SCHEDULES)}, got "
+                f"{self.schedule!r}"
+            )
+        if callable(self.step) and not hasattr(self.step, "to_dict"):
+            raise OptionError(
+                f'step must be "auto", a number, ConstantStep or PolynomialStep, got {self.step!r}'
+            )
         if not isinstance(self.step, str) and not callable(self.step):
             object.__setattr__(self, "step", ConstantStep(self.step))
         whole_number("warm_start", self.warm_start, 0)

@@ -47,7 +47,7 @@ class Distance:
         return (
             self.rms < 0.10
             and bool(np.all((self.ratios >= 0.90) & (self.ratios <= 1.12)))
-            and abs(self.sum_w - 1) < 0.05
+            and abs(self.sum_w - 1) < 0.03
         )
 
     def __str__(self) -> str:
