@@ -26,9 +26,7 @@ from daskfactor.results.trace import open_run
 from daskfactor.runs.chain import Setting
 from daskfactor.runs.compilation import compile_kernels
 from daskfactor.runs.driver import Driver
-from daskfactor.runs.monitor import monitored_cells
-from daskfactor.runs.options import RunOptions, choose_keep
-from daskfactor.runs.session import (
+from daskfactor.runs.launch import (
     PathText,
     cells_of,
     check_data,
@@ -45,6 +43,8 @@ from daskfactor.runs.session import (
     report_trouble,
     run_from_start,
 )
+from daskfactor.runs.monitor import monitored_cells
+from daskfactor.runs.options import RunOptions, choose_keep
 from daskfactor.samplers import PSGLD, sampler_from_dict
 
 
@@ -157,7 +157,7 @@ def sample(
         on_event(RunEvent("load", 0, 1))
         data = stack.enter_context(opened(V, blocks, dtype, unstored, memory_limit))
         check_data(model, data)
-        on_event(RunEvent("load", 1, 1, message=data.describe()))
+        on_event(RunEvent("load", 1, 1, message="{} x {}".format(*data.shape)))
         bytes_per_draw = sum(data.shape) * model.n_components * data.dtype.itemsize
         shares = [1 / track.coarseness for track in sampler.tracks]
         options = RunOptions(

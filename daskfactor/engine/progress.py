@@ -46,7 +46,12 @@ def ignore(event: RunEvent) -> None:
 class _RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text(f"{speed:.1f} cycles/s" if speed else "", style="cyan")
+        return Text(f"{speed:.4g} cycles/s" if speed else "", style="cyan")
+
+
+def _column(width: int) -> Column:
+    """A column that keeps its width in a narrow terminal; the last one gives way."""
+    return Column(no_wrap=True, min_width=width)
 
 
 @contextmanager
@@ -56,12 +61,12 @@ def progress_bar(enabled: bool = True) -> Iterator[OnEvent]:
         yield ignore
         return
     bar = Progress(
-        TextColumn("{task.description:<10}", table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=20),
-        TextColumn("{task.percentage:>3.0f} %", table_column=Column(no_wrap=True)),
-        _RateColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, ratio=1)),
+        TextColumn("{task.description}", table_column=_column(10)),
+        BarColumn(bar_width=10, table_column=_column(10)),
+        TextColumn("{task.percentage:>3.0f} %", table_column=_column(5)),
+        _RateColumn(table_column=_column(13)),
+        TimeRemainingColumn(compact=True, table_column=_column(5)),
+        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, max_width=30)),
         console=Console(stderr=True),
     )
     tasks: dict[str, Task] = {}

@@ -20,7 +20,7 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     kind = (setting.model.beta, dtype, setting.sampler.majorizer, len(setting.sampler.tracks))
     if kind in _compiled:
         return
-    on_event(RunEvent("compile", 0, 1, message="compiling kernels, once per process"))
+    on_event(RunEvent("compile", 0, 1, message="once per process"))
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)
     data = as_blocks(
         np.array([[1.0, 2.0, np.nan], [3.0, 1.0, 2.0], [2.0, 2.0, 1.0]]), 1, dtype=dtype
