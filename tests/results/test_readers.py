@@ -65,13 +65,18 @@ def test_plain_zarr_walks_the_store_without_a_warning(path):
 @pytest.mark.parametrize("source", ["store", "memory"])
 def test_arviz_summarizes_the_statistics(path, source):
     tree = xr.open_datatree(path, engine="zarr") if source == "store" else memory_tree(make_spec())
-    data = az.from_datatree(tree)
-    summary = az.summary(data.sample_stats, var_names=["lp"])
+    if hasattr(az, "from_datatree"):  # arviz < 1 has a container of its own
+        data = az.from_datatree(tree)
+        stats, posterior = data.sample_stats, data.posterior
+    else:
+        stats, posterior = tree["sample_stats"].to_dataset(), tree["posterior"].to_dataset()
+        assert float(az.ess(tree, group="sample_stats", var_names=["lp"])["lp"]) > 0
+    summary = az.summary(stats, var_names=["lp"])
     lp = tree["sample_stats"]["lp"].values
-    assert summary.loc["lp", "mean"] == pytest.approx(lp.mean(), rel=1e-3)
-    assert float(az.ess(data.sample_stats, var_names=["lp"])["lp"]) > 0
-    assert np.isfinite(az.rhat(data.posterior, var_names=["W"])["W"]).all()
-    assert az.extract(data.posterior)["W"].sizes["sample"] == CHAINS * DRAWS
+    assert float(summary.loc["lp", "mean"]) == pytest.approx(lp.mean(), rel=1e-2)
+    assert float(az.ess(stats, var_names=["lp"])["lp"]) > 0
+    assert np.isfinite(az.rhat(posterior, var_names=["W"])["W"]).all()
+    assert az.extract(posterior)["W"].sizes["sample"] == CHAINS * DRAWS
 
 
 def test_a_running_store_opens_in_another_process_with_warnings_as_errors(tmp_path):
