@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from daskfactor.engine.plan import Op
 from daskfactor.engine.state import FactorBand
-from daskfactor.grid.schedules import Cyclic, Proportional
+from daskfactor.grid.schedules import SCHEDULES, Cyclic, Proportional
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.samplers import PSGLD, PSGRRLD
 from daskfactor.samplers.program import LangevinProgram
@@ -101,7 +101,8 @@ class WrongScale(Proportional):
         )
 
 
-def test_the_wrong_scale_for_the_order_is_seen() -> None:
+def test_the_wrong_scale_for_the_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEDULES, "WrongScale", WrongScale)
     right = distance(BY_NAME["poisson-gaps"], PSGLD(schedule=Proportional(), step=0.02), draws=8000)
     wrong = distance(BY_NAME["poisson-gaps"], PSGLD(schedule=WrongScale(), step=0.02), draws=8000)
     assert wrong.rms > 2 * right.rms
