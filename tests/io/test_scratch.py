@@ -322,5 +322,7 @@ def test_peak_memory_stays_below_the_limit(tmp_path: Path, chunks: tuple[int, in
     assert int(observed) == 4096**2
     source = open_source(tmp_path / "large")
     grid = choose_grid(source.shape, source.chunks)
-    assert int(peak) < working_bytes(source, grid, np.dtype("f4"), 2**20) + 2**20
+    # What zarr's threads and the allocator hold whatever the size: 2.5 MiB with zarr 3.4.
+    fixed = 4 * 2**20
+    assert int(peak) < working_bytes(source, grid, np.dtype("f4"), 2**20) + fixed
     assert int(peak) < 16 * 2**20
