@@ -74,6 +74,7 @@ def predict(
             interval=interval,
             of=of.value,
         )
+        result = with_positions(result, rows_wanted, columns_wanted)
         write(result, kind, output)
         if as_json:
             print_json({"output": output, "sizes": dict(result.sizes), "variables": list(result)})
@@ -90,6 +91,14 @@ def named(tree: "xr.DataTree", axis: int, text: str | None, option: str) -> Any:
     factors = tree.children[group].to_dataset()
     chosen = positions(text, factors.sizes[dim], option)
     return factors[dim].values[chosen] if dim in factors.coords else chosen
+
+
+def with_positions(result: "xr.Dataset", rows: Any, columns: Any) -> "xr.Dataset":
+    """Positions as coordinates of chosen rows and columns that have no labels of their own."""
+    dims = [str(dim) for dim in result["mean"].dims]
+    chosen = zip(dims, (rows, columns), strict=True)
+    new = {d: (d, at) for d, at in chosen if at is not None and d not in result.coords}
+    return result.assign_coords(new)
 
 
 def positions(text: str, size: int, option: str) -> list[int]:

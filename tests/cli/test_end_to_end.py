@@ -102,3 +102,21 @@ def test_errors_leave_no_store_behind(table, tmp_path):
     assert again.exit_code == 4, again.output
     assert call("info", "none.zarr").exit_code == 4
     assert call("info", table).exit_code == 4
+
+
+def test_predictions_of_unlabelled_cells_carry_their_positions(tmp_path):
+    import numpy as np
+    from typer.testing import CliRunner
+
+    import daskfactor as dfac
+    from daskfactor.cli.main import app
+
+    V = np.random.default_rng(0).poisson(4, (12, 10)).astype("f4")
+    store = str(tmp_path / "r.zarr")
+    dfac.sample(
+        V, dfac.TweedieNMF(2), draws=3, tune=3, random_seed=0, store=store, progressbar=False
+    )
+    done = CliRunner().invoke(app, ["predict", store, "--rows", "2,7", "--columns", "5:7"])
+    assert done.exit_code == 0, done.output
+    cells = [line.split(",")[:2] for line in done.stdout.splitlines()]
+    assert cells == [["row", "column"], ["2", "5"], ["2", "6"], ["7", "5"], ["7", "6"]]
