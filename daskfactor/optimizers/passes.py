@@ -32,42 +32,31 @@ class Share(NamedTuple):
     denominator: Array
 
 
-def _row_share(
-    row: int, data: BlockedData, state: ChainState, beta: float, floor: float, work: Workspace
+def _share(
+    side: str,
+    number: int,
+    data: BlockedData,
+    state: ChainState,
+    beta: float,
+    floor: float,
+    work: Workspace,
 ) -> Share:
-    values = state.rows[row].values
-    share = Share(np.zeros_like(values), np.zeros_like(values))
-    for col, band in enumerate(state.cols):
+    """The share of one band, summed over the blocks it meets, in their order."""
+    by_rows = side == "rows"
+    own = (state.rows if by_rows else state.cols)[number].values
+    kernels = dense_kernels(beta)
+    multiplicative = kernels.multiplicative_rows if by_rows else kernels.multiplicative_cols
+    share = Share(np.zeros_like(own), np.zeros_like(own))
+    for other in range(data.grid.blocks):
+        row, col = (number, other) if by_rows else (other, number)
         view = data.view(row, col)
-        buffers = work.arrays(view.m, view.n, values.shape[1], values.dtype)
-        dense_kernels(beta).multiplicative_rows(
+        buffers = work.arrays(view.m, view.n, own.shape[1], own.dtype)
+        multiplicative(
             view.array,
             view.row0,
             view.col0,
-            values,
-            band.values,
-            floor,
-            *share,
-            buffers.tile,
-            buffers.tile2,
-        )
-    return share
-
-
-def _col_share(
-    col: int, data: BlockedData, state: ChainState, beta: float, floor: float, work: Workspace
-) -> Share:
-    values = state.cols[col].values
-    share = Share(np.zeros_like(values), np.zeros_like(values))
-    for row, band in enumerate(state.rows):
-        view = data.view(row, col)
-        buffers = work.arrays(view.m, view.n, values.shape[1], values.dtype)
-        dense_kernels(beta).multiplicative_cols(
-            view.array,
-            view.row0,
-            view.col0,
-            band.values,
-            values,
+            state.rows[row].values,
+            state.cols[col].values,
             floor,
             *share,
             buffers.tile,
@@ -80,9 +69,10 @@ def shares(
     executor: Executor, data: BlockedData, state: ChainState, side: str, beta: float, floor: float
 ) -> list[Share]:
     """Numerators and denominators for every band of one side, at the present state."""
-    function = _row_share if side == "rows" else _col_share
     bands = range(data.grid.blocks)
-    return executor.map(lambda band, work: function(band, data, state, beta, floor, work), bands)
+    return executor.map(
+        lambda band, work: _share(side, band, data, state, beta, floor, work), bands
+    )
 
 
 def evaluate(
