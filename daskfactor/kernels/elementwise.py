@@ -38,6 +38,14 @@ class TileKernels(NamedTuple):
     deviance: Callable[[Array, int, int, Array, float, Array], None]
 
 
+class EntryKernels(NamedTuple):
+    """What a divergence is, for one entry."""
+
+    floored: Callable[[Scalar, Scalar], Scalar]
+    weight: Callable[[Scalar], Scalar]
+    deviance: Callable[[Scalar, Scalar], Scalar]
+
+
 @inline
 def _floored(mu: Scalar, floor: Scalar) -> Scalar:
     """The larger of the two; NaN stays NaN, so that a divergence can be seen."""
@@ -179,6 +187,15 @@ _DEVIANCES: dict[float, Callable[[Scalar, Scalar], Scalar]] = {
 }
 
 
+def entry_kernels(beta: float) -> EntryKernels:
+    """What beta means for a single entry, inlined where it is called."""
+    return EntryKernels(
+        floored=_floored,
+        weight=_WEIGHTS.get(beta) or _general_weight(beta),
+        deviance=_DEVIANCES.get(beta) or _general_deviance(beta),
+    )
+
+
 @lru_cache(maxsize=64)
 def tile_kernels(beta: float) -> TileKernels:
     """Jitted tile operations of one beta; every tile comes in as means and is overwritten.
@@ -186,8 +203,7 @@ def tile_kernels(beta: float) -> TileKernels:
     In each, row i of the tile belongs to row ``row + i`` of V and its first
     column to column ``col``; means are floored at ``floor``.
     """
-    weight = _WEIGHTS.get(beta) or _general_weight(beta)
-    entry_deviance = _DEVIANCES.get(beta) or _general_deviance(beta)
+    _, weight, entry_deviance = entry_kernels(beta)
 
     @jit
     def residual(V: Array, row: int, col: int, tile: Array, scale: Scalar, floor: Scalar) -> None:

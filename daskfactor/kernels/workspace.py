@@ -19,6 +19,15 @@ PACKED_ROWS = 192
 TILE_BYTES = 4 * 1024 * 1024
 
 
+class Gradients(NamedTuple):
+    """Scratch of one sparse block: GW (m, K); GH (n, K); gram (K, K); sums (K, K) float64."""
+
+    GW: Array
+    GH: Array
+    gram: Array
+    sums: Array
+
+
 class Buffers(NamedTuple):
     """Scratch of one block: tile, tile2 (T, n); GW (m, K); GH (n, K)."""
 
@@ -49,7 +58,17 @@ class Workspace:
 
     def __init__(self, dtype: DTypeLike = np.float32) -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self._flat = [np.empty(0, self.dtype) for _ in range(4)]
+        self._start()
+
+    def _start(self) -> None:
+        self._flat = [np.empty(0, self.dtype) for _ in range(5)]
+        self._sums = np.empty(0)
+
+    def _use(self, dtype: DTypeLike | None) -> None:
+        """Start anew with another dtype."""
+        if dtype is not None and np.dtype(dtype) != self.dtype:
+            self.dtype = np.dtype(dtype)
+            self._start()
 
     def _view(self, index: int, rows: int, columns: int) -> Array:
         if self._flat[index].size < rows * columns:
@@ -62,9 +81,7 @@ class Workspace:
         A ``dtype`` other than the last one starts new buffers.
         They are views of the same memory at every call: copy what must outlive the next one.
         """
-        if dtype is not None and np.dtype(dtype) != self.dtype:
-            self.dtype = np.dtype(dtype)
-            self._flat = [np.empty(0, self.dtype) for _ in range(4)]
+        self._use(dtype)
         rows = tile_rows(m, n, K, self.dtype.itemsize)
         return Buffers(
             self._view(0, rows, n),
@@ -72,3 +89,14 @@ class Workspace:
             self._view(2, m, K),
             self._view(3, n, K),
         )
+
+    def gradients(self, m: int, n: int, K: int, dtype: DTypeLike | None = None) -> Gradients:
+        """Buffers for a sparse (m, n) block with K components: nothing as large as a tile.
+
+        Otherwise as :meth:`arrays`, with which they share the gradients.
+        """
+        self._use(dtype)
+        if self._sums.size < K * K:
+            self._sums = np.empty(K * K)
+        sums = self._sums[: K * K].reshape(K, K)
+        return Gradients(self._view(2, m, K), self._view(3, n, K), self._view(4, K, K), sums)
