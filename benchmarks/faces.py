@@ -35,7 +35,8 @@ from daskfactor.engine.lanes import LanesExecutor
 from daskfactor.errors import DaskfactorError
 from daskfactor.io.sources import as_blocks
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.runs.chain import ChainRun, Setting
+from daskfactor.runs.chain import Setting
+from daskfactor.runs.tweedie import TweedieChain
 from daskfactor.runs.options import RunOptions
 from daskfactor.samplers import PSGLD
 from daskfactor.threads import available_cores
@@ -63,7 +64,7 @@ def ours(V: Array, iterations: int, blocks: int, likelihood: bool) -> tuple[floa
     with as_blocks(V, blocks) as data:
         options = RunOptions(2 * cycles, 0, 1, 1, 0, "moments", 0, "float32")
         model = TweedieNMF(COMPONENTS, dispersion=1.0)
-        chain = ChainRun(Setting(data, model, PSGLD(warm_start=2), options, executor), 0)
+        chain = TweedieChain(Setting(data, model, PSGLD(warm_start=2), options, executor), 0)
         chain.warm_start()
         if not likelihood:
             _only_moments(chain)
@@ -76,7 +77,7 @@ def ours(V: Array, iterations: int, blocks: int, likelihood: bool) -> tuple[floa
     return seconds, executor.report.utilisation
 
 
-def _only_moments(chain: ChainRun) -> None:
+def _only_moments(chain: TweedieChain) -> None:
     """Ask every cycle for its moments and none but the last for the likelihood."""
     from daskfactor.engine.plan import CycleOptions
 

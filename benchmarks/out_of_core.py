@@ -31,7 +31,8 @@ import zarr
 from daskfactor.engine.lanes import LanesExecutor
 from daskfactor.io.sources import as_blocks
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.runs.chain import ChainRun, Setting
+from daskfactor.runs.chain import Setting
+from daskfactor.runs.tweedie import TweedieChain
 from daskfactor.runs.options import RunOptions
 from daskfactor.samplers import PSGLD
 
@@ -54,7 +55,7 @@ def cycles_of(V: Any, components: int, cycles: int, limit: int | None) -> dict[s
         loading = time.perf_counter() - started
         options = RunOptions(cycles + 1, 0, 1, 1, 0, "moments", 0, "float32")
         model = TweedieNMF(components, dispersion=1.0)
-        chain = ChainRun(Setting(data, model, PSGLD(warm_start=0), options, executor), 0)
+        chain = TweedieChain(Setting(data, model, PSGLD(warm_start=0), options, executor), 0)
         chain.warm_start()
         chain.advance(1)
         begun = time.perf_counter()

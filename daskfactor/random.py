@@ -28,6 +28,7 @@ class Stream(IntEnum):
     SCHEDULE = 1
     START = 2
     COARSE_SCHEDULE = 3
+    HYPER = 4
 
 
 def resolve_seed(random_seed: int | None) -> int:

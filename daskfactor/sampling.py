@@ -45,6 +45,7 @@ from daskfactor.runs.launch import (
 )
 from daskfactor.runs.monitor import monitored_cells
 from daskfactor.runs.options import RunOptions, choose_keep
+from daskfactor.runs.order import in_callers_order
 from daskfactor.samplers import PSGLD, sampler_from_dict
 
 
@@ -66,8 +67,10 @@ def sample(
     client: Any = None,
     blocks: int | None = None,
     unstored: str | None = None,
+    balance: bool = False,
+    allow_empty: bool = False,
     dtype: str = "float32",
-    executor: str | Executor = "lanes",
+    executor: str | Executor = "auto",
     memory_limit: int | str | None = None,
     callback: OnEvent | None = None,
 ) -> xr.DataTree:
@@ -107,16 +110,25 @@ def sample(
     progressbar
         Whether to show a progress bar on standard error.
     client
-        Reserved for a ``distributed`` cluster; must be None in this version.
+        A ``distributed.Client``: the run's operations go to its workers. The draws
+        are the same bits as without one (on CPUs of one type).
     blocks
         B, the number of row and of column bands; from chunks or shape by default.
     unstored
-        What an entry that sparse input does not store means.
+        What an entry that sparse input does not store means: ``"zero"`` or
+        ``"missing"``.
+    balance
+        Whether to permute rows and columns of sparse input so that blocks hold
+        about equally many entries; results are in the caller's order all the same.
+    allow_empty
+        Whether rows and columns without any observed entry are accepted; their
+        factors are then drawn from the prior.
     dtype
         ``"float32"`` or ``"float64"`` for factors and arithmetic.
     executor
-        ``"lanes"`` (threads), ``"tasks"`` (a Dask graph), ``"serial"``, or an
-        executor object. All give the same draws.
+        ``"auto"``: threads of this process (``"lanes"``), or with a client whatever
+        suits its workers and the time a block takes (``"ring"`` or ``"tasks"``);
+        ``"serial"``, or an executor object. All give the same draws.
     memory_limit
         Bytes of decoded data to hold in memory; beyond it, a scratch file.
     callback
@@ -143,7 +155,7 @@ def sample(
     Şimşekli et al. 2017 (P-SGLD, P-SGRRLD); Şimşekli et al. 2015.
     """
     sampler = PSGLD() if sampler is None else sampler
-    check_kinds(model, sampler, client)
+    check_kinds(model, sampler)
     seed = resolve_seed(random_seed)
     counts = {
         "draws": whole_number("draws", draws, 1),
@@ -155,10 +167,20 @@ def sample(
     with ExitStack() as stack:
         on_event = stack.enter_context(listener(progressbar, callback))
         on_event(RunEvent("load", 0, 1))
-        data = stack.enter_context(opened(V, blocks, dtype, unstored, memory_limit))
+        data = stack.enter_context(
+            opened(
+                V,
+                blocks,
+                dtype=dtype,
+                unstored=unstored,
+                balance=balance,
+                allow_empty=allow_empty,
+                memory_limit=memory_limit,
+            )
+        )
         check_data(model, data)
         on_event(RunEvent("load", 1, 1, message="{} x {}".format(*data.shape)))
-        bytes_per_draw = sum(data.shape) * model.n_components * data.dtype.itemsize
+        bytes_per_draw = sum(data.shape) * model.width * data.dtype.itemsize
         shares = [1 / track.coarseness for track in sampler.tracks]
         options = RunOptions(
             **counts,
@@ -174,7 +196,7 @@ def sample(
         )
         check_schedule(sampler, data)
         cells = monitored_cells(monitor, data)
-        runner = stack.enter_context(executing(executor))
+        runner = stack.enter_context(executing(executor, client, data, model))
         setting = Setting(data, model, sampler, options, runner, cells)
         return run_from_start(setting, store, overwrite, on_event)
 
@@ -185,7 +207,8 @@ def resume(
     *,
     V: Any = None,
     progressbar: bool = True,
-    executor: str | Executor = "lanes",
+    client: Any = None,
+    executor: str | Executor = "auto",
     memory_limit: int | str | None = None,
     callback: OnEvent | None = None,
 ) -> xr.DataTree:
@@ -201,7 +224,7 @@ def resume(
     V
         The data again, needed if they were neither in memory nor read from a
         path when the run began.
-    progressbar, executor, memory_limit, callback
+    progressbar, client, executor, memory_limit, callback
         As for :func:`sample`.
 
     Raises
@@ -224,7 +247,7 @@ def resume(
         sampler.check_lengths(options.draws, options.tune)
         data = stack.enter_context(data_again(run, V, described, options, memory_limit))
         cells = cells_of(run.spec)
-        runner = stack.enter_context(executing(executor))
+        runner = stack.enter_context(executing(executor, client, data, model))
         setting = Setting(data, model, sampler, options, runner, cells)
         if draws is not None:
             described["options"] = options.to_dict()
@@ -250,10 +273,13 @@ def optimize(
     *,
     random_seed: int | None = None,
     progressbar: bool = True,
+    client: Any = None,
     blocks: int | None = None,
     unstored: str | None = None,
+    balance: bool = False,
+    allow_empty: bool = False,
     dtype: str = "float32",
-    executor: str | Executor = "lanes",
+    executor: str | Executor = "auto",
     memory_limit: int | str | None = None,
     callback: OnEvent | None = None,
 ) -> xr.Dataset:
@@ -261,7 +287,8 @@ def optimize(
 
     Parameters
     ----------
-    V, blocks, unstored, dtype, executor, memory_limit, progressbar, callback
+    V, blocks, unstored, balance, allow_empty, dtype, client, executor,
+    memory_limit, progressbar, callback
         As for :func:`sample`.
     model
         What the data are taken to be; its priors count as penalties.
@@ -292,9 +319,19 @@ def optimize(
     seed = resolve_seed(random_seed)
     with ExitStack() as stack:
         on_event = stack.enter_context(listener(progressbar, callback))
-        data = stack.enter_context(opened(V, blocks, dtype, unstored, memory_limit))
+        data = stack.enter_context(
+            opened(
+                V,
+                blocks,
+                dtype=dtype,
+                unstored=unstored,
+                balance=balance,
+                allow_empty=allow_empty,
+                memory_limit=memory_limit,
+            )
+        )
         check_data(model, data)
-        runner = stack.enter_context(executing(executor))
+        runner = stack.enter_context(executing(executor, client, data, model))
         rule = DispersionRule(model, data)
         started = time.perf_counter()
         point = run_updates(
@@ -307,12 +344,14 @@ def optimize(
             method.tol,
             lambda done, value: on_event(RunEvent("warm start", done, method.max_iter)),
         )
+    W = in_callers_order(data, "rows", point.state.gather("rows"))
+    Ht = in_callers_order(data, "columns", point.state.gather("columns"))
     row, col = data.labels.row_dim, data.labels.col_dim
     iterations, objective = zip(*point.objective, strict=True)
     return xr.Dataset(
         {
-            "W": ((row, "component"), point.state.gather("rows")),
-            "H": (("component", col), np.ascontiguousarray(point.state.gather("columns").T)),
+            "W": ((row, "component"), W),
+            "H": (("component", col), np.ascontiguousarray(Ht.T)),
             "objective": ("iteration", np.array(objective)),
         },
         coords={

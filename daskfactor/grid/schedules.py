@@ -45,7 +45,12 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Cyclic:
-    """Diagonals 0, 1, …, B - 1, the same in every cycle."""
+    """Diagonals 0, 1, …, B - 1, the same in every cycle.
+
+    The order of Şimşekli et al. 2015, figure 4. Its discretisation error is several
+    times that of the reshuffled order (means off by .035 against .005 posterior
+    standard deviations on a problem with a known posterior), so it is for comparison.
+    """
 
     def cycle(
         self, blocks: int, sizes: NDArray[np.int64], rng: np.random.Generator

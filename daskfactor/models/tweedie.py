@@ -73,6 +73,11 @@ class TweedieNMF:
         for name in ("dispersion", "rate_w", "rate_h"):
             object.__setattr__(self, name, _checked_positive(name, getattr(self, name)))
 
+    @property
+    def width(self) -> int:
+        """Columns of the factors: one for each component."""
+        return self.n_components
+
     def to_dict(self) -> dict[str, Any]:
         """The model as plain JSON values, with its class under ``"type"``."""
         return {"type": type(self).__name__} | {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from daskfactor.engine.base import Executor
 from daskfactor.engine.state import ChainState, FactorBand
 from daskfactor.io.blocks import BlockedData
-from daskfactor.kernels.dense import dense_kernels
+from daskfactor.kernels import blockwise
 from daskfactor.kernels.workspace import Workspace
 
 Array = NDArray[Any]
@@ -44,24 +44,11 @@ def _share(
     """The share of one band, summed over the blocks it meets, in their order."""
     by_rows = side == "rows"
     own = (state.rows if by_rows else state.cols)[number].values
-    kernels = dense_kernels(beta)
-    multiplicative = kernels.multiplicative_rows if by_rows else kernels.multiplicative_cols
     share = Share(np.zeros_like(own), np.zeros_like(own))
     for other in range(data.grid.blocks):
         row, col = (number, other) if by_rows else (other, number)
-        view = data.view(row, col)
-        buffers = work.arrays(view.m, view.n, own.shape[1], own.dtype)
-        multiplicative(
-            view.array,
-            view.row0,
-            view.col0,
-            state.rows[row].values,
-            state.cols[col].values,
-            floor,
-            *share,
-            buffers.tile,
-            buffers.tile2,
-        )
+        factors = (state.rows[row].values, state.cols[col].values)
+        blockwise.multiplicative(data.view(row, col), beta, by_rows, *factors, floor, *share, work)
     return share
 
 
@@ -79,29 +66,13 @@ def evaluate(
     executor: Executor, data: BlockedData, state: ChainState, beta: float, floor: float
 ) -> Fit:
     """How well a state fits, summed over blocks in row-major order."""
-    none = np.empty(0, np.int32)
 
     def one_row(row: int, work: Workspace) -> Array:
         values = state.rows[row].values
-        nothing = np.empty(0, values.dtype)
         sums = np.zeros((len(state.cols), 2))
         for col, band in enumerate(state.cols):
-            view = data.view(row, col)
-            buffers = work.arrays(view.m, view.n, values.shape[1], values.dtype)
-            dense_kernels(beta).evaluate(
-                view.array,
-                view.row0,
-                view.col0,
-                values,
-                band.values,
-                floor,
-                buffers.tile,
-                sums[col],
-                none,
-                none,
-                nothing,
-                nothing,
-                1,
+            blockwise.evaluate(
+                data.view(row, col), beta, values, band.values, floor, sums[col], None, work
             )
         return sums
 

@@ -1,6 +1,7 @@
-"""One chain of a run: warm start, tuning, draws, and a way back after a divergence."""
+"""One chain of a run: segments, the way back after a divergence, and what a model must add."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,40 +9,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.engine.base import Executor
+from daskfactor.engine.base import BlockProgram, Executor
 from daskfactor.engine.plan import CycleOptions, build_plan
 from daskfactor.engine.state import ChainState, place_cells
 from daskfactor.errors import DivergenceError
 from daskfactor.io.blocks import BlockedData
-from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
-from daskfactor.optimizers.multiplicative import (
-    DispersionRule,
-    OnIteration,
-    balance,
-    initial_state,
-    mean_floor,
-    run_updates,
-    typical_value,
-)
-from daskfactor.optimizers.passes import Fit, evaluate, shares
-from daskfactor.random import Stream, generator, noise_key
-from daskfactor.runs.likelihood import log_normalizer_sum
+from daskfactor.optimizers.multiplicative import OnIteration
+from daskfactor.optimizers.passes import Fit
+from daskfactor.random import Stream, generator
 from daskfactor.runs.options import ADAPT_EVERY, FROZEN_FROM, RunOptions
+from daskfactor.runs.order import positions
 from daskfactor.samplers import PSGLD, Track
-from daskfactor.samplers.program import (
-    LangevinProgram,
-    drop_adaptation,
-    prepare_state,
-    refresh_metric,
-)
 
 Array = NDArray[Any]
+Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
+Model = Any
 
 OnShare = Callable[[float], None]
 
 MOST_REDUCTIONS = 20
-RUNAWAY = 1e3
-"""A chain whose average μ is this many times the data's is taken to have diverged."""
 
 
 @dataclass
@@ -57,14 +43,14 @@ class TrackRun:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all chains of a run share."""
+    """What all chains of a run share; ``cells`` are positions in the caller's order."""
 
     data: BlockedData
-    model: TweedieNMF
+    model: Model
     sampler: PSGLD
     options: RunOptions
     executor: Executor
-    cells: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    cells: Cells | None = None
 
     @property
     def split(self) -> int:
@@ -79,94 +65,93 @@ class Setting:
             return self.split
         return int(self.options.tune * FROZEN_FROM)
 
+    @property
+    def warm_passes(self) -> int:
+        """Passes of the warm start."""
+        entries = int(self.data.n_stored.sum())
+        return self.sampler.warm_passes(entries, self.model.n_components)
 
-class ChainRun:
-    """A chain on its way through a run's segments."""
+    @property
+    def placed_cells(self) -> Cells | None:
+        """Monitored cells as positions on the grid, which may be in an order of its own."""
+        if self.cells is None:
+            return None
+        rows, cols = positions(self.data.row_order), positions(self.data.col_order)
+        return (
+            self.cells[0] if rows is None else rows[self.cells[0]],
+            self.cells[1] if cols is None else cols[self.cells[1]],
+        )
+
+
+class ChainRun(ABC):
+    """A chain on its way through a run's segments.
+
+    What depends on the model is left to a subclass: where a chain starts, what an
+    operation does, and what is learnt between segments.
+    """
+
+    hyper: Any
 
     def __init__(self, setting: Setting, number: int) -> None:
         self.setting = setting
         self.number = number
-        self.rule = DispersionRule(setting.model, setting.data)
-        self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.shrink = 1.0
-        self.normalizer = 0.0
         self.divergences: list[int] = []
         self.tracks: list[TrackRun] = []
 
-    # -- start ---------------------------------------------------------------
+    # -- what a model adds -----------------------------------------------------
 
+    @abstractmethod
     def warm_start(
         self, on_iteration: OnIteration | None = None, like: "ChainRun | None" = None
     ) -> None:
-        """Start near a mode: multiplicative updates, balance, and the metric there.
+        """Set the first track's state near a mode; ``like`` is the run's first chain."""
 
-        ``like`` is the run's first chain, which decides for all whether counts
-        are Poisson.
-        """
-        setting = self.setting
-        if like is not None:
-            self.rule.follow(like.rule)
-        data, model, executor = setting.data, setting.model, setting.executor
-        state = initial_state(data, model.n_components, setting.options.seed, self.number)
-        passes = setting.sampler.warm_start
-        if passes:
-            point = run_updates(
-                data, model, state, executor, self.rule, passes, on_iteration=on_iteration
-            )
-            fit = point.fit
-        else:
-            fit = evaluate(executor, data, state, model.beta, self._floor)
-        estimate = self.rule.at_point(fit)
-        self.rule.settle(estimate)
-        self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
-        balance(state)
-        prepare_state(state, setting.sampler.majorizer)
-        if setting.sampler.majorizer:
-            self._first_metric(state)
-        self._refresh_normalizer()
-        self.tracks = [TrackRun(setting.sampler.tracks[0], state)]
+    @abstractmethod
+    def attrs(self) -> dict[str, float]:
+        """Hyperparameters under the names that results use."""
 
-    def _first_metric(self, state: ChainState) -> None:
-        setting = self.setting
-        for side, bands in (("rows", state.rows), ("columns", state.cols)):
-            for band, share in zip(
-                bands,
-                shares(
-                    setting.executor,
-                    setting.data,
-                    state,
-                    side,
-                    setting.model.beta,
-                    self._floor,
-                ),
-                strict=True,
-            ):
-                band.arrays["curvature"][:] = share.denominator
-                band.counts["curvature"] = 1
-        refresh_metric(state, self.hyper)
+    @abstractmethod
+    def memory(self) -> dict[str, Any]:
+        """JSON values that a checkpoint keeps besides the state."""
 
-    @property
-    def _floor(self) -> float:
-        return mean_floor(self.setting.data, self.setting.model.beta)
+    @abstractmethod
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Take over what ``memory`` gave."""
 
-    def _refresh_normalizer(self) -> None:
-        self.normalizer = log_normalizer_sum(
-            self.setting.data,
-            self.hyper.dispersion,
-            self.setting.model.beta,
-            self.setting.executor,
-        )
+    @abstractmethod
+    def _program(self, track: Track) -> BlockProgram:
+        """The operations of one track at the present hyperparameters."""
+
+    @abstractmethod
+    def _log_prior(self, state: ChainState, cycle: int) -> float:
+        """Log-density of the factors at the end of an evaluated cycle."""
+
+    @abstractmethod
+    def _ran_away(self, run: TrackRun) -> bool:
+        """Whether a finite state is beyond anything the data could mean."""
+
+    @abstractmethod
+    def _adapt(self, end: int) -> None:
+        """Learn from a segment that ended soundly at fine cycle ``end``."""
+
+    @abstractmethod
+    def _lp(self, fit: Fit) -> float:
+        """Log-likelihood from a fit's sums."""
+
+    def doubts(self) -> str | None:
+        """What the user should be told about data and model at the end of the run."""
+        return None
+
+    # -- segments ------------------------------------------------------------
 
     def start_recording(self) -> None:
         """Watch the monitored cells; called once, before the first draw."""
-        if self.setting.cells is None:
+        cells = self.setting.placed_cells
+        if cells is None:
             return
         for run in self.tracks:
-            run.state.cells = place_cells(
-                self.setting.data.grid, *self.setting.cells, self.setting.data.dtype
-            )
-
-    # -- segments ------------------------------------------------------------
+            run.state.cells = place_cells(self.setting.data.grid, *cells, self.setting.data.dtype)
 
     @property
     def cycle(self) -> int:
@@ -247,29 +232,10 @@ class ChainRun:
         for cycle in run.fits:
             run.priors[cycle] = self._log_prior(run.state, cycle)
 
-    def _log_prior(self, state: ChainState, cycle: int) -> float:
-        """Log p(W) + log p(H) from the sums of the factors at the end of a cycle."""
-        result = 0.0
-        for bands, rate in ((state.rows, self.hyper.rate_w), (state.cols, self.hyper.rate_h)):
-            size = sum(band.values.size for band in bands)
-            result += size * math.log(rate) - rate * sum(band.sums[cycle] for band in bands)
-        return result
-
-    def _program(self, track: Track) -> LangevinProgram:
+    def step_for(self, track: Track) -> Any:
+        """The sampler's step for one track on this grid."""
         setting = self.setting
-        key = noise_key(setting.options.seed, self.number)
-        return LangevinProgram(
-            beta=setting.model.beta,
-            hyper=self.hyper,
-            floor=self._floor,
-            key=(int(key[0]), int(key[1])),
-            step=setting.sampler.step_for(
-                track, setting.data.grid.blocks, setting.model.n_components
-            ),
-            shrink=self.shrink,
-            majorizer=setting.sampler.majorizer,
-            coarse=track.coarseness > 1,
-        )
+        return setting.sampler.step_for(track, setting.data.grid.blocks, setting.model.n_components)
 
     def track_options(self, track: Track) -> RunOptions:
         """The timetable in a track's own cycles and draws."""
@@ -292,33 +258,12 @@ class ChainRun:
         )
 
     def _is_sound(self, run: TrackRun) -> bool:
-        """Whether all entries are finite and the average mean has not run away."""
-        data, state = self.setting.data, run.state
+        """Whether all entries are finite and the fit has not run away."""
         if not all(np.isfinite(fit.negative_divergence) for fit in run.fits.values()):
             return False
-        if not all(bool(np.isfinite(band.values).all()) for band in state.bands()):
+        if not all(bool(np.isfinite(band.values).all()) for band in run.state.bands()):
             return False
-        columns = [
-            np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
-            for bands in (state.rows, state.cols)
-        ]
-        average = float(columns[0] @ columns[1]) / (data.shape[0] * data.shape[1])
-        size = max(typical_value(data), abs(data.maximum), abs(data.minimum))
-        return average <= RUNAWAY * size
-
-    def _adapt(self, end: int) -> None:
-        """Estimate the dispersion anew while tuning; free what is for tuning alone after it."""
-        if end <= self.setting.frozen_from and self.rule.fixed is None:
-            fine = self.tracks[0]
-            estimate = self.rule.at_draw(fine.fits[fine.cycle - 1])
-            self.hyper = self.hyper._replace(dispersion=estimate)
-            if self.setting.sampler.majorizer:
-                for run in self.tracks:
-                    refresh_metric(run.state, self.hyper)
-            self._refresh_normalizer()
-        if end >= self.setting.options.tune:
-            for run in self.tracks:
-                drop_adaptation(run.state)
+        return not self._ran_away(run)
 
     # -- what a segment gave ---------------------------------------------------
 
@@ -328,9 +273,6 @@ class ChainRun:
         if not fine.fits:
             return math.nan
         return self._lp(fine.fits[max(fine.fits)])
-
-    def _lp(self, fit: Fit) -> float:
-        return fit.negative_divergence / self.hyper.dispersion + self.normalizer
 
     def log_posterior(self, run: TrackRun, cycle: int) -> float:
         """Log p(V | W, H) + log p(W) + log p(H) at the end of an evaluated cycle."""

@@ -8,7 +8,8 @@ from daskfactor.engine.progress import OnEvent, RunEvent
 from daskfactor.engine.serial import SerialExecutor
 from daskfactor.io.sources import as_blocks
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.runs.chain import ChainRun, Setting
+from daskfactor.runs.chain import Setting
+from daskfactor.runs.chains import make_chain
 from daskfactor.runs.options import RunOptions
 
 _compiled: set[tuple[object, ...]] = set()
@@ -28,7 +29,7 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     model = TweedieNMF(2, beta=setting.model.beta, dispersion=1.0, rate_w=1.0, rate_h=1.0)
     cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
     sampler = replace(setting.sampler, warm_start=2)
-    chain = ChainRun(Setting(data, model, sampler, options, SerialExecutor(), cells), 0)
+    chain = make_chain(Setting(data, model, sampler, options, SerialExecutor(), cells), 0)
     chain.warm_start()
     for end in (2, 4):
         chain.advance(end)

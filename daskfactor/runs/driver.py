@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from daskfactor.engine.progress import OnEvent, Phase, RunEvent
 from daskfactor.results.extrapolation import extrapolated_moments
 from daskfactor.runs.chain import ChainRun, Setting, TrackRun
+from daskfactor.runs.chains import make_chain
 from daskfactor.runs.options import boundaries, segment_length
+from daskfactor.runs.order import in_callers_order
 from daskfactor.runs.snapshot import cell_count, gather_cells, restore, snapshot
 
 Array = NDArray[Any]
@@ -65,12 +67,24 @@ class RunState:
 
 def hyper_attrs(state: RunState) -> dict[str, float]:
     """Hyperparameters as results name them; the dispersion is the mean over chains."""
-    hyper = state.chains[0].hyper
-    return {
-        "dispersion": float(np.mean([chain.hyper.dispersion for chain in state.chains])),
-        "rate_w": hyper.rate_w,
-        "rate_h": hyper.rate_h,
-    }
+    attrs = state.chains[0].attrs()
+    spread = [chain.attrs()["dispersion"] for chain in state.chains]
+    return attrs | {"dispersion": float(np.mean(spread))}
+
+
+FLOPS_PER_NORMAL = 150
+SPARSE_PENALTY = 5
+"""How much dearer an operation on stored entries is than one inside a matrix product."""
+
+
+def work_per_cycle(setting: Setting) -> float:
+    """Floating-point operations of a cycle, or what takes as long; from sizes alone."""
+    data, components = setting.data, setting.model.width
+    if not data.is_sparse:
+        return 8.0 * data.shape[0] * data.shape[1] * components
+    entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())
+    noise = FLOPS_PER_NORMAL * data.grid.blocks * sum(data.shape)
+    return (entries + noise) * components
 
 
 class Driver:
@@ -82,8 +96,8 @@ class Driver:
         self.on_event = on_event
         options = setting.options
         self.coarseness = max(track.coarseness for track in setting.sampler.tracks)
-        shape, components = setting.data.shape, setting.model.n_components
-        work = 8.0 * shape[0] * shape[1] * components
+        shape, components = setting.data.shape, setting.model.width
+        work = work_per_cycle(setting)
         itemsize = np.dtype(options.dtype).itemsize
         kept = 0.0
         if options.keep_every:
@@ -98,8 +112,8 @@ class Driver:
 
     def start(self) -> RunState:
         """Warm starts of all chains."""
-        state = RunState([ChainRun(self.setting, n) for n in range(self.setting.options.chains)])
-        passes = self.setting.sampler.warm_start
+        state = RunState([make_chain(self.setting, n) for n in range(self.setting.options.chains)])
+        passes = self.setting.warm_passes
         for chain in state.chains:
             done = chain.number * passes
 
@@ -114,7 +128,7 @@ class Driver:
         """The state that a checkpoint holds; from the beginning if no chain had started yet."""
         if not meta["chains"]:
             return self.start()
-        state = RunState([ChainRun(self.setting, n) for n in range(self.setting.options.chains)])
+        state = RunState([make_chain(self.setting, n) for n in range(self.setting.options.chains)])
         for chain in state.chains:
             prefix = f"{chain.number}/"
             own = {
@@ -182,9 +196,8 @@ class Driver:
         self.sink.write_stats(chain.number, number, stats, "warmup_sample_stats")
 
     def _step_size(self, chain: ChainRun, run: TrackRun, cycle: int) -> float:
-        data, model = self.setting.data, self.setting.model
-        step = self.setting.sampler.step_for(run.track, data.grid.blocks, model.n_components)
-        return step((cycle + 1) * data.grid.blocks - 1) * chain.shrink
+        blocks = self.setting.data.grid.blocks
+        return float(chain.step_for(run.track)((cycle + 1) * blocks - 1)) * chain.shrink
 
     def _write_stats(self, chain: ChainRun) -> None:
         """Statistics of the draws of the segment that are kept (of all, if none is)."""
@@ -216,24 +229,26 @@ class Driver:
         count = len(run.state.rows[0].draws)
         if not count:
             return
+        data = self.setting.data
         taken = (run.cycle - options.tune) // options.thin // options.keep_every
         self.sink.write_draws(
             chain.number,
             taken - count,
-            run.state.gather_draws("rows"),
-            run.state.gather_draws("columns"),
+            in_callers_order(data, "rows", run.state.gather_draws("rows"), axis=1),
+            in_callers_order(data, "columns", run.state.gather_draws("columns"), axis=1),
             run.track.group,
         )
 
     def _write_moments(self, chain: ChainRun) -> None:
-        fine = chain.tracks[0]
+        fine, data = chain.tracks[0], self.setting.data
         count = fine.state.rows[0].counts["moments"]
         if not count:
             return
         moments: dict[str, Array] = {}
         for name, side in (("W", "rows"), ("Ht", "columns")):
-            moments[f"{name}_mean"] = fine.state.gather(side, "mean")
-            moments[f"{name}_var"] = fine.state.gather(side, "m2") / count
+            mean, m2 = fine.state.gather(side, "mean"), fine.state.gather(side, "m2")
+            moments[f"{name}_mean"] = in_callers_order(data, side, mean)
+            moments[f"{name}_var"] = in_callers_order(data, side, m2) / count
         self.sink.write_moments(chain.number, **moments, count=count)
         if fine.state.cells:
             mean, var, count = self.monitored(chain.tracks)

@@ -19,7 +19,7 @@ import daskfactor
 from daskfactor.engine import Executor, make_executor
 from daskfactor.engine.machine import machine_attrs
 from daskfactor.engine.progress import OnEvent, RunEvent, ignore, progress_bar
-from daskfactor.errors import DataError, DataWarning, OptionError, SamplingWarning
+from daskfactor.errors import DataError, DataWarning, ModelError, OptionError, SamplingWarning
 from daskfactor.grid.bands import Bands, Grid
 from daskfactor.grid.schedules import diagonal_sizes
 from daskfactor.io.blocks import BlockedData
@@ -42,6 +42,12 @@ PathText = str | PathLike[str]
 SMALL_DATA = 2**28
 """Bytes of data that a trace in memory holds a copy of; a store always does."""
 
+MEANING = ("unstored", "balance", "allow_empty")
+"""Options of `as_blocks` that a run remembers besides the grid and the dtype."""
+
+ZEROS_AT_NO_COST = (1.0, 2.0)
+"""Powers at which column sums or Gram matrices stand for all the zeros of a block."""
+
 NOT_STARTED: dict[str, Any] = {
     "cycle": 0,
     "draws": 0,
@@ -60,20 +66,22 @@ def check_model(model: object) -> None:
         )
 
 
-def check_kinds(model: object, sampler: object, client: object) -> None:
-    """Refuse what is not a model, not a sampler, or not there yet."""
+def check_kinds(model: object, sampler: object) -> None:
+    """Refuse what is not a model or not a sampler."""
     check_model(model)
     if not isinstance(sampler, PSGLD):
         raise OptionError(f"sampler must be PSGLD(...) or PSGRRLD(...), got {sampler!r}")
-    if client is not None:
-        raise OptionError(
-            "client= is reserved: this version runs on the cores of one machine; leave client out"
-        )
 
 
 def check_data(model: TweedieNMF, data: BlockedData) -> None:
     """Refuse values that the law cannot have produced or that the precision cannot hold."""
     model.check_values(data.minimum, data.maximum)
+    if data.unstored == "zero" and model.beta not in ZEROS_AT_NO_COST:
+        raise ModelError(
+            f"with beta={model.beta:g} every zero of a sparse matrix costs as much as a stored "
+            f"entry ({data.shape[0]} x {data.shape[1]} cells); use beta=1 or beta=2, where zeros "
+            'cost nothing, pass unstored="missing", or pass a dense array'
+        )
     size = max(abs(data.maximum), abs(data.minimum))
     powers = max(2.0, abs(2.0 - model.beta))
     limit = float(np.finfo(data.dtype).max) ** (0.8 / powers)
@@ -103,15 +111,9 @@ def report_trouble(state: RunState) -> None:
             SamplingWarning,
             stacklevel=4,
         )
-    first = state.chains[0]
-    if first.rule.counts and first.rule.fixed is None:
-        warnings.warn(
-            f"the data are whole numbers but no Poisson counts: their variance is "
-            f"{first.hyper.dispersion:.3g} times their mean, and the dispersion was set to that; "
-            "pass dispersion=1.0 to the model for Poisson counts all the same",
-            DataWarning,
-            stacklevel=4,
-        )
+    doubts = state.chains[0].doubts()
+    if doubts is not None:
+        warnings.warn(doubts, DataWarning, stacklevel=4)
 
 
 @contextmanager
@@ -127,11 +129,9 @@ def listener(progressbar: bool, callback: OnEvent | None) -> Iterator[OnEvent]:
 
 
 @contextmanager
-def opened(
-    V: Any, blocks: int | None, dtype: str, unstored: str | None, memory_limit: int | str | None
-) -> Iterator[BlockedData]:
+def opened(V: Any, blocks: int | Grid | None, **options: Any) -> Iterator[BlockedData]:
     """The data on their grid, closed afterwards unless they are the caller's own."""
-    data = as_blocks(V, blocks, dtype=dtype, unstored=unstored, memory_limit=memory_limit)
+    data = as_blocks(V, blocks, **options)
     try:
         yield data
     finally:
@@ -140,9 +140,13 @@ def opened(
 
 
 @contextmanager
-def executing(executor: str | Executor) -> Iterator[Executor]:
+def executing(
+    executor: str | Executor, client: Any, data: BlockedData, model: Any
+) -> Iterator[Executor]:
     """An executor by name or as it is, closed afterwards unless it is the caller's own."""
-    made = make_executor(executor)
+    if executor == "auto":
+        executor = "lanes" if client is None else choose_executor(client, data, model.width)
+    made = make_executor(executor) if client is None else make_executor(executor, client)
     try:
         yield made
     finally:
@@ -155,7 +159,8 @@ def run_from_start(
 ) -> xr.DataTree:
     """Everything after the checks: compile, warm start, segments, results."""
     size = setting.data.shape[0] * setting.data.shape[1] * setting.data.dtype.itemsize
-    spec = _spec(setting, keeps_data=store is not None or size <= SMALL_DATA)
+    small = store is not None or size <= SMALL_DATA
+    spec = _spec(setting, keeps_data=small and not setting.data.is_sparse)
     if store is not None:
         sink: RunStore | MemorySink = RunStore.create(fspath(store), spec, overwrite=overwrite)
         sink.checkpoint({}, NOT_STARTED)
@@ -219,7 +224,8 @@ def data_again(
                 "is not kept with it; pass the data again: resume(path, V=...)"
             )
     grid = Grid(Bands(tuple(saved["row_offsets"])), Bands(tuple(saved["column_offsets"])))
-    data = as_blocks(source, grid, dtype=options.dtype, memory_limit=memory_limit)
+    meaning = {name: saved[name] for name in MEANING if name in saved}
+    data = as_blocks(source, grid, dtype=options.dtype, memory_limit=memory_limit, **meaning)
     try:
         if data.fingerprint != saved["fingerprint"]:
             raise DataError(
@@ -244,7 +250,7 @@ def _spec(setting: Setting, keeps_data: bool) -> RunSpec:
     index = kept_index(options)
     cells: tuple[Any, Any] = setting.cells or (None, None)
     return RunSpec(
-        shape=(*data.shape, model.n_components),
+        shape=(*data.shape, model.width),
         chains=options.chains,
         draws=len(index),
         warmup_draws=Driver(setting, MemorySink(), ignore).warmup_count(),
@@ -288,6 +294,11 @@ def _attrs(setting: Setting) -> dict[str, Any]:
                 "n_observed": data.total_observed,
                 "mean": data.mean,
                 "fingerprint": data.fingerprint,
+                "unstored": data.unstored,
+                "balance": data.row_order is not None,
+                "allow_empty": bool(
+                    (data.row_observed == 0).any() or (data.col_observed == 0).any()
+                ),
             }
         ),
         "run": json.dumps(described),

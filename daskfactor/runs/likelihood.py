@@ -4,14 +4,12 @@ import numpy as np
 
 from daskfactor.engine.base import Executor
 from daskfactor.io.blocks import BlockedData
+from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.divergence import log_normalizer
 
 CHEAP = (2.0, 1.0, 0.5, 0.0, -1.0)
 """Powers whose density has a closed form."""
-
-SLAB = 2**17
-"""Entries that are looked at together: what memory the temporaries take."""
 
 
 def log_normalizer_sum(
@@ -29,11 +27,10 @@ def log_normalizer_sum(
         del work
         total = 0.0
         for col in range(data.grid.blocks):
-            block = data.view(row, col).block
-            step = max(1, SLAB // block.shape[1])
-            for start in range(0, block.shape[0], step):
-                slab = block[start : start + step].astype(np.float64)
-                total += float(log_normalizer(slab[~np.isnan(slab)], dispersion, beta).sum())
+            for values, zeros in observed_values(data.view(row, col)):
+                total += float(log_normalizer(values, dispersion, beta).sum())
+                if zeros:
+                    total += zeros * float(log_normalizer(np.zeros(1), dispersion, beta)[0])
         return total
 
     return float(sum(executor.map(one_row, range(data.grid.blocks))))

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.engine.state import make_state, place_cells, split_factor
-from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.runs.chain import ChainRun, TrackRun
 
 Arrays = dict[str, NDArray[Any]]
@@ -37,10 +36,8 @@ def snapshot(chain: ChainRun) -> tuple[Arrays, dict[str, Any]]:
         )
     meta = {
         "tracks": tracks,
-        "hyper": list(chain.hyper),
-        "fixed": chain.rule.fixed,
+        "memory": chain.memory(),
         "shrink": chain.shrink,
-        "normalizer": chain.normalizer,
         "divergences": chain.divergences,
     }
     return arrays, meta
@@ -50,10 +47,8 @@ def restore(chain: ChainRun, arrays: Arrays, meta: dict[str, Any]) -> None:
     """Put a fresh chain into the state that a snapshot holds."""
     setting = chain.setting
     by_name = {track.name: track for track in setting.sampler.tracks}
-    chain.hyper = Hyperparameters(*meta["hyper"])
-    chain.rule.fixed = meta["fixed"]
+    chain.recall(meta.get("memory", meta))
     chain.shrink = meta["shrink"]
-    chain.normalizer = meta["normalizer"]
     chain.divergences = list(meta["divergences"])
     chain.tracks = []
     for values in meta["tracks"]:
@@ -72,7 +67,7 @@ def restore(chain: ChainRun, arrays: Arrays, meta: dict[str, Any]) -> None:
                 band.counts = dict(values["counts"])
         run = TrackRun(by_name[name], state, values["cycle"])
         if setting.cells is not None and values["cell_count"] is not None:
-            _restore_cells(run, setting.cells, chain, arrays, values["cell_count"])
+            _restore_cells(run, setting.placed_cells, chain, arrays, values["cell_count"])
         chain.tracks.append(run)
 
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from daskfactor.engine.plan import Op
 from daskfactor.engine.state import BlockCells, ChainState, Evaluation, FactorBand
-from daskfactor.io.blocks import BlockedData, BlockView
-from daskfactor.kernels.dense import dense_kernels
+from daskfactor.io.blocks import BlockedData
+from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
+from daskfactor.kernels.views import AnyBlock
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.samplers.steps import StepSize
@@ -77,7 +78,7 @@ class LangevinProgram:
     def _gradients(
         self,
         op: Op,
-        view: BlockView,
+        view: AnyBlock,
         rows: FactorBand,
         cols: FactorBand,
         workspace: Workspace,
@@ -88,21 +89,16 @@ class LangevinProgram:
         Curvature is gathered with weight s / B: 1 where every part comes up once
         a cycle, N / (B |part|) where parts are drawn.
         """
-        buffers = workspace.arrays(view.m, view.n, rows.values.shape[1], rows.values.dtype)
-        kernels = dense_kernels(self.beta)
         scale = op.scale / self.hyper.dispersion
-        block = (view.array, view.row0, view.col0, rows.values, cols.values, scale, self.floor)
+        block = (view, self.beta, rows.values, cols.values, scale, self.floor)
         if not (op.wanted.adapt and self.majorizer):
-            kernels.gradient(*block, buffers.GW, buffers.GH, buffers.tile)
-        else:
-            gathered = [np.zeros_like(band.values) for band in (rows, cols)]
-            kernels.gradient_curvature(
-                *block, buffers.GW, buffers.GH, *gathered, buffers.tile, buffers.tile2
-            )
-            weight = rows.values.dtype.type(op.scale / blocks)
-            rows.arrays["gathered"] += weight * gathered[0]
-            cols.arrays["gathered"] += weight * gathered[1]
-        return buffers.GW, buffers.GH
+            return blockwise.gradient(*block, workspace)
+        gathered = [np.zeros_like(band.values) for band in (rows, cols)]
+        gradients = blockwise.gradient_curvature(*block, *gathered, workspace)
+        weight = rows.values.dtype.type(op.scale / blocks)
+        rows.arrays["gathered"] += weight * gathered[0]
+        cols.arrays["gathered"] += weight * gathered[1]
+        return gradients
 
     def _move(
         self, band: FactorBand, gradient: NDArray[Any], rate: float, iteration: int, factor: int
@@ -143,25 +139,13 @@ class LangevinProgram:
         workspace: Workspace,
     ) -> Evaluation:
         view = data.view(op.block.row, op.block.col)
-        buffers = workspace.arrays(view.m, view.n, rows.values.shape[1], rows.values.dtype)
-        if cells is None or not op.wanted.record:
-            nothing = np.empty(0, rows.values.dtype)
-            none = np.empty(0, np.int32)
-            watched = (none, none, nothing, nothing, 1)
-        else:
+        watched = None
+        if cells is not None and op.wanted.record:
             cells.count += 1
             watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
         sums = np.zeros(2)
-        dense_kernels(self.beta).evaluate(
-            view.array,
-            view.row0,
-            view.col0,
-            rows.values,
-            cols.values,
-            self.floor,
-            buffers.tile,
-            sums,
-            *watched,
+        blockwise.evaluate(
+            view, self.beta, rows.values, cols.values, self.floor, sums, watched, workspace
         )
         return Evaluation(op.cycle, op.block, sums)
 

@@ -11,6 +11,11 @@ from daskfactor.samplers.steps import ConstantStep, StepSize, automatic_step, st
 Preconditioner = Literal["majorizer", "identity"]
 
 
+MOST_PASSES, FEWEST_PASSES = 100, 20
+DEAR_PASS = 1e9
+"""Entries times components from which on a warm start takes fewer passes."""
+
+
 @dataclass(frozen=True)
 class Track:
     """One of the chains that a sampler runs side by side from the same start.
@@ -47,7 +52,8 @@ class PSGLD:
     schedule
         Order of the parts; reshuffled every cycle by default.
     warm_start
-        Passes of multiplicative updates before the chain starts.
+        Passes of multiplicative updates before the chain starts; ``"auto"`` takes
+        100, and down to 20 where a pass is dear (beyond 10⁹ entries times components).
 
     Notes
     -----
@@ -59,7 +65,7 @@ class PSGLD:
     step: StepSize | float | Literal["auto"] = "auto"
     preconditioner: Preconditioner = "majorizer"
     schedule: Schedule = field(default_factory=Reshuffled)
-    warm_start: int = 100
+    warm_start: int | Literal["auto"] = "auto"
 
     tracks: ClassVar[tuple[Track, ...]] = (Track("chain", "posterior", 1),)
 
@@ -86,7 +92,8 @@ class PSGLD:
             )
         if not isinstance(self.step, str) and not callable(self.step):
             object.__setattr__(self, "step", ConstantStep(self.step))
-        whole_number("warm_start", self.warm_start, 0)
+        if self.warm_start != "auto":
+            whole_number("warm_start", self.warm_start, 0)
 
     @property
     def name(self) -> str:
@@ -95,6 +102,13 @@ class PSGLD:
     @property
     def majorizer(self) -> bool:
         return self.preconditioner == "majorizer"
+
+    def warm_passes(self, entries: int, n_components: int) -> int:
+        """Passes of the warm start for data with this many stored entries."""
+        if self.warm_start != "auto":
+            return self.warm_start
+        affordable = int(MOST_PASSES * DEAR_PASS / max(1, entries * n_components))
+        return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """The step of one track on a grid of ``blocks`` x ``blocks``."""

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from daskfactor.engine import LanesExecutor
 from daskfactor.io.sources import as_blocks
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.runs.chain import ChainRun, Setting
+from daskfactor.runs.chain import Setting
 from daskfactor.runs.options import RunOptions, boundaries
 from daskfactor.runs.snapshot import cell_count, gather_cells
+from daskfactor.runs.tweedie import TweedieChain
 from daskfactor.samplers import PSGLD
 from tests.statistical.exact import Case
 
@@ -76,7 +77,7 @@ def run_copies(
         options = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
         cells = cells_of(case.V.shape, copies)
         executor = LanesExecutor(2)
-        chain = ChainRun(Setting(data, model, sampler, options, executor, cells), 0)
+        chain = TweedieChain(Setting(data, model, sampler, options, executor, cells), 0)
         if program is not None:
             own = chain._program
             chain._program = lambda track: program(**vars(own(track)))  # type: ignore[method-assign]

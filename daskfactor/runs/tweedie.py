@@ -1,0 +1,167 @@
+"""Chains of Tweedie factorizations: multiplicative warm start, the majoriser's metric, φ."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from daskfactor.engine.state import ChainState
+from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.optimizers.multiplicative import (
+    DispersionRule,
+    OnIteration,
+    balance,
+    initial_state,
+    mean_floor,
+    run_updates,
+    typical_value,
+)
+from daskfactor.optimizers.passes import Fit, evaluate, shares
+from daskfactor.random import noise_key
+from daskfactor.runs.chain import ChainRun, Setting, TrackRun
+from daskfactor.runs.likelihood import log_normalizer_sum
+from daskfactor.samplers import Track
+from daskfactor.samplers.program import (
+    LangevinProgram,
+    drop_adaptation,
+    prepare_state,
+    refresh_metric,
+)
+
+RUNAWAY = 1e3
+"""A chain whose average μ is this many times the data's is taken to have diverged."""
+
+
+class TweedieChain(ChainRun):
+    """A chain of a `TweedieNMF`."""
+
+    def __init__(self, setting: Setting, number: int) -> None:
+        super().__init__(setting, number)
+        self.rule = DispersionRule(setting.model, setting.data)
+        self.hyper = Hyperparameters(1.0, 1.0, 1.0)
+        self.normalizer = 0.0
+
+    def warm_start(
+        self, on_iteration: OnIteration | None = None, like: ChainRun | None = None
+    ) -> None:
+        """Multiplicative updates, balance, and the metric there.
+
+        The run's first chain decides for all whether counts are Poisson.
+        """
+        setting = self.setting
+        if isinstance(like, TweedieChain):
+            self.rule.follow(like.rule)
+        data, model, executor = setting.data, setting.model, setting.executor
+        state = initial_state(data, model.n_components, setting.options.seed, self.number)
+        passes = setting.warm_passes
+        if passes:
+            point = run_updates(
+                data, model, state, executor, self.rule, passes, on_iteration=on_iteration
+            )
+            fit = point.fit
+        else:
+            fit = evaluate(executor, data, state, model.beta, self._floor)
+        estimate = self.rule.at_point(fit)
+        self.rule.settle(estimate)
+        self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
+        balance(state)
+        prepare_state(state, setting.sampler.majorizer)
+        if setting.sampler.majorizer:
+            self._first_metric(state)
+        self._refresh_normalizer()
+        self.tracks = [TrackRun(setting.sampler.tracks[0], state)]
+
+    def _first_metric(self, state: ChainState) -> None:
+        setting = self.setting
+        beta = setting.model.beta
+        for side, bands in (("rows", state.rows), ("columns", state.cols)):
+            found = shares(setting.executor, setting.data, state, side, beta, self._floor)
+            for band, share in zip(bands, found, strict=True):
+                band.arrays["curvature"][:] = share.denominator
+                band.counts["curvature"] = 1
+        refresh_metric(state, self.hyper)
+
+    @property
+    def _floor(self) -> float:
+        return mean_floor(self.setting.data, self.setting.model.beta)
+
+    def _refresh_normalizer(self) -> None:
+        self.normalizer = log_normalizer_sum(
+            self.setting.data,
+            self.hyper.dispersion,
+            self.setting.model.beta,
+            self.setting.executor,
+        )
+
+    def attrs(self) -> dict[str, float]:
+        return dict(self.hyper._asdict())
+
+    def memory(self) -> dict[str, Any]:
+        return {
+            "hyper": list(self.hyper),
+            "fixed": self.rule.fixed,
+            "normalizer": self.normalizer,
+        }
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        self.hyper = Hyperparameters(*memory["hyper"])
+        self.rule.fixed = memory["fixed"]
+        self.normalizer = memory["normalizer"]
+
+    def doubts(self) -> str | None:
+        if not self.rule.counts or self.rule.fixed is not None:
+            return None
+        return (
+            "the data are whole numbers but no Poisson counts: their variance is "
+            f"{self.hyper.dispersion:.3g} times their mean, and the dispersion was set to that; "
+            "pass dispersion=1.0 to the model for Poisson counts all the same"
+        )
+
+    def _log_prior(self, state: ChainState, cycle: int) -> float:
+        """Log p(W) + log p(H) from the sums of the factors at the end of a cycle."""
+        result = 0.0
+        for bands, rate in ((state.rows, self.hyper.rate_w), (state.cols, self.hyper.rate_h)):
+            size = sum(band.values.size for band in bands)
+            result += size * math.log(rate) - rate * sum(band.sums[cycle] for band in bands)
+        return result
+
+    def _program(self, track: Track) -> LangevinProgram:
+        setting = self.setting
+        key = noise_key(setting.options.seed, self.number)
+        return LangevinProgram(
+            beta=setting.model.beta,
+            hyper=self.hyper,
+            floor=self._floor,
+            key=(int(key[0]), int(key[1])),
+            step=self.step_for(track),
+            shrink=self.shrink,
+            majorizer=setting.sampler.majorizer,
+            coarse=track.coarseness > 1,
+        )
+
+    def _ran_away(self, run: TrackRun) -> bool:
+        data, state = self.setting.data, run.state
+        columns = [
+            np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
+            for bands in (state.rows, state.cols)
+        ]
+        average = float(columns[0] @ columns[1]) / (data.shape[0] * data.shape[1])
+        size = max(typical_value(data), abs(data.maximum), abs(data.minimum))
+        return average > RUNAWAY * size
+
+    def _adapt(self, end: int) -> None:
+        """Estimate the dispersion anew while tuning; free what is for tuning alone after it."""
+        if end <= self.setting.frozen_from and self.rule.fixed is None:
+            fine = self.tracks[0]
+            estimate = self.rule.at_draw(fine.fits[fine.cycle - 1])
+            self.hyper = self.hyper._replace(dispersion=estimate)
+            if self.setting.sampler.majorizer:
+                for run in self.tracks:
+                    refresh_metric(run.state, self.hyper)
+            self._refresh_normalizer()
+        if end >= self.setting.options.tune:
+            for run in self.tracks:
+                drop_adaptation(run.state)
+
+    def _lp(self, fit: Fit) -> float:
+        return fit.negative_divergence / self.hyper.dispersion + self.normalizer
