@@ -16,9 +16,19 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import DataError, StoreError
 from daskfactor.io.blocks import SourceInfo
-from daskfactor.io.decode import KINDS, check_dtype, refuse_sparse
+from daskfactor.io.decode import KINDS, check_dtype, matrix_shape
 from daskfactor.io.labels import Labels, usable_dims
 from daskfactor.io.layout import Chunks, expand_chunks
+from daskfactor.io.sparse_source import (
+    SparseSource,
+    from_backed,
+    from_pydata,
+    from_scipy,
+    from_sparse_dask,
+    is_pydata_sparse,
+    is_scipy_sparse,
+    is_sparse,
+)
 from daskfactor.io.statistics import NAMED
 
 
@@ -35,9 +45,12 @@ class Source:
     array: NDArray[Any] | None = None
 
 
-def open_source(data: Any) -> Source:
+def open_source(data: Any) -> Source | SparseSource:
     """The adapter for whatever the caller passed."""
-    refuse_sparse(data)
+    if is_scipy_sparse(data):
+        return from_scipy(data)
+    if is_pydata_sparse(data):
+        return from_pydata(data)
     if isinstance(data, np.ndarray):
         return from_numpy(data)
     if isinstance(data, str | PathLike):
@@ -47,14 +60,15 @@ def open_source(data: Any) -> Source:
         ("zarr", "Array", from_zarr),
         ("xarray", "DataArray", from_xarray),
         ("pandas", "DataFrame", from_pandas),
+        ("anndata", "AnnData", from_anndata),
     ):
         if module in sys.modules and isinstance(data, getattr(sys.modules[module], name)):
             return adapter(data)
     hint = "; of a Dataset, pass one variable" if type(data).__name__ == "Dataset" else ""
     raise DataError(
         f"data of type {type(data).__name__} cannot be read; pass a NumPy array, a masked array, a "
-        "dask array, a zarr array or the path of one, an xarray.DataArray or a pandas.DataFrame"
-        f"{hint}"
+        "scipy or pydata/sparse matrix, a dask array, a zarr array or the path of one, a blocked "
+        f"store, an AnnData object, an xarray.DataArray or a pandas.DataFrame{hint}"
     )
 
 
@@ -72,19 +86,20 @@ def from_numpy(array: NDArray[Any]) -> Source:
     )
 
 
-def from_dask(array: Any) -> Source:
-    """A dask array of NumPy chunks, computed region by region while the pass goes on.
+def from_dask(array: Any) -> Source | SparseSource:
+    """A dask array of NumPy or sparse chunks, computed region by region while the pass goes on.
 
     The scheduler is the one that is configured (or the current cluster), by
     default dask's threads.
     """
-    refuse_sparse(array._meta)
     if any(np.isnan(size) for sizes in array.chunks for size in sizes):
         raise DataError(
             "the dask array has chunks of unknown size; call its compute_chunk_sizes() first"
         )
     shape = matrix_shape(array.shape)
     check_dtype(array.dtype)
+    if is_sparse(array._meta):
+        return from_sparse_dask(array, shape)
     rows, cols = (tuple(int(size) for size in sizes if size) for sizes in array.chunks)
     return Source(
         shape,
@@ -134,12 +149,14 @@ def open_zarr(location: str) -> Source:
     )
 
 
-def from_xarray(array: Any) -> Source:
-    """A DataArray backed by NumPy or dask, or by a file that xarray reads lazily."""
+def from_xarray(array: Any) -> Source | SparseSource:
+    """A DataArray backed by NumPy, sparse or dask, or by a file that xarray reads lazily."""
     shape = matrix_shape(array.shape)
-    refuse_sparse(getattr(array.variable, "_data", None))
     labels = _xarray_labels(array)
-    if array.chunks is not None:
+    source: Source | SparseSource
+    if is_pydata_sparse(getattr(array.variable, "_data", None)):
+        source = from_pydata(array.data)
+    elif array.chunks is not None:
         source = from_dask(array.data)
     elif getattr(array.variable, "_in_memory", True):
         source = from_numpy(np.asanyarray(array.data))
@@ -176,19 +193,38 @@ def from_pandas(frame: Any) -> Source:
     return replace(source, labels=labels, info=SourceInfo("pandas"))
 
 
-def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The two sides of a matrix that has any entries."""
-    if len(shape) != 2:
+def from_anndata(annotated: Any) -> Source | SparseSource:
+    """The matrix X of an AnnData object; names of observations and variables become labels."""
+    matrix = annotated.X
+    source: Source | SparseSource
+    if matrix is None:
         raise DataError(
-            f"the data have {len(shape)} dimensions, shape {tuple(shape)}; a matrix with rows and "
-            "columns is needed, so select or reshape to two dimensions"
+            "the AnnData object has no X; set it, or pass one of its layers: adata.layers[name]"
         )
-    rows, cols = (int(side) for side in shape)
-    if not rows or not cols:
-        raise DataError(
-            f"the data are empty, shape {rows} x {cols}; pass at least one row and one column"
-        )
-    return rows, cols
+    if hasattr(matrix, "backend"):
+        source = from_backed(matrix)
+    elif "h5py" in sys.modules and isinstance(matrix, sys.modules["h5py"].Dataset):
+        source = from_file(matrix)
+    else:
+        source = open_source(matrix)
+    obs, var = annotated.obs_names.to_numpy(), annotated.var_names.to_numpy()
+    labels = Labels("obs", "var", {"obs": obs}, {"var": var})
+    return replace(source, labels=labels, info=replace(source.info, kind="anndata"))
+
+
+def from_file(dataset: Any) -> Source:
+    """A dense two-dimensional dataset of an HDF5 file that is open."""
+    shape = matrix_shape(dataset.shape)
+    check_dtype(dataset.dtype)
+    chunks = None if dataset.chunks is None else expand_chunks(shape, dataset.chunks)
+    return Source(
+        shape,
+        dataset.dtype,
+        Labels(),
+        SourceInfo("hdf5", lazy=True),
+        lambda rows, cols: dataset[rows, cols],
+        chunks,
+    )
 
 
 def _zarr_dims(array: Any) -> tuple[object, object]:

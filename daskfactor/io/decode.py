@@ -1,6 +1,7 @@
 """Decode: turn a piece of a source into floats with NaN where missing, losing nothing unsaid."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from daskfactor.io.storage import FloatArray, FloatType
 
 KINDS = "biuf"
 
+Locate = Callable[[int], tuple[int, int]]
+"""From the position of an entry, counted row by row, to its row and column in the matrix."""
+
 
 def check_dtype(dtype: np.dtype[Any]) -> None:
     """Refuse what is not a real number."""
@@ -21,6 +25,21 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
             f"the entries have dtype {dtype}; they must be real numbers (bool, integer or float, "
             "NaN where missing); convert them, for example with .astype('float64')"
         )
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The two sides of a matrix that has any entries."""
+    if len(shape) != 2:
+        raise DataError(
+            f"the data have {len(shape)} dimensions, shape {tuple(shape)}; a matrix with rows and "
+            "columns is needed, so select or reshape to two dimensions"
+        )
+    rows, cols = (int(side) for side in shape)
+    if not rows or not cols:
+        raise DataError(
+            f"the data are empty, shape {rows} x {cols}; pass at least one row and one column"
+        )
+    return rows, cols
 
 
 class Decoder:
@@ -36,8 +55,19 @@ class Decoder:
     def decode(self, raw: Any, row0: int, col0: int) -> FloatArray:
         """A piece whose first cell is (row0, col0) as floats, copied only if it has to be."""
         refuse_sparse(raw)
+
+        def locate(position: int) -> tuple[int, int]:
+            row, col = divmod(position, given.shape[1])
+            return row0 + row, col0 + col
+
         mask = np.ma.getmaskarray(raw) if isinstance(raw, np.ma.MaskedArray) else None
         given: NDArray[Any] = np.asarray(raw)
+        return self.convert(given, mask, locate)
+
+    def convert(
+        self, given: NDArray[Any], mask: NDArray[np.bool_] | None, locate: Locate
+    ) -> FloatArray:
+        """Entries as floats, those under ``mask`` as NaN; ``locate`` finds an entry's cell."""
         check_dtype(given.dtype)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             out: FloatArray = given.astype(self._dtype, order="C", copy=mask is not None)
@@ -46,7 +76,7 @@ class Decoder:
         if given.dtype.kind in "iu":
             self._count_rounded(given, mask)
         elif given.dtype.kind == "f" and given.dtype.itemsize > self._dtype.itemsize:
-            self._check_narrowing(given, out, row0, col0)
+            self._check_narrowing(given, out, locate)
         return out
 
     def warn(self) -> None:
@@ -80,15 +110,16 @@ class Decoder:
             inexact &= ~mask
         self._rounded += int(np.count_nonzero(inexact))
 
-    def _check_narrowing(self, given: NDArray[Any], out: FloatArray, row0: int, col0: int) -> None:
+    def _check_narrowing(self, given: NDArray[Any], out: FloatArray, locate: Locate) -> None:
         overflown = np.isinf(out)
         if overflown.any():
-            row, col = (int(index[0]) for index in np.nonzero(overflown))
-            value = given[row, col]
+            position = int(np.argmax(overflown))
+            row, col = locate(position)
+            value = given.flat[position]
             if np.isinf(value):
-                raise infinite(self._labels, row0 + row, col0 + col, float(value))
+                raise infinite(self._labels, row, col, float(value))
             raise DataError(
-                f"the entry at {self._labels.cell(row0 + row, col0 + col)} is {value}, outside "
+                f"the entry at {self._labels.cell(row, col)} is {value}, outside "
                 f"the range of {self._dtype} (up to {np.finfo(self._dtype).max:.3g}); "
                 'pass dtype="float64", or rescale the data'
             )
@@ -101,12 +132,11 @@ class Decoder:
 
 
 def refuse_sparse(data: object) -> None:
-    """Sparse blocks are not read yet; say how to go on without."""
+    """Refuse a sparse matrix where dense pieces were announced."""
     root = type(data).__module__.partition(".")[0]
     if root == "sparse" or (root == "scipy" and hasattr(data, "toarray")):
-        dense = "V.todense()" if root == "sparse" else "V.toarray()"
         raise DataError(
-            f"sparse input ({type(data).__module__}.{type(data).__name__}) has to be made dense in "
-            f"this version: pass {dense} if that fits in memory, with NaN where an entry that is "
-            "not stored means missing rather than zero"
+            f"a piece of the data is sparse ({type(data).__module__}.{type(data).__name__}), but "
+            "the array says that it is dense; name the kind of its pieces where you make it, for "
+            "example map_blocks(..., meta=scipy.sparse.csr_array((0, 0)))"
         )

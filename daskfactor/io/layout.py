@@ -21,41 +21,52 @@ def choose_grid(
     chunks: Chunks | None = None,
     blocks: int | None = None,
     workers: int | None = None,
+    entries: int | None = None,
 ) -> Grid:
     """The grid for a matrix of this shape, stored in these chunks.
 
     ``blocks`` decides if it is given. Otherwise the chunk grid decides, if it
     has 2 to 64 chunks on both sides and not more than twice as many on one as on
-    the other; otherwise the shape does (`default_blocks`). Band edges fall on
+    the other; otherwise the shape does, or for sparse data the number of ``entries``
+    that are stored (`default_blocks`). Band edges fall on
     chunk edges wherever there are at least as many chunks as bands.
     """
     count = _checked(blocks, shape) if blocks is not None else None
     if chunks is None:
-        return Grid.even(shape, count or default_blocks(shape, workers))
+        return Grid.even(shape, count or default_blocks(shape, workers, entries))
     if count is None and not _square_enough(chunks):
-        count = default_blocks(shape, workers)
+        count = default_blocks(shape, workers, entries)
     return Grid.from_chunks(chunks, count)
 
 
-def default_blocks(shape: tuple[int, int], workers: int | None = None) -> int:
-    """B from the shape alone, so that every machine chooses the same.
+def default_blocks(
+    shape: tuple[int, int], workers: int | None = None, entries: int | None = None
+) -> int:
+    """B from the shape and the stored entries alone, so that every machine chooses the same.
 
     The largest power of two up to 8 that leaves at least 16,384 entries to a
     block and 16 rows and columns to a band, but at least 2 (1 if there is a
     single row or column); doubled, up to 64, while blocks hold more than 2^24
-    entries. ``workers`` raises B to two bands a worker as far as the same
+    entries. Where only ``entries`` of the matrix are stored, a block is counted as its
+    share of them. ``workers`` raises B to two bands a worker as far as the same
     limits allow: only if the caller names a number, never by counting cores.
     """
     rows, cols = shape
     most = min(MOST_BLOCKS, min(rows, cols) // NARROWEST_BAND)
     count = min(2, rows, cols)
-    while 2 * count <= min(USUAL_BLOCKS, most) and _entries(shape, 2 * count) >= SMALLEST_BLOCK:
+
+    def block(blocks: int) -> int:
+        if entries is None:
+            return (rows // blocks) * (cols // blocks)
+        return entries // blocks**2
+
+    while 2 * count <= min(USUAL_BLOCKS, most) and block(2 * count) >= SMALLEST_BLOCK:
         count *= 2
-    while 2 * count <= most and _entries(shape, count) > LARGEST_BLOCK:
+    while 2 * count <= most and block(count) > LARGEST_BLOCK:
         count *= 2
     if workers is not None:
         wanted = range(min(2 * workers, most), count, -1)
-        count = next((b for b in wanted if _entries(shape, b) >= SMALLEST_BLOCK), count)
+        count = next((b for b in wanted if block(b) >= SMALLEST_BLOCK), count)
     return count
 
 
@@ -92,7 +103,3 @@ def _checked(blocks: SupportsIndex, shape: tuple[int, int]) -> int:
 def _square_enough(chunks: Chunks) -> bool:
     few, many = sorted((len(chunks[0]), len(chunks[1])))
     return few >= 2 and many <= min(MOST_BLOCKS, 2 * few)
-
-
-def _entries(shape: tuple[int, int], count: int) -> int:
-    return (shape[0] // count) * (shape[1] // count)

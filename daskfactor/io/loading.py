@@ -34,20 +34,21 @@ def load(
     dtype: FloatType,
     storage: Storage,
     budget: int,
+    allow_empty: bool = False,
 ) -> Statistics:
     """Fill ``storage`` from ``source``, reading at most about ``budget`` bytes at a time."""
     builder = StatisticsBuilder(grid, source.labels)
     if isinstance(storage, WholeArray):
         for block in grid.all_blocks():
             builder.scan(block, storage.view(block.row, block.col, None).block)
-        return builder.finish()
+        return builder.finish(allow_empty)
     decoder = Decoder(dtype, source.labels)
     assembly = _Assembly(grid, dtype, builder, storage)
     for region in regions(source, grid, budget):
         raw = read(source, region)
         assembly.place(region, decoder.decode(raw, region[0].start, region[1].start))
         del raw
-    statistics = builder.finish()
+    statistics = builder.finish(allow_empty)
     decoder.warn()
     return statistics
 

@@ -28,7 +28,8 @@ class Statistics:
 
     ``n_observed`` is (B, B), one count per block; ``row_observed`` (I,) and
     ``col_observed`` (J,) count per row and column; ``total`` is the sum of the
-    observed values, ``minimum`` and ``maximum`` their extremes.
+    observed values, ``minimum`` and ``maximum`` their extremes; ``n_stored`` is
+    (B, B), the entries that sparse blocks store, and None if blocks are dense.
     """
 
     n_observed: NDArray[np.int64]
@@ -39,6 +40,7 @@ class Statistics:
     maximum: float
     is_integer: bool
     fingerprint: str
+    n_stored: NDArray[np.int64] | None = None
 
 
 class StatisticsBuilder:
@@ -80,9 +82,9 @@ class StatisticsBuilder:
         self._checksums[block] = checksum
         self._totals[block] = total
 
-    def finish(self) -> Statistics:
+    def finish(self, allow_empty: bool = False) -> Statistics:
         """The statistics of the whole matrix, once every block has been scanned."""
-        self._refuse_unobserved()
+        refuse_unobserved(self._observed, self._rows, self._cols, self._labels, allow_empty)
         return Statistics(
             n_observed=self._observed,
             row_observed=self._rows,
@@ -102,15 +104,6 @@ class StatisticsBuilder:
         self._low = float(np.fmin(self._low, low))
         self._high = float(np.fmax(self._high, high))
 
-    def _refuse_unobserved(self) -> None:
-        if not self._observed.any():
-            raise DataError(
-                f"all {self._rows.size} x {self._cols.size} entries are missing (NaN or masked); "
-                "pass a matrix with at least one observed entry in every row and column"
-            )
-        _refuse_missing(self._rows, "row", self._labels.row)
-        _refuse_missing(self._cols, "column", self._labels.column)
-
     def _fingerprint(self) -> str:
         rows, cols = self._grid.shape
         digest = hashlib.blake2b(digest_size=8)
@@ -128,6 +121,33 @@ def infinite(labels: Labels, row: int, col: int, value: float) -> DataError:
     )
 
 
+def refuse_unobserved(
+    observed: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    cols: NDArray[np.int64],
+    labels: Labels,
+    allow_empty: bool,
+) -> None:
+    """Refuse a matrix of nothing, and rows and columns of nothing unless they are allowed."""
+    if not observed.any():
+        raise DataError(
+            f"all {rows.size} x {cols.size} entries are missing (NaN, masked or not stored); "
+            "pass a matrix with at least one observed entry in every row and column"
+        )
+    if not allow_empty:
+        _refuse_missing(rows, "row", labels.row)
+        _refuse_missing(cols, "column", labels.column)
+
+
+def unpermuted(counts: NDArray[np.int64], order: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Counts by position of the grid, as counts by the caller's rows."""
+    if order is None:
+        return counts
+    callers = np.empty_like(counts)
+    callers[order] = counts
+    return callers
+
+
 def _refuse_missing(counts: NDArray[np.int64], side: str, name: Any) -> None:
     empty = np.flatnonzero(counts == 0)
     if empty.size == 0:
@@ -136,5 +156,6 @@ def _refuse_missing(counts: NDArray[np.int64], side: str, name: Any) -> None:
     more = f" and {empty.size - NAMED} more" if empty.size > NAMED else ""
     raise DataError(
         f"{empty.size} of {counts.size} {side}s have no observed entry: {shown}{more}; such a "
-        f"{side} says nothing about its factors, so drop it from the matrix and call again"
+        f"{side} says nothing about its factors, so drop it from the matrix, or pass "
+        "allow_empty=True to leave them to the prior"
     )

@@ -1,30 +1,28 @@
 """Where decoded blocks live while a run reads them, and the view a kernel gets of one."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.errors import StoreError
 from daskfactor.grid.bands import Block, Grid
+from daskfactor.kernels.views import BlockView, SparseBlock
+
+__all__ = [
+    "BlockCache",
+    "BlockView",
+    "Closed",
+    "FloatArray",
+    "FloatType",
+    "SparseBlock",
+    "Storage",
+    "WholeArray",
+    "zero_copy",
+]
 
 FloatArray = NDArray[np.floating[Any]]
 FloatType = np.dtype[np.floating[Any]]
-
-
-class BlockView(NamedTuple):
-    """A block inside a C-contiguous array: ``array[row0:row0 + m, col0:col0 + n]``."""
-
-    array: FloatArray
-    row0: int
-    col0: int
-    m: int
-    n: int
-
-    @property
-    def block(self) -> FloatArray:
-        """The m x n block alone, as a NumPy view."""
-        return self.array[self.row0 : self.row0 + self.m, self.col0 : self.col0 + self.n]
 
 
 class Storage(Protocol):
@@ -32,10 +30,10 @@ class Storage(Protocol):
 
     in_memory: bool
 
-    def put(self, block: Block, values: FloatArray) -> None:
-        """Take over one finished block."""
+    def put(self, block: Block, values: Any) -> None:
+        """Take over one finished block: an array, or a `SparseBlock`."""
 
-    def view(self, row: int, col: int, buffer: FloatArray | None) -> BlockView:
+    def view(self, row: int, col: int, buffer: NDArray[Any] | None) -> Any:
         """One block, for reading. Safe to call from several threads at once."""
 
     def prefetch(self, row: int, col: int) -> None:

@@ -7,8 +7,6 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse
-import sparse
 import xarray as xr
 import zarr
 
@@ -57,11 +55,6 @@ BAD: list[tuple[Any, str]] = [
     (without([3], []), r"1 of 20 rows have no observed entry: row 3; .* drop it"),
     (without([], [0, 7]), "2 of 12 columns have no observed entry: column 0, column 7"),
     (without(list(range(2, 10)), []), "8 of 20 rows .* row 2, row 3, row 4, row 5, row 6 and 3 mo"),
-    (scipy.sparse.random(6, 4), r"sparse input .*coo_.* pass V\.toarray\(\) if that fits"),
-    (scipy.sparse.csr_array(ONES), r"pass V\.toarray\(\)"),
-    (sparse.COO.from_numpy(ONES), r"pass V\.todense\(\)"),
-    (da.from_array(sparse.COO.from_numpy(ONES), chunks=2), "sparse input .* has to be made dense"),
-    (xr.DataArray(sparse.COO.from_numpy(ONES)), "sparse input"),
     (xr.DataArray(ONES, dims=("draw", "x")), "dimensions or coordinates called draw, names that"),
     (xr.DataArray(ONES, dims=("a", "b"), coords={"W": ("a", range(6))}), "called W, names that"),
     (

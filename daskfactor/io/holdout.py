@@ -1,0 +1,154 @@
+"""Set cells aside before a fit, to be predicted and compared with what they were."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskfactor.errors import DataError, OptionError
+from daskfactor.random import resolve_seed
+
+MOST_CELLS = 2**28
+
+
+class HeldOut(NamedTuple):
+    """A matrix without some of its entries, and those entries.
+
+    ``train`` is of the kind that was passed; ``cells`` is (rows, columns), what
+    ``sample(monitor=...)`` takes; ``values`` are the entries there.
+    """
+
+    train: Any
+    cells: tuple[NDArray[np.int64], NDArray[np.int64]]
+    values: NDArray[Any]
+
+
+def hold_out(
+    V: Any,
+    share: float = 0.1,
+    *,
+    unstored: str = "missing",
+    keep_one: bool = True,
+    random_seed: int | None = None,
+) -> HeldOut:
+    """Set a random share of the observed entries aside.
+
+    Single cells are taken, not rows or columns, so that every row and column
+    keeps a factor of its own. The result's ``train`` and ``cells`` go straight
+    into ``sample(held.train, model, monitor=held.cells)``.
+
+    Parameters
+    ----------
+    V : array (I, J)
+        NumPy array (NaN = missing), xarray.DataArray of one, or scipy sparse
+        matrix or array.
+    share
+        Share of the observed entries, between 0 and 1.
+    unstored
+        For sparse input, what an entry means that is not stored: ``"missing"``
+        takes stored entries alone and drops them; ``"zero"`` takes cells of all
+        kinds, zeros included, and stores NaN there.
+    keep_one
+        Whether every row and every column keeps at least one observed entry;
+        otherwise fit with ``allow_empty=True``.
+    random_seed
+        Any whole number; the same seed takes the same cells.
+
+    Raises
+    ------
+    OptionError
+        If ``share`` or ``unstored`` is not allowed, or leaves no cell to take.
+    DataError
+        If ``V`` is not a matrix of one of these kinds.
+    """
+    if not 0 < share < 1:
+        raise OptionError(f"share must lie strictly between 0 and 1, got {share!r}")
+    if unstored not in ("missing", "zero"):
+        raise OptionError(f'unstored must be "missing" or "zero", got {unstored!r}')
+    rng = np.random.default_rng(resolve_seed(random_seed))
+    if sparse.issparse(V):
+        return _from_sparse(V, share, unstored == "zero", keep_one, rng)
+    if isinstance(V, xr.DataArray):
+        held = _from_dense(np.asarray(V.values), share, keep_one, rng)
+        return held._replace(train=V.copy(data=held.train))
+    if isinstance(V, np.ndarray):
+        return _from_dense(np.ma.filled(V.astype(np.float64), np.nan), share, keep_one, rng)
+    raise DataError(
+        f"cells can be held out of a NumPy array, a DataArray or a scipy sparse matrix, got "
+        f"{type(V).__name__}; convert the data to one of these"
+    )
+
+
+def _from_dense(V: NDArray[Any], share: float, keep_one: bool, rng: np.random.Generator) -> HeldOut:
+    V = np.array(V, dtype=np.result_type(V.dtype, np.float32))
+    rows, cols = np.nonzero(~np.isnan(V))
+    chosen = _choose(rows, cols, share, keep_one, rng)
+    cells = rows[chosen].astype(np.int64), cols[chosen].astype(np.int64)
+    values = V[cells]
+    V[cells] = np.nan
+    return HeldOut(V, cells, values)
+
+
+def _from_sparse(
+    V: Any, share: float, zeros: bool, keep_one: bool, rng: np.random.Generator
+) -> HeldOut:
+    csr = sparse.csr_array(V, dtype=np.result_type(V.dtype, np.float32))
+    csr.sum_duplicates()
+    if zeros:
+        return _with_zeros(csr, share, rng)
+    coo = csr.tocoo()
+    rows, cols = coo.coords
+    chosen = _choose(rows, cols, share, keep_one, rng)
+    rest = np.ones(rows.size, bool)
+    rest[chosen] = False
+    train = sparse.coo_array((coo.data[rest], (rows[rest], cols[rest])), shape=coo.shape).tocsr()
+    cells = rows[chosen].astype(np.int64), cols[chosen].astype(np.int64)
+    return HeldOut(train, cells, coo.data[chosen])
+
+
+def _with_zeros(csr: Any, share: float, rng: np.random.Generator) -> HeldOut:
+    """Any cells at all, each with a NaN of its own in the matrix that is left."""
+    total = csr.shape[0] * csr.shape[1]
+    count = round(share * total)
+    if not 0 < count <= MOST_CELLS:
+        raise OptionError(
+            f"share={share!r} of {total} cells is {count}; choose a share that takes between 1 and "
+            f"{MOST_CELLS} cells"
+        )
+    taken = np.sort(rng.choice(total, size=count, replace=False))
+    rows, cols = np.divmod(taken.astype(np.int64), csr.shape[1])
+    values = np.asarray(csr[rows, cols]).ravel()
+    coo = csr.tocoo()
+    own = coo.coords[0].astype(np.int64) * csr.shape[1] + coo.coords[1]
+    rest = ~np.isin(own, taken)
+    data = np.concatenate([coo.data[rest], np.full(count, np.nan, coo.data.dtype)])
+    where = [
+        np.concatenate([at[rest], new]) for at, new in zip(coo.coords, (rows, cols), strict=True)
+    ]
+    train = sparse.coo_array((data, (where[0], where[1])), shape=csr.shape).tocsr()
+    return HeldOut(train, (rows, cols), values)
+
+
+def _choose(
+    rows: NDArray[Any],
+    cols: NDArray[Any],
+    share: float,
+    keep_one: bool,
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """Positions of the entries to take, in ascending order."""
+    count = round(share * rows.size)
+    order = rng.permutation(rows.size)
+    if keep_one:
+        kept = np.zeros(rows.size, bool)
+        for index in (rows, cols):  # the first in random order of every row and column
+            kept[order[np.unique(index[order], return_index=True)[1]]] = True
+        order = order[~kept[order]]
+    if not count > 0 or not order.size:
+        raise OptionError(
+            f"share={share!r} of {rows.size} observed entries leaves none to hold out; raise it, "
+            "or pass keep_one=False and fit with allow_empty=True"
+        )
+    return np.sort(order[:count]).astype(np.int64)
