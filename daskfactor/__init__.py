@@ -11,12 +11,16 @@ if TYPE_CHECKING:
     from daskfactor.engine import LanesExecutor, SerialExecutor, TasksExecutor
     from daskfactor.engine.progress import RunEvent
     from daskfactor.grid.schedules import Cyclic, NestedReshuffled, Proportional, Reshuffled
+    from daskfactor.io.convert import convert
+    from daskfactor.io.export import export
+    from daskfactor.io.holdout import hold_out
     from daskfactor.io.sources import as_blocks
+    from daskfactor.models.gaussian import GaussianMF
     from daskfactor.models.tweedie import TweedieNMF
     from daskfactor.optimizers import MultiplicativeUpdates
     from daskfactor.results.prediction import monitored, predict
     from daskfactor.results.trace import expectation, open_run
-    from daskfactor.samplers import PSGLD, PSGRRLD, ConstantStep, PolynomialStep
+    from daskfactor.samplers import PSGLD, PSGRRLD, SGHMC, ConstantStep, PolynomialStep
     from daskfactor.sampling import optimize, resume, sample
 
 __version__ = "0.1.0"
@@ -24,8 +28,10 @@ __version__ = "0.1.0"
 __all__ = [
     "PSGLD",
     "PSGRRLD",
+    "SGHMC",
     "ConstantStep",
     "Cyclic",
+    "GaussianMF",
     "LanesExecutor",
     "MultiplicativeUpdates",
     "NestedReshuffled",
@@ -37,7 +43,10 @@ __all__ = [
     "TasksExecutor",
     "TweedieNMF",
     "as_blocks",
+    "convert",
     "expectation",
+    "export",
+    "hold_out",
     "monitored",
     "open_run",
     "optimize",
@@ -47,6 +56,9 @@ __all__ = [
 ]
 
 _HOME = {
+    "hold_out": "daskfactor.io.holdout",
+    "SGHMC": "daskfactor.samplers",
+    "GaussianMF": "daskfactor.models.gaussian",
     "LanesExecutor": "daskfactor.engine",
     "SerialExecutor": "daskfactor.engine",
     "TasksExecutor": "daskfactor.engine",
@@ -56,6 +68,8 @@ _HOME = {
     "Proportional": "daskfactor.grid.schedules",
     "Reshuffled": "daskfactor.grid.schedules",
     "as_blocks": "daskfactor.io.sources",
+    "convert": "daskfactor.io.convert",
+    "export": "daskfactor.io.export",
     "TweedieNMF": "daskfactor.models.tweedie",
     "MultiplicativeUpdates": "daskfactor.optimizers",
     "monitored": "daskfactor.results.prediction",

@@ -13,6 +13,7 @@ from daskfactor.checks import whole_number
 from daskfactor.engine import Executor
 from daskfactor.engine.progress import OnEvent, RunEvent
 from daskfactor.errors import OptionError
+from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.optimizers.multiplicative import (
     DispersionRule,
@@ -35,10 +36,12 @@ from daskfactor.runs.launch import (
     check_schedule,
     closing_attrs,
     data_again,
+    default_sampler,
     executing,
     extended,
     kept_index,
     listener,
+    model_from_dict,
     opened,
     report_trouble,
     run_from_start,
@@ -46,13 +49,13 @@ from daskfactor.runs.launch import (
 from daskfactor.runs.monitor import monitored_cells
 from daskfactor.runs.options import RunOptions, choose_keep
 from daskfactor.runs.order import in_callers_order
-from daskfactor.samplers import PSGLD, sampler_from_dict
+from daskfactor.samplers import Sampler, sampler_from_dict
 
 
 def sample(
     V: Any,
-    model: TweedieNMF,
-    sampler: PSGLD | None = None,
+    model: TweedieNMF | GaussianMF,
+    sampler: Sampler | None = None,
     draws: int = 500,
     tune: int = 500,
     chains: int = 1,
@@ -87,7 +90,8 @@ def sample(
     model
         What the data are taken to be.
     sampler
-        :class:`PSGLD` (the default) or :class:`PSGRRLD`.
+        :class:`PSGLD` (the default) or :class:`PSGRRLD`; :class:`SGHMC` for a
+        :class:`GaussianMF`.
     draws, tune
         Cycles to draw from (times ``thin``) and cycles to tune and burn in before.
     chains
@@ -154,7 +158,8 @@ def sample(
     -----
     Şimşekli et al. 2017 (P-SGLD, P-SGRRLD); Şimşekli et al. 2015.
     """
-    sampler = PSGLD() if sampler is None else sampler
+    check_model(model)
+    sampler = default_sampler(model) if sampler is None else sampler
     check_kinds(model, sampler)
     seed = resolve_seed(random_seed)
     counts = {
@@ -242,7 +247,7 @@ def resume(
         options = RunOptions(**described["options"])
         if draws is not None:
             options = extended(options, meta, whole_number("draws", draws, 1))
-        model = TweedieNMF.from_dict(described["model"])
+        model = model_from_dict(described["model"])
         sampler = sampler_from_dict(described["sampler"])
         sampler.check_lengths(options.draws, options.tune)
         data = stack.enter_context(data_again(run, V, described, options, memory_limit))

@@ -76,7 +76,7 @@ class Task:
         if balance:
             self.orders = Orders(
                 balanced_order(learnt[0].counts, self.grid.rows),
-                balanced_order(learnt[1].counts, self.grid.cols),
+                balanced_order(learnt[1].counts, self.grid.cols, turning=True),
             )
 
     def read_entries(self) -> None:

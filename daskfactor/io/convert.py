@@ -156,7 +156,8 @@ def convert(
     Notes
     -----
     Of entries that name one cell more than once, the values are added up if unstored means
-    zero; if it means missing, the last one stays, with a warning. Stored zeros are dropped where
+    zero; if it means missing, the last one stays, with a warning (those of a scipy matrix are
+    always added up, as scipy has it). Stored zeros are dropped where
     unstored means zero. NaN and empty values are missing cells.
     """
     begun = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -40,7 +41,7 @@ class BlockReader:
         self.dtype = dtype
         self.token = token
         self._load = load
-        self._release = release
+        self._release = weakref.finalize(self, release)
         self._budget = budget
         self._pause = pause
         self._kept: OrderedDict[Block, tuple[View, int]] = OrderedDict()

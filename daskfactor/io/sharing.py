@@ -150,11 +150,11 @@ def _mapped(handle: DataHandle) -> tuple[Any, Any]:
     if found != handle.token:
         file.close()
         raise _not_here(handle)
-    unstored = file.about["unstored"]
+    unstored, grid = file.about["unstored"], handle.grid  # not the handle, which owns the file
 
     def load(block: Block) -> View:
         arrays = file.map(block)
-        m, n = handle.grid.block_shape(block)
+        m, n = grid.block_shape(block)
         if unstored is None:
             return BlockView(arrays[0], 0, 0, m, n)
         return SparseBlock(arrays[0], arrays[1], arrays[2], m, n, unstored == "zero")

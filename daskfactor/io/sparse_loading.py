@@ -148,7 +148,9 @@ def _layout(source: SparseSource, wish: Wish, counts: _Counts) -> tuple[Grid, Or
     if not wish.balance:
         return grid, Orders()
     rows, cols = counts.sides
-    return grid, Orders(balanced_order(rows, grid.rows), balanced_order(cols, grid.cols))
+    return grid, Orders(
+        balanced_order(rows, grid.rows), balanced_order(cols, grid.cols, turning=True)
+    )
 
 
 def _storage(grid: Grid, wish: Wish, entries: int) -> SparseCache | SparseScratch:

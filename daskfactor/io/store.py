@@ -45,7 +45,7 @@ from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.grid.bands import Bands, Block, Grid
 from daskfactor.io.labels import Labels
 from daskfactor.io.memory import memory_budget
-from daskfactor.io.statistics import Statistics
+from daskfactor.io.statistics import Statistics, refuse_unobserved, unpermuted
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
 
 if TYPE_CHECKING:
@@ -327,8 +327,24 @@ def open_blocked_store(
     DataError
         If a row or column has no observed entry and ``allow_empty`` is False.
     """
-    from daskfactor.io.sparse_data import stored_blocks  # it imports this module
+    from daskfactor.io.blocks import BlockedData, SourceInfo, SparseLayout  # they know this module
 
     store = BlockStore(location)
+    found = store.statistics
+    refuse_unobserved(
+        found.n_observed,
+        unpermuted(found.row_observed, store.row_order),
+        unpermuted(found.col_observed, store.col_order),
+        store.labels,
+        allow_empty,
+    )
     kind = cast("FloatType", np.dtype(dtype or store.dtype))
-    return stored_blocks(store, kind, memory_budget(memory_limit), allow_empty)
+    return BlockedData(
+        store.grid,
+        store.labels,
+        found,
+        SourceInfo("blocks", store.location, lazy=True),
+        kind,
+        StoredBlocks(store, kind, memory_budget(memory_limit)),
+        SparseLayout(store.unstored, store.row_order, store.col_order),
+    )

@@ -11,8 +11,8 @@ from daskfactor.io.blocks import SourceInfo
 from daskfactor.io.keys import Keys
 from daskfactor.io.labels import Labels
 
-PIECE = 2**20
-"""Entries that are handled together: 24 MB or so on their way through."""
+PIECE = 2**19
+"""Entries that are handled together: 25 MB or so on their way through."""
 
 
 class Piece(NamedTuple):

@@ -55,8 +55,8 @@ def gradient(
     if isinstance(view, SparseBlock):
         block, scratch = _sparse(view, W, H, work)
         out = scratch.GW, scratch.GH
-        kernels = sparse_kernels(beta, view.zeros)
-        kernels.gradient(*block, scale, floor, *out, scratch.gram)
+        kernels = sparse_kernels(beta, view.zeros, W.shape[1])
+        kernels.gradient(*block, scale, floor, *out, scratch.gram, scratch.sums)
         return out
     window, buffers = _dense(view, W, H, work)
     dense_kernels(beta).gradient(*window, scale, floor, buffers.GW, buffers.GH, buffers.tile)
@@ -78,8 +78,8 @@ def gradient_curvature(
     if isinstance(view, SparseBlock):
         block, scratch = _sparse(view, W, H, work)
         out = scratch.GW, scratch.GH
-        kernels = sparse_kernels(beta, view.zeros)
-        kernels.gradient_curvature(*block, scale, floor, *out, CW, CH, scratch.gram)
+        kernels = sparse_kernels(beta, view.zeros, W.shape[1])
+        kernels.gradient_curvature(*block, scale, floor, *out, CW, CH, scratch.gram, scratch.sums)
         return out
     window, buffers = _dense(view, W, H, work)
     tile, tile2, GW, GH = buffers
@@ -106,9 +106,9 @@ def multiplicative(
     """
     if isinstance(view, SparseBlock):
         block, scratch = _sparse(view, W, H, work)
-        sparse = sparse_kernels(beta, view.zeros)
+        sparse = sparse_kernels(beta, view.zeros, W.shape[1])
         share = sparse.multiplicative_rows if by_rows else sparse.multiplicative_cols
-        share(*block, floor, num, den, scratch.gram)
+        share(*block, floor, num, den, scratch.gram, scratch.sums)
         return
     window, buffers = _dense(view, W, H, work)
     dense = dense_kernels(beta)
@@ -141,7 +141,9 @@ def evaluate(
         cells = (none, none, nothing, nothing, 1)
     if isinstance(view, SparseBlock):
         block, scratch = _sparse(view, W, H, work)
-        sparse_kernels(beta, view.zeros).evaluate(*block, floor, scratch.sums, out, *cells)
+        sparse_kernels(beta, view.zeros, W.shape[1]).evaluate(
+            *block, floor, scratch.sums, out, *cells
+        )
         return
     window, buffers = _dense(view, W, H, work)
     dense_kernels(beta).evaluate(*window, floor, buffers.tile, out, *cells)

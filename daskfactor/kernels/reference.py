@@ -227,3 +227,40 @@ def evaluate(
     out[0] -= deviance(v, mu, beta).sum()
     out[1] += ((v - mu) ** 2 * mu ** (beta - 2)).sum()
     accumulate_moments((W @ H.T)[cell_rows, cell_cols], count, mean, m2)
+
+
+def _time_steps(weights: Array, columns: Array, step: float) -> Array:
+    """The d of the momentum kernels, (n, K)."""
+    _, precision, curvature, free = columns
+    d: Array = free * np.sqrt(step / (weights * curvature + precision))
+    return d
+
+
+def kick_drift(
+    x: Array,
+    momentum: Array,
+    grad: Array,
+    weights: Array,
+    columns: Array,
+    step: float,
+    share: float,
+) -> None:
+    """Twin of :func:`daskfactor.kernels.momentum.kick_drift`."""
+    d = _time_steps(weights, columns, step)
+    momentum += d * (grad - columns[1] * (x - columns[0]))
+    x += share * d * momentum
+
+
+def drift(
+    x: Array, momentum: Array, weights: Array, columns: Array, step: float, share: float
+) -> None:
+    """Twin of :func:`daskfactor.kernels.momentum.drift`."""
+    x += share * _time_steps(weights, columns, step) * momentum
+
+
+def refresh(
+    momentum: Array, keep: float, key: Array, iteration: int, factor: int, row0: int
+) -> None:
+    """Twin of :func:`daskfactor.kernels.momentum.refresh`."""
+    z = normals(momentum.shape, key, iteration, factor, row0, momentum.dtype)
+    momentum[...] = keep * momentum + np.sqrt(1 - keep**2) * z

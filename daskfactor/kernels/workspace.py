@@ -16,11 +16,12 @@ UNPACKED_TERMS = 1_000_000
 FEWEST_UNPACKED_ROWS = 48
 MOST_ROWS = 512
 PACKED_ROWS = 192
+CACHE_LINE = 64
 TILE_BYTES = 4 * 1024 * 1024
 
 
 class Gradients(NamedTuple):
-    """Scratch of one sparse block: GW (m, K); GH (n, K); gram (K, K); sums (K, K) float64."""
+    """Scratch of one sparse block: GW (m, K); GH (n, K); gram (K, K); sums (2, K, K) float64."""
 
     GW: Array
     GH: Array
@@ -48,6 +49,13 @@ def tile_rows(m: int, n: int, K: int, itemsize: int) -> int:
     return max(1, min(m, rows, max(16, TILE_BYTES // (n * itemsize))))
 
 
+def aligned(count: int, dtype: np.dtype[Any]) -> Array:
+    """Uninitialised numbers that start on a cache line, so that no vector straddles two."""
+    memory = np.empty(count * dtype.itemsize + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return memory[start : start + count * dtype.itemsize].view(dtype)
+
+
 class Workspace:
     """Kernel buffers of one thread. Not to be shared between threads.
 
@@ -72,7 +80,7 @@ class Workspace:
 
     def _view(self, index: int, rows: int, columns: int) -> Array:
         if self._flat[index].size < rows * columns:
-            self._flat[index] = np.empty(rows * columns, self.dtype)
+            self._flat[index] = aligned(rows * columns, self.dtype)
         return self._flat[index][: rows * columns].reshape(rows, columns)
 
     def arrays(self, m: int, n: int, K: int, dtype: DTypeLike | None = None) -> Buffers:
@@ -96,7 +104,7 @@ class Workspace:
         Otherwise as :meth:`arrays`, with which they share the gradients.
         """
         self._use(dtype)
-        if self._sums.size < K * K:
-            self._sums = np.empty(K * K)
-        sums = self._sums[: K * K].reshape(K, K)
+        if self._sums.size < 2 * K * K:
+            self._sums = np.empty(2 * K * K)
+        sums = self._sums[: 2 * K * K].reshape(2, K, K)
         return Gradients(self._view(2, m, K), self._view(3, n, K), self._view(4, K, K), sums)

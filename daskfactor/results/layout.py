@@ -108,7 +108,9 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
         # Draw t of the coarse chain ends where the fine chain ends its draw 2t + 1.
         own["draw"] = spec.cycles[1::2] if group == "posterior_coarse" else spec.cycles
     if "component" in dims:
-        own["component"] = np.arange(spec.shape[2])
+        own["component"] = (
+            np.arange(spec.shape[2]) if spec.components is None else np.array(spec.components)
+        )
     if "warmup_draw" in dims:
         own["warmup_draw"] = np.arange(spec.warmup_draws)
     if group == "monitor":

@@ -106,7 +106,7 @@ def _check_options(interval: float, of: str) -> None:
 def _law(tree: xr.DataTree) -> _Law:
     try:
         model = json.loads(tree.attrs["model"])
-        beta, dispersion = float(model["beta"]), float(tree.attrs["dispersion"])
+        beta, dispersion = float(model.get("beta", 2.0)), float(tree.attrs["dispersion"])
     except (KeyError, TypeError, ValueError) as error:
         raise StoreFormatError(
             "this trace does not say its model (attributes 'model' and 'dispersion'); "

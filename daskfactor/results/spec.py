@@ -38,6 +38,8 @@ class RunSpec:
         Positions of the monitored cells.
     draw_index : array of int, (draws,), optional
         Cycle number of each kept draw; 0, 1, 2, ... when not given.
+    components : tuple of str, (K,), optional
+        Names of the components; 0, 1, 2, ... when not given.
     observed : array (I, J), optional
         The data, when they are to travel with the run.
     attrs : mapping
@@ -65,6 +67,7 @@ class RunSpec:
     monitor_columns: NDArray[np.integer[Any]] | None = None
     draw_index: NDArray[np.integer[Any]] | None = None
     observed: NDArray[Any] | None = None
+    components: tuple[str, ...] | None = None
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

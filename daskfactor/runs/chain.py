@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from daskfactor.optimizers.passes import Fit
 from daskfactor.random import Stream, generator
 from daskfactor.runs.options import ADAPT_EVERY, FROZEN_FROM, RunOptions
 from daskfactor.runs.order import positions
-from daskfactor.samplers import PSGLD, Track
+from daskfactor.samplers import Sampler, Track
 
 Array = NDArray[Any]
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -38,7 +38,7 @@ class TrackRun:
     state: ChainState
     cycle: int = 0
     fits: dict[int, Fit] = field(default_factory=dict)
-    priors: dict[int, float] = field(default_factory=dict)
+    densities: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Setting:
 
     data: BlockedData
     model: Model
-    sampler: PSGLD
+    sampler: Sampler
     options: RunOptions
     executor: Executor
     cells: Cells | None = None
@@ -139,6 +139,14 @@ class ChainRun(ABC):
     def _lp(self, fit: Fit) -> float:
         """Log-likelihood from a fit's sums."""
 
+    def _stops(self, start: int, end: int) -> Iterable[int]:
+        """Cycles inside a segment after which `_between` is called; the last is its end."""
+        del start
+        return (end,)
+
+    def _between(self, run: TrackRun, start: int, stop: int) -> None:
+        """Learn from the cycles up to ``stop``; a divergence takes it back."""
+
     def doubts(self) -> str | None:
         """What the user should be told about data and model at the end of the run."""
         return None
@@ -166,6 +174,7 @@ class ChainRun(ABC):
         self._split_if_due()
         if self.cycle == self.setting.options.tune:
             self.start_recording()
+        memory = self.memory()
         before = [run.state.copy() for run in self.tracks]
         cycles = [run.cycle for run in self.tracks]
         for _ in range(MOST_REDUCTIONS):
@@ -183,7 +192,8 @@ class ChainRun(ABC):
             for run, state, cycle in zip(self.tracks, before, cycles, strict=True):
                 run.state, run.cycle = state.copy(), cycle
                 run.fits.clear()
-                run.priors.clear()
+                run.densities.clear()
+            self.recall(memory)
         raise DivergenceError(
             f"chain {self.number} diverged between cycles {cycles[0]} and {end} even with the step "
             f"reduced to {self.shrink:.2g} of what was asked for; look for extreme entries in the "
@@ -201,6 +211,16 @@ class ChainRun(ABC):
                 )
 
     def _run_segment(
+        self, run: TrackRun, end: int, on_share: OnShare | None, before: float, share: float
+    ) -> None:
+        start, length = run.cycle, end - run.cycle
+        for stop in self._stops(start, end):
+            done = before + share * (run.cycle - start) / length
+            first = run.cycle
+            self._run_stretch(run, stop, on_share, done, share * (stop - first) / length)
+            self._between(run, first, stop)
+
+    def _run_stretch(
         self, run: TrackRun, end: int, on_share: OnShare | None, before: float, share: float
     ) -> None:
         setting = self.setting
@@ -229,8 +249,10 @@ class ChainRun(ABC):
                 fit.negative_divergence + float(evaluation.values[0]),
                 fit.pearson + float(evaluation.values[1]),
             )
-        for cycle in run.fits:
-            run.priors[cycle] = self._log_prior(run.state, cycle)
+        run.state.evaluations.clear()
+        for cycle in run.fits.keys() - run.densities.keys():
+            prior = self._log_prior(run.state, cycle)
+            run.densities[cycle] = self._lp(run.fits[cycle]) + prior
 
     def step_for(self, track: Track) -> Any:
         """The sampler's step for one track on this grid."""
@@ -276,11 +298,11 @@ class ChainRun(ABC):
 
     def log_posterior(self, run: TrackRun, cycle: int) -> float:
         """Log p(V | W, H) + log p(W) + log p(H) at the end of an evaluated cycle."""
-        return self._lp(run.fits[cycle]) + run.priors[cycle]
+        return run.densities[cycle]
 
     def forget(self) -> None:
         """Drop the segment's draws and fits, once they are written."""
         for run in self.tracks:
             run.state.forget()
             run.fits.clear()
-            run.priors.clear()
+            run.densities.clear()

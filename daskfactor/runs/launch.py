@@ -24,6 +24,7 @@ from daskfactor.grid.bands import Bands, Grid
 from daskfactor.grid.schedules import diagonal_sizes
 from daskfactor.io.blocks import BlockedData
 from daskfactor.io.sources import as_blocks
+from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.schema import FORMAT_VERSION
 from daskfactor.results.spec import RunSpec
@@ -35,7 +36,7 @@ from daskfactor.runs.driver import Driver, RunState, hyper_attrs
 from daskfactor.runs.monitor import Cells
 from daskfactor.runs.options import RunOptions
 from daskfactor.runs.sinks import MemorySink
-from daskfactor.samplers import PSGLD
+from daskfactor.samplers import PSGLD, SGHMC, Sampler
 
 PathText = str | PathLike[str]
 
@@ -60,20 +61,33 @@ NOT_STARTED: dict[str, Any] = {
 
 def check_model(model: object) -> None:
     """Refuse anything that is not a model."""
-    if not isinstance(model, TweedieNMF):
+    if not isinstance(model, TweedieNMF | GaussianMF):
         raise OptionError(
-            f"model must be a model such as TweedieNMF(n_components=20), got {model!r}"
+            "model must be a model such as TweedieNMF(n_components=20) or "
+            f"GaussianMF(n_components=20), got {model!r}"
         )
+
+
+def default_sampler(model: TweedieNMF | GaussianMF) -> Sampler:
+    """The sampler for a model when the caller names none."""
+    return SGHMC() if isinstance(model, GaussianMF) else PSGLD()
 
 
 def check_kinds(model: object, sampler: object) -> None:
     """Refuse what is not a model or not a sampler."""
     check_model(model)
-    if not isinstance(sampler, PSGLD):
-        raise OptionError(f"sampler must be PSGLD(...) or PSGRRLD(...), got {sampler!r}")
+    if not isinstance(sampler, Sampler):
+        raise OptionError(
+            f"sampler must be PSGLD(...), PSGRRLD(...) or SGHMC(...), got {sampler!r}"
+        )
+    if isinstance(model, GaussianMF) != isinstance(sampler, SGHMC):
+        raise OptionError(
+            f"{type(model).__name__} cannot be sampled by {sampler.name}: GaussianMF takes "
+            "SGHMC(), TweedieNMF takes PSGLD() or PSGRRLD(); leave sampler out for the right one"
+        )
 
 
-def check_data(model: TweedieNMF, data: BlockedData) -> None:
+def check_data(model: TweedieNMF | GaussianMF, data: BlockedData) -> None:
     """Refuse values that the law cannot have produced or that the precision cannot hold."""
     model.check_values(data.minimum, data.maximum)
     if data.unstored == "zero" and model.beta not in ZEROS_AT_NO_COST:
@@ -93,7 +107,7 @@ def check_data(model: TweedieNMF, data: BlockedData) -> None:
         )
 
 
-def check_schedule(sampler: PSGLD, data: BlockedData) -> None:
+def check_schedule(sampler: Sampler, data: BlockedData) -> None:
     """Refuse a schedule that this grid cannot have, before anything is written."""
     blocks = data.grid.blocks
     sampler.schedule.cycle(blocks, diagonal_sizes(data.n_observed), np.random.default_rng(0))
@@ -238,6 +252,21 @@ def data_again(
             data.close()
 
 
+def model_from_dict(values: dict[str, Any]) -> TweedieNMF | GaussianMF:
+    """The model that ``to_dict`` described."""
+    if values.get("type") == "GaussianMF":
+        return GaussianMF.from_dict(values)
+    return TweedieNMF.from_dict(values)
+
+
+def component_names(model: TweedieNMF | GaussianMF) -> tuple[str, ...] | None:
+    """Names of the columns of factors that hold more than components."""
+    if isinstance(model, TweedieNMF):
+        return None
+    extra = ("row_bias", "column_bias") if model.biases else ("level",)
+    return (*map(str, range(model.n_components)), *extra)
+
+
 def kept_index(options: RunOptions) -> NDArray[np.int64]:
     """Cycle numbers of the draws that the results hold."""
     cycles = options.kept_cycles() if options.keep_every else options.draw_cycles()
@@ -259,6 +288,7 @@ def _spec(setting: Setting, keeps_data: bool) -> RunSpec:
             **{name: (data.labels.row_dim, c) for name, c in data.labels.row_coords.items()},
             **{name: (data.labels.col_dim, c) for name, c in data.labels.col_coords.items()},
         },
+        components=component_names(model),
         dtype=options.dtype,
         keep="draws" if options.keep_every else "moments",
         has_coarse=len(setting.sampler.tracks) > 1,

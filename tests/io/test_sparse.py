@@ -199,6 +199,16 @@ def test_duplicates_that_cancel_are_not_stored() -> None:
     assert as_blocks(matrix, 1, unstored="zero").n_stored.sum() == 1
 
 
+@pytest.mark.parametrize("name", ["bsr", "dia"])
+def test_padding_is_not_data(name: str) -> None:
+    dense = counts(20, 20)
+    dense[:2, :2] = [[1, 0], [0, 2]]
+    matrix = sp.bsr_array(dense, blocksize=(2, 2)) if name == "bsr" else in_format(dense, name)
+    assert np.count_nonzero(matrix.data) < matrix.data.size
+    data = as_blocks(matrix, 2, unstored="missing")
+    assert data.total_observed == np.count_nonzero(dense)
+
+
 def test_the_callers_matrix_is_left_alone() -> None:
     dense = counts(20, 20)
     matrix = sp.csr_array(dense)

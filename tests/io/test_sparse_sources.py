@@ -13,6 +13,7 @@ import sparse
 import xarray as xr
 
 from daskfactor.errors import DataError, StoreError
+from daskfactor.io import sparse_source
 from daskfactor.io.sources import as_blocks
 
 DENSE = np.where(
@@ -81,6 +82,14 @@ def test_dask_chunks_that_turn_out_dense_or_broken() -> None:
     with pytest.raises(DataError, match=r"a piece of the data is sparse .* name the kind"):
         as_blocks(array.map_blocks(sp.csr_array, meta=np.empty((0, 0), "f4")))
 
+    rated = sparse.COO([[0], [0]], [1.0], shape=(20, 20), fill_value=np.nan)
+    zero = sparse.COO([[0], [0]], [1.0], shape=(20, 20))
+    mixed = da.map_blocks(
+        lambda block: rated, da.ones((40, 20), chunks=20), meta=zero[:0, :0], dtype="f8"
+    )
+    with pytest.raises(DataError, match="a chunk of the dask array has fill_value nan"):
+        as_blocks(mixed)
+
     def broken(block: np.ndarray) -> Any:
         raise RuntimeError("the sensor was off")
 
@@ -98,10 +107,9 @@ def test_xarray_keeps_its_names(lazy: bool) -> None:
     assert data.labels.row_dim == "user"
     assert data.labels.name == "stars"
     assert data.labels.row(3) == "row 3 (user 3)"
-    broken = xr.DataArray(COO * np.float32(np.inf), dims=("user", "film"), coords={"user": names})
-    where = int(COO.coords[0][0])
-    with pytest.raises(DataError, match=rf"row {where} \(user {where}\)"):
-        as_blocks(broken.where(broken > 0), unstored="missing", balance=True, allow_empty=True)
+    broken = array.copy(data=sparse.COO([[7], [3]], [np.inf], shape=(60, 40)))
+    with pytest.raises(DataError, match=r"row 7 \(user 7\), column 3 is inf"):
+        as_blocks(broken, balance=True)
 
 
 def annotated(kind: Any) -> anndata.AnnData:
@@ -112,7 +120,9 @@ def annotated(kind: Any) -> anndata.AnnData:
 
 @pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_matrix])
 @pytest.mark.parametrize("backed", [False, True])
-def test_anndata(kind: Any, backed: bool, tmp_path: Path) -> None:
+def test_anndata(kind: Any, backed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_source, "LEAST_LINES", 17)
+    monkeypatch.setattr(sparse_source, "DENSE_PART", 1)
     adata = annotated(kind)
     if backed:
         adata.write_h5ad(tmp_path / "a.h5ad")
