@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SMALL = {"sensor_gaps.py": ["--weeks", "2", "--draws", "60", "--picture", "gaps.png"]}
+SMALL = {
+    "sensor_gaps.py": ["--weeks", "2", "--draws", "60", "--picture", "picture.png"],
+    "ratings.py": ["--components", "6", "--draws", "150", "--picture", "picture.png"],
+}
 
 
 def test_every_example_has_a_small_size_here() -> None:
@@ -28,4 +31,4 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     share = float(done.stdout.split("90 % intervals:")[1])
     assert 0.85 < share < 0.95, done.stdout
-    assert (tmp_path / "gaps.png").stat().st_size > 10_000
+    assert (tmp_path / "picture.png").stat().st_size > 10_000

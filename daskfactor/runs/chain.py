@@ -14,6 +14,8 @@ from daskfactor.engine.plan import CycleOptions, build_plan
 from daskfactor.engine.state import ChainState, place_cells
 from daskfactor.errors import DivergenceError
 from daskfactor.io.blocks import BlockedData
+from daskfactor.models.gaussian import GaussianMF
+from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.optimizers.multiplicative import OnIteration
 from daskfactor.optimizers.passes import Fit
 from daskfactor.random import Stream, generator
@@ -23,7 +25,7 @@ from daskfactor.samplers import Sampler, Track
 
 Array = NDArray[Any]
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
-Model = Any
+Model = TweedieNMF | GaussianMF
 
 OnShare = Callable[[float], None]
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from daskfactor.engine.state import ChainState
-from daskfactor.models.gaussian import GaussianHyper
+from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from daskfactor.optimizers.multiplicative import OnIteration
 from daskfactor.optimizers.passes import Fit
 from daskfactor.random import noise_key
 from daskfactor.runs.chain import ChainRun, Setting, TrackRun
-from daskfactor.samplers import Track
+from daskfactor.samplers import SGHMC, Track
 from daskfactor.samplers.gaussian_hyper import (
     HYPER_EVERY,
     HyperSampler,
@@ -31,9 +31,12 @@ class GaussianChain(ChainRun):
 
     hyper: GaussianHyper
     priors: GaussianHyper
+    model: GaussianMF
 
     def __init__(self, setting: Setting, number: int) -> None:
         super().__init__(setting, number)
+        assert isinstance(setting.model, GaussianMF)
+        self.model = setting.model
         self.noise_sum = 0.0
         self.noise_draws = 0
 
@@ -44,7 +47,7 @@ class GaussianChain(ChainRun):
         del on_iteration, like
         setting = self.setting
         state, self.hyper = warm_start(
-            setting.data, setting.model, setting.options.seed, self.number, setting.executor
+            setting.data, self.model, setting.options.seed, self.number, setting.executor
         )
         self.priors = self.hyper
         for band in state.bands():
@@ -60,7 +63,7 @@ class GaussianChain(ChainRun):
             "precision_w": float(np.mean(self.hyper.precision_w)),
             "precision_h": float(np.mean(self.hyper.precision_h)),
         }
-        if self.setting.model.biases:
+        if self.model.biases:
             values["row_bias_precision"] = self.hyper.row_bias_precision
             values["column_bias_precision"] = self.hyper.column_bias_precision
         return values
@@ -88,26 +91,27 @@ class GaussianChain(ChainRun):
         self.noise_sum += draws * self.hyper.noise
         self.noise_draws += draws
         sampler = HyperSampler(
-            setting.model, setting.data, self.priors, setting.options.seed, self.number
+            self.model, setting.data, self.priors, setting.options.seed, self.number
         )
         self.hyper = sampler.adapt(
             self.hyper, run.state, run.fits[stop - 1], stop, stop <= setting.frozen_from
         )
 
     def _program(self, track: Track) -> GaussianProgram:
-        setting = self.setting
+        setting, sampler = self.setting, self.setting.sampler
+        assert isinstance(sampler, SGHMC)  # checked where a run starts
         key = noise_key(setting.options.seed, self.number)
         return GaussianProgram(
             hyper=self.hyper,
-            biases=setting.model.biases,
+            biases=self.model.biases,
             key=(int(key[0]), int(key[1])),
             step=self.step_for(track),
             shrink=self.shrink,
-            friction=setting.sampler.friction,
+            friction=sampler.friction,
         )
 
     def _log_prior(self, state: ChainState, cycle: int) -> float:
-        constant = log_prior_constant(self.setting.model, self.hyper, self.setting.data.shape)
+        constant = log_prior_constant(self.model, self.hyper, self.setting.data.shape)
         return constant + math.fsum(band.sums[cycle] for band in state.bands())
 
     def _ran_away(self, run: TrackRun) -> bool:

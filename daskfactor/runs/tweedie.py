@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from daskfactor.engine.state import ChainState
-from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.optimizers.multiplicative import (
     DispersionRule,
     OnIteration,
@@ -35,9 +35,14 @@ RUNAWAY = 1e3
 class TweedieChain(ChainRun):
     """A chain of a `TweedieNMF`."""
 
+    hyper: Hyperparameters
+    model: TweedieNMF
+
     def __init__(self, setting: Setting, number: int) -> None:
         super().__init__(setting, number)
-        self.rule = DispersionRule(setting.model, setting.data)
+        assert isinstance(setting.model, TweedieNMF)
+        self.model = setting.model
+        self.rule = DispersionRule(self.model, setting.data)
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
 
@@ -51,7 +56,7 @@ class TweedieChain(ChainRun):
         setting = self.setting
         if isinstance(like, TweedieChain):
             self.rule.follow(like.rule)
-        data, model, executor = setting.data, setting.model, setting.executor
+        data, model, executor = setting.data, self.model, setting.executor
         state = initial_state(data, model.n_components, setting.options.seed, self.number)
         passes = setting.warm_passes
         if passes:
@@ -147,7 +152,7 @@ class TweedieChain(ChainRun):
         ]
         average = float(columns[0] @ columns[1]) / (data.shape[0] * data.shape[1])
         size = max(typical_value(data), abs(data.maximum), abs(data.minimum))
-        return average > RUNAWAY * size
+        return bool(average > RUNAWAY * size)
 
     def _adapt(self, end: int) -> None:
         """Estimate the dispersion anew while tuning; free what is for tuning alone after it."""

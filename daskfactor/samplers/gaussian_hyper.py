@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from daskfactor.engine.base import Executor
 from daskfactor.engine.state import ChainState, FactorBand, make_state
 from daskfactor.io.blocks import BlockedData
+from daskfactor.kernels.momentum import sums_of_squares
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from daskfactor.optimizers.passes import Fit, evaluate
 from daskfactor.random import Stream, generator
@@ -22,7 +23,7 @@ from daskfactor.samplers.gaussian_program import NO_FLOOR, column_table, quadrat
 
 Array = NDArray[Any]
 
-HYPER_EVERY = 5
+HYPER_EVERY = 10
 """Cycles between draws of the hyperparameters: the longest segment of a chain."""
 HOLD = 20
 """First cycles at which the hyperparameters stay where they start: the factors, still
@@ -141,11 +142,11 @@ def _gamma(rng: np.random.Generator, shape: Any, rate: Any) -> Any:
     return rng.gamma(shape, 1.0 / np.asarray(rate))
 
 
-def _column_sums(bands: list[FactorBand], columns: slice, power: int, shift: float = 0.0) -> Array:
-    """Σ (x - shift)^power of some columns, band by band in double precision."""
-    total = np.zeros(len(range(*columns.indices(bands[0].values.shape[1]))))
+def _squares(bands: list[FactorBand], centre: Array) -> Array:
+    """Σ (x - centre)² of every column, band by band."""
+    total = np.zeros(len(centre))
     for band in bands:
-        total += ((band.values[:, columns].astype(np.float64) - shift) ** power).sum(axis=0)
+        sums_of_squares(band.values, centre, total)
     return total
 
 
@@ -161,8 +162,8 @@ def _draw_precisions(
     rng: np.random.Generator,
 ) -> GaussianHyper:
     """λ_k ~ Gamma(1 + n/2, 1/λ⁰ + ½ Σ x²), for both factors together or for the free one."""
-    components = slice(0, model.n_components)
-    squares = [_column_sums(bands, components, 2) for bands in (state.rows, state.cols)]
+    K, still = model.n_components, np.zeros(model.width)
+    squares = [_squares(bands, still)[:K] for bands in (state.rows, state.cols)]
     lengths = [_length(state.rows), _length(state.cols)]
     names = [name for name in ("precision_w", "precision_h") if getattr(model, name) == "auto"]
     if not names:
@@ -186,10 +187,9 @@ def _draw_biases(
 ) -> GaussianHyper:
     """Precisions of the biases, and the level that those of the columns are around."""
     K = n_components
-    own = slice(K, K + 1), slice(K + 1, K + 2)
     squares = (
-        float(_column_sums(state.rows, own[0], 2)[0]),
-        float(_column_sums(state.cols, own[1], 2, hyper.mean)[0]),
+        float(_squares(state.rows, np.zeros(K + 2))[K]),
+        float(_squares(state.cols, np.full(K + 2, hyper.mean))[K + 1]),
     )
     lengths = _length(state.rows), _length(state.cols)
     precisions = [
@@ -201,7 +201,8 @@ def _draw_biases(
             strict=True,
         )
     ]
-    centre = float(_column_sums(state.cols, own[1], 1)[0]) / lengths[1]
+    levels = (float(band.values[:, K + 1].sum(dtype=np.float64)) for band in state.cols)
+    centre = sum(levels) / lengths[1]
     mean = centre + float(rng.normal()) / math.sqrt(lengths[1] * precisions[1])
     return hyper._replace(
         mean=mean, row_bias_precision=precisions[0], column_bias_precision=precisions[1]

@@ -24,7 +24,7 @@ from daskfactor.engine.state import BlockCells, Evaluation, FactorBand
 from daskfactor.io.blocks import BlockedData
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments
-from daskfactor.kernels.momentum import drift, kick_drift, refresh
+from daskfactor.kernels.momentum import drift, kick_drift, refresh, sums_of_squares
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.samplers.program import COLUMNS, ROWS
@@ -175,5 +175,6 @@ def column_table(hyper: GaussianHyper, biases: bool) -> tuple[Array, Array]:
 def quadratic_form(values: Array, columns: Array) -> float:
     """-½ Σ λ (x - m)² over the columns that move: log-prior but for its constant."""
     mean, precision, _, free = columns
-    squares = ((values.astype(np.float64) - mean) ** 2).sum(axis=0)
+    squares = np.zeros(values.shape[1])
+    sums_of_squares(values, mean, squares)
     return float(-0.5 * np.sum(free * precision * squares))

@@ -93,11 +93,11 @@ class LangevinProgram:
         block = (view, self.beta, rows.values, cols.values, scale, self.floor)
         if not (op.wanted.adapt and self.majorizer):
             return blockwise.gradient(*block, workspace)
-        gathered = [np.zeros_like(band.values) for band in (rows, cols)]
-        gradients = blockwise.gradient_curvature(*block, *gathered, workspace)
+        CW, CH = np.zeros_like(rows.values), np.zeros_like(cols.values)
+        gradients = blockwise.gradient_curvature(*block, CW, CH, workspace)
         weight = rows.values.dtype.type(op.scale / blocks)
-        rows.arrays["gathered"] += weight * gathered[0]
-        cols.arrays["gathered"] += weight * gathered[1]
+        rows.arrays["gathered"] += weight * CW
+        cols.arrays["gathered"] += weight * CH
         return gradients
 
     def _move(

@@ -81,13 +81,10 @@ class SGHMC:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which :func:`sampler_from_dict` makes the sampler again."""
-        step = self.step
-        if not isinstance(step, str):
-            assert not isinstance(step, int | float)
-            step = step.to_dict()
+        automatic = isinstance(self.step, str)
         return {
             "type": self.name,
-            "step": step,
+            "step": "auto" if automatic else self.step_for(self.tracks[0], 1, 1).to_dict(),
             "friction": self.friction,
             "schedule": {"type": type(self.schedule).__name__, **vars(self.schedule)},
         }
@@ -98,7 +95,7 @@ class SGHMC:
         schedule = dict(values["schedule"])
         step = values["step"]
         return cls(
-            step=step if isinstance(step, str) else step_from_dict(step),
+            step="auto" if isinstance(step, str) else step_from_dict(step),
             friction=values["friction"],
             schedule=SCHEDULES[schedule.pop("type")](**schedule),
         )
