@@ -1,20 +1,25 @@
 """``daskfactor fit`` and ``daskfactor resume``."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
 
 from daskfactor.cli.inputs import read_input
 from daskfactor.cli.options import (
+    Cluster,
     Debug,
     ExecutorName,
     Json,
     Keep,
+    ModelName,
     Precision,
     Quiet,
     Run,
     SamplerName,
     Seed,
+    Unstored,
 )
 from daskfactor.cli.report import print_json, reporting
 from daskfactor.errors import OptionError
@@ -25,7 +30,8 @@ def fit(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="Matrix: .npy, .npz, .csv, .tsv, .zarr or netCDF; FILE:NAME picks one of several.",
+            help="Matrix: .npy, .npz (dense or scipy sparse), .csv, .tsv, .zarr (also what convert "
+            "wrote) or netCDF; FILE:NAME picks one of several.",
             show_default=False,
         ),
     ],
@@ -35,6 +41,9 @@ def fit(
     components: Annotated[
         int, typer.Option("--components", "-k", min=1, help="Rank K.", show_default=False)
     ],
+    model: Annotated[
+        ModelName, typer.Option(help="tweedie: non-negative; gaussian: real-valued, with biases.")
+    ] = ModelName.tweedie,
     beta: Annotated[
         float, typer.Option(help="1 counts and intensities, 2 Gaussian, 0 gamma, 0.5 between.")
     ] = 1.0,
@@ -43,16 +52,32 @@ def fit(
     chains: Annotated[int, typer.Option(min=1, help="Independent chains.")] = 1,
     thin: Annotated[int, typer.Option(min=1, help="Cycles per draw.")] = 1,
     sampler: Annotated[
-        SamplerName, typer.Option(help="psgrrld: less bias for half as much work again.")
-    ] = SamplerName.psgld,
+        SamplerName | None,
+        typer.Option(
+            help="psgld; psgrrld: less bias for half as much work again; sghmc: for gaussian.",
+            show_default=False,
+        ),
+    ] = None,
     blocks: Annotated[
         int | None, typer.Option(min=1, help="Bands per side; chosen from the data if left out.")
     ] = None,
+    unstored: Annotated[
+        Unstored | None,
+        typer.Option(help="What an entry means that sparse input does not store."),
+    ] = None,
+    balance: Annotated[
+        bool, typer.Option("--balance", help="Permute sparse rows and columns for even blocks.")
+    ] = False,
+    allow_empty: Annotated[
+        bool,
+        typer.Option("--allow-empty", help="Accept rows and columns with nothing observed."),
+    ] = False,
     seed: Seed = 0,
     dtype: Annotated[Precision, typer.Option(help="Arithmetic.")] = Precision.float32,
     executor: Annotated[
         ExecutorName, typer.Option(help="Same draws from each.")
-    ] = ExecutorName.lanes,
+    ] = ExecutorName.auto,
+    cluster: Cluster = None,
     keep: Annotated[
         Keep, typer.Option(help="All draws, only means and variances, or what fits 1 GiB.")
     ] = Keep.auto,
@@ -83,24 +108,33 @@ def fit(
         data = read_input(input)
         import daskfactor as dfac
 
-        method = dfac.PSGLD() if sampler is SamplerName.psgld else dfac.PSGRRLD()
-        tree = dfac.sample(
-            data,
-            dfac.TweedieNMF(components, beta=beta),
-            method,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            thin=thin,
-            random_seed=seed,
-            keep=keep.value,
-            monitor=monitor,
-            store=store,
-            progressbar=not quiet,
-            blocks=blocks,
-            dtype=dtype.value,
-            executor=executor.value,
-        )
+        methods = {"psgld": dfac.PSGLD, "psgrrld": dfac.PSGRRLD, "sghmc": dfac.SGHMC}
+        method = None if sampler is None else methods[sampler.value]()
+        law: dfac.TweedieNMF | dfac.GaussianMF = dfac.TweedieNMF(components, beta=beta)
+        if model is ModelName.gaussian:
+            law = dfac.GaussianMF(components)
+        with connected(cluster) as client:
+            tree = dfac.sample(
+                data,
+                law,
+                method,
+                draws=draws,
+                tune=tune,
+                chains=chains,
+                thin=thin,
+                random_seed=seed,
+                keep=keep.value,
+                monitor=monitor,
+                store=store,
+                progressbar=not quiet,
+                client=client,
+                blocks=blocks,
+                unstored=None if unstored is None else unstored.value,
+                balance=balance,
+                allow_empty=allow_empty,
+                dtype=dtype.value,
+                executor=executor.value,
+            )
         _print_run(tree, store, as_json)
 
 
@@ -116,7 +150,8 @@ def resume(
     ] = None,
     executor: Annotated[
         ExecutorName, typer.Option(help="Same draws from each.")
-    ] = ExecutorName.lanes,
+    ] = ExecutorName.auto,
+    cluster: Cluster = None,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -133,10 +168,31 @@ def resume(
         matrix = None if data is None else read_input(data)
         import daskfactor as dfac
 
-        tree = dfac.resume(
-            run, draws=draws, V=matrix, progressbar=not quiet, executor=executor.value
-        )
+        with connected(cluster) as client:
+            tree = dfac.resume(
+                run,
+                draws=draws,
+                V=matrix,
+                progressbar=not quiet,
+                client=client,
+                executor=executor.value,
+            )
         _print_run(tree, run, as_json)
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """A client of the scheduler at an address; None without one."""
+    if address is None:
+        yield None
+        return
+    from daskfactor.engine.choice import connect
+
+    client = connect(address)
+    try:
+        yield client
+    finally:
+        client.close()  # type: ignore[no-untyped-call]
 
 
 def _print_run(tree: object, store: str, as_json: bool) -> None:

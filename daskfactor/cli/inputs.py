@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 TABLES = (".csv", ".tsv", ".txt")
 _MISSING = {"", "na", "nan", "null", "none", "?"}
+TO_CONVERT = (".parquet", ".mtx", ".h5ad", ".gz")
 KINDS = ".npy, .npz, .csv, .tsv, .txt, .zarr or netCDF (.nc)"
 
 
@@ -32,6 +33,11 @@ def read_input(text: str) -> Any:
     if not path.exists():
         raise DataError(f"{path} does not exist; give a file or store: {KINDS}")
     suffix = path.suffix.lower()
+    if suffix in TO_CONVERT:
+        raise DataError(
+            f"{path} holds a matrix that is converted first: daskfactor convert {path} "
+            f"{path.with_suffix('.zarr')}, and then fit that store"
+        )
     if suffix == ".npy":
         return _read_npy(path)
     if suffix == ".npz":
@@ -68,6 +74,8 @@ def _read_npz(path: Path, name: str | None) -> Any:
     try:
         with np.load(path, allow_pickle=False) as archive:
             names = list(archive.files)
+            if name is None and {"format", "shape", "data"} <= set(names):
+                return _read_scipy(path)
             if not names:
                 raise DataError(f"{path} holds no array")
             if name is not None and name not in names:
@@ -79,8 +87,20 @@ def _read_npz(path: Path, name: str | None) -> Any:
         raise DataError(f"{path} is no NumPy archive that can be read: {error}") from error
 
 
+def _read_scipy(path: Path) -> Any:
+    """A sparse matrix that ``scipy.sparse.save_npz`` wrote."""
+    from scipy import sparse
+
+    return sparse.load_npz(path)
+
+
 def _is_zarr_array(path: Path) -> bool:
     import zarr
+
+    from daskfactor.io.store import is_blocked_store
+
+    if is_blocked_store(str(path)):
+        return True
 
     try:
         return isinstance(zarr.open(str(path), mode="r"), zarr.Array)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from daskfactor.cli import demo, fit, info, plot, predict
+from daskfactor.cli import convert, demo, fit, info, plot, predict
 
 app = typer.Typer(
     name="daskfactor",
@@ -46,6 +46,7 @@ def daskfactor(
 
 
 app.command()(demo.demo)
+app.command()(convert.convert)
 app.command()(fit.fit)
 app.command()(fit.resume)
 app.command()(predict.predict)

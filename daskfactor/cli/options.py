@@ -23,19 +23,45 @@ Output = Annotated[
 ]
 
 
+class ModelName(StrEnum):
+    """Models by their names on the command line."""
+
+    tweedie = "tweedie"
+    gaussian = "gaussian"
+
+
 class SamplerName(StrEnum):
     """Samplers by their names on the command line."""
 
     psgld = "psgld"
     psgrrld = "psgrrld"
+    sghmc = "sghmc"
 
 
 class ExecutorName(StrEnum):
     """Executors by their names on the command line."""
 
+    auto = "auto"
     lanes = "lanes"
     serial = "serial"
     tasks = "tasks"
+    ring = "ring"
+
+
+class Unstored(StrEnum):
+    """What an entry means that a sparse matrix does not store."""
+
+    zero = "zero"
+    missing = "missing"
+
+
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of a Dask scheduler, such as tcp://host:8786; its workers do the work.",
+        show_default=False,
+    ),
+]
 
 
 class Precision(StrEnum):

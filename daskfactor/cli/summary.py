@@ -142,6 +142,8 @@ def _figure(value: Any) -> str:
 
 
 def _resolved(summary: Mapping[str, Any]) -> str:
+    if summary["rate_w"] is None:
+        return f"noise variance {_figure(summary['dispersion'])}, precisions sampled"
     return (
         f"dispersion {_figure(summary['dispersion'])}, prior rates "
         f"{_figure(summary['rate_w'])} (W) and {_figure(summary['rate_h'])} (H)"

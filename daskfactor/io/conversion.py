@@ -113,10 +113,11 @@ class Task:
         spill = self._spill
         assert spill is not None
         blocks = self.grid.all_blocks()
-        largest = max(blocks, key=lambda block: int(spill.counts[block]))
-        # How many entries are duplicates shows in the largest block; chunks are made for that.
-        ready = {largest: self._compressed(largest)}
-        kept = ready[largest][2].size / max(1, int(spill.counts[largest]))
+        ranked = sorted((b for b in blocks if spill.counts[b]), key=lambda b: int(spill.counts[b]))
+        # How many entries are duplicates shows in a few blocks; chunks are made for that.
+        ready = {b: self._compressed(b) for b in (ranked[0], ranked[len(ranked) // 2], ranked[-1])}
+        shares = [found[2].size / int(spill.counts[b]) for b, found in ready.items()]
+        kept = min(shares), max(shares)
         self.writer.begin(self.grid, spill.counts, self.dtype, compression, kept)
         builder = SparseStatisticsBuilder(self.grid, self.labels, self.zeros, self.orders)
         lock = threading.Lock()
@@ -133,7 +134,7 @@ class Task:
             self.writer.write(block, pointers, columns, values)
             return int(spill.counts[block])
 
-        cost = int(spill.counts[largest]) * BLOCK_BYTES
+        cost = int(spill.counts.max()) * BLOCK_BYTES
         threads = max(1, min(self._threads, self.limit // max(1, cost)))
         done = 0
         for size in _in_order(((finish, (block,)) for block in blocks), threads):

@@ -1,5 +1,6 @@
 """`export`: a blocked store as a file that other programs read."""
 
+import contextlib
 import gzip
 import os
 import uuid
@@ -101,8 +102,10 @@ def _matrix_market(data: BlockedData, making: Path, target: Path) -> None:
     if data.is_integer and not np.isnan(matrix.data).any():
         matrix = matrix.astype(np.int64)
     packed = target.name.lower().endswith(".gz")
-    opened: Any = gzip.open(making, "wb", 6) if packed else making.open("wb")
-    with opened as file:
+    with contextlib.ExitStack() as stack:
+        file: Any = stack.enter_context(making.open("wb"))
+        if packed:
+            file = stack.enter_context(gzip.GzipFile(target.name, "wb", 6, file, mtime=0))
         mmwrite(file, matrix, comment=f"entries that are not stored: {data.unstored}")
     for side, labels in zip(("rows", "columns"), _index_labels(data.labels), strict=True):
         beside = label_file(target, side)

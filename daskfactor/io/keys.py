@@ -141,11 +141,10 @@ class NumberAxis:
             return False
         if high - low >= self._counts.size:
             grown = np.zeros(min(LARGEST_TABLE, (high - low + 1) * 2), np.int64)
-            # Room to grow is left at the end that grew; most ids only go up.
-            first = low if low >= self._low or self._counts.size == 0 else high - grown.size + 1
-            place = self._low - first
-            grown[place : place + self._counts.size] = self._counts
-            self._counts, self._low = grown, first
+            if self._counts.size:
+                place = self._low - low
+                grown[place : place + self._counts.size] = self._counts
+            self._counts, self._low = grown, low
         return True
 
     def _give_up_table(self) -> None:

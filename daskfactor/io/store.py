@@ -293,7 +293,7 @@ class StoredBlocks:
         """Nothing to take over: the blocks are in the store already."""
 
     def prefetch(self, row: int, col: int) -> None:
-        """A hint that is not taken: reading ahead of the kernels was not faster."""
+        """A hint that is not taken: a thread that reads ahead takes a core from the kernels."""
 
     def close(self) -> None:
         self._kept.clear()

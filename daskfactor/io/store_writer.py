@@ -60,11 +60,12 @@ class StoreWriter:
         counts: NDArray[np.int64],
         dtype: np.dtype[Any],
         compression: str,
-        shrinking: float = 1.0,
+        kept: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        """Make the arrays for blocks of at most ``counts`` entries, usually ``shrinking`` of it.
+        """Make the arrays for blocks of at most ``counts`` entries, of which some will be merged.
 
-        Room is set aside for all; chunks that stay empty take none.
+        Room is set aside for all, and chunks that stay empty take none; chunks are as long
+        as suits blocks that keep between ``kept[0]`` and ``kept[1]`` of their entries.
         """
         import zarr
 
@@ -78,7 +79,7 @@ class StoreWriter:
         widest = max(grid.cols.sizes)
         columns = np.dtype(np.uint16 if widest <= NARROW_COLUMNS else np.uint32)
         starts = np.dtype(np.uint32 if counts.max() < 2**32 else np.uint64)
-        usual = np.maximum(1, (counts.ravel() * shrinking).astype(np.int64))
+        usual = np.ceil(np.outer(kept, counts.ravel())).astype(np.int64).ravel()
         self._chunk = chunk_length(usual, dtype.itemsize)
         self._starts_chunk = chunk_length(rows, starts.itemsize)
         entry_at, entries = _laid_out(counts.ravel(), self._chunk)

@@ -148,6 +148,7 @@ class ChainRun(ABC):
 
     def _between(self, run: TrackRun, start: int, stop: int) -> None:
         """Learn from the cycles up to ``stop``; a divergence takes it back."""
+        del run, start, stop
 
     def doubts(self) -> str | None:
         """What the user should be told about data and model at the end of the run."""

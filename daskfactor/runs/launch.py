@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import daskfactor
 from daskfactor.engine import Executor, make_executor
+from daskfactor.engine.choice import choose_executor
 from daskfactor.engine.machine import machine_attrs
 from daskfactor.engine.progress import OnEvent, RunEvent, ignore, progress_bar
 from daskfactor.errors import DataError, DataWarning, ModelError, OptionError, SamplingWarning
@@ -158,9 +159,9 @@ def executing(
     executor: str | Executor, client: Any, data: BlockedData, model: Any
 ) -> Iterator[Executor]:
     """An executor by name or as it is, closed afterwards unless it is the caller's own."""
-    if executor == "auto":
-        executor = "lanes" if client is None else choose_executor(client, data, model.width)
-    made = make_executor(executor) if client is None else make_executor(executor, client)
+    if isinstance(executor, str) and executor == "auto":
+        executor = "lanes" if client is None else choose_executor(client, data, model.width).name
+    made = make_executor(executor, client)
     try:
         yield made
     finally:

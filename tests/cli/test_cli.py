@@ -87,11 +87,11 @@ def test_help_is_fast_because_it_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "fit", "resume", "predict", "info", "plot"):
+    for command in ("demo", "fit", "resume", "predict", "info", "plot", "convert"):
         assert f" {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["demo", "fit", "resume", "predict", "info", "plot"])
+@pytest.mark.parametrize("command", ["demo", "fit", "resume", "predict", "info", "plot", "convert"])
 def test_every_command_has_help_with_an_example(invoke, command):
     result = invoke(command, "--help")
     assert result.exit_code == 0
@@ -117,7 +117,8 @@ def test_fit_hands_its_options_on(invoke, matrix, sampled):
     assert call == {
         "draws": 8, "tune": 6, "chains": 2, "thin": 3, "blocks": 2, "random_seed": 9,
         "dtype": "float64", "executor": "serial", "keep": "moments", "monitor": "missing",
-        "progressbar": False, "store": "run.zarr",
+        "progressbar": False, "store": "run.zarr", "client": None, "unstored": None,
+        "balance": False, "allow_empty": False,
     }  # fmt: skip
 
 
@@ -214,7 +215,7 @@ def test_resume_hands_its_options_on(invoke, matrix, monkeypatch):
     ((store, options),) = calls
     assert store == "run.zarr"
     np.testing.assert_array_equal(options.pop("V"), np.ones((6, 5)))
-    assert options == {"draws": 5, "progressbar": True, "executor": "lanes"}
+    assert options == {"draws": 5, "progressbar": True, "executor": "auto", "client": None}
 
 
 def test_info_tells_of_data_draws_and_health(invoke, store):

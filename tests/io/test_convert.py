@@ -23,7 +23,7 @@ from scipy.io import mmwrite
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from daskfactor.grid.bands import Grid
-from daskfactor.io import conversion, triples
+from daskfactor.io import conversion, tables, triples
 from daskfactor.io.convert import Conversion, convert
 from daskfactor.io.export import export
 from daskfactor.io.sources import as_blocks
@@ -173,6 +173,25 @@ def test_last_of_duplicates_counts_among_ratings(tmp_path: Path) -> None:
         )
     assert done.n_duplicates == 1
     assert open_blocked_store(str(tmp_path / "s.zarr")).to_numpy().tolist() == [[5, 2]]
+
+
+def test_the_last_one_is_the_last_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever thread was first with its piece."""
+    monkeypatch.setattr(tables, "PIECE", 5)
+    monkeypatch.setattr(conversion, "available_cores", lambda: 4)
+    times = np.arange(200)
+    table = pa.table({"r": times % 3, "c": times % 2, "v": times})
+    pq.write_table(table, tmp_path / "t.parquet")
+    for limit in (None, 0):
+        with pytest.warns(DataWarning, match="194 entries name a cell"):
+            convert(
+                tmp_path / "t.parquet", tmp_path / "s.zarr", unstored="missing", overwrite=True,
+                memory_limit=limit, progressbar=False,
+            )  # fmt: skip
+        found = open_blocked_store(str(tmp_path / "s.zarr")).to_numpy()
+        assert found.tolist() == [[198, 195], [196, 199], [194, 197]]
 
 
 def test_many_duplicates_do_not_make_large_chunks(tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""`daskfactor convert`: what a stranger types, and what the terminal says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import daskfactor
+from daskfactor.cli.main import app
+from daskfactor.errors import StoreError
+from daskfactor.io.store import open_blocked_store
+
+LINES = "user,film,stars\nb,7,1.5\na,7,2\nb,9,4\nb,9,3\n"
+
+
+@pytest.fixture
+def invoke() -> Any:
+    runner = CliRunner()
+    return lambda *arguments: runner.invoke(app, ["convert", *map(str, arguments)])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "ratings.csv"
+    path.write_text(LINES)
+    return path
+
+
+def test_help_is_enough(invoke: Any) -> None:
+    text = invoke("--help").stdout
+    for word in ("daskfactor convert ratings.csv ratings.zarr", "--unstored", "--balance", ".mtx"):
+        assert word in text
+
+
+def test_a_table_becomes_a_store(invoke: Any, table: Path, tmp_path: Path) -> None:
+    result = invoke(table, tmp_path / "s.zarr", "--unstored", "zero")
+    assert result.exit_code == 0, result.output
+    for fact in ("2 x 2, other cells observed zeros", "3 of 4 read, 1 of them for a cell once more",
+                 "entries a second", "bytes an entry"):  # fmt: skip
+        assert fact in " ".join(result.stdout.split())
+    assert "keys" in result.stderr
+    data = open_blocked_store(str(tmp_path / "s.zarr"))
+    np.testing.assert_array_equal(data.to_numpy(), [[2, 0], [1.5, 7]])
+
+
+def test_choices_are_noted_on_standard_error(invoke: Any, table: Path, tmp_path: Path) -> None:
+    result = invoke(table, tmp_path / "s.zarr", "-q")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("note: cells without entry are taken to be observed zeros")
+    result = invoke(table, tmp_path / "s.zarr", "-q", "--overwrite", "--unstored", "missing")
+    assert result.stderr.startswith("note: 1 entries name a cell that was named before")
+
+
+def test_json(invoke: Any, table: Path, tmp_path: Path) -> None:
+    result = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "--json", "--quiet")
+    report = json.loads(result.stdout)
+    assert report["shape"] == [2, 2]
+    assert report["n_stored"] == 3
+    assert report["entries_per_second"] > 0
+
+
+def test_options_are_handed_on(
+    invoke: Any, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def convert(source: str, store: str, **options: Any) -> Any:
+        calls.append({"source": source, "store": store, **options})
+        raise StoreError("far enough")
+
+    monkeypatch.setattr(daskfactor, "convert", convert, raising=False)
+    result = invoke(
+        table, "s.zarr", "--unstored", "missing", "--rows", "film", "--columns", "0", "--count",
+        "--no-header", "--shape", 3, 4, "--layer", "counts", "--blocks", 2, "--balance", "--dtype",
+        "float64", "--compression", "zstd", "--overwrite", "--memory", "1GiB", "--quiet",
+    )  # fmt: skip
+    assert result.exit_code == 4
+    assert calls == [
+        {
+            "source": str(table), "store": "s.zarr", "rows": "film", "columns": "0",
+            "values": False, "header": False, "layer": "counts", "shape": (3, 4),
+            "unstored": "missing", "blocks": 2, "balance": True, "dtype": "float64",
+            "compression": "zstd", "overwrite": True, "memory_limit": "1GiB", "progressbar": False,
+        }
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--values", "rating"], 3, "no column 'rating' for values; did you mean"),
+        (["--count", "--values", "stars"], 3, "--count and --values exclude each other"),
+        (["--blocks", "9"], 3, "blocks must be a whole number from 1 to 2"),
+    ],
+)
+def test_errors_are_one_sentence(
+    invoke: Any, table: Path, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    table.write_text(LINES.replace("stars", "ratings"))
+    result = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "-q", *arguments)
+    assert result.exit_code == code
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+    assert not (tmp_path / "s.zarr").exists()
+
+
+def test_a_store_that_is_there_stays(invoke: Any, table: Path, tmp_path: Path) -> None:
+    first = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "-q")
+    again = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "-q")
+    assert (first.exit_code, again.exit_code) == (0, 4)
+    assert "--overwrite" in again.stderr
