@@ -80,10 +80,11 @@ class DataHandle:
         dtype = np.dtype(self.dtype)
         if self.kind == "file":
             return BlockReader(self.grid, dtype, self.token, *_mapped(self), NO_LIMIT, pause)
-        opened = _zarr_blocks(self) if self.kind == "zarr" else _store_blocks(self)
-        return BlockReader(
-            self.grid, dtype, self.token, *opened, memory_budget(memory_limit), pause
-        )
+        budget = memory_budget(memory_limit)
+        if self.kind == "zarr":
+            return BlockReader(self.grid, dtype, self.token, *_zarr_blocks(self), budget, pause)
+        # What the reader of a store keeps, in memory and beyond it, it keeps itself.
+        return BlockReader(self.grid, dtype, self.token, *_store_blocks(self, budget), 0, pause)
 
     def close(self) -> None:
         """Delete the file, if one was written. Only for the process that shared the data."""
@@ -183,7 +184,7 @@ def _zarr_blocks(handle: DataHandle) -> tuple[Any, Any]:
     return load, _nothing
 
 
-def _store_blocks(handle: DataHandle) -> tuple[Any, Any]:
+def _store_blocks(handle: DataHandle, budget: int) -> tuple[Any, Any]:
     try:
         store = BlockStore(handle.location)
     except StoreError as error:
@@ -193,7 +194,8 @@ def _store_blocks(handle: DataHandle) -> tuple[Any, Any]:
             f"the store at {handle.location} is not the one that was shared: its blocks are "
             "others; leave it as it is while a run reads it"
         )
-    return lambda block: store.read(block.row, block.col, handle.dtype), _nothing
+    blocks = StoredBlocks(store, handle.dtype, budget)
+    return lambda block: blocks.view(block.row, block.col, blocks.new_buffer()), blocks.close
 
 
 def _nothing() -> None:

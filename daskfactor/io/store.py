@@ -45,6 +45,9 @@ from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.grid.bands import Bands, Block, Grid
 from daskfactor.io.labels import Labels
 from daskfactor.io.memory import memory_budget
+from daskfactor.io.rawfile import ALIGNMENT
+from daskfactor.io.scratch import scratch_directory
+from daskfactor.io.sparse_storage import SparseScratch
 from daskfactor.io.statistics import Statistics, refuse_unobserved, unpermuted
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
 
@@ -260,10 +263,12 @@ def _check_attributes(location: str, attributes: dict[str, Any]) -> None:
 
 
 class StoredBlocks:
-    """Storage that reads blocks when they are wanted and keeps what fits in a budget.
+    """Storage that reads blocks when they are wanted and decodes each of them once.
 
-    A run visits all blocks in every cycle. Throwing out the oldest for the newest
-    would then hardly ever keep a block until its next turn, so what is kept first stays.
+    What fits in the budget is kept in memory, the rest in a scratch file of decoded
+    blocks, if there is room for one. A run visits all blocks in every cycle: throwing
+    out the oldest for the newest would hardly ever keep a block until its next turn,
+    so what is kept first stays.
     """
 
     def __init__(self, store: BlockStore, dtype: np.dtype[Any], budget: int) -> None:
@@ -274,20 +279,49 @@ class StoredBlocks:
         self._lock = threading.Lock()
         sizes = [store.nbytes(block, dtype) for block in store.grid.all_blocks()]
         self.in_memory = sum(sizes) <= budget
+        self._largest = max(sizes) + 3 * ALIGNMENT  # each of a block's arrays starts at a multiple
         self.place = "in memory" if self.in_memory else "in a store"
+        self._scratch: SparseScratch | None = None
+        self._written: set[tuple[int, int]] = set()
+        self._room = True
 
     def view(self, row: int, col: int, buffer: Any = None) -> SparseBlock:
-        """One block, for reading; ``buffer`` is not needed."""
+        """One block, for reading.
+
+        From the scratch file it is read into ``buffer`` or, without one, into a buffer
+        of the calling thread, which the thread's next call overwrites.
+        """
         found = self._kept.get((row, col))
         if found is not None:
             return found
+        if self._scratch is not None and (row, col) in self._written:
+            return self._scratch.view(row, col, buffer)
         block = self._store.read(row, col, self._dtype)
-        size = block.indptr.nbytes + block.indices.nbytes + block.values.nbytes
         with self._lock:
-            if (row, col) not in self._kept and size <= self._left:
-                self._kept[row, col] = block
-                self._left -= size
+            self._keep(Block(row, col), block)
         return block
+
+    def _keep(self, address: Block, block: SparseBlock) -> None:
+        size = block.indptr.nbytes + block.indices.nbytes + block.values.nbytes
+        if address in self._kept or address in self._written:
+            return
+        if size <= self._left:
+            self._kept[address] = block
+            self._left -= size
+        elif self._room:
+            try:
+                if self._scratch is None:
+                    zeros = self._store.unstored == "zero"
+                    self._scratch = SparseScratch(self._store.grid, zeros, scratch_directory())
+                self._scratch.put(address, block)
+            except StoreError:  # a full disk: what is not in the file is read from the store
+                self._room = False
+            else:
+                self._written.add(address)
+
+    def new_buffer(self) -> NDArray[np.uint8] | None:
+        """A buffer for `view`, for who wants to keep several views at once."""
+        return None if self.in_memory else np.empty(self._largest, np.uint8)
 
     def put(self, block: Block, values: Any) -> None:
         """Nothing to take over: the blocks are in the store already."""
@@ -297,6 +331,8 @@ class StoredBlocks:
 
     def close(self) -> None:
         self._kept.clear()
+        if self._scratch is not None:
+            self._scratch.close()
 
 
 def open_blocked_store(

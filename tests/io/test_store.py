@@ -196,8 +196,31 @@ def test_blocks_are_kept_within_the_budget(store: Path) -> None:
     for _ in range(3):
         for block in found.grid.all_blocks():
             storage.view(*block)
-    # Four of nine blocks stay; the others are read in each of three rounds.
-    assert len(reads) == 9 + 2 * 5
+            wanted = read(*block).values
+            np.testing.assert_array_equal(storage.view(*block).values, wanted)
+    # Four of nine blocks stay in memory, the others in a scratch file.
+    assert len(reads) == 9
+    storage.close()
+
+
+def test_without_room_for_a_scratch_file_the_store_is_read_again(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("no room")
+
+    monkeypatch.setattr("daskfactor.io.store.SparseScratch.put", full)
+    found = BlockStore(str(store))
+    storage = StoredBlocks(found, np.dtype(np.float32), 0)
+    for _ in range(2):
+        for block in found.grid.all_blocks():
+            np.testing.assert_array_equal(storage.view(*block).values, found.read(*block).values)
+    storage.close()
+
+
+def test_what_fits_stays_in_memory(store: Path) -> None:
+    found = BlockStore(str(store))
+    sizes = {block: found.nbytes(block, np.float32) for block in found.grid.all_blocks()}
     assert StoredBlocks(found, np.dtype(np.float32), sum(sizes.values())).in_memory
 
 
@@ -216,6 +239,7 @@ def test_reading_from_many_threads(store: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
+    storage.close()
 
 
 @given(
