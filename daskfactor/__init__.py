@@ -17,19 +17,22 @@ if TYPE_CHECKING:
     from daskfactor.io.sources import as_blocks
     from daskfactor.models.gaussian import GaussianMF
     from daskfactor.models.tweedie import TweedieNMF
-    from daskfactor.optimizers import MultiplicativeUpdates
+    from daskfactor.optimizers import DSGD, MultiplicativeUpdates
     from daskfactor.results.prediction import monitored, predict
     from daskfactor.results.trace import expectation, open_run
+    from daskfactor.runs.cost import Cost, estimate_cost
     from daskfactor.samplers import PSGLD, PSGRRLD, SGHMC, ConstantStep, PolynomialStep
     from daskfactor.sampling import optimize, resume, sample
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DSGD",
     "PSGLD",
     "PSGRRLD",
     "SGHMC",
     "ConstantStep",
+    "Cost",
     "Cyclic",
     "GaussianMF",
     "LanesExecutor",
@@ -44,6 +47,7 @@ __all__ = [
     "TweedieNMF",
     "as_blocks",
     "convert",
+    "estimate_cost",
     "expectation",
     "export",
     "hold_out",
@@ -56,6 +60,9 @@ __all__ = [
 ]
 
 _HOME = {
+    "Cost": "daskfactor.runs.cost",
+    "estimate_cost": "daskfactor.runs.cost",
+    "DSGD": "daskfactor.optimizers",
     "hold_out": "daskfactor.io.holdout",
     "SGHMC": "daskfactor.samplers",
     "GaussianMF": "daskfactor.models.gaussian",

@@ -6,21 +6,13 @@ from contextlib import ExitStack
 from os import fspath
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from daskfactor.checks import whole_number
 from daskfactor.engine import Executor
 from daskfactor.engine.progress import OnEvent, RunEvent
-from daskfactor.errors import OptionError
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.optimizers.multiplicative import (
-    DispersionRule,
-    MultiplicativeUpdates,
-    initial_state,
-    run_updates,
-)
 from daskfactor.random import resolve_seed
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
@@ -48,7 +40,7 @@ from daskfactor.runs.launch import (
 )
 from daskfactor.runs.monitor import monitored_cells
 from daskfactor.runs.options import RunOptions, choose_keep
-from daskfactor.runs.order import in_callers_order
+from daskfactor.runs.point import Method, check_method, fit_point, point_dataset
 from daskfactor.samplers import Sampler, sampler_from_dict
 
 
@@ -273,8 +265,8 @@ def resume(
 
 def optimize(
     V: Any,
-    model: TweedieNMF,
-    method: MultiplicativeUpdates | None = None,
+    model: TweedieNMF | GaussianMF,
+    method: Method | None = None,
     *,
     random_seed: int | None = None,
     progressbar: bool = True,
@@ -298,7 +290,8 @@ def optimize(
     model
         What the data are taken to be; its priors count as penalties.
     method
-        :class:`MultiplicativeUpdates`.
+        :class:`MultiplicativeUpdates` or :class:`DSGD`; by default the former for a
+        :class:`TweedieNMF`, the latter for a :class:`GaussianMF`.
     random_seed
         Seed of the random start.
 
@@ -306,7 +299,7 @@ def optimize(
     -------
     xarray.Dataset
         ``W`` (row, component), ``H`` (component, column), ``objective``
-        (iteration): Σ d_β(v|μ) + φ(λ_w ΣW + λ_h ΣH).
+        (iteration): Σ d_β(v|μ) + φ(λ_w ΣW + λ_h ΣH), or φ times the Gaussian penalties.
 
     Raises
     ------
@@ -315,12 +308,10 @@ def optimize(
 
     Notes
     -----
-    Févotte and Idier 2011.
+    Févotte and Idier 2011; Gemulla et al. 2011.
     """
-    method = MultiplicativeUpdates() if method is None else method
-    if not isinstance(method, MultiplicativeUpdates):
-        raise OptionError(f"method must be MultiplicativeUpdates(...), got {method!r}")
     check_model(model)
+    method = check_method(method, model)
     seed = resolve_seed(random_seed)
     with ExitStack() as stack:
         on_event = stack.enter_context(listener(progressbar, callback))
@@ -337,42 +328,14 @@ def optimize(
         )
         check_data(model, data)
         runner = stack.enter_context(executing(executor, client, data, model))
-        rule = DispersionRule(model, data)
         started = time.perf_counter()
-        point = run_updates(
+        point = fit_point(
             data,
             model,
-            initial_state(data, model.n_components, seed, 0),
+            method,
             runner,
-            rule,
-            method.max_iter,
-            method.tol,
+            seed,
             lambda done, value: on_event(RunEvent("warm start", done, method.max_iter)),
         )
-    W = in_callers_order(data, "rows", point.state.gather("rows"))
-    Ht = in_callers_order(data, "columns", point.state.gather("columns"))
-    row, col = data.labels.row_dim, data.labels.col_dim
-    iterations, objective = zip(*point.objective, strict=True)
-    return xr.Dataset(
-        {
-            "W": ((row, "component"), W),
-            "H": (("component", col), np.ascontiguousarray(Ht.T)),
-            "objective": ("iteration", np.array(objective)),
-        },
-        coords={
-            "component": np.arange(model.n_components),
-            "iteration": list(iterations),
-            **{name: (row, values) for name, values in data.labels.row_coords.items()},
-            **{name: (col, values) for name, values in data.labels.col_coords.items()},
-        },
-        attrs={
-            "method": method.name,
-            "model": json.dumps(model.to_dict()),
-            "dispersion": point.hyper.dispersion,
-            "rate_w": point.hyper.rate_w,
-            "rate_h": point.hyper.rate_h,
-            "n_iter": int(iterations[-1]),
-            "random_seed": str(seed),
-            "seconds": time.perf_counter() - started,
-        },
-    )
+        made = {"random_seed": str(seed), "seconds": time.perf_counter() - started}
+        return point_dataset(data, model, method, point, made)

@@ -194,7 +194,7 @@ def _store_blocks(handle: DataHandle, budget: int) -> tuple[Any, Any]:
             f"the store at {handle.location} is not the one that was shared: its blocks are "
             "others; leave it as it is while a run reads it"
         )
-    blocks = StoredBlocks(store, handle.dtype, budget)
+    blocks = StoredBlocks(store, np.dtype(handle.dtype), budget)
     return lambda block: blocks.view(block.row, block.col, blocks.new_buffer()), blocks.close
 
 

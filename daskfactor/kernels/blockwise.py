@@ -142,7 +142,7 @@ def evaluate(
     if isinstance(view, SparseBlock):
         block, scratch = _sparse(view, W, H, work)
         sparse_kernels(beta, view.zeros, W.shape[1]).evaluate(
-            *block, floor, scratch.sums, out, *cells
+            *block, floor, scratch.sums, scratch.wide, out, *cells
         )
         return
     window, buffers = _dense(view, W, H, work)

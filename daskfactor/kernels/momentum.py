@@ -108,3 +108,18 @@ def refresh(
         _mix(flat[begin:end], kept, spread, z)
         begin = end
         start += CHUNK
+
+
+@jit_exact
+def sums_of_squares(x: Array, centre: Array, out: NDArray[np.float64]) -> None:
+    """Add the squares of every column of a band to ``out``: out_k += sum_i (x_ik - centre_k)^2.
+
+    Parameters
+    ----------
+    x : (n, K), C-contiguous
+    centre, out : (K,) float64; rows are added one after the other
+    """
+    for i in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            away = np.float64(x[i, k]) - centre[k]
+            out[k] += away * away

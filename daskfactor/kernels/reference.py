@@ -264,3 +264,8 @@ def refresh(
     """Twin of :func:`daskfactor.kernels.momentum.refresh`."""
     z = normals(momentum.shape, key, iteration, factor, row0, momentum.dtype)
     momentum[...] = keep * momentum + np.sqrt(1 - keep**2) * z
+
+
+def sums_of_squares(x: Array, centre: Array, out: Array) -> None:
+    """Twin of :func:`daskfactor.kernels.momentum.sums_of_squares`."""
+    out += ((x.astype(np.float64) - centre) ** 2).sum(axis=0)

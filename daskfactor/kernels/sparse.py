@@ -10,7 +10,7 @@ What an entry adds, stored or not, is said in ``sparse_rules.py``.
 
 Shapes, all C-contiguous: indptr (m + 1,), indices and values (nnz,), W (m, K),
 H (n, K) of one float dtype; scratch gram (K, K) of that dtype and sums
-(2, K, K) float64.
+(2, K, K) and wide (any, K), both float64.
 """
 
 from collections.abc import Callable
@@ -34,6 +34,8 @@ from daskfactor.kernels.vectors import (
 Array = NDArray[Any]
 Kernel = Callable[..., None]
 
+CHUNK = 256
+"""Entries whose fit is computed together."""
 AHEAD = 8
 """How many entries before its turn a row is asked for."""
 
@@ -48,7 +50,7 @@ class SparseKernels(NamedTuple):
     gradient_curvature(block..., W, H, scale, floor, GW, GH, CW, CH, gram, sums)
     multiplicative_rows(block..., W, H, floor, num, den, gram, sums)
     multiplicative_cols(block..., W, H, floor, num, den, gram, sums)
-    evaluate(block..., W, H, floor, sums, out, cell_rows, cell_cols, mean, m2, count)
+    evaluate(block..., W, H, floor, sums, wide, out, cell_rows, cell_cols, mean, m2, count)
 
     Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, section 4.
     """
@@ -129,14 +131,17 @@ def _gradient_curvature(beta: float, zeros: bool, K: int) -> Kernel:
         zero_part(-scale, H, W, GH, gram, sums)
         zero_part(1.0, W, H, CW, gram, sums)
         zero_part(1.0, H, W, CH, gram, sums)
-        real = W.dtype.type
+        real, last = W.dtype.type, indices.size - 1
         w, gw, cw = (stack_array(K, W.dtype), stack_array(K, W.dtype), stack_array(K, W.dtype))
         for i in range(W.shape[0]):
             load_row(K, W, i, w)
             load_row(K, GW, i, gw)
             load_row(K, CW, i, cw)
             for p in range(indptr[i], indptr[i + 1]):
-                j = np.intp(indices[p])
+                j, later = np.intp(indices[p]), np.intp(indices[min(p + AHEAD, last)])
+                prefetch_row(K, H, later)
+                prefetch_row(K, GH, later)
+                prefetch_row(K, CH, later)
                 mu = dot_row(K, w, H, j)
                 a, c = step(real(values[p]), mu, real(floor), real(scale))
                 add_row(K, a, H, j, gw)
@@ -167,7 +172,7 @@ def _multiplicative_rows(beta: float, zeros: bool, K: int) -> Kernel:
         sums: Array,
     ) -> None:
         zero_part(1.0, W, H, den, gram, sums)
-        real = W.dtype.type
+        real, last = W.dtype.type, indices.size - 1
         w, above, below = (
             stack_array(K, W.dtype),
             stack_array(K, W.dtype),
@@ -178,7 +183,8 @@ def _multiplicative_rows(beta: float, zeros: bool, K: int) -> Kernel:
             load_row(K, num, i, above)
             load_row(K, den, i, below)
             for p in range(indptr[i], indptr[i + 1]):
-                j = np.intp(indices[p])
+                j, later = np.intp(indices[p]), np.intp(indices[min(p + AHEAD, last)])
+                prefetch_row(K, H, later)
                 q, c = ratio(real(values[p]), dot_row(K, w, H, j), real(floor))
                 add_row(K, q, H, j, above)
                 if c != 0:
@@ -206,12 +212,15 @@ def _multiplicative_cols(beta: float, zeros: bool, K: int) -> Kernel:
         sums: Array,
     ) -> None:
         zero_part(1.0, H, W, den, gram, sums)
-        real = W.dtype.type
+        real, last = W.dtype.type, indices.size - 1
         w = stack_array(K, W.dtype)
         for i in range(W.shape[0]):
             load_row(K, W, i, w)
             for p in range(indptr[i], indptr[i + 1]):
-                j = np.intp(indices[p])
+                j, later = np.intp(indices[p]), np.intp(indices[min(p + AHEAD, last)])
+                prefetch_row(K, H, later)
+                prefetch_row(K, num, later)
+                prefetch_row(K, den, later)
                 q, c = ratio(real(values[p]), dot_row(K, w, H, j), real(floor))
                 add_to_row(K, q, w, num, j)
                 if c != 0:
@@ -243,9 +252,25 @@ def _monitor(K: int) -> Kernel:
     return monitor
 
 
+def _fits(beta: float, zeros: bool) -> Callable[..., tuple[float, float]]:
+    fit = entry_rules(beta, zeros).fit
+
+    @jit
+    def fits(values: Array, means: Array, floor: float) -> tuple[float, float]:
+        """Sums over a chunk: logarithms and powers need a loop of their own to be vectors."""
+        real = means.dtype.type
+        total = pearson = 0.0
+        for p in range(values.size):
+            deviance, square = fit(real(values[p]), means[p], real(floor))
+            total += deviance
+            pearson += square
+        return total, pearson
+
+    return fits
+
+
 def _evaluate(beta: float, zeros: bool, K: int) -> Kernel:
-    fit, zero_fit = entry_rules(beta, zeros).fit, zero_rules(beta, zeros).fit
-    monitor = _monitor(K)
+    zero_fit, monitor, fits = zero_rules(beta, zeros).fit, _monitor(K), _fits(beta, zeros)
 
     @jit
     def evaluate(
@@ -256,6 +281,7 @@ def _evaluate(beta: float, zeros: bool, K: int) -> Kernel:
         H: Array,
         floor: float,
         sums: Array,
+        wide: Array,
         out: Array,
         cell_rows: Array,
         cell_cols: Array,
@@ -264,16 +290,21 @@ def _evaluate(beta: float, zeros: bool, K: int) -> Kernel:
         count: int,
     ) -> None:
         monitor(W, H, cell_rows, cell_cols, mean, m2, count)
-        real = W.dtype.type
-        total, pearson = zero_fit(W, H, sums)
-        w = stack_array(K, W.dtype)
+        last = indices.size - 1
+        total, pearson = zero_fit(W, H, sums, wide)
+        w, means = stack_array(K, W.dtype), stack_array(CHUNK, W.dtype)
+        begin = 0
         for i in range(W.shape[0]):
             load_row(K, W, i, w)
             for p in range(indptr[i], indptr[i + 1]):
-                mu = dot_row(K, w, H, np.intp(indices[p]))
-                deviance, square = fit(real(values[p]), mu, real(floor))
-                total += deviance
-                pearson += square
+                if p - begin == CHUNK:
+                    deviances, squares = fits(values[begin:p], means, floor)
+                    total, pearson, begin = total + deviances, pearson + squares, p
+                later = np.intp(indices[min(p + AHEAD, last)])
+                prefetch_row(K, H, later)
+                means[p - begin] = dot_row(K, w, H, np.intp(indices[p]))
+        deviances, squares = fits(values[begin:], means, floor)
+        total, pearson = total + deviances, pearson + squares
         out[0] -= total
         out[1] += pearson
 

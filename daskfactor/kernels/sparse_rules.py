@@ -132,7 +132,7 @@ class ZeroRules(NamedTuple):
     part(factor, own, other, out, gram, sums)
         out += factor C0 other, with C0 their curvature; ``own`` and ``out`` are (m, K)
         and ``other`` (n, K), or the other way round. Their residual is -C0.
-    fit(W, H, sums) -> (sum of deviances, sum of Pearson terms), in float64
+    fit(W, H, sums, wide) -> (sum of deviances, sum of Pearson terms), in float64
     """
 
     part: Callable[..., None]
@@ -185,12 +185,12 @@ def _no_part(
 
 
 @jit
-def _no_fit(W: Array, H: Array, sums: Array) -> tuple[float, float]:
+def _no_fit(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float, float]:
     return 0.0, 0.0
 
 
 @jit
-def _fit_of_means(W: Array, H: Array, sums: Array) -> tuple[float, float]:
+def _fit_of_means(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float, float]:
     """Both sums are those of mu."""
     rows, cols = sums[0, 0], sums[1, 0]
     _column_sums(W, rows)
@@ -202,21 +202,24 @@ def _fit_of_means(W: Array, H: Array, sums: Array) -> tuple[float, float]:
 
 
 @jit
-def _wide_gram(rows: Array, out: Array) -> None:
-    """``out = rows.T rows`` in float64."""
+def _wide_gram(rows: Array, out: Array, wide: Array) -> None:
+    """``out = rows.T rows`` in float64, rows widened a few at a time."""
     out[:, :] = 0
-    for row in rows:
-        for k in range(row.size):
-            factor, line = np.float64(row[k]), out[k]
-            for c in range(row.size):
-                line[c] += factor * np.float64(row[c])
+    for begin in range(0, rows.shape[0], wide.shape[0]):
+        end = min(begin + wide.shape[0], rows.shape[0])
+        part = wide[: end - begin]
+        for i in range(end - begin):
+            source, target = rows[begin + i], part[i]
+            for k in range(target.size):
+                target[k] = source[k]
+        add_matmul_tn(part, part, out)
 
 
 @jit
-def _fit_of_squares(W: Array, H: Array, sums: Array) -> tuple[float, float]:
+def _fit_of_squares(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float, float]:
     """Half the sum of mu**2, and the sum."""
-    _wide_gram(W, sums[0])
-    _wide_gram(H, sums[1])
+    _wide_gram(W, sums[0], wide)
+    _wide_gram(H, sums[1], wide)
     total = 0.0
     for k in range(W.shape[1]):
         rows, cols = sums[0, k], sums[1, k]

@@ -17,16 +17,21 @@ FEWEST_UNPACKED_ROWS = 48
 MOST_ROWS = 512
 PACKED_ROWS = 192
 CACHE_LINE = 64
+WIDE_ROWS = 64
 TILE_BYTES = 4 * 1024 * 1024
 
 
 class Gradients(NamedTuple):
-    """Scratch of one sparse block: GW (m, K); GH (n, K); gram (K, K); sums (2, K, K) float64."""
+    """Scratch of one sparse block: GW (m, K); GH (n, K); gram (K, K).
+
+    In float64 whatever the factors: sums (2, K, K) and wide (64, K).
+    """
 
     GW: Array
     GH: Array
     gram: Array
     sums: Array
+    wide: Array
 
 
 class Buffers(NamedTuple):
@@ -104,7 +109,9 @@ class Workspace:
         Otherwise as :meth:`arrays`, with which they share the gradients.
         """
         self._use(dtype)
-        if self._sums.size < 2 * K * K:
-            self._sums = np.empty(2 * K * K)
-        sums = self._sums[: 2 * K * K].reshape(2, K, K)
-        return Gradients(self._view(2, m, K), self._view(3, n, K), self._view(4, K, K), sums)
+        size = 2 * K * K
+        if self._sums.size < size + WIDE_ROWS * K:
+            self._sums = aligned(size + WIDE_ROWS * K, np.dtype(np.float64))
+        sums = self._sums[:size].reshape(2, K, K)
+        wide = self._sums[size : size + WIDE_ROWS * K].reshape(WIDE_ROWS, K)
+        return Gradients(self._view(2, m, K), self._view(3, n, K), self._view(4, K, K), sums, wide)

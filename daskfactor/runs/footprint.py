@@ -15,6 +15,7 @@ import numpy as np
 from daskfactor.engine.progress import ignore
 from daskfactor.errors import OptionError
 from daskfactor.grid.schedules import NestedReshuffled
+from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.workspace import tile_rows
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.results.layout import CHUNK_BYTES
@@ -23,6 +24,7 @@ from daskfactor.runs.driver import Driver, work_per_cycle
 from daskfactor.runs.launch import SMALL_DATA
 from daskfactor.runs.outline import Outline
 from daskfactor.runs.sinks import MemorySink
+from daskfactor.samplers.gaussian_hyper import HYPER_EVERY
 
 OPERATION_BYTES = 256
 """A planned block update with its address."""
@@ -30,12 +32,14 @@ EVALUATION_BYTES = 512
 """A planned evaluation and its result."""
 TASK_BYTES = 4096
 """A task in a Dask graph."""
-DENSITY_BYTES = 2**24
-"""What a thread takes for log-densities, a slab of entries at a time."""
+DENSITY_BYTES = 128
+"""What a thread takes for log-densities, for each entry of a slab."""
 WRITING_BYTES = 6 * CHUNK_BYTES
 """Chunks that are on their way to the store at one time."""
-CELL_BYTES = 112
+CELL_BYTES = 80
 """A monitored cell: positions, positions in its block, results; its moments come on top."""
+WORKER_COPIES = 5
+"""A worker's bands as they were sent, unpacked, worked on, and on their way back."""
 FLOPS = 4e10
 """Floating-point operations per second and thread that the kernels reach on usual machines."""
 EVALUATION = 0.33
@@ -102,9 +106,16 @@ class Footprint:
         return Driver(self.setting, MemorySink(), ignore).ends
 
     @cached_property
+    def stops(self) -> list[int]:
+        """Cycles at which plans end: real-valued models draw hyperparameters in between."""
+        if not isinstance(self.model, GaussianMF):
+            return self.ends
+        return sorted({*self.ends, *range(HYPER_EVERY, self.options.cycles, HYPER_EVERY)})
+
+    @cached_property
     def longest(self) -> int:
-        """Cycles of the longest segment."""
-        return max(end - start for start, end in itertools.pairwise([0, *self.ends]))
+        """Cycles of the longest plan."""
+        return max(end - start for start, end in itertools.pairwise([0, *self.stops]))
 
     def kept_until(self, cycle: int) -> int:
         """Draws of one fine track that are kept among the first cycles."""
@@ -185,6 +196,11 @@ class Footprint:
         return own + (self.data.largest if self.data.buffered else 0)
 
     @property
+    def slab(self) -> int:
+        """What a thread takes for log-densities."""
+        return DENSITY_BYTES * min(SLAB, int(self.data.n_stored.max()))
+
+    @property
     def task(self) -> int:
         """What one block update works on."""
         copies = 2 if self.place.executor == "tasks" else 1
@@ -193,30 +209,49 @@ class Footprint:
     # -- operations ------------------------------------------------------------
 
     @property
-    def evaluations(self) -> int:
-        """Cycles of all chains and tracks at whose end every block is evaluated."""
-        tuning = sum(end <= self.options.tune for end in self.ends)
-        return int(self.options.chains * (tuning * self.tracks + self.options.draws * self.shares))
+    def starts(self) -> list[tuple[int, int]]:
+        """Of every track: the fine cycle that it starts at, and its coarseness."""
+        split = self.setting.split
+        tracks = self.setting.sampler.tracks
+        return [(0 if t.coarseness == 1 else split, t.coarseness) for t in tracks]
 
     @property
-    def all_cycles(self) -> float:
+    def plans(self) -> int:
+        """Plans that are run one after another, of all chains and tracks."""
+        own = (sum(stop > start for stop in self.stops) for start, _ in self.starts)
+        return self.options.chains * sum(own)
+
+    @property
+    def evaluations(self) -> int:
+        """Cycles of all chains and tracks at whose end every block is evaluated."""
+        tune, draws, thin = self.options.tune, self.options.draws, self.options.thin
+        between = [stop for stop in self.stops if stop <= tune or (stop - tune) % thin]
+        own = (
+            sum(stop > start for stop in between) + draws // coarseness
+            for start, coarseness in self.starts
+        )
+        return self.options.chains * sum(own)
+
+    @property
+    def all_cycles(self) -> int:
         """Cycles of all chains and tracks."""
-        return self.options.chains * self.options.cycles * self.shares
+        cycles = self.options.cycles
+        own = ((cycles - start) // coarseness for start, coarseness in self.starts)
+        return self.options.chains * sum(own)
 
     @property
     def updates(self) -> int:
         """Block updates and evaluations of the whole run."""
-        return int(self.data.grid.blocks**2 * (self.all_cycles + self.evaluations))
+        return self.data.grid.blocks**2 * (self.all_cycles + self.evaluations)
 
     @property
     def tasks(self) -> dict[str, int]:
         """Dask tasks of the whole run, for each executor."""
         schedule = self.setting.sampler.schedule
         side = schedule.groups if isinstance(schedule, NestedReshuffled) else self.data.grid.blocks
-        segments = len(self.ends) * self.options.chains * self.tracks
         return {
-            "tasks": int(side**2 * (self.all_cycles + self.evaluations)),
-            "ring": segments * self.place.workers,
+            "tasks": side**2 * (self.all_cycles + self.evaluations),
+            "ring": self.plans * self.place.workers,
             "lanes": 0,
         }
 
@@ -245,7 +280,7 @@ class Footprint:
         """What the threads of this process take."""
         if self.place.elsewhere:
             return 0
-        return self.place.lanes * (self.buffers + DENSITY_BYTES)
+        return self.place.lanes * (self.buffers + self.slab)
 
     @property
     def phases(self) -> dict[str, int]:
@@ -278,7 +313,7 @@ class Footprint:
         }
         if place.stored:
             found["checkpoint"] += WRITING_BYTES
-            found["storing the data"] = base + 2 * self.observed + WRITING_BYTES
+            found["storing the data"] = base + WRITING_BYTES
         else:
             rows, cols = self.share(self.rows), self.share(self.cols)
             joined = max(2 * rows, rows + 2 * cols)
@@ -303,8 +338,14 @@ class Footprint:
 
     @property
     def copies(self) -> float:
-        """States of one track beside the chain's own while a plan is run."""
-        return 2.0 if self.place.elsewhere else 3.0 if self.place.executor == "tasks" else 0.0
+        """States of one track beside the chain's own while a plan is run.
+
+        In a graph, a task's result holds two bands until both their successors are
+        done; between processes, states are packed, sent, received and put together.
+        """
+        if self.place.elsewhere:
+            return 4.0 if self.place.executor == "ring" else 5.0
+        return 3.0 if self.place.executor == "tasks" else 0.0
 
     @property
     def gathering(self) -> int:
@@ -325,12 +366,12 @@ class Footprint:
         share = 1 / place.workers
         tuning, drawing = self.arrays
         blocks = int(self.data.decoded * share)
-        bands = 3 * max(
+        bands = WORKER_COPIES * max(
             int(self.state(tuning) / self.tracks * share),
             int(self.state(drawing) / self.tracks * share),
         )
         draws = int(self.kept_per_segment * self.factors * share)
-        threads = place.lanes * (self.buffers + self.band + DENSITY_BYTES)
+        threads = place.lanes * (self.buffers + self.band + self.slab)
         return blocks + bands + 2 * draws + threads
 
 

@@ -204,7 +204,7 @@ def of_sparse(source: SparseSource, V: Any, wanted: Wanted, limit: int) -> Outli
         stored,
         decoded,
         held,
-        sparse_loading(source, V, (grid, wanted.balance), entries, limit) + held,
+        sparse_loading(source, V, (grid, wanted.balance), entries, (held, limit)),
         largest_block(grid, stored, dtype, True),
         not held,
         False,
@@ -213,22 +213,24 @@ def of_sparse(source: SparseSource, V: Any, wanted: Wanted, limit: int) -> Outli
 
 
 def sparse_loading(
-    source: SparseSource, V: Any, layout: tuple[Grid, bool], entries: int, limit: int
+    source: SparseSource, V: Any, layout: tuple[Grid, bool], entries: int, memory: tuple[int, int]
 ) -> int:
-    """Bytes that dealing entries out to blocks takes beside the finished blocks."""
+    """Most bytes while entries are dealt out to blocks; ``memory`` is (held, limit)."""
     grid, balance = layout
+    held, limit = memory
     value = source.dtype.itemsize
     dealt = value + sum(2 if max(b.sizes) <= 2**16 else 4 for b in (grid.rows, grid.cols))
-    pieces = PIECE_BYTES * min(entries, PIECE)
-    block = ASSEMBLY_BYTES * -(-entries // grid.blocks**2)
+    piece = PIECE_BYTES * min(entries, PIECE) + ASSEMBLY_BYTES * -(-entries // grid.blocks**2)
     spool = max(limit, LEAST_SPOOL)
     form = getattr(V, "format", None)
-    # Rows in their order go to blocks band by band; anything else waits until all is read.
-    waiting = entries if form == "csc" or balance else -(-entries // grid.blocks)
     copied = 0 if form in ("csr", "csc") else entries * (8 + value)
     if source.info.lazy:
         copied = min(spool, entries * (16 + value))
-    return pieces + block + min(spool, waiting * dealt) + copied
+    # Rows in their order go to blocks band by band; anything else waits until all is read,
+    # and is given away block by block.
+    band = min(spool, -(-entries // grid.blocks) * dealt)
+    waiting = min(spool, entries * dealt) if form == "csc" or balance else 0
+    return piece + copied + max(waiting, held + band)
 
 
 def stored_entries(V: Any) -> int:

@@ -33,21 +33,29 @@ from daskfactor.samplers.steps import ConstantStep, StepSize
 Array = NDArray[Any]
 NO_FLOOR = -math.inf
 
-CYCLE_STEP = 0.4
+CYCLE_STEP = 0.12
 """Squared length of a cycle, in units of the metric: B² times the automatic step."""
-CYCLE_FRICTION = 0.3
-"""Share of the momentum that a cycle replaces: exp(-friction) of it is kept."""
+CYCLE_FRICTION = 0.05
+"""A cycle keeps exp(-friction) of the momentum.
+
+Two things pull against each other. Directions that the data hold loosely cross their
+spread in about friction / CYCLE_STEP cycles; and visiting the parts in random order
+heats the momentum by about 0.05 CYCLE_STEP² / friction, which widens the posterior by
+as much (measured on ratings with K = 32, B = 2 and 4, and on a small case against Gibbs
+sampling: 2 to 3 % of the variance here, none with B = 1). A smaller step with less
+friction mixes as fast with less heat, but takes longer to cool down from its start.
+"""
 
 
 def automatic_momentum_step(blocks: int, n_components: int) -> ConstantStep:
-    """The step at which a cycle has the length √0.4 whatever the number of blocks.
+    """The step at which a cycle has the length √0.12 whatever the number of blocks.
 
     A row whose few entries lie in one block is kicked once a cycle, B times as hard,
     so that what bounds the step is the length of a cycle, B √step: the largest
-    curvatures in the metric are about 4, and a cycle of length 1 is unstable. With
-    fewer than four components single entries stray further from their mean square.
+    curvatures in the metric are about 4, and a cycle of length 1 is unstable. With one
+    component, single entries stray further from their mean square.
     """
-    return ConstantStep(CYCLE_STEP * min(1.0, n_components / 4) / blocks**2)
+    return ConstantStep(CYCLE_STEP * min(1.0, n_components / 2) / blocks**2)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class SGHMC:
     Parameters
     ----------
     step
-        ``"auto"`` (a cycle of length √0.4 in units of the metric, whatever the
+        ``"auto"`` (a cycle of length √0.12 in units of the metric, whatever the
         number of blocks), a number, or a step such as ``ConstantStep``.
     friction
         f, without a unit: a cycle keeps the share e^(-f) of the momentum.

@@ -10,6 +10,7 @@ import numpy as np
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
 from daskfactor.kernels.philox import fill_normals
+from daskfactor.kernels.sparse import sparse_kernels
 from daskfactor.kernels.workspace import Workspace
 
 KEY = np.array([7, 11], np.uint32)
@@ -58,9 +59,35 @@ def dense_results(dtype, beta):
     return {f"dense/{beta}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
 
 
+def sparse_results(dtype, beta, zeros):
+    """The same on compressed rows, one of them empty."""
+    rng = np.random.default_rng(5)
+    W, H = (rng.gamma(2.0, size=(rows, 7)).astype(dtype) for rows in (4, 5))
+    values = rng.gamma(2.0, size=6).astype(dtype)
+    values[4] = np.nan
+    block = np.array([0, 2, 2, 5, 6], np.int32), np.array([0, 4, 1, 2, 3, 4], np.uint16), values
+    k, scratch = sparse_kernels(beta, zeros, 7), Workspace(dtype).gradients(4, 5, 7)
+    last = (scratch.gram, scratch.sums)
+    GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
+    GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))
+    k.gradient_curvature(*block, W, H, 2.0, 1e-6, GW, GH, CW, CH, *last)
+    results = [GW.copy(), GH.copy(), CW, CH]
+    k.gradient(*block, W, H, 2.0, 1e-6, GW, GH, *last)
+    k.multiplicative_rows(*block, W, H, 1e-6, num_w, den_w, *last)
+    k.multiplicative_cols(*block, W, H, 1e-6, num_h, den_h, *last)
+    out, mean, m2 = np.zeros(2), np.zeros(2), np.zeros(2)
+    rows, cols = np.array([0, 3], np.int32), np.array([4, 0], np.int32)
+    k.evaluate(*block, W, H, 1e-6, scratch.sums, scratch.wide, out, rows, cols, mean, m2, 1)
+    results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
+    tag = f"sparse/{beta}/{zeros}"
+    return {f"{tag}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
+
+
 def all_results():
     """Dense kernels first: they must not lend their fast arithmetic to the exact ones."""
     results = dense_results(np.float32, 1.0) | dense_results(np.float64, 0.3)
+    results |= sparse_results(np.float32, 1.0, True) | sparse_results(np.float64, 2.0, True)
+    results |= sparse_results(np.float32, 0.3, False)
     return results | exact_results(np.float32) | exact_results(np.float64)
 
 

@@ -57,17 +57,23 @@ def gibbs(V: Array, model: GaussianMF, priors: GaussianHyper, sweeps: int, seed:
     """The whole model by Gibbs sampling in NumPy, everything ``"auto"``."""
     rng = np.random.default_rng(seed)
     seen, filled = (~np.isnan(V)).astype(float), np.nan_to_num(V)
-    (I, J), K = V.shape, model.n_components
-    W, H = rng.normal(size=(I, K)), rng.normal(size=(J, K))
-    a, b = np.zeros(I), np.full(J, np.nanmean(V))
+    (rows, cols), K = V.shape, model.n_components
+    W, H = rng.normal(size=(rows, K)), rng.normal(size=(cols, K))
+    a, b = np.zeros(rows), np.full(cols, np.nanmean(V))
     noise, mean = priors.noise, priors.mean
     lam = np.array(priors.precision_w)
     la, lb = priors.row_bias_precision, priors.column_bias_precision
     kept = []
     for sweep in range(sweeps):
-        one = np.ones((J, 1))
+        one = np.ones((cols, 1))
         own = _regress(
-            rng, filled - seen * b, seen, np.hstack([H, one]), np.r_[lam, la], noise, np.zeros(K + 1)
+            rng,
+            filled - seen * b,
+            seen,
+            np.hstack([H, one]),
+            np.r_[lam, la],
+            noise,
+            np.zeros(K + 1),
         )
         W, a = own[:, :K], own[:, K]
         prior_mean = np.r_[np.zeros(K), mean]
@@ -75,7 +81,7 @@ def gibbs(V: Array, model: GaussianMF, priors: GaussianHyper, sweeps: int, seed:
             rng,
             (filled - seen * a[:, None]).T,
             seen.T,
-            np.hstack([W, np.ones((I, 1))]),
+            np.hstack([W, np.ones((rows, 1))]),
             np.r_[lam, lb],
             noise,
             prior_mean,
@@ -85,11 +91,11 @@ def gibbs(V: Array, model: GaussianMF, priors: GaussianHyper, sweeps: int, seed:
         rate = 0.5 * (seen * (filled - mu) ** 2).sum() + 0.01 * priors.noise
         noise = 1 / rng.gamma(1 + seen.sum() / 2, 1 / rate)
         rates = 1 / np.array(priors.precision_w) + 0.5 * ((W**2).sum(0) + (H**2).sum(0))
-        lam = rng.gamma(1 + (I + J) / 2, 1 / rates)
-        la = rng.gamma(1 + I / 2, 1 / (1 / priors.row_bias_precision + 0.5 * (a**2).sum()))
+        lam = rng.gamma(1 + (rows + cols) / 2, 1 / rates)
+        la = rng.gamma(1 + rows / 2, 1 / (1 / priors.row_bias_precision + 0.5 * (a**2).sum()))
         spread = 0.5 * ((b - mean) ** 2).sum()
-        lb = rng.gamma(1 + J / 2, 1 / (1 / priors.column_bias_precision + spread))
-        mean = b.mean() + rng.normal() / np.sqrt(J * lb)
+        lb = rng.gamma(1 + cols / 2, 1 / (1 / priors.column_bias_precision + spread))
+        mean = b.mean() + rng.normal() / np.sqrt(cols * lb)
         if sweep >= sweeps // 10:
             kept.append((noise, np.sort(lam), lb, mean, mu))
     return Draws(*(np.array(values) for values in zip(*kept, strict=True)))

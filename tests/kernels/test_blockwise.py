@@ -1,0 +1,149 @@
+"""Dispatch: a dense and a sparse view of one block give the same answers."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from daskfactor.kernels import blockwise
+from daskfactor.kernels.blockwise import SLAB, observed_values
+from daskfactor.kernels.views import BlockView, SparseBlock, index_type, pointer_type
+from daskfactor.kernels.workspace import Workspace
+from tests.kernels.sparse_problem import FLOOR, ZEROS, dense_view, factor_pair, sparse_block
+
+RULES = pytest.mark.parametrize(("beta", "zeros"), [(1.0, False), (0.5, False), *ZEROS])
+SHAPE = (150, 90, 11)
+
+
+def both(zeros, density=0.1):
+    """Sparse view, dense view, factors: all float32."""
+    m, n, K = SHAPE
+    block = sparse_block(np.float32, m, n, zeros, density)
+    return block, dense_view(block, np.float32), *factor_pair(np.float32, m, n, K)
+
+
+def assert_close(ours, theirs, tolerance=1e-5):
+    scale = np.abs(theirs).max()
+    np.testing.assert_allclose(ours / scale, theirs / scale, rtol=0, atol=tolerance)
+
+
+@RULES
+def test_gradient(beta, zeros):
+    sparse, dense, W, H = both(zeros)
+    ours = blockwise.gradient(sparse, beta, W, H, 2.5, FLOOR, Workspace())
+    theirs = blockwise.gradient(dense, beta, W, H, 2.5, FLOOR, Workspace())
+    assert [g.shape for g in ours] == [W.shape, H.shape]
+    for a, b in zip(ours, theirs, strict=True):
+        assert_close(a, b)
+
+
+@RULES
+def test_gradient_curvature(beta, zeros):
+    sparse, dense, W, H = both(zeros)
+    results = []
+    for view in (sparse, dense):
+        CW, CH = np.ones_like(W), np.ones_like(H)
+        gradients = blockwise.gradient_curvature(view, beta, W, H, 2.5, FLOOR, CW, CH, Workspace())
+        results.append([*gradients, CW, CH])
+    for a, b in zip(*results, strict=True):
+        assert_close(a, b)
+
+
+@RULES
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_multiplicative(beta, zeros, by_rows):
+    sparse, dense, W, H = both(zeros)
+    results = []
+    for view in (sparse, dense):
+        num, den = (np.ones_like(W if by_rows else H) for _ in range(2))
+        blockwise.multiplicative(view, beta, by_rows, W, H, FLOOR, num, den, Workspace())
+        results.append((num, den))
+    for a, b in zip(*results, strict=True):
+        assert_close(a, b)
+
+
+@RULES
+def test_evaluate(beta, zeros):
+    sparse, dense, W, H = both(zeros)
+    results = []
+    for view in (sparse, dense):
+        out, mean, m2 = np.array([1.0, 2.0]), np.zeros(2, np.float32), np.zeros(2, np.float32)
+        cells = (np.array([0, 7], np.int32), np.array([3, 89], np.int32), mean, m2, 1)
+        blockwise.evaluate(view, beta, W, H, FLOOR, out, cells, Workspace())
+        alone = np.array([1.0, 2.0])
+        blockwise.evaluate(view, beta, W, H, FLOOR, alone, None, Workspace())
+        np.testing.assert_array_equal(out, alone)
+        results.append((out, mean))
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_observed_values(zeros):
+    block = sparse_block(np.float32, 150, 90, zeros)
+    values, unstored = zip(*observed_values(block), strict=True)
+    found = np.concatenate(values)
+    assert found.dtype == np.float64
+    expected = dense_view(block).block
+    expected = expected[~np.isnan(expected)]
+    assert found.size + sum(unstored) == expected.size
+    np.testing.assert_allclose(found.sum(), expected.sum(), rtol=1e-12)
+    assert not any(np.isnan(part).any() for part in values)
+
+
+def test_observed_values_of_a_dense_block_in_slabs():
+    array = np.arange(2.0 * SLAB).reshape(4, -1)
+    array[1, 5] = np.nan
+    slabs = list(observed_values(BlockView(array, 1, 0, 3, array.shape[1])))
+    assert [values.size for values, _ in slabs] == [SLAB - 1, SLAB // 2]
+    assert all(zeros == 0 for _, zeros in slabs)
+    expected = array[1:][~np.isnan(array[1:])]
+    np.testing.assert_array_equal(np.concatenate([values for values, _ in slabs]), expected)
+
+
+@pytest.mark.parametrize("work", [Workspace(), Workspace(np.float64)])
+def test_gradients_are_buffers_of_the_workspace(work):
+    sparse, _, W, H = both(zeros=False)
+    first = blockwise.gradient(sparse, 1.0, W, H, 1.0, FLOOR, work)
+    second = blockwise.gradient(sparse, 1.0, W, H, 1.0, FLOOR, work)
+    assert first[0].dtype == W.dtype
+    for a, b in zip(first, second, strict=True):
+        assert np.shares_memory(a, b)
+
+
+def test_a_workspace_may_serve_both_kinds_in_turn():
+    sparse, dense, W, H = both(zeros=True)
+    work = Workspace()
+    fresh = [x.copy() for x in blockwise.gradient(sparse, 1.0, W, H, 1.0, FLOOR, Workspace())]
+    blockwise.gradient(dense, 1.0, W, H, 1.0, FLOOR, work)
+    again = blockwise.gradient(sparse, 1.0, W, H, 1.0, FLOOR, work)
+    for a, b in zip(fresh, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("beta", "zeros"), [(1.0, False), (1.0, True), (2.0, True)])
+def test_memory_grows_with_rows_and_columns_only(beta, zeros):
+    m = n = 20_000
+    rng = np.random.default_rng(0)
+    indptr = np.minimum(np.arange(m + 1), 1000).astype(np.int32)
+    values = rng.gamma(2.0, size=1000).astype(np.float32)
+    block = SparseBlock(indptr, rng.integers(0, n, 1000).astype(np.uint16), values, m, n, zeros)
+    W, H = factor_pair(np.float32, m, n, 11)
+    out, work = np.zeros(2), Workspace()
+    blockwise.gradient(sparse_block(np.float32, 5, 5, zeros), beta, W[:5], H[:5], 1.0, 0.1, work)
+    tracemalloc.start()
+    blockwise.gradient(block, beta, W, H, 1.0, FLOOR, work)
+    blockwise.multiplicative(block, beta, True, W, H, FLOOR, W.copy(), W.copy(), work)
+    blockwise.evaluate(block, beta, W, H, FLOOR, out, None, work)
+    assert sum(count for _, count in observed_values(block)) == (m * n - 1000 if zeros else 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    compiler = 30e6  # what compiling leaves behind; a tile of one row in ten would be 160 MB
+    assert peak < 5 * (W.nbytes + H.nbytes) + compiler
+
+
+def test_index_types():
+    assert index_type(65536) == np.uint16
+    assert index_type(65537) == np.int32
+    assert pointer_type(2**31 - 1) == np.int32
+    assert pointer_type(2**31) == np.int64
