@@ -162,7 +162,7 @@ def whole(matrix: scipy.sparse.csr_array, zeros: bool) -> SparseBlock:
 
 
 def start(data: BlockedData, K: int) -> ChainState:
-    """A state near the data's mean with the metric of the multiplicative update there."""
+    """A state near the data's mean, with one typical metric per band: speed is the same for any."""
     state = make_state(data.grid, *factors(K, data.mean))
     prepare_state(state, majorizer=True)
     for band, counts in zip(

@@ -5,8 +5,9 @@ costs more in set-up and remainders than in arithmetic. Here a row is cut into
 vectors of 64 bytes and a tail of halves, quarters and so on. A row that is
 worked on for a while lives in a :func:`daskfactor.kernels.jit.stack_array` of
 length K, called registers below, which the compiler keeps in registers, since
-nothing but these functions touches it. Against loops of K steps, known at
-compile time or not, that is four times as fast, and compiles sooner.
+nothing but these functions touches it. Written as loops of K steps the sparse
+gradient ran at a half to an eighth of this speed for K from 16 to 128, K known
+at compile time or not, and took no less time to compile.
 
 K must be a literal, or a constant that a closure holds; row arrays are
 C-contiguous (rows, K). With the JIT off, plain NumPy stands in.

@@ -17,8 +17,11 @@ from daskfactor.grid.schedules import NestedReshuffled
 from daskfactor.io.sources import as_blocks
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.runs.chain import Setting
+from daskfactor.runs.chains import make_chain
 from daskfactor.runs.cost import estimate_cost
-from daskfactor.samplers import PSGLD, PSGRRLD
+from daskfactor.runs.options import RunOptions
+from daskfactor.samplers import PSGLD, PSGRRLD, SGHMC
 from daskfactor.sampling import sample
 
 SLACK = 64 * 2**20
@@ -129,6 +132,26 @@ def test_operations_and_plans_are_those_of_a_run(model, sampler, thin, chains):
     assert executor.operations == cost.updates == cost.tasks["tasks"]
     assert executor.plans == cost.tasks["ring"]
     assert cost.tasks["lanes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "sampler"),
+    [
+        (TweedieNMF(2), PSGLD(warm_start=1)),
+        (TweedieNMF(2), PSGLD(1e-3, preconditioner="identity", warm_start=1)),
+        (GaussianMF(2), SGHMC()),
+    ],
+)
+def test_state_is_what_a_chain_carries(model, sampler):
+    V = matrix()
+    with as_blocks(V, 2) as data:
+        options = RunOptions(4, 4, 1, 1, 0, "draws", 1, "float32")
+        chain = make_chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
+        chain.warm_start()
+        bands = chain.tracks[0].state.bands()
+    carried = sum(b.values.nbytes + sum(a.nbytes for a in b.arrays.values()) for b in bands)
+    cost = estimate_cost(V, model, sampler, 4, 4, blocks=2)
+    assert cost.state == cost.rollback == carried
 
 
 def test_results_are_as_large_as_said(tmp_path):
