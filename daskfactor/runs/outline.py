@@ -21,6 +21,7 @@ from daskfactor.io.statistics import TILE_ENTRIES
 from daskfactor.io.storage import FloatType, zero_copy
 from daskfactor.io.store import BlockStore, StoredBlocks, is_blocked_store
 from daskfactor.kernels.views import index_type, pointer_type
+from daskfactor.threads import available_cores
 
 PIECE_BYTES = 44
 """Bytes per entry of a piece while it is sorted by block: its parts, their order, copies."""
@@ -28,6 +29,11 @@ ASSEMBLY_BYTES = 48
 """Bytes per entry of a sparse block while it is put together."""
 SCAN_BYTES = 24
 """Bytes per entry of a tile while statistics are taken."""
+
+
+READING = 6
+"""Blocks' worth of memory that a thread takes to read one from a store: compressed, decompressed,
+decoded, and what zarr holds of them at once; measured."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ def of_store(store: BlockStore, wanted: Wanted, limit: int) -> Outline:
         store.unstored,
         store.n_stored,
         sum(sizes),
-        min(sum(sizes), limit),
+        min(sum(sizes), limit) + READING * max(sizes) * available_cores(),
         0,
         max(sizes),
         not kept,
