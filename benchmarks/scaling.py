@@ -6,7 +6,7 @@ twice the workers, so that every worker has as many blocks in a part as before,
 each of the same size. What is compared is the wall time of a cycle (strong) and
 of a part (weak), over several segments, interleaved.
 
-    python benchmarks/scaling.py [--millions 8] [--components 32] [--cycles 6] [--rounds 3]
+    python benchmarks/scaling.py [--millions 8] [--components 32] [--cycles 20] [--rounds 3]
 
 Şimşekli et al. 2015, section 4.3, is the model of both; this is one machine, so
 the workers share its memory bandwidth and what else it does.
@@ -47,7 +47,11 @@ class Run:
 
     def __init__(self, store: str, workers: int, components: int, cycles: int) -> None:
         self.cluster = LocalCluster(
-            n_workers=workers, threads_per_worker=1, dashboard_address=":0", memory_limit=0
+            n_workers=workers,
+            threads_per_worker=1,
+            dashboard_address=":0",
+            memory_limit=0,
+            silence_logs=50,
         )
         self.client = Client(self.cluster)
         self.executor = make_executor("ring", self.client)
@@ -58,6 +62,7 @@ class Run:
         self.chain: Any = make_chain(Setting(self.data, model, sampler, options, self.executor), 0)
         self.chain.warm_start()
         self.cycles = cycles
+        self.busy: list[float] = []
         self.segment()  # compiles on the workers and reads the blocks
 
     def segment(self) -> float:
@@ -65,6 +70,8 @@ class Run:
         begun = time.perf_counter()
         self.chain.advance(self.chain.cycle + self.cycles)
         self.chain.forget()
+        report = self.executor.report
+        self.busy.append(report.utilisation)
         return (time.perf_counter() - begun) / self.cycles
 
     def close(self) -> None:
@@ -78,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--millions", type=float, default=8)
     parser.add_argument("--components", type=int, default=32)
-    parser.add_argument("--cycles", type=int, default=6)
+    parser.add_argument("--cycles", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -102,10 +109,14 @@ def main() -> None:
                 seconds[name].append(run.segment())
         for run in runs.values():
             run.close()
+        busy = {name: run.busy[-1] for name, run in runs.items()}
     middle = {name: statistics.median(values) for name, values in seconds.items()}
     for name, value in middle.items():
         parts = 2 * BLOCKS if "doubled" in name else BLOCKS
-        print(f"{name:20s} {value:7.3f} s a cycle, {1000 * value / parts:7.1f} ms a part")
+        print(
+            f"{name:20s} {value:7.3f} s a cycle, {1000 * value / parts:7.1f} ms a part, "
+            f"workers busy {busy[name]:.2f} of the time"
+        )
     strong = middle["doubled, 1 worker"] / middle["doubled, 2 workers"]
     weak = middle["doubled, 2 workers"] / 2 / middle["single, 1 worker"]
     print(f"strong scaling, 1 to 2 workers: {strong:.2f} times as fast")

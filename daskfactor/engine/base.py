@@ -46,11 +46,17 @@ class BlockProgram(Protocol):
 
 @dataclass(slots=True)
 class RunReport:
-    """What a run of a plan cost."""
+    """What a run of a plan cost.
+
+    ``lost_segments`` counts segments that were run again because a worker was
+    lost; ``workers`` is the number of machines' processes that took part last.
+    """
 
     wall_seconds: float = 0.0
     busy_seconds: float = 0.0
     lanes: int = 1
+    workers: int = 1
+    lost_segments: int = 0
 
     @property
     def utilisation(self) -> float:
@@ -62,6 +68,8 @@ class RunReport:
         self.wall_seconds += other.wall_seconds
         self.busy_seconds += other.busy_seconds
         self.lanes = other.lanes
+        self.workers = other.workers
+        self.lost_segments += other.lost_segments
 
 
 class Executor(Protocol):
@@ -108,13 +116,18 @@ def perform(
             program.update(op, data, rows, cols, workspace)
             return None
         return program.evaluate(op, data, rows, cols, cells, workspace)
-    except (DaskfactorError, MemoryError):
+    except (DaskfactorError, MemoryError) as error:
+        error.add_note(f"in {_where(op)}")
         raise
     except Exception as error:
         raise EngineError(
-            f"the update of block (row band {op.block.row}, column band {op.block.col}) in "
-            f"cycle {op.cycle} failed: {type(error).__name__}: {error}"
+            f"the update of {_where(op)} failed: {type(error).__name__}: {error}"
         ) from error
+
+
+def _where(op: Op) -> str:
+    block = f"block (row band {op.block.row}, column band {op.block.col})"
+    return f"{block} in cycle {op.cycle}"
 
 
 def settle(state: ChainState, evaluations: list[Evaluation]) -> None:

@@ -1,7 +1,8 @@
 """Which executor suits a cluster: by what a block costs, what a hop costs, and who is there."""
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskfactor.errors import OptionError
 from daskfactor.io.blocks import BlockedData
@@ -9,9 +10,15 @@ from daskfactor.io.blocks import BlockedData
 if TYPE_CHECKING:
     from distributed import Client
 
+    from daskfactor.engine.base import BlockProgram
+    from daskfactor.engine.plan import Op
+    from daskfactor.engine.state import ChainState
+
 logger = logging.getLogger(__name__)
 
-SLOW_BLOCK = 0.1
+LONG_BLOCK = 1.0
+"""Seconds from which on a segment, a cycle at least, is too long to lose as a whole."""
+TASK_WORTHY = 0.1
 """Seconds from which on a block is worth a Dask task of its own."""
 DENSE_SPEED = 4e10
 """Floating-point operations a second that a core does at least in dense blocks."""
@@ -26,6 +33,16 @@ class Choice(NamedTuple):
     reason: str
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One operation to be timed on a worker."""
+
+    program: "BlockProgram"
+    op: "Op"
+    state: "ChainState"
+    data: BlockedData
+
+
 def block_seconds(data: BlockedData, width: int) -> float:
     """About how long the largest block's update takes on one core, from its size."""
     if data.is_sparse:
@@ -34,29 +51,78 @@ def block_seconds(data: BlockedData, width: int) -> float:
     return 6.0 * rows * cols * width / DENSE_SPEED
 
 
-def choose_executor(client: "Client", data: BlockedData, width: int) -> Choice:
+def choose_executor(
+    client: "Client", data: BlockedData, width: int, trial: Trial | None = None
+) -> Choice:
     """``"ring"`` or ``"tasks"`` for the workers of a client.
 
     A ring needs all its workers from the beginning of a segment to its end, and
     costs a millisecond or two a hop that hides behind the blocks; tasks cost some
-    five milliseconds each, and go wherever there is a worker.
+    five milliseconds each, and go wherever there is a worker. So tasks suit
+    clusters that grow and shrink by themselves, and blocks so long that a ring's
+    segment would be dear to lose.
+
+    Parameters
+    ----------
+    client
+        A synchronous client.
+    data, width
+        What a block update's cost is estimated from.
+    trial
+        An operation to time on a worker instead.
     """
-    workers = len(client.scheduler_info(n_workers=-1)["workers"])
-    seconds = block_seconds(data, width)
-    if seconds >= SLOW_BLOCK:
-        choice = Choice(
-            "tasks",
-            f"a block takes about {seconds:.2g} s, which is worth a Dask task on any of the "
-            f"{workers} workers, also on those that come later",
-        )
-    else:
-        choice = Choice(
-            "ring",
-            f"a block takes about {1000 * seconds:.2g} ms, less than Dask tasks are worth, so "
-            f"bands pass from worker to worker ({workers} of them)",
-        )
+    seconds = block_seconds(data, width) if trial is None else measure_seconds(client, trial)
+    choice = _choose(client, seconds, "about " if trial is None else "")
     logger.info('executor "%s": %s', *choice)
     return choice
+
+
+def _choose(client: Any, seconds: float, about: str) -> Choice:
+    workers = len(client.nthreads())
+    takes = f"a block takes {about}{_duration(seconds)}"
+    if getattr(getattr(client, "cluster", None), "_adaptive", None) is not None:
+        short = "" if seconds >= TASK_WORTHY else ", although a ring on a fixed cluster is faster"
+        return Choice("tasks", f"the cluster grows and shrinks by itself; {takes}{short}")
+    if seconds >= LONG_BLOCK:
+        return Choice(
+            "tasks",
+            f"{takes}, which is worth a Dask task on any of the {workers} workers, also on those "
+            "that come later, and the less is lost with a worker",
+        )
+    return Choice(
+        "ring",
+        f"{takes}, less than Dask tasks are worth, so bands pass from worker to worker "
+        f"({workers} of them)",
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{seconds * 1e3:.2g} ms"
+
+
+def measure_seconds(client: "Client", trial: Trial) -> float:
+    """Seconds of one operation on one of the client's workers, compilation left out."""
+    from daskfactor.engine.cluster import Cluster, Patience
+    from daskfactor.engine.trial import time_operation
+
+    cluster = Cluster(client, None, Patience())
+    try:
+        row, col = trial.op.block
+        work = (
+            trial.program,
+            trial.op,
+            trial.state.rows[row],
+            trial.state.cols[col],
+            cluster.shares.handle(trial.data),
+        )
+        cluster.await_workers()
+        future = cluster.submit(
+            time_operation, cluster.shares.pack(work), key=f"time-a-block-{cluster.fresh()}"
+        )
+        cluster.wait([future], cluster.check_any)
+        return float(cluster.gather(future, cluster.check_any))
+    finally:
+        cluster.close()
 
 
 def connect(address: str) -> "Client":

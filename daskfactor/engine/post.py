@@ -1,0 +1,230 @@
+"""Bands from worker to worker, over the cluster's own connections.
+
+A plugin registers one operation on every worker and keeps one connection to
+each worker it sends to. Messages go one way: a band needs no answer, since the
+receiver's next band is the answer. Whatever belongs to an attempt that is over
+is dropped on arrival.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol.serialize import Serialize
+
+from daskfactor.engine.ledger import Mailbox
+from daskfactor.engine.parcels import SMALL, Attempt, Parcel, read, write
+
+if TYPE_CHECKING:
+    from daskfactor.kernels.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+PLUGIN = "daskfactor-post"
+OPERATION = "daskfactor_post"
+MOST_BOXES = 64
+"""Boxes kept for attempts whose task has not started here."""
+
+
+class _Desk(NamedTuple):
+    """An attempt that is running here."""
+
+    box: Mailbox
+    key: str
+    peers: tuple[str, ...]
+    topic: str
+
+
+class Link:
+    """A connection to one worker, with a queue in front; safe to use from any thread."""
+
+    def __init__(self, post: "Post", address: str) -> None:
+        self._post = post
+        self._address = address
+        self._queue: deque[Parcel] = deque()
+        self._loop: asyncio.AbstractEventLoop = post.worker.loop.asyncio_loop
+        self._comm: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()
+        self._woken = False
+        self.closed = False
+
+    def send(self, parcels: Sequence[Parcel]) -> None:
+        """Queue parcels; what is queued by the time of sending goes in one message."""
+        with self._lock:
+            self._queue.extend(parcels)
+            if self._woken:
+                return
+            self._woken = True
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._task = asyncio.ensure_future(self._pump())
+
+    async def _pump(self) -> None:
+        while True:
+            with self._lock:
+                parcels = list(self._queue)
+                self._queue.clear()
+                if not parcels:
+                    self._woken = False
+                    return
+            try:
+                if self._comm is None:
+                    self._comm = await self._post.worker.rpc.connect(self._address)
+                    self._watcher = asyncio.ensure_future(self._watch())
+                await self._comm.write({"op": OPERATION, "reply": False, **self._fields(parcels)})
+            except (OSError, RuntimeError, TimeoutError) as error:
+                self._lose(f"{self._address} cannot be reached: {error}")
+                return
+
+    def _fields(self, parcels: list[Parcel]) -> dict[str, Any]:
+        if self._address.startswith("inproc:"):  # passed on as it is
+            return {"heads": b"", "body": Serialize(parcels)}  # type: ignore[no-untyped-call]
+        fields = write(parcels)
+        if len(fields["body"]) > SMALL:
+            return {**fields, "body": Serialize(fields["body"])}  # type: ignore[no-untyped-call]
+        return {**fields, "body": fields["body"].tobytes()}
+
+    async def _watch(self) -> None:
+        """Wait for the other end to go: nothing is ever sent back."""
+        try:
+            await self._comm.read()
+        except (OSError, RuntimeError):
+            self._lose(f"{self._address} has gone")
+
+    def _lose(self, reason: str) -> None:
+        if not self.closed:
+            self._post.lose(self._address, reason)
+
+    def close(self) -> None:
+        """Let go of the connection; in the event loop's thread."""
+        self.closed = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._comm is not None:
+            self._comm.abort()
+
+
+class Post(WorkerPlugin):
+    """Mailboxes and connections of one worker, and buffers that outlive a segment."""
+
+    name = PLUGIN
+    idempotent = True
+
+    def setup(self, worker: Any) -> None:
+        """Called on the worker, when the plugin or the worker is new."""
+        self.worker = worker
+        self.workspaces: list[Workspace] = []
+        self._lock = threading.Lock()
+        self._desks: dict[Attempt, _Desk] = {}
+        self._waiting: OrderedDict[Attempt, Mailbox] = OrderedDict()
+        self._over: OrderedDict[str, int] = OrderedDict()
+        self._links: dict[str, Link] = {}
+        worker.handlers[OPERATION] = self.receive
+
+    def teardown(self, worker: Any) -> None:
+        """Called when the worker closes: nobody may go on waiting."""
+        worker.handlers.pop(OPERATION, None)
+        with self._lock:
+            desks = list(self._desks.values())
+            links = list(self._links.values())
+            self._links.clear()
+        for desk in desks:
+            desk.box.abort("the worker is closing")
+        for link in links:
+            link.close()
+
+    def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
+        """Stop the work of a task that the scheduler no longer wants."""
+        if finish in ("cancelled", "released", "forgotten") and start in ("executing", "cancelled"):
+            with self._lock:
+                desks = [desk for desk in self._desks.values() if desk.key == key]
+            for desk in desks:
+                desk.box.abort("the client has given this attempt up")
+
+    # -- attempts ------------------------------------------------------------
+
+    def open(self, attempt: Attempt, key: str, peers: tuple[str, ...], topic: str) -> Mailbox:
+        """The box of an attempt, with what has arrived for it already."""
+        with self._lock:
+            box = self._waiting.pop(attempt, None) or Mailbox()
+            self._desks[attempt] = _Desk(box, key, peers, topic)
+        if self._is_over(attempt):
+            box.abort("this attempt is over")
+        return box
+
+    def close(self, attempt: Attempt) -> None:
+        """End an attempt; what still arrives for it is dropped."""
+        token, number = attempt
+        with self._lock:
+            self._desks.pop(attempt, None)
+            self._over[token] = max(number, self._over.get(token, number))
+            for late in [a for a in self._waiting if a[0] == token and a[1] <= number]:
+                del self._waiting[late]
+            while len(self._over) > MOST_BOXES:
+                self._over.popitem(last=False)
+
+    def _is_over(self, attempt: Attempt) -> bool:
+        return attempt[1] <= self._over.get(attempt[0], -1)
+
+    def _box(self, attempt: Attempt) -> Mailbox | None:
+        with self._lock:
+            if attempt in self._desks:
+                return self._desks[attempt].box
+            if self._is_over(attempt):
+                return None
+            box = self._waiting.setdefault(attempt, Mailbox())
+            while len(self._waiting) > MOST_BOXES:
+                self._waiting.popitem(last=False)
+            return box
+
+    # -- messages ------------------------------------------------------------
+
+    def send(self, address: str, parcels: Sequence[Parcel]) -> None:
+        """Send without waiting, from any thread."""
+        with self._lock:
+            link = self._links.get(address)
+            if link is None:
+                link = self._links[address] = Link(self, address)
+        link.send(parcels)
+
+    def receive(self, heads: bytes, body: Any) -> None:
+        """Handler of the operation, in the event loop's thread."""
+        for parcel in read(heads, body) if heads else body:
+            box = self._box(parcel.attempt)
+            if box is None:
+                continue
+            if parcel.band is None:
+                box.abort(parcel.reason)
+            else:
+                box.put(parcel.col, parcel.rounds, parcel.band)
+
+    def abort_peers(self, attempt: Attempt, peers: tuple[str, ...], reason: str) -> None:
+        """Tell the others that an attempt cannot succeed."""
+        for address in peers:
+            if address != self.worker.address:
+                self.send(address, [Parcel(attempt, -1, -1, None, reason)])
+
+    def lose(self, address: str, reason: str) -> None:
+        """A connection broke: nothing that counts on that worker can succeed."""
+        with self._lock:
+            link = self._links.pop(address, None)
+            desks = [
+                (attempt, desk) for attempt, desk in self._desks.items() if address in desk.peers
+            ]
+        if link is not None:
+            link.close()
+        logger.info("post to %s: %s", address, reason)
+        for (token, number), desk in desks:
+            desk.box.abort(reason)
+            self.tell(desk.topic, {"kind": "lost", "token": token, "attempt": number})
+
+    def tell(self, topic: str, news: dict[str, Any]) -> None:
+        """News for the client that listens to a topic."""
+        self.worker.log_event(topic, news)

@@ -1,0 +1,52 @@
+"""A client that dies in the middle of a run on a cluster of its own.
+
+Run as a script by ``test_runs.py``: ``dying.py STORE EXECUTOR DRAW`` kills its
+own process with SIGKILL when the run reports that draw.
+"""
+
+import os
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.runs import options
+from tests.cluster.support import cluster
+
+SETTINGS: dict[str, Any] = {
+    "draws": 24,
+    "tune": 12,
+    "random_seed": 5,
+    "blocks": 4,
+    "unstored": "zero",
+    "progressbar": False,
+}
+SAMPLER = dfac.PSGLD(warm_start=4)
+MODEL = dfac.TweedieNMF(3, dispersion=1.0)
+options.LONGEST_SEGMENT = 6  # checkpoints more often than a run this small would have
+
+
+def data() -> sparse.csr_array:
+    rng = np.random.default_rng(2)
+    return sparse.csr_array(rng.poisson(0.4, (60, 40)).astype(np.float32))
+
+
+def main() -> None:
+    store, executor, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+    def die(event: dfac.RunEvent) -> None:
+        if event.phase == "draw" and event.done >= last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with cluster(2, processes=True) as client:
+        dfac.sample(
+            data(), MODEL, SAMPLER, store=store, client=client, executor=executor, callback=die,
+            **SETTINGS,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Clusters that can be hurt, and programs that hurt them."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+from distributed import Client, LocalCluster
+
+from daskfactor.engine import SerialExecutor
+from daskfactor.engine.cluster import Patience
+from daskfactor.engine.plan import CycleOptions, Op, build_plan
+from daskfactor.engine.state import ChainState, FactorBand, make_state, place_cells
+from daskfactor.errors import StoreError
+from daskfactor.grid.bands import Block, Grid
+from daskfactor.grid.schedules import Reshuffled, Schedule
+from daskfactor.kernels.workspace import Workspace
+from tests.engine.mixer import Mixer
+
+IMPATIENT = Patience(start=30.0, stall=60.0, workers=30.0, grace=10.0)
+
+SHORT = {
+    "distributed.comm.timeouts.connect": "3s",
+    "distributed.comm.retry.count": 0,
+    "distributed.scheduler.allowed-failures": 10,
+    # LocalCluster gives a nanny up whose worker is down at this time after a loss.
+    "distributed.deploy.lost-worker-timeout": "1h",
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+}
+
+
+@contextmanager
+def cluster(workers: int, processes: bool, threads: int = 1) -> Iterator[Client]:
+    """A client of a fresh cluster on this machine, without a dashboard."""
+    with (
+        dask.config.set(SHORT),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=threads,
+            processes=processes,
+            dashboard_address=":0",
+            silence_logs=50,
+            memory_limit=0,
+        ) as made,
+        Client(made) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def bare_worker(client: Client) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker process that no nanny starts again."""
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", client.scheduler.address]
+    options = ["--no-nanny", "--nthreads", "1", "--no-dashboard", "--memory-limit", "0"]
+    process = subprocess.Popen(
+        [*command, *options],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+MIXER = Mixer()
+
+
+@dataclass(frozen=True)
+class Killer:
+    """A mixer whose worker kills itself at given operations, each only once.
+
+    A spot is (cycle, row band, column band); a file in ``folder`` remembers it.
+    """
+
+    folder: str
+    spots: frozenset[tuple[int, int, int]]
+    inner: Mixer = MIXER
+
+    def update(
+        self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        spot = (op.cycle, *op.block)
+        if spot in self.spots:
+            try:
+                Path(self.folder, "-".join(map(str, spot))).touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        self.inner.update(op, data, rows, cols, workspace)
+
+    def evaluate(self, *arguments: Any) -> Any:
+        return self.inner.evaluate(*arguments)
+
+
+GATES: dict[str, threading.Event] = {}
+"""Events that a program waits for, by name; for workers in this process."""
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A mixer one block of which waits for a gate."""
+
+    gate: str
+    at: Block
+    inner: Mixer = MIXER
+
+    def update(
+        self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        if op.block == self.at and op.cycle == 1:
+            assert GATES[self.gate].wait(30)
+        self.inner.update(op, data, rows, cols, workspace)
+
+    def evaluate(self, *arguments: Any) -> Any:
+        return self.inner.evaluate(*arguments)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A mixer that looks at its block of data first."""
+
+    inner: Mixer = MIXER
+
+    def update(
+        self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        data.view(*op.block)
+        self.inner.update(op, data, rows, cols, workspace)
+
+    def evaluate(self, *arguments: Any) -> Any:
+        return self.inner.evaluate(*arguments)
+
+
+@dataclass(frozen=True)
+class BrokenData:
+    """Data one block of which cannot be read; a handle and its reader in one."""
+
+    bad: Block
+    token: str = "broken"
+
+    def open(self, memory_limit: int | None = None) -> "BrokenData":
+        return self
+
+    def view(self, row: int, col: int) -> Any:
+        if (row, col) == self.bad:
+            raise StoreError(f"chunk {row}.{col} cannot be decoded; write the store again")
+        return np.zeros((1, 1))
+
+
+def chain(
+    executor: Any,
+    program: Any = None,
+    *,
+    blocks: int = 4,
+    segments: int = 3,
+    cycles: int = 4,
+    schedule: Schedule | None = None,
+    data: Any = None,
+    width: int = 3,
+    on_done: Callable[[int], None] | None = None,
+    before: Sequence[Callable[[], None]] = (),
+) -> ChainState:
+    """Several segments one after the other, as a chain runs them; draws and sums are kept.
+
+    ``before[n]`` is called before segment n.
+    """
+    rng = np.random.default_rng(blocks)
+    grid = Grid.even((3 * blocks + 1, 2 * blocks + 2), blocks)
+    state = make_state(
+        grid,
+        rng.random((grid.shape[0], width), dtype=np.float32),
+        rng.random((grid.shape[1], width), dtype=np.float32),
+    )
+    cells = np.array([0, grid.shape[0] - 1, 2]), np.array([1, 0, grid.shape[1] - 1])
+    state.cells = place_cells(grid, *cells, np.dtype(np.float32))
+    for segment in range(segments):
+        if segment < len(before):
+            before[segment]()
+        plan = build_plan(
+            schedule or Reshuffled(),
+            np.ones((blocks, blocks), dtype=np.int64),
+            range(segment * cycles, (segment + 1) * cycles),
+            lambda cycle: np.random.default_rng([3, cycle]),
+            lambda cycle: CycleOptions(record=True, keep=True, evaluate=cycle % 2 == 1),
+        )
+        state = executor.run(plan, program or Mixer(), state, data, on_done)
+    return state
+
+
+def oracle(**options: Any) -> ChainState:
+    """The same chain on the serial executor."""
+    return chain(SerialExecutor(), **options)

@@ -1,0 +1,325 @@
+"""Ring and tasks on a cluster leave the oracle's bits; errors come back as they are."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from dask.sizeof import sizeof
+from distributed import Client, Event, LocalCluster
+from distributed.security import Security
+
+from daskfactor.engine import make_executor
+from daskfactor.engine.choice import Trial, choose_executor
+from daskfactor.engine.cluster import Patience
+from daskfactor.engine.cluster_tasks import ClusterTasksExecutor
+from daskfactor.engine.graph import TaskResult
+from daskfactor.engine.plan import Action, CycleOptions, Op
+from daskfactor.engine.post import PLUGIN
+from daskfactor.engine.ring import RingExecutor
+from daskfactor.engine.state import FactorBand, make_state
+from daskfactor.errors import EngineError, OptionError, StoreError
+from daskfactor.grid.bands import Block, Grid
+from daskfactor.grid.schedules import Cyclic, NestedReshuffled, Proportional, Reshuffled, Schedule
+from daskfactor.io.sources import as_blocks
+from tests.cluster.support import (
+    GATES,
+    IMPATIENT,
+    BrokenData,
+    Gated,
+    Reading,
+    chain,
+    cluster,
+    oracle,
+)
+from tests.engine.mixer import Mixer, bits
+
+pytestmark = pytest.mark.cluster
+
+EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
+SCHEDULES = [Reshuffled(), Cyclic(), Proportional(), NestedReshuffled(2)]
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Client]:
+    """Three workers of two threads in this process."""
+    with cluster(3, processes=False, threads=2) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Client]:
+    """Two worker processes."""
+    with cluster(2, processes=True) as client:
+        yield client
+
+
+@pytest.fixture(params=EXECUTORS)
+def executor(request: pytest.FixtureRequest, here: Client) -> Iterator[Any]:
+    made = EXECUTORS[request.param](here, patience=IMPATIENT)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("blocks", [2, 4, 8])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+def test_the_oracles_bits(executor: Any, schedule: Schedule, blocks: int) -> None:
+    options: dict[str, Any] = {"schedule": schedule, "blocks": blocks, "cycles": 2}
+    assert bits(chain(executor, **options)) == bits(oracle(**options))
+    assert executor.report.lost_segments == 0
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_the_oracles_bits_from_other_processes(name: str, elsewhere: Client) -> None:
+    executor = EXECUTORS[name](elsewhere, patience=IMPATIENT)
+    assert bits(chain(executor, blocks=5, cycles=2)) == bits(oracle(blocks=5, cycles=2))
+    assert executor.report.workers == 2
+    assert 0 < executor.report.utilisation <= 1
+    executor.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_any_number_of_workers(workers: int) -> None:
+    with cluster(workers, processes=False) as client:
+        for make in EXECUTORS.values():
+            executor = make(client, patience=IMPATIENT)
+            assert bits(chain(executor)) == bits(oracle())
+            executor.close()
+
+
+def test_only_the_workers_that_were_named(here: Client) -> None:
+    named = sorted(here.nthreads())[:2]
+    executor = RingExecutor(here, workers=named, patience=IMPATIENT)
+    assert bits(chain(executor)) == bits(oracle())
+    assert executor.report.workers == 2
+    executor.close()
+
+
+def test_a_large_state_travels_without_a_warning(executor: Any) -> None:
+    """Warnings are errors here; Dask warns of graphs above 10 MB."""
+    wide = {"width": 600_000, "segments": 1, "cycles": 1, "blocks": 2}
+    with dask.config.set({"distributed.comm.timeouts.connect": "30s"}):
+        assert bits(chain(executor, **wide)) == bits(oracle(**wide))
+
+
+def test_the_clients_state_is_not_touched_when_a_segment_fails(executor: Any) -> None:
+    seen: list[Any] = []
+
+    class Spy:
+        def run(self, plan: Any, program: Any, state: Any, data: Any, on_done: Any) -> Any:
+            before = state.copy()
+            try:
+                return executor.run(plan, program, state, data, on_done)
+            except EngineError:
+                seen.append((before, state))
+                raise
+
+    with pytest.raises(EngineError):
+        chain(Spy(), Mixer(fail_at=Block(1, 2)))
+    for before, state in seen:
+        assert state.gather("rows").tobytes() == before.gather("rows").tobytes()
+        assert state.gather("columns").tobytes() == before.gather("columns").tobytes()
+
+
+def test_an_error_names_its_block_and_leaves_the_workers_free(executor: Any) -> None:
+    with pytest.raises(EngineError, match=r"row band 1, column band 2.*cycle 1.*on purpose"):
+        chain(executor, Mixer(fail_at=Block(1, 2)))
+    assert bits(chain(executor)) == bits(oracle())
+    assert executor.report.lost_segments == 0
+
+
+def test_a_block_that_cannot_be_read_is_named(executor: Any) -> None:
+    with pytest.raises(StoreError, match=r"chunk 3\.1 cannot be decoded") as caught:
+        chain(executor, Reading(), data=BrokenData(Block(3, 1)))
+    assert "row band 3, column band 1" in "".join(caught.value.__notes__)
+
+
+def test_progress_never_goes_back_and_ends_with_all(executor: Any) -> None:
+    seen: list[int] = []
+    chain(executor, segments=1, on_done=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 4 * 16 + 2 * 16
+
+
+def test_a_slow_block_is_waited_for(executor: Any) -> None:
+    """The gate opens when others have told of progress, while this block holds them all up."""
+    GATES["slow"] = gate = threading.Event()
+    state = chain(executor, Gated("slow", Block(1, 2)), on_done=lambda done: gate.set())
+    assert bits(state) == bits(oracle())
+    assert executor.report.lost_segments == 0
+
+
+def test_an_interrupt_frees_the_workers(executor: Any) -> None:
+    GATES["interrupt"] = gate = threading.Event()
+
+    def interrupt(done: int) -> None:
+        gate.set()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chain(executor, Gated("interrupt", Block(1, 2)), on_done=interrupt)
+    assert bits(chain(executor)) == bits(oracle())
+
+
+def test_an_interrupt_stops_workers_that_wait_for_each_other(here: Client) -> None:
+    """One may be held up inside its block; the others end at once."""
+    GATES["held"] = gate = threading.Event()
+    executor = RingExecutor(here, patience=IMPATIENT)
+
+    def interrupt(done: int) -> None:
+        raise KeyboardInterrupt
+
+    def running(dask_worker: Any) -> int:
+        return len(dask_worker.plugins[PLUGIN]._desks)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            chain(executor, Gated("held", Block(1, 2)), blocks=6, on_done=interrupt)
+        until = time.monotonic() + 10
+        while sum(here.run(running).values()) > 1:
+            assert time.monotonic() < until, "workers go on waiting"
+    finally:
+        gate.set()
+    assert bits(chain(executor)) == bits(oracle())
+    executor.close()
+
+
+def test_a_ring_says_so_when_workers_are_busy(here: Client) -> None:
+    busy, release = Event("busy", client=here), Event("release", client=here)
+
+    def occupy(address: str) -> None:
+        Event("busy").set()
+        Event("release").wait(60)
+
+    address = sorted(here.nthreads())[0]
+    others = [here.submit(occupy, f"{address}{n}", workers=[address], pure=False) for n in range(2)]
+    try:
+        assert busy.wait(20)
+        executor = RingExecutor(here, patience=Patience(start=1.0))
+        with pytest.raises(EngineError, match=r"1 of 3 workers did not start.*within 1 s"):
+            chain(executor, blocks=6)
+    finally:
+        release.set()
+        for future in others:
+            future.result(30)
+    assert bits(chain(executor)) == bits(oracle())
+    executor.close()
+
+
+def test_an_address_without_a_worker_does_not_hang(here: Client) -> None:
+    for make in EXECUTORS.values():
+        executor = make(here, workers=["tcp://127.0.0.1:1"], patience=Patience(workers=0.5))
+        began = time.monotonic()
+        with pytest.raises(EngineError, match=r"no worker was there within 0\.5 s"):
+            chain(executor)
+        with pytest.raises(EngineError, match=r"no worker was there"):
+            executor.map(lambda item, work: item, range(3))
+        assert time.monotonic() - began < 20
+        executor.close()
+
+
+def test_map_keeps_the_order_of_its_items(executor: Any, here: Client) -> None:
+    assert executor.map(lambda item, work: item * item, range(20)) == [n * n for n in range(20)]
+    assert executor.map(lambda item, work: item, []) == []
+
+
+def test_map_carries_data_and_state_along(executor: Any) -> None:
+    """What the passes over the data do: a closure over blocked data and a factor."""
+    V = np.random.default_rng(0).random((40, 30), dtype=np.float32)
+    with as_blocks(V, 3) as data:
+        factor = np.arange(30.0)
+
+        def row_sum(row: int, work: Any) -> float:
+            return sum(
+                float(data.view(row, col).block.sum()) + factor[col]
+                for col in range(data.grid.blocks)
+            )
+
+        expected = [row_sum(row, None) for row in range(3)]
+        assert executor.map(row_sum, range(3)) == expected
+        assert executor.map(row_sum, range(3)) == expected  # from the reader that is open now
+
+
+def test_an_error_in_map_comes_back(executor: Any) -> None:
+    def fail(item: int, work: Any) -> int:
+        raise StoreError(f"item {item} cannot be read; look for it")
+
+    with pytest.raises(StoreError, match=r"item \d cannot be read"):
+        executor.map(fail, range(5))
+    with pytest.raises(EngineError, match=r"ZeroDivisionError"):
+        executor.map(lambda item, work: 1 // 0, range(5))
+
+
+def test_what_is_no_synchronous_client_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"must be a dask.distributed Client, got 'tcp://here'"):
+        make_executor("ring", "tcp://here")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"pass client=Client\(\.\.\.\)"):
+        make_executor("ring")
+
+
+def test_which_executors_take_a_client(here: Client) -> None:
+    assert isinstance(make_executor("ring", here), RingExecutor)
+    assert isinstance(make_executor("tasks", here), ClusterTasksExecutor)
+    with pytest.raises(OptionError, match=r"executor='lanes' runs in this process"):
+        make_executor("lanes", here)
+
+
+def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(elsewhere: Client) -> None:
+    rng = np.random.default_rng(0)
+    state = make_state(Grid.even((6, 6), 2), rng.random((6, 2)), rng.random((6, 2)))
+    op = Op(Action.UPDATE, Block(1, 0), 0, 0, 1.0, False, CycleOptions())
+    trial = Trial(Mixer(), op, state, None)  # type: ignore[arg-type]
+    before = state.gather("rows").tobytes()
+    made = choose_executor(elsewhere, None, 2, trial)  # type: ignore[arg-type]
+    assert made.name == "ring"
+    assert re.match(r"a block takes 0?\.\d+ ms, .*\(2 of them\)", made.reason)
+    assert state.gather("rows").tobytes() == before
+
+
+def test_workers_know_how_large_our_objects_are(elsewhere: Client) -> None:
+    """Dask measures a plain object at some fifty bytes, and spills too late."""
+    band = FactorBand(0, np.zeros((1000, 10)), {"metric": np.zeros((1000, 10))})
+    assert sizeof(band) >= 160_000
+    assert sizeof(TaskResult(rows=[band], cols=[band])) >= 320_000
+    executor = ClusterTasksExecutor(elsewhere, patience=IMPATIENT)
+
+    def there(dask_worker: Any) -> int:
+        return int(sizeof(band))
+
+    chain(executor, segments=1)
+    assert min(elsewhere.run(there).values()) >= 160_000
+    executor.close()
+
+
+def test_an_asynchronous_client_is_refused(here: Client) -> None:
+    async def make() -> None:
+        async with Client(here.scheduler.address, asynchronous=True) as client:
+            with pytest.raises(OptionError, match="asynchronous=True"):
+                RingExecutor(client)
+
+    here.sync(make)
+
+
+def test_an_encrypted_cluster() -> None:
+    """Bands go through the cluster's own connections, so its security holds for them."""
+    pytest.importorskip("cryptography")
+    security = Security.temporary()
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=False,
+            protocol="tls",
+            security=security,
+            dashboard_address=":0",
+        ) as made,
+        Client(made, security=security) as client,
+    ):
+        assert all(address.startswith("tls://") for address in client.nthreads())
+        executor = RingExecutor(client, patience=IMPATIENT)
+        assert bits(chain(executor)) == bits(oracle())
+        executor.close()

@@ -1,0 +1,164 @@
+"""Workers killed, lost, restarted and added: the same bits, and one segment at most for each."""
+
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+
+from daskfactor.engine.cluster import Patience
+from daskfactor.engine.cluster_tasks import ClusterTasksExecutor
+from daskfactor.engine.ring import RingExecutor
+from daskfactor.errors import EngineError
+from tests.cluster.support import IMPATIENT, Killer, bare_worker, chain, cluster, oracle
+from tests.engine.mixer import bits
+
+pytestmark = pytest.mark.cluster
+
+EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
+named = pytest.mark.parametrize("name", EXECUTORS)
+
+
+def kill_one(client: Client, which: int = 0) -> None:
+    """SIGKILL a worker process, whatever it is doing."""
+    client.wait_for_workers(1, timeout=60)
+    pids = client.run(os.getpid, on_error="ignore")  # one that is dying may be listed still
+    os.kill(pids[sorted(pids)[which % len(pids)]], signal.SIGKILL)
+
+
+def test_a_killed_worker_costs_the_ring_one_segment(tmp_path: Path) -> None:
+    with cluster(2, processes=True) as client:
+        executor = RingExecutor(client, patience=IMPATIENT)
+        program = Killer(str(tmp_path), frozenset({(5, 2, 1)}))
+        assert bits(chain(executor, program)) == bits(oracle())
+        assert executor.report.lost_segments == 1
+        executor.close()
+
+
+def test_dask_computes_again_what_a_killed_worker_held(tmp_path: Path) -> None:
+    with cluster(2, processes=True) as client:
+        executor = ClusterTasksExecutor(client, patience=IMPATIENT)
+        program = Killer(str(tmp_path), frozenset({(5, 2, 1)}))
+        assert bits(chain(executor, program)) == bits(oracle())
+        assert executor.report.lost_segments <= 1
+        executor.close()
+
+
+@named
+def test_remaining_workers_go_on_without_the_killed_one(name: str, tmp_path: Path) -> None:
+    with cluster(0, processes=True) as client, bare_worker(client), bare_worker(client):
+        client.wait_for_workers(2, timeout=60)
+        executor = EXECUTORS[name](client, patience=IMPATIENT)
+        program = Killer(str(tmp_path), frozenset({(5, 2, 1)}))
+        assert bits(chain(executor, program)) == bits(oracle())
+        assert executor.report.lost_segments <= 1
+        assert executor.report.workers == 1
+        executor.close()
+
+
+@named
+def test_a_worker_that_joins_is_used_and_changes_nothing(name: str) -> None:
+    with cluster(0, processes=True) as client, bare_worker(client) as first:
+        client.wait_for_workers(1, timeout=60)
+        executor = EXECUTORS[name](client, patience=IMPATIENT)
+        counts = []
+
+        def join() -> None:
+            counts.append(executor.report.workers)
+            client.wait_for_workers(2, timeout=60)
+
+        with bare_worker(client):
+            assert bits(chain(executor, before=[lambda: None, join])) == bits(oracle())
+            counts.append(executor.report.workers)
+        assert counts[-1] == 2
+        assert executor.report.lost_segments == 0
+        assert first.poll() is None
+        executor.close()
+
+
+def test_twenty_kills_in_one_run(tmp_path: Path) -> None:
+    """Operations at random kill their own worker; nannies start new ones meanwhile."""
+    rng = random.Random(7)
+    spots: set[tuple[int, int, int]] = set()
+    while len(spots) < 20:
+        spots.add((rng.randrange(24), rng.randrange(4), rng.randrange(4)))
+    with cluster(3, processes=True) as client:
+        executor = RingExecutor(client, patience=Patience(losses=20))
+        program = Killer(str(tmp_path), frozenset(spots))
+        options: dict[str, Any] = {"segments": 6, "cycles": 4}
+        assert bits(chain(executor, program, **options)) == bits(oracle(**options))
+        assert len(list(tmp_path.iterdir())) == 20
+        # Two of them may strike during the same attempt.
+        assert executor.report.lost_segments <= 20
+        executor.close()
+
+
+def test_kills_from_outside_at_moments_of_their_own(tmp_path: Path) -> None:
+    """At the start of a segment, on progress, and between segments."""
+    with cluster(2, processes=True) as client:
+        executor = RingExecutor(client, patience=IMPATIENT)
+        kills = 0
+        armed = threading.Event()
+
+        def arm() -> None:
+            armed.set()
+
+        def strike(done: int) -> None:
+            nonlocal kills
+            if armed.is_set():
+                armed.clear()
+                kills += 1
+                kill_one(client, kills % 2)
+
+        def between() -> None:
+            nonlocal kills
+            kills += 1
+            kill_one(client)
+
+        state = chain(
+            executor, segments=5, cycles=100, on_done=strike, before=[arm, between, arm, between]
+        )
+        assert bits(state) == bits(oracle(segments=5, cycles=100))
+        assert executor.report.lost_segments <= kills
+        executor.close()
+
+
+def test_a_map_is_run_again_when_its_worker_dies(tmp_path: Path) -> None:
+    def fatal(item: int, work: Any) -> int:
+        spot = tmp_path / str(item)
+        if item == 3 and not spot.exists():
+            spot.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item * item
+
+    with cluster(2, processes=True) as client:
+        executor = RingExecutor(client, patience=IMPATIENT)
+        assert executor.map(fatal, range(6)) == [n * n for n in range(6)]
+        executor.close()
+
+
+@named
+def test_a_segment_that_is_always_lost_ends_with_a_clear_error(name: str, tmp_path: Path) -> None:
+    class Fatal:
+        def update(self, op: Any, *_: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with cluster(0, processes=True) as client, bare_worker(client), bare_worker(client):
+        client.wait_for_workers(2, timeout=60)
+        executor = EXECUTORS[name](client, patience=Patience(losses=1, workers=1.0))
+        with pytest.raises(EngineError, match=r"lost 2 times in a row|no worker was there"):
+            chain(executor, Fatal())
+        executor.close()
+
+
+@named
+def test_a_client_that_lost_its_scheduler_says_so(name: str) -> None:
+    with cluster(2, processes=False) as client, Client(client.scheduler.address) as own:
+        executor = EXECUTORS[name](own, patience=IMPATIENT)
+        with pytest.raises(EngineError, match=r"the client has lost its scheduler"):
+            chain(executor, on_done=lambda done: own.close())
+        executor.close()

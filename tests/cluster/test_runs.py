@@ -1,0 +1,98 @@
+"""Whole runs on a cluster: the draws of one machine, whoever dies."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import daskfactor as dfac
+from daskfactor.errors import OptionError
+from tests.cluster import dying
+from tests.cluster.support import cluster
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+
+
+def same(found: xr.DataTree, wanted: xr.DataTree) -> None:
+    for name in ("W", "H"):
+        np.testing.assert_array_equal(
+            found["posterior"][name].values, wanted["posterior"][name].values
+        )
+    for name in ("lp", "step_size"):
+        np.testing.assert_array_equal(
+            found["sample_stats"][name].values, wanted["sample_stats"][name].values
+        )
+
+
+@pytest.fixture(scope="module")
+def wanted() -> xr.DataTree:
+    return dfac.sample(
+        dying.data(), dying.MODEL, dying.SAMPLER, executor="serial", **dying.SETTINGS
+    )
+
+
+@pytest.mark.parametrize("executor", ["ring", "tasks", "auto"])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_cluster_gives_the_draws_of_one_machine(
+    executor: str, threads: int, wanted: xr.DataTree
+) -> None:
+    with cluster(1, processes=False, threads=threads) as client:
+        found = dfac.sample(
+            dying.data(), dying.MODEL, dying.SAMPLER, client=client, executor=executor,
+            **dying.SETTINGS,
+        )  # fmt: skip
+    same(found, wanted)
+
+
+def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path: Path) -> None:
+    """From a store that workers open themselves, with hyperparameters drawn in the client."""
+    store = str(tmp_path / "v.zarr")
+    dfac.convert(dying.data(), store, unstored="missing", blocks=2, progressbar=False)
+    settings = {"draws": 12, "tune": 6, "random_seed": 1, "progressbar": False}
+    model = dfac.GaussianMF(3)
+    alone = dfac.sample(store, model, executor="serial", allow_empty=True, **settings)
+    with cluster(2, processes=False) as client:
+        found = dfac.sample(
+            store, model, client=client, executor="ring", allow_empty=True, **settings
+        )
+    same(found, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("executor", "workers"), [("ring", 1), ("ring", 3), ("tasks", 3)])
+def test_a_killed_client_is_resumed_on_another_number_of_workers(
+    executor: str, workers: int, wanted: xr.DataTree, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "run.zarr")
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/cluster/dying.py"), store, executor, "13"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == -9, done.stderr
+    before = dfac.open_run(store)
+    kept = int(before["posterior"].sizes["draw"])
+    assert 0 < kept < dying.SETTINGS["draws"]
+    with cluster(workers, processes=False) as client:
+        found = dfac.resume(
+            store, V=dying.data(), client=client, executor=executor, progressbar=False
+        )
+    same(found, wanted)
+
+
+def test_an_executor_of_this_process_with_a_client_is_refused() -> None:
+    with (
+        cluster(1, processes=False) as client,
+        pytest.raises(OptionError, match="makes no use of client"),
+    ):
+        dfac.sample(dying.data(), dying.MODEL, client=client, executor="lanes", **dying.SETTINGS)

@@ -1,0 +1,91 @@
+"""Whole runs on a cluster: the draws of one process, also when workers die."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from distributed import Client
+
+import daskfactor as dfac
+from tests.cluster.support import cluster
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.filterwarnings("ignore:the data are whole numbers:daskfactor.errors.DataWarning"),
+]
+
+SETTINGS: dict[str, Any] = {"random_seed": 3, "progressbar": False, "blocks": 4}
+
+
+def counts() -> np.ndarray:
+    rng = np.random.default_rng(5)
+    V = rng.poisson(rng.gamma(1, 1, (60, 4)) @ rng.gamma(1, 2, (4, 50))).astype(np.float32)
+    V[rng.random(V.shape) < 0.1] = np.nan
+    return V
+
+
+def same(one: Any, other: Any) -> bool:
+    groups = [group for group in one.children if group.startswith(("posterior", "monitor"))]
+    assert groups
+    return all(one[group].to_dataset().equals(other[group].to_dataset()) for group in groups)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with cluster(2, processes=True) as client:
+        yield client
+
+
+@pytest.mark.parametrize("executor", ["ring", "tasks"])
+def test_the_draws_of_one_process(executor: str, client: Client) -> None:
+    arguments = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 12, 10)
+    here = dfac.sample(*arguments, executor="serial", monitor="missing", **SETTINGS)
+    there = dfac.sample(*arguments, executor=executor, client=client, monitor="missing", **SETTINGS)
+    assert same(there, here)
+
+
+def test_sparse_data_and_coupled_chains(client: Client) -> None:
+    V = scipy.sparse.random_array((80, 60), density=0.2, rng=np.random.default_rng(2))
+    V.data[:] = np.ceil(5 * V.data)
+    arguments = (V, dfac.TweedieNMF(3), dfac.PSGRRLD(warm_start=3), 8, 8)
+    options = {**SETTINGS, "unstored": "zero"}
+    here = dfac.sample(*arguments, executor="serial", **options)
+    there = dfac.sample(*arguments, executor="ring", client=client, **options)
+    assert same(there, here)
+
+
+def test_a_worker_that_dies_during_a_run(client: Client, tmp_path: Path) -> None:
+    """Killed on the first event of the draws; the run is stored, and whole."""
+    arguments = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 40, 20)
+    killed: list[int] = []
+
+    def kill(event: Any) -> None:
+        if event.phase == "draw" and not killed:
+            pids = client.run(os.getpid)
+            killed.append(pids[min(pids)])
+            os.kill(killed[0], signal.SIGKILL)
+
+    here = dfac.sample(*arguments, executor="lanes", **SETTINGS)
+    there = dfac.sample(
+        *arguments,
+        executor="ring",
+        client=client,
+        store=tmp_path / "run.zarr",
+        callback=kill,
+        **SETTINGS,
+    )
+    assert killed
+    assert same(there, here)
+    assert same(dfac.resume(tmp_path / "run.zarr", progressbar=False), here)
+
+
+def test_distributed_is_not_imported_before_it_is_used() -> None:
+    code = "import sys, daskfactor.sampling; sys.exit('distributed' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
