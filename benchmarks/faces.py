@@ -36,8 +36,8 @@ from daskfactor.errors import DaskfactorError
 from daskfactor.io.sources import as_blocks
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.runs.chain import Setting
-from daskfactor.runs.tweedie import TweedieChain
 from daskfactor.runs.options import RunOptions
+from daskfactor.runs.tweedie import TweedieChain
 from daskfactor.samplers import PSGLD
 from daskfactor.threads import available_cores
 

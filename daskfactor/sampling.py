@@ -193,7 +193,7 @@ def sample(
         )
         check_schedule(sampler, data)
         cells = monitored_cells(monitor, data)
-        runner = stack.enter_context(executing(executor, client, data, model))
+        runner = stack.enter_context(executing(executor, client, data, model, on_event))
         setting = Setting(data, model, sampler, options, runner, cells)
         return run_from_start(setting, store, overwrite, on_event)
 
@@ -244,7 +244,7 @@ def resume(
         sampler.check_lengths(options.draws, options.tune)
         data = stack.enter_context(data_again(run, V, described, options, memory_limit))
         cells = cells_of(run.spec)
-        runner = stack.enter_context(executing(executor, client, data, model))
+        runner = stack.enter_context(executing(executor, client, data, model, on_event))
         setting = Setting(data, model, sampler, options, runner, cells)
         if draws is not None:
             described["options"] = options.to_dict()
@@ -327,7 +327,7 @@ def optimize(
             )
         )
         check_data(model, data)
-        runner = stack.enter_context(executing(executor, client, data, model))
+        runner = stack.enter_context(executing(executor, client, data, model, on_event))
         started = time.perf_counter()
         point = fit_point(
             data,

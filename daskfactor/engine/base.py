@@ -76,6 +76,7 @@ class Executor(Protocol):
     """Runs plans and maps functions over bands."""
 
     name: str
+    reason: str
     report: RunReport
 
     def run(

@@ -124,6 +124,25 @@ class Cluster:
             self._changed.wait(POLL)
         return found
 
+    def who_says_yes(
+        self, question: Callable[..., bool], addresses: Sequence[str], limit: float
+    ) -> set[str]:
+        """Those workers whose answer is yes within ``limit`` seconds."""
+
+        async def ask(address: str) -> bool:
+            run = self.client.run
+            try:
+                answer = run(question, workers=[address], on_error="ignore", asynchronous=True)
+                return bool((await asyncio.wait_for(answer, limit)).get(address))
+            except (OSError, TimeoutError):
+                return False
+
+        async def ask_all() -> list[bool]:
+            return await asyncio.gather(*(ask(address) for address in addresses))
+
+        answers = self.client.sync(ask_all)
+        return {address for address, yes in zip(addresses, answers, strict=True) if yes}
+
     def check_any(self) -> None:
         """Raise EngineError if there is no worker any more and none comes."""
         self.await_workers()

@@ -59,6 +59,7 @@ class ClusterTasksExecutor:
     """
 
     name = "tasks"
+    reason = "as asked for"
 
     def __init__(
         self,

@@ -55,6 +55,7 @@ class TasksExecutor:
     """
 
     name = "tasks"
+    reason = "as asked for"
 
     def __init__(self, scheduler: str = "threads", num_workers: int | None = None) -> None:
         if scheduler not in ("threads", "synchronous"):

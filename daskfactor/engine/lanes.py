@@ -85,6 +85,7 @@ class LanesExecutor:
     """Runs a plan on threads of this process."""
 
     name = "lanes"
+    reason = "as asked for"
 
     def __init__(self, lanes: int | None = None) -> None:
         self.lanes = lanes or available_cores()

@@ -32,6 +32,9 @@ from daskfactor.kernels.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
+AFTER_LOSS = 5.0
+"""Seconds for workers to answer after a loss: a dead one may be listed for a while."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -56,6 +59,7 @@ class RingExecutor:
     """
 
     name = "ring"
+    reason = "as asked for"
 
     def __init__(
         self,
@@ -99,9 +103,8 @@ class RingExecutor:
 
         ``fresh`` asks every one of them again, as is due after a loss.
         """
-        client = self._cluster.client
         if not self._registered:
-            client.register_plugin(Post())
+            self._cluster.client.register_plugin(Post())
             self._registered = True
         waited = Waited()
         while True:
@@ -109,8 +112,8 @@ class RingExecutor:
             self._ready = set() if fresh else self._ready & set(found)
             new = sorted(set(found) - self._ready)
             if new:
-                answers = client.run(_has_post, workers=new, on_error="ignore")
-                self._ready |= {address for address, there in answers.items() if there}
+                limit = AFTER_LOSS if fresh else self.patience.workers
+                self._ready |= self._cluster.who_says_yes(_has_post, new, limit)
             members = {address: found[address] for address in sorted(self._ready)}
             if members:
                 return members

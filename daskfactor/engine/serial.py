@@ -19,6 +19,7 @@ class SerialExecutor:
     """Runs a plan in the calling thread; what every other executor is compared with."""
 
     name = "serial"
+    reason = "as asked for"
 
     def __init__(self) -> None:
         self.report = RunReport()

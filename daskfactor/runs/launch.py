@@ -37,6 +37,7 @@ from daskfactor.runs.driver import Driver, RunState, hyper_attrs
 from daskfactor.runs.monitor import Cells
 from daskfactor.runs.options import RunOptions
 from daskfactor.runs.sinks import MemorySink
+from daskfactor.runs.trial import block_trial
 from daskfactor.samplers import PSGLD, SGHMC, Sampler
 
 PathText = str | PathLike[str]
@@ -156,12 +157,19 @@ def opened(V: Any, blocks: int | Grid | None, **options: Any) -> Iterator[Blocke
 
 @contextmanager
 def executing(
-    executor: str | Executor, client: Any, data: BlockedData, model: Any
+    executor: str | Executor, client: Any, data: BlockedData, model: Any, on_event: OnEvent
 ) -> Iterator[Executor]:
     """An executor by name or as it is, closed afterwards unless it is the caller's own."""
+    reason = "as asked for"
     if isinstance(executor, str) and executor == "auto":
-        executor = "lanes" if client is None else choose_executor(client, data, model.width).name
+        executor, reason = "lanes", "no client was given"
+        if client is not None:
+            trial = block_trial(data, model)
+            executor, reason = choose_executor(client, data, model.width, trial)
+            on_event(RunEvent("load", 1, 1, message=f"{executor}: {reason}"))
     made = make_executor(executor, client)
+    if made is not executor:
+        made.reason = reason
     try:
         yield made
     finally:
@@ -341,6 +349,7 @@ def _attrs(setting: Setting) -> dict[str, Any]:
         "chains": options.chains,
         "dtype": options.dtype,
         "executor": setting.executor.name,
+        "executor_reason": getattr(setting.executor, "reason", "as asked for"),
         **machine_attrs(),
     }
 

@@ -65,7 +65,7 @@ def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("executor", "workers"), [("ring", 1), ("ring", 3), ("tasks", 3)])
+@pytest.mark.parametrize(("executor", "workers"), [("ring", 3), ("tasks", 1)])
 def test_a_killed_client_is_resumed_on_another_number_of_workers(
     executor: str, workers: int, wanted: xr.DataTree, tmp_path: Path
 ) -> None:
