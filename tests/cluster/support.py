@@ -53,7 +53,7 @@ def cluster(workers: int, processes: bool, threads: int = 1) -> Iterator[Client]
             silence_logs=50,
             memory_limit=0,
         ) as made,
-        Client(made) as client,
+        Client(made, set_as_default=False) as client,
     ):
         yield client
 

@@ -297,7 +297,9 @@ def test_workers_know_how_large_our_objects_are(elsewhere: Client) -> None:
 
 def test_an_asynchronous_client_is_refused(here: Client) -> None:
     async def make() -> None:
-        async with Client(here.scheduler.address, asynchronous=True) as client:
+        async with Client(
+            here.scheduler.address, asynchronous=True, set_as_default=False
+        ) as client:
             with pytest.raises(OptionError, match="asynchronous=True"):
                 RingExecutor(client)
 
@@ -317,7 +319,7 @@ def test_an_encrypted_cluster() -> None:
             security=security,
             dashboard_address=":0",
         ) as made,
-        Client(made, security=security) as client,
+        Client(made, security=security, set_as_default=False) as client,
     ):
         assert all(address.startswith("tls://") for address in client.nthreads())
         executor = RingExecutor(client, patience=IMPATIENT)

@@ -157,7 +157,10 @@ def test_a_segment_that_is_always_lost_ends_with_a_clear_error(name: str, tmp_pa
 
 @named
 def test_a_client_that_lost_its_scheduler_says_so(name: str) -> None:
-    with cluster(2, processes=False) as client, Client(client.scheduler.address) as own:
+    with (
+        cluster(2, processes=False) as client,
+        Client(client.scheduler.address, set_as_default=False) as own,
+    ):
         executor = EXECUTORS[name](own, patience=IMPATIENT)
         with pytest.raises(EngineError, match=r"the client has lost its scheduler"):
             chain(executor, on_done=lambda done: own.close())
