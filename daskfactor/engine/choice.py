@@ -4,6 +4,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import dask
+
 from daskfactor.errors import OptionError
 from daskfactor.io.blocks import BlockedData
 
@@ -135,9 +137,12 @@ def connect(address: str) -> "Client":
     """
     from distributed import Client
 
+    before = dask.config.get("scheduler", None)
     try:
         return Client(address, timeout="10s")  # type: ignore[no-untyped-call]
     except (OSError, ValueError, TimeoutError) as error:
+        # A client that never came to be stays dask's default scheduler otherwise.
+        dask.config.set({"scheduler": before})
         raise OptionError(
             f"no Dask scheduler answers at {address} ({type(error).__name__}: {error}); pass the "
             "address that `dask scheduler` prints, such as tcp://host:8786"

@@ -261,10 +261,12 @@ class Cluster:
         for number in range(first, first + self.patience.losses + 1):
             try:
                 return attempt(number)
-            except (*LOSSES, OSError, TimeoutError) as loss:
-                if isinstance(loss, DaskfactorError):
+            except DaskfactorError:
+                raise
+            except Exception as loss:
+                self._check_client(loss)
+                if not isinstance(loss, (*LOSSES, OSError, TimeoutError)):
                     raise
-                self._check_client()
                 report.lost_segments += 1
                 logger.warning("a segment is run again: %s", loss)
                 last: BaseException = loss
@@ -274,12 +276,13 @@ class Cluster:
             "resume the run from its store"
         ) from last
 
-    def _check_client(self) -> None:
+    def _check_client(self, error: Exception) -> None:
+        """A closed client fails in many ways; there is one thing to say of all."""
         if self.client.status != "running":
             raise EngineError(
                 f"the client has lost its scheduler (it is {self.client.status}); connect to a "
                 "cluster again and resume the run from its store"
-            )
+            ) from error
 
     def close(self) -> None:
         """Remove what was written for workers, and stop listening."""

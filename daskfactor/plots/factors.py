@@ -33,8 +33,22 @@ def factor_moments(tree: xr.DataTree, name: str, chain: int) -> tuple[FloatArray
     )
 
 
+def _names(tree: xr.DataTree) -> NDArray[np.object_]:
+    """Numbers of the components, or their names where they have some."""
+    for name in ("posterior_moments", "posterior"):
+        if name in tree.children:
+            return np.asarray(group(tree, name)["component"].values, dtype=object)
+    raise OptionError("the run has no draws yet: resume it first")
+
+
 def component_shares(w_mean: FloatArray, h_mean: FloatArray) -> FloatArray:
-    """Share of the total intensity sum_ij (WH)_ij that each component carries, (K,)."""
+    """Share of the total intensity sum_ij (WH)_ij that each component carries, (K,).
+
+    Where factors are real-valued, and parts cancel, the share of the sum of squares
+    sum_k sum_ij (w_ik h_kj)^2.
+    """
+    if min(w_mean.min(), h_mean.min()) < 0:
+        w_mean, h_mean = w_mean**2, h_mean**2
     weight = w_mean.sum(axis=1) * h_mean.sum(axis=1)
     total = float(weight.sum())
     return weight / total if total > 0 else np.full(weight.shape, 1.0 / weight.size)
@@ -83,6 +97,7 @@ def components(
             f"the factor W has {w_mean.shape[1]} rows"
         )
     shares = component_shares(w_mean, h_mean)
+    names = _names(tree)
     chosen = np.argsort(-shares, kind="stable")[:count]
     target = new_figure(9.0, 0.9 * len(chosen) + 0.6) if figure is None else figure
     axes: NDArray[np.object_] = target.subplots(
@@ -96,7 +111,8 @@ def components(
             left.set_xticks([])
             left.set_yticks([])
         _profile(right, h_mean[k], h_sd[k])
-        left.set_ylabel(f"{k}\n{shares[k]:.1%}", rotation=0, ha="right", va="center", fontsize=8)
+        told = f"{names[k]}\n{shares[k]:.1%}"
+        left.set_ylabel(told, rotation=0, ha="right", va="center", fontsize=8)
     axes[0, 0].set_title("W, by row", loc="left", fontsize=9, color=INK)
     axes[0, 1].set_title("H, by column", loc="left", fontsize=9, color=INK)
     return target.get_figure(root=True)
@@ -104,9 +120,12 @@ def components(
 
 def _profile(ax: "Axes", mean: FloatArray, sd: FloatArray) -> None:
     position = np.arange(mean.size)
-    ax.fill_between(position, np.maximum(mean - sd, 0), mean + sd, color=ACCENT, alpha=0.3, lw=0)
+    signed = bool(mean.min() < 0)
+    low = mean - sd if signed else np.maximum(mean - sd, 0)
+    ax.fill_between(position, low, mean + sd, color=ACCENT, alpha=0.3, lw=0)
     ax.plot(position, mean, color=ACCENT, lw=0.8)
-    ax.set_ylim(bottom=0)
+    if not signed:
+        ax.set_ylim(bottom=0)
     ax.set_xlim(-0.5, mean.size - 0.5)
     ax.margins(x=0)
     for side in ("top", "right"):

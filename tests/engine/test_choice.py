@@ -4,6 +4,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 
@@ -48,3 +49,4 @@ def test_the_estimate_grows_with_the_work() -> None:
 def test_an_address_where_nobody_answers() -> None:
     with pytest.raises(OptionError, match=r"no Dask scheduler answers at nowhere"):
         connect("nowhere://1")
+    assert dask.config.get("scheduler", None) is None
