@@ -25,8 +25,10 @@ named = pytest.mark.parametrize("name", EXECUTORS)
 
 def kill_one(client: Client, which: int = 0) -> None:
     """SIGKILL a worker process, whatever it is doing."""
-    client.wait_for_workers(1, timeout=60)
-    pids = client.run(os.getpid, on_error="ignore")  # one that is dying may be listed still
+    pids: dict[str, int] = {}
+    while not pids:  # one that is dying is listed for a while, but does not answer
+        client.wait_for_workers(1, timeout=60)
+        pids = client.run(os.getpid, on_error="ignore")
     os.kill(pids[sorted(pids)[which % len(pids)]], signal.SIGKILL)
 
 
