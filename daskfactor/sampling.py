@@ -77,8 +77,10 @@ def sample(
     Parameters
     ----------
     V : array (I, J)
-        NumPy array (NaN = missing), masked array, dask array, zarr array, path
-        or URL of one, xarray.DataArray, or the result of :func:`as_blocks`.
+        NumPy array (NaN = missing), masked array, scipy or pydata/sparse matrix, dask
+        array of any of these, zarr array, path or URL of one or of a store that
+        :func:`convert` wrote, AnnData, xarray.DataArray, pandas.DataFrame, or the
+        result of :func:`as_blocks`.
     model
         What the data are taken to be.
     sampler

@@ -53,7 +53,7 @@ class ClusterTasksExecutor:
     client
         A synchronous client of any cluster.
     workers
-        Addresses of the workers to use; all by default.
+        Addresses of the workers to start with; all by default. Tasks may be moved to others.
     patience
         Limits on waiting and on trying again.
     """

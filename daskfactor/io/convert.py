@@ -211,6 +211,8 @@ def _checked_dtype(dtype: DTypeLike) -> FloatType:
 def _with_shape(source: TripleSource, shape: tuple[int, int] | None) -> TripleSource:
     if shape is None:
         return source
+    if np.shape(shape) != (2,):
+        raise OptionError(f"shape must be two whole numbers (rows, columns), got {shape!r}")
     height, width = shape
     sides = (whole_number("shape", height, 1), whole_number("shape", width, 1))
     if source.shape not in (None, sides):

@@ -52,7 +52,8 @@ def hold_out(
         kinds, zeros included, and stores NaN there.
     keep_one
         Whether every row and every column keeps at least one observed entry;
-        otherwise fit with ``allow_empty=True``.
+        otherwise fit with ``allow_empty=True``. Without effect under
+        ``unstored="zero"``, where cells are taken from the whole matrix.
     random_seed
         Any whole number; the same seed takes the same cells.
 
@@ -67,6 +68,7 @@ def hold_out(
         raise OptionError(f"share must lie strictly between 0 and 1, got {share!r}")
     if unstored not in ("missing", "zero"):
         raise OptionError(f'unstored must be "missing" or "zero", got {unstored!r}')
+    _check_matrix(V)
     rng = np.random.default_rng(resolve_seed(random_seed))
     if sparse.issparse(V):
         return _from_sparse(V, share, unstored == "zero", keep_one, rng)
@@ -74,11 +76,24 @@ def hold_out(
         held = _from_dense(np.asarray(V.values), share, keep_one, rng)
         return held._replace(train=V.copy(data=held.train))
     if isinstance(V, np.ndarray):
-        return _from_dense(np.ma.filled(V.astype(np.float64), np.nan), share, keep_one, rng)
+        filled = np.ma.filled(V.astype(np.result_type(V.dtype, np.float32)), np.nan)
+        return _from_dense(filled, share, keep_one, rng)
     raise DataError(
         f"cells can be held out of a NumPy array, a DataArray or a scipy sparse matrix, got "
         f"{type(V).__name__}; convert the data to one of these"
     )
+
+
+def _check_matrix(V: Any) -> None:
+    """Refuse what is no matrix of real numbers."""
+    shape, dtype = getattr(V, "shape", None), getattr(V, "dtype", None)
+    if shape is None or dtype is None:
+        return  # refused by its type
+    if len(shape) != 2 or np.dtype(dtype).kind not in "biuf":
+        raise DataError(
+            f"cells are held out of a matrix of real numbers, got shape {tuple(shape)} and dtype "
+            f"{dtype}; select or reshape to two dimensions, convert to numbers"
+        )
 
 
 def _from_dense(V: NDArray[Any], share: float, keep_one: bool, rng: np.random.Generator) -> HeldOut:
@@ -94,11 +109,16 @@ def _from_dense(V: NDArray[Any], share: float, keep_one: bool, rng: np.random.Ge
 def _from_sparse(
     V: Any, share: float, zeros: bool, keep_one: bool, rng: np.random.Generator
 ) -> HeldOut:
-    csr = sparse.csr_array(V, dtype=np.result_type(V.dtype, np.float32))
+    # A copy: adding duplicates up would change the caller's own arrays.
+    csr = sparse.csr_array(V, dtype=np.result_type(V.dtype, np.float32), copy=True)
     csr.sum_duplicates()
     if zeros:
         return _with_zeros(csr, share, rng)
     coo = csr.tocoo()
+    if np.isnan(coo.data).any():  # marked as missing already
+        seen = ~np.isnan(coo.data)
+        where = coo.coords[0][seen], coo.coords[1][seen]
+        coo = sparse.coo_array((coo.data[seen], where), shape=coo.shape)
     rows, cols = coo.coords
     chosen = _choose(rows, cols, share, keep_one, rng)
     rest = np.ones(rows.size, bool)
@@ -117,18 +137,33 @@ def _with_zeros(csr: Any, share: float, rng: np.random.Generator) -> HeldOut:
             f"share={share!r} of {total} cells is {count}; choose a share that takes between 1 and "
             f"{MOST_CELLS} cells"
         )
-    taken = np.sort(rng.choice(total, size=count, replace=False))
-    rows, cols = np.divmod(taken.astype(np.int64), csr.shape[1])
+    taken = _distinct(total, count, rng)
+    rows, cols = np.divmod(taken, csr.shape[1])
     values = np.asarray(csr[rows, cols]).ravel()
+    known = ~np.isnan(values)  # the others are marked as missing already
+    taken, rows, cols, values = taken[known], rows[known], cols[known], values[known]
     coo = csr.tocoo()
     own = coo.coords[0].astype(np.int64) * csr.shape[1] + coo.coords[1]
     rest = ~np.isin(own, taken)
-    data = np.concatenate([coo.data[rest], np.full(count, np.nan, coo.data.dtype)])
+    data = np.concatenate([coo.data[rest], np.full(taken.size, np.nan, coo.data.dtype)])
     where = [
         np.concatenate([at[rest], new]) for at, new in zip(coo.coords, (rows, cols), strict=True)
     ]
     train = sparse.coo_array((data, (where[0], where[1])), shape=csr.shape).tocsr()
     return HeldOut(train, (rows, cols), values)
+
+
+def _distinct(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """``count`` different numbers below ``total``, ascending, in memory of the order of count."""
+    if count > total // 2:
+        kept = np.ones(total, bool)
+        kept[_distinct(total, total - count, rng)] = False
+        return np.flatnonzero(kept).astype(np.int64)
+    found = np.empty(0, np.int64)
+    while found.size < count:
+        more = rng.integers(0, total, count - found.size + 16)
+        found = np.unique(np.concatenate([found, more]))
+    return np.sort(rng.permutation(found)[:count])
 
 
 def _choose(

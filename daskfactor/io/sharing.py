@@ -7,6 +7,7 @@ that they share its pages.
 """
 
 import contextlib
+import hashlib
 import os
 import time
 import uuid
@@ -75,7 +76,8 @@ class DataHandle:
         Raises
         ------
         StoreError
-            If this process cannot read the data, or they have changed.
+            If this process cannot read the data, or they have changed (of a dense
+            zarr array, only a change of its shape is noticed).
         """
         dtype = np.dtype(self.dtype)
         if self.kind == "file":
@@ -110,19 +112,25 @@ def share(data: BlockedData) -> DataHandle:
     StoreError
         If there is no room for the file.
     """
-    token, dtype = uuid.uuid4().hex, data.dtype.name
-    location = data.source.location
+    dtype, location = data.dtype.name, data.source.location
     if location is not None and not location.startswith("memory:"):
+        token = _token(location, data.fingerprint, dtype)
         if data.reads(StoredBlocks):
             return DataHandle(token, "store", location, data.grid, dtype)
         if data.source.kind == "zarr":
             return DataHandle(token, "zarr", location, data.grid, dtype)
+    token = uuid.uuid4().hex
     directory = scratch_directory()
     _sweep(Path(directory))
     file = _written(data, directory, token)
     handle = DataHandle(token, "file", str(file.path), data.grid, dtype)
     handle._remove = weakref.finalize(handle, file.remove)
     return handle
+
+
+def _token(location: str, fingerprint: str, dtype: str) -> str:
+    """The same for the same data, so that a worker that has them open opens them once."""
+    return hashlib.blake2b(f"{location}\x00{fingerprint}\x00{dtype}".encode()).hexdigest()[:32]
 
 
 def _written(data: BlockedData, directory: str, token: str) -> BlockFile:
@@ -189,7 +197,8 @@ def _store_blocks(handle: DataHandle, budget: int) -> tuple[Any, Any]:
         store = BlockStore(handle.location)
     except StoreError as error:
         raise _unreachable(handle, error) from error
-    if store.grid != handle.grid:
+    token = _token(handle.location, store.statistics.fingerprint, handle.dtype)
+    if store.grid != handle.grid or token != handle.token:
         raise StoreError(
             f"the store at {handle.location} is not the one that was shared: its blocks are "
             "others; leave it as it is while a run reads it"

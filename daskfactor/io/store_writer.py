@@ -49,6 +49,7 @@ class StoreWriter:
     def __init__(self, location: str, *, overwrite: bool = False) -> None:
         self.location = absolute(location)
         self._local = "://" not in self.location
+        self._overwrite = overwrite
         self._check_place(overwrite)
         self._target = str(_making(Path(self.location))) if self._local else self.location
         self._group: Any = None
@@ -231,6 +232,7 @@ class StoreWriter:
     def _appear(self) -> None:
         if not self._local:
             return
+        self._check_place(self._overwrite)  # again: a conversion takes its time
         place = Path(self.location)
         aside = place.with_name(f".{place.name}.replaced-{os.getpid()}")
         if place.exists():

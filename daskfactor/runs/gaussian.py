@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from daskfactor.engine.state import ChainState
-from daskfactor.models.gaussian import GaussianHyper, GaussianMF
+from daskfactor.models.gaussian import BIAS_SHARE, GaussianHyper, GaussianMF
 from daskfactor.optimizers.multiplicative import OnIteration
 from daskfactor.optimizers.passes import Fit
 from daskfactor.random import noise_key
@@ -23,7 +23,7 @@ from daskfactor.samplers.gaussian_hyper import (
 from daskfactor.samplers.gaussian_program import GaussianProgram
 
 RUNAWAY = 1e3
-"""A chain whose mean squared residual is this many times the noise it began with has diverged."""
+"""A chain whose mean squared residual is this many times the data's variance has diverged."""
 
 
 class GaussianChain(ChainRun):
@@ -90,6 +90,8 @@ class GaussianChain(ChainRun):
         draws = sum(setting.options.draw_index(cycle) is not None for cycle in range(start, stop))
         self.noise_sum += draws * self.hyper.noise
         self.noise_draws += draws
+        if stop % HYPER_EVERY:
+            return  # a segment's end must leave no trace in the draws
         sampler = HyperSampler(
             self.model, setting.data, self.priors, setting.options.seed, self.number
         )
@@ -116,7 +118,8 @@ class GaussianChain(ChainRun):
 
     def _ran_away(self, run: TrackRun) -> bool:
         count = self.setting.data.total_observed
-        limit = RUNAWAY * self.priors.noise * count
+        variance = 1.0 / (BIAS_SHARE * self.priors.row_bias_precision)  # of the data
+        limit = RUNAWAY * variance * count
         return any(fit.pearson > limit for fit in run.fits.values())
 
     def _adapt(self, end: int) -> None:

@@ -73,3 +73,34 @@ def test_what_cannot_be_done_is_refused() -> None:
         hold_out(sparse.eye_array(4).tocsr(), 0.5)
     with pytest.raises(DataError, match="list"):
         hold_out([[1, 2]])
+
+
+def test_the_callers_matrix_is_left_alone_whatever_its_form() -> None:
+    """Duplicates and unsorted indices would be put in order in place."""
+    parts = (np.arange(1, 7, dtype=np.float32), [2, 0, 0, 1, 2, 0], [0, 3, 6])
+    V = sparse.csr_array(parts, shape=(2, 3))
+    before = [array.copy() for array in (V.data, V.indices, V.indptr)]
+    for unstored in ("missing", "zero"):
+        hold_out(V, 0.4, unstored=unstored, keep_one=False, random_seed=0)
+    for array, old in zip((V.data, V.indices, V.indptr), before, strict=True):
+        np.testing.assert_array_equal(array, old)
+
+
+def test_what_is_marked_as_missing_already_is_not_held_out() -> None:
+    V = ratings()
+    V.data[::3] = np.nan
+    for unstored in ("missing", "zero"):
+        held = hold_out(V, 0.3, unstored=unstored, keep_one=False, random_seed=0)
+        assert not np.isnan(held.values).any()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_cells_of_a_huge_matrix_are_all_different(share: float) -> None:
+    held = hold_out(ratings(shape=(40, 30)), share, unstored="zero", random_seed=0)
+    assert len(set(zip(*(index.tolist() for index in held.cells), strict=True))) == 1200 * share
+
+
+def test_no_matrix_of_numbers_is_refused() -> None:
+    for wrong in (np.ones(3), np.ones((2, 2, 2)), np.ones((2, 2), complex), np.array([["a", "b"]])):
+        with pytest.raises(DataError, match="matrix of real numbers"):
+            hold_out(wrong)
