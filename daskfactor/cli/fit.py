@@ -45,8 +45,13 @@ def fit(
         ModelName, typer.Option(help="tweedie: non-negative; gaussian: real-valued, with biases.")
     ] = ModelName.tweedie,
     beta: Annotated[
-        float, typer.Option(help="1 counts and intensities, 2 Gaussian, 0 gamma, 0.5 between.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            help="Of tweedie: 1 counts and intensities (the default), 2 Gaussian, 0 gamma, 0.5 "
+            "between.",
+            show_default=False,
+        ),
+    ] = None,
     draws: Annotated[int, typer.Option(min=1, help="Draws per chain.")] = 500,
     tune: Annotated[int, typer.Option(min=0, help="Cycles before the first draw.")] = 500,
     chains: Annotated[int, typer.Option(min=1, help="Independent chains.")] = 1,
@@ -110,9 +115,13 @@ def fit(
 
         methods = {"psgld": dfac.PSGLD, "psgrrld": dfac.PSGRRLD, "sghmc": dfac.SGHMC}
         method = None if sampler is None else methods[sampler.value]()
-        law: dfac.TweedieNMF | dfac.GaussianMF = dfac.TweedieNMF(components, beta=beta)
+        law: dfac.TweedieNMF | dfac.GaussianMF
         if model is ModelName.gaussian:
+            if beta is not None:
+                raise OptionError(f"--beta belongs to --model tweedie, got {beta:g} with gaussian")
             law = dfac.GaussianMF(components)
+        else:
+            law = dfac.TweedieNMF(components, beta=1.0 if beta is None else beta)
         with connected(cluster) as client:
             tree = dfac.sample(
                 data,
