@@ -50,7 +50,7 @@ class Run:
             n_workers=workers,
             threads_per_worker=1,
             dashboard_address=":0",
-            memory_limit=0,
+            memory_limit="4GiB",
             silence_logs=50,
         )
         self.client = Client(self.cluster)

@@ -465,7 +465,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "blocks": (V0, {"blocks": 6}, OptionError, r"1 to 5"),
     "dtype": (V0, {"dtype": "int8"}, OptionError, r"float32"),
     "executor": (V0, {"executor": "gpu"}, OptionError, r"got 'gpu'"),
-    "client": (V0, {"client": object()}, OptionError, r"client= is reserved"),
+    "client": (V0, {"client": object()}, OptionError, r"client must be a dask.distributed Client"),
     "monitor": (V0, {"monitor": "everything"}, OptionError, r'"missing"'),
     "monitor outside": (V0, {"monitor": ([9], [0])}, OptionError, r"between 0 and 5"),
     "monitor mask": (V0, {"monitor": np.ones((2, 2), bool)}, OptionError, r"V has shape \(6, 5\)"),

@@ -1,6 +1,7 @@
 """The estimate of a run's cost, against what runs take."""
 
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -27,7 +28,7 @@ from daskfactor.sampling import sample
 SLACK = 64 * 2**20
 """What the interpreter, numba and the C library may take besides."""
 QUICK = ("copied into memory", "scratch, store")
-SLOW = (
+KINDS = (
     "dense, few draws",
     "dense, many draws",
     "dense, many draws, store",
@@ -47,6 +48,8 @@ SLOW = (
     "reading into scratch",
     "real-valued",
 )
+SLOW = KINDS if os.environ.get("DASKFACTOR_ALL_COSTS") else KINDS[2::5]
+"""All kinds take minutes: the environment variable asks for them."""
 PROCFS = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="memory is measured through /proc"
 )
