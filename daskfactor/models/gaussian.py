@@ -2,18 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, Literal, NamedTuple, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.errors import DataError, ModelError
+from daskfactor.models.settings import Auto, StoredModel, checked_count, checked_positive
 
-# TweedieNMF's own checks: one rule and one sentence for every model.
-from daskfactor.models.tweedie import _checked_count, _checked_positive
-
-Auto = Literal["auto"]
 Array = NDArray[Any]
 
 FACTOR_SHARE = 0.3
@@ -77,7 +74,7 @@ class GaussianHyper(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GaussianMF:
+class GaussianMF(StoredModel):
     r"""Real-valued matrix factorization with Gaussian priors, for ratings and the like.
 
     .. math:: v_{ij} \sim \mathcal N(\mu_{ij}, \phi), \quad
@@ -126,9 +123,9 @@ class GaussianMF:
     biases: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_components", _checked_count(self.n_components))
+        object.__setattr__(self, "n_components", checked_count(self.n_components))
         for name in ("noise", "precision_w", "precision_h"):
-            object.__setattr__(self, name, _checked_positive(name, getattr(self, name)))
+            object.__setattr__(self, name, checked_positive(name, getattr(self, name)))
         if not isinstance(self.biases, bool | np.bool_):
             raise ModelError(f"biases must be True or False, got {self.biases!r}")
         object.__setattr__(self, "biases", bool(self.biases))
@@ -142,36 +139,6 @@ class GaussianMF:
     def width(self) -> int:
         """Columns of the packed factors: ``[W, a, 1]`` and ``[H, 1, b]``, or one less."""
         return self.n_components + (2 if self.biases else 1)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The model as plain JSON values, with its class under ``"type"``."""
-        return {"type": type(self).__name__} | {
-            field.name: getattr(self, field.name) for field in fields(self)
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild a model from `to_dict`.
-
-        Raises
-        ------
-        ModelError
-            If it is another model's, lacks ``n_components``, or has keys that this
-            version does not know.
-        """
-        known = {field.name for field in fields(cls)}
-        given = dict(values)
-        kind = given.pop("type", None)
-        if kind != cls.__name__:
-            raise ModelError(f"expected a stored model of type {cls.__name__!r}, got {kind!r}")
-        if unknown := sorted(given.keys() - known):
-            raise ModelError(
-                f"the stored model has unknown settings {unknown}; {cls.__name__} knows "
-                f"{sorted(known)}. It may be of a newer version: upgrade and try again"
-            )
-        if "n_components" not in given:
-            raise ModelError("the stored model lacks 'n_components'")
-        return cls(given.pop("n_components"), **given)
 
     def check_values(self, minimum: float, maximum: float) -> None:
         """Refuse data that this law cannot have produced.

@@ -1,18 +1,21 @@
 """Non-negative matrix factorization under a Tweedie law (Şimşekli et al. 2017, section 2)."""
 
-import operator
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, Literal, NamedTuple, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from daskfactor.errors import DataError, ModelError
+from daskfactor.errors import DataError
 from daskfactor.models.divergence import check_beta
 from daskfactor.models.priors import exponential_log_density
-
-Auto = Literal["auto"]
+from daskfactor.models.settings import (
+    Auto,
+    StoredModel,
+    checked_count,
+    checked_number,
+    checked_positive,
+)
 
 
 class Hyperparameters(NamedTuple):
@@ -28,7 +31,7 @@ class Hyperparameters(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TweedieNMF:
+class TweedieNMF(StoredModel):
     r"""Tweedie non-negative matrix factorization with exponential priors.
 
     .. math:: v_{ij} \sim \mathrm{Tweedie}_\beta(\mu_{ij}, \phi), \quad \mu = W H, \quad
@@ -68,45 +71,15 @@ class TweedieNMF:
     def __post_init__(self) -> None:
         # A frozen dataclass is set through object: NumPy numbers become plain ones here,
         # so that two equal models compare equal and can be written as JSON.
-        object.__setattr__(self, "n_components", _checked_count(self.n_components))
+        object.__setattr__(self, "n_components", checked_count(self.n_components))
         object.__setattr__(self, "beta", check_beta(self.beta))
         for name in ("dispersion", "rate_w", "rate_h"):
-            object.__setattr__(self, name, _checked_positive(name, getattr(self, name)))
+            object.__setattr__(self, name, checked_positive(name, getattr(self, name)))
 
     @property
     def width(self) -> int:
         """Columns of the factors: one for each component."""
         return self.n_components
-
-    def to_dict(self) -> dict[str, Any]:
-        """The model as plain JSON values, with its class under ``"type"``."""
-        return {"type": type(self).__name__} | {
-            field.name: getattr(self, field.name) for field in fields(self)
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild a model from `to_dict`.
-
-        Raises
-        ------
-        ModelError
-            If it is another model's, lacks ``n_components``, or has keys that this
-            version does not know.
-        """
-        known = {field.name for field in fields(cls)}
-        given = dict(values)
-        kind = given.pop("type", None)
-        if kind != cls.__name__:
-            raise ModelError(f"expected a stored model of type {cls.__name__!r}, got {kind!r}")
-        if unknown := sorted(given.keys() - known):
-            raise ModelError(
-                f"the stored model has unknown settings {unknown}; {cls.__name__} knows "
-                f"{sorted(known)}. It may be of a newer version: upgrade and try again"
-            )
-        if "n_components" not in given:
-            raise ModelError("the stored model lacks 'n_components'")
-        return cls(given.pop("n_components"), **given)
 
     def check_values(self, minimum: float, maximum: float) -> None:
         """Refuse data that this law cannot have produced.
@@ -194,7 +167,7 @@ class TweedieNMF:
             If the dispersion that results is not positive and finite.
         """
         phi = dispersion if self.dispersion == "auto" else self.dispersion
-        phi = _checked_number("dispersion", phi)
+        phi = checked_number("dispersion", phi)
         rate_w, rate_h = self.rate_w, self.rate_h
         if rate_w == "auto" and rate_h == "auto":
             rate_w = rate_h = self.auto_rate(mean)
@@ -203,37 +176,3 @@ class TweedieNMF:
         elif rate_h == "auto":
             rate_h = self.auto_rate(mean) ** 2 / float(rate_w)
         return Hyperparameters(phi, float(rate_w), float(rate_h))
-
-
-def _checked_count(value: Any) -> int:
-    try:
-        count = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        count = None
-    if count is None or count < 1:
-        raise ModelError(
-            f"n_components must be a whole number of at least 1, got {value!r}; "
-            "it is the number of components of the factorization"
-        )
-    return count
-
-
-def _checked_positive(name: str, value: Any) -> float | Auto:
-    if isinstance(value, str):
-        if value == "auto":
-            return "auto"
-        raise ModelError(f'{name} must be a positive number or "auto", got {value!r}')
-    return _checked_number(name, value)
-
-
-def _checked_number(name: str, value: Any) -> float:
-    try:
-        number = float("nan") if isinstance(value, (bool, np.bool_)) else float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not 0.0 < number < np.inf:
-        raise ModelError(
-            f"{name} must be a positive, finite number, got {value!r}; "
-            f'leave {name}="auto" to have it chosen from the data'
-        )
-    return number

@@ -27,7 +27,7 @@ from daskfactor.kernels.langevin import accumulate_moments
 from daskfactor.kernels.momentum import drift, kick_drift, refresh, sums_of_squares
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.gaussian import GaussianHyper
-from daskfactor.samplers.program import COLUMNS, ROWS
+from daskfactor.samplers.program import COLUMNS, ROWS, evaluate_block
 from daskfactor.samplers.steps import ConstantStep, StepSize
 
 Array = NDArray[Any]
@@ -143,14 +143,7 @@ class GaussianProgram:
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
-        view = data.view(op.block.row, op.block.col)
-        watched = None
-        if cells is not None and op.wanted.record:
-            cells.count += 1
-            watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
-        sums = np.zeros(2)
-        blockwise.evaluate(view, 2.0, rows.values, cols.values, NO_FLOOR, sums, watched, workspace)
-        return Evaluation(op.cycle, op.block, sums)
+        return evaluate_block(op, data, rows, cols, cells, workspace, (2.0, NO_FLOOR))
 
 
 def column_table(hyper: GaussianHyper, biases: bool) -> tuple[Array, Array]:

@@ -138,16 +138,28 @@ class LangevinProgram:
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
-        view = data.view(op.block.row, op.block.col)
-        watched = None
-        if cells is not None and op.wanted.record:
-            cells.count += 1
-            watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
-        sums = np.zeros(2)
-        blockwise.evaluate(
-            view, self.beta, rows.values, cols.values, self.floor, sums, watched, workspace
-        )
-        return Evaluation(op.cycle, op.block, sums)
+        return evaluate_block(op, data, rows, cols, cells, workspace, (self.beta, self.floor))
+
+
+def evaluate_block(
+    op: Op,
+    data: BlockedData,
+    rows: FactorBand,
+    cols: FactorBand,
+    cells: BlockCells | None,
+    workspace: Workspace,
+    law: tuple[float, float],
+) -> Evaluation:
+    """Sums of fit over a block under a law (β, smallest μ); moves its monitored cells."""
+    view = data.view(op.block.row, op.block.col)
+    watched = None
+    if cells is not None and op.wanted.record:
+        cells.count += 1
+        watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
+    sums = np.zeros(2)
+    beta, floor = law
+    blockwise.evaluate(view, beta, rows.values, cols.values, floor, sums, watched, workspace)
+    return Evaluation(op.cycle, op.block, sums)
 
 
 def set_metric(band: FactorBand, dispersion: float, rate: float) -> None:

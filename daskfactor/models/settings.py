@@ -1,0 +1,86 @@
+"""Settings of models: checked one by one, and kept as plain JSON values."""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from daskfactor.errors import ModelError
+
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A frozen dataclass of settings that is written into results and read back."""
+
+    n_components: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The model as plain JSON values, with its class under ``"type"``."""
+        return {"type": type(self).__name__} | {
+            field.name: getattr(self, field.name) for field in fields(self)
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild a model from `to_dict`.
+
+        Raises
+        ------
+        ModelError
+            If it is another model's, lacks ``n_components``, or has keys that this
+            version does not know.
+        """
+        known = {field.name for field in fields(cls)}
+        given = dict(values)
+        kind = given.pop("type", None)
+        if kind != cls.__name__:
+            raise ModelError(f"expected a stored model of type {cls.__name__!r}, got {kind!r}")
+        if unknown := sorted(given.keys() - known):
+            raise ModelError(
+                f"the stored model has unknown settings {unknown}; {cls.__name__} knows "
+                f"{sorted(known)}. It may be of a newer version: upgrade and try again"
+            )
+        if "n_components" not in given:
+            raise ModelError("the stored model lacks 'n_components'")
+        return cls(given.pop("n_components"), **given)
+
+
+def checked_count(value: Any) -> int:
+    """A number of components, as a plain int."""
+    try:
+        count = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        count = None
+    if count is None or count < 1:
+        raise ModelError(
+            f"n_components must be a whole number of at least 1, got {value!r}; "
+            "it is the number of components of the factorization"
+        )
+    return count
+
+
+def checked_positive(name: str, value: Any) -> float | Auto:
+    """A positive number, or ``"auto"``."""
+    if isinstance(value, str):
+        if value == "auto":
+            return "auto"
+        raise ModelError(f'{name} must be a positive number or "auto", got {value!r}')
+    return checked_number(name, value)
+
+
+def checked_number(name: str, value: Any) -> float:
+    """A positive, finite number, as a plain float."""
+    try:
+        number = float("nan") if isinstance(value, (bool, np.bool_)) else float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not 0.0 < number < np.inf:
+        raise ModelError(
+            f"{name} must be a positive, finite number, got {value!r}; "
+            f'leave {name}="auto" to have it chosen from the data'
+        )
+    return number
