@@ -117,6 +117,26 @@ class NestedReshuffled:
         )
 
 
+@dataclass(frozen=True)
+class Passes:
+    """Every diagonal in order, ``count`` times a cycle, at scale 1: for sums over all the data."""
+
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number("count", self.count, 1)
+
+    def cycle(
+        self, blocks: int, sizes: NDArray[np.int64], rng: np.random.Generator
+    ) -> tuple[Part, ...]:
+        del sizes, rng
+        return tuple(
+            Part(diagonal(part, blocks), 1.0, part)
+            for _ in range(self.count)
+            for part in range(blocks)
+        )
+
+
 def _in_order(order: "range | list[int]", blocks: int) -> tuple[Part, ...]:
     return tuple(Part(diagonal(part, blocks), float(blocks), part) for part in order)
 

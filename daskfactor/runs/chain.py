@@ -45,7 +45,11 @@ class TrackRun:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all chains of a run share; ``cells`` are positions in the caller's order."""
+    """What all chains of a run share.
+
+    ``cells`` are positions in the caller's order; ``temperature`` is the power t
+    of the likelihood in p(V | W, H)^t p(W, H), 1 for the posterior.
+    """
 
     data: BlockedData
     model: Model
@@ -53,6 +57,7 @@ class Setting:
     options: RunOptions
     executor: Executor
     cells: Cells | None = None
+    temperature: float = 1.0
 
     @property
     def split(self) -> int:

@@ -1,7 +1,5 @@
 """Compile the kernels before the run, so that the wait has a name."""
 
-from dataclasses import replace
-
 import numpy as np
 from scipy import sparse
 
@@ -13,7 +11,6 @@ from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.runs.chain import Setting
 from daskfactor.runs.chains import make_chain
 from daskfactor.runs.options import RunOptions
-from daskfactor.samplers import SGHMC, Sampler
 
 _compiled: set[tuple[object, ...]] = set()
 
@@ -28,8 +25,8 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
         setting.model.beta,
         dtype,
         data.is_sparse and data.unstored,
+        setting.sampler.name,
         setting.sampler.majorizer,
-        len(setting.sampler.tracks),
     )
     if kind in _compiled:
         return
@@ -38,7 +35,9 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     matrix = sparse.csr_array(TINY) if data.is_sparse else TINY
     with as_blocks(matrix, 1, dtype=dtype, unstored=data.unstored) as tiny:
         cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
-        small = Setting(tiny, _model(setting), _sampler(setting), options, SerialExecutor(), cells)
+        small = Setting(
+            tiny, _model(setting), setting.sampler.brief(), options, SerialExecutor(), cells
+        )
         chain = make_chain(small, 0)
         chain.warm_start()
         for end in (2, 4):
@@ -51,9 +50,3 @@ def _model(setting: Setting) -> TweedieNMF | GaussianMF:
     if isinstance(setting.model, GaussianMF):
         return GaussianMF(2)
     return TweedieNMF(2, beta=setting.model.beta, dispersion=1.0, rate_w=1.0, rate_h=1.0)
-
-
-def _sampler(setting: Setting) -> Sampler:
-    if isinstance(setting.sampler, SGHMC):
-        return SGHMC()
-    return replace(setting.sampler, warm_start=2)

@@ -38,7 +38,7 @@ from daskfactor.runs.monitor import Cells
 from daskfactor.runs.options import RunOptions
 from daskfactor.runs.sinks import MemorySink
 from daskfactor.runs.trial import block_trial
-from daskfactor.samplers import PSGLD, SGHMC, Sampler
+from daskfactor.samplers import KINDS, PSGLD, SGHMC, Sampler
 
 PathText = str | PathLike[str]
 
@@ -76,17 +76,20 @@ def default_sampler(model: TweedieNMF | GaussianMF) -> Sampler:
 
 
 def check_kinds(model: object, sampler: object) -> None:
-    """Refuse what is not a model or not a sampler."""
+    """Refuse what is not a model or not a sampler, and a pair that does not go together."""
     check_model(model)
     if not isinstance(sampler, Sampler):
         raise OptionError(
-            f"sampler must be PSGLD(...), PSGRRLD(...) or SGHMC(...), got {sampler!r}"
+            f"sampler must be one of {', '.join(f'{kind}(...)' for kind in KINDS)}, got {sampler!r}"
         )
-    if isinstance(model, GaussianMF) != isinstance(sampler, SGHMC):
+    kind = type(model).__name__
+    if kind not in sampler.models:
+        right = [name for name, known in KINDS.items() if kind in known.models]
         raise OptionError(
-            f"{type(model).__name__} cannot be sampled by {sampler.name}: GaussianMF takes "
-            "SGHMC(), TweedieNMF takes PSGLD() or PSGRRLD(); leave sampler out for the right one"
+            f"{kind} cannot be sampled by {sampler.name}: it takes "
+            f"{' or '.join(f'{name}()' for name in right)}; leave sampler out for the right one"
         )
+    sampler.check_model(model)
 
 
 def check_data(model: TweedieNMF | GaussianMF, data: BlockedData) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from daskfactor.engine.base import BlockProgram
 from daskfactor.engine.state import ChainState
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.optimizers.multiplicative import (
@@ -20,13 +21,8 @@ from daskfactor.optimizers.passes import Fit, evaluate, shares
 from daskfactor.random import noise_key
 from daskfactor.runs.chain import ChainRun, Setting, TrackRun
 from daskfactor.runs.likelihood import log_normalizer_sum
-from daskfactor.samplers import Track
-from daskfactor.samplers.program import (
-    LangevinProgram,
-    drop_adaptation,
-    prepare_state,
-    refresh_metric,
-)
+from daskfactor.samplers import Setup, Track
+from daskfactor.samplers.program import drop_adaptation, refresh_metric
 
 RUNAWAY = 1e3
 """A chain whose average μ is this many times the data's is taken to have diverged."""
@@ -70,7 +66,7 @@ class TweedieChain(ChainRun):
         self.rule.settle(estimate)
         self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
         balance(state)
-        prepare_state(state, setting.sampler.majorizer)
+        setting.sampler.prepare(state)
         if setting.sampler.majorizer:
             self._first_metric(state)
         self._refresh_normalizer()
@@ -84,7 +80,7 @@ class TweedieChain(ChainRun):
             for band, share in zip(bands, found, strict=True):
                 band.arrays["curvature"][:] = share.denominator
                 band.counts["curvature"] = 1
-        refresh_metric(state, self.hyper)
+        refresh_metric(state, self.tempered)
 
     @property
     def _floor(self) -> float:
@@ -130,19 +126,26 @@ class TweedieChain(ChainRun):
             result += size * math.log(rate) - rate * sum(band.sums[cycle] for band in bands)
         return result
 
-    def _program(self, track: Track) -> LangevinProgram:
+    def _program(self, track: Track) -> BlockProgram:
         setting = self.setting
         key = noise_key(setting.options.seed, self.number)
-        return LangevinProgram(
-            beta=setting.model.beta,
-            hyper=self.hyper,
-            floor=self._floor,
-            key=(int(key[0]), int(key[1])),
-            step=self.step_for(track),
-            shrink=self.shrink,
-            majorizer=setting.sampler.majorizer,
-            coarse=track.coarseness > 1,
+        return setting.sampler.program(
+            Setup(
+                beta=setting.model.beta,
+                hyper=self.tempered,
+                floor=self._floor,
+                key=(int(key[0]), int(key[1])),
+                step=self.step_for(track),
+                shrink=self.shrink,
+                coarse=track.coarseness > 1,
+                blocks=setting.data.grid.blocks,
+            )
         )
+
+    @property
+    def tempered(self) -> Hyperparameters:
+        """Hyperparameters of p(V | W, H)^t p(W, H): the power t divides the dispersion."""
+        return self.hyper._replace(dispersion=self.hyper.dispersion / self.setting.temperature)
 
     def _ran_away(self, run: TrackRun) -> bool:
         data, state = self.setting.data, run.state
@@ -162,7 +165,7 @@ class TweedieChain(ChainRun):
             self.hyper = self.hyper._replace(dispersion=estimate)
             if self.setting.sampler.majorizer:
                 for run in self.tracks:
-                    refresh_metric(run.state, self.hyper)
+                    refresh_metric(run.state, self.tempered)
             self._refresh_normalizer()
         if end >= self.setting.options.tune:
             for run in self.tracks:

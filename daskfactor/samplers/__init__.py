@@ -3,35 +3,36 @@
 from typing import Any
 
 from daskfactor.errors import StoreFormatError
-from daskfactor.samplers.psgld import PSGLD, Track, arguments_from_dict
+from daskfactor.samplers.base import Sampler, Setup, Track
+from daskfactor.samplers.psgld import PSGLD
 from daskfactor.samplers.psgrrld import PSGRRLD
 from daskfactor.samplers.sghmc import SGHMC
 from daskfactor.samplers.steps import ConstantStep, PolynomialStep, StepSize
 
 __all__ = [
+    "KINDS",
     "PSGLD",
     "PSGRRLD",
     "SGHMC",
     "ConstantStep",
     "PolynomialStep",
     "Sampler",
+    "Setup",
     "StepSize",
     "Track",
     "sampler_from_dict",
 ]
 
-Sampler = PSGLD | SGHMC
-_KINDS: dict[str, type[PSGLD]] = {"PSGLD": PSGLD, "PSGRRLD": PSGRRLD}
+KINDS: dict[str, type[Sampler]] = {kind.__name__: kind for kind in (PSGLD, PSGRRLD, SGHMC)}
+"""All samplers by name."""
 
 
 def sampler_from_dict(values: dict[str, Any]) -> Sampler:
     """The sampler that ``to_dict`` described."""
-    if values.get("type") == "SGHMC":
-        return SGHMC.from_dict(values)
-    kind = _KINDS.get(values.get("type", ""))
+    kind = KINDS.get(values.get("type", ""))
     if kind is None:
         raise StoreFormatError(
             f"the run was made by a sampler called {values.get('type')!r}, which this version does "
-            f"not have; it knows {', '.join([*_KINDS, 'SGHMC'])}"
+            f"not have; it knows {', '.join(KINDS)}"
         )
-    return kind(**arguments_from_dict(values))
+    return kind.from_dict(values)

@@ -1,11 +1,20 @@
 """Parallel stochastic-gradient Langevin dynamics (P-SGLD)."""
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 from daskfactor.checks import whole_number
+from daskfactor.engine.state import ChainState
 from daskfactor.errors import OptionError
 from daskfactor.grid.schedules import SCHEDULES, Reshuffled, Schedule
+from daskfactor.samplers.base import (
+    Sampler,
+    Setup,
+    Track,
+    schedule_from_dict,
+    schedule_to_dict,
+)
+from daskfactor.samplers.program import LangevinProgram, prepare_state
 from daskfactor.samplers.steps import ConstantStep, StepSize, automatic_step, step_from_dict
 
 Preconditioner = Literal["majorizer", "identity"]
@@ -17,20 +26,7 @@ DEAR_PASS = 1e9
 
 
 @dataclass(frozen=True)
-class Track:
-    """One of the chains that a sampler runs side by side from the same start.
-
-    ``coarseness`` is the number of cycles of the finest track that one cycle of
-    this track stands for.
-    """
-
-    name: str
-    group: str
-    coarseness: int
-
-
-@dataclass(frozen=True)
-class PSGLD:
+class PSGLD(Sampler):
     """Langevin dynamics on conflict-free parts of the data.
 
     In the majoriser's metric (the default), with c the averaged denominator of
@@ -67,8 +63,6 @@ class PSGLD:
     schedule: Schedule = field(default_factory=Reshuffled)
     warm_start: int | Literal["auto"] = "auto"
 
-    tracks: ClassVar[tuple[Track, ...]] = (Track("chain", "posterior", 1),)
-
     def __post_init__(self) -> None:
         if self.preconditioner not in ("majorizer", "identity"):
             raise OptionError(
@@ -96,10 +90,6 @@ class PSGLD:
             whole_number("warm_start", self.warm_start, 0)
 
     @property
-    def name(self) -> str:
-        return type(self).__name__
-
-    @property
     def majorizer(self) -> bool:
         return self.preconditioner == "majorizer"
 
@@ -121,28 +111,40 @@ class PSGLD:
         assert not isinstance(self.step, int | float)  # made a ConstantStep above
         return self.step
 
-    def check_lengths(self, draws: int, tune: int) -> None:
-        """Nothing to check: one track takes any length."""
+    def prepare(self, state: ChainState) -> None:
+        prepare_state(state, self.majorizer)
+
+    def program(self, setup: Setup) -> LangevinProgram:
+        return LangevinProgram(
+            beta=setup.beta,
+            hyper=setup.hyper,
+            floor=setup.floor,
+            key=setup.key,
+            step=setup.step,
+            shrink=setup.shrink,
+            majorizer=self.majorizer,
+            coarse=setup.coarse,
+        )
+
+    def brief(self) -> Self:
+        return replace(self, warm_start=2)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which :func:`sampler_from_dict` makes the sampler again."""
         step = self.step if isinstance(self.step, str) else self._base_step(1, 1).to_dict()
         return {
             "type": self.name,
             "step": step,
             "preconditioner": self.preconditioner,
-            "schedule": {"type": type(self.schedule).__name__, **vars(self.schedule)},
+            "schedule": schedule_to_dict(self.schedule),
             "warm_start": self.warm_start,
         }
 
-
-def arguments_from_dict(values: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a sampler of this family from its plain values."""
-    schedule = dict(values["schedule"])
-    step = values["step"]
-    return {
-        "step": step if isinstance(step, str) else step_from_dict(step),
-        "preconditioner": values["preconditioner"],
-        "schedule": SCHEDULES[schedule.pop("type")](**schedule),
-        "warm_start": values["warm_start"],
-    }
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        step = values["step"]
+        return cls(
+            step="auto" if isinstance(step, str) else step_from_dict(step),
+            preconditioner=values["preconditioner"],
+            schedule=schedule_from_dict(values["schedule"]),
+            warm_start=values["warm_start"],
+        )

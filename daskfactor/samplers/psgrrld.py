@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from daskfactor.errors import OptionError
-from daskfactor.samplers.psgld import PSGLD, Track
+from daskfactor.samplers.base import Track
+from daskfactor.samplers.psgld import PSGLD
 from daskfactor.samplers.steps import StepSize
 
 

@@ -1,18 +1,23 @@
 """Langevin dynamics with momentum on conflict-free parts, for real-valued models."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from daskfactor.checks import positive_number
 from daskfactor.errors import OptionError
 from daskfactor.grid.schedules import SCHEDULES, Reshuffled, Schedule
+from daskfactor.samplers.base import (
+    Sampler,
+    Track,
+    schedule_from_dict,
+    schedule_to_dict,
+)
 from daskfactor.samplers.gaussian_program import CYCLE_FRICTION, automatic_momentum_step
-from daskfactor.samplers.psgld import Track
 from daskfactor.samplers.steps import ConstantStep, StepSize, step_from_dict
 
 
 @dataclass(frozen=True)
-class SGHMC:
+class SGHMC(Sampler):
     """Stochastic-gradient Hamiltonian Monte Carlo on conflict-free parts of the data.
 
     Every part kicks the momentum p and lets the factors drift; once a cycle the
@@ -41,8 +46,7 @@ class SGHMC:
     friction: float = CYCLE_FRICTION
     schedule: Schedule = field(default_factory=Reshuffled)
 
-    tracks: ClassVar[tuple[Track, ...]] = (Track("chain", "posterior", 1),)
-    majorizer: ClassVar[bool] = False
+    models: ClassVar[tuple[str, ...]] = ("GaussianMF",)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "friction", positive_number("friction", self.friction))
@@ -59,10 +63,6 @@ class SGHMC:
         elif not callable(self.step):
             object.__setattr__(self, "step", ConstantStep(self.step))
 
-    @property
-    def name(self) -> str:
-        return type(self).__name__
-
     def warm_passes(self, entries: int, n_components: int) -> int:
         """None: a chain starts from a draw of its prior."""
         del entries, n_components
@@ -76,26 +76,20 @@ class SGHMC:
         assert not isinstance(self.step, int | float)  # made a ConstantStep above
         return self.step
 
-    def check_lengths(self, draws: int, tune: int) -> None:
-        """Nothing to check: one track takes any length."""
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which :func:`sampler_from_dict` makes the sampler again."""
         automatic = isinstance(self.step, str)
         return {
             "type": self.name,
             "step": "auto" if automatic else self.step_for(self.tracks[0], 1, 1).to_dict(),
             "friction": self.friction,
-            "schedule": {"type": type(self.schedule).__name__, **vars(self.schedule)},
+            "schedule": schedule_to_dict(self.schedule),
         }
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "SGHMC":
-        """The sampler that ``to_dict`` described."""
-        schedule = dict(values["schedule"])
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         step = values["step"]
         return cls(
             step="auto" if isinstance(step, str) else step_from_dict(step),
             friction=values["friction"],
-            schedule=SCHEDULES[schedule.pop("type")](**schedule),
+            schedule=schedule_from_dict(values["schedule"]),
         )
