@@ -476,7 +476,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         r"even draws; got 3, pass 4",
     ),
     "model": (V0, {"model": "nmf"}, OptionError, r"model must be a model"),
-    "sampler": (V0, {"sampler": "psgld"}, OptionError, r"sampler must be PSGLD"),
+    "sampler": (V0, {"sampler": "psgld"}, OptionError, r"sampler must be one of PSGLD"),
 }
 
 
