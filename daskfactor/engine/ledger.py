@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.engine.plan import Action, CycleOptions, Op, Round
-from daskfactor.engine.state import FactorBand
+from daskfactor.engine.state import Array, FactorBand
+from daskfactor.engine.travel import Travel, late
 from daskfactor.grid.bands import Block
 
 
@@ -117,11 +118,16 @@ def tabulate(plan: Sequence[Round], blocks: int) -> OpTable:
 
 @dataclass
 class Mailbox:
-    """Column bands that are here and free, by column, with the rounds they have been through."""
+    """Column bands that are here and free, by column, with the rounds they have been through.
+
+    ``apart`` are arrays that came without their band, by column and by the round
+    that needs them.
+    """
 
     condition: threading.Condition = field(default_factory=threading.Condition)
     here: dict[int, tuple[int, Any]] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
+    apart: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     reason: str = ""
 
     def put(self, col: int, rounds: int, band: Any) -> None:
@@ -133,6 +139,14 @@ class Mailbox:
             self.here[col] = (rounds, band)
             self.condition.notify_all()
 
+    def put_apart(self, col: int, rounds: int, part: Any) -> None:
+        """Take in arrays that a round needs; a second copy is dropped."""
+        with self.condition:
+            parts = self.apart.setdefault((col, rounds), [])
+            if not any(part.names() == known.names() for known in parts):
+                parts.append(part)
+            self.condition.notify_all()
+
     def abort(self, reason: str) -> None:
         """Wake everyone who waits; the first reason stays."""
         with self.condition:
@@ -140,13 +154,33 @@ class Mailbox:
             self.condition.notify_all()
 
 
+class Shipment(NamedTuple):
+    """A band, or arrays of one, for the worker and the round that need it."""
+
+    heir: int
+    rounds: int
+    band: FactorBand
+    apart: bool
+
+
 class Ledger:
-    """What the threads of one worker share during a segment."""
+    """What the threads of one worker share during a segment.
+
+    ``ended`` are arrays of column bands that no operation needs any more, by column.
+    """
 
     def __init__(
-        self, table: OpTable, owner: Sequence[int], rank: int, box: Mailbox, patience: float
+        self,
+        table: OpTable,
+        travel: Travel,
+        owner: Sequence[int],
+        rank: int,
+        box: Mailbox,
+        patience: float,
     ) -> None:
         self.table = table
+        self.travel = travel
+        self.ended: dict[int, dict[str, Array]] = {}
         self.owner = owner
         self.rank = rank
         self.box = box
@@ -173,15 +207,25 @@ class Ledger:
             if number > best_rank[0] or number == self.rounds or row in self.busy:
                 continue
             col = int(self.table.col[number, row - self.rows[0]])
-            if col not in here or here[col][0] != number:
+            if col not in here or here[col][0] != number or not self._complete(col, number):
                 continue
             rank = (number, self.heir(col, number + 1) in (self.rank, None))
             if rank < best_rank:
                 best, best_rank = (row, col), rank
         return best
 
-    def take(self) -> tuple[Op, int, Any] | None:
-        """The next operation, its round and its column band; None when all are done or failed."""
+    def _complete(self, col: int, number: int) -> bool:
+        """Whether all arrays are here that an operation needs besides a band's values."""
+        needed = self.travel.needed[number]
+        if not needed:
+            return True
+        found = set(self.box.here[col][1].names())
+        for part in self.box.apart.get((col, number), ()):
+            found.update(part.names())
+        return needed <= found
+
+    def take(self) -> tuple[Op, int, list[Any]] | None:
+        """The next operation, its round and the pieces of its column band; None at the end."""
         condition = self.box.condition
         with condition:
             while self.remaining and self.failure is None:
@@ -192,15 +236,18 @@ class Ledger:
                     row, col = chosen
                     self.busy.add(row)
                     number, band = self.box.here.pop(col)
-                    return self.table.op(number, row, self.rows[0]), number, band
+                    pieces = [band, *self.box.apart.pop((col, number), ())]
+                    return self.table.op(number, row, self.rows[0]), number, pieces
                 if not condition.wait(self.patience):
                     raise SegmentLost(f"no band arrived within {self.patience:g} s")
             return None
 
-    def finish(self, op: Op, number: int, band: FactorBand) -> int | None:
-        """Note an operation as done; the rank the column band must be sent to, if another's."""
+    def finish(self, op: Op, number: int, band: FactorBand) -> list[Shipment]:
+        """Note an operation as done; what of the column band must be sent to others."""
         row, col = op.block
         heir = self.heir(col, number + 1)
+        apart = self._apart(col, number, band)
+        shipments = []
         with self.box.condition:
             self.busy.discard(row)
             self.row_round[row] = number + 1
@@ -208,10 +255,32 @@ class Ledger:
             if heir is None or heir == self.rank:
                 self.box.seen[col] = number + 1
                 self.box.here[col] = (number + 1, band)
-                heir = None
+            else:
+                shipments.append(Shipment(heir, number + 1, band, apart=False))
+            for due, part in apart.items():
+                holder = self.heir(col, due)
+                assert holder is not None  # what nobody needs has ended
+                if holder == self.rank:
+                    self.box.apart.setdefault((col, due), []).append(part)
+                else:
+                    shipments.append(Shipment(holder, due, part, apart=True))
             if self.threads > 1:
                 self.box.condition.notify_all()
-        return heir
+        return shipments
+
+    def _apart(self, col: int, number: int, band: FactorBand) -> dict[int, FactorBand]:
+        """Take off a band what does not go on with it; the arrays by the round that needs them."""
+        apart: dict[int, FactorBand] = {}
+        for name in list(band.arrays):
+            due = None if name in self.travel.constant else self.travel.due(name, number)
+            if due == number + 1:
+                continue
+            array = band.arrays.pop(name)
+            if due is not None:
+                apart.setdefault(due, late(band, {})).arrays[name] = array
+            elif name not in self.travel.constant:
+                self.ended.setdefault(col, {})[name] = array
+        return apart
 
     def will_send(self, heir: int, number: int) -> bool:
         """Whether another operation of this round, ready or running, has a band for the same."""

@@ -17,7 +17,8 @@ SMALL = 2**16
 class Parcel(NamedTuple):
     """A column band that has been through some rounds, or the reason to stop.
 
-    ``band`` is a `FactorBand`, or a `Sealed` one as it arrived.
+    ``band`` is a `FactorBand`, or a `Sealed` one as it arrived. ``apart`` marks arrays
+    without their band, for the round ``rounds``.
     """
 
     attempt: Attempt
@@ -25,6 +26,7 @@ class Parcel(NamedTuple):
     rounds: int
     band: Any
     reason: str = ""
+    apart: bool = False
 
 
 class Sealed(NamedTuple):
@@ -34,6 +36,10 @@ class Sealed(NamedTuple):
     counts: dict[str, int]
     arrays: tuple[tuple[str, str, tuple[int, ...], int], ...]
     body: Any
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays besides the values."""
+        return tuple(name for name, *_ in self.arrays if name)
 
     def open(self) -> FactorBand:
         """The band, in arrays of its own."""
@@ -50,16 +56,17 @@ def write(parcels: Sequence[Parcel]) -> dict[str, Any]:
     heads: list[Any] = []
     pieces: list[Array] = []
     size = 0
-    for attempt, col, rounds, band, reason in parcels:
+    for attempt, col, rounds, band, reason, apart in parcels:
         if band is None:
-            heads.append((attempt, col, rounds, None, reason))
+            heads.append((attempt, col, rounds, None, reason, apart))
             continue
         arrays = []
         for name, array in (("", band.values), *band.arrays.items()):
             arrays.append((name, array.dtype.str, array.shape, size))
             pieces.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
             size += array.nbytes
-        heads.append((attempt, col, rounds, (band.offset, band.counts, tuple(arrays)), reason))
+        head = (band.offset, band.counts, tuple(arrays))
+        heads.append((attempt, col, rounds, head, reason, apart))
     body = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
     return {"heads": pickle.dumps(heads), "body": body}
 
@@ -72,6 +79,15 @@ def _sealed(head: tuple[Any, ...], body: Any) -> Sealed:
 def read(heads: bytes, body: Any) -> list[Parcel]:
     """The parcels of a message."""
     return [
-        Parcel(attempt, col, rounds, None if sealed is None else _sealed(sealed, body), reason)
-        for attempt, col, rounds, sealed, reason in pickle.loads(heads)
+        Parcel(attempt, col, rounds, sealed and _sealed(sealed, body), reason, apart)
+        for attempt, col, rounds, sealed, reason, apart in pickle.loads(heads)
     ]
+
+
+def opened(pieces: Sequence[Any]) -> FactorBand:
+    """A band of its own from itself and the arrays that came apart, sealed or not."""
+    parts = [piece.open() if isinstance(piece, Sealed) else piece for piece in pieces]
+    band: FactorBand = parts[0]
+    for part in parts[1:]:
+        band.arrays.update(part.arrays)
+    return band

@@ -202,6 +202,8 @@ class Post(WorkerPlugin):
                 continue
             if parcel.band is None:
                 box.abort(parcel.reason)
+            elif parcel.apart:
+                box.put_apart(parcel.col, parcel.rounds, parcel.band)
             else:
                 box.put(parcel.col, parcel.rounds, parcel.band)
 

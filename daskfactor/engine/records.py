@@ -41,10 +41,14 @@ class Moments(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What one worker's part of a segment leaves behind."""
+    """What one worker's part of a segment leaves behind.
+
+    ``ended`` are arrays of column bands that were no longer needed, by column.
+    """
 
     rows: dict[int, FactorBand]
     cols: dict[int, FactorBand]
+    ended: dict[int, dict[str, Array]]
     cells: dict[Block, Moments]
     evaluations: list[Evaluation]
     records: Records
@@ -58,20 +62,26 @@ def bare(band: FactorBand) -> FactorBand:
 
 
 def with_own(before: FactorBand, after: FactorBand) -> FactorBand:
-    """A row band with what it had recorded before it was sent out."""
-    return replace(after, draws=[*before.draws, *after.draws], sums={**before.sums, **after.sums})
+    """A row band with what it had before it was sent out and did not take along."""
+    return replace(
+        after,
+        arrays={**before.arrays, **after.arrays},
+        draws=[*before.draws, *after.draws],
+        sums={**before.sums, **after.sums},
+    )
 
 
 def with_records(
     before: FactorBand, after: FactorBand, col: int, records: Sequence[Records]
 ) -> FactorBand:
-    """A column band with what it recorded wherever it was, in order."""
+    """A column band with what it recorded wherever it was, in order, and what stayed behind."""
     parts = sorted(
         (part for found in records for part in found.draws.get(col, [])), key=lambda part: part[0]
     )
     sums = {cycle: value for found in records for cycle, value in found.sums.get(col, {}).items()}
     return replace(
         after,
+        arrays={**before.arrays, **after.arrays},
         draws=[*before.draws, *(draw for _, draws in parts for draw in draws)],
         sums={**before.sums, **dict(sorted(sums.items()))},
     )

@@ -25,6 +25,7 @@ from daskfactor.engine.records import Outcome, bare, with_own, with_records
 from daskfactor.engine.segment import Order, run_segment
 from daskfactor.engine.shipping import Handle
 from daskfactor.engine.state import ChainState, FactorBand
+from daskfactor.engine.travel import travel_of
 from daskfactor.engine.waiting import Waited
 from daskfactor.errors import EngineError
 from daskfactor.io.blocks import BlockedData
@@ -152,6 +153,7 @@ class _Segment:
         self.token = uuid.uuid4().hex
         self.total = len(plan) * len(state.rows)
         self.table = tabulate(plan, len(state.rows))
+        self.travel = travel_of(plan, program, state.cols)
         self.told = 0
         self.earlier: dict[int, tuple[str, ...]] = {}
 
@@ -187,7 +189,7 @@ class _Segment:
     def _submit(
         self, number: int, rank: int, members: tuple[str, ...], owner: tuple[int, ...], threads: int
     ) -> Any:
-        state = self.state
+        state, travel = self.state, self.travel
         rows = [row for row, own in enumerate(owner) if own == rank]
         order = Order(
             (self.token, number),
@@ -198,12 +200,15 @@ class _Segment:
             self.table.rows(rows[0], rows[-1] + 1),
             self.program,
             self.handle,
-            {row: bare(state.rows[row]) for row in rows},
-            {
-                col: bare(band)
+            {row: travel.of_row(bare(state.rows[row])) for row in rows},
+            [
+                (col, due, part)
                 for col, band in enumerate(state.cols)
-                if owner[self.table.row_of[0, col]] == rank
-            },
+                for due, part in travel.first_due(bare(band)).items()
+                if owner[self.table.row_of[due, col]] == rank
+            ],
+            {col: travel.constants_of(band) for col, band in enumerate(state.cols)},
+            travel,
             {block: cells for block, cells in state.cells.items() if owner[block.row] == rank},
             threads,
             self.executor.patience.stall,
@@ -244,6 +249,9 @@ class _Segment:
         for outcome in outcomes:
             rows.update(outcome.rows)
             cols.update(outcome.cols)
+        for outcome in outcomes:
+            for col, arrays in outcome.ended.items():
+                cols[col].arrays.update(arrays)
             for block, moments in outcome.cells.items():
                 cells[block].mean, cells[block].m2, cells[block].count = moments
         records = [outcome.records for outcome in outcomes]

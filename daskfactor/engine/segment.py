@@ -9,12 +9,13 @@ from distributed import get_worker
 
 from daskfactor.engine.base import BlockProgram, perform
 from daskfactor.engine.ledger import Ledger, OpTable, SegmentLost
-from daskfactor.engine.parcels import Attempt, Parcel, Sealed
+from daskfactor.engine.parcels import Attempt, Parcel, opened
 from daskfactor.engine.plan import Op
 from daskfactor.engine.post import PLUGIN, Post
 from daskfactor.engine.records import Moments, Outcome, Records
 from daskfactor.engine.shipping import Handle, Packed, open_reader
-from daskfactor.engine.state import BlockCells, Evaluation, FactorBand
+from daskfactor.engine.state import Array, BlockCells, Evaluation, FactorBand
+from daskfactor.engine.travel import Travel
 from daskfactor.grid.bands import Block
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.threads import single_threaded_blas
@@ -26,7 +27,12 @@ TELL_EVERY = 0.25
 
 
 class Order(NamedTuple):
-    """One worker's part of one attempt at a segment."""
+    """One worker's part of one attempt at a segment.
+
+    ``cols`` are column bands for round 0, and arrays of theirs for later ones: the
+    column, the round, and what it needs. ``constants`` are arrays of all columns that
+    nobody changes.
+    """
 
     attempt: Attempt
     topic: str
@@ -37,7 +43,9 @@ class Order(NamedTuple):
     program: BlockProgram
     handle: Handle
     rows: dict[int, FactorBand]
-    cols: dict[int, FactorBand]
+    cols: list[tuple[int, int, FactorBand]]
+    constants: dict[int, dict[str, Array]]
+    travel: Travel
     cells: dict[Block, BlockCells]
     threads: int
     patience: float
@@ -49,7 +57,9 @@ class SegmentRun:
     def __init__(self, order: Order, post: Post, box: Any) -> None:
         self.order = order
         self.post = post
-        self.ledger = Ledger(order.table, order.owner, order.rank, box, order.patience)
+        self.ledger = Ledger(
+            order.table, order.travel, order.owner, order.rank, box, order.patience
+        )
         self.records = Records()
         self.reader: Any = None
         # Own copies: within one process what was sent may be the sender's memory.
@@ -61,8 +71,11 @@ class SegmentRun:
         self._held: dict[int, list[Parcel]] = {}
         self._most_held = max(1, len(self.rows) // 2)
         self.ledger.threads = order.threads
-        for col, band in order.cols.items():
-            box.put(col, 0, band.copy())
+        for col, rounds, band in order.cols:
+            if rounds:
+                box.put_apart(col, rounds, band.copy())
+            else:
+                box.put(col, 0, band.copy())
 
     def run(self) -> Outcome:
         """Run all operations; raises the first error, or SegmentLost if others failed."""
@@ -85,8 +98,9 @@ class SegmentRun:
         self._tell(self.total)
         box = self.ledger.box
         return Outcome(
-            self.rows,
+            {row: self.order.travel.changed_of(band) for row, band in self.rows.items()},
             {col: band for col, (_, band) in box.here.items()},
+            self.ledger.ended,
             {block: Moments(c.mean, c.m2, c.count) for block, c in self.cells.items()},
             [evaluation for found, _ in results for evaluation in found],
             self.records,
@@ -100,9 +114,9 @@ class SegmentRun:
         busy = 0.0
         try:
             while (taken := self.ledger.take()) is not None:
-                op, number, band = taken
-                if isinstance(band, Sealed):
-                    band = band.open()
+                op, number, pieces = taken
+                band = opened(pieces)
+                band.arrays.update(self.order.constants[op.block.col])
                 begun = time.perf_counter()
                 found = self._perform(op, band, workspace)
                 seconds = time.perf_counter() - begun
@@ -133,10 +147,12 @@ class SegmentRun:
 
     def _pass_on(self, op: Op, number: int, band: FactorBand, seconds: float) -> None:
         self.records.strip(op.block.col, number, band)
-        heir = self.ledger.finish(op, number, band)
-        if heir is not None:
-            parcel = Parcel(self.order.attempt, op.block.col, number + 1, band)
-            self._send(heir, number, parcel, seconds)
+        for heir, rounds, part, apart in self.ledger.finish(op, number, band):
+            parcel = Parcel(self.order.attempt, op.block.col, rounds, part, apart=apart)
+            if apart:
+                self.post.send(self.order.addresses[heir], [parcel])
+            else:
+                self._send(heir, number, parcel, seconds)
         now = time.monotonic()
         if now - self._told > TELL_EVERY:
             self._told = now

@@ -40,6 +40,10 @@ class FactorBand:
     draws: list[Array] = field(default_factory=list)
     sums: dict[int, float] = field(default_factory=dict)
 
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays."""
+        return tuple(self.arrays)
+
     def copy(self) -> "FactorBand":
         """An independent copy; recorded draws are never written to and stay shared."""
         return FactorBand(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.engine.plan import Op
+from daskfactor.engine.plan import Action, Op
 from daskfactor.engine.state import BlockCells, Evaluation, FactorBand
 from daskfactor.io.blocks import BlockedData
 from daskfactor.kernels import blockwise
@@ -144,6 +144,16 @@ class GaussianProgram:
         workspace: Workspace,
     ) -> Evaluation:
         return evaluate_block(op, data, rows, cols, cells, workspace, (2.0, NO_FLOOR))
+
+    def touches(self, op: Op) -> tuple[str, ...]:
+        """Names of a band's arrays that an operation reads or writes."""
+        return ("weights", *self.changes(op)) if op.action == Action.UPDATE else ()
+
+    def changes(self, op: Op) -> tuple[str, ...]:
+        """Names of a band's arrays that an operation writes."""
+        if op.action != Action.UPDATE:
+            return ()
+        return ("momentum", *(("mean", "m2") if op.last and op.wanted.record else ()))
 
 
 def column_table(hyper: GaussianHyper, biases: bool) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from daskfactor.engine.plan import CycleOptions, Op, build_plan
+from daskfactor.engine.plan import Action, CycleOptions, Op, build_plan
 from daskfactor.engine.state import (
     BlockCells,
     ChainState,
@@ -53,6 +53,36 @@ class Mixer:
         return Evaluation(op.cycle, op.block, np.array([rows.values.sum(), cols.values.sum()]))
 
 
+@dataclass(frozen=True)
+class HoardingMixer(Mixer):
+    """A mixer with arrays of every kind: constant, of every update, of last ones, untouched."""
+
+    def update(
+        self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        super().update(op, data, rows, cols, workspace)
+        for band in (rows, cols):
+            band.values += band.arrays["constant"]
+            band.arrays["always"] += np.sin(band.values)
+            if op.last:
+                band.arrays["last"] += band.values * band.arrays["always"]
+
+    def touches(self, op: Op) -> tuple[str, ...]:
+        return ("constant", *self.changes(op)) if op.action == Action.UPDATE else ()
+
+    def changes(self, op: Op) -> tuple[str, ...]:
+        if op.action != Action.UPDATE:
+            return ()
+        return ("always", "last") if op.last else ("always",)
+
+
+def hoard(state: ChainState) -> None:
+    """Give bands what a `HoardingMixer` needs."""
+    for number, band in enumerate(state.bands()):
+        for name in ("constant", "always", "last", "idle"):
+            band.arrays[name] = np.cos(band.values * (number + len(name)))
+
+
 def run(executor: Any, blocks: int, schedule: Schedule, program: Mixer | None = None) -> ChainState:
     rng = np.random.default_rng(blocks)
     grid = Grid.even((3 * blocks + 1, 2 * blocks + 2), blocks)
@@ -62,6 +92,8 @@ def run(executor: Any, blocks: int, schedule: Schedule, program: Mixer | None = 
         rng.random((grid.shape[1], 3), dtype=np.float32),
     )
     cells = np.array([0, grid.shape[0] - 1, 2]), np.array([1, 0, grid.shape[1] - 1])
+    if isinstance(program, HoardingMixer):
+        hoard(state)
     state.cells = place_cells(grid, *cells, np.dtype(np.float32))
     plan = build_plan(
         schedule,
@@ -81,6 +113,7 @@ def bits(state: ChainState) -> list[Any]:
         state.gather("rows").tobytes(),
         state.gather("columns").tobytes(),
         *draws,
+        *[(name, a.tobytes()) for band in state.bands() for name, a in sorted(band.arrays.items())],
         cells,
         evaluations,
     ]

@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 
 from daskfactor.engine import SerialExecutor
 from daskfactor.engine.base import perform
-from daskfactor.engine.ledger import Ledger, Mailbox, SegmentLost, share_bands, tabulate
-from daskfactor.engine.plan import CycleOptions, Op, Round, build_plan
-from daskfactor.engine.records import Records, with_records
+from daskfactor.engine.ledger import (
+    Ledger,
+    Mailbox,
+    SegmentLost,
+    Shipment,
+    share_bands,
+    tabulate,
+)
+from daskfactor.engine.parcels import opened
+from daskfactor.engine.plan import Action, CycleOptions, Op, Round, build_plan
+from daskfactor.engine.records import Records, bare, with_records
 from daskfactor.engine.state import ChainState, FactorBand, make_state
+from daskfactor.engine.travel import travel_of
 from daskfactor.grid.bands import Grid
 from daskfactor.grid.schedules import (
     Cyclic,
@@ -23,7 +32,7 @@ from daskfactor.grid.schedules import (
     Schedule,
 )
 from daskfactor.kernels.workspace import Workspace
-from tests.engine.mixer import Mixer, bits
+from tests.engine.mixer import HoardingMixer, Mixer, bits, hoard
 
 
 def make_plan(schedule: Schedule, blocks: int, cycles: int, seed: int = 0) -> tuple[Round, ...]:
@@ -48,8 +57,12 @@ def start(blocks: int) -> ChainState:
 class Network:
     """Workers of a ring in one thread; a seed decides who moves and which message arrives next."""
 
-    def __init__(self, plan: tuple[Round, ...], state: ChainState, counts: list[int]) -> None:
+    def __init__(
+        self, plan: tuple[Round, ...], state: ChainState, counts: list[int], program: Mixer
+    ) -> None:
         self.state = state
+        self.program = program
+        self.travel = travel_of(plan, program, state.cols)
         owner = [rank for rank, count in enumerate(counts) for _ in range(count)]
         table = tabulate(plan, len(state.rows))
         self.ledgers = []
@@ -57,12 +70,13 @@ class Network:
             rows = [row for row, own in enumerate(owner) if own == rank]
             box = Mailbox()
             for col, band in enumerate(state.cols):
-                if owner[table.row_of[0, col]] == rank:
-                    box.put(col, 0, band)
+                for due, part in self.travel.first_due(band).items():
+                    if owner[table.row_of[due, col]] == rank:
+                        (box.put_apart if due else box.put)(col, due, part.copy())
             own = table.rows(rows[0], rows[-1] + 1)
-            self.ledgers.append(Ledger(own, owner, rank, box, 0.01))
+            self.ledgers.append(Ledger(own, self.travel, owner, rank, box, 0.01))
         self.records = [Records() for _ in counts]
-        self.mail: list[tuple[int, int, int, FactorBand]] = []
+        self.mail: list[tuple[int, Shipment]] = []
         self.evaluations: list[Any] = []
         self.work = Workspace()
 
@@ -70,15 +84,20 @@ class Network:
         ledger = self.ledgers[rank]
         taken = ledger.take()
         assert taken is not None
-        op, number, band = taken
-        found = perform(op, Mixer(), None, self.state.rows[op.block.row], band, None, self.work)  # type: ignore[arg-type]
+        op, number, pieces = taken
+        band = opened(pieces)
+        band.arrays |= self.travel.constants_of(self.state.cols[op.block.col])
+        if op.action == Action.UPDATE and isinstance(self.program, HoardingMixer):
+            assert set(band.arrays) == set(self.program.touches(op))
+        found = perform(
+            op, self.program, None, self.state.rows[op.block.row], band, None, self.work
+        )  # type: ignore[arg-type]
         if found is not None:
             self.evaluations.append(found)
         self.records[rank].strip(op.block.col, number, band)
-        heir = ledger.finish(op, number, band)
-        if heir is not None:
-            assert heir != rank
-            self.mail.append((heir, op.block.col, number + 1, band))
+        for shipment in ledger.finish(op, number, band):
+            assert shipment.heir != rank
+            self.mail.append((op.block.col, shipment))
 
     def run(self, rng: np.random.Generator) -> None:
         while any(ledger.remaining for ledger in self.ledgers):
@@ -88,9 +107,10 @@ class Network:
             if choice < len(able):
                 self.step(able[choice])
             else:
-                heir, col, rounds, band = self.mail.pop(choice - len(able))
+                col, (heir, rounds, band, apart) = self.mail.pop(choice - len(able))
+                box = self.ledgers[heir].box
                 for _ in range(int(rng.integers(1, 3))):  # now and then twice
-                    self.ledgers[heir].box.put(col, rounds, band)
+                    (box.put_apart if apart else box.put)(col, rounds, band)
 
     def result(self) -> ChainState:
         cols = {}
@@ -99,8 +119,12 @@ class Network:
                 assert rounds == ledger.rounds
                 assert col not in cols
                 cols[col] = band
+        for ledger in self.ledgers:
+            assert not ledger.box.apart
+            for col, arrays in ledger.ended.items():
+                cols[col].arrays.update(arrays)
         bands = [
-            with_records(FactorBand(band.offset, band.values), cols[col], col, self.records)
+            with_records(bare(band), cols[col], col, self.records)
             for col, band in enumerate(self.state.cols)
         ]
         order = sorted(self.evaluations, key=lambda e: (e.cycle, e.block))
@@ -112,10 +136,11 @@ class Network:
     blocks=st.integers(1, 6),
     workers=st.integers(1, 6),
     kind=st.sampled_from(["reshuffled", "cyclic", "nested", "proportional"]),
+    program=st.sampled_from([Mixer(), HoardingMixer()]),
     seed=st.integers(0, 1000),
 )
 def test_any_plan_on_any_workers_leaves_the_oracles_bits(
-    blocks: int, workers: int, kind: str, seed: int
+    blocks: int, workers: int, kind: str, program: Mixer, seed: int
 ) -> None:
     groups = next(g for g in (3, 2, 1) if blocks % g == 0)
     schedule: Schedule = {
@@ -128,9 +153,13 @@ def test_any_plan_on_any_workers_leaves_the_oracles_bits(
     rng = np.random.default_rng(seed)
     cuts = np.sort(rng.choice(np.arange(1, blocks), min(workers, blocks) - 1, replace=False))
     counts = np.diff([0, *cuts, blocks]).tolist()
-    network = Network(plan, start(blocks), counts)
+    states = [start(blocks), start(blocks)]
+    if isinstance(program, HoardingMixer):
+        for state in states:
+            hoard(state)
+    network = Network(plan, states[0], counts, program)
     network.run(rng)
-    oracle = SerialExecutor().run(plan, Mixer(), start(blocks), None)  # type: ignore[arg-type]
+    oracle = SerialExecutor().run(plan, program, states[1], None)  # type: ignore[arg-type]
     assert bits(network.result()) == bits(oracle)
 
 
@@ -180,16 +209,18 @@ class Backwards(Cyclic):
 
 def test_the_earliest_round_goes_first_and_then_the_band_that_must_leave() -> None:
     plan = make_plan(Backwards(), 4, 1)  # round n: row r meets column (r + 3 - n) % 4
-    ledger = Ledger(tabulate(plan, 4).rows(0, 2), [0, 0, 1, 1], 0, Mailbox(), 0.01)
+    travel = travel_of(plan, Mixer(), start(4).cols)
+    ledger = Ledger(tabulate(plan, 4).rows(0, 2), travel, [0, 0, 1, 1], 0, Mailbox(), 0.01)
     band = FactorBand(0, np.zeros((1, 1)))
     order = []
     ledger.box.put(3, 0, band)
     ledger.box.put(0, 0, band)
     for _ in range(3):
         op, number, _ = ledger.take() or pytest.fail("nothing to do")
-        order.append((number, *op.block, ledger.finish(op, number, band)))
+        heirs = [shipment.heir for shipment in ledger.finish(op, number, band)]
+        order.append((number, *op.block, heirs))
     # Column 0 moves on to row 2, another worker's, and column 3 to row 1, our own.
-    assert order == [(0, 1, 0, 1), (0, 0, 3, None), (1, 1, 3, 1)]
+    assert order == [(0, 1, 0, [1]), (0, 0, 3, []), (1, 1, 3, [1])]
 
 
 def test_a_second_copy_of_a_band_is_dropped() -> None:
@@ -202,10 +233,11 @@ def test_a_second_copy_of_a_band_is_dropped() -> None:
 
 
 def test_waiting_ends_when_nothing_comes_or_the_attempt_is_over() -> None:
-    table = tabulate(make_plan(Cyclic(), 1, 1), 1)
+    plan = make_plan(Cyclic(), 1, 1)
+    table, travel = tabulate(plan, 1), travel_of(plan, Mixer(), start(1).cols)
     with pytest.raises(SegmentLost, match=r"no band arrived within 0\.01 s"):
-        Ledger(table, [0], 0, Mailbox(), 0.01).take()
-    ledger = Ledger(table, [0], 0, Mailbox(), 60.0)
+        Ledger(table, travel, [0], 0, Mailbox(), 0.01).take()
+    ledger = Ledger(table, travel, [0], 0, Mailbox(), 60.0)
     reasons: list[str] = []
 
     def wait() -> None:
