@@ -153,6 +153,14 @@ class Cluster:
         if gone:
             raise SegmentLost(f"lost worker {', '.join(gone)}")
 
+    def check_quiet(self, quiet: Waited, what: str) -> None:
+        """Raise EngineError if nothing has moved anywhere for too long."""
+        if quiet.seconds() > self.patience.stall:
+            raise EngineError(
+                f"no {what} was finished anywhere for {self.patience.stall:g} s; look at the "
+                "workers' logs, and allow more time if it takes that long"
+            )
+
     # -- news --------------------------------------------------------------------
 
     def listen(self, token: str, attempt: int) -> News:

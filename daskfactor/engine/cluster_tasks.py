@@ -186,6 +186,7 @@ class _Piece:
             if time.monotonic() - self.seen > 1.0:
                 self.cluster.await_workers()
                 self.seen = time.monotonic()
+            self.cluster.check_quiet(news.quiet, "block")
 
         return look
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from daskfactor.engine.base import RunReport
 from daskfactor.engine.cluster import Cluster
 from daskfactor.engine.shipping import Packed
+from daskfactor.engine.waiting import Waited
 from daskfactor.engine.workspaces import local_workspace
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.threads import single_threaded_blas
@@ -56,10 +57,15 @@ def map_on_cluster(
             )
             for low, high in itertools.pairwise(edges)
         ]
-        seen = time.monotonic()
+        seen, finished, quiet = time.monotonic(), 0, Waited()
 
         def look() -> None:
-            nonlocal seen
+            nonlocal seen, finished
+            count = sum(future.status == "finished" for future in futures)
+            if count > finished:
+                finished = count
+                quiet.restart()
+            cluster.check_quiet(quiet, "share of a pass over the data")
             if time.monotonic() - seen > 1.0:
                 cluster.await_workers()
                 seen = time.monotonic()

@@ -292,11 +292,7 @@ class _Watch:
                 f"ring within {patience.start:g} s ({names}); a ring needs all its workers at "
                 'once: free them from other work, name free ones, or use executor="tasks"'
             )
-        if self.news.quiet.seconds() > patience.stall:
-            raise EngineError(
-                f"no block was finished anywhere for {patience.stall:g} s; look at the workers' "
-                "logs, and allow more time if blocks take that long"
-            )
+        self.segment.cluster.check_quiet(self.news.quiet, "block")
         self.segment.tell(self.news)
 
 

@@ -1,9 +1,11 @@
 """Workers killed, lost, restarted and added: the same bits, and one segment at most for each."""
 
+import dataclasses
 import os
 import random
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,17 @@ from daskfactor.engine.cluster import Patience
 from daskfactor.engine.cluster_tasks import ClusterTasksExecutor
 from daskfactor.engine.ring import RingExecutor
 from daskfactor.errors import EngineError
-from tests.cluster.support import IMPATIENT, Killer, bare_worker, chain, cluster, oracle
+from daskfactor.grid.bands import Block
+from tests.cluster.support import (
+    GATES,
+    IMPATIENT,
+    Gated,
+    Killer,
+    bare_worker,
+    chain,
+    cluster,
+    oracle,
+)
 from tests.engine.mixer import bits
 
 pytestmark = pytest.mark.cluster
@@ -167,3 +179,21 @@ def test_a_client_that_lost_its_scheduler_says_so(name: str) -> None:
         with pytest.raises(EngineError, match=r"the client has lost its scheduler"):
             chain(executor, on_done=lambda done: own.close())
         executor.close()
+
+
+@named
+@pytest.mark.parametrize("what", ["block", "share of a pass"])
+def test_work_that_never_ends_is_given_up(name: str, what: str) -> None:
+    GATES["never"] = threading.Event()
+    impatient = dataclasses.replace(IMPATIENT, stall=0.5)
+    with cluster(1, processes=False) as client:
+        executor = EXECUTORS[name](client, patience=impatient)
+        try:
+            work = partial(chain, executor, Gated("never", Block(0, 0)))
+            if what != "block":
+                work = partial(executor.map, lambda item, work: GATES["never"].wait(30), [1, 2])
+            with pytest.raises(EngineError, match=rf"no {what}.* was finished anywhere for 0\.5 s"):
+                work()
+        finally:
+            GATES["never"].set()
+            executor.close()
