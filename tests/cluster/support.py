@@ -130,6 +130,11 @@ class Gated:
         return self.inner.evaluate(*arguments)
 
 
+def wait_at_gate(gate: str, workspace: Workspace) -> None:
+    """A share of a pass that waits for a gate; for workers in this process."""
+    assert GATES[gate].wait(30)
+
+
 @dataclass(frozen=True)
 class Reading:
     """A mixer that looks at its block of data first."""

@@ -26,6 +26,7 @@ from tests.cluster.support import (
     chain,
     cluster,
     oracle,
+    wait_at_gate,
 )
 from tests.engine.mixer import bits
 
@@ -191,7 +192,7 @@ def test_work_that_never_ends_is_given_up(name: str, what: str) -> None:
         try:
             work = partial(chain, executor, Gated("never", Block(0, 0)))
             if what != "block":
-                work = partial(executor.map, lambda item, work: GATES["never"].wait(30), [1, 2])
+                work = partial(executor.map, wait_at_gate, ["never"] * 2)
             with pytest.raises(EngineError, match=rf"no {what}.* was finished anywhere for 0\.5 s"):
                 work()
         finally:
