@@ -78,7 +78,8 @@ def as_blocks(
         What an entry means that a sparse input does not store: an observed zero, or
         a missing entry (then a stored zero is an observed zero). Left out, an array
         of the sparse package says it by its ``fill_value`` (0 or NaN) and a blocked
-        store by itself; otherwise it is "zero", with a warning.
+        store by itself; otherwise it is "zero", with a warning. Dense input stores
+        every entry, and "missing" is refused for it.
     memory_limit : int or str, optional
         Bytes, or a text such as ``"4 GiB"``, for the blocks and the pass that
         makes them. Default: half of the memory that is free.
@@ -121,6 +122,12 @@ def as_blocks(
     limit = memory_budget(memory_limit)
     source = _blocked_store(V) or open_source(V)
     if isinstance(source, Source):
+        if unstored == "missing":
+            raise OptionError(
+                'unstored is "missing", but the input is dense: it stores every entry, and its '
+                "zeros are observed; mark missing entries with NaN or a mask, or pass a sparse "
+                "matrix"
+            )
         return _dense(source, blocks, kind, limit, workers, allow_empty)
     if isinstance(source, BlockStore):
         if serves(source, blocks, unstored, balance):

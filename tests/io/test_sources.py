@@ -395,6 +395,7 @@ def test_options_are_checked() -> None:
         ({"dtype": "float16"}, 'dtype must be "float32" or "float64", got \'float16\''),
         ({"dtype": "nonsense"}, "dtype must be"),
         ({"unstored": "nan"}, 'unstored must be None, "zero" or "missing"'),
+        ({"unstored": "missing"}, 'unstored is "missing", but the input is dense'),
         ({"workers": 0}, "workers must be at least 1"),
         ({"memory_limit": "lots"}, "memory_limit must be a number of bytes"),
         ({"memory_limit": -1}, "memory_limit must be a number of bytes"),
