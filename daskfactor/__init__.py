@@ -10,32 +10,59 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from daskfactor.engine import LanesExecutor, SerialExecutor, TasksExecutor
     from daskfactor.engine.progress import RunEvent
+    from daskfactor.evidence import (
+        Chib,
+        Evidence,
+        ThermodynamicIntegration,
+        log_evidence,
+        select_rank,
+    )
     from daskfactor.grid.schedules import Cyclic, NestedReshuffled, Proportional, Reshuffled
     from daskfactor.io.convert import convert
     from daskfactor.io.export import export
     from daskfactor.io.holdout import hold_out
     from daskfactor.io.sources import as_blocks
+    from daskfactor.models.additive import GaussianAdditive
     from daskfactor.models.gaussian import GaussianMF
     from daskfactor.models.tweedie import TweedieNMF
     from daskfactor.optimizers import DSGD, MultiplicativeUpdates
+    from daskfactor.results.alignment import align
     from daskfactor.results.prediction import monitored, predict
+    from daskfactor.results.summary import summarize
     from daskfactor.results.trace import expectation, open_run
     from daskfactor.runs.cost import Cost, estimate_cost
-    from daskfactor.samplers import PSGLD, PSGRRLD, SGHMC, ConstantStep, PolynomialStep
+    from daskfactor.samplers import (
+        HMC,
+        PSGLD,
+        PSGRRLD,
+        SGHMC,
+        SGLD,
+        ConstantStep,
+        Gibbs,
+        LangevinDynamics,
+        PolynomialStep,
+    )
     from daskfactor.sampling import optimize, resume, sample
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DSGD",
+    "HMC",
     "PSGLD",
     "PSGRRLD",
     "SGHMC",
+    "SGLD",
+    "Chib",
     "ConstantStep",
     "Cost",
     "Cyclic",
+    "Evidence",
+    "GaussianAdditive",
     "GaussianMF",
+    "Gibbs",
     "LanesExecutor",
+    "LangevinDynamics",
     "MultiplicativeUpdates",
     "NestedReshuffled",
     "PolynomialStep",
@@ -44,22 +71,33 @@ __all__ = [
     "RunEvent",
     "SerialExecutor",
     "TasksExecutor",
+    "ThermodynamicIntegration",
     "TweedieNMF",
+    "align",
     "as_blocks",
     "convert",
     "estimate_cost",
     "expectation",
     "export",
     "hold_out",
+    "log_evidence",
     "monitored",
     "open_run",
     "optimize",
     "predict",
     "resume",
     "sample",
+    "select_rank",
+    "summarize",
 ]
 
 _HOME = {
+    "Chib": "daskfactor.evidence",
+    "Evidence": "daskfactor.evidence",
+    "ThermodynamicIntegration": "daskfactor.evidence",
+    "log_evidence": "daskfactor.evidence",
+    "select_rank": "daskfactor.evidence",
+    "GaussianAdditive": "daskfactor.models.additive",
     "Cost": "daskfactor.runs.cost",
     "estimate_cost": "daskfactor.runs.cost",
     "DSGD": "daskfactor.optimizers",
@@ -79,12 +117,18 @@ _HOME = {
     "export": "daskfactor.io.export",
     "TweedieNMF": "daskfactor.models.tweedie",
     "MultiplicativeUpdates": "daskfactor.optimizers",
+    "align": "daskfactor.results.alignment",
     "monitored": "daskfactor.results.prediction",
     "predict": "daskfactor.results.prediction",
+    "summarize": "daskfactor.results.summary",
     "expectation": "daskfactor.results.trace",
     "open_run": "daskfactor.results.trace",
+    "HMC": "daskfactor.samplers",
+    "LangevinDynamics": "daskfactor.samplers",
+    "SGLD": "daskfactor.samplers",
     "PSGLD": "daskfactor.samplers",
     "PSGRRLD": "daskfactor.samplers",
+    "Gibbs": "daskfactor.samplers",
     "ConstantStep": "daskfactor.samplers",
     "PolynomialStep": "daskfactor.samplers",
     "optimize": "daskfactor.sampling",

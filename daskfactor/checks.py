@@ -20,6 +20,11 @@ def whole_number(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a real number; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def positive_number(name: str, value: Any) -> float:
     """``value`` as a float.
 
@@ -28,7 +33,6 @@ def positive_number(name: str, value: Any) -> float:
     OptionError
         If it is not a positive finite number.
     """
-    good = isinstance(value, Real) and not isinstance(value, bool)
-    if not (good and math.isfinite(value) and value > 0):
+    if not (is_number(value) and math.isfinite(value) and value > 0):
         raise OptionError(f"{name} must be a positive finite number, got {value!r}")
     return float(value)

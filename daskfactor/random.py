@@ -29,6 +29,8 @@ class Stream(IntEnum):
     START = 2
     COARSE_SCHEDULE = 3
     HYPER = 4
+    ACCEPTANCE = 5
+    TEMPERATURE = 6
 
 
 def resolve_seed(random_seed: int | None) -> int:

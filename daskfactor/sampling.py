@@ -37,6 +37,7 @@ from daskfactor.runs.launch import (
     opened,
     report_trouble,
     run_from_start,
+    with_fixed_values,
 )
 from daskfactor.runs.monitor import monitored_cells
 from daskfactor.runs.options import RunOptions, choose_keep
@@ -178,6 +179,7 @@ def sample(
             )
         )
         check_data(model, data)
+        sampler.check_data(data)
         on_event(RunEvent("load", 1, 1, message="{} x {}".format(*data.shape)))
         bytes_per_draw = sum(data.shape) * model.width * data.dtype.itemsize
         shares = [1 / track.coarseness for track in sampler.tracks]
@@ -241,7 +243,7 @@ def resume(
         options = RunOptions(**described["options"])
         if draws is not None:
             options = extended(options, meta, whole_number("draws", draws, 1))
-        model = model_from_dict(described["model"])
+        model = with_fixed_values(model_from_dict(described["model"]), arrays)
         sampler = sampler_from_dict(described["sampler"])
         sampler.check_lengths(options.draws, options.tune)
         data = stack.enter_context(data_again(run, V, described, options, memory_limit))
@@ -301,7 +303,8 @@ def optimize(
     -------
     xarray.Dataset
         ``W`` (row, component), ``H`` (component, column), ``objective``
-        (iteration): Σ d_β(v|μ) + φ(λ_w ΣW + λ_h ΣH), or φ times the Gaussian penalties.
+        (iteration): Σ d_β(v|μ) + φ(λ_w ΣW + λ_h ΣH) with -φ(a - 1) Σ log for gamma
+        priors of shape a, or φ times the Gaussian penalties.
 
     Raises
     ------

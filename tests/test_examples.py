@@ -1,7 +1,9 @@
 """Every script in ``examples`` runs, at a small size, from an empty directory."""
 
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,64 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = {
     "sensor_gaps.py": ["--weeks", "2", "--draws", "60", "--picture", "picture.png"],
+    "faces_laws.py": [
+        *("--missing", "30", "--shrink", "4", "--people", "12", "--components", "12"),
+        *("--draws", "30", "--beta", "0.5", "--picture", "picture.png"),
+    ],
+    "mixing.py": [
+        *("--rows", "24", "32", "--draws", "40", "--laws", "Poisson"),
+        *("--picture", "picture.png"),
+    ],
+    "piano.py": [
+        *("--seconds", "1", "--components", "4", "--draws", "20"),
+        *("--picture", "picture.png"),
+    ],
     "ratings.py": ["--components", "6", "--draws", "150", "--picture", "picture.png"],
+    "speech.py": [
+        *("--seconds", "1", "--rate", "8000", "--ranks", "2", "5", "--snr", "5"),
+        *("--temperatures", "4", "--draws", "10", "--picture", "picture.png"),
+    ],
 }
 
 
-def test_every_example_has_a_small_size_here() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SMALL)
+def covers(printed: str) -> None:
+    share = float(printed.split("90 % intervals:")[1])
+    assert 0.85 < share < 0.95
+
+
+def compares_claims(printed: str) -> None:
+    assert "The paper's claims" in printed
+
+
+def agrees_on_notes(printed: str) -> None:
+    (median, worst), (exact_median, exact_worst) = (
+        [float(value) for value in re.search(rf"^{name}\s+.*", printed, re.M)[0].split()[-2:]]
+        for name in ("PSGLD ", "PSGLD, exact")
+    )
+    assert min(median, exact_median) > 0.95
+    assert min(worst, exact_worst) > 0.8
+
+
+def larger_dictionary_wins(printed: str) -> None:
+    rows = {line.split()[0]: line.split() for line in printed.splitlines()}
+    assert float(rows["5"][1]) > float(rows["2"][1])  # log evidence
+    assert float(rows["5"][4]) > float(rows["2"][4]) + 0.5  # SDR in dB
+    assert "they agree" in printed
+
+
+CHECKS: dict[str, Callable[[str], None]] = {
+    "faces_laws.py": covers,
+    "mixing.py": compares_claims,
+    "piano.py": agrees_on_notes,
+    "ratings.py": covers,
+    "sensor_gaps.py": covers,
+    "speech.py": larger_dictionary_wins,
+}
+"""What an example must have printed."""
+
+
+def test_every_example_has_a_small_size_and_a_check_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SMALL) == set(CHECKS)
 
 
 @pytest.mark.slow
@@ -29,6 +83,5 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    share = float(done.stdout.split("90 % intervals:")[1])
-    assert 0.85 < share < 0.95, done.stdout
+    CHECKS[name](done.stdout)
     assert (tmp_path / "picture.png").stat().st_size > 10_000

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from daskfactor.cli import convert, demo, fit, info, plot, predict
+from daskfactor.cli import convert, demo, fit, info, plot, predict, select_rank
 
 app = typer.Typer(
     name="daskfactor",
@@ -50,5 +50,6 @@ app.command()(convert.convert)
 app.command()(fit.fit)
 app.command()(fit.resume)
 app.command()(predict.predict)
+app.command()(select_rank.select_rank)
 app.command()(info.info)
 app.command()(plot.plot)

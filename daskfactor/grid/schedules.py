@@ -119,12 +119,16 @@ class NestedReshuffled:
 
 @dataclass(frozen=True)
 class Passes:
-    """Every diagonal in order, ``count`` times a cycle, at scale 1: for sums over all the data."""
+    """Every diagonal in order, ``count`` times a cycle, at scale 1: for sums over all the data.
 
-    count: int = 1
+    Without a count as often as there are bands.
+    """
+
+    count: int | None = 1
 
     def __post_init__(self) -> None:
-        whole_number("count", self.count, 1)
+        if self.count is not None:
+            whole_number("count", self.count, 1)
 
     def cycle(
         self, blocks: int, sizes: NDArray[np.int64], rng: np.random.Generator
@@ -132,7 +136,7 @@ class Passes:
         del sizes, rng
         return tuple(
             Part(diagonal(part, blocks), 1.0, part)
-            for _ in range(self.count)
+            for _ in range(self.count or blocks)
             for part in range(blocks)
         )
 

@@ -12,7 +12,7 @@ never moves further than the row it meets is long, so that an entry whose mean
 is near zero cannot throw both to the end of the world. At ordinary entries the
 clip does not act. P(x) = 1 for a projected model (exponential priors; what
 falls below zero is set to zero), P(x) = x - m for a real-valued one (Gaussian
-priors around m), whose columns may also be frozen.
+priors around m). Columns of both may be frozen.
 
 Rows are visited in the given order, entries of a row from left to right. A
 thread owns its block, so nothing races.
@@ -43,9 +43,9 @@ class DescentKernels(NamedTuple):
     ``order`` (m,) are the block's rows in the order of the visit; ``share_w`` (m,)
     and ``share_h`` (n,) divide each row's prior among its entries; ``col_w`` and
     ``col_h`` (3, K) hold, column by column, m, pull, and 1 or, where it is frozen, 0
-    (a projected model uses the pull alone). In ``dense`` the block is the window of
-    V at (row0, col0); NaN is missing in both. All floats but step and floor have one
-    dtype.
+    (a projected model has no m, and the last only if it is said to be partly frozen).
+    In ``dense`` the block is the window of V at (row0, col0); NaN is missing in both.
+    All floats but step and floor have one dtype.
     """
 
     sparse: Callable[..., None]
@@ -65,8 +65,8 @@ def _pull(beta: float) -> Callable[..., Scalar]:
     return pull
 
 
-def _sparse(beta: float, projected: bool, K: int) -> Callable[..., None]:
-    pull, meet = _pull(beta), meeting(projected)
+def _sparse(beta: float, projected: bool, partly: bool, K: int) -> Callable[..., None]:
+    pull, meet = _pull(beta), meeting(projected, partly)
 
     @jit
     def sparse(
@@ -99,8 +99,8 @@ def _sparse(beta: float, projected: bool, K: int) -> Callable[..., None]:
     return sparse
 
 
-def _dense(beta: float, projected: bool, K: int) -> Callable[..., None]:
-    pull, meet = _pull(beta), meeting(projected)
+def _dense(beta: float, projected: bool, partly: bool, K: int) -> Callable[..., None]:
+    pull, meet = _pull(beta), meeting(projected, partly)
 
     @jit
     def dense(
@@ -133,15 +133,17 @@ def _dense(beta: float, projected: bool, K: int) -> Callable[..., None]:
     return dense
 
 
-def descent_kernels(beta: float, projected: bool, K: int) -> DescentKernels:
+def descent_kernels(beta: float, projected: bool, K: int, partly: bool = False) -> DescentKernels:
     """Kernels of one beta-divergence and K columns, compiled when first called.
 
     ``projected`` keeps the factors non-negative, under exponential priors; else
-    the priors are Gaussian.
+    the priors are Gaussian. ``partly`` tells that columns of a projected model may be
+    frozen; those of another always may.
     """
-    return _descent_kernels(float(beta), bool(projected), int(K))
+    return _descent_kernels(float(beta), bool(projected), bool(projected and partly), int(K))
 
 
 @lru_cache(maxsize=64)
-def _descent_kernels(beta: float, projected: bool, K: int) -> DescentKernels:
-    return DescentKernels(_sparse(beta, projected, K), _dense(beta, projected, K))
+def _descent_kernels(beta: float, projected: bool, partly: bool, K: int) -> DescentKernels:
+    kind = (beta, projected, partly, K)
+    return DescentKernels(_sparse(*kind), _dense(*kind))

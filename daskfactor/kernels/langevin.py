@@ -15,6 +15,8 @@ from daskfactor.kernels.philox import CHUNK, NUMBERS, normal_chunk
 
 Scalar = Any
 _ROOT_HALF = 0.7071067811865476
+_TINY = 1e-30
+"""Where the pull of a gamma prior, (shape - 1) / theta, stops growing."""
 
 
 @jit_exact
@@ -57,6 +59,7 @@ def _metric_update(
     metric: NDArray[Any],
     step: Scalar,
     rate: Scalar,
+    shape: Scalar,
     z: NDArray[Any],
 ) -> None:
     two = theta.dtype.type(2)
@@ -65,7 +68,7 @@ def _metric_update(
         y = step / metric[i]
         limit = two * np.sqrt(two * y * (x + y))
         drift = _clip(y * x * (grad[i] - rate), limit)
-        theta[i] = np.abs(x + drift + y + np.sqrt(two * y * x) * z[i])
+        theta[i] = np.abs(x + drift + y * shape + np.sqrt(two * y * x) * z[i])
 
 
 @jit_exact
@@ -81,6 +84,27 @@ def _plain_update(
 
 
 @jit_exact
+def _plain_gamma_update(
+    theta: NDArray[Any],
+    grad: NDArray[Any],
+    step: Scalar,
+    rate: Scalar,
+    shape: Scalar,
+    z: NDArray[Any],
+) -> None:
+    """As `_plain_update` under a gamma prior; the clip bounds its pull near zero."""
+    real = theta.dtype.type
+    two, tiny = real(2), real(_TINY)
+    deviation = np.sqrt(two * step)
+    limit = two * deviation
+    for i in range(theta.size):
+        x = theta[i]
+        push = (shape - real(1)) / (x if x > tiny else tiny)
+        drift = _clip(step * (grad[i] - rate + push), limit)
+        theta[i] = np.abs(x + drift + deviation * z[i])
+
+
+@jit_exact
 def metric_step(
     theta: NDArray[Any],
     grad: NDArray[Any],
@@ -92,18 +116,23 @@ def metric_step(
     factor: int,
     row0: int,
     coarse: bool,
+    shape: float = 1.0,
 ) -> None:
     """Preconditioned Langevin step with the majoriser metric, in place on ``theta``.
 
     y = step / metric,  G = grad - rate,
-    theta <- |theta + clip(y theta G, +-2 sqrt(2 y (theta + y))) + y + sqrt(2 y theta) z|
+    theta <- |theta + clip(y theta G, +-2 sqrt(2 y (theta + y))) + a y + sqrt(2 y theta) z|
+
+    The metric's divergence term y and the gradient (a - 1) / theta of a gamma prior of
+    shape a, which the metric makes (a - 1) y, come to a y. Where the metric is infinite,
+    theta keeps its bits.
 
     Parameters
     ----------
     theta, grad, metric : (n, K), C-contiguous, one float dtype, n rows of a factor;
         ``grad`` without the prior, ``metric`` the denominator of the multiplicative update
     step : unitless step size
-    rate : rate of the exponential prior, in units of 1 / theta
+    rate, shape : of the gamma prior, ``rate`` in units of 1 / theta; shape 1: exponential
     key, iteration, factor, row0 : noise address, see :func:`fill_normals`
     coarse : True draws z = (z(2 iteration) + z(2 iteration + 1)) / sqrt 2
 
@@ -123,6 +152,7 @@ def metric_step(
             flat_metric[begin:end],
             real(step),
             real(rate),
+            real(shape),
             z,
         )
         begin = end
@@ -140,10 +170,12 @@ def plain_step(
     factor: int,
     row0: int,
     coarse: bool,
+    shape: float = 1.0,
 ) -> None:
     """Langevin step of the papers, mirrored at zero, in place on ``theta``.
 
-    theta <- |theta + clip(step G, +-2 sqrt(2 step)) + sqrt(2 step) z|,  G = grad - rate
+    theta <- |theta + clip(step G, +-2 sqrt(2 step)) + sqrt(2 step) z|,
+    G = grad - rate + (shape - 1) / theta
 
     Parameters as for :func:`metric_step`; ``step`` is in units of theta squared.
     Source: Şimşekli et al. 2017, eq. 6 to 8 (the clip only acts near mu = 0).
@@ -155,7 +187,11 @@ def plain_step(
     while begin < flat.size:
         count = _noise(start, theta.shape[1], key, iteration, factor, row0, coarse, z)
         end = min(begin + count, flat.size)
-        _plain_update(flat[begin:end], flat_grad[begin:end], real(step), real(rate), z)
+        own, push = flat[begin:end], flat_grad[begin:end]
+        if shape == 1.0:
+            _plain_update(own, push, real(step), real(rate), z)
+        else:
+            _plain_gamma_update(own, push, real(step), real(rate), real(shape), z)
         begin = end
         start += CHUNK
 

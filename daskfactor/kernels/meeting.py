@@ -27,14 +27,15 @@ _FLAGS = ("contract",)
 _INT32, _INT64 = ir.IntType(32), ir.IntType(64)
 
 
-@lru_cache(maxsize=2)
-def meeting(projected: bool) -> Any:
+@lru_cache(maxsize=3)
+def meeting(projected: bool, partly: bool = False) -> Any:
     """``meet(K, e, a, b, w, H, j, col_w, col_h)``, in place on w (K,) and H[j].
 
     With h = H[j] and both sides from the old values, projected:
 
         w <- max(w + e h - a pull_w, 0)       h <- max(h + e w - b pull_h, 0)
 
+    or, ``partly``, with ``e free_w h`` and ``e free_h w`` in place of ``e h`` and ``e w``;
     and otherwise, with m, pull and free the rows of ``col_w`` and of ``col_h`` (3, K):
 
         w <- w + e free_w h - a pull_w (w - m_w)    h <- h + e free_h w - b pull_h (h - m_h)
@@ -42,9 +43,11 @@ def meeting(projected: bool) -> Any:
     K must be a literal, or a constant that a closure holds; w is best a
     :func:`daskfactor.kernels.jit.stack_array`.
     """
-    return (
-        _compiled(_projected if projected else _real_valued) if JIT_ENABLED else _plain(projected)
-    )
+    if not JIT_ENABLED:
+        return _plain(projected)
+    if not projected:
+        return _compiled(_real_valued)
+    return _compiled(_partly_projected if partly else _projected)
 
 
 class _Numbers:
@@ -90,6 +93,12 @@ def _projected(builder: Any, e: Any, own: Any, other: Any, share: Any, column: C
     moved = builder.fsub(moved, builder.fmul(share, column[1]))
     zero = ir.Constant(moved.type, None)
     return builder.select(builder.fcmp_ordered(">", moved, zero), moved, zero)
+
+
+def _partly_projected(
+    builder: Any, e: Any, own: Any, other: Any, share: Any, column: Column
+) -> Any:
+    return _projected(builder, builder.fmul(e, column[2]), own, other, share, column)
 
 
 def _real_valued(builder: Any, e: Any, own: Any, other: Any, share: Any, column: Column) -> Any:
@@ -151,7 +160,7 @@ def _plain(projected: bool) -> Callable[..., None]:
         x, y = w.copy(), H[j].copy()
         for row, old, other, share, column in ((w, x, y, a, col_w), (H[j], y, x, b, col_h)):
             if projected:
-                row[:] = np.maximum(old + e * other - share * column[1], 0)
+                row[:] = np.maximum(old + e * column[2] * other - share * column[1], 0)
             else:
                 row[:] = old + e * column[2] * other - share * column[1] * (old - column[0])
 

@@ -76,13 +76,14 @@ def metric_step(
     factor: int,
     row0: int,
     coarse: bool,
+    shape: float = 1.0,
 ) -> None:
     """Twin of :func:`daskfactor.kernels.langevin.metric_step`."""
     z = _noise(theta, key, iteration, factor, row0, coarse)
     y = step / metric
     limit = 2 * np.sqrt(2 * y * (theta + y))
     drift = np.clip(y * theta * (grad - rate), -limit, limit)
-    theta[...] = np.abs(theta + drift + y + np.sqrt(2 * y * theta) * z)
+    theta[...] = np.abs(theta + drift + shape * y + np.sqrt(2 * y * theta) * z)
 
 
 def plain_step(
@@ -95,11 +96,13 @@ def plain_step(
     factor: int,
     row0: int,
     coarse: bool,
+    shape: float = 1.0,
 ) -> None:
     """Twin of :func:`daskfactor.kernels.langevin.plain_step`."""
     z = _noise(theta, key, iteration, factor, row0, coarse)
     deviation = np.sqrt(2 * step)
-    drift = np.clip(step * (grad - rate), -2 * deviation, 2 * deviation)
+    push = (shape - 1) / np.maximum(theta, 1e-30)
+    drift = np.clip(step * (grad - rate + push), -2 * deviation, 2 * deviation)
     theta[...] = np.abs(theta + drift + deviation * z)
 
 

@@ -72,6 +72,20 @@ def checked_positive(name: str, value: Any) -> float | Auto:
     return checked_number(name, value)
 
 
+def checked_shape(name: str, value: Any) -> float:
+    """The shape of a gamma prior, as a plain float."""
+    try:
+        number = float("nan") if isinstance(value, (bool, np.bool_)) else float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not 0.0 < number < np.inf:
+        raise ModelError(
+            f"{name} must be a positive, finite number, got {value!r}; "
+            "leave it at 1 for an exponential prior"
+        )
+    return number
+
+
 def checked_number(name: str, value: Any) -> float:
     """A positive, finite number, as a plain float."""
     try:

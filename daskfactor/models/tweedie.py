@@ -1,41 +1,56 @@
 """Non-negative matrix factorization under a Tweedie law (Şimşekli et al. 2017, section 2)."""
 
-from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from daskfactor.errors import DataError
 from daskfactor.models.divergence import check_beta
-from daskfactor.models.priors import exponential_log_density
+from daskfactor.models.fixed import FixedComponents, Mask, check_length, checked_fixed
+from daskfactor.models.priors import gamma_log_density
 from daskfactor.models.settings import (
     Auto,
     StoredModel,
     checked_count,
     checked_number,
     checked_positive,
+    checked_shape,
 )
+
+FIXED = ("fixed_w", "fixed_h")
 
 
 class Hyperparameters(NamedTuple):
     """The numbers that ``"auto"`` was resolved to.
 
     ``dispersion`` has the unit of the data to the power beta; ``rate_w`` and
-    ``rate_h`` are the rates of the exponential priors.
+    ``rate_h`` are the rates of the gamma priors, ``shape_w`` and ``shape_h`` their
+    shapes (1: exponential).
     """
 
     dispersion: float
     rate_w: float
     rate_h: float
+    shape_w: float = 1.0
+    shape_h: float = 1.0
+
+    def prior(self, factor: int) -> tuple[float, float]:
+        """Rate and shape of the prior on W (``factor`` 0) or H (``factor`` 1)."""
+        if factor == 0:
+            return self.rate_w, self.shape_w
+        return self.rate_h, self.shape_h
 
 
 @dataclass(frozen=True)
 class TweedieNMF(StoredModel):
-    r"""Tweedie non-negative matrix factorization with exponential priors.
+    r"""Tweedie non-negative matrix factorization with gamma priors.
 
     .. math:: v_{ij} \sim \mathrm{Tweedie}_\beta(\mu_{ij}, \phi), \quad \mu = W H, \quad
-        w_{ik} \sim \mathrm{Exp}(\lambda_w), \quad h_{kj} \sim \mathrm{Exp}(\lambda_h)
+        w_{ik} \sim \mathrm{Gamma}(a_w, \lambda_w), \quad
+        h_{kj} \sim \mathrm{Gamma}(a_h, \lambda_h)
 
     Parameters
     ----------
@@ -48,8 +63,19 @@ class TweedieNMF(StoredModel):
         Dispersion phi: the variance of an observation is ``phi * mu**(2 - beta)``.
         ``"auto"`` estimates it from the data.
     rate_w, rate_h
-        Rates of the exponential priors on W and H. ``"auto"`` makes the prior
-        mean of ``mu`` equal to the mean of the data.
+        Rates :math:`\lambda` of the priors on W and H. ``"auto"`` makes the prior mean
+        of ``mu``, ``K shape_w shape_h / (rate_w rate_h)``, equal to the mean of the data.
+    shape_w, shape_h
+        Shapes :math:`a` of the priors; 1, the default, makes them exponential. A larger
+        shape keeps entries away from zero, a smaller one draws most of them to it (the
+        density is then unbounded at zero, see :class:`MultiplicativeUpdates`).
+    fixed_w, fixed_h
+        Components that are known and never move: an array (I, F) for W, (F, J) for H,
+        with the values of the first F <= K components for the data's rows or columns; a
+        component of NaN alone is free. They have no prior. A component may be frozen
+        on one side or on both. ``"auto"`` rates then put the free entries on the scale
+        of the frozen ones: the prior mean of W is the mean of ``fixed_w``, or else that
+        of H the mean of ``fixed_h``.
 
     Raises
     ------
@@ -67,6 +93,10 @@ class TweedieNMF(StoredModel):
     dispersion: float | Auto = "auto"
     rate_w: float | Auto = "auto"
     rate_h: float | Auto = "auto"
+    shape_w: float = 1.0
+    shape_h: float = 1.0
+    fixed_w: FixedComponents | ArrayLike | None = None
+    fixed_h: FixedComponents | ArrayLike | None = None
 
     def __post_init__(self) -> None:
         # A frozen dataclass is set through object: NumPy numbers become plain ones here,
@@ -75,6 +105,50 @@ class TweedieNMF(StoredModel):
         object.__setattr__(self, "beta", check_beta(self.beta))
         for name in ("dispersion", "rate_w", "rate_h"):
             object.__setattr__(self, name, checked_positive(name, getattr(self, name)))
+        for name in ("shape_w", "shape_h"):
+            object.__setattr__(self, name, checked_shape(name, getattr(self, name)))
+        for name in FIXED:
+            fixed = checked_fixed(name, getattr(self, name), self.n_components, name == "fixed_w")
+            object.__setattr__(self, name, fixed)
+
+    @property
+    def fixed(self) -> tuple[FixedComponents | None, FixedComponents | None]:
+        """Frozen components of W and of H."""
+        return self.fixed_w, self.fixed_h  # type: ignore[return-value]  # see __post_init__
+
+    @property
+    def frozen(self) -> tuple[Mask, Mask]:
+        """Which components of W and of H are frozen, (K,) each; None: none."""
+        w, h = (None if own is None else own.mask(self.n_components) for own in self.fixed)
+        return w, h
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; of frozen components their numbers, not their values."""
+        fixed = {
+            name: None if own is None else list(own.frozen)
+            for name, own in zip(FIXED, self.fixed, strict=True)
+        }
+        return super().to_dict() | fixed
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild a model from `to_dict`: frozen components are known by number only."""
+        given = dict(values)
+        for name in FIXED:
+            if given.get(name) is not None:
+                given[name] = FixedComponents(tuple(given[name]))
+        return super().from_dict(given)
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse data that ``fixed_w`` and ``fixed_h`` do not belong to.
+
+        Raises
+        ------
+        ModelError
+            If the data have another number of rows or columns.
+        """
+        for name, own in zip(FIXED, self.fixed, strict=True):
+            check_length(name, own, shape)
 
     @property
     def width(self) -> int:
@@ -116,12 +190,13 @@ class TweedieNMF(StoredModel):
             )
 
     def log_prior(self, W: ArrayLike, H: ArrayLike, rate_w: float, rate_h: float) -> float:
-        """Log-density of both factors under their exponential priors.
+        """Log-density of both factors under their gamma priors.
 
         Parameters
         ----------
         W, H
             Row and column factor, either way up; minus infinity if an entry is negative.
+            Frozen components have no prior: leave them out.
         rate_w, rate_h
             Rates, resolved (see `resolve`).
 
@@ -129,10 +204,20 @@ class TweedieNMF(StoredModel):
         ----------
         Şimşekli et al. 2017, section 2.
         """
-        return exponential_log_density(W, rate_w) + exponential_log_density(H, rate_h)
+        return gamma_log_density(W, rate_w, self.shape_w) + gamma_log_density(
+            H, rate_h, self.shape_h
+        )
+
+    def without_spikes(self) -> Self:
+        """The same with shapes of at least 1, under which the posterior has a maximum."""
+        if min(self.shape_w, self.shape_h) >= 1:
+            return self
+        return replace(self, shape_w=max(1.0, self.shape_w), shape_h=max(1.0, self.shape_h))
 
     def auto_rate(self, mean: float) -> float:
         """Rate ``sqrt(K / mean)`` for both priors, under which ``mu`` has the mean of the data.
+
+        A prior of shape ``a`` takes ``a`` times as much.
 
         Raises
         ------
@@ -146,11 +231,25 @@ class TweedieNMF(StoredModel):
             )
         return float(np.sqrt(self.n_components / mean))
 
+    def tilt(self, mean: float) -> float:
+        """Root of the ratio of W's prior mean to H's under ``"auto"`` rates.
+
+        1 unless components are frozen: then their values say what the scale is.
+        """
+        usual = np.sqrt(mean / self.n_components) if mean > 0 else 1.0
+        fixed_w, fixed_h = self.fixed
+        if fixed_w is not None and fixed_w.mean > 0:
+            return float(fixed_w.mean / usual)
+        if fixed_h is not None and fixed_h.mean > 0:
+            return float(usual / fixed_h.mean)
+        return 1.0
+
     def resolve(self, mean: float, dispersion: float) -> Hyperparameters:
         """Replace every ``"auto"`` by a number.
 
-        Fixed settings win. If one rate is fixed, the other is ``K / (mean * fixed)``, so
-        that the prior mean of ``mu``, ``K / (rate_w * rate_h)``, is the mean of the data.
+        Fixed settings win. If one rate is fixed, the other is such that the prior mean of
+        ``mu``, ``K shape_w shape_h / (rate_w rate_h)``, is the mean of the data; if none
+        is, both priors have the same mean, but for frozen components' scale (`tilt`).
 
         Parameters
         ----------
@@ -169,10 +268,12 @@ class TweedieNMF(StoredModel):
         phi = dispersion if self.dispersion == "auto" else self.dispersion
         phi = checked_number("dispersion", phi)
         rate_w, rate_h = self.rate_w, self.rate_h
+        shapes = self.shape_w * self.shape_h
         if rate_w == "auto" and rate_h == "auto":
-            rate_w = rate_h = self.auto_rate(mean)
+            rate_w = self.shape_w * self.auto_rate(mean) / self.tilt(mean)
+            rate_h = self.shape_h * self.auto_rate(mean) * self.tilt(mean)
         elif rate_w == "auto":
-            rate_w = self.auto_rate(mean) ** 2 / float(rate_h)
+            rate_w = shapes * self.auto_rate(mean) ** 2 / float(rate_h)
         elif rate_h == "auto":
-            rate_h = self.auto_rate(mean) ** 2 / float(rate_w)
-        return Hyperparameters(phi, float(rate_w), float(rate_h))
+            rate_h = shapes * self.auto_rate(mean) ** 2 / float(rate_w)
+        return Hyperparameters(phi, float(rate_w), float(rate_h), self.shape_w, self.shape_h)

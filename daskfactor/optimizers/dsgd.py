@@ -145,7 +145,8 @@ class DescentProgram:
         factors = (rows.values, cols.values, rows.arrays[SHARE], cols.arrays[SHARE])
         columns = [table.astype(rows.values.dtype) for table in self.columns]
         rest = (order, *factors, *columns, step, self.floor)
-        kernels = descent_kernels(self.beta, self.projected, rows.values.shape[1])
+        partly = not all(table[2].all() for table in self.columns)
+        kernels = descent_kernels(self.beta, self.projected, rows.values.shape[1], partly)
         if isinstance(view, SparseBlock):
             kernels.sparse(view.indptr, view.indices, view.values, *rest)
         else:
@@ -186,9 +187,11 @@ def run_dsgd(
     Raises
     ------
     OptionError
-        If entries that are not stored are observed zeros.
+        If entries that are not stored are observed zeros, or if a prior has a shape
+        other than 1: its pull is without bounds near zero, where single steps end.
     """
     refuse_zeros(data)
+    refuse_shapes(model)
     descent = _Descent(data, model, method, executor, seed)
     descent.choose_step()
     stalled = 0
@@ -211,6 +214,15 @@ def refuse_zeros(data: BlockedData) -> None:
             "DSGD visits stored entries one by one, but here every entry that is not stored is an "
             'observed zero; use MultiplicativeUpdates, or pass unstored="missing" if that is what '
             "such an entry means"
+        )
+
+
+def refuse_shapes(model: TweedieNMF | GaussianMF) -> None:
+    """Refuse gamma priors that are not exponential."""
+    if isinstance(model, TweedieNMF) and (model.shape_w, model.shape_h) != (1.0, 1.0):
+        raise OptionError(
+            "DSGD descends under exponential priors only, got shape_w="
+            f"{model.shape_w:g} and shape_h={model.shape_h:g}; use MultiplicativeUpdates"
         )
 
 
@@ -265,7 +277,8 @@ class _Descent:
     def result(self) -> PointFit:
         for band in self.state.bands():
             del band.arrays[SHARE]
-        return PointFit(self.state, self.target.hyper, self.fit, self.history)
+        history = self.history or [(0, self.loss)]  # the start was the best, or all is frozen
+        return PointFit(self.state, self.target.hyper, self.fit, history)
 
     def choose_step(self) -> None:
         """Search, by factors of two, for the step that brings the first stratum down furthest.

@@ -13,8 +13,10 @@ from daskfactor.engine.base import Executor
 from daskfactor.engine.state import ChainState, FactorBand, make_state
 from daskfactor.errors import OptionError
 from daskfactor.io.blocks import BlockedData
+from daskfactor.models.fixed import Mask, held
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
-from daskfactor.optimizers.passes import Fit, Share, evaluate, shares, total
+from daskfactor.optimizers.gamma_prior import SMALLEST, gamma_update
+from daskfactor.optimizers.passes import Fit, Share, evaluate, shares, total, total_log
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
@@ -32,7 +34,13 @@ class MultiplicativeUpdates:
 
     W ← W ⊙ [ ((M ⊙ V ⊙ μ^(β-2)) Hᵀ) / ((M ⊙ μ^(β-1)) Hᵀ + φ λ_w) ]^γ(β), and the
     same for H with μ = W H taken anew; γ = 1/(2 - β) for β < 1, 1/(β - 1) for
-    β > 2, and 1 between, which never lets the objective rise.
+    β > 2, and 1 between, which never lets the objective rise. Under a gamma prior of
+    shape a it neither rises; for β = 1 and a > 1 the update is W ← (W ⊙ num + φ (a - 1))
+    / (den + φ λ_w).
+
+    With a < 1 the posterior density is infinite wherever an entry is zero, and there is
+    no maximum: entries stop at 10⁻⁶ of the start's, and where the estimate ends says
+    little of the posterior. A warning tells so; sample instead.
 
     Parameters
     ----------
@@ -114,6 +122,8 @@ class DispersionRule:
         self.count = data.total_observed
         components = min(model.n_components, *data.shape)
         self.parameters = components * (sum(data.shape) - components)
+        if model.fixed != (None, None):
+            self.parameters = _free_parameters(data.shape, model)
         self.counts = model.beta == 1.0 and bool(data.is_integer)
         self.fixed: float | None = None
         self.settled = model.dispersion != "auto"
@@ -152,9 +162,20 @@ class DispersionRule:
         if self.counts and not (enough and abs(estimate - 1) > NEARLY_POISSON + 5 * error):
             self.fixed = 1.0
 
+    def assume(self, dispersion: float) -> None:
+        """Leave φ at what the sampler takes for granted."""
+        self.fixed, self.settled = dispersion, True
+
     def follow(self, other: "DispersionRule") -> None:
         """Decide as another chain of the same run has decided."""
         self.fixed, self.settled = other.fixed, other.settled
+
+
+def _free_parameters(shape: tuple[int, int], model: TweedieNMF) -> int:
+    """Entries that move, less one for each way to mix components that move on both sides."""
+    moving = [np.ones(model.n_components, bool) if mask is None else ~mask for mask in model.frozen]
+    count = sum(length * int(own.sum()) for length, own in zip(shape, moving, strict=True))
+    return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
 
 
 FEWEST = 100
@@ -176,6 +197,14 @@ def multiply(band: FactorBand, share: Share, penalty: float, power: float) -> No
     band.values *= ratio if power == 1.0 else ratio**power
 
 
+def multiply_gamma(
+    band: FactorBand, share: Share, penalty: float, pull: float, beta: float, smallest: float
+) -> None:
+    """The same under a gamma prior, in place; ``pull`` is φ (a - 1)."""
+    denominator = np.maximum(share.denominator + penalty, np.finfo(band.values.dtype).tiny)
+    band.values[:] = gamma_update(band.values, share.numerator, denominator, pull, beta, smallest)
+
+
 def run_updates(
     data: BlockedData,
     model: TweedieNMF,
@@ -192,20 +221,24 @@ def run_updates(
     how much it counts against the likelihood depends on φ. After 60 iterations φ
     stays as it is, and only then can the objective be compared with itself.
     """
-    beta, floor = model.beta, mean_floor(data, model.beta)
+    beta, floor, frozen = model.beta, mean_floor(data, model.beta), model.frozen
+    smallest = SMALLEST * math.sqrt(typical_value(data) / model.n_components)
     hyper = model.resolve(data.mean, rule.fixed or 1.0)
     weight = hyper.dispersion if rule.fixed is not None else 0.0
     history: list[tuple[int, float]] = []
     fit = Fit(-math.inf, math.inf)
     for iteration in range(1, iterations + 1):
-        for side, bands, rate in (
-            ("rows", state.rows, hyper.rate_w),
-            ("columns", state.cols, hyper.rate_h),
-        ):
+        for factor, (side, bands) in enumerate((("rows", state.rows), ("columns", state.cols))):
+            rate, shape = hyper.prior(factor)
+            pull = weight * (shape - 1.0)
             for band, share in zip(
                 bands, shares(executor, data, state, side, beta, floor), strict=True
             ):
-                multiply(band, share, weight * rate, exponent(beta))
+                with held(band.values, frozen[factor]):
+                    if pull:
+                        multiply_gamma(band, share, weight * rate, pull, beta, smallest)
+                    else:
+                        multiply(band, share, weight * rate, exponent(beta))
         if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, iterations):
             fit = evaluate(executor, data, state, beta, floor)
             if iteration <= LAST_LOOK:
@@ -214,7 +247,7 @@ def run_updates(
                 rule.settle(weight)
                 weight = rule.fixed or weight
             hyper = hyper._replace(dispersion=weight)
-            history.append((iteration, objective(state, hyper, fit)))
+            history.append((iteration, objective(state, hyper, fit, frozen)))
             if on_iteration is not None:
                 on_iteration(iteration, history[-1][1])
             if iteration > LAST_LOOK + FIT_EVERY and _converged(history, tol):
@@ -231,17 +264,33 @@ def _converged(history: list[tuple[int, float]], tol: float) -> bool:
     return before - now <= tol * abs(before)
 
 
-def objective(state: ChainState, hyper: Hyperparameters, fit: Fit) -> float:
-    """Σ d_β(v|μ) + φ (λ_w ΣW + λ_h ΣH): what the updates bring down at a given φ."""
-    prior = hyper.rate_w * total(state.rows) + hyper.rate_h * total(state.cols)
+def objective(
+    state: ChainState,
+    hyper: Hyperparameters,
+    fit: Fit,
+    frozen: tuple[Mask, Mask] = (None, None),
+) -> float:
+    """What the updates bring down at a given φ.
+
+    Σ d_β(v|μ) + φ (λ_w ΣW + λ_h ΣH - (a_w - 1) Σ log W - (a_h - 1) Σ log H), the
+    penalties over the entries that are not frozen.
+    """
+    prior = 0.0
+    for factor, bands in enumerate((state.rows, state.cols)):
+        rate, shape = hyper.prior(factor)
+        prior += rate * total(bands, frozen[factor])
+        if shape != 1.0:
+            prior -= (shape - 1.0) * total_log(bands, frozen[factor])
     return -fit.negative_divergence + hyper.dispersion * prior
 
 
-def balance(state: ChainState) -> None:
+def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None:
     """Rescale so that Σ_i w_ik = Σ_j h_kj for every k, and lift exact zeros.
 
     μ does not change by the first; the second adds 10⁻³ of each factor's mean,
-    because a step whose size is in proportion to θ cannot leave zero quickly.
+    because a step whose size is in proportion to θ cannot leave zero quickly. A
+    component that is frozen on either side keeps its scale, and frozen entries keep
+    their values.
     """
     sums = [
         np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
@@ -250,10 +299,20 @@ def balance(state: ChainState) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.sqrt(sums[1] / sums[0])
     ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
-    for bands, factor in ((state.rows, ratio), (state.cols, 1.0 / ratio)):
+    for mask in frozen:
+        if mask is not None:
+            ratio[mask] = 1.0
+    for bands, factor, mask in zip(
+        (state.rows, state.cols), (ratio, 1.0 / ratio), frozen, strict=True
+    ):
         for band in bands:
             band.values *= factor.astype(band.values.dtype)
-        count = sum(band.values.size for band in bands)
-        lift = 1e-3 * total(bands) / count
+        if mask is not None and mask.all():
+            continue
+        count = sum(len(band.values) for band in bands) * (
+            bands[0].values.shape[1] if mask is None else int((~mask).sum())
+        )
+        lift = 1e-3 * total(bands, mask) / count
         for band in bands:
-            band.values += band.values.dtype.type(lift)
+            with held(band.values, mask):
+                band.values += band.values.dtype.type(lift)

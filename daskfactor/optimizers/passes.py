@@ -4,6 +4,7 @@ The sums over a band's blocks are taken in the blocks' order by one worker, so
 they have the same bits on every executor.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from daskfactor.engine.state import ChainState, FactorBand
 from daskfactor.io.blocks import BlockedData
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.fixed import Mask
 
 Array = NDArray[Any]
 
@@ -80,6 +82,20 @@ def evaluate(
     return Fit(*(float(total) for total in table.sum(axis=0)))
 
 
-def total(bands: list[FactorBand]) -> float:
-    """Sum of all entries of a factor, band by band."""
-    return float(sum(float(band.values.sum(dtype=np.float64)) for band in bands))
+def total(bands: list[FactorBand], frozen: Mask = None) -> float:
+    """Sum of all entries of a factor that are not frozen, band by band."""
+    return float(sum(float(moving(band, frozen).sum(dtype=np.float64)) for band in bands))
+
+
+def total_log(bands: list[FactorBand], frozen: Mask = None) -> float:
+    """Sum of their logarithms; a zero counts as the smallest normal number."""
+    tiny = np.finfo(bands[0].values.dtype).tiny
+    return math.fsum(
+        float(np.log(np.maximum(moving(band, frozen), tiny)).sum(dtype=np.float64))
+        for band in bands
+    )
+
+
+def moving(band: FactorBand, frozen: Mask) -> Array:
+    """The columns of a band that are not frozen."""
+    return band.values if frozen is None else band.values[:, ~frozen]

@@ -13,11 +13,11 @@ from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.optimizers.multiplicative import (
     DispersionRule,
-    initial_state,
     mean_floor,
     objective,
 )
 from daskfactor.optimizers.passes import Fit
+from daskfactor.optimizers.start import start_state
 
 Array = NDArray[Any]
 
@@ -77,21 +77,23 @@ class NonNegative:
 
     def start(self, executor: Executor, seed: int) -> ChainState:
         del executor
-        return initial_state(self.data, self.model.n_components, seed, 0)
+        return start_state(self.data, self.model, seed, 0)
 
     def set_dispersion(self, dispersion: float) -> None:
         self.hyper = self.hyper._replace(dispersion=dispersion)
 
     def columns(self) -> Columns:
         tables = []
-        for rate in (self.hyper.rate_w, self.hyper.rate_h):
+        for factor, frozen in enumerate(self.model.frozen):
             table = np.zeros((3, self.model.n_components))
-            table[1], table[2] = self.hyper.dispersion * rate, 1.0
+            table[1], table[2] = self.hyper.dispersion * self.hyper.prior(factor)[0], 1.0
+            if frozen is not None:
+                table[1:, frozen] = 0.0
             tables.append(table)
         return Columns(*tables)
 
     def objective(self, state: ChainState, fit: Fit) -> float:
-        return objective(state, self.hyper, fit)
+        return objective(state, self.hyper, fit, self.model.frozen)
 
 
 class RealValued:

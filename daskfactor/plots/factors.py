@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 
 
-def factor_moments(tree: xr.DataTree, name: str, chain: int) -> tuple[FloatArray, FloatArray]:
-    """Mean and standard deviation of factor ``W`` or ``H`` as (component, row or column)."""
+def factor_moments(
+    tree: xr.DataTree, name: str, chain: int | None
+) -> tuple[FloatArray, FloatArray]:
+    """Mean and standard deviation of factor ``W`` or ``H`` as (component, row or column).
+
+    Of one chain, or with None of all chains together, which takes an aligned trace.
+    """
+    if chain is None:
+        return _pooled_moments(tree, name)
     if "posterior_moments" in tree.children:
         moments = group(tree, "posterior_moments").isel(chain=chain)
         mean, variance = moments[f"{name}_mean"], moments[f"{name}_var"]
@@ -30,6 +37,24 @@ def factor_moments(tree: xr.DataTree, name: str, chain: int) -> tuple[FloatArray
     return (
         np.asarray(mean.transpose(*order).values, dtype=np.float64),
         np.sqrt(np.asarray(variance.transpose(*order).values, dtype=np.float64)),
+    )
+
+
+def _pooled_moments(tree: xr.DataTree, name: str) -> tuple[FloatArray, FloatArray]:
+    """Mean and standard deviation over the draws of all chains."""
+    if "alignment" not in tree.children:
+        raise OptionError(
+            "components have no common order across chains: pass the number of one chain, or "
+            "what align() makes of this trace"
+        )
+    moments = group(tree, "posterior_moments")
+    means = moments[f"{name}_mean"].astype(np.float64)
+    mean = means.mean("chain")
+    variance = moments[f"{name}_var"].mean("chain") + means.var("chain")
+    order = ("component", ...)
+    return (
+        np.asarray(mean.transpose(*order).values),
+        np.sqrt(np.asarray(variance.transpose(*order).values)),
     )
 
 
@@ -58,14 +83,16 @@ def components(
     tree: xr.DataTree,
     image_shape: tuple[int, int] | None = None,
     count: int = 6,
-    chain: int = 0,
+    chain: int | None = 0,
     figure: "Figure | SubFigure | None" = None,
 ) -> "Figure":
     """Posterior mean of the strongest components, a band of one sd around it.
 
     One line of the figure per component: its column of W on the left (as a picture, if
     `image_shape` is given), its row of H on the right. One chain is shown because
-    components have no common order across chains.
+    components have no common order across chains; of a trace that `align` has been
+    through, ``chain=None`` shows all chains together, and in what share of their draws
+    each component appears.
 
     Parameters
     ----------
@@ -75,8 +102,8 @@ def components(
         Height and width, if the rows of the data are the pixels of an image.
     count : int
         How many components, the one that carries most of the data first.
-    chain : int
-        Position of the chain.
+    chain : int, optional
+        Position of the chain; None for all of them.
     figure : matplotlib Figure or SubFigure, optional
         Drawn into, if given.
 
@@ -112,6 +139,8 @@ def components(
             left.set_yticks([])
         _profile(right, h_mean[k], h_sd[k])
         told = f"{names[k]}\n{shares[k]:.1%}"
+        if chain is None:
+            told += f"\nin {float(group(tree, 'alignment')['share'][k]):.0%}"
         left.set_ylabel(told, rotation=0, ha="right", va="center", fontsize=8)
     axes[0, 0].set_title("W, by row", loc="left", fontsize=9, color=INK)
     axes[0, 1].set_title("H, by column", loc="left", fontsize=9, color=INK)

@@ -31,10 +31,12 @@ class Layout(NamedTuple):
 
 def layouts(spec: RunSpec) -> list[Layout]:
     """Dims, shape, dtype, chunks and fill value of every variable of a run."""
-    return [_layout(variable, spec) for variable in REGISTRY if _present(variable.group, spec)]
+    return [_layout(variable, spec) for variable in REGISTRY if _present(variable, spec)]
 
 
-def _present(group: str, spec: RunSpec) -> bool:
+def _present(variable: Variable, spec: RunSpec) -> bool:
+    if variable.name == "acceptance_rate":
+        return spec.has_acceptance
     wanted = {
         "posterior": spec.keep == "draws",
         "posterior_coarse": spec.keep == "draws" and spec.has_coarse,
@@ -42,7 +44,7 @@ def _present(group: str, spec: RunSpec) -> bool:
         "warmup_sample_stats": spec.warmup_draws > 0,
         "observed_data": spec.observed is not None,
     }
-    return wanted.get(group, True)
+    return wanted.get(variable.group, True)
 
 
 def planned_draws(group: str, draws: int) -> int:

@@ -59,6 +59,7 @@ REGISTRY: tuple[Variable, ...] = (
     Variable(_STATS, "lp", _TABLE, "real", "log density of data and factors, up to a constant"),
     Variable(_STATS, "step_size", _TABLE, "real", "step size of the cycle"),
     Variable(_STATS, "diverging", _TABLE, "flag", "the cycle diverged and was rolled back"),
+    Variable(_STATS, "acceptance_rate", _TABLE, "real", "acceptance probability of the proposal"),
     Variable(_WARMUP, "lp", ("chain", "warmup_draw"), "real", "as in sample_stats, while tuning"),
     Variable(_WARMUP, "step_size", ("chain", "warmup_draw"), "real", "step size while tuning"),
     Variable("observed_data", "V", (ROW, COLUMN), "data", "the data; NaN = missing"),

@@ -100,6 +100,7 @@ def _create_checkpoint(top: Any, spec: RunSpec) -> None:
         "dtype": spec.dtype,
         "keep": spec.keep,
         "has_coarse": spec.has_coarse,
+        "has_acceptance": spec.has_acceptance,
     }
     note = "private: what a stopped run needs to go on"
     node = top.create_group(CHECKPOINT, attributes={"description": note, "layout": layout})

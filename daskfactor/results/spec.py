@@ -34,6 +34,8 @@ class RunSpec:
         Whether the posterior groups with the draws themselves exist.
     has_coarse : bool
         P-SGRRLD: ``posterior_coarse`` exists, with ``draws // 2`` draws.
+    has_acceptance : bool
+        HMC: ``sample_stats`` has ``acceptance_rate``.
     monitor_rows, monitor_columns : array of int, (n_monitor,), optional
         Positions of the monitored cells.
     draw_index : array of int, (draws,), optional
@@ -63,6 +65,7 @@ class RunSpec:
     dtype: str = "float32"
     keep: Literal["draws", "moments"] = "draws"
     has_coarse: bool = False
+    has_acceptance: bool = False
     monitor_rows: NDArray[np.integer[Any]] | None = None
     monitor_columns: NDArray[np.integer[Any]] | None = None
     draw_index: NDArray[np.integer[Any]] | None = None

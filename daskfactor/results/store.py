@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import xarray as xr
@@ -51,6 +51,8 @@ class RunStore:
 
     Not for several threads at once. Use as a context manager, or call `close`.
     """
+
+    keeps_checkpoints: ClassVar[bool] = True
 
     def __init__(self, path: Path, mode: Mode, lock: WriterLock | None) -> None:
         self.path = path
@@ -168,6 +170,7 @@ class RunStore:
             dtype=layout["dtype"],
             keep=layout["keep"],
             has_coarse=layout["has_coarse"],
+            has_acceptance=layout.get("has_acceptance", False),
             monitor_rows=None if cells is None else cells["row_index"].values,
             monitor_columns=None if cells is None else cells["column_index"].values,
             draw_index=cycles,

@@ -246,12 +246,12 @@ def _mean(
     group: xr.Dataset, function: Callable[[Array, Array], ArrayLike], chain: int | None
 ) -> NDArray[np.float64]:
     mean = np.zeros(())
-    for count, (W, H) in enumerate(_draws(group, chain), start=1):
+    for count, (W, H) in enumerate(each_draw(group, chain), start=1):
         mean = mean + (np.asarray(function(W, H), dtype=np.float64) - mean) / count
     return mean
 
 
-def _draws(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Array]]:
+def each_draw(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Array]]:
     """Every draw of the factors, read a block of draws at a time."""
     row, column = factor_dims(xr.DataTree.from_dict({"posterior": group}))
     W = group["W"].transpose("chain", "draw", row, "component")

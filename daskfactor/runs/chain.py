@@ -267,6 +267,16 @@ class ChainRun(ABC):
         setting = self.setting
         return setting.sampler.step_for(track, setting.data.grid.blocks, setting.model.n_components)
 
+    def step_size(self, run: TrackRun, cycle: int) -> float:
+        """The last step of a cycle, reductions included."""
+        moves = self.setting.sampler.moves(self.setting.data.grid.blocks)
+        return float(self.step_for(run.track)((cycle + 1) * moves - 1)) * self.shrink
+
+    def statistics(self, cycles: list[int]) -> dict[str, Array]:
+        """What results hold of cycles of the running segment besides density and step."""
+        del cycles
+        return {}
+
     def track_options(self, track: Track) -> RunOptions:
         """The timetable in a track's own cycles and draws."""
         options = self.setting.options

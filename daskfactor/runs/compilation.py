@@ -27,6 +27,7 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
         data.is_sparse and data.unstored,
         setting.sampler.name,
         setting.sampler.majorizer,
+        getattr(setting.sampler, "transition", None),
     )
     if kind in _compiled:
         return

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,9 @@ Array = NDArray[Any]
 
 
 class Sink(Protocol):
-    """Where results go: a store on disk or lists in memory."""
+    """Where results go: a store on disk or arrays in memory."""
+
+    keeps_checkpoints: ClassVar[bool]
 
     def write_draws(
         self, chain: int, start: int, W: Array, Ht: Array, group: str = "posterior"
@@ -80,11 +82,12 @@ SPARSE_PENALTY = 5
 def work_per_cycle(setting: Setting) -> float:
     """Floating-point operations of a cycle, or what takes as long; from sizes alone."""
     data, components = setting.data, setting.model.width
+    passes = setting.sampler.work(data.grid.blocks)
     if not data.is_sparse:
-        return 8.0 * data.shape[0] * data.shape[1] * components
+        return passes * 8.0 * data.shape[0] * data.shape[1] * components
     entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())
     noise = FLOPS_PER_NORMAL * data.grid.blocks * sum(data.shape)
-    return (entries + noise) * components
+    return passes * (entries + noise) * components
 
 
 class Driver:
@@ -191,13 +194,9 @@ class Driver:
         fine = chain.tracks[0]
         stats = {
             "lp": np.array([chain.log_posterior(fine, end - 1)]),
-            "step_size": np.array([self._step_size(chain, fine, end - 1)]),
+            "step_size": np.array([chain.step_size(fine, end - 1)]),
         }
         self.sink.write_stats(chain.number, number, stats, "warmup_sample_stats")
-
-    def _step_size(self, chain: ChainRun, run: TrackRun, cycle: int) -> float:
-        blocks = self.setting.data.grid.blocks
-        return float(chain.step_for(run.track)((cycle + 1) * blocks - 1)) * chain.shrink
 
     def _write_stats(self, chain: ChainRun) -> None:
         """Statistics of the draws of the segment that are kept (of all, if none is)."""
@@ -213,8 +212,9 @@ class Driver:
             return
         stats = {
             "lp": np.array([chain.log_posterior(fine, cycle) for cycle in cycles]),
-            "step_size": np.array([self._step_size(chain, fine, cycle) for cycle in cycles]),
+            "step_size": np.array([chain.step_size(fine, cycle) for cycle in cycles]),
             "diverging": np.array([self._diverged(chain, cycle) for cycle in cycles]),
+            **chain.statistics(cycles),
         }
         self.sink.write_stats(chain.number, numbers[0], stats)
 
@@ -268,6 +268,8 @@ class Driver:
         return (*extrapolated_moments(found[0], found[1], nonnegative=True), count)
 
     def _checkpoint(self, state: RunState) -> None:
+        if not self.sink.keeps_checkpoints:
+            return
         arrays: dict[str, Array] = {}
         chains = []
         for chain in state.chains:

@@ -94,7 +94,7 @@ class Footprint:
         if isinstance(self.model, GaussianMF):
             own = 4 + 1 / self.width  # values, momentum, mean, m2; the rows' weights
             return own, own
-        return (6, 4) if self.setting.sampler.majorizer else (3, 3)
+        return self.setting.sampler.carried
 
     def state(self, arrays: float) -> int:
         """One chain with all its tracks."""
@@ -242,15 +242,17 @@ class Footprint:
     @property
     def updates(self) -> int:
         """Block updates and evaluations of the whole run."""
-        return self.data.grid.blocks**2 * (self.all_cycles + self.evaluations)
+        visits = self.setting.sampler.visits(self.data.grid.blocks)
+        return self.data.grid.blocks**2 * (visits * self.all_cycles + self.evaluations)
 
     @property
     def tasks(self) -> dict[str, int]:
         """Dask tasks of the whole run, for each executor."""
         schedule = self.setting.sampler.schedule
         side = schedule.groups if isinstance(schedule, NestedReshuffled) else self.data.grid.blocks
+        visits = self.setting.sampler.visits(self.data.grid.blocks)
         return {
-            "tasks": side**2 * (self.all_cycles + self.evaluations),
+            "tasks": side**2 * (visits * self.all_cycles + self.evaluations),
             "ring": self.plans * self.place.workers,
             "lanes": 0,
         }

@@ -25,8 +25,9 @@ from daskfactor.grid.bands import Bands, Grid
 from daskfactor.grid.schedules import diagonal_sizes
 from daskfactor.io.blocks import BlockedData
 from daskfactor.io.sources import as_blocks
+from daskfactor.models.fixed import FixedComponents
 from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.models.tweedie import FIXED, TweedieNMF
 from daskfactor.results.schema import FORMAT_VERSION
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.store import RunStore
@@ -95,6 +96,8 @@ def check_kinds(model: object, sampler: object) -> None:
 def check_data(model: TweedieNMF | GaussianMF, data: BlockedData) -> None:
     """Refuse values that the law cannot have produced or that the precision cannot hold."""
     model.check_values(data.minimum, data.maximum)
+    if isinstance(model, TweedieNMF):
+        model.check_shape(data.shape)
     if data.unstored == "zero" and model.beta not in ZEROS_AT_NO_COST:
         raise ModelError(
             f"with beta={model.beta:g} every zero of a sparse matrix costs as much as a stored "
@@ -189,9 +192,9 @@ def run_from_start(
     spec = _spec(setting, keeps_data=small and not setting.data.is_sparse)
     if store is not None:
         sink: RunStore | MemorySink = RunStore.create(fspath(store), spec, overwrite=overwrite)
-        sink.checkpoint({}, NOT_STARTED)
+        sink.checkpoint(fixed_arrays(setting.model), NOT_STARTED)
     else:
-        sink = MemorySink()
+        sink = MemorySink(spec)
     try:
         compile_kernels(setting, on_event)
         driver = Driver(setting, sink, on_event)
@@ -212,6 +215,28 @@ def run_from_start(
             sink.close()
     assert store is not None
     return open_run(fspath(store))
+
+
+def fixed_arrays(model: TweedieNMF | GaussianMF) -> dict[str, NDArray[Any]]:
+    """Values of frozen components, for the checkpoint of a run that has no state yet."""
+    if not isinstance(model, TweedieNMF):
+        return {}
+    pairs = zip(FIXED, model.fixed, strict=True)
+    return {name: own.values for name, own in pairs if own is not None and own.values is not None}
+
+
+def with_fixed_values(
+    model: TweedieNMF | GaussianMF, arrays: dict[str, NDArray[Any]]
+) -> TweedieNMF | GaussianMF:
+    """The model of a stored run that has no state yet, its frozen components' values known."""
+    if not isinstance(model, TweedieNMF):
+        return model
+    known: dict[str, Any] = {
+        name: FixedComponents(own.frozen, arrays[name])
+        for name, own in zip(FIXED, model.fixed, strict=True)
+        if own is not None and name in arrays
+    }
+    return replace(model, **known)
 
 
 def extended(options: RunOptions, meta: dict[str, Any], more: int) -> RunOptions:
@@ -304,6 +329,7 @@ def _spec(setting: Setting, keeps_data: bool) -> RunSpec:
         dtype=options.dtype,
         keep="draws" if options.keep_every else "moments",
         has_coarse=len(setting.sampler.tracks) > 1,
+        has_acceptance=setting.sampler.proposes,
         monitor_rows=cells[0],
         monitor_columns=cells[1],
         draw_index=index,

@@ -1,25 +1,27 @@
 """Point estimates: which method fits which model, and the result as a Dataset."""
 
 import json
+import warnings
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from daskfactor.engine import Executor
-from daskfactor.errors import OptionError
+from daskfactor.errors import DataWarning, OptionError
 from daskfactor.io.blocks import BlockedData
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.optimizers import DSGD, MultiplicativeUpdates
 from daskfactor.optimizers.dsgd import run_dsgd
+from daskfactor.optimizers.gamma_prior import SMALLEST
 from daskfactor.optimizers.multiplicative import (
     DispersionRule,
     OnIteration,
     PointFit,
-    initial_state,
     run_updates,
 )
+from daskfactor.optimizers.start import start_state
 from daskfactor.runs.launch import component_names
 from daskfactor.runs.order import in_callers_order
 
@@ -52,16 +54,30 @@ def fit_point(
     if isinstance(method, DSGD):
         return run_dsgd(data, model, method, executor, seed, on_iteration)
     assert isinstance(model, TweedieNMF)  # see check_method
+    warn_of_spikes(model)
     return run_updates(
         data,
         model,
-        initial_state(data, model.n_components, seed, 0),
+        start_state(data, model, seed, 0),
         executor,
         DispersionRule(model, data),
         method.max_iter,
         method.tol,
         on_iteration,
     )
+
+
+def warn_of_spikes(model: TweedieNMF) -> None:
+    """Say so if the posterior has no maximum: a gamma prior of shape below 1."""
+    for name, shape in (("shape_w", model.shape_w), ("shape_h", model.shape_h)):
+        if shape < 1:
+            warnings.warn(
+                f"with {name}={shape:g} the posterior density is infinite wherever an entry is "
+                f"zero, so there is no maximum: entries stop at {SMALLEST:g} of the start's; draw "
+                f"from the posterior with sample(), or take {name} of at least 1",
+                DataWarning,
+                stacklevel=4,
+            )
 
 
 def point_dataset(

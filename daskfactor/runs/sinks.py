@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from daskfactor.results.layout import planned_draws
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.trace import build_tree
 
@@ -15,10 +16,19 @@ Array = NDArray[Any]
 
 
 class MemorySink:
-    """Collects what a run writes; the pieces are put together at its end."""
+    """Collects what a run writes; draws in the arrays that the results will be.
 
-    def __init__(self) -> None:
-        self.draws: dict[str, dict[int, list[tuple[Array, Array]]]] = {}
+    Parameters
+    ----------
+    spec
+        The run's results; without it there can be no draws.
+    """
+
+    keeps_checkpoints: ClassVar[bool] = False
+
+    def __init__(self, spec: RunSpec | None = None) -> None:
+        self.spec = spec
+        self.draws: dict[str, tuple[Array, Array]] = {}
         self.stats: dict[str, dict[int, list[dict[str, Array]]]] = {}
         self.moments: dict[int, dict[str, Any]] = {}
         self.monitor: dict[int, dict[str, Any]] = {}
@@ -26,8 +36,14 @@ class MemorySink:
     def write_draws(
         self, chain: int, start: int, W: Array, Ht: Array, group: str = "posterior"
     ) -> None:
-        del start  # pieces come in order
-        self.draws.setdefault(group, {}).setdefault(chain, []).append((W, Ht))
+        if group not in self.draws:
+            assert self.spec is not None
+            size = self.spec.chains, planned_draws(group, self.spec.draws)
+            self.draws[group] = tuple(  # type: ignore[assignment]  # of two
+                np.empty((*size, *piece.shape[1:]), piece.dtype) for piece in (W, Ht)
+            )
+        for whole, piece in zip(self.draws[group], (W, Ht), strict=True):
+            whole[chain, start : start + len(piece)] = piece
 
     def write_stats(
         self, chain: int, start: int, stats: dict[str, Array], group: str = "sample_stats"
@@ -49,13 +65,7 @@ class MemorySink:
 
     def tree(self, spec: RunSpec, attrs: Mapping[str, Any]) -> xr.DataTree:
         """The results as a store of the same run would give them."""
-        groups: dict[str, dict[str, Array]] = {}
-        for group, chains in self.draws.items():
-            whole = [own for _, own in sorted(chains.items())]
-            groups[group] = {
-                name: np.stack([np.concatenate([piece[at] for piece in own]) for own in whole])
-                for at, name in enumerate(("W", "H"))
-            }
+        groups = {group: {"W": W, "H": Ht} for group, (W, Ht) in self.draws.items()}
         for group, statistics in self.stats.items():
             own = [pieces for _, pieces in sorted(statistics.items())]
             groups[group] = {

@@ -12,12 +12,12 @@ from daskfactor.optimizers.multiplicative import (
     DispersionRule,
     OnIteration,
     balance,
-    initial_state,
     mean_floor,
     run_updates,
     typical_value,
 )
 from daskfactor.optimizers.passes import Fit, evaluate, shares
+from daskfactor.optimizers.start import start_state
 from daskfactor.random import noise_key
 from daskfactor.runs.chain import ChainRun, Setting, TrackRun
 from daskfactor.runs.likelihood import log_normalizer_sum
@@ -39,6 +39,8 @@ class TweedieChain(ChainRun):
         assert isinstance(setting.model, TweedieNMF)
         self.model = setting.model
         self.rule = DispersionRule(self.model, setting.data)
+        if setting.sampler.dispersion is not None:
+            self.rule.assume(setting.sampler.dispersion)
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
 
@@ -53,11 +55,12 @@ class TweedieChain(ChainRun):
         if isinstance(like, TweedieChain):
             self.rule.follow(like.rule)
         data, model, executor = setting.data, self.model, setting.executor
-        state = initial_state(data, model.n_components, setting.options.seed, self.number)
+        state = start_state(data, model, setting.options.seed, self.number)
         passes = setting.warm_passes
         if passes:
+            start = model.without_spikes()
             point = run_updates(
-                data, model, state, executor, self.rule, passes, on_iteration=on_iteration
+                data, start, state, executor, self.rule, passes, on_iteration=on_iteration
             )
             fit = point.fit
         else:
@@ -65,7 +68,7 @@ class TweedieChain(ChainRun):
         estimate = self.rule.at_point(fit)
         self.rule.settle(estimate)
         self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
-        balance(state)
+        balance(state, model.frozen)
         setting.sampler.prepare(state)
         if setting.sampler.majorizer:
             self._first_metric(state)
@@ -80,7 +83,7 @@ class TweedieChain(ChainRun):
             for band, share in zip(bands, found, strict=True):
                 band.arrays["curvature"][:] = share.denominator
                 band.counts["curvature"] = 1
-        refresh_metric(state, self.tempered)
+        refresh_metric(state, self.tempered, self.model.frozen)
 
     @property
     def _floor(self) -> float:
@@ -119,12 +122,8 @@ class TweedieChain(ChainRun):
         )
 
     def _log_prior(self, state: ChainState, cycle: int) -> float:
-        """Log p(W) + log p(H) from the sums of the factors at the end of a cycle."""
-        result = 0.0
-        for bands, rate in ((state.rows, self.hyper.rate_w), (state.cols, self.hyper.rate_h)):
-            size = sum(band.values.size for band in bands)
-            result += size * math.log(rate) - rate * sum(band.sums[cycle] for band in bands)
-        return result
+        """Log p(W) + log p(H) of the entries that move, as the bands recorded it."""
+        return math.fsum(band.sums[cycle] for band in state.bands())
 
     def _program(self, track: Track) -> BlockProgram:
         setting = self.setting
@@ -139,6 +138,9 @@ class TweedieChain(ChainRun):
                 shrink=self.shrink,
                 coarse=track.coarseness > 1,
                 blocks=setting.data.grid.blocks,
+                frozen_w=self.model.frozen[0],
+                frozen_h=self.model.frozen[1],
+                observed=setting.data.n_observed,
             )
         )
 
@@ -165,7 +167,7 @@ class TweedieChain(ChainRun):
             self.hyper = self.hyper._replace(dispersion=estimate)
             if self.setting.sampler.majorizer:
                 for run in self.tracks:
-                    refresh_metric(run.state, self.tempered)
+                    refresh_metric(run.state, self.tempered, self.model.frozen)
             self._refresh_normalizer()
         if end >= self.setting.options.tune:
             for run in self.tracks:

@@ -4,17 +4,25 @@ from typing import Any
 
 from daskfactor.errors import StoreFormatError
 from daskfactor.samplers.base import Sampler, Setup, Track
+from daskfactor.samplers.gibbs import Gibbs
+from daskfactor.samplers.hmc import HMC
+from daskfactor.samplers.langevin import LangevinDynamics
 from daskfactor.samplers.psgld import PSGLD
 from daskfactor.samplers.psgrrld import PSGRRLD
 from daskfactor.samplers.sghmc import SGHMC
+from daskfactor.samplers.sgld import SGLD
 from daskfactor.samplers.steps import ConstantStep, PolynomialStep, StepSize
 
 __all__ = [
+    "HMC",
     "KINDS",
     "PSGLD",
     "PSGRRLD",
     "SGHMC",
+    "SGLD",
     "ConstantStep",
+    "Gibbs",
+    "LangevinDynamics",
     "PolynomialStep",
     "Sampler",
     "Setup",
@@ -23,7 +31,9 @@ __all__ = [
     "sampler_from_dict",
 ]
 
-KINDS: dict[str, type[Sampler]] = {kind.__name__: kind for kind in (PSGLD, PSGRRLD, SGHMC)}
+KINDS: dict[str, type[Sampler]] = {
+    kind.__name__: kind for kind in (PSGLD, PSGRRLD, SGHMC, Gibbs, LangevinDynamics, SGLD, HMC)
+}
 """All samplers by name."""
 
 

@@ -4,9 +4,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from daskfactor.engine.base import BlockProgram
 from daskfactor.engine.state import ChainState
 from daskfactor.grid.schedules import SCHEDULES, Schedule
+from daskfactor.io.blocks import BlockedData
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.samplers.steps import StepSize
 
@@ -39,6 +43,10 @@ class Setup(NamedTuple):
         Whether this is the coarse chain of a pair.
     blocks
         B, bands a side.
+    frozen_w, frozen_h
+        Which components of W and of H must stay as they are, (K,) booleans; None: none.
+    observed
+        Observed entries of every block, (B, B), for samplers that draw from them.
     """
 
     beta: float
@@ -49,6 +57,9 @@ class Setup(NamedTuple):
     shrink: float
     coarse: bool
     blocks: int
+    frozen_w: NDArray[np.bool_] | None = None
+    frozen_h: NDArray[np.bool_] | None = None
+    observed: NDArray[np.int64] | None = None
 
 
 class Sampler(ABC):
@@ -56,7 +67,11 @@ class Sampler(ABC):
 
     models: ClassVar[tuple[str, ...]] = ("TweedieNMF",)
     tracks: ClassVar[tuple[Track, ...]] = (Track("chain", "posterior", 1),)
+    proposes: ClassVar[bool] = False
+    """Whether draws are proposed and accepted or repeated, at a rate that results hold."""
     schedule: Schedule
+    dispersion: ClassVar[float | None] = None
+    """The dispersion that the sampler takes for granted; None: the model's own."""
 
     @property
     def name(self) -> str:
@@ -71,6 +86,10 @@ class Sampler(ABC):
         """Raise ModelError if this model is not one that the sampler is right for."""
         del model
 
+    def check_data(self, data: BlockedData) -> None:
+        """Raise DataError if these data are not ones that the sampler is right for."""
+        del data
+
     def check_lengths(self, draws: int, tune: int) -> None:
         """Raise OptionError if a run cannot have this many cycles: most can."""
         del draws, tune
@@ -82,6 +101,25 @@ class Sampler(ABC):
     @abstractmethod
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """The step of one track on a grid of ``blocks`` x ``blocks``."""
+
+    def moves(self, blocks: int) -> int:
+        """Steps of a cycle: the iterations that the step size counts."""
+        return blocks
+
+    def visits(self, blocks: int) -> int:
+        """How often a cycle's operations come to every block."""
+        del blocks
+        return 1
+
+    def work(self, blocks: int) -> float:
+        """Work of a cycle's updates, in passes over all the data."""
+        del blocks
+        return 1.0
+
+    @property
+    def carried(self) -> tuple[float, float]:
+        """Arrays of the factors' shape that a chain carries while it tunes, and after."""
+        return (6, 4) if self.majorizer else (3, 3)
 
     def prepare(self, state: ChainState) -> None:
         """Give every band the arrays that the sampler's operations keep per entry."""

@@ -3,10 +3,11 @@
 For a block of part Π, both gradients from the same old state, with
 R = M ⊙ (V - μ) ⊙ μ^(β-2) / φ:
 
-    G_W = s R Hᵀ - λ_w        G_H = s Wᵀ R - λ_h
+    G_W = s R Hᵀ - λ_w + (a_w - 1) / W        G_H = s Wᵀ R - λ_h + (a_h - 1) / H
 
 (Şimşekli et al. 2017, equation 13; Şimşekli et al. 2015, equations 8 and 9),
-followed by the plain step or by the step in the majoriser's metric.
+followed by the plain step or by the step in the majoriser's metric. At the end of a
+cycle every sampler of a `TweedieNMF` calls `finish_cycle`.
 """
 
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.engine.plan import Op
+from daskfactor.engine.plan import Action, Op
 from daskfactor.engine.state import BlockCells, ChainState, Evaluation, FactorBand
 from daskfactor.io.blocks import BlockedData
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
 from daskfactor.kernels.views import AnyBlock
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.fixed import Mask, held
+from daskfactor.models.priors import clipped_gamma_log_density
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.samplers.steps import StepSize
 
@@ -36,7 +39,7 @@ class LangevinProgram:
     Attributes
     ----------
     beta, hyper
-        The model: power of the divergence; dispersion φ and prior rates.
+        The model: power of the divergence; dispersion φ, rates and shapes of the priors.
     floor
         Smallest mean μ the gradient is taken at.
     key
@@ -48,6 +51,8 @@ class LangevinProgram:
     coarse
         Whether this is the coarse chain of a Richardson–Romberg pair, whose
         normals are (z_{2t} + z_{2t+1}) / √2 of the fine chain's.
+    frozen
+        Of W and of H, which components never move.
     """
 
     beta: float
@@ -58,6 +63,7 @@ class LangevinProgram:
     shrink: float = 1.0
     majorizer: bool = True
     coarse: bool = False
+    frozen: tuple[Mask, Mask] = (None, None)
 
     def step_size(self, iteration: int) -> float:
         """ε at an iteration, reductions included."""
@@ -72,8 +78,8 @@ class LangevinProgram:
         self._move(rows, row_gradient, self.hyper.rate_w, op.iteration, ROWS)
         self._move(cols, col_gradient, self.hyper.rate_h, op.iteration, COLUMNS)
         if op.last:
-            self._finish_cycle(op, rows, self.hyper.rate_w)
-            self._finish_cycle(op, cols, self.hyper.rate_h)
+            self._finish(op, rows, ROWS)
+            self._finish(op, cols, COLUMNS)
 
     def _gradients(
         self,
@@ -105,29 +111,24 @@ class LangevinProgram:
     ) -> None:
         key = np.array(self.key, dtype=np.uint32)
         size = self.step_size(iteration)
-        address = (key, iteration, factor, band.offset, self.coarse)
-        if self.majorizer:
-            metric_step(band.values, gradient, band.arrays["metric"], size, rate, *address)
-        else:
-            plain_step(band.values, gradient, size, rate, *address)
+        shape = float(self.hyper.prior(factor)[1])
+        rest = (size, rate, key, iteration, factor, band.offset, self.coarse, shape)
+        if self.majorizer:  # the metric of frozen components is infinite
+            metric_step(band.values, gradient, band.arrays["metric"], *rest)
+            return
+        with held(band.values, self.frozen[factor]):
+            plain_step(band.values, gradient, *rest)
 
-    def _finish_cycle(self, op: Op, band: FactorBand, rate: float) -> None:
-        """Bookkeeping of a band once the cycle's last part has moved it."""
+    def _finish(self, op: Op, band: FactorBand, factor: int) -> None:
+        """Learn the metric from the cycle, and record where it ended."""
+        rate, shape = self.hyper.prior(factor)
         if op.wanted.adapt and self.majorizer:
             band.counts["curvature"] += 1
             gathered, curvature = band.arrays["gathered"], band.arrays["curvature"]
             curvature += (gathered - curvature) / band.counts["curvature"]
             gathered[:] = 0
-            set_metric(band, self.hyper.dispersion, rate)
-        if op.wanted.record:
-            band.counts["moments"] += 1
-            accumulate_moments(
-                band.values, band.counts["moments"], band.arrays["mean"], band.arrays["m2"]
-            )
-        if op.wanted.keep:
-            band.draws.append(band.values.copy())
-        if op.wanted.evaluate:
-            band.sums[op.cycle] = float(band.values.sum(dtype=np.float64))
+            set_metric(band, self.hyper.dispersion, rate, self.frozen[factor])
+        finish_cycle(op, band, rate, shape, self.frozen[factor])
 
     def evaluate(
         self,
@@ -139,6 +140,52 @@ class LangevinProgram:
         workspace: Workspace,
     ) -> Evaluation:
         return evaluate_block(op, data, rows, cols, cells, workspace, (self.beta, self.floor))
+
+    def touches(self, op: Op) -> tuple[str, ...]:
+        """Names of a band's arrays that an operation reads or writes."""
+        if op.action != Action.UPDATE:
+            return ()
+        metric = ("metric",) if self.majorizer else ()
+        return (*metric, *self.changes(op))
+
+    def changes(self, op: Op) -> tuple[str, ...]:
+        """Names of a band's arrays that an operation writes."""
+        if op.action != Action.UPDATE:
+            return ()
+        moments = ("mean", "m2") if op.last and op.wanted.record else ()
+        if not (op.wanted.adapt and self.majorizer):
+            return moments
+        return ("gathered", *(("curvature", "metric") if op.last else ()), *moments)
+
+
+def finish_cycle(
+    op: Op, band: FactorBand, rate: float, shape: float = 1.0, frozen: Mask = None
+) -> None:
+    """Record what a cycle left in a band: moments, a draw, its log prior density.
+
+    Every sampler of a `TweedieNMF` calls it for both bands of an operation that is the
+    cycle's last (``op.last``), once they have moved. It does what ``op.wanted`` asks for;
+    `prepare_state` makes the arrays.
+
+    Parameters
+    ----------
+    op, band
+        The operation, and one of its bands.
+    rate, shape
+        Of the gamma prior on this factor: ``setup.hyper.prior(ROWS)`` or ``(COLUMNS)``.
+    frozen
+        Components that no prior is put on; ``setup.frozen_w`` or ``setup.frozen_h``.
+    """
+    if op.wanted.record:
+        band.counts["moments"] += 1
+        accumulate_moments(
+            band.values, band.counts["moments"], band.arrays["mean"], band.arrays["m2"]
+        )
+    if op.wanted.keep:
+        band.draws.append(band.values.copy())
+    if op.wanted.evaluate:
+        free = band.values if frozen is None else band.values[:, ~frozen]
+        band.sums[op.cycle] = clipped_gamma_log_density(free, rate, shape)
 
 
 def evaluate_block(
@@ -162,10 +209,15 @@ def evaluate_block(
     return Evaluation(op.cycle, op.block, sums)
 
 
-def set_metric(band: FactorBand, dispersion: float, rate: float) -> None:
-    """C = curvature / φ + λ, the denominator of the multiplicative update."""
+def set_metric(band: FactorBand, dispersion: float, rate: float, frozen: Mask = None) -> None:
+    """C = curvature / φ + λ, the denominator of the multiplicative update.
+
+    Infinite for frozen components, which leaves them where they are.
+    """
     np.multiply(band.arrays["curvature"], 1.0 / dispersion, out=band.arrays["metric"])
     band.arrays["metric"] += rate
+    if frozen is not None:
+        band.arrays["metric"][:, frozen] = np.inf
 
 
 def prepare_state(state: ChainState, majorizer: bool) -> None:
@@ -180,12 +232,14 @@ def prepare_state(state: ChainState, majorizer: bool) -> None:
         band.counts.setdefault("curvature", 0)
 
 
-def refresh_metric(state: ChainState, hyper: Hyperparameters) -> None:
+def refresh_metric(
+    state: ChainState, hyper: Hyperparameters, frozen: tuple[Mask, Mask] = (None, None)
+) -> None:
     """Recompute every band's metric, as is due when the dispersion has changed."""
     for band in state.rows:
-        set_metric(band, hyper.dispersion, hyper.rate_w)
+        set_metric(band, hyper.dispersion, hyper.rate_w, frozen[ROWS])
     for band in state.cols:
-        set_metric(band, hyper.dispersion, hyper.rate_h)
+        set_metric(band, hyper.dispersion, hyper.rate_h, frozen[COLUMNS])
 
 
 def drop_adaptation(state: ChainState) -> None:

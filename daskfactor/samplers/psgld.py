@@ -5,8 +5,9 @@ from typing import Any, Literal, Self
 
 from daskfactor.checks import whole_number
 from daskfactor.engine.state import ChainState
-from daskfactor.errors import OptionError
+from daskfactor.errors import DataError, OptionError
 from daskfactor.grid.schedules import SCHEDULES, Reshuffled, Schedule
+from daskfactor.io.blocks import BlockedData
 from daskfactor.samplers.base import (
     Sampler,
     Setup,
@@ -14,10 +15,12 @@ from daskfactor.samplers.base import (
     schedule_from_dict,
     schedule_to_dict,
 )
+from daskfactor.samplers.cir_program import CirProgram
 from daskfactor.samplers.program import LangevinProgram, prepare_state
 from daskfactor.samplers.steps import ConstantStep, StepSize, automatic_step, step_from_dict
 
 Preconditioner = Literal["majorizer", "identity"]
+Transition = Literal["euler", "cir"]
 
 
 MOST_PASSES, FEWEST_PASSES = 100, 20
@@ -32,11 +35,23 @@ class PSGLD(Sampler):
     In the majoriser's metric (the default), with c the averaged denominator of
     the multiplicative update and y = ε / c:
 
-        θ ← | θ + clip(y θ G, ±2√(2y(θ + y))) + y + √(2yθ) z |
+        θ ← | θ + clip(y θ G, ±2√(2y(θ + y))) + a y + √(2yθ) z |
 
-    With ``preconditioner="identity"``, the papers' plain step:
+    where a is the shape of the prior and G leaves its term (a - 1)/θ out. With
+    ``preconditioner="identity"``, the papers' plain step:
 
         θ ← | θ + clip(εG, ±2√(2ε)) + √(2ε) z |
+
+    With ``transition="cir"`` the metric's diffusion is not stepped through but drawn
+    from exactly, numerator and denominator of the multiplicative update held:
+
+        τ = ε den/c,  n ~ Poisson(den θ / (e^τ - 1)),
+        θ ← Gamma(θ num + a + n, rate den / (1 - e^(-τ)))
+
+    so that θ stays positive without clip and mirror. Its random numbers cost about 150
+    times as much, 0.4 µs an entry. On Poisson counts the bias of second moments is a
+    small part of the other's at the same step; on strongly skewed laws (β = 0) it is
+    about the same at small steps and grows faster from ε = 0.2 on.
 
     Parameters
     ----------
@@ -50,23 +65,35 @@ class PSGLD(Sampler):
     warm_start
         Passes of multiplicative updates before the chain starts; ``"auto"`` takes
         100, and down to 20 where a pass is dear (beyond 10⁹ entries times components).
+    transition
+        ``"euler"``, the step above, or ``"cir"``: only in the majoriser's metric, and
+        for data without negative entries.
 
     Notes
     -----
     Şimşekli et al. 2017, equations 12 and 13, and Şimşekli et al. 2015,
     equations 7 to 9; the mirror of section 4 there. The clip and the metric are
-    this package's own.
+    this package's own. Exact transitions: Baker, Fearnhead, Fox and Nemeth 2018,
+    "Large-scale stochastic sampling from the probability simplex".
     """
 
     step: StepSize | float | Literal["auto"] = "auto"
     preconditioner: Preconditioner = "majorizer"
     schedule: Schedule = field(default_factory=Reshuffled)
     warm_start: int | Literal["auto"] = "auto"
+    transition: Transition = "euler"
 
     def __post_init__(self) -> None:
         if self.preconditioner not in ("majorizer", "identity"):
             raise OptionError(
                 f'preconditioner must be "majorizer" or "identity", got {self.preconditioner!r}'
+            )
+        if self.transition not in ("euler", "cir"):
+            raise OptionError(f'transition must be "euler" or "cir", got {self.transition!r}')
+        if self.transition == "cir" and self.preconditioner != "majorizer":
+            raise OptionError(
+                'transition="cir" is a transition of the diffusion in the majoriser\'s metric; '
+                'leave preconditioner at "majorizer", or transition at "euler"'
             )
         if isinstance(self.step, str) and self.step != "auto":
             raise OptionError(f'step must be "auto", a number or a step size, got {self.step!r}')
@@ -93,6 +120,14 @@ class PSGLD(Sampler):
     def majorizer(self) -> bool:
         return self.preconditioner == "majorizer"
 
+    def check_data(self, data: BlockedData) -> None:
+        """Refuse negative data under exact transitions: no gamma law has their numerator."""
+        if self.transition == "cir" and data.minimum < 0:
+            raise DataError(
+                f'transition="cir" takes non-negative data, got a smallest value of '
+                f'{data.minimum:g}; leave transition at "euler", or mask the negative values'
+            )
+
     def warm_passes(self, entries: int, n_components: int) -> int:
         """Passes of the warm start for data with this many stored entries."""
         if self.warm_start != "auto":
@@ -115,7 +150,8 @@ class PSGLD(Sampler):
         prepare_state(state, self.majorizer)
 
     def program(self, setup: Setup) -> LangevinProgram:
-        return LangevinProgram(
+        kind = CirProgram if self.transition == "cir" else LangevinProgram
+        return kind(
             beta=setup.beta,
             hyper=setup.hyper,
             floor=setup.floor,
@@ -124,6 +160,7 @@ class PSGLD(Sampler):
             shrink=setup.shrink,
             majorizer=self.majorizer,
             coarse=setup.coarse,
+            frozen=(setup.frozen_w, setup.frozen_h),
         )
 
     def brief(self) -> Self:
@@ -137,6 +174,7 @@ class PSGLD(Sampler):
             "preconditioner": self.preconditioner,
             "schedule": schedule_to_dict(self.schedule),
             "warm_start": self.warm_start,
+            "transition": self.transition,
         }
 
     @classmethod
@@ -147,4 +185,5 @@ class PSGLD(Sampler):
             preconditioner=values["preconditioner"],
             schedule=schedule_from_dict(values["schedule"]),
             warm_start=values["warm_start"],
+            transition=values.get("transition", "euler"),
         )

@@ -48,6 +48,15 @@ class PSGRRLD(PSGLD):
         Track("coarse", "posterior_coarse", 2),
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.transition != "euler":
+            raise OptionError(
+                f"PSGRRLD couples its chains through normal numbers, and "
+                f"transition={self.transition!r} has none; use PSGLD, or leave it at "
+                '"euler"'
+            )
+
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         base = self._base_step(blocks, n_components)
         return ScaledStep(base) if track.coarseness == 1 else base

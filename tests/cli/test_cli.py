@@ -229,6 +229,16 @@ def test_info_tells_of_data_draws_and_health(invoke, store):
     assert "1 divergences" in text
 
 
+def test_info_tells_what_has_converged_when_asked(invoke, store):
+    text = invoke("info", store, "--diagnose").stdout
+    assert "2 chains of 20 draws" in text
+    assert "log density" in text
+    found = json.loads(invoke("info", store, "--diagnose", "--json").stdout)["convergence"]
+    assert "TOO FEW" in found["verdict"] or "NOT CONVERGED" in found["verdict"]
+    assert found["functionals"]["lp"]["rhat"] > 0.9
+    assert found["functionals"]["lp"]["share"] is None
+
+
 def test_info_of_a_run_without_draws(invoke, store, monkeypatch):
     tree = fake_run(keep="moments").filter(lambda node: "stats" not in (node.name or ""))
     tree.attrs |= {"dispersion": None, "draws": 20}

@@ -14,6 +14,7 @@ import scipy.sparse
 from distributed import Client
 
 import daskfactor as dfac
+from daskfactor.samplers import Sampler
 from tests.cluster.support import cluster
 
 pytestmark = [
@@ -48,6 +49,25 @@ def test_the_draws_of_one_process(executor: str, client: Client) -> None:
     arguments = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 12, 10)
     here = dfac.sample(*arguments, executor="serial", monitor="missing", **SETTINGS)
     there = dfac.sample(*arguments, executor=executor, client=client, monitor="missing", **SETTINGS)
+    assert same(there, here)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        dfac.Gibbs(warm_start=3),
+        dfac.LangevinDynamics(warm_start=3),
+        dfac.SGLD(warm_start=3),
+        dfac.HMC(steps=2, warm_start=3),
+        dfac.PSGLD(transition="cir", warm_start=3),
+    ],
+    ids=lambda sampler: sampler.name,
+)
+def test_what_bands_gather_travels_with_them(sampler: Sampler, client: Client) -> None:
+    model = dfac.TweedieNMF(3, shape_w=2.0, dispersion=1.0)
+    arguments = (counts(), model, sampler, 6, 4)
+    here = dfac.sample(*arguments, executor="serial", monitor="missing", **SETTINGS)
+    there = dfac.sample(*arguments, executor="ring", client=client, monitor="missing", **SETTINGS)
     assert same(there, here)
 
 

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 
+from daskfactor.kernels.cir import cir_step
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
 from daskfactor.kernels.philox import fill_normals
@@ -31,9 +32,12 @@ def exact_results(dtype):
         metric_step(metric_draw, grad, metric, 0.1, 0.5, KEY, 2, 0, 4, False)
         metric_step(coarse_draw, grad, metric, 0.1, 0.5, KEY, 2, 0, 4, True)
         plain_step(plain_draw, grad, 0.01, 0.5, KEY, 2, 1, 4, False)
+        gamma_draw, cir_draw = theta.copy(), theta.copy()
+        plain_step(gamma_draw, grad, 0.01, 0.5, KEY, 2, 1, 4, False, 1.7)
+        cir_step(cir_draw, grad, metric, metric, 2.0, 0.1, 0.5, 0.7, KEY, 2, 1, 4)
         mean, m2 = theta.astype(np.float64), np.ones((n, K))
         accumulate_moments(z, 3, mean, m2)
-        values = (z, metric_draw, coarse_draw, plain_draw, mean, m2)
+        values = (z, metric_draw, coarse_draw, plain_draw, gamma_draw, cir_draw, mean, m2)
         results |= {f"exact/{tag}/{i}/{dtype.__name__}": x for i, x in enumerate(values)}
     return results
 

@@ -28,10 +28,10 @@ def run(step, theta, *arguments):
 
 @DTYPES
 @SHAPES
-@pytest.mark.parametrize("coarse", [False, True])
-def test_metric_step_equals_the_twin(shape, dtype, tolerance, coarse):
+@pytest.mark.parametrize(("coarse", "prior"), [(False, 1.0), (True, 1.0), (False, 2.5)])
+def test_metric_step_equals_the_twin(shape, dtype, tolerance, coarse, prior):
     theta, grad, metric = band(shape, dtype)
-    address = (KEY, 6, 1, 13, coarse)
+    address = (KEY, 6, 1, 13, coarse, prior)
     moved = run(metric_step, theta, grad, metric, 0.2, 1.5, *address)
     exact = run(reference.metric_step, theta.astype(float), grad, metric, 0.2, 1.5, *address)
     np.testing.assert_allclose(moved, exact, rtol=tolerance, atol=tolerance)
@@ -39,10 +39,10 @@ def test_metric_step_equals_the_twin(shape, dtype, tolerance, coarse):
 
 @DTYPES
 @SHAPES
-@pytest.mark.parametrize("coarse", [False, True])
-def test_plain_step_equals_the_twin(shape, dtype, tolerance, coarse):
+@pytest.mark.parametrize(("coarse", "prior"), [(False, 1.0), (True, 1.0), (False, 0.6)])
+def test_plain_step_equals_the_twin(shape, dtype, tolerance, coarse, prior):
     theta, grad, _ = band(shape, dtype)
-    address = (KEY, 6, 1, 13, coarse)
+    address = (KEY, 6, 1, 13, coarse, prior)
     moved = run(plain_step, theta, grad, 0.02, 1.5, *address)
     exact = run(reference.plain_step, theta.astype(float), grad, 0.02, 1.5, *address)
     np.testing.assert_allclose(moved, exact, rtol=tolerance, atol=tolerance)
@@ -97,6 +97,15 @@ def test_drift_is_clipped(sign):
     limit = 2 * np.sqrt(2 * y * (100 + y))
     moved = run(metric_step, theta, grad, metric, 0.5, 0.0, KEY, 0, 0, 0, False)
     np.testing.assert_allclose(moved, 100 + sign * limit + y + 10 * z, rtol=1e-12)
+
+
+@DTYPES
+def test_an_infinite_metric_keeps_the_bits(dtype, tolerance):
+    theta, grad, metric = band((30, 7), dtype)
+    metric[:, 2] = np.inf
+    moved = run(metric_step, theta, grad, metric, 0.2, 1.5, KEY, 6, 1, 13, False, 2.0)
+    np.testing.assert_array_equal(moved[:, 2], theta[:, 2])
+    assert (moved[:, [0, 1, 3, 4, 5, 6]] != theta[:, [0, 1, 3, 4, 5, 6]]).mean() > 0.99
 
 
 def test_a_diverged_gradient_shows():

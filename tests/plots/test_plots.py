@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+import daskfactor as dfac
 from daskfactor import plots
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import save
@@ -87,6 +88,24 @@ def test_components_puts_the_strongest_first_and_draws_pictures():
     left = figure.axes[0]
     np.testing.assert_allclose(left.images[0].get_array(), w[strongest].reshape(4, 3))
     assert left.get_ylabel().startswith(f"{strongest}\n")
+
+
+def test_components_of_all_chains_take_an_aligned_trace():
+    tree = fake_run()
+    with pytest.raises(OptionError, match="what align"):
+        plots.components(tree, chain=None)
+    aligned = dfac.align(tree)
+    mean, sd = factor_moments(aligned, "W", None)
+    draws = (
+        aligned["posterior/W"]
+        .transpose("component", "row", ...)
+        .values.reshape(COMPONENTS, SHAPE[0], -1)
+    )
+    np.testing.assert_allclose(mean, draws.mean(axis=-1))
+    np.testing.assert_allclose(sd, draws.std(axis=-1))
+    labels = [ax.get_ylabel() for ax in plots.components(aligned, chain=None).axes[::2]]
+    shares = aligned["alignment/share"].values
+    assert {text.split("in ")[1] for text in labels} == {f"{share:.0%}" for share in shares}
 
 
 def test_components_refuses_a_shape_that_does_not_fit():

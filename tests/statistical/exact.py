@@ -11,7 +11,7 @@ Three independent routes, each checked against the others in ``test_exact.py``:
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -38,6 +38,8 @@ class Case(NamedTuple):
     rate_w: float = 1.0
     rate_h: float = 1.0
     K: int = 1
+    shape_w: float = 1.0
+    shape_h: float = 1.0
 
 
 def _case(name: str, values: list[list[float]], beta: float, **settings: Any) -> Case:
@@ -73,7 +75,12 @@ def reference_posterior(case: Case) -> dict[str, Any]:
     The keys are those of `exact_posterior`; the Monte Carlo route adds a standard
     error ``<key>_se`` for each.
     """
-    return exact_posterior(case.V, case.beta, case.dispersion, case.rate_w, case.rate_h, case.K)
+    settings = (case.beta, case.dispersion, case.rate_w, case.rate_h)
+    if (case.shape_w, case.shape_h) != (1.0, 1.0):
+        assert case.K == 1, "gamma priors are integrated over one component only"
+        shapes = (case.shape_w, case.shape_h)
+        return _read_only(_one_component(case.V.tobytes(), case.V.shape, *settings, shapes=shapes))
+    return exact_posterior(case.V, *settings, case.K)
 
 
 def exact_posterior(
@@ -122,10 +129,12 @@ def _one_component(
     rate_h: float,
     outer: int = 0,
     numeric: bool = False,
+    shapes: tuple[float, float] = (1.0, 1.0),
 ) -> dict[str, Any]:
     V = np.frombuffer(data).reshape(shape)
     H, log_weight = _outer_grid(shape[1], rate_h, outer or OUTER_NODES[shape[1]])
-    rows = [_row_integrals(row, H, beta, phi, rate_w, numeric) for row in V]
+    log_weight = log_weight + _gamma_over_exponential(H, rate_h, shapes[1]).sum(axis=1)
+    rows = [_row_integrals(row, H, beta, phi, rate_w, numeric, shapes[0]) for row in V]
     log_joint = log_weight + sum(row[0] for row in rows)
     log_evidence = float(special.logsumexp(log_joint))
     weight = np.exp(log_joint - log_evidence)
@@ -138,6 +147,11 @@ def _one_component(
         "sum_w": float(sum(weight @ first for _, first, _ in rows)),
         "log_evidence": log_evidence + float(np.sum(log_normalizer(observed, phi, beta))),
     }
+
+
+def _gamma_over_exponential(x: Array, rate: float, shape: float) -> Array:
+    """Log of the ratio of a Gamma(shape, rate) density to an Exponential(rate) one."""
+    return np.asarray((shape - 1.0) * np.log(rate * x) - special.gammaln(shape))
 
 
 def _outer_grid(columns: int, rate: float, nodes: int) -> tuple[Array, Array]:
@@ -158,16 +172,27 @@ Integrals = tuple[Array, Array, Array]  # log of the integral over w, E w, E w**
 
 
 def _row_integrals(
-    row: Array, H: Array, beta: float, phi: float, rate: float, numeric: bool = False
+    row: Array,
+    H: Array,
+    beta: float,
+    phi: float,
+    rate: float,
+    numeric: bool = False,
+    shape: float = 1.0,
 ) -> Integrals:
-    """Integrate one row's weight w out of exp(-sum_j d(v_j | w h_j) / phi) Exponential(w; rate)."""
+    """Integrate one row's weight w out of exp(-sum_j d(v_j | w h_j) / phi) Gamma(w; shape, rate).
+
+    Closed forms are those of exponential priors, so another shape is integrated numerically.
+    """
     seen = ~np.isnan(row)
     v, H = row[seen], H[:, seen]
     if v.size == 0:
         one = np.ones(len(H))
-        return 0.0 * one, one / rate, 2.0 * one / rate**2
+        return 0.0 * one, shape * one / rate, shape * (shape + 1.0) * one / rate**2
     closed = None if numeric else _CLOSED.get(beta)
-    integrate = closed or _numeric_row
+    integrate: Any = closed or _numeric_row
+    if shape != 1.0:
+        integrate = partial(_numeric_row, shape=shape)
     pieces = [integrate(v, H[at : at + 4096], beta, phi, rate) for at in range(0, len(H), 4096)]
     log_z, first, second = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
     return log_z, first, second
@@ -237,12 +262,15 @@ def _half_row(v: Array, H: Array, beta: float, phi: float, rate: float) -> Integ
     return log_z + 4.0 * np.sum(np.sqrt(v)) / phi, first, second
 
 
-def _numeric_row(v: Array, H: Array, beta: float, phi: float, rate: float) -> Integrals:
+def _numeric_row(
+    v: Array, H: Array, beta: float, phi: float, rate: float, shape: float = 1.0
+) -> Integrals:
     """Trapezoid in log w for any beta: slow, and the check on the others."""
     x = np.linspace(np.log(300.0 / rate) - 46.0, np.log(300.0 / rate), 12 * INNER_NODES)
     w = np.exp(x)
     misfit = sum(divergence(value, h[:, None] * w, beta) for value, h in zip(v, H.T, strict=True))
-    log_z, first, second = _weighted(np.log(rate) - rate * w + x - misfit / phi, w)
+    log_prior = np.log(rate) - rate * w + _gamma_over_exponential(w, rate, shape)
+    log_z, first, second = _weighted(log_prior + x - misfit / phi, w)
     return log_z + np.log(x[1] - x[0]), first, second
 
 

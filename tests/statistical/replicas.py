@@ -18,10 +18,10 @@ from daskfactor.engine import LanesExecutor
 from daskfactor.io.sources import as_blocks
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.runs.chain import Setting
+from daskfactor.runs.chains import make_chain
 from daskfactor.runs.options import RunOptions, boundaries
 from daskfactor.runs.snapshot import cell_count, gather_cells
-from daskfactor.runs.tweedie import TweedieChain
-from daskfactor.samplers import PSGLD
+from daskfactor.samplers import PSGLD, Sampler
 from tests.statistical.exact import Case
 
 Array = NDArray[Any]
@@ -54,30 +54,35 @@ def cells_of(shape: tuple[int, int], copies: int) -> tuple[Array, Array]:
 
 def run_copies(
     case: Case,
-    sampler: PSGLD,
+    sampler: Sampler,
     *,
     copies: int = 200,
     tune: int = 300,
     draws: int = 1500,
     seed: int = 0,
     program: Any = None,
+    blocks: int | None = None,
 ) -> list[Moments]:
     """Moments from the sampler, one for each of its tracks (fine, coarse).
 
-    ``program`` may replace the block program by another one with the same fields.
+    ``program`` may replace the block program by another one with the same fields;
+    ``blocks`` are bands a side, by default as many as cut through every row or column.
     """
-    with as_blocks(replicate(case.V, copies), min(case.V.shape), dtype="float64") as data:
+    grid = blocks or min(case.V.shape)
+    with as_blocks(replicate(case.V, copies), grid, dtype="float64") as data:
         model = TweedieNMF(
             case.K,
             beta=case.beta,
             dispersion=case.dispersion,
             rate_w=case.rate_w,
             rate_h=case.rate_h,
+            shape_w=case.shape_w,
+            shape_h=case.shape_h,
         )
         options = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
         cells = cells_of(case.V.shape, copies)
         executor = LanesExecutor(2)
-        chain = TweedieChain(Setting(data, model, sampler, options, executor, cells), 0)
+        chain = make_chain(Setting(data, model, sampler, options, executor, cells), 0)
         if program is not None:
             own = chain._program
             chain._program = lambda track: program(**vars(own(track)))  # type: ignore[method-assign]

@@ -1,0 +1,9 @@
+"""Marginal likelihoods, and the rank they speak for."""
+
+from daskfactor.evidence.base import Evidence
+from daskfactor.evidence.chib import Chib
+from daskfactor.evidence.selection import select_rank
+from daskfactor.evidence.thermodynamic import ThermodynamicIntegration
+from daskfactor.evidence.verbs import log_evidence
+
+__all__ = ["Chib", "Evidence", "ThermodynamicIntegration", "log_evidence", "select_rank"]

@@ -1,0 +1,120 @@
+"""Observed entries of a matrix by rows and by columns, and the constants of its likelihood."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.engine.base import Executor
+from daskfactor.io.blocks import BlockedData
+from daskfactor.kernels.blockwise import observed_values
+from daskfactor.kernels.rowwise import Entries
+from daskfactor.kernels.views import AnyBlock, SparseBlock
+from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.divergence import divergence, log_normalizer
+
+Array = NDArray[Any]
+
+
+class Sides(NamedTuple):
+    """The same entries by rows and by columns.
+
+    ``constant`` is what -Σ d_β(v|μ) has besides the part that the kernels compute.
+    """
+
+    by_rows: Entries
+    by_cols: Entries
+    constant: float
+
+
+def listed_entries(data: BlockedData, beta: float) -> int:
+    """How many entries a sweep over rows looks at: without the zeros for β = 1."""
+    if data.is_sparse:
+        return int(data.n_stored.sum())
+    return data.total_observed
+
+
+def both_sides(data: BlockedData, beta: float) -> Sides:
+    """Copies of the observed entries, in the grid's order, for `daskfactor.kernels.rowwise`."""
+    found = [
+        _cells(data.view(block.row, block.col), beta, *_corner(data, block.row, block.col))
+        for block in data.grid.all_blocks()
+    ]
+    seen = np.concatenate([cells for cells, _ in found], axis=1)
+    gone = np.concatenate([cells for _, cells in found], axis=1)
+    values = seen[2]
+    constant = -float(divergence(values, np.ones(1), beta).sum())
+    if beta == 1.0:
+        constant += values.size
+    elif beta == 0.0:
+        constant += float(values.sum())
+    else:
+        constant -= float((values / (beta - 1) - 1 / beta).sum())
+    rows, cols = data.shape
+    return Sides(
+        _by_rows(seen, gone, (rows, cols)),
+        _by_rows(seen[[1, 0, 2]], gone[[1, 0, 2]], (cols, rows)),
+        constant,
+    )
+
+
+def normalizer(data: BlockedData, dispersion: float, beta: float, executor: Executor) -> float:
+    """Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries, for every β with a density."""
+
+    def one_row(row: int, work: Workspace) -> float:
+        del work
+        total = 0.0
+        for col in range(data.grid.blocks):
+            for values, zeros in observed_values(data.view(row, col)):
+                total += float(log_normalizer(values, dispersion, beta).sum())
+                if zeros:
+                    total += zeros * float(log_normalizer(np.zeros(1), dispersion, beta)[0])
+        return total
+
+    return float(sum(executor.map(one_row, range(data.grid.blocks))))
+
+
+def _corner(data: BlockedData, row: int, col: int) -> tuple[int, int]:
+    return data.grid.rows.offsets[row], data.grid.cols.offsets[col]
+
+
+def _cells(view: AnyBlock, beta: float, row0: int, col0: int) -> tuple[Array, Array]:
+    """(rows, columns, values) of the entries to list and of the missing ones, (3, n) each."""
+    if isinstance(view, SparseBlock):
+        rows = np.repeat(np.arange(view.m), np.diff(view.indptr))
+        stored = np.stack([rows + row0, view.indices.astype(np.int64) + col0, view.values])
+        missing = np.isnan(stored[2])
+        if not view.zeros:
+            missing = _complement(view, stored[:2], row0, col0)
+            return stored[:, ~np.isnan(stored[2])], missing
+        return stored[:, ~missing], stored[:, missing]
+    block = np.asarray(view.block, dtype=np.float64)
+    missing = np.isnan(block)
+    listed = ~missing & (block != 0) if beta == 1.0 else ~missing
+    return _positions(block, listed, row0, col0), _positions(block, missing, row0, col0)
+
+
+def _complement(view: SparseBlock, stored: Array, row0: int, col0: int) -> Array:
+    """Cells of a block that it does not store."""
+    absent = np.ones((view.m, view.n), dtype=bool)
+    absent[stored[0].astype(np.int64) - row0, stored[1].astype(np.int64) - col0] = False
+    return _positions(np.zeros(absent.shape), absent, row0, col0)
+
+
+def _positions(block: Array, wanted: NDArray[np.bool_], row0: int, col0: int) -> Array:
+    rows, cols = np.nonzero(wanted)
+    return np.stack([rows + row0, cols + col0, block[rows, cols]]).astype(np.float64)
+
+
+def _by_rows(seen: Array, gone: Array, shape: tuple[int, int]) -> Entries:
+    pointers, columns, values = _compressed(seen, shape)
+    missing_pointers, missing, _ = _compressed(gone, shape)
+    return Entries(pointers, columns, values, missing_pointers, missing)
+
+
+def _compressed(cells: Array, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
+    """Row pointers, columns and values, rows and columns ascending."""
+    rows, cols = cells[:2].astype(np.int64)
+    order = np.lexsort((cols, rows))
+    pointers = np.searchsorted(rows[order], np.arange(shape[0] + 1)).astype(np.int64)
+    return pointers, cols[order], np.ascontiguousarray(cells[2][order])

@@ -1,0 +1,117 @@
+"""The public verb ``log_evidence``, and how a model's settings are fixed for it."""
+
+from contextlib import ExitStack
+from typing import Any
+
+from daskfactor.engine import Executor
+from daskfactor.engine.progress import OnEvent, RunEvent
+from daskfactor.errors import OptionError
+from daskfactor.evidence.base import AnyModel, Evidence, Method, Problem
+from daskfactor.evidence.chains import without_choices
+from daskfactor.evidence.thermodynamic import ThermodynamicIntegration
+from daskfactor.io.blocks import BlockedData
+from daskfactor.models.additive import GaussianAdditive
+from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.random import resolve_seed
+from daskfactor.runs.chain import Setting
+from daskfactor.runs.launch import check_data, executing, listener, opened
+from daskfactor.runs.options import RunOptions
+from daskfactor.runs.tweedie import TweedieChain
+from daskfactor.samplers import PSGLD
+
+
+def log_evidence(
+    V: Any,
+    model: AnyModel,
+    method: Method | None = None,
+    *,
+    random_seed: int | None = None,
+    blocks: int | None = None,
+    unstored: str | None = None,
+    client: Any = None,
+    executor: str | Executor = "auto",
+    progressbar: bool = True,
+    callback: OnEvent | None = None,
+) -> Evidence:
+    r"""Log marginal likelihood of a matrix: log p(V) = log ∫ p(V | W, H) p(W, H) dW dH.
+
+    Parameters
+    ----------
+    V : array (I, J)
+        As for :func:`sample`; for a :class:`GaussianAdditive` a vector of observations.
+    model
+        A :class:`TweedieNMF` (beta = 2, 0, -1 or 0 < beta <= 1) or a
+        :class:`GaussianAdditive`.
+    method
+        :class:`ThermodynamicIntegration` by default.
+    random_seed
+        Any whole number; the same seed gives the same estimate on every executor.
+    blocks, unstored, client, executor, progressbar, callback
+        As for :func:`sample`. What is spread over lanes or workers are whole chains, one
+        for each temperature.
+
+    Returns
+    -------
+    Evidence
+        ``value``, ``standard_error`` and ``discretization_error`` in nats, ``trace``.
+
+    Raises
+    ------
+    DataError, ModelError, OptionError
+        If data, model or method cannot be used.
+
+    Notes
+    -----
+    Evidences can be compared only if they are of the same data under priors and a
+    dispersion that are the same everywhere within each model. So ``"auto"`` settings are
+    turned into numbers once, before the first chain, and are the same at all
+    temperatures: prior rates from K and the mean of the data (that is part of what a
+    model with K components is: the prior mean of μ is the data's at every K), and the
+    dispersion 1 for whole-number data under beta = 1 (Poisson), otherwise Pearson's
+    estimate at a point fit of this model. That last one depends on K: to compare ranks
+    pass one number, as :func:`select_rank` does for you. Whatever is estimated from the
+    data makes the evidence an empirical Bayes one, slightly too large.
+    """
+    method = ThermodynamicIntegration() if method is None else method
+    if not isinstance(method, Method):
+        raise OptionError(
+            f"method must be an estimate of evidence such as ThermodynamicIntegration(), got "
+            f"{method!r}"
+        )
+    check_evidence_model(model)
+    method.check(model)
+    seed = resolve_seed(random_seed)
+    if isinstance(model, GaussianAdditive):
+        return method.estimate_additive(V, model, seed)
+    with ExitStack() as stack:
+        on_event = stack.enter_context(listener(progressbar, callback))
+        on_event(RunEvent("load", 0, 1))
+        data = stack.enter_context(opened(V, blocks, dtype="float32", unstored=unstored))
+        check_data(model, data)
+        model.check_shape(data.shape)
+        on_event(RunEvent("load", 1, 1, message="{} x {}".format(*data.shape)))
+        runner = stack.enter_context(executing(executor, client, data, model, on_event))
+        phi = chosen_dispersion(data, model, seed, runner)
+        decided = without_choices(model, data, phi)
+        return method.estimate(Problem(data, decided, seed, runner, on_event))
+
+
+def check_evidence_model(model: object) -> None:
+    """Refuse what no evidence is known of."""
+    if not isinstance(model, TweedieNMF | GaussianAdditive):
+        raise OptionError(
+            "an evidence is known of a TweedieNMF(n_components=...) and of a GaussianAdditive, "
+            f"got {model!r}"
+        )
+
+
+def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor: Executor) -> float:
+    """The model's dispersion; of ``"auto"``: 1 for counts, else an estimate at a point fit."""
+    if model.dispersion != "auto":
+        return float(model.dispersion)
+    if model.beta == 1.0 and data.is_integer:
+        return 1.0
+    options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
+    chain = TweedieChain(Setting(data, model, PSGLD(), options, executor), 0)
+    chain.warm_start()
+    return float(chain.hyper.dispersion)

@@ -1,0 +1,313 @@
+"""Exact moves of whole rows of a factor: proposed from the multiplicative update, then decided.
+
+Given the other factor H, the rows of W are independent under
+p(V | W, H)^t p(W, H). With s = t / phi, num and den the two sums of the
+multiplicative update at the present row and
+
+    a_k = w_k max(num_k, 0),    r_k = den_k + rate,
+    num = s sum_j v mu^(beta-2) h,    den = s sum_j mu^(beta-1) h,
+
+a whole row is proposed at once by the transition of a Cox-Ingersoll-Ross
+process with these coefficients held (Baker et al. 2018, section 3), of length tau:
+
+    n_k ~ Poisson(w_k r_k / (e^tau - 1)),
+    w'_k ~ Gamma(a_k + alpha + n_k, rate r_k / (1 - e^-tau)),
+
+and accepted by Metropolis and Hastings' rule with the same n on the way back, so
+the chain has no bias of step size at any t. With one component and beta = 1 every
+proposal is accepted; tau = inf (n = 0) then is a Gibbs sampler.
+
+Random numbers come from a NumPy generator that the caller made for this chain.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.kernels.jit import jit
+
+Array = NDArray[Any]
+
+LONGEST = 30.0
+"""Lengths tau from which on n = 0: the proposal forgets the present row but for ``a``."""
+
+
+WHOLE, SUMS, NEW, COUNT, OLD, PROPOSED, SCRATCH = 0, 1, 2, 3, 4, 6, 8
+"""Rows of the scratch: OLD and PROPOSED hold num, and den in the row after it."""
+
+
+class Entries(NamedTuple):
+    """Observed entries by rows: ``indptr[i]:indptr[i + 1]`` are row i's.
+
+    For beta = 1 observed zeros are left out, and ``missing`` (with its own pointers)
+    lists the columns that are not observed; for any other beta every observed entry is
+    listed, and ``missing`` is not looked at.
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int64]
+    values: NDArray[np.float64]
+    missing_indptr: NDArray[np.int64]
+    missing: NDArray[np.int64]
+
+
+class Prior(NamedTuple):
+    """Gamma(shape, rate) on a factor, and which components never move, (K,) booleans."""
+
+    rate: float
+    shape: float
+    frozen: NDArray[np.bool_]
+
+
+@jit
+def _fit(v: float, mu: float, beta: float) -> tuple[float, float, float]:
+    """Log-likelihood's part with mu (at dispersion 1), v mu^(beta-2) and mu^(beta-1).
+
+    For beta = 1 the part -mu is left to sums over rows.
+    """
+    if beta == 1.0:
+        return v * math.log(mu), v / mu, 0.0
+    if beta == 2.0:
+        return v * mu - 0.5 * mu * mu, v, mu
+    if beta == 0.0:
+        return -v / mu - math.log(mu), v / (mu * mu), 1.0 / mu
+    power = mu ** (beta - 1.0)
+    return v * power / (beta - 1.0) - power * mu / beta, v * power / mu, power
+
+
+@jit
+def _look(
+    W: Array,
+    i: int,
+    H: Array,
+    data: Entries,
+    row: int,
+    beta: float,
+    work: Array,
+    num: int,
+) -> float:
+    """Log-likelihood of a row at dispersion 1, up to a constant.
+
+    W[i] is the row of the factor, ``row`` that of the data. ``work[SUMS]`` holds the sums
+    of H over observed columns; ``work[num]`` and ``work[num + 1]`` get num and den.
+    """
+    total = 0.0
+    K = W.shape[1]
+    for k in range(K):
+        work[num, k] = 0.0
+        work[num + 1, k] = work[SUMS, k] if beta == 1.0 else 0.0
+        total -= W[i, k] * work[num + 1, k]
+    for p in range(data.indptr[row], data.indptr[row + 1]):
+        j = data.indices[p]
+        mu = 0.0
+        for k in range(K):
+            mu += W[i, k] * H[j, k]
+        value, ratio, power = _fit(data.values[p], mu, beta)
+        total += value
+        for k in range(K):
+            work[num, k] += ratio * H[j, k]
+        if beta != 1.0:
+            for k in range(K):
+                work[num + 1, k] += power * H[j, k]
+    return total
+
+
+@jit
+def _sum_columns(H: Array, work: Array) -> None:
+    """work[WHOLE] = sums of H over its rows."""
+    for k in range(H.shape[1]):
+        work[WHOLE, k] = 0.0
+    for j in range(H.shape[0]):
+        for k in range(H.shape[1]):
+            work[WHOLE, k] += H[j, k]
+
+
+@jit
+def _sum_observed(H: Array, data: Entries, row: int, work: Array) -> None:
+    """work[SUMS] = sums of H over the observed columns of a row, from those over all."""
+    for k in range(H.shape[1]):
+        work[SUMS, k] = work[WHOLE, k]
+    for p in range(data.missing_indptr[row], data.missing_indptr[row + 1]):
+        for k in range(H.shape[1]):
+            work[SUMS, k] -= H[data.missing[p], k]
+
+
+@jit
+def _propose(W: Array, i: int, work: Array, s: float, prior: Prior, share: float, rng: Any) -> None:
+    """work[NEW] = w' and work[COUNT] = n of row i."""
+    for k in range(W.shape[1]):
+        rate = s * work[OLD + 1, k] + prior.rate
+        n = 0.0
+        if share < 1.0:
+            n = float(rng.poisson(W[i, k] * rate * (1.0 / share - 1.0)))
+        shape = s * W[i, k] * max(work[OLD, k], 0.0) + prior.shape + n
+        work[COUNT, k] = n
+        work[NEW, k] = W[i, k]
+        if not prior.frozen[k]:
+            work[NEW, k] = rng.standard_gamma(shape) * share / rate
+
+
+@jit
+def _stirling(y: float) -> float:
+    """Log Gamma(y) but for a constant, to 2e-9 for y >= 6."""
+    inverse = 1.0 / y
+    square = inverse * inverse
+    series = inverse * (1 / 12 - square * (1 / 360 - square / 1260))
+    return (y - 0.5) * math.log(y) - y + series
+
+
+@jit
+def _log_gamma_ratio(x: float, y: float) -> float:
+    """Log Gamma(x) - log Gamma(y) for x, y > 0: Stirling's series after six recurrences."""
+    below = x * (x + 1) * (x + 2) * (x + 3) * (x + 4) * (x + 5)
+    above = y * (y + 1) * (y + 2) * (y + 3) * (y + 4) * (y + 5)
+    return _stirling(x + 6.0) - _stirling(y + 6.0) + math.log(above / below)
+
+
+@jit
+def _log_ratio(W: Array, i: int, work: Array, s: float, prior: Prior, share: float) -> float:
+    """Log of p(w') q(w', n -> w) / (p(w) q(w, n -> w')), p the prior."""
+    total = 0.0
+    for k in range(W.shape[1]):
+        if prior.frozen[k]:
+            continue
+        old, new, n = W[i, k], work[NEW, k], work[COUNT, k]
+        rate = s * work[OLD + 1, k] + prior.rate
+        new_rate = s * work[PROPOSED + 1, k] + prior.rate
+        a = s * old * max(work[OLD, k], 0.0)
+        new_a = s * new * max(work[PROPOSED, k], 0.0)
+        fixed = prior.shape + n
+        total += _log_gamma_ratio(a + fixed, new_a + fixed)
+        total += new_a * math.log(old * new_rate / share) - a * math.log(new * rate / share)
+        if new_rate != rate:
+            total += (fixed + n) * math.log(new_rate / rate)
+        rest = 1.0 / share - 1.0
+        total += old * (rate * rest + prior.rate - new_rate / share)
+        total -= new * (new_rate * rest + prior.rate - rate / share)
+    return total
+
+
+@jit
+def move_rows(
+    W: Array,
+    H: Array,
+    data: Entries,
+    beta: float,
+    s: float,
+    prior: Prior,
+    tau: float,
+    rng: Any,
+    work: Array,
+) -> tuple[float, int]:
+    """Move every row of W given H, in place.
+
+    Parameters
+    ----------
+    W, H : (m, K) and (n, K), float64, positive
+    data : entries by rows of W
+    beta : power of the law
+    s : t / dispersion
+    prior : of W
+    tau : length of the proposal
+    rng : numpy.random.Generator of this chain
+    work : (SCRATCH, K) float64
+
+    Returns
+    -------
+    Log-likelihood at dispersion 1 afterwards (up to a constant), accepted rows.
+    """
+    total, accepted = 0.0, 0
+    share = 1.0 if tau >= LONGEST else 1.0 - math.exp(-tau)
+    _sum_columns(H, work)
+    for i in range(W.shape[0]):
+        _sum_observed(H, data, i, work)
+        fit = _look(W, i, H, data, i, beta, work, OLD)
+        _propose(W, i, work, s, prior, share, rng)
+        new_fit = _look(work, NEW, H, data, i, beta, work, PROPOSED)
+        change = s * (new_fit - fit) + _log_ratio(W, i, work, s, prior, share)
+        if change >= 0.0 or rng.random() < math.exp(change):
+            for k in range(W.shape[1]):
+                W[i, k] = work[NEW, k]
+            fit = new_fit
+            accepted += 1
+        total += fit
+    return total, accepted
+
+
+@jit
+def climb_rows(
+    W: Array, H: Array, data: Entries, beta: float, s: float, prior: Prior, work: Array
+) -> None:
+    """One multiplicative update of W towards the mode of p(V | W, H)^t p(W, H), in place.
+
+    w <- (s w num + alpha) / (s den + rate), the mean of the proposal for tau = inf: unlike
+    an update towards the mode, it leaves nothing at zero, where chains are slow to go.
+    """
+    _sum_columns(H, work)
+    for i in range(W.shape[0]):
+        _sum_observed(H, data, i, work)
+        _look(W, i, H, data, i, beta, work, OLD)
+        for k in range(W.shape[1]):
+            if not prior.frozen[k]:
+                above = s * W[i, k] * max(work[OLD, k], 0.0) + prior.shape
+                W[i, k] = above / (s * work[OLD + 1, k] + prior.rate)
+
+
+@jit
+def climb(
+    W: Array,
+    H: Array,
+    by_rows: Entries,
+    by_cols: Entries,
+    beta: float,
+    s: float,
+    prior_w: Prior,
+    prior_h: Prior,
+    count: int,
+) -> None:
+    """``count`` multiplicative updates of W and of H in turn."""
+    work = np.empty((SCRATCH, W.shape[1]))
+    for _ in range(count):
+        climb_rows(W, H, by_rows, beta, s, prior_w, work)
+        climb_rows(H, W, by_cols, beta, s, prior_h, work)
+
+
+@jit
+def run_sweeps(
+    W: Array,
+    H: Array,
+    by_rows: Entries,
+    by_cols: Entries,
+    beta: float,
+    s: float,
+    prior_w: Prior,
+    prior_h: Prior,
+    tau: float,
+    rng: Any,
+    fits: Array,
+) -> int:
+    """``fits.size`` sweeps, W then H; ``fits`` gets the log-likelihood after each.
+
+    Returns the number of accepted rows of both factors, all sweeps together.
+    """
+    work = np.empty((SCRATCH, W.shape[1]))
+    accepted = 0
+    for sweep in range(fits.size):
+        _, rows = move_rows(W, H, by_rows, beta, s, prior_w, tau, rng, work)
+        fits[sweep], cols = move_rows(H, W, by_cols, beta, s, prior_h, tau, rng, work)
+        accepted += rows + cols
+    return accepted
+
+
+@jit
+def log_fit(W: Array, H: Array, by_rows: Entries, beta: float) -> float:
+    """Log-likelihood at dispersion 1, up to the constant that :func:`move_rows` leaves out."""
+    work = np.empty((SCRATCH, W.shape[1]))
+    _sum_columns(H, work)
+    total = 0.0
+    for i in range(W.shape[0]):
+        _sum_observed(H, by_rows, i, work)
+        total += _look(W, i, H, by_rows, i, beta, work, OLD)
+    return total

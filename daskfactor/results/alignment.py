@@ -1,0 +1,362 @@
+"""Components under one name over draws and chains: permutation, sign and scale resolved."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import xarray as xr
+from numpy.typing import ArrayLike, NDArray
+
+from daskfactor.errors import OptionError
+from daskfactor.results.matching import (
+    Law,
+    Match,
+    Reference,
+    match,
+    rearranged,
+    reference_from,
+)
+from daskfactor.results.rearrangement import rearranged_draws
+from daskfactor.results.schema import MOMENTS, factor_dims
+from daskfactor.results.trace import Trace, as_tree, each_draw, require_draws
+
+Array = NDArray[Any]
+Factors = tuple[ArrayLike, ArrayLike]
+
+ROUNDS: Final = 6
+"""Passes over all draws after which the reference is taken as it is."""
+GROUPS: Final = {"posterior": "alignment", "posterior_coarse": "alignment_coarse"}
+"""Groups of draws, and where their alignment is put."""
+
+
+def align(
+    trace: Trace,
+    reference: Trace | xr.Dataset | Factors | None = None,
+    *,
+    threshold: float = 0.8,
+) -> xr.DataTree:
+    r"""Give components one order, sign and scale over all draws and chains.
+
+    .. math:: \pi = \arg\max_\pi \sum_k \cos(w_{\pi(k)}, w'_k) \cos(h_{\pi(k)}, h'_k),
+        \qquad w_k \leftarrow c\, w_{\pi(k)}, \quad h_k \leftarrow h_{\pi(k)} / c
+
+    Every draw is matched with a reference W', H' by the Hungarian method, and c makes
+    sum_i W_ik equal to sum_j H_kj; where factors are real-valued, c makes their lengths
+    equal and its sign is that of the reference. WH of every draw stays what it was.
+    Frozen components and biases keep their place and scale.
+
+    Parameters
+    ----------
+    trace
+        Result of a run that kept draws, or the path of its store; then the result is
+        as lazy as it was, and draws are read a few at a time.
+    reference
+        Factors to name the components after: a trace (aligned by itself first if it has
+        not been), a Dataset with ``W`` and ``H`` as :func:`optimize` returns it, or
+        a pair (W, H) of arrays (I, K) and (K, J). By default an iterated mean: it starts
+        at the draw with the highest ``lp``, becomes the mean over its chain, and then, for
+        each component, the mean over the draws of all chains in which it appears.
+    threshold
+        A component appears in a draw if some component of the draw has a cosine of
+        at least this with it in W and in H.
+
+    Returns
+    -------
+    DataTree
+        The trace with ``posterior`` (and ``posterior_coarse``) aligned,
+        ``posterior_moments`` taken anew from the aligned draws, and a group
+        ``alignment``: ``permutation`` (chain, draw, component), the position in the
+        input of what is now component k; ``factor`` (chain, draw, component), c above;
+        ``similarity`` (chain, draw, component), the product of the two cosines;
+        ``share`` (component) and ``share_by_chain`` (chain, component), of the draws in
+        which the component appears.
+
+    Raises
+    ------
+    OptionError
+        If the run kept no draws, or the reference does not fit.
+
+    Notes
+    -----
+    A mean over draws of W alone is meaningful after this, as far as ``share`` is
+    near 1. A component with a share of one over the number of chains is one that a
+    single chain has found.
+    """
+    if not 0.0 < threshold <= 1.0:
+        raise OptionError(f"threshold is a cosine above 0 and up to 1, got {threshold!r}")
+    tree = as_tree(trace)
+    if "posterior" not in tree.children:
+        raise OptionError(
+            "this run kept moments only, and components cannot be told apart in means over "
+            'draws: run again with keep="draws"'
+        )
+    tree = require_draws(tree, "an alignment")
+    fine = _Draws(tree["posterior"].to_dataset(), factor_dims(tree))
+    law = law_of(tree)
+    if reference is None:
+        target = _iterated_mean(fine, law, _best_draw(tree), threshold)
+    else:
+        target = _given(reference, fine)
+    groups = {name: node.to_dataset() for name, node in tree.children.items()}
+    groups.pop(MOMENTS, None)
+    for name, found_name in GROUPS.items():
+        if name not in groups or groups[name].sizes["draw"] == 0:
+            continue
+        draws = _Draws(groups[name], fine.dims)
+        found, moments = _all_matches(draws, target, law, threshold)
+        groups[name] = _aligned(draws, found)
+        groups[found_name] = _described(draws, found, threshold)
+        if name == "posterior":
+            groups[MOMENTS] = moments
+    aligned = xr.DataTree.from_dict(groups)
+    aligned.attrs = dict(tree.attrs)
+    return aligned
+
+
+class _Draws(NamedTuple):
+    """A group of draws and the user's names of rows and columns."""
+
+    group: xr.Dataset
+    dims: tuple[str, str]
+
+    @property
+    def row_factor(self) -> xr.DataArray:
+        return self.group["W"].transpose("chain", "draw", self.dims[0], "component")
+
+    @property
+    def column_factor(self) -> xr.DataArray:
+        return self.group["H"].transpose("chain", "draw", "component", self.dims[1])
+
+    @property
+    def chains(self) -> list[Any]:
+        return list(self.group["chain"].values.tolist())
+
+    def of_chain(self, chain: Any) -> Iterator[tuple[Array, Array]]:
+        return each_draw(self.group, chain)
+
+
+def law_of(tree: xr.DataTree) -> Law:
+    """Which components of a run may change places and sign, from what it says of its model."""
+    stored = tree.attrs.get("model", "{}")
+    model = json.loads(stored) if isinstance(stored, str) else dict(stored)
+    width = tree["posterior"].sizes["component"]
+    free = np.ones(width, dtype=bool)
+    count = min(int(model.get("n_components", width)), width)
+    free[count:] = False
+    for name in ("fixed_w", "fixed_h"):
+        free[_frozen(model.get(name), width)] = False
+    return Law(np.flatnonzero(free), model.get("type") == "GaussianMF", count)
+
+
+def _frozen(stored: Any, width: int) -> NDArray[np.int64]:
+    """Positions of frozen components, from a mask over the first ones or from positions."""
+    if stored is None:
+        return np.zeros(0, dtype=np.int64)
+    values = np.asarray(stored)
+    at = np.flatnonzero(values) if values.dtype == bool else values.astype(np.int64).ravel()
+    return np.asarray(at[at < width], dtype=np.int64)
+
+
+def _best_draw(tree: xr.DataTree) -> tuple[Any, int]:
+    """Label of the chain and position of the draw with the highest log density."""
+    draws = tree["posterior"].to_dataset()
+    first = (draws["chain"].values.tolist()[0], draws.sizes["draw"] - 1)
+    if "sample_stats" not in tree.children or "lp" not in tree["sample_stats"].data_vars:
+        return first
+    lp = tree["sample_stats"]["lp"].transpose("chain", "draw")
+    try:
+        values = lp.sel(chain=draws["chain"], draw=draws["draw"]).values
+    except KeyError:  # labels were changed: any draw will do for a start
+        return first
+    if not np.isfinite(values).any():
+        return first
+    chain, draw = np.unravel_index(np.nanargmax(values), values.shape)
+    return draws["chain"].values.tolist()[int(chain)], int(draw)
+
+
+def _iterated_mean(draws: _Draws, law: Law, start: tuple[Any, int], threshold: float) -> Reference:
+    """The mean of the aligned draws, each component over the draws in which it appears."""
+    label, position = start
+    one = draws.group.isel(draw=[position])
+    W, H = next(each_draw(one, label))
+    reference = reference_from(W, H)
+    reference, _ = _round(draws, [label], reference, law, 0.0)
+    before: list[bytes] = []
+    for _ in range(ROUNDS):
+        reference, orders = _round(draws, draws.chains, reference, law, threshold)
+        if orders == before:
+            break
+        before = orders
+    return reference
+
+
+def _round(
+    draws: _Draws, chains: Iterable[Any], reference: Reference, law: Law, threshold: float
+) -> tuple[Reference, list[bytes]]:
+    """The next reference, and the order of every draw under this one.
+
+    With a threshold of zero every draw counts: the start is a single, noisy draw.
+    """
+    sum_w, sum_h = np.zeros(reference.W.shape), np.zeros(reference.H.shape)
+    orders = []
+    for chain in chains:
+        for W, H in draws.of_chain(chain):
+            found = match(W, H, reference, law, threshold)
+            new_w, new_h = rearranged(W, H, found)
+            weight = found.matched if threshold > 0 else np.ones(len(found.matched))
+            sum_w += new_w * weight
+            sum_h += new_h * np.asarray(weight)[:, None]
+            orders.append(found.permutation.tobytes())
+    mean = reference_from(sum_w, sum_h)
+    # A component that no draw has any more stays what it was.
+    lost = ~(np.abs(sum_w).any(axis=0) & np.abs(sum_h).any(axis=1))
+    mean.W[:, lost], mean.H[lost] = reference.W[:, lost], reference.H[lost]
+    dtype = reference.W.dtype
+    return Reference(mean.W.astype(dtype), mean.H.astype(dtype)), orders
+
+
+def _given(reference: Any, draws: _Draws) -> Reference:
+    """The reference that the caller named."""
+    W, H = _factors_of(reference, draws.dims)
+    shapes = (draws.row_factor.shape[2:], draws.column_factor.shape[2:])
+    if (W.shape, H.shape) != shapes:
+        raise OptionError(
+            f"the reference has W and H of shapes {W.shape} and {H.shape}, the trace "
+            f"{shapes[0]} and {shapes[1]}: pass one of the same data and number of components"
+        )
+    if not (np.isfinite(W).all() and np.isfinite(H).all()):
+        raise OptionError("the reference holds values that are not finite; pass finite factors")
+    dtype = draws.row_factor.dtype
+    return reference_from(W.astype(dtype), H.astype(dtype))
+
+
+def _factors_of(reference: Any, dims: tuple[str, str]) -> tuple[Array, Array]:
+    if isinstance(reference, xr.DataTree | str | Path):
+        tree = as_tree(reference)
+        aligned = tree if "alignment" in tree.children else align(tree)
+        moments = aligned[MOMENTS].to_dataset().mean("chain")
+        row, column = factor_dims(aligned)
+        return (
+            moments["W_mean"].transpose(row, "component").values,
+            moments["H_mean"].transpose("component", column).values,
+        )
+    if isinstance(reference, xr.Dataset) and {"W", "H"} <= set(reference.data_vars):
+        return (
+            reference["W"].transpose(..., "component").values,
+            reference["H"].transpose("component", ...).values,
+        )
+    if isinstance(reference, tuple | list) and len(reference) == 2:
+        return np.asarray(reference[0]), np.asarray(reference[1])
+    raise OptionError(
+        "reference must be a trace or its path, a Dataset with W and H, or a pair (W, H), "
+        f"got {type(reference).__name__}"
+    )
+
+
+class _Found(NamedTuple):
+    """The matches of all draws, (chain, draw, component)."""
+
+    permutation: NDArray[np.int64]
+    factor: NDArray[np.float64]
+    similarity: NDArray[np.float64]
+    present: NDArray[np.bool_]
+
+
+def _all_matches(
+    draws: _Draws, reference: Reference, law: Law, threshold: float
+) -> tuple[_Found, xr.Dataset]:
+    """How every draw has to be changed, and the moments of the draws once they are."""
+    shape = (*draws.row_factor.shape[:2], draws.row_factor.shape[3])
+    found = _Found(
+        np.zeros(shape, dtype=np.int64), np.ones(shape), np.zeros(shape), np.zeros(shape, bool)
+    )
+    moments = []
+    for at, chain in enumerate(draws.chains):
+        running = _Moments(draws)
+        for number, (W, H) in enumerate(draws.of_chain(chain)):
+            one = match(W, H, reference, law, threshold)
+            _store(found, (at, number), one)
+            running.add(*rearranged(W, H, one))
+        moments.append(running.dataset())
+    together = xr.concat(moments, dim="chain")
+    names = [name for name, coord in draws.group.coords.items() if "draw" not in coord.dims]
+    coords = draws.group.coords.to_dataset()[names].coords
+    return found, together.assign_coords(coords)
+
+
+def _store(found: _Found, at: tuple[int, int], one: Match) -> None:
+    found.permutation[at] = one.permutation
+    found.factor[at] = one.factor
+    found.similarity[at] = one.similarity
+    found.present[at] = one.present
+
+
+class _Moments:
+    """Mean and sum of squared deviations of the factors of one chain (Welford)."""
+
+    def __init__(self, draws: _Draws) -> None:
+        self.dims = draws.dims
+        self.dtype = draws.row_factor.dtype
+        self.count = 0
+        self.parts = {
+            name: (np.zeros(shape), np.zeros(shape))
+            for name, shape in (
+                ("W", draws.row_factor.shape[2:]),
+                ("H", draws.column_factor.shape[2:]),
+            )
+        }
+
+    def add(self, W: Array, H: Array) -> None:
+        self.count += 1
+        for values, (mean, square) in zip((W, H), self.parts.values(), strict=True):
+            delta = values - mean
+            mean += delta / self.count
+            square += delta * (values - mean)
+
+    def dataset(self) -> xr.Dataset:
+        dims = {"W": (self.dims[0], "component"), "H": ("component", self.dims[1])}
+        variables: dict[str, Any] = {"count": ((), np.int64(self.count))}
+        for name, (mean, square) in self.parts.items():
+            variables[f"{name}_mean"] = (dims[name], mean.astype(self.dtype))
+            variables[f"{name}_var"] = (dims[name], (square / self.count).astype(self.dtype))
+        return xr.Dataset(variables)
+
+
+def _aligned(draws: _Draws, found: _Found) -> xr.Dataset:
+    """The group with its factors rearranged: lazily where they were lazy, else as a copy."""
+    changed: Mapping[str, xr.DataArray] = {
+        "W": rearranged_draws(draws.row_factor, found.permutation, found.factor, 3),
+        "H": rearranged_draws(draws.column_factor, found.permutation, 1.0 / found.factor, 2),
+    }
+    return draws.group.assign(
+        {name: array.transpose(*draws.group[name].dims) for name, array in changed.items()}
+    )
+
+
+def _described(draws: _Draws, found: _Found, threshold: float) -> xr.Dataset:
+    """The group that tells what was done."""
+    dims = ("chain", "draw", "component")
+    docs = {
+        "permutation": "position in the input of what is now this component",
+        "factor": "what its column of W was multiplied with, and its row of H divided by",
+        "similarity": "cosine with the reference in W times that in H",
+    }
+    variables: dict[str, Any] = {
+        name: (dims, getattr(found, name), {"description": doc}) for name, doc in docs.items()
+    }
+    variables["share"] = (
+        ("component",),
+        found.present.mean(axis=(0, 1)),
+        {"description": "share of all draws in which the component appears"},
+    )
+    variables["share_by_chain"] = (
+        ("chain", "component"),
+        found.present.mean(axis=1),
+        {"description": "share of a chain's draws in which the component appears"},
+    )
+    own = {"chain", "draw", "component"}
+    names = [name for name, coord in draws.group.coords.items() if set(coord.dims) <= own]
+    coords = draws.group.coords.to_dataset()[names].coords
+    return xr.Dataset(variables, coords=coords, attrs={"threshold": threshold})

@@ -1,0 +1,197 @@
+"""Whether a run has converged: R-hat and effective sample sizes of what can be compared."""
+
+import json
+from typing import Final
+
+import numpy as np
+import xarray as xr
+
+from daskfactor.checks import whole_number
+from daskfactor.errors import OptionError
+from daskfactor.results.alignment import align, law_of
+from daskfactor.results.convergence import convergence
+from daskfactor.results.functionals import (
+    Series,
+    addressed_cells,
+    aligned_series,
+    factor_series,
+)
+from daskfactor.results.schema import factor_dims
+from daskfactor.results.trace import Trace, as_tree
+from daskfactor.results.verdict import Section, Seen, sections_of, verdict_of
+
+TITLES: Final = {
+    "density": "log density",
+    "product": "W H",
+    "scale": "size of W and of H",
+    "component": "components, as drawn",
+    "aligned": "components, aligned",
+}
+DENSITIES: Final = ("lp", "log_likelihood")
+
+
+class Summary(xr.Dataset):  # type: ignore[no-untyped-call]
+    """What :func:`summarize` returns: a Dataset whose print is a verdict and a table."""
+
+    __slots__ = ()
+
+    @property
+    def verdict(self) -> str:
+        """What has converged, what has not, what to do."""
+        return str(self.attrs["verdict"])
+
+    def __repr__(self) -> str:
+        whole = {"rhat", "ess_bulk", "ess_tail", "kind"} <= set(self.variables)
+        if not whole or "verdict" not in self.attrs or self["rhat"].dims != ("functional",):
+            return super().__repr__()
+        head = f"{'':23}{'R-hat':>7}{'ESS bulk':>10}{'ESS tail':>10}   slowest of"
+        lines = [_line(section) for section in sections_of(self)]
+        chains, draws = self.attrs["chains"], self.attrs["draws"]
+        title = f"{chains} chain{'s' if chains > 1 else ''} of {draws} draws"
+        return "\n".join([title, "", head, *lines, "", *self.verdict.split("\n")])
+
+
+def _line(section: Section) -> str:
+    numbers = f"{section.rhat:7.3f}{section.ess_bulk:10.0f}{section.ess_tail:10.0f}"
+    return f"{TITLES[section.kind]:23}{numbers}   {section.slowest}, {section.total}"
+
+
+def summarize(trace: Trace, *, cells: int = 32, random_seed: int = 0) -> Summary:
+    r"""R-hat and effective sample sizes of a run, and what follows from them.
+
+    .. math:: \hat R = \sqrt{\frac{N-1}{N} + \frac{B}{W}}, \qquad
+        {\rm ESS} = \frac{MN}{1 + 2 \sum_t \hat\rho_t}
+
+    with within- and between-chain variances W and B of rank-normalised draws of split
+    chains, so that one chain is enough. They are taken of numbers that mean the same in
+    every draw: the log density, and of WH the mean, the norm, the largest singular
+    values and some cells; the sums of W and H, whose scale the priors alone hold in
+    place; and the size of each component (its mean contribution to WH), both in the
+    order in which it was drawn and in that of :func:`align`.
+
+    Parameters
+    ----------
+    trace
+        Result of a run, or the path of its store; draws are read a few at a time.
+        Without draws, the log density alone is judged.
+    cells
+        How many cells of WH to follow, drawn at random.
+    random_seed
+        Seed of that choice: the same cells for the same seed.
+
+    Returns
+    -------
+    Summary
+        A Dataset over ``functional`` with ``kind``, ``mean``, ``sd``, ``rhat``,
+        ``ess_bulk``, ``ess_tail`` and, for aligned components, ``share``: of the draws in
+        which the component appears. ``.to_dataframe()`` makes it a table, ``print`` shows
+        the worst of each kind and the verdict, which is also ``.verdict``.
+
+    Raises
+    ------
+    OptionError
+        If the run has no draws at all.
+
+    Notes
+    -----
+    Vehtari et al. 2021. R-hat of at most 1.01, and an ESS of 100 for each chain, count
+    as converged. None of this sees the bias of a finite step: chains agree on it.
+    """
+    whole_number("cells", cells, 0)
+    tree = as_tree(trace)
+    series = _density_series(tree)
+    moved = False
+    if "posterior" in tree.children and tree["posterior"].sizes["draw"] > 0:
+        found, moved = _posterior_series(tree, cells, random_seed)
+        series += found
+    if not series or series[0].values.size == 0:
+        raise OptionError("this run has no draws yet, and a summary needs some; resume it first")
+    drift = next((_drift(one) for one in series if one.name == "lp"), 0.0)
+    return _summary(series, Seen(drift, moved, _biased(tree)))
+
+
+def _density_series(tree: xr.DataTree) -> list[Series]:
+    found = []
+    for group in ("sample_stats", "log_likelihood"):
+        if group not in tree.children:
+            continue
+        for name, values in tree[group].to_dataset().data_vars.items():
+            if name in DENSITIES and set(values.dims) == {"chain", "draw"}:
+                drawn = values.transpose("chain", "draw").values.astype(np.float64)
+                found.append(Series(str(name), "density", drawn))
+    return [one for one in found if one.values.size]
+
+
+def _posterior_series(tree: xr.DataTree, cells: int, seed: int) -> tuple[list[Series], bool]:
+    """Series of the draws, and whether components change places between them."""
+    group = tree["posterior"].to_dataset()
+    row, column = factor_dims(tree)
+    law = law_of(tree)
+    chosen = addressed_cells((group.sizes[row], group.sizes[column]), cells, seed)
+    series = factor_series(group, law, chosen)
+    if "alignment" in tree.children:
+        shares = tree["alignment"].to_dataset()["share"].values
+        components = iter(range(law.components))
+        return [
+            one
+            if one.kind != "component"
+            else one._replace(
+                name=one.name.replace("component", "aligned"),
+                kind="aligned",
+                share=float(shares[next(components)]),
+            )
+            for one in series
+        ], False
+    if law.free.size < 2:
+        return series, False
+    aligned = align(tree)["alignment"].to_dataset()
+    order = (
+        aligned["permutation"]
+        .transpose(..., "component")
+        .values.reshape(-1, tree["posterior"].sizes["component"])
+    )
+    moved = bool((order != order[0]).any())
+    return series + aligned_series(series, aligned, law), moved
+
+
+def _biased(tree: xr.DataTree) -> bool:
+    """Whether the sampler has a step whose bias no diagnostic of convergence sees."""
+    stored = tree.attrs.get("sampler", "{}")
+    sampler = json.loads(stored) if isinstance(stored, str) else dict(stored)
+    return sampler.get("type", sampler.get("name")) in {
+        "PSGLD",
+        "SGLD",
+        "SGHMC",
+        "LangevinDynamics",
+    }
+
+
+def _summary(series: list[Series], seen: Seen) -> Summary:
+    found = np.array([convergence(one.values) for one in series])
+    chains, draws = series[-1].values.shape
+    summary = Summary(
+        {
+            "mean": ("functional", [float(one.values.mean()) for one in series]),
+            "sd": ("functional", [float(one.values.std()) for one in series]),
+            "rhat": ("functional", found[:, 0]),
+            "ess_bulk": ("functional", found[:, 1]),
+            "ess_tail": ("functional", found[:, 2]),
+            "share": ("functional", [one.share for one in series]),
+        },
+        coords={
+            "functional": [one.name for one in series],
+            "kind": ("functional", [one.kind for one in series]),
+        },
+        attrs={"chains": int(chains), "draws": int(draws)},
+    )
+    summary.attrs["verdict"] = "\n".join(verdict_of(sections_of(summary), chains, draws, seen))
+    return summary
+
+
+def _drift(lp: Series) -> float:
+    """Rise of the log density from the first to the second half, in standard deviations."""
+    half = lp.values.shape[1] // 2
+    spread = float(lp.values.std())
+    if not half or not spread > 0:
+        return 0.0
+    return float(lp.values[:, half:].mean() - lp.values[:, :half].mean()) / spread

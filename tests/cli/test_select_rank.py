@@ -1,0 +1,58 @@
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import daskfactor
+from daskfactor.cli.main import app
+from daskfactor.evidence import selection
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    asked = []
+
+    def select_rank(V, model, ranks, method, held_out, seed, **options):
+        asked.append((V.shape, model, list(ranks), method, held_out, seed, options))
+        fits = [selection.Fit(-abs(r - 2) * 5.0, 0.5, 0.1, 1.0, None) for r in ranks]
+        return selection._table(list(ranks), fits)
+
+    monkeypatch.setattr(daskfactor, "select_rank", select_rank)
+    return asked
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    path = tmp_path / "V.npy"
+    np.save(path, np.ones((4, 3)))
+    return str(path)
+
+
+def test_options_reach_the_library(asked, matrix, tmp_path):
+    picture = tmp_path / "ranks.png"
+    arguments = [matrix, "--ranks", "1:3", "--beta", "0.5", "--dispersion", "0.3", "--quiet"]
+    arguments += ["--held-out", "0", "--temperatures", "6", "--seed", "4", "-o", str(picture)]
+    result = CliRunner().invoke(app, ["select-rank", *arguments])
+    assert result.exit_code == 0, result.output
+    assert "largest at rank 2" in result.output
+    (shape, model, ranks, method, held_out, seed, options) = asked[0]
+    assert shape == (4, 3)
+    assert (model.beta, model.dispersion, ranks) == (0.5, 0.3, [1, 2, 3])
+    assert (method.temperatures, held_out, seed) == (6, 0.0, 4)
+    assert options["progressbar"] is False
+    assert picture.exists()
+
+
+def test_json(asked, matrix):
+    result = CliRunner().invoke(app, ["select-rank", matrix, "--ranks", "2,4", "--json", "-q"])
+    values = json.loads(result.stdout)
+    assert values["rank"] == [2, 4]
+    assert values["best"] == 2
+
+
+@pytest.mark.parametrize("ranks", ["3:1", "a", "1:", "1,,2"])
+def test_bad_ranks(matrix, ranks):
+    result = CliRunner().invoke(app, ["select-rank", matrix, "--ranks", ranks])
+    assert result.exit_code == 3
+    assert "FIRST:LAST" in result.stderr

@@ -1,0 +1,174 @@
+"""Chib's estimate against exact evidences, and the averages over labellings it rests on."""
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import logsumexp
+
+from daskfactor.engine.progress import ignore
+from daskfactor.engine.serial import SerialExecutor
+from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarning
+from daskfactor.evidence.base import Evidence, Problem
+from daskfactor.evidence.chib import Chib
+from daskfactor.evidence.ordinates import Averager, Naming, entries, table
+from daskfactor.io.sources import as_blocks
+from daskfactor.kernels.permanent import log_permanent
+from daskfactor.models.additive import GaussianAdditive
+from daskfactor.models.tweedie import TweedieNMF
+from tests.statistical.allocations import Priors, posterior
+from tests.statistical.exact import CASES, reference_posterior
+
+BY_NAME = {case.name: case for case in CASES}
+EXPONENTIAL = Priors()
+SMALL = np.array([[2.0, 1.0], [0.0, 3.0]])
+
+
+def estimate(
+    V: Any, K: int, priors: Priors = EXPONENTIAL, method: Chib | None = None, **options: Any
+) -> Evidence:
+    model = TweedieNMF(K, dispersion=1.0, **priors._asdict(), **options.pop("fixed", {}))
+    with as_blocks(V, options.pop("blocks", 1), dtype="float32", **options) as data:
+        problem = Problem(data, model, 3, SerialExecutor(), ignore)
+        return (method or Chib(draws=800, tune=200)).estimate(problem)
+
+
+def check(found: Evidence, exact: float, largest_error: float = 0.08) -> None:
+    assert 0 < found.standard_error < largest_error
+    assert abs(found.value - exact) < 5 * found.standard_error, (found, exact)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("V", "K", "exact"),
+    [
+        (np.array([[4.0, 7.0], [2.0, 5.0]]), 1, -12.46773),
+        (SMALL, 1, -8.525465119275),
+        (SMALL, 2, -7.504036700896),
+    ],
+)
+def test_known_evidences(V: Any, K: int, exact: float) -> None:
+    found = estimate(V, K)
+    check(found, exact)
+    assert found.discretization_error == 0
+
+
+@pytest.mark.statistical
+def test_gamma_priors_and_three_components() -> None:
+    priors = Priors(1.0, 0.5, 2.0, 0.7)
+    check(estimate(SMALL, 2, priors), posterior(SMALL, 2, priors)["log_evidence"])
+    V = np.array([[2.0, 1.0], [0.0, 1.0]])
+    check(estimate(V, 3, blocks=2), posterior(V, 3, Priors())["log_evidence"])
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", ["poisson-gaps", "poisson-two-gaps"])
+def test_missing_cells(name: str) -> None:
+    case = BY_NAME[name]
+    priors = Priors(case.rate_w, case.rate_h)
+    check(estimate(case.V, case.K, priors), reference_posterior(case)["log_evidence"], 0.12)
+
+
+@pytest.mark.statistical
+def test_a_chain_that_keeps_its_labelling() -> None:
+    """Far apart components never change places: the density at one naming is 2! too large."""
+    V = np.array([[40.0, 0.0], [0.0, 30.0]])
+    exact = posterior(V, 2, EXPONENTIAL)["log_evidence"]
+    check(estimate(V, 2), exact, 0.15)
+    check(estimate(V, 2, method=Chib(draws=800, tune=200, permutations=1)), exact, 0.15)
+
+
+@pytest.mark.statistical
+def test_frozen_components() -> None:
+    """One component, H known: rows are gamma-Poisson mixtures with a closed form."""
+    h, V = np.array([[0.7, 1.6]]), np.array([[2.0, 5.0], [0.0, 1.0]])
+    found = estimate(V, 1, fixed={"fixed_h": h})
+    n, total = V.sum(axis=1), h.sum()
+    exact = stats.nbinom.logpmf(n, 1.0, 1 / (1 + total)).sum()
+    exact += sum(stats.multinomial.logpmf(v, v.sum(), h[0] / total) for v in V)
+    assert found.value == pytest.approx(exact, abs=1e-4)
+
+
+def test_every_name_is_looked_at() -> None:
+    rng = np.random.default_rng(0)
+    for K in (1, 2, 3, 5):
+        A = rng.normal(scale=4.0, size=(K, K))
+        each = [A[range(K), p].sum() for p in permutations(range(K))]
+        assert log_permanent(A, np.empty(2**K)) == pytest.approx(logsumexp(each), rel=1e-12)
+        free = np.ones(K, bool)
+        mean = logsumexp(each) - np.log(len(each))
+        assert Naming(free, free, "auto", rng).average(A) == pytest.approx(mean)
+    A = np.full((3, 3), -np.inf)
+    A[range(3), [2, 0, 1]] = 1.0
+    assert log_permanent(A, np.empty(8)) == pytest.approx(3.0)
+
+
+def test_a_sample_of_names_is_without_bias() -> None:
+    rng = np.random.default_rng(1)
+    A, free = rng.normal(scale=1.5, size=(5, 5)), np.ones(5, bool)
+    exact = Naming(free, free, "auto", rng).average(A)
+    found = np.array([Naming(free, free, 20, rng).average(A) for _ in range(2000)])
+    ratio = np.exp(found - exact)
+    assert abs(ratio.mean() - 1) < 5 * ratio.std() / np.sqrt(ratio.size)
+    assert ratio.std() > 0.01
+    far = -100.0 * (1 - np.eye(30))  # only one of 30! counts, and no sample would find it
+    free = np.ones(30, bool)
+    assert Naming(free, free, "auto", rng).average(far) == pytest.approx(
+        -np.log(np.arange(1, 31)).sum()
+    )
+
+
+def test_named_components_keep_their_names() -> None:
+    A = np.array([[1.0, 9.0, 9.0], [9.0, 2.0, 3.0], [9.0, 4.0, 5.0]])
+    naming = Naming(
+        np.array([False, True, True]), np.ones(3, bool), "auto", np.random.default_rng(0)
+    )
+    assert naming.average(A) == pytest.approx(1 + np.logaddexp(2 + 5, 3 + 4) - np.log(2))
+
+
+def test_tables_are_gamma_densities() -> None:
+    rng = np.random.default_rng(2)
+    point, shapes, rates = (rng.gamma(2.0, size=(4, 3)) for _ in range(3))
+    each = stats.gamma.logpdf(point[:, :, None], shapes[:, None], scale=1 / rates[:, None])
+    np.testing.assert_allclose(table(point, shapes, rates), each.sum(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(
+        entries(point, shapes, rates).sum(axis=0), np.diag(table(point, shapes, rates))
+    )
+
+
+def test_averages_and_their_errors() -> None:
+    rng = np.random.default_rng(3)
+    errors, values = [], []
+    for _ in range(80):
+        averager = Averager()
+        for _ in range(25):
+            averager.add(rng.normal(scale=0.5, size=(40, 2)))
+        result = averager.result()
+        errors.append(result.error)
+        values.append(result.value)
+    assert np.mean(values) == pytest.approx(2 * 0.125, abs=0.01)
+    assert np.std(values) == pytest.approx(np.mean(errors), rel=0.3)
+    assert result.spread == pytest.approx(0.5, rel=0.1)
+    assert result.effective == pytest.approx(1000 * np.exp(-0.25), rel=0.1)
+
+
+def test_a_handful_of_sweeps_that_count_are_no_estimate() -> None:
+    rng = np.random.default_rng(4)
+    V = rng.poisson(rng.gamma(1, 2, (30, 3)) @ rng.gamma(1, 2, (3, 25))).astype(float)
+    with pytest.warns(SamplingWarning, match="too large by an unknown amount"):
+        found = estimate(V, 3, method=Chib(draws=50, tune=20))
+    assert found.trace["spread_w"] > 5
+
+
+def test_refusals() -> None:
+    with pytest.raises(ModelError, match="beta=1"):
+        Chib().check(TweedieNMF(2, beta=2.0))
+    with pytest.raises(ModelError, match="ThermodynamicIntegration"):
+        Chib().check(GaussianAdditive(2))
+    with pytest.raises(DataError, match="whole numbers"):
+        estimate(SMALL + 0.5, 1)
+    for wrong in ({"draws": 10}, {"tune": 0}, {"permutations": 0}, {"permutations": "all"}):
+        with pytest.raises(OptionError):
+            Chib(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,127 @@
+"""Thermodynamic integration as users meet it; what it computes is in tests/statistical."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarning
+from daskfactor.evidence.verbs import chosen_dispersion
+
+X = np.array([[2.0, 1, 0, 4], [0, 3, 1, 1], [5, 0, 2, 0]])
+SHORT = dfac.ThermodynamicIntegration(temperatures=4, draws=200, tune=20)
+MODEL = dfac.TweedieNMF(2)
+
+
+def evidence(V=X, model=MODEL, method=SHORT, **options):
+    settings = {"random_seed": 1, "progressbar": False, "executor": "serial"} | options
+    return dfac.log_evidence(V, model, method, **settings)
+
+
+def test_same_seed_same_bits_on_every_executor_and_grid():
+    serial = evidence()
+    lanes = evidence(executor="lanes", blocks=2)
+    assert serial.value == lanes.value
+    assert serial.standard_error == lanes.standard_error
+    assert evidence(random_seed=2).value != serial.value
+    stored = evidence(sparse.csr_array(X), unstored="zero")
+    assert stored.value == pytest.approx(serial.value, abs=1e-9)
+
+
+def test_unstored_missing_is_not_zero():
+    seen = np.where(X == 0, np.nan, X)
+    as_missing = evidence(sparse.csr_array(X), unstored="missing")
+    assert as_missing.value == pytest.approx(evidence(seen).value, abs=1e-9)
+    assert abs(as_missing.value - evidence().value) > 1
+
+
+def test_trace_tells_how_it_was_made():
+    found = evidence()
+    trace = found.trace
+    assert trace.sizes == {"temperature": 5}
+    assert float(trace["acceptance"][-1]) > 0.5
+    assert list(trace["draws"].values) == [20, 20, 25, 84, 200]
+    total = (trace["weight"] * trace["mean"] + trace["variance_weight"] * trace["variance"]).sum()
+    assert float(total) == pytest.approx(found.value)
+    errors = np.sqrt(float((trace["contribution_error"] ** 2).sum()))
+    assert errors == pytest.approx(found.standard_error)
+    assert trace.attrs["dispersion"] == 1.0
+    assert trace.attrs["rate_w"] == pytest.approx(np.sqrt(2 / X.mean()))
+    assert "nats" in str(found)
+
+
+@pytest.mark.parametrize("sampler", [dfac.PSGLD(), dfac.PSGRRLD()])
+def test_samplers_of_the_package_walk_the_ladder(sampler):
+    method = dfac.ThermodynamicIntegration(
+        temperatures=4, draws=200, tune=40, every=4, sampler=sampler
+    )
+    found = evidence(method=method)
+    assert found.trace.attrs["sampler"] == sampler.name
+    assert abs(found.value - evidence().value) < 3
+    assert evidence(method=method, executor="lanes").value == found.value
+
+
+def test_frozen_components_and_all_laws():
+    fixed = dfac.TweedieNMF(2, fixed_w=np.array([[1.0], [2.0], [0.5]]))
+    assert np.isfinite(evidence(model=fixed).value)
+    for beta in (2.0, 0.5, 0.0):
+        model = dfac.TweedieNMF(1, beta=beta, dispersion=0.5)
+        method = dfac.ThermodynamicIntegration(temperatures=4, draws=800)
+        assert np.isfinite(evidence(X + 1, model, method).value)
+
+
+def test_large_problems_are_left_to_langevin_chains():
+    method = dfac.ThermodynamicIntegration()
+    with dfac.as_blocks(X) as data:
+        assert method.choice(data, MODEL) == "exact"
+        assert method.choice(data, dfac.TweedieNMF(10**6)) == dfac.PSGRRLD()
+
+
+def test_dispersion_is_one_for_counts_and_estimated_else():
+    from daskfactor.engine import SerialExecutor
+
+    rng = np.random.default_rng(0)
+    V = np.outer(rng.gamma(5, 1, 30), rng.gamma(5, 1, 20)) + rng.normal(0, 0.5, (30, 20))
+    model = dfac.TweedieNMF(1, beta=2.0)
+    with dfac.as_blocks(V) as data:
+        assert chosen_dispersion(data, model, 0, SerialExecutor()) == pytest.approx(0.25, rel=0.2)
+    with dfac.as_blocks(X * 100) as data:
+        assert chosen_dispersion(data, dfac.TweedieNMF(1), 0, SerialExecutor()) == 1.0
+
+
+def test_a_chain_that_hardly_moves_is_told_of():
+    short = dfac.ThermodynamicIntegration(temperatures=2, draws=10, tune=0)
+    with pytest.warns(SamplingWarning, match="effective sample size"):
+        evidence(method=short)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperatures": 1}, "temperatures must be a whole number of at least 2"),
+        ({"power": 1.5}, r"power must be 1 .* or at least 2"),
+        ({"draws": 3}, "draws must be"),
+        ({"rule": "simpson"}, "rule must be one of"),
+        ({"sampler": "psgld"}, "sampler must be None"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(OptionError, match=message):
+        dfac.ThermodynamicIntegration(**options)
+
+
+def test_what_has_no_evidence_is_refused():
+    with pytest.raises(OptionError, match="GaussianAdditive"):
+        evidence(model=dfac.GaussianMF(2))
+    with pytest.raises(ModelError, match="no density"):
+        evidence(model=dfac.TweedieNMF(2, beta=3.0))
+    with pytest.raises(ModelError, match="does not sample powers"):
+        evidence(method=dfac.ThermodynamicIntegration(sampler=dfac.Gibbs()))
+    with pytest.raises(ModelError, match="does not sample powers"):
+        evidence(method=dfac.ThermodynamicIntegration(sampler=dfac.SGHMC()))
+    with pytest.raises(OptionError, match="method must be"):
+        evidence(method="ti")
+    with pytest.raises(DataError, match="allows no negative data"):
+        evidence(V=-X)
+    with pytest.raises(ModelError, match="fixed_w"):
+        evidence(model=dfac.TweedieNMF(2, fixed_w=np.ones((5, 1))))

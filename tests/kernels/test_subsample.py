@@ -1,0 +1,146 @@
+"""Entries drawn with replacement: against NumPy, uniform, and without bias."""
+
+from itertools import count as attempts
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse, stats
+
+from daskfactor.kernels import blockwise
+from daskfactor.kernels.philox import philox4x32
+from daskfactor.kernels.subsample import CHUNK, Address, add_subsample, drawn_entries
+from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, index_type
+from daskfactor.kernels.workspace import Workspace
+
+Array = NDArray[Any]
+KEY = np.array([7, 99], np.uint32)
+SHAPE = (6, 5)
+
+
+def matrix(dtype: str = "float64") -> Array:
+    """Counts with zeros and missing entries."""
+    rng = np.random.default_rng(3)
+    V = rng.poisson(1.5, SHAPE).astype(dtype)
+    V[rng.random(SHAPE) < 0.25] = np.nan
+    return V
+
+
+def dense(V: Array) -> BlockView:
+    """V as a window of a larger array."""
+    m, n = V.shape
+    whole = np.full((m + 3, n + 2), 1e9, V.dtype)
+    whole[2 : 2 + m, 1 : 1 + n] = V
+    return BlockView(whole, 2, 1, m, n)
+
+
+def stored(V: Array, zeros: bool) -> SparseBlock:
+    """What is observed and not zero, or all that is observed; missing ones as stored NaN."""
+    mask = np.isnan(V) | (V != 0) if zeros else ~np.isnan(V)
+    rows, cols = np.nonzero(mask)
+    table = sparse.csr_array((V[mask], (rows, cols)), V.shape)
+    indices = table.indices.astype(index_type(V.shape[1]))
+    return SparseBlock(table.indptr.astype(np.int32), indices, table.data, *V.shape, zeros)
+
+
+VIEWS = {
+    "dense": dense,
+    "stored": lambda V: stored(V, False),
+    "zeros": lambda V: stored(V, True),
+}
+
+
+def draws(view: AnyBlock, count: int, address: Address) -> list[Array]:
+    pieces = [[part.copy() for part in piece] for piece in drawn_entries(view, count, address)]
+    return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+
+
+def reference(view: AnyBlock, V: Array, count: int, address: Address) -> list[Array]:
+    """The same in NumPy, a draw at a time."""
+    m, n = V.shape
+    if isinstance(view, SparseBlock) and not view.zeros:
+        cells = np.flatnonzero(~np.isnan(V.ravel()))
+    else:
+        cells = np.arange(m * n)
+    found = []
+    for t in range(count):
+        for attempt in attempts():
+            words = philox4x32(attempt, t // 2, address.iteration, 16 + address.block, 7, 99)
+            high, low = (int(word) for word in words[2 * (t % 2) : 2 * (t % 2) + 2])
+            cell = cells[int(((high << 21) | (low >> 11)) / 2**53 * cells.size)]
+            if not np.isnan(V.flat[cell]):
+                break
+        found.append((cell // n, cell % n, V.flat[cell]))
+    return [np.array(column) for column in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_draws_are_those_of_the_formula(name: str) -> None:
+    V = matrix()
+    view, address = VIEWS[name](V), Address(KEY, 11, 5)
+    for got, wanted in zip(
+        draws(view, 200, address), reference(view, V, 200, address), strict=True
+    ):
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_draws_are_uniform_over_what_is_observed(name: str) -> None:
+    V = matrix("float32")
+    rows, cols, values = draws(VIEWS[name](V), 6000, Address(KEY, 0, 0))
+    np.testing.assert_array_equal(values, V[rows, cols])
+    times = np.bincount(rows * SHAPE[1] + cols, minlength=V.size)[~np.isnan(V).ravel()]
+    assert times.sum() == 6000 > CHUNK
+    assert stats.chisquare(times).pvalue > 1e-4
+
+
+def test_iterations_blocks_and_keys_draw_other_entries() -> None:
+    view = dense(np.arange(30_000.0).reshape(200, 150))
+    addresses = [Address(KEY, 0, 0), Address(KEY, 1, 0), Address(KEY, 0, 1), Address(KEY + 1, 0, 0)]
+    values = [draws(view, 64, address)[2] for address in addresses]
+    for number, own in enumerate(values):
+        assert len(np.unique(own)) > 50
+        for other in values[:number]:
+            assert np.mean(own == other) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("beta", "dtype"), [(2.0, "float32"), (1.0, "float64"), (0.5, "float32"), (-0.7, "float64")]
+)
+def test_gradient_and_curvature_against_numpy(beta: float, dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    V = matrix(dtype) + 1
+    W, H = (rng.random((size, 3)).astype(dtype) + 0.1 for size in SHAPE)
+    address = Address(KEY, 4, 2)
+    rows, cols, values = draws(dense(V), 50, address)
+    mu = np.sum(W[rows].astype("f8") * H[cols], axis=1)
+    slope, bend = 2.5 * (values - mu) * mu ** (beta - 2), 0.3 * mu ** (beta - 1)
+    wanted = [np.zeros(factor.shape) for factor in (W, H, W, H)]
+    for weight, target_w, target_h in ((slope, *wanted[:2]), (bend, *wanted[2:])):
+        np.add.at(target_w, rows, weight[:, None] * H[cols])
+        np.add.at(target_h, cols, weight[:, None] * W[rows])
+    got = [np.zeros_like(factor) for factor in (W, H, W, H)]
+    curvature = (got[2], got[3], 0.3)
+    add_subsample(dense(V), beta, W, H, 50, address, 2.5, 1e-9, (got[0], got[1]), curvature)
+    for own, right in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(own, right, rtol=3e-4 if dtype == "float32" else 1e-10)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_the_mean_gradient_is_the_whole_one(name: str) -> None:
+    """Within five standard errors, over independent iterations."""
+    rng = np.random.default_rng(2)
+    V, iterations, each = matrix(), 1000, 7
+    W, H = (rng.random((size, 3)) + 0.2 for size in SHAPE)
+    view = VIEWS[name](V)
+    whole = np.concatenate(blockwise.gradient(view, 1.0, W, H, 1.0, 1e-9, Workspace("f8")))
+    found = np.zeros((iterations, *whole.shape))
+    observed = np.count_nonzero(~np.isnan(V))
+    for iteration in range(iterations):
+        out = found[iteration, : SHAPE[0]], found[iteration, SHAPE[0] :]
+        address = Address(KEY, iteration, 0)
+        add_subsample(view, 1.0, W, H, each, address, observed / each, 1e-9, out)
+    error = found.std(axis=0) / np.sqrt(iterations)
+    assert np.all(np.abs(found.mean(axis=0) - whole) < 5 * error)
+    assert np.any(np.abs(1.4 * found.mean(axis=0) - whole) > 5 * error)  # a wrong scale is seen

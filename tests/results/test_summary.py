@@ -1,0 +1,227 @@
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+
+import daskfactor as dfac
+from daskfactor.errors import OptionError
+from daskfactor.results.functionals import addressed_cells, factor_series
+from daskfactor.results.matching import Law
+from daskfactor.results.store import RunStore
+from daskfactor.results.verdict import Section
+from tests.fake_run import fake_run
+from tests.results.runs import ATTRS, fill, make_spec, memory_tree
+
+
+def run(chains=2, draws=500, lp=None, move=None, swap=False, seed=0):
+    """Independent draws around three plain components; ``move`` shifts them, (chain, draw)."""
+    rng = np.random.default_rng(seed)
+    W0, H0 = np.eye(3).repeat(4, axis=0) * [1, 2, 3] + 0.1, np.eye(3).repeat(3, axis=1) + 0.1
+    W = W0 * np.exp(0.1 * rng.normal(size=(chains, draws, 12, 3)))
+    H = H0 * np.exp(0.1 * rng.normal(size=(chains, draws, 3, 9)))
+    if move is not None:
+        W *= np.exp(move)[..., None, None]
+    if swap:
+        W[1:], H[1:] = W[1:, ..., [1, 2, 0]], H[1:, :, [1, 2, 0]]
+    lp = rng.normal(size=(chains, draws)) if lp is None else lp
+    coords = {"chain": np.arange(chains), "draw": np.arange(draws)}
+    tree = xr.DataTree.from_dict(
+        {
+            "posterior": xr.Dataset(
+                {
+                    "W": (("chain", "draw", "row", "component"), W),
+                    "H": (("chain", "draw", "component", "column"), H),
+                },
+                coords=coords,
+            ),
+            "sample_stats": xr.Dataset({"lp": (("chain", "draw"), lp)}, coords=coords),
+        }
+    )
+    tree.attrs = {
+        "model": '{"type": "TweedieNMF", "n_components": 3}',
+        "sampler": '{"type": "PSGLD"}',
+    }
+    return tree
+
+
+def test_functionals_are_what_their_names_say():
+    rng = np.random.default_rng(0)
+    W, H = rng.random((1, 4, 6, 7)), rng.random((1, 4, 7, 9))
+    group = xr.Dataset(
+        {
+            "W": (("chain", "draw", "gene", "component"), W),
+            "H": (("chain", "draw", "component", "day"), H),
+        },
+        coords={"chain": [0]},
+    )
+    cells = addressed_cells((6, 9), 3, 5)
+    found = {
+        one.name: one.values for one in factor_series(group, Law(np.arange(7), False, 7), cells)
+    }
+    mu = W @ H
+    np.testing.assert_allclose(found["mu_mean"], mu.mean(axis=(2, 3)))
+    np.testing.assert_allclose(found["mu_norm"], np.linalg.norm(mu, axis=(2, 3)))
+    values = np.linalg.svd(mu, compute_uv=False)
+    for k in range(5):
+        np.testing.assert_allclose(found[f"singular_value[{k}]"], values[..., k], rtol=1e-4)
+    for i, j in zip(*cells, strict=True):
+        np.testing.assert_allclose(found[f"mu[{i},{j}]"], mu[:, :, i, j])
+    np.testing.assert_allclose(found["w_sum"], W.sum(axis=(2, 3)))
+    np.testing.assert_allclose(
+        sum(found[f"component[{k}]"] for k in range(7)), mu.mean(axis=(2, 3))
+    )
+
+
+def test_functionals_of_signed_factors_do_not_see_a_sign():
+    rng = np.random.default_rng(1)
+    W, H = rng.normal(size=(1, 4, 6, 3)), rng.normal(size=(1, 4, 3, 9))
+    law = Law(np.arange(2), True, 2)  # the third stands for a bias
+
+    def series(W, H):
+        dims = ("chain", "draw", "row", "component"), ("chain", "draw", "component", "column")
+        group = xr.Dataset({"W": (dims[0], W), "H": (dims[1], H)}, coords={"chain": [0]})
+        return factor_series(group, law, addressed_cells((6, 9), 2, 0))
+
+    turn = np.array([-1.0, 1.0, 1.0])
+    for old, new in zip(series(W, H), series(W * turn, H * turn[:, None]), strict=True):
+        np.testing.assert_allclose(old.values, new.values, err_msg=old.name)
+    assert [one.name for one in series(W, H) if one.kind == "component"] == [
+        "component[0]",
+        "component[1]",
+    ]
+
+
+def test_cells_are_addressed():
+    few, many = addressed_cells((100, 30), 3, 1), addressed_cells((100, 30), 50, 1)
+    np.testing.assert_array_equal(few, [one[:3] for one in many])
+    assert (np.array(many).T < (100, 30)).all()
+    assert np.any(np.array(few) != addressed_cells((100, 30), 3, 2))
+
+
+def test_independent_draws_have_converged():
+    found = dfac.summarize(run())
+    assert found.verdict.startswith("CONVERGED")
+    assert "All 3 components appear" in found.verdict
+    assert "change places" not in found.verdict
+    assert found["rhat"].max() < 1.02
+    assert set(found["kind"].values) == {"density", "product", "scale", "component", "aligned"}
+    assert found["share"].sel(functional="aligned[1]") == 1.0
+    table = found.to_dataframe()
+    assert table.loc["lp", "kind"] == "density"
+    assert table.loc["mu_mean", "mean"] == pytest.approx(
+        float((run()["posterior/W"].values @ run()["posterior/H"].values).mean())
+    )
+
+
+def test_the_print_is_a_table_and_a_verdict():
+    text = str(dfac.summarize(run(), cells=5))
+    assert text.startswith("2 chains of 500 draws")
+    assert "components, aligned" in text
+    assert "CONVERGED" in text
+    assert max(map(len, text.split("\n\n")[1].split("\n"))) < 80
+    part = dfac.summarize(run(), cells=5)["rhat"]
+    assert "xarray" in repr(part)
+    assert "xarray" in repr(dfac.summarize(run(), cells=0)[["rhat"]])
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+def test_a_run_that_still_rises_is_seen(chains):
+    rise = np.broadcast_to(np.linspace(-3, 0, 200), (chains, 200))
+    noise = np.random.default_rng(3).normal(size=rise.shape)
+    found = dfac.summarize(run(chains=chains, draws=200, lp=10 * rise + noise))
+    assert found.verdict.startswith("NOT CONVERGED: lp has R-hat")
+    assert "still rises" in found.verdict
+    assert ("One chain cannot show" in found.verdict) == (chains == 1)
+
+
+def test_chains_that_disagree_on_the_product_are_seen():
+    move = np.array([[0.0], [0.5]]) * np.ones((2, 300))
+    found = dfac.summarize(run(draws=300, move=move))
+    assert found.verdict.startswith("NOT CONVERGED")
+    assert "Chains disagree" in found.verdict
+    assert found["rhat"].sel(functional="mu_mean") > 1.5
+
+
+def test_few_draws_are_told_from_draws_that_disagree():
+    found = dfac.summarize(run(draws=60))
+    assert found.verdict.startswith("TOO FEW DRAWS")
+    assert "times as many draws" in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("rhat", "ess", "state"),
+    [
+        (1.01, 400, "good"),
+        (1.011, 4000, "few"),
+        (1.0, 399, "few"),
+        (1.05, 5, "few"),
+        (1.051, 4000, "apart"),
+    ],
+)
+def test_what_counts_as_converged(rhat, ess, state):
+    section = Section("product", 1, 0, rhat, 10 * ess, ess, "mu", "mu", 0, 0)
+    assert section.state(chains=4) == state
+
+
+def test_components_that_change_places_are_no_alarm():
+    found = dfac.summarize(run(swap=True))
+    drawn, aligned = (
+        found["rhat"].where(found["kind"] == kind).max() for kind in ("component", "aligned")
+    )
+    assert drawn > 1.3
+    assert aligned < 1.02
+    assert found.verdict.startswith("CONVERGED")
+    assert "through align() only" in found.verdict
+    after = dfac.summarize(dfac.align(run(swap=True)))
+    assert "component" not in after["kind"].values
+    np.testing.assert_allclose(
+        after["rhat"].where(after["kind"] == "aligned", drop=True),
+        found["rhat"].where(found["kind"] == "aligned", drop=True),
+        rtol=1e-3,  # sizes that rounding makes equal have other ranks
+    )
+
+
+def test_chains_with_other_components_are_seen_and_named():
+    tree = run()
+    other = np.random.default_rng(8)
+    tree["posterior/W"].values[1, ..., 2] = other.permutation(np.arange(12.0))
+    tree["posterior/H"].values[1, :, 2] = other.permutation(np.arange(9.0))
+    found = dfac.summarize(tree)
+    assert "NOT CONVERGED" in found.verdict
+    assert "1 of 3 components appear in fewer than half" not in found.verdict  # it is just a half
+    shares = found["share"].dropna("functional").values
+    assert sorted(shares.tolist()) == [0.5, 1.0, 1.0]
+
+
+def test_moments_alone_give_the_density_alone():
+    found = dfac.summarize(fake_run(keep="moments"))
+    assert found["functional"].values.tolist() == ["lp"]
+    assert "kept no draws" in found.verdict
+
+
+def test_very_few_draws_say_nothing():
+    found = dfac.summarize(run(draws=3))
+    assert "Nothing can be said yet" in found.verdict
+    assert np.isnan(found["rhat"]).all()
+    assert "nan" in str(found)
+
+
+def test_a_run_without_draws_is_refused():
+    with pytest.raises(OptionError, match="no draws yet"):
+        dfac.summarize(run().isel(draw=slice(0)))
+    with pytest.raises(OptionError, match="cells"):
+        dfac.summarize(run(), cells=-1)
+
+
+def test_one_component_needs_no_alignment():
+    found = dfac.summarize(fake_run().isel(component=[0]))
+    assert "aligned" not in found["kind"].values
+
+
+def test_a_store_is_read_a_few_draws_at_a_time(tmp_path):
+    spec = make_spec(attrs=ATTRS)
+    with RunStore.create(tmp_path / "run.zarr", spec) as store:
+        fill(store, spec)
+    with dask.config.set(scheduler="synchronous"):
+        stored = dfac.summarize(tmp_path / "run.zarr", cells=4)
+    xr.testing.assert_allclose(stored, dfac.summarize(memory_tree(spec), cells=4), rtol=1e-5)

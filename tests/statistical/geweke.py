@@ -1,0 +1,128 @@
+"""Geweke's joint test of a program of block operations on many tiny problems at once.
+
+If θ is drawn from its prior and V from its law given θ, then sweeps at V and new
+data at the θ they lead to, in turn, leave θ on its prior. The problems are
+independent, so the mean of any function of θ over rounds and problems has an
+honest standard error, and any error in a conditional grows from round to round.
+
+Source: J. Geweke, "Getting it right", JASA 99, 2004.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskfactor.engine.plan import CycleOptions, build_plan
+from daskfactor.engine.serial import SerialExecutor
+from daskfactor.engine.state import make_state
+from daskfactor.io.sources import as_blocks
+from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.samplers import Sampler
+from daskfactor.samplers.program import prepare_state
+
+Array = NDArray[np.float64]
+
+
+class Problem(NamedTuple):
+    """Independent problems of one shape: how many, I, J, K, and which cells are missing."""
+
+    copies: int
+    rows: int
+    cols: int
+    K: int
+    gaps: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        seen = np.ones((self.rows, self.cols), bool)
+        for cell in self.gaps:
+            seen[cell] = False
+        return seen
+
+
+def draw_prior(
+    problem: Problem, hyper: Hyperparameters, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """W (copies, I, K) and H (copies, J, K)."""
+    made = []
+    for factor, length in enumerate((problem.rows, problem.cols)):
+        rate, shape = hyper.prior(factor)
+        made.append(rng.gamma(shape, 1 / rate, (problem.copies, length, problem.K)))
+    return made[0], made[1]
+
+
+def stacked(factor: Array) -> Array:
+    """(copies, n, K) to (n copies, K), row r of every copy before row r + 1 of any."""
+    return np.ascontiguousarray(factor.transpose(1, 0, 2).reshape(-1, factor.shape[2]))
+
+
+def unstacked(factor: Array, copies: int) -> Array:
+    return factor.reshape(-1, copies, factor.shape[1]).transpose(1, 0, 2)
+
+
+def draw_data(problem: Problem, W: Array, H: Array, rng: np.random.Generator) -> Any:
+    """Counts of all problems as one sparse matrix; what is not stored is missing."""
+    V = rng.poisson(np.einsum("cik,cjk->cij", W, H)).astype(np.float64)
+    row, col = np.nonzero(problem.seen)
+    each = np.arange(problem.copies)[:, None]
+    where = ((row * problem.copies + each).ravel(), (col * problem.copies + each).ravel())
+    shape = problem.rows * problem.copies, problem.cols * problem.copies
+    return sparse.coo_array((V[:, row, col].ravel(), where), shape=shape)
+
+
+def functions(W: Array, H: Array) -> Array:
+    """What is compared, (functions, copies)."""
+    mu = np.einsum("cik,cjk->cij", W, H)
+    return np.array(
+        [
+            W.mean(axis=(1, 2)),
+            H.mean(axis=(1, 2)),
+            (W**2).mean(axis=(1, 2)),
+            (H**2).mean(axis=(1, 2)),
+            np.log(W).mean(axis=(1, 2)),
+            np.log(H).mean(axis=(1, 2)),
+            mu.mean(axis=(1, 2)),
+            np.log(mu).mean(axis=(1, 2)),
+            np.sqrt(mu).mean(axis=(1, 2)),
+            W.sum(axis=(1, 2)) * H.sum(axis=(1, 2)),
+            W[:, 0, 0] - H[:, 0, 0],
+            np.exp(-mu[:, 0, 0]),
+        ]
+    )
+
+
+def scores(
+    problem: Problem,
+    sampler: Sampler,
+    program: Any,
+    hyper: Hyperparameters,
+    rounds: int,
+    seed: int = 0,
+) -> Array:
+    """z of every function: rounds of sweep and new data against draws of the prior."""
+    rng = np.random.default_rng(seed)
+    W, H = draw_prior(problem, hyper, rng)
+    totals: Array = np.zeros(0)
+    executor = SerialExecutor()
+    for cycle in range(rounds):
+        V = draw_data(problem, W, H, rng)
+        with as_blocks(V, 2, dtype="float64", unstored="missing", allow_empty=True) as data:
+            state = make_state(data.grid, stacked(W), stacked(H))
+            prepare_state(state, majorizer=False)
+            plan = build_plan(
+                sampler.schedule,
+                data.n_observed,
+                range(cycle, cycle + 1),
+                np.random.default_rng,
+                lambda _: CycleOptions(),
+            )
+            state = executor.run(plan, program, state, data)
+        W, H = (unstacked(state.gather(side), problem.copies) for side in ("rows", "cols"))
+        found = functions(W, H)
+        totals = found if not totals.size else totals + found
+    after = totals / rounds
+    fresh = np.concatenate([functions(*draw_prior(problem, hyper, rng)) for _ in range(4)], axis=1)
+    error = np.sqrt(after.var(axis=1) / after.shape[1] + fresh.var(axis=1) / fresh.shape[1])
+    return np.asarray((after.mean(axis=1) - fresh.mean(axis=1)) / error)

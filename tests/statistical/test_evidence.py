@@ -1,0 +1,126 @@
+"""Evidences against exact ones: quadrature, enumeration, closed forms."""
+
+import numpy as np
+import pytest
+from scipy.special import gammaln, logsumexp
+
+import daskfactor as dfac
+from tests.evidence.exact_evidence import one_component_by_quadrature, poisson_by_enumeration
+
+pytestmark = pytest.mark.statistical
+
+QUIET = {"progressbar": False, "executor": "serial"}
+TINY = np.array([[2, 1], [0, 3]])
+SMALL = np.array([[4.0, 7], [2, 5]])
+
+
+def poisson_one_component(X, rate):
+    """Log p(X) of K = 1: kappa^I Π x_i+! Π x_+j! / Π x_ij! U(n + I, I - J + 1, kappa)."""
+    (rows, cols), n, kappa = X.shape, X.sum(), rate * rate
+    y = np.linspace(-30.0, 10.0, 400001)
+    log = (n + rows) * y - kappa * np.exp(y) - (n + cols) * np.log1p(np.exp(y))
+    tricomi = logsumexp(log) + np.log(y[1] - y[0]) - gammaln(n + rows)
+    factorials = gammaln(X.sum(axis=1) + 1).sum() + gammaln(X.sum(axis=0) + 1).sum()
+    return rows * np.log(kappa) + factorials - gammaln(X + 1).sum() + tricomi
+
+
+def counts(rank, seed, rate=5.0):
+    rng = np.random.default_rng(seed)
+    W, H = rng.exponential(1 / rate, (100, rank)), rng.exponential(1 / rate, (rank, 75))
+    return rng.poisson(W @ H)
+
+
+def test_the_references_agree():
+    assert poisson_by_enumeration(TINY, 1) == pytest.approx(-8.525465119275, abs=1e-8)
+    assert poisson_by_enumeration(TINY, 2) == pytest.approx(-7.504036700896, abs=1e-8)
+    assert poisson_one_component(TINY, 1.0) == pytest.approx(-8.525465119275, abs=1e-8)
+    assert one_component_by_quadrature(SMALL, 1.0, 1.0) == pytest.approx(-12.46773, abs=2e-4)
+
+
+def test_one_component_of_100_x_75_within_3_nats_and_its_errors_cover():
+    X = counts(1, seed=0)
+    exact = poisson_one_component(X, 5.0)
+    model = dfac.TweedieNMF(1, rate_w=5.0, rate_h=5.0)
+    found = [dfac.log_evidence(X, model, random_seed=seed, **QUIET) for seed in range(10)]
+    misses = np.array([one.value - exact for one in found])
+    sizes = np.array([one.total_error for one in found])
+    assert (np.abs(misses) < 3).all()
+    assert (np.abs(misses) < 2 * sizes).sum() >= 9
+    assert sizes.max() < 1
+
+
+@pytest.mark.parametrize("components", [1, 2, 3])
+def test_tiny_counts_by_enumeration(components):
+    X = TINY if components < 3 else np.array([[2, 1], [0, 2]])
+    exact = poisson_by_enumeration(X, components)
+    model = dfac.TweedieNMF(components, rate_w=1.0, rate_h=1.0)
+    found = dfac.log_evidence(X, model, random_seed=components, **QUIET)
+    assert abs(found.value - exact) < min(0.6, 5 * found.total_error)
+
+
+LAWS = [
+    {"beta": 2.0, "dispersion": 1.0},
+    {"beta": 0.5, "dispersion": 0.5},
+    {"beta": 0.3, "dispersion": 0.5},
+    {"beta": 0.0, "dispersion": 0.3},
+    {"beta": -1.0, "dispersion": 0.1},
+    {"shape_w": 2.5, "shape_h": 0.5, "rate_w": 0.7},
+]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: " ".join(f"{k}={v}" for k, v in law.items()))
+@pytest.mark.parametrize("missing", [False, True])
+def test_every_law_and_prior_by_quadrature(law, missing):
+    V = SMALL if not missing else np.array([[4.0, np.nan, 2, 0.5], [2, 5, 1, 3]])
+    settings = {"rate_w": 1.0, "rate_h": 1.0, "dispersion": 1.0} | law
+    if missing and "beta" not in law:
+        V = np.round(V)
+    exact = one_component_by_quadrature(
+        V,
+        settings.get("beta", 1.0),
+        settings["dispersion"],
+        (settings["rate_w"], settings["rate_h"]),
+        (settings.get("shape_w", 1.0), settings.get("shape_h", 1.0)),
+    )
+    method = dfac.ThermodynamicIntegration(draws=20000, tune=500)
+    model = dfac.TweedieNMF(1, **settings)
+    found = dfac.log_evidence(V, model, method, random_seed=3, **QUIET)
+    assert abs(found.value - exact) < 5 * found.total_error
+    assert found.total_error < 0.2
+
+
+def test_short_proposals_leave_the_same_law(monkeypatch):
+    from daskfactor.evidence import exact as chains
+
+    monkeypatch.setattr(chains, "LONGEST", 0.8)
+    method = dfac.ThermodynamicIntegration(draws=40000)
+    for beta, dispersion in ((1.0, 1.0), (0.5, 0.5)):
+        model = dfac.TweedieNMF(1, beta=beta, dispersion=dispersion, rate_w=1.0, rate_h=1.0)
+        found = dfac.log_evidence(SMALL, model, method, random_seed=0, **QUIET)
+        exact = one_component_by_quadrature(SMALL, beta, dispersion)
+        assert abs(found.value - exact) < 5 * found.total_error
+        assert found.total_error < 0.2
+
+
+def test_langevin_chains_come_near():
+    method = dfac.ThermodynamicIntegration(
+        sampler=dfac.PSGRRLD(), draws=1500, tune=200, every=4, temperatures=6
+    )
+    model = dfac.TweedieNMF(1, rate_w=1.0, rate_h=1.0)
+    found = dfac.log_evidence(SMALL, model, method, random_seed=0, **QUIET)
+    assert abs(found.value - one_component_by_quadrature(SMALL, 1.0, 1.0)) < 0.6
+
+
+def additive(rank):
+    return dfac.GaussianAdditive(rank, mean=5.0, scale=3**0.5, noise=5**0.5)
+
+
+def test_gaussian_additive_curve():
+    x = additive(5).generate(np.random.default_rng(0), 5000)
+    exact = np.array([additive(rank).log_evidence(x) for rank in range(1, 11)])
+    table = dfac.select_rank(x, additive(1))
+    assert table.attrs["best"] == 1 + int(exact.argmax())
+    miss = np.abs(table["log_evidence"].values - exact)
+    error = np.hypot(table["standard_error"].values, table["discretization_error"].values)
+    assert (miss < 2 * error).sum() >= 9
+    assert (miss < 5 * error).all()

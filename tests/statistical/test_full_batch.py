@@ -1,0 +1,115 @@
+"""Samplers on whole gradients and on drawn entries against exact posteriors.
+
+The tolerances are those of a correct sampler (see `Distance.passes`); a broken copy of
+each sampler must miss them.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from daskfactor.samplers import HMC, SGLD, LangevinDynamics, Sampler
+from daskfactor.samplers.langevin import PassProgram
+from daskfactor.samplers.sgld import SubsampleProgram
+from tests.statistical.replicas import run_copies
+from tests.statistical.test_posteriors import BY_NAME, Distance, HalfTheNoise
+
+pytestmark = pytest.mark.statistical
+
+Array = NDArray[Any]
+
+
+OWN_CASES = {"poisson-gamma-prior": BY_NAME["poisson"]._replace(shape_w=2.0, shape_h=0.7)}
+
+
+def run(name: str, sampler: Sampler, **settings: Any) -> Distance:
+    settings = {"copies": 64, "tune": 150, "draws": 2000, **settings}
+    case = OWN_CASES.get(name) or BY_NAME[name]
+    return Distance(run_copies(case, sampler, **settings)[0], case)
+
+
+def distance(name: str, sampler: Sampler, **settings: Any) -> Distance:
+    found = run(name, sampler, **settings)
+    assert found.error < 0.03, "too few draws for the tolerances to mean anything"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("poisson", 2), ("gaussian", 1), ("poisson-two", 2), ("compound", 1)]
+)
+def test_langevin_dynamics(name: str, blocks: int) -> None:
+    found = distance(name, LangevinDynamics(), blocks=blocks, tune=500)
+    assert found.passes, str(found)
+
+
+def test_langevin_dynamics_with_the_papers_plain_step() -> None:
+    sampler = LangevinDynamics(step=0.02, preconditioner="identity")
+    found = distance("poisson", sampler, tune=300, blocks=1)
+    assert found.passes, str(found)
+
+
+@pytest.mark.parametrize("name", ["poisson", "gaussian", "poisson-two"])
+def test_sgld(name: str) -> None:
+    found = distance(name, SGLD())
+    assert found.passes, str(found)
+
+
+HMC_CASES: dict[str, dict[str, Any]] = {
+    "poisson": {"copies": 32, "draws": 300},
+    "gaussian": {"copies": 32, "draws": 500, "blocks": 1},
+    "poisson-gamma-prior": {"copies": 32, "draws": 300, "blocks": 1},
+    "gaussian-skewed": {"copies": 48, "draws": 1000, "blocks": 1},
+}
+
+
+@pytest.mark.parametrize("name", HMC_CASES)
+def test_hmc_is_exact(name: str) -> None:
+    found = distance(name, HMC(), **HMC_CASES[name])
+    assert found.rms < 0.05, str(found)
+    assert found.passes, str(found)
+
+
+def test_hmc_stays_exact_at_a_step_at_which_it_rejects_two_thirds() -> None:
+    """Whatever leapfrog steps do wrong; with half of ΔE the variance is 1.15 times too large."""
+    sampler = HMC(step=0.8, steps=6)
+    found = distance("gaussian", sampler, copies=16, tune=50, draws=2000, blocks=1)
+    assert found.rms < 0.05, str(found)
+    assert found.passes, str(found)
+
+
+class HalfTheNoiseOfPasses(HalfTheNoise, PassProgram):
+    """Langevin dynamics with a noise variance of ε."""
+
+
+class NotScaledUp(SubsampleProgram):
+    """Entries drawn stand for themselves only."""
+
+    @cached_property
+    def factor(self) -> float:
+        return 1.0
+
+
+def drift_without_turning(theta: Array, momentum: Array, spread: Array, size: float) -> None:
+    """The momentum stays as it is where an entry is mirrored."""
+    theta[:] = np.abs(theta + size * spread * momentum)
+
+
+def test_half_the_noise_is_seen() -> None:
+    found = run("gaussian", LangevinDynamics(), program=HalfTheNoiseOfPasses, draws=500)
+    assert not found.passes, str(found)
+
+
+def test_a_gradient_that_is_not_scaled_up_is_seen() -> None:
+    found = run("gaussian", SGLD(), program=NotScaledUp, draws=500)
+    assert not found.passes, str(found)
+
+
+def test_a_mirror_that_does_not_turn_the_momentum_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("daskfactor.samplers.hmc.drift", drift_without_turning)
+    found = run("gaussian-skewed", HMC(), **HMC_CASES["gaussian-skewed"])
+    assert not found.passes, str(found)

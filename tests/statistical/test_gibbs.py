@@ -1,0 +1,152 @@
+"""Gibbs sampling against exact posteriors, by Geweke's joint test, and planted bugs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskfactor.engine.plan import Op
+from daskfactor.engine.state import FactorBand
+from daskfactor.kernels.multinomial import add_rates
+from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.samplers import Gibbs
+from daskfactor.samplers.gibbs_program import ALLOCATED, RATES, GibbsProgram, gathered
+from tests.statistical.allocations import Priors, posterior
+from tests.statistical.exact import CASES, Case, reference_posterior
+from tests.statistical.geweke import Problem, scores
+from tests.statistical.replicas import Moments, run_copies
+
+pytestmark = pytest.mark.statistical
+
+POISSON = [case for case in CASES if case.beta == 1.0 and case.dispersion == 1.0]
+BY_NAME = {case.name: case for case in CASES}
+
+
+class Distance:
+    """How far moments are from the exact ones, in posterior standard deviations."""
+
+    def __init__(self, got: Moments, exact: dict[str, Any]) -> None:
+        sd = np.sqrt(exact["var_mu"])
+        self.rms = float(np.sqrt(np.mean(((got.mean - exact["mean_mu"]) / sd) ** 2)))
+        self.error = float(np.max(got.mean_error / sd))
+        self.ratios = got.variance / exact["var_mu"]
+        self.sum_w = got.sum_w / exact["sum_w"]
+
+    @property
+    def passes(self) -> bool:
+        """The tolerances of an exact sampler: there is no step to blame."""
+        return (
+            self.rms < 0.05
+            and bool(np.all((self.ratios >= 0.93) & (self.ratios <= 1.07)))
+            and abs(self.sum_w - 1) < 0.02
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"rms {self.rms:.4f} sd (Monte Carlo {self.error:.4f}), variance ratios "
+            f"{np.round(self.ratios, 3).ravel()}, ΣW {self.sum_w:.4f}"
+        )
+
+
+def distance(case: Case, exact: dict[str, Any], **settings: Any) -> Distance:
+    settings = {"copies": 64, "tune": 100, "draws": 1200, **settings}
+    found = Distance(run_copies(case, Gibbs(warm_start=5), **settings)[0], exact)
+    assert found.error < 0.02, "too few draws for the tolerances to mean anything"
+    return found
+
+
+@pytest.mark.parametrize("case", POISSON, ids=lambda case: case.name)
+def test_exact_posteriors(case: Case) -> None:
+    found = distance(case, reference_posterior(case))
+    assert found.passes, str(found)
+
+
+GAMMA = [
+    ("poisson", Priors(1.0, 0.7, 2.5, 1.0)),
+    ("poisson-small", Priors(1.2, 0.8, 0.5, 3.0)),
+    ("poisson-two", Priors(2.0, 1.0, 2.0, 0.6)),
+]
+
+
+@pytest.mark.parametrize(("name", "priors"), GAMMA)
+def test_exact_posteriors_under_gamma_priors(name: str, priors: Priors) -> None:
+    case = BY_NAME[name]._replace(rate_w=priors.rate_w, rate_h=priors.rate_h)
+    shapes = (priors.shape_w, priors.shape_h)
+    found = distance(
+        case, posterior(case.V, case.K, priors), program=with_shapes(GibbsProgram, shapes)
+    )
+    assert found.passes, str(found)
+
+
+def with_shapes(kind: type[GibbsProgram], shapes: tuple[float, float]) -> Any:
+    """A program under gamma priors, made from the fields of one under exponential ones."""
+
+    def make(hyper: Hyperparameters, **fields: Any) -> GibbsProgram:
+        return kind(hyper=hyper._replace(shape_w=shapes[0], shape_h=shapes[1]), **fields)
+
+    return make
+
+
+class NoPriorShape(GibbsProgram):
+    """Exponential priors taken for flat ones with half a count."""
+
+    def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
+        gathered(band, ALLOCATED)[:] -= 0.5
+        super()._move(band, factor, cycle)
+
+
+class OneMore(GibbsProgram):
+    """S off by one in one entry of a row."""
+
+    def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
+        if factor == 0:
+            gathered(band, ALLOCATED)[:, 0] += 1
+        super()._move(band, factor, cycle)
+
+
+class NoPriorRate(GibbsProgram):
+    def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
+        gathered(band, RATES)[:] -= 0.5 * self.hyper.prior(factor)[0]
+        super()._move(band, factor, cycle)
+
+
+class OldW(GibbsProgram):
+    """The rates of H from the W that S was drawn with."""
+
+    def update(self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, work: Any) -> None:
+        share = np.zeros(cols.values.shape)
+        add_rates(data.view(*op.block), False, rows.values, share)
+        first = op.iteration % (2 * data.grid.blocks) < data.grid.blocks
+        gathered(cols, RATES)[:] += share if first else -share
+        super().update(op, data, rows, cols, work)
+
+
+class SameNumbers(GibbsProgram):
+    """W and H from the same random numbers."""
+
+    def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
+        prior = self.hyper.prior(factor)
+        hyper = self.hyper._replace(rate_w=prior[0], shape_w=prior[1])
+        GibbsProgram._move(GibbsProgram(hyper, self.floor, self.key), band, 0, cycle)
+
+
+HYPER = Hyperparameters(1.0, 1.0, 0.8, 1.0, 1.5)
+PROBLEM = Problem(copies=2000, rows=2, cols=3, K=2, gaps=((0, 2),))
+ROUNDS = 12
+
+
+def joint(kind: type[GibbsProgram], hyper: Hyperparameters = HYPER) -> Any:
+    program = kind(hyper, 1e-9, (3, 5))
+    return scores(PROBLEM, Gibbs(), program, hyper, ROUNDS)
+
+
+@pytest.mark.parametrize("hyper", [HYPER, Hyperparameters(1.0, 2.0, 0.7, 0.6, 3.0)])
+def test_gewekes_joint_test(hyper: Hyperparameters) -> None:
+    z = joint(GibbsProgram, hyper)
+    assert np.abs(z).max() < 4.5
+
+
+@pytest.mark.parametrize("bug", [NoPriorShape, OneMore, NoPriorRate, OldW, SameNumbers])
+def test_gewekes_joint_test_sees_every_planted_bug(bug: type[GibbsProgram]) -> None:
+    z = joint(bug)
+    assert np.abs(z).max() > 4.5

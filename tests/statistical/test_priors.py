@@ -1,0 +1,104 @@
+"""Gamma priors, frozen components and exact transitions against exact posteriors."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import daskfactor as dfac
+from daskfactor.kernels import cir
+from daskfactor.samplers.program import LangevinProgram
+from tests.statistical.test_posteriors import BY_NAME, distance
+
+pytestmark = pytest.mark.statistical
+
+GAMMA = {
+    "steep": BY_NAME["poisson"]._replace(shape_w=2.0, shape_h=0.7),
+    "spiked": BY_NAME["gaussian-skewed"]._replace(shape_w=0.7, shape_h=1.5),
+}
+METRIC = dfac.PSGLD()
+PLAIN = dfac.PSGLD(step=0.02, preconditioner="identity")
+CIR = dfac.PSGLD(transition="cir")
+
+
+@pytest.mark.parametrize(
+    ("name", "sampler"), [("steep", METRIC), ("steep", PLAIN), ("spiked", METRIC)]
+)
+def test_gamma_priors(name: str, sampler: dfac.PSGLD) -> None:
+    found = distance(GAMMA[name], sampler, draws=3000)
+    assert found.passes, str(found)
+
+
+class ShapeForgotten(LangevinProgram):
+    """Gamma priors taken for exponential ones by the step."""
+
+    def _move(self, *rest: Any) -> None:
+        plain = self.hyper._replace(shape_w=1.0, shape_h=1.0)
+        LangevinProgram._move(_with(self, plain), *rest)
+
+
+def _with(program: LangevinProgram, hyper: Any) -> LangevinProgram:
+    return LangevinProgram(**{**vars(program), "hyper": hyper})
+
+
+@pytest.mark.parametrize("sampler", [METRIC, PLAIN])
+def test_a_forgotten_shape_is_seen(sampler: dfac.PSGLD) -> None:
+    found = distance(GAMMA["steep"], sampler, draws=1000, program=ShapeForgotten)
+    assert not found.passes, str(found)
+
+
+@pytest.mark.parametrize(("name", "draws"), [("poisson", 2000), ("gamma", 4000)])
+def test_exact_transitions(name: str, draws: int) -> None:
+    found = distance(BY_NAME[name], CIR, draws=draws)
+    assert found.passes, str(found)
+
+
+def test_exact_transitions_widen_the_posterior_of_counts_less() -> None:
+    """At four times the automatic step the Euler step is off in the variance, the other is not."""
+    case = BY_NAME["poisson"]
+    euler, exact = (
+        distance(case, dfac.PSGLD(step=0.2, transition=transition), draws=1000)
+        for transition in ("euler", "cir")
+    )
+    assert (euler.ratios > 1.08).all()
+    assert exact.passes, str(exact)
+
+
+def test_a_wrong_transition_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gamma law without the prior's own count of one."""
+    right = cir._cir_step
+
+    def wrong(*args: Any) -> None:
+        numbers = list(args)
+        numbers[7] -= 0.3  # the shape
+        right(*numbers)
+
+    monkeypatch.setattr(cir, "_cir_step", wrong)
+    assert not distance(BY_NAME["poisson"], CIR, draws=1000).passes
+
+
+@pytest.mark.parametrize("sampler", [METRIC, CIR])
+def test_a_known_factor_leaves_conjugate_posteriors(sampler: dfac.PSGLD) -> None:
+    """Poisson with W given: h_j ~ Gamma(a + Σ v_ij, λ + Σ w_i), every column a copy."""
+    W, v = np.array([[2.0], [0.5], [4.0]]), np.array([[5.0], [np.nan], [8.0]])
+    V = np.repeat(v, 200, axis=1)
+    model = dfac.TweedieNMF(1, dispersion=1.0, rate_h=1.5, shape_h=2.0, fixed_w=W)
+    tree = dfac.sample(
+        V,
+        model,
+        sampler,
+        draws=1500,
+        tune=300,
+        blocks=2,
+        dtype="float64",
+        random_seed=0,
+        keep="moments",
+        allow_empty=True,
+        progressbar=False,
+    )
+    np.testing.assert_array_equal(tree["posterior_moments"]["W_mean"].values[0], W)
+    mean, within = (tree["posterior_moments"][f"H_{name}"].values[0] for name in ("mean", "var"))
+    shape, rate = 2.0 + 13.0, 1.5 + 6.0
+    sd = np.sqrt(shape) / rate
+    assert abs(mean.mean() - shape / rate) < 0.05 * sd
+    assert 0.95 < (within.mean() + mean.var()) / sd**2 < 1.08
