@@ -167,7 +167,10 @@ def chosen(ranks: list[int], one: Column) -> list[str]:
 
 
 def ratios(truth: Column, found: dict[str, Column]) -> dict[str, float]:
-    """Chib's time over that of default integration, and of the cheapest that is no worse."""
+    """Chib's time over that of default integration, and of the cheapest that is no worse.
+
+    No worse in the root mean square over all ranks: at rank 1 Chib's method is all but exact.
+    """
     usual, lines = found["integration"], {}
     print()
     for name, one in found.items():
@@ -185,10 +188,13 @@ def ratios(truth: Column, found: dict[str, Column]) -> dict[str, float]:
             lines[f"{name}, equal"] = one.seconds / able[cheapest]
             text += f"; {lines[f'{name}, equal']:.1f} times that of {cheapest!r}, which is no worse"
         print(text)
+    said = {"defaults against defaults": lines["Chib"]}
     equal = [value for name, value in lines.items() if name.endswith("equal")]
     if equal:
-        met = "met" if min(equal) >= BAR else "MISSED"
-        print(f"bar of {BAR:g} times at no worse accuracy: {met} ({min(equal):.1f} at least)")
+        said["no worse accuracy"] = min(equal)
+    for name, value in said.items():
+        met = "met" if value >= BAR else "MISSED"
+        print(f"bar of {BAR:g} times, {name}: {met} ({value:.1f})")
     return lines
 
 

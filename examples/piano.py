@@ -168,6 +168,7 @@ def draw(
     image = axes.pcolormesh(V["time"], hz, decibels, cmap="magma", rasterized=True)
     axes.set(xlabel="seconds", ylabel="Hz", title="the piece")
     top.colorbar(image, ax=axes, label="dB")
+    bottom.suptitle("spectra of the components, and the nearest note of their strongest partial")
     panels = bottom.subplots(order.size, 3, sharex=True, sharey="row", squeeze=False)
     for column, (name, trace) in zip(panels.T, list(found.items())[:3], strict=True):
         moments = trace["posterior_moments"].to_dataset().isel(chain=0)

@@ -250,9 +250,8 @@ class Footprint:
         """Dask tasks of the whole run, for each executor."""
         schedule = self.setting.sampler.schedule
         side = schedule.groups if isinstance(schedule, NestedReshuffled) else self.data.grid.blocks
-        visits = self.setting.sampler.visits(self.data.grid.blocks)
         return {
-            "tasks": side**2 * (visits * self.all_cycles + self.evaluations),
+            "tasks": self.updates * side**2 // self.data.grid.blocks**2,
             "ring": self.plans * self.place.workers,
             "lanes": 0,
         }

@@ -151,23 +151,22 @@ def test_names_dims_and_types(name: str) -> None:
 
 @each
 def test_signs_moments_and_monitored_cells(name: str) -> None:
-    tree = draw(name, dtype="float64")
+    tree = draw(name)
     posterior, moments, watched = (
         tree[group] for group in ("posterior", "posterior_moments", "monitor")
     )
     W, H = posterior["W"].values, posterior["H"].values
-    assert W.dtype == np.float64
     if CASES[name].model is POISSON:
         assert W.min() >= 0
         assert H.min() >= 0
     assert np.all(np.isfinite(W))
-    np.testing.assert_allclose(moments["W_mean"], W.mean(axis=1), rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(moments["H_var"], H.var(axis=1), rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(moments["W_mean"], W.mean(axis=1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(moments["H_var"], H.var(axis=1), rtol=1e-2, atol=1e-6)
     assert watched["mean"].sizes["cell"] == np.count_nonzero(np.isnan(counts()))
     if len(CASES[name].sampler.tracks) == 1:
         mu = (W @ H)[:, :, watched["row_index"].values, watched["column_index"].values]
-        np.testing.assert_allclose(watched["mean"], mu.mean(axis=1), rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose(watched["var"], mu.var(axis=1), rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(watched["mean"], mu.mean(axis=1), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(watched["var"], mu.var(axis=1), rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.model is POISSON])
@@ -176,14 +175,14 @@ def test_lp_is_the_log_posterior_density_of_the_draw(name: str) -> None:
 
     V = counts()
     model = dfac.TweedieNMF(2, dispersion=1.0, rate_w=0.7, rate_h=0.4)
-    tree = draw(name, model=model, dtype="float64")
+    tree = draw(name, model=model)
     seen = ~np.isnan(V)
     for at in (0, DRAWS - 1):
         W, H = (tree["posterior"][factor].values[0, at] for factor in ("W", "H"))
         wanted = log_density(V[seen], (W @ H)[seen], 1.0, 1.0).sum() + model.log_prior(
             W, H, 0.7, 0.4
         )
-        assert tree["sample_stats"]["lp"].values[0, at] == pytest.approx(wanted, rel=1e-6)
+        assert tree["sample_stats"]["lp"].values[0, at] == pytest.approx(wanted, rel=1e-5)
 
 
 @main

@@ -102,15 +102,6 @@ def test_short_proposals_leave_the_same_law(monkeypatch):
         assert found.total_error < 0.2
 
 
-def test_langevin_chains_come_near():
-    method = dfac.ThermodynamicIntegration(
-        sampler=dfac.PSGRRLD(), draws=1500, tune=200, every=4, temperatures=6
-    )
-    model = dfac.TweedieNMF(1, rate_w=1.0, rate_h=1.0)
-    found = dfac.log_evidence(SMALL, model, method, random_seed=0, **QUIET)
-    assert abs(found.value - one_component_by_quadrature(SMALL, 1.0, 1.0)) < 0.6
-
-
 def additive(rank):
     return dfac.GaussianAdditive(rank, mean=5.0, scale=3**0.5, noise=5**0.5)
 

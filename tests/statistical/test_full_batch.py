@@ -51,9 +51,9 @@ def test_langevin_dynamics_with_the_papers_plain_step() -> None:
     assert found.passes, str(found)
 
 
-@pytest.mark.parametrize("name", ["poisson", "gaussian", "poisson-two"])
+@pytest.mark.parametrize("name", ["poisson", "gaussian"])
 def test_sgld(name: str) -> None:
-    found = distance(name, SGLD())
+    found = distance(name, SGLD(), draws=1500)
     assert found.passes, str(found)
 
 
@@ -75,7 +75,7 @@ def test_hmc_is_exact(name: str) -> None:
 def test_hmc_stays_exact_at_a_step_at_which_it_rejects_two_thirds() -> None:
     """Whatever leapfrog steps do wrong; with half of ΔE the variance is 1.15 times too large."""
     sampler = HMC(step=0.8, steps=6)
-    found = distance("gaussian", sampler, copies=16, tune=50, draws=2000, blocks=1)
+    found = distance("gaussian", sampler, copies=16, tune=50, draws=1500, blocks=1)
     assert found.rms < 0.05, str(found)
     assert found.passes, str(found)
 
@@ -103,7 +103,7 @@ def test_half_the_noise_is_seen() -> None:
 
 
 def test_a_gradient_that_is_not_scaled_up_is_seen() -> None:
-    found = run("gaussian", SGLD(), program=NotScaledUp, draws=500)
+    found = run("gaussian", SGLD(), program=NotScaledUp, draws=300)
     assert not found.passes, str(found)
 
 
