@@ -1,6 +1,7 @@
 """How many threads there are, and how many of them BLAS may use."""
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from threadpoolctl import ThreadpoolController
 _lock = threading.Lock()
 _users = 0
 _limiter: object | None = None
+_known: tuple[int, ThreadpoolController] | None = None
 
 
 def available_cores() -> int:
@@ -17,6 +19,18 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return max(1, os.cpu_count() or 1)
+
+
+def _libraries() -> ThreadpoolController:
+    """The BLAS libraries of this process; looked for again when modules have been imported.
+
+    Looking takes 2 ms, a hundred times what setting the limit does.
+    """
+    global _known
+    modules = len(sys.modules)
+    if _known is None or _known[0] != modules:
+        _known = modules, ThreadpoolController()
+    return _known[1]
 
 
 @contextmanager
@@ -30,7 +44,7 @@ def single_threaded_blas() -> Iterator[None]:
     global _users, _limiter
     with _lock:
         if _users == 0:
-            _limiter = ThreadpoolController().limit(limits=1, user_api="blas")
+            _limiter = _libraries().limit(limits=1, user_api="blas")
         _users += 1
     try:
         yield
