@@ -11,6 +11,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = {
     "sensor_gaps.py": ["--weeks", "2", "--draws", "60", "--picture", "picture.png"],
+    "evidence.py": [
+        *("--ranks", "3", "--rows", "20", "--columns", "15", "--picture", "picture.png"),
+    ],
     "faces_laws.py": [
         *("--missing", "30", "--shrink", "4", "--people", "12", "--components", "12"),
         *("--draws", "30", "--beta", "0.5", "--picture", "picture.png"),
@@ -36,6 +39,10 @@ def covers(printed: str) -> None:
     assert 0.85 < share < 0.95
 
 
+def finds_the_exact_peak(printed: str) -> None:
+    assert "power ladder: largest at R = 3, the exact curve at R = 3" in printed
+
+
 def compares_claims(printed: str) -> None:
     assert "The paper's claims" in printed
 
@@ -58,6 +65,7 @@ def larger_dictionary_wins(printed: str) -> None:
 
 
 CHECKS: dict[str, Callable[[str], None]] = {
+    "evidence.py": finds_the_exact_peak,
     "faces_laws.py": covers,
     "mixing.py": compares_claims,
     "piano.py": agrees_on_notes,

@@ -1,6 +1,6 @@
 """``daskfactor fit`` and ``daskfactor resume``."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -59,7 +59,8 @@ def fit(
     sampler: Annotated[
         SamplerName | None,
         typer.Option(
-            help="psgld; psgrrld: less bias for half as much work again; sghmc: for gaussian.",
+            help="psgld; psgrrld: less bias for half as much work again; gibbs: exact, for counts; "
+            "hmc: exact, for small data; langevin, sgld: for comparison; sghmc: for gaussian.",
             show_default=False,
         ),
     ] = None,
@@ -113,7 +114,15 @@ def fit(
         data = read_input(input)
         import daskfactor as dfac
 
-        methods = {"psgld": dfac.PSGLD, "psgrrld": dfac.PSGRRLD, "sghmc": dfac.SGHMC}
+        methods: dict[str, Callable[[], Any]] = {
+            "psgld": dfac.PSGLD,
+            "psgrrld": dfac.PSGRRLD,
+            "gibbs": dfac.Gibbs,
+            "hmc": dfac.HMC,
+            "langevin": dfac.LangevinDynamics,
+            "sgld": dfac.SGLD,
+            "sghmc": dfac.SGHMC,
+        }
         method = None if sampler is None else methods[sampler.value]()
         law: dfac.TweedieNMF | dfac.GaussianMF
         if model is ModelName.gaussian:

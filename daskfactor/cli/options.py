@@ -35,6 +35,10 @@ class SamplerName(StrEnum):
 
     psgld = "psgld"
     psgrrld = "psgrrld"
+    gibbs = "gibbs"
+    hmc = "hmc"
+    langevin = "langevin"
+    sgld = "sgld"
     sghmc = "sghmc"
 
 

@@ -179,7 +179,7 @@ def test_ctrl_c_says_how_to_go_on(invoke, matrix, sampled, monkeypatch, tmp_path
 def test_usage_errors_are_2(invoke, matrix):
     assert invoke("fit", matrix).exit_code == 2
     assert fit(invoke, matrix, "--draws", 0).exit_code == 2
-    assert fit(invoke, matrix, "--sampler", "gibbs").exit_code == 2
+    assert fit(invoke, matrix, "--sampler", "nuts").exit_code == 2
     assert invoke("paint").exit_code == 2
 
 
