@@ -159,6 +159,10 @@ class ChainRun(ABC):
         """What the user should be told about data and model at the end of the run."""
         return None
 
+    def strain(self) -> str | None:
+        """What the user should be told about the sampler at the end of the run."""
+        return None
+
     # -- segments ------------------------------------------------------------
 
     def start_recording(self) -> None:

@@ -136,6 +136,9 @@ def report_trouble(state: RunState) -> None:
     doubts = state.chains[0].doubts()
     if doubts is not None:
         warnings.warn(doubts, DataWarning, stacklevel=4)
+    strain = state.chains[0].strain()
+    if strain is not None:
+        warnings.warn(strain, SamplingWarning, stacklevel=4)
 
 
 @contextmanager

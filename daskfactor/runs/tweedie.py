@@ -28,6 +28,13 @@ RUNAWAY = 1e3
 """A chain whose average μ is this many times the data's is taken to have diverged."""
 
 
+FALL = 3.0
+"""Nats per parameter below its start at which a chain no longer samples the posterior.
+
+A posterior lies about half a nat per parameter below its mode.
+"""
+
+
 class TweedieChain(ChainRun):
     """A chain of a `TweedieNMF`."""
 
@@ -43,6 +50,8 @@ class TweedieChain(ChainRun):
             self.rule.assume(setting.sampler.dispersion)
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
+        self.fits: tuple[float, float] | None = None
+        """Minus the divergence at the start, and where the chain is now."""
 
     def warm_start(
         self, on_iteration: OnIteration | None = None, like: ChainRun | None = None
@@ -65,6 +74,7 @@ class TweedieChain(ChainRun):
             fit = point.fit
         else:
             fit = evaluate(executor, data, state, model.beta, self._floor)
+        self.fits = fit.negative_divergence, fit.negative_divergence
         estimate = self.rule.at_point(fit)
         self.rule.settle(estimate)
         self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
@@ -105,12 +115,15 @@ class TweedieChain(ChainRun):
             "hyper": list(self.hyper),
             "fixed": self.rule.fixed,
             "normalizer": self.normalizer,
+            "fits": self.fits,
         }
 
     def recall(self, memory: dict[str, Any]) -> None:
         self.hyper = Hyperparameters(*memory["hyper"])
         self.rule.fixed = memory["fixed"]
         self.normalizer = memory["normalizer"]
+        fits = memory.get("fits")  # runs of older versions have none
+        self.fits = None if fits is None else (fits[0], fits[1])
 
     def doubts(self) -> str | None:
         if not self.rule.counts or self.rule.fixed is not None:
@@ -119,6 +132,20 @@ class TweedieChain(ChainRun):
             "the data are whole numbers but no Poisson counts: their variance is "
             f"{self.hyper.dispersion:.3g} times their mean, and the dispersion was set to that; "
             "pass dispersion=1.0 to the model for Poisson counts all the same"
+        )
+
+    def strain(self) -> str | None:
+        if self.fits is None or not self.setting.warm_passes:
+            return None
+        parameters = sum(self.setting.data.shape) * self.model.n_components
+        fall = (self.fits[0] - self.fits[1]) / self.hyper.dispersion / parameters
+        if fall <= FALL:
+            return None
+        return (
+            f"the log-likelihood is {fall:.1f} nats per parameter below that of the start, where a "
+            "posterior would be less than one: the step is too large for data as informative as "
+            "these, and the draws are spread too widely; choose a smaller step or fewer blocks, "
+            'or use PSGLD(transition="cir") or LangevinDynamics()'
         )
 
     def _log_prior(self, state: ChainState, cycle: int) -> float:
@@ -161,8 +188,11 @@ class TweedieChain(ChainRun):
 
     def _adapt(self, end: int) -> None:
         """Estimate the dispersion anew while tuning; free what is for tuning alone after it."""
+        fine = self.tracks[0]
+        if self.fits is not None and fine.fits:
+            latest = fine.fits[max(fine.fits)].negative_divergence
+            self.fits = self.fits[0], latest
         if end <= self.setting.frozen_from and self.rule.fixed is None:
-            fine = self.tracks[0]
             estimate = self.rule.at_draw(fine.fits[fine.cycle - 1])
             self.hyper = self.hyper._replace(dispersion=estimate)
             if self.setting.sampler.majorizer:
