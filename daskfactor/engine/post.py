@@ -125,6 +125,7 @@ class Post(WorkerPlugin):
         self._desks: dict[Attempt, _Desk] = {}
         self._waiting: OrderedDict[Attempt, Mailbox] = OrderedDict()
         self._over: OrderedDict[str, int] = OrderedDict()
+        self._unwanted: OrderedDict[Any, None] = OrderedDict()
         self._links: dict[str, Link] = {}
         worker.handlers[OPERATION] = self.receive
 
@@ -144,6 +145,9 @@ class Post(WorkerPlugin):
         """Stop the work of a task that the scheduler no longer wants."""
         if finish in ("cancelled", "released", "forgotten") and start in ("executing", "cancelled"):
             with self._lock:
+                self._unwanted[key] = None  # its task may not have got as far as a desk
+                while len(self._unwanted) > MOST_BOXES:
+                    self._unwanted.popitem(last=False)
                 desks = [desk for desk in self._desks.values() if desk.key == key]
             for desk in desks:
                 desk.box.abort("the client has given this attempt up")
@@ -155,7 +159,8 @@ class Post(WorkerPlugin):
         with self._lock:
             box = self._waiting.pop(attempt, None) or Mailbox()
             self._desks[attempt] = _Desk(box, key, peers, topic)
-        if self._is_over(attempt):
+            unwanted = key in self._unwanted
+        if unwanted or self._is_over(attempt):
             box.abort("this attempt is over")
         return box
 

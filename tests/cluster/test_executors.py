@@ -188,6 +188,20 @@ def test_an_interrupt_stops_workers_that_wait_for_each_other(here: Client) -> No
     executor.close()
 
 
+def test_a_task_given_up_before_it_opened_its_box_does_not_wait(here: Client) -> None:
+    def open_late(dask_worker: Any) -> str:
+        post = dask_worker.plugins[PLUGIN]
+        post.transition("early", "executing", "cancelled")
+        box = post.open(("token", 0), "early", (), "topic")
+        post.close(("token", 0))
+        return str(box.reason)
+
+    executor = RingExecutor(here, patience=IMPATIENT)
+    chain(executor, segments=1)  # registers the plugin
+    assert set(here.run(open_late).values()) == {"this attempt is over"}
+    executor.close()
+
+
 def test_a_ring_says_so_when_workers_are_busy(here: Client) -> None:
     busy, release = Event("busy", client=here), Event("release", client=here)
 
@@ -199,8 +213,8 @@ def test_a_ring_says_so_when_workers_are_busy(here: Client) -> None:
     others = [here.submit(occupy, f"{address}{n}", workers=[address], pure=False) for n in range(2)]
     try:
         assert busy.wait(20)
-        executor = RingExecutor(here, patience=Patience(start=1.0))
-        with pytest.raises(EngineError, match=r"1 of 3 workers did not start.*within 1 s"):
+        executor = RingExecutor(here, patience=Patience(start=4.0))
+        with pytest.raises(EngineError, match=r"1 of 3 workers did not start.*within 4 s"):
             chain(executor, blocks=6)
     finally:
         release.set()
