@@ -29,8 +29,9 @@ def additive_series(
         θ ← θ + ε (t (N/n) Σ_S (x_n - Σ θ) / σ_x² - (θ - μ_θ) / σ_θ²) + √(2ε) z
 
     with ε = 0.05 / (t N R / σ_x² + 1 / σ_θ²). Batches are the parts of a permutation of
-    the observations, drawn anew for every pass, so that their noise adds up to nothing
-    over a pass. At t = 0 draws come from the prior. Şimşekli et al. 2016, equation
+    the observations, drawn anew for every pass, which takes most of their noise away. What
+    is left, and the finite step, lower the mean log-likelihood by about 0.1 nats, which no
+    error bar knows of. At t = 0 draws come from the prior. Şimşekli et al. 2016, equation
     10, with the factor t that is missing there.
     """
     x = model.check_observations(x)

@@ -28,10 +28,14 @@ class Sides(NamedTuple):
 
 
 def listed_entries(data: BlockedData, beta: float) -> int:
-    """How many entries a sweep over rows looks at: without the zeros for β = 1."""
-    if data.is_sparse:
+    """How many cells a sweep over rows looks at.
+
+    Zeros need no look for β = 1; cells that sparse input leaves out as missing do, because
+    they are taken off the sums over all.
+    """
+    if data.is_sparse and data.unstored == "zero" and beta == 1.0:
         return int(data.n_stored.sum())
-    return data.total_observed
+    return data.shape[0] * data.shape[1] if data.is_sparse else data.total_observed
 
 
 def both_sides(data: BlockedData, beta: float) -> Sides:
@@ -87,7 +91,11 @@ def _cells(view: AnyBlock, beta: float, row0: int, col0: int) -> tuple[Array, Ar
         if not view.zeros:
             missing = _complement(view, stored[:2], row0, col0)
             return stored[:, ~np.isnan(stored[2])], missing
-        return stored[:, ~missing], stored[:, missing]
+        listed = stored[:, ~missing]
+        if beta != 1.0:
+            zeros = _complement(view, stored[:2], row0, col0)
+            listed = np.concatenate([listed, zeros], axis=1)
+        return listed, stored[:, missing]
     block = np.asarray(view.block, dtype=np.float64)
     missing = np.isnan(block)
     listed = ~missing & (block != 0) if beta == 1.0 else ~missing

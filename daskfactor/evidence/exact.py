@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from daskfactor.evidence.entries import Sides
 from daskfactor.evidence.series import Series
 from daskfactor.io.blocks import BlockedData
-from daskfactor.kernels.rowwise import LONGEST, Entries, Prior, climb, log_fit, run_sweeps
+from daskfactor.kernels.rowwise import LONGEST, SMALLEST, Entries, Prior, climb, log_fit, run_sweeps
 from daskfactor.models.fixed import FixedComponents
 from daskfactor.models.tweedie import TweedieNMF
 
@@ -31,7 +31,7 @@ def prior_draw(
         rate, shape = hyper.prior(side)
         factor = rng.standard_gamma(shape, (length, model.n_components)) / rate
         _put(fixed, factor, order)
-        drawn.append(np.maximum(factor, np.finfo(np.float64).tiny))
+        drawn.append(np.maximum(factor, SMALLEST))
     return drawn[0], drawn[1]
 
 

@@ -35,7 +35,11 @@ class Weights(NamedTuple):
     variance: Vector
 
     def integral(self, means: Vector, variances: Vector) -> float:
-        return float(self.mean @ means + self.variance @ variances)
+        total = 0.0
+        for weight, values in ((self.mean, means), (self.variance, variances)):
+            used = weight != 0  # what has no weight may be infinite
+            total += float(weight[used] @ values[used])
+        return total
 
 
 def ladder(count: int, power: float) -> Vector:

@@ -68,14 +68,19 @@ class OrdinateProgram(GibbsProgram):
 def entries(point: Wide, shapes: Wide, rates: Wide) -> Wide:
     """Log-density of every entry of the point under its gamma law."""
     found: Wide = shapes * np.log(rates) - gammaln(shapes)
-    found += (shapes - 1.0) * np.log(point) - rates * point
+    found += (shapes - 1.0) * _log(point) - rates * point
     return found
+
+
+def _log(point: Wide) -> Wide:
+    """Log of a point; frozen components may be zero, and are left out afterwards."""
+    return np.log(np.maximum(point, np.finfo(np.float64).tiny))
 
 
 def table(point: Wide, shapes: Wide, rates: Wide) -> Wide:
     """Log-densities of the point's columns under every column's gamma laws, (K, K)."""
     constant = (shapes * np.log(rates) - gammaln(shapes)).sum(axis=0)
-    found: Wide = constant + np.log(point).T @ (shapes - 1.0) - point.T @ rates
+    found: Wide = constant + _log(point).T @ (shapes - 1.0) - point.T @ rates
     return found
 
 

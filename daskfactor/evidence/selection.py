@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 
 from daskfactor.checks import whole_number
 from daskfactor.engine import Executor
-from daskfactor.errors import OptionError
+from daskfactor.errors import EngineError, OptionError
 from daskfactor.evidence.base import AnyModel, Method
 from daskfactor.evidence.thermodynamic import ThermodynamicIntegration
 from daskfactor.evidence.verbs import check_evidence_model, chosen_dispersion, log_evidence
@@ -84,11 +84,12 @@ def select_rank(
     -------
     xarray.Dataset
         Along ``rank``: ``log_evidence``, ``standard_error``, ``discretization_error``
-        (nats), ``seconds``, and with cells left out ``held_out_log_score`` (mean log
-        predictive density of a cell), its ``held_out_standard_error`` and
-        ``held_out_difference_error``, that of the difference to the best rank, cell by
-        cell. Attributes: ``best``, ``not_distinguishable`` (ranks within two standard
-        errors of the best), ``best_held_out`` and ``held_out_not_distinguishable``,
+        (nats), ``seconds`` (of the evidence), and with cells left out
+        ``held_out_log_score`` (mean log predictive density of a cell), its
+        ``held_out_standard_error`` and ``held_out_difference_error``, that of the
+        difference to the best rank, cell by cell. Attributes: ``best``,
+        ``not_distinguishable`` (ranks within two standard errors of the best),
+        ``best_held_out`` and ``held_out_not_distinguishable``,
         ``verdict``, a sentence. `daskfactor.plots.plot_ranks` draws it.
 
     Raises
@@ -118,6 +119,11 @@ def select_rank(
         held = None
         if held_out:
             held = hold_out(V, held_out, unstored=data.unstored or "missing", random_seed=seed)
+            if len(held.values) < 2:
+                raise OptionError(
+                    f"held_out={held_out:g} leaves {len(held.values)} cell out, and a score needs "
+                    "at least two; take a larger share, or None for the evidence alone"
+                )
         options |= {"blocks": blocks, "unstored": data.unstored}
         fits = [_fit(data, _ranked(decided, rank), method, seed, options, held) for rank in numbers]
     return _table(numbers, fits)
@@ -155,6 +161,7 @@ def _fit(
     """Evidence and held-out scores of one rank."""
     started = time.perf_counter()
     found = log_evidence(V, model, method, random_seed=seed, **options)
+    seconds = time.perf_counter() - started
     scores = None
     if held is not None and isinstance(model, TweedieNMF):
         scores = _scores(model, held, seed, options)
@@ -162,7 +169,7 @@ def _fit(
         found.value,
         found.standard_error,
         found.discretization_error,
-        time.perf_counter() - started,
+        seconds,
         scores,
     )
 
@@ -226,6 +233,12 @@ def _table(ranks: list[int], fits: list[Fit]) -> xr.Dataset:
 def _by_evidence(ranks: list[int], fits: list[Fit]) -> tuple[int, list[int]]:
     """The rank of the largest evidence, and others that the errors do not tell from it."""
     values = np.array([fit.value for fit in fits])
+    if not np.isfinite(values).all():
+        failed = [rank for rank, value in zip(ranks, values, strict=True) if not np.isfinite(value)]
+        raise EngineError(
+            f"the evidence of rank {failed[0]} came out as {values[ranks.index(failed[0])]}; check "
+            "the data for extreme values and the prior shapes for very small ones"
+        )
     errors = np.array([np.hypot(fit.standard_error, fit.discretization_error) for fit in fits])
     top = int(values.argmax())
     near = values[top] - values <= SIGNIFICANT * np.hypot(errors, errors[top])

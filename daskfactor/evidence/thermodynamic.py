@@ -1,5 +1,6 @@
 """Thermodynamic integration: the marginal likelihood from chains at powers of the likelihood."""
 
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -283,13 +284,14 @@ def _reporting(one: Callable[[Item, Any], Series], count: int, problem: Problem)
     """The same, telling of every temperature that is done; on a cluster nobody could hear it."""
     if problem.executor.name not in ("serial", "lanes"):
         return one
-    done = 0
+    done, lock = 0, threading.Lock()
 
     def watched(item: Item, work: Any) -> Series:
         nonlocal done
         series = one(item, work)
-        done += 1
-        problem.on_event(RunEvent("draw", done, count))
+        with lock:
+            done += 1
+            problem.on_event(RunEvent("draw", done, count))
         return series
 
     return watched

@@ -30,6 +30,8 @@ from daskfactor.kernels.jit import jit
 
 Array = NDArray[Any]
 
+SMALLEST = 1e-150
+"""What an underflow of a gamma draw is put at, and never moved to; squares stay positive."""
 LONGEST = 30.0
 """Lengths tau from which on n = 0: the proposal forgets the present row but for ``a``."""
 
@@ -146,7 +148,7 @@ def _propose(W: Array, i: int, work: Array, s: float, prior: Prior, share: float
         work[COUNT, k] = n
         work[NEW, k] = W[i, k]
         if not prior.frozen[k]:
-            work[NEW, k] = rng.standard_gamma(shape) * share / rate
+            work[NEW, k] = max(rng.standard_gamma(shape) * share / rate, SMALLEST)
 
 
 @jit
@@ -174,6 +176,8 @@ def _log_ratio(W: Array, i: int, work: Array, s: float, prior: Prior, share: flo
         if prior.frozen[k]:
             continue
         old, new, n = W[i, k], work[NEW, k], work[COUNT, k]
+        if new <= SMALLEST:
+            return -np.inf
         rate = s * work[OLD + 1, k] + prior.rate
         new_rate = s * work[PROPOSED + 1, k] + prior.rate
         a = s * old * max(work[OLD, k], 0.0)

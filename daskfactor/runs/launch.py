@@ -136,8 +136,8 @@ def report_trouble(state: RunState) -> None:
     doubts = state.chains[0].doubts()
     if doubts is not None:
         warnings.warn(doubts, DataWarning, stacklevel=4)
-    strain = state.chains[0].strain()
-    if strain is not None:
+    strain = next(filter(None, (chain.strain() for chain in state.chains)), None)
+    if strain is not None and not rolled_back:
         warnings.warn(strain, SamplingWarning, stacklevel=4)
 
 

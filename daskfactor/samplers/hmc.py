@@ -197,9 +197,7 @@ class HMC(Sampler):
             band.counts.setdefault("moments", 0)
 
     def program(self, setup: Setup) -> HamiltonianProgram:
-        return HamiltonianProgram(
-            setup.beta, setup.hyper, setup.floor, setup.step(0) * setup.shrink, self.steps
-        )
+        return HamiltonianProgram(setup.beta, setup.hyper, setup.floor, setup.step(0), self.steps)
 
     def brief(self) -> Self:
         return replace(self, warm_start=2, steps=1)

@@ -28,6 +28,18 @@ def test_same_seed_same_bits_on_every_executor_and_grid():
     assert stored.value == pytest.approx(serial.value, abs=1e-9)
 
 
+@pytest.mark.parametrize("beta", [1.0, 2.0])
+def test_zeros_that_are_not_stored_are_observed(beta):
+    model = dfac.TweedieNMF(2, beta=beta, dispersion=1.0)
+    stored = evidence(sparse.csr_array(X), model, unstored="zero")
+    assert stored.value == pytest.approx(evidence(X, model).value, abs=1e-9)
+
+
+def test_priors_that_underflow_are_survived():
+    model = dfac.TweedieNMF(1, shape_w=0.01, shape_h=0.01)
+    assert np.isfinite(evidence(model=model).value)
+
+
 def test_unstored_missing_is_not_zero():
     seen = np.where(X == 0, np.nan, X)
     as_missing = evidence(sparse.csr_array(X), unstored="missing")

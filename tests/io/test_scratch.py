@@ -160,6 +160,7 @@ import os, signal, numpy as np
 from daskfactor.io.sources import as_blocks
 data = as_blocks(np.ones((400, 400)), memory_limit=0)
 assert not data.in_memory
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
 os.kill(os.getpid(), signal.{signal})
 """
 
