@@ -149,7 +149,8 @@ def _of_product(of: dict[str, Section], chains: int, drift: float) -> str:
     states = [section.state(chains) for section in both]
     worst = max(both, key=lambda section: section.rhat)
     slowest = min(both, key=lambda section: section.ess)
-    what = "log density and W H" if len(both) == 2 else "log density"
+    names = {"density": "log density", "product": "W H"}
+    what = " and ".join(names[section.kind] for section in both)
     if "apart" in states:
         return f"NOT CONVERGED: {worst.worst} has R-hat {worst.rhat:.3f}. " + (
             "The log density still rises: tune longer."
@@ -159,6 +160,11 @@ def _of_product(of: dict[str, Section], chains: int, drift: float) -> str:
         )
     if "few" in states:
         wanted = ESS_PER_CHAIN * chains
+        if slowest.ess >= wanted:
+            return (
+                f"TOO FEW DRAWS to be sure: no disagreement is plain in {what}, but {worst.worst} "
+                f"has R-hat {worst.rhat:.3f}: about twice as many draws would do."
+            )
         times = max(2, math.ceil(wanted / max(slowest.ess, 1.0)))
         return (
             f"TOO FEW DRAWS to be sure: no disagreement is plain in {what} (R-hat at most "
