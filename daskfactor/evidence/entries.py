@@ -1,17 +1,14 @@
-"""Observed entries of a matrix by rows and by columns, and the constants of its likelihood."""
+"""Observed entries of a matrix by rows and by columns."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.engine.base import Executor
 from daskfactor.io.blocks import BlockedData
-from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.rowwise import Entries
 from daskfactor.kernels.views import AnyBlock, SparseBlock
-from daskfactor.kernels.workspace import Workspace
-from daskfactor.models.divergence import divergence, log_normalizer
+from daskfactor.models.divergence import divergence
 
 Array = NDArray[Any]
 
@@ -60,22 +57,6 @@ def both_sides(data: BlockedData, beta: float) -> Sides:
         _by_rows(seen[[1, 0, 2]], gone[[1, 0, 2]], (cols, rows)),
         constant,
     )
-
-
-def normalizer(data: BlockedData, dispersion: float, beta: float, executor: Executor) -> float:
-    """Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries, for every β with a density."""
-
-    def one_row(row: int, work: Workspace) -> float:
-        del work
-        total = 0.0
-        for col in range(data.grid.blocks):
-            for values, zeros in observed_values(data.view(row, col)):
-                total += float(log_normalizer(values, dispersion, beta).sum())
-                if zeros:
-                    total += zeros * float(log_normalizer(np.zeros(1), dispersion, beta)[0])
-        return total
-
-    return float(sum(executor.map(one_row, range(data.grid.blocks))))
 
 
 def _corner(data: BlockedData, row: int, col: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from daskfactor.evidence.additive import additive_series
 from daskfactor.evidence.base import AnyModel, Evidence, Method, Problem
 from daskfactor.evidence.carried import CarriedData
 from daskfactor.evidence.chains import prior_fits, sampled_fits
-from daskfactor.evidence.entries import both_sides, listed_entries, normalizer
+from daskfactor.evidence.entries import both_sides, listed_entries
 from daskfactor.evidence.exact import prior_series, tempered_series
 from daskfactor.evidence.ladder import Rule, Vector, discretization_error, ladder, weights
 from daskfactor.evidence.series import Series, Summary, summarize
@@ -26,6 +26,7 @@ from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.divergence import has_density
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
+from daskfactor.runs.likelihood import normalizer
 from daskfactor.samplers import PSGRRLD, Sampler
 
 Choice = Sampler | Literal["exact"]

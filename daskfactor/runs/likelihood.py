@@ -20,8 +20,11 @@ def log_normalizer_sum(
     Zero, so that log-likelihoods are relative ones, for powers without a closed
     form, where it would cost a series per entry.
     """
-    if beta not in CHEAP:
-        return 0.0
+    return normalizer(data, dispersion, beta, executor) if beta in CHEAP else 0.0
+
+
+def normalizer(data: BlockedData, dispersion: float, beta: float, executor: Executor) -> float:
+    """Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries, for every β with a density."""
 
     def one_row(row: int, work: Workspace) -> float:
         del work

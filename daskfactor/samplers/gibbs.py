@@ -11,7 +11,7 @@ from daskfactor.io.blocks import BlockedData
 from daskfactor.samplers.base import Sampler, Setup, Track
 from daskfactor.samplers.gibbs_program import PASSES, GibbsProgram
 from daskfactor.samplers.program import prepare_state
-from daskfactor.samplers.psgld import PSGLD
+from daskfactor.samplers.psgld import warm_passes
 from daskfactor.samplers.steps import ConstantStep, StepSize
 
 LARGEST_COUNT = 2**31
@@ -93,7 +93,7 @@ class Gibbs(Sampler):
 
     def warm_passes(self, entries: int, n_components: int) -> int:
         """Passes of the warm start for data with this many stored entries."""
-        return PSGLD(warm_start=self.warm_start).warm_passes(entries, n_components)
+        return warm_passes(self.warm_start, entries, n_components)
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """A sweep has no step; 1 stands in the results."""

@@ -17,8 +17,8 @@ from daskfactor.kernels.hamiltonian import drift, kick
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.samplers.base import Sampler, Setup, Track
-from daskfactor.samplers.langevin import warm_passes
 from daskfactor.samplers.program import COLUMNS, ROWS, evaluate_block
+from daskfactor.samplers.psgld import warm_passes
 from daskfactor.samplers.steps import ConstantStep, StepSize
 
 FIRST_STEP = 0.5

@@ -20,7 +20,7 @@ from daskfactor.kernels import blockwise
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.samplers.base import Sampler, Setup, Track
 from daskfactor.samplers.program import COLUMNS, ROWS, LangevinProgram, prepare_state
-from daskfactor.samplers.psgld import DEAR_PASS, FEWEST_PASSES, MOST_PASSES, Preconditioner
+from daskfactor.samplers.psgld import Preconditioner, warm_passes
 from daskfactor.samplers.steps import ConstantStep, StepSize, automatic_step, step_from_dict
 
 Step = StepSize | float | Literal["auto"]
@@ -171,14 +171,6 @@ class PassSampler(Sampler):
         if not isinstance(options["step"], str):
             options["step"] = step_from_dict(options["step"])
         return cls(**options)
-
-
-def warm_passes(asked: int | Literal["auto"], entries: int, n_components: int) -> int:
-    """Passes of the warm start: fewer where a pass is dear."""
-    if asked != "auto":
-        return asked
-    affordable = int(MOST_PASSES * DEAR_PASS / max(1, entries * n_components))
-    return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
 
 
 @dataclass(frozen=True)

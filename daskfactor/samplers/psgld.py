@@ -28,6 +28,14 @@ DEAR_PASS = 1e9
 """Entries times components from which on a warm start takes fewer passes."""
 
 
+def warm_passes(asked: int | Literal["auto"], entries: int, n_components: int) -> int:
+    """Passes of the warm start: fewer where a pass is dear."""
+    if asked != "auto":
+        return asked
+    affordable = int(MOST_PASSES * DEAR_PASS / max(1, entries * n_components))
+    return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
+
+
 @dataclass(frozen=True)
 class PSGLD(Sampler):
     """Langevin dynamics on conflict-free parts of the data.
@@ -130,10 +138,7 @@ class PSGLD(Sampler):
 
     def warm_passes(self, entries: int, n_components: int) -> int:
         """Passes of the warm start for data with this many stored entries."""
-        if self.warm_start != "auto":
-            return self.warm_start
-        affordable = int(MOST_PASSES * DEAR_PASS / max(1, entries * n_components))
-        return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
+        return warm_passes(self.warm_start, entries, n_components)
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """The step of one track on a grid of ``blocks`` x ``blocks``."""
