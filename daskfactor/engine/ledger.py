@@ -7,9 +7,10 @@ then belongs to whichever worker owns the row of its operation in round n + 1.
 
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from daskfactor.engine.plan import Action, CycleOptions, Op, Round
 from daskfactor.engine.state import Array, FactorBand
 from daskfactor.engine.travel import Travel, late
 from daskfactor.grid.bands import Block
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 2e-5, 5e-4
+"""Seconds between looks at channels while nothing can be done."""
 
 
 class SegmentLost(Exception):  # noqa: N818  # no error of the caller's: the segment is run again
@@ -147,11 +151,38 @@ class Mailbox:
                 parts.append(part)
             self.condition.notify_all()
 
+    def wake(self) -> None:
+        """Let everyone who waits look again."""
+        with self.condition:
+            self.condition.notify_all()
+
     def abort(self, reason: str) -> None:
         """Wake everyone who waits; the first reason stays."""
         with self.condition:
             self.reason = self.reason or reason
             self.condition.notify_all()
+
+
+class Incoming(Protocol):
+    """Where bands come from besides messages, which announce themselves."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether bands may have come that nobody is told of: one has to look for them."""
+        ...
+
+    def collect(self) -> None:
+        """Put what has come into its mailbox."""
+        ...
+
+
+class Nothing:
+    """Bands come by message alone."""
+
+    silent = False
+
+    def collect(self) -> None:
+        """Nothing to look for."""
 
 
 class Shipment(NamedTuple):
@@ -177,6 +208,7 @@ class Ledger:
         rank: int,
         box: Mailbox,
         patience: float,
+        incoming: Incoming | None = None,
     ) -> None:
         self.table = table
         self.travel = travel
@@ -185,6 +217,7 @@ class Ledger:
         self.rank = rank
         self.box = box
         self.patience = patience
+        self.incoming = incoming or Nothing()
         self.rows = [row for row, own in enumerate(owner) if own == rank]
         self.rounds = len(table.row_of)
         self.row_round = dict.fromkeys(self.rows, 0)
@@ -227,20 +260,28 @@ class Ledger:
     def take(self) -> tuple[Op, int, list[Any]] | None:
         """The next operation, its round and the pieces of its column band; None at the end."""
         condition = self.box.condition
-        with condition:
-            while self.remaining and self.failure is None:
+        pause, quiet_since = SHORTEST_PAUSE, time.monotonic()
+        while True:
+            self.incoming.collect()
+            with condition:
+                if not self.remaining or self.failure is not None:
+                    return None
                 if self.box.reason:
                     raise SegmentLost(self.box.reason)
                 chosen = self._choose()
                 if chosen is not None:
-                    row, col = chosen
-                    self.busy.add(row)
-                    number, band = self.box.here.pop(col)
-                    pieces = [band, *self.box.apart.pop((col, number), ())]
-                    return self.table.op(number, row, self.rows[0]), number, pieces
-                if not condition.wait(self.patience):
+                    return self._start(*chosen)
+                if time.monotonic() - quiet_since > self.patience:
                     raise SegmentLost(f"no band arrived within {self.patience:g} s")
-            return None
+                condition.wait(pause if self.incoming.silent else self.patience)
+            pause = min(1.5 * pause, LONGEST_PAUSE)
+
+    def _start(self, row: int, col: int) -> tuple[Op, int, list[Any]]:
+        """Mark an operation as running, and hand out what it needs."""
+        self.busy.add(row)
+        number, band = self.box.here.pop(col)
+        pieces = [band, *self.box.apart.pop((col, number), ())]
+        return self.table.op(number, row, self.rows[0]), number, pieces
 
     def finish(self, op: Op, number: int, band: FactorBand) -> list[Shipment]:
         """Note an operation as done; what of the column band must be sent to others."""

@@ -6,18 +6,19 @@ receiver's next band is the answer. Whatever belongs to an attempt that is over
 is dropped on arrival.
 """
 
-import asyncio
+import contextlib
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distributed.diagnostics.plugin import WorkerPlugin
-from distributed.protocol.serialize import Serialize
 
+from daskfactor.engine.channel import Reader, this_machine
 from daskfactor.engine.ledger import Mailbox
-from daskfactor.engine.parcels import SMALL, Attempt, Parcel, read, write
+from daskfactor.engine.link import ATTACH, OPERATION, Link
+from daskfactor.engine.parcels import Attempt, Parcel, read
 
 if TYPE_CHECKING:
     from daskfactor.kernels.workspace import Workspace
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PLUGIN = "daskfactor-post"
-OPERATION = "daskfactor_post"
 MOST_BOXES = 64
 """Boxes kept for attempts whose task has not started here."""
 
@@ -37,78 +37,6 @@ class _Desk(NamedTuple):
     key: str
     peers: tuple[str, ...]
     topic: str
-
-
-class Link:
-    """A connection to one worker, with a queue in front; safe to use from any thread."""
-
-    def __init__(self, post: "Post", address: str) -> None:
-        self._post = post
-        self._address = address
-        self._queue: deque[Parcel] = deque()
-        self._loop: asyncio.AbstractEventLoop = post.worker.loop.asyncio_loop
-        self._comm: Any = None
-        self._task: asyncio.Task[None] | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._lock = threading.Lock()
-        self._woken = False
-        self.closed = False
-
-    def send(self, parcels: Sequence[Parcel]) -> None:
-        """Queue parcels; what is queued by the time of sending goes in one message."""
-        with self._lock:
-            self._queue.extend(parcels)
-            if self._woken:
-                return
-            self._woken = True
-        self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        self._task = asyncio.ensure_future(self._pump())
-
-    async def _pump(self) -> None:
-        while True:
-            with self._lock:
-                parcels = list(self._queue)
-                self._queue.clear()
-                if not parcels:
-                    self._woken = False
-                    return
-            try:
-                if self._comm is None:
-                    self._comm = await self._post.worker.rpc.connect(self._address)
-                    self._watcher = asyncio.ensure_future(self._watch())
-                await self._comm.write({"op": OPERATION, "reply": False, **self._fields(parcels)})
-            except (OSError, RuntimeError, TimeoutError) as error:
-                self._lose(f"{self._address} cannot be reached: {error}")
-                return
-
-    def _fields(self, parcels: list[Parcel]) -> dict[str, Any]:
-        if self._address.startswith("inproc:"):  # passed on as it is
-            return {"heads": b"", "body": Serialize(parcels)}  # type: ignore[no-untyped-call]
-        fields = write(parcels)
-        if len(fields["body"]) > SMALL:
-            return {**fields, "body": Serialize(fields["body"])}  # type: ignore[no-untyped-call]
-        return {**fields, "body": fields["body"].tobytes()}
-
-    async def _watch(self) -> None:
-        """Wait for the other end to go: nothing is ever sent back."""
-        try:
-            await self._comm.read()
-        except (OSError, RuntimeError):
-            self._lose(f"{self._address} has gone")
-
-    def _lose(self, reason: str) -> None:
-        if not self.closed:
-            self._post.lose(self._address, reason)
-
-    def close(self) -> None:
-        """Let go of the connection; in the event loop's thread."""
-        self.closed = True
-        if self._watcher is not None:
-            self._watcher.cancel()
-        if self._comm is not None:
-            self._comm.abort()
 
 
 class Post(WorkerPlugin):
@@ -127,11 +55,14 @@ class Post(WorkerPlugin):
         self._over: OrderedDict[str, int] = OrderedDict()
         self._unwanted: OrderedDict[Any, None] = OrderedDict()
         self._links: dict[str, Link] = {}
+        self._channels: list[tuple[Any, Reader]] = []
         worker.handlers[OPERATION] = self.receive
+        worker.handlers[ATTACH] = self.attach
 
     def teardown(self, worker: Any) -> None:
         """Called when the worker closes: nobody may go on waiting."""
         worker.handlers.pop(OPERATION, None)
+        worker.handlers.pop(ATTACH, None)
         with self._lock:
             desks = list(self._desks.values())
             links = list(self._links.values())
@@ -199,6 +130,11 @@ class Post(WorkerPlugin):
                 link = self._links[address] = Link(self, address)
         link.send(parcels)
 
+    def has_channel(self, address: str) -> bool:
+        """Whether sending to a worker costs hardly more than the copying."""
+        link = self._links.get(address)
+        return link is not None and link.has_channel
+
     def receive(self, heads: bytes, body: Any) -> None:
         """Handler of the operation, in the event loop's thread."""
         for parcel in read(heads, body) if heads else body:
@@ -211,6 +147,35 @@ class Post(WorkerPlugin):
                 box.put_apart(parcel.col, parcel.rounds, parcel.band)
             else:
                 box.put(parcel.col, parcel.rounds, parcel.band)
+
+    def attach(self, comm: Any, path: str, capacity: int, machine: str) -> None:
+        """Handler: read a channel of another process of this machine, if this is the machine."""
+        if machine != this_machine():
+            return
+        with contextlib.suppress(OSError):
+            reader = Reader(path, capacity)
+            with self._lock:
+                self._drop_ended()
+                self._channels = [*self._channels, (comm, reader)]
+                desks = list(self._desks.values())
+            for desk in desks:
+                desk.box.wake()
+
+    @property
+    def silent(self) -> bool:
+        """Whether there are channels, which nobody is told of when something comes."""
+        return bool(self._channels)
+
+    def collect(self) -> None:
+        """Take in what has come through channels."""
+        for _, reader in self._channels:
+            for heads, body in reader.take():
+                self.receive(heads, body)
+
+    def _drop_ended(self) -> None:
+        self._channels = [
+            (comm, reader) for comm, reader in self._channels if not (reader.over or comm.closed())
+        ]
 
     def abort_peers(self, attempt: Attempt, peers: tuple[str, ...], reason: str) -> None:
         """Tell the others that an attempt cannot succeed."""

@@ -58,7 +58,13 @@ class SegmentRun:
         self.order = order
         self.post = post
         self.ledger = Ledger(
-            order.table, order.travel, order.owner, order.rank, box, order.patience
+            order.table,
+            order.travel,
+            order.owner,
+            order.rank,
+            box,
+            order.patience,
+            post,
         )
         self.records = Records()
         self.reader: Any = None
@@ -160,17 +166,19 @@ class SegmentRun:
 
     def _send(self, heir: int, number: int, parcel: Parcel, seconds: float) -> None:
         """Send a band; short operations' bands wait for each other, as a message has its price."""
+        address = self.order.addresses[heir]
         with self._lock:
             held = self._held.setdefault(heir, [])
             held.append(parcel)
             if (
-                len(held) < self._most_held
+                not self.post.has_channel(address)
+                and len(held) < self._most_held
                 and seconds < SHORT
                 and self.ledger.will_send(heir, number)
             ):
                 return
             del self._held[heir]
-        self.post.send(self.order.addresses[heir], held)
+        self.post.send(address, held)
 
     def _tell(self, done: int) -> None:
         self.post.tell(self.order.topic, news(self.order, "progress", done))

@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -14,6 +15,7 @@ from distributed import Client, Event, LocalCluster
 from distributed.security import Security
 
 from daskfactor.engine import make_executor
+from daskfactor.engine.channel import _SUITABLE as SUITABLE
 from daskfactor.engine.choice import Trial, choose_executor
 from daskfactor.engine.cluster import Patience
 from daskfactor.engine.cluster_tasks import ClusterTasksExecutor
@@ -80,6 +82,40 @@ def test_the_oracles_bits_from_other_processes(name: str, elsewhere: Client) -> 
     assert executor.report.workers == 2
     assert 0 < executor.report.utilisation <= 1
     executor.close()
+
+
+def set_suitable(suitable: bool) -> None:
+    """On a worker: whether it may open channels to other processes of its machine."""
+    from daskfactor.engine import channel
+
+    channel._SUITABLE = suitable
+
+
+def channels(dask_worker: Any) -> tuple[list[str], int]:
+    """On a worker: files of the channels that it writes to, and how many it reads."""
+    post = dask_worker.plugins[PLUGIN]
+    writers = [link._channel for link in post._links.values() if link.has_channel]
+    return [writer.path for writer in writers], len(post._channels)
+
+
+@pytest.mark.skipif(not SUITABLE, reason="no channels on this processor")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_processes_of_one_machine_pass_bands_through_memory_or_by_message(threads: int) -> None:
+    options: dict[str, Any] = {"blocks": 4, "cycles": 3}
+    with cluster(2, processes=True, threads=threads) as client:
+        executor = RingExecutor(client, patience=IMPATIENT)
+        client.run(set_suitable, False)
+        assert bits(chain(executor, **options)) == bits(oracle(**options))
+        assert list(client.run(channels).values()) == [([], 0)] * 2
+        executor.close()
+    with cluster(2, processes=True, threads=threads) as client:
+        executor = RingExecutor(client, patience=IMPATIENT)
+        for _ in range(2):
+            assert bits(chain(executor, **options)) == bits(oracle(**options))
+        for written, read in client.run(channels).values():
+            assert len(written) == read == 1
+            assert not Path(written[0]).exists()  # both ends have it: nobody else needs to
+        executor.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
