@@ -1,0 +1,271 @@
+"""Factorizations that are good enough, all alike: the soft insensitive loss over an objective.
+
+The paper's letters are X for V, A (D x R) for W and W (R x N) for H; its smoothness β is
+``smoothness`` here, where ``beta`` is the power of the divergence.
+
+Source: Masood and Doshi-Velez, "A particle-based variational approach to Bayesian
+non-negative matrix factorization", section 5.
+"""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from daskfactor.errors import ModelError
+from daskfactor.models.divergence import check_beta, divergence
+from daskfactor.models.settings import (
+    Auto,
+    StoredModel,
+    checked_count,
+    checked_number,
+    checked_positive,
+)
+
+Array = NDArray[np.float64]
+
+MARGIN: Final = 1.2
+"""The threshold over the worst objective of the pilot runs (section 6.1)."""
+
+
+def silf(y: ArrayLike, eps: float, smoothness: float) -> Array:
+    r"""Soft insensitive loss: nothing up to a threshold, then as much as one is above it.
+
+    .. math:: \mathrm{SILF}(y) = 0, \quad
+        \frac{(y - (1-\beta)\epsilon)^2}{4 \beta \epsilon}, \quad y - \epsilon
+
+    for y up to :math:`(1-\beta)\epsilon`, between, and from :math:`(1+\beta)\epsilon` on.
+
+    Parameters
+    ----------
+    y
+        Objectives, any shape, at least 0.
+    eps
+        Threshold ε, positive, in the unit of ``y``.
+    smoothness
+        β, half the width of the transition in units of ε, in (0, 1].
+
+    Returns
+    -------
+    ndarray of float64
+        Of the shape of ``y`` and in its unit.
+
+    Notes
+    -----
+    Masood and Doshi-Velez, section 5.1, after Chu et al. 2004. The paper prints
+    :math:`(y - (1-\beta))^2` in the middle, which is discontinuous unless ε = 1.
+    """
+    y = np.asarray(y, dtype=np.float64)
+    low, high = (1.0 - smoothness) * eps, (1.0 + smoothness) * eps
+    middle = (y - low) ** 2 / (4.0 * smoothness * eps)
+    return np.where(y <= low, 0.0, np.where(y >= high, y - eps, middle))
+
+
+def silf_slope(y: ArrayLike, eps: float, smoothness: float) -> Array:
+    r"""Derivative of :func:`silf` in y: 0, then :math:`(y-(1-\beta)\epsilon)/(2\beta\epsilon)`, 1.
+
+    Parameters
+    ----------
+    y, eps, smoothness
+        As for :func:`silf`.
+
+    Returns
+    -------
+    ndarray of float64
+        Between 0 and 1, continuous in ``y``.
+    """
+    y = np.asarray(y, dtype=np.float64)
+    return np.clip((y - (1.0 - smoothness) * eps) / (2.0 * smoothness * eps), 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class SILFNMF(StoredModel):
+    r"""Non-negative factorization under which all good factorizations are equally likely.
+
+    .. math:: p(V | W, H) \propto e^{-C\,\mathrm{SILF}_{\epsilon,\beta}(f_V(W, H))}, \quad
+        W_{\cdot k} \sim \mathrm{Dirichlet}(1), \quad h_{kj} \sim \mathrm{Exponential}(\lambda)
+
+    The likelihood is flat where the objective f is below about ε and falls off beyond; the
+    columns of W add up to 1, so that no scale is left undetermined. It is a model to weigh
+    given factorizations under, not to sample: see :func:`stein_discrepancy`.
+
+    Parameters
+    ----------
+    n_components
+        Number of components K, at least 1.
+    beta
+        The objective f: with 2, the default, the squared Frobenius norm ‖V - WH‖² (without
+        a half, as in the paper); else the sum of β-divergences, for any β outside the open
+        interval (1, 2). Both over the observed entries.
+    threshold
+        ε, in the unit of f. ``"auto"`` is 1.2 times the worst objective of some pilot runs,
+        which :meth:`resolve` is told.
+    smoothness
+        β of the loss, in (0, 1]: it bends between (1 - β)ε and (1 + β)ε.
+    sharpness
+        C, in one over the unit of f: how fast the likelihood falls off.
+    rate
+        λ of the prior on H, in one over the unit of V.
+
+    Raises
+    ------
+    ModelError
+        If one of them is not allowed.
+
+    References
+    ----------
+    Masood and Doshi-Velez, section 5 and, for the defaults, section 6.1.
+    """
+
+    n_components: int
+    _: KW_ONLY
+    beta: float = 2.0
+    threshold: float | Auto = "auto"
+    smoothness: float = 0.1
+    sharpness: float = 2.0
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_components", checked_count(self.n_components))
+        object.__setattr__(self, "beta", check_beta(self.beta))
+        object.__setattr__(self, "threshold", checked_positive("threshold", self.threshold))
+        for name in ("smoothness", "sharpness", "rate"):
+            object.__setattr__(self, name, _positive(name, getattr(self, name)))
+        if self.smoothness > 1.0:
+            raise ModelError(
+                f"smoothness must be above 0 and at most 1, got {self.smoothness:g}; "
+                "leave it at 0.1 if unsure"
+            )
+
+    @property
+    def factor(self) -> float:
+        """How often the sum of β-divergences goes into f: twice for ‖V - WH‖², else once."""
+        return 2.0 if self.beta == 2.0 else 1.0
+
+    @property
+    def eps(self) -> float:
+        """The threshold as a number.
+
+        Raises
+        ------
+        ModelError
+            If it is still ``"auto"``.
+        """
+        if self.threshold == "auto":
+            raise ModelError(
+                'threshold="auto" has to be resolved first; use model.resolve(objectives) with the '
+                "objectives of some good factorizations, or pass threshold as a number"
+            )
+        return float(self.threshold)
+
+    def resolve(self, objectives: ArrayLike) -> Self:
+        r"""The same with :math:`\epsilon = 1.2 \max_m f_m` for an ``"auto"`` threshold.
+
+        Parameters
+        ----------
+        objectives
+            f of the factorizations that count as good, such as those of 50 default runs.
+            Not looked at if the threshold is a number.
+
+        Raises
+        ------
+        ModelError
+            If there are none, or if they are not finite or all zero.
+
+        References
+        ----------
+        Masood and Doshi-Velez, section 6.1.
+        """
+        if self.threshold != "auto":
+            return self
+        found = np.atleast_1d(np.asarray(objectives, dtype=np.float64))
+        if not (found.size and np.isfinite(found).all() and found.min() >= 0 and found.max() > 0):
+            raise ModelError(
+                "the threshold is 1.2 times the largest of the objectives, which must be finite, "
+                f"at least 0 and not all 0, got {found.tolist()[:5]}; pass threshold as a number"
+            )
+        return replace(self, threshold=MARGIN * float(found.max()))
+
+    def objective(self, V: ArrayLike, W: ArrayLike, H: ArrayLike) -> float:
+        """The objective f at one pair of factors, over a whole array in memory.
+
+        Parameters
+        ----------
+        V
+            (I, J), NaN where missing.
+        W, H
+            (I, K) and (K, J).
+
+        Returns
+        -------
+        float
+            ‖V - WH‖² for ``beta=2``, else Σ d_β(v|μ).
+        """
+        mu = np.asarray(W, dtype=np.float64) @ np.asarray(H, dtype=np.float64)
+        return self.factor * float(np.nansum(divergence(V, mu, self.beta)))
+
+    def log_likelihood(self, objective: ArrayLike) -> Array:
+        """-C SILF(f), the normalising constant left out; of the shape of ``objective``."""
+        return -self.sharpness * silf(objective, self.eps, self.smoothness)
+
+    def slope(self, objective: ArrayLike) -> Array:
+        """Derivative of :meth:`log_likelihood` in f: -C SILF'(f), from -C to 0."""
+        return -self.sharpness * silf_slope(objective, self.eps, self.smoothness)
+
+    def log_density(self, objective: float, H: ArrayLike) -> float:
+        """Log of the posterior density but for a constant: -C SILF(f) - λ ΣH.
+
+        Parameters
+        ----------
+        objective
+            f of the factors.
+        H
+            The weights, either way up; minus infinity if an entry is negative. W is taken
+            to be on the simplex, where its prior is constant.
+        """
+        weights = np.asarray(H)
+        if np.any(weights < 0):
+            return -np.inf
+        total = float(np.sum(weights, dtype=np.float64))
+        return float(self.log_likelihood(objective)) - self.rate * total
+
+    def score(
+        self, objective: float, gradient_w: ArrayLike, gradient_h: ArrayLike
+    ) -> tuple[Array, Array]:
+        r"""Gradient of :meth:`log_density`: :math:`-C\,\mathrm{SILF}'(f) \nabla f`, and -λ for H.
+
+        Parameters
+        ----------
+        objective
+            f of the factors.
+        gradient_w, gradient_h
+            ∇f in W and in H, any shapes.
+
+        Returns
+        -------
+        tuple of ndarray
+            The score in W and in H, of the shapes of the gradients; that of W in all of
+            space, not only along the simplex.
+
+        References
+        ----------
+        Masood and Doshi-Velez, equations 3 and 5.
+        """
+        slope = self.slope(objective)
+        score_w = slope * np.asarray(gradient_w, dtype=np.float64)
+        return score_w, slope * np.asarray(gradient_h, dtype=np.float64) - self.rate
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Accept data of any shape: nothing of the model belongs to rows or columns."""
+
+
+def _positive(name: str, value: Any) -> float:
+    try:
+        return checked_number(name, value)
+    except ModelError:
+        raise ModelError(
+            f"{name} must be a positive, finite number, got {value!r}; leave it out for the "
+            "paper's own"
+        ) from None

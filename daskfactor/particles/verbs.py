@@ -1,0 +1,289 @@
+"""The public verb ``stein_discrepancy``: how far a set of factorizations is from a posterior."""
+
+import json
+import warnings
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from numpy.typing import ArrayLike
+
+from daskfactor.checks import whole_number
+from daskfactor.engine import Executor
+from daskfactor.engine.progress import RunEvent
+from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.io.blocks import BlockedData
+from daskfactor.models.silf import SILFNMF
+from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.particles.kernel import IMQ
+from daskfactor.particles.scores import divergences
+from daskfactor.particles.source import Particles, check_values, survey
+from daskfactor.particles.stein import Stein, stein_matrix
+from daskfactor.particles.targets import make_target
+from daskfactor.particles.weights import checked_weights, discrepancy, stein_weights
+from daskfactor.results.schema import factor_dims
+from daskfactor.results.trace import Trace, require_draws
+from daskfactor.runs.launch import check_data, executing, listener, opened
+
+AnyModel = SILFNMF | TweedieNMF
+Pair = tuple[Any, Any]
+
+
+class Given(NamedTuple):
+    """Factors (M, I, K) and (M, K, J), coordinates of the particles, and what a run decided."""
+
+    W: Any
+    H: Any
+    coords: dict[str, Any]
+    decided: dict[str, float]
+
+
+def stein_discrepancy(
+    particles: Trace | Pair,
+    V: Any,
+    model: AnyModel,
+    *,
+    weights: ArrayLike | None = None,
+    tangent: bool = False,
+    kernel: IMQ | None = None,
+    most: int = 200,
+    blocks: int | None = None,
+    unstored: str | None = None,
+    client: Any = None,
+    executor: str | Executor = "auto",
+    progressbar: bool = True,
+) -> xr.Dataset:
+    r"""Kernelised Stein discrepancy of some factorizations from a posterior: smaller is nearer.
+
+    .. math:: \mathrm{KSD} = \sqrt{w^\top K w}, \quad K_{mn} = k\, s_m^\top s_n
+        + s_m^\top \nabla_{\theta_n} k + s_n^\top \nabla_{\theta_m} k
+        + \mathrm{tr}\, \nabla_{\theta_m} \nabla_{\theta_n}^\top k
+
+    with scores :math:`s = \nabla \log p(W, H | V)` and the kernel k of :class:`IMQ`. No
+    normalising constant is needed, and nothing but the factorizations themselves: it also
+    tells draws that a step has biased, which chains agree on, from better ones.
+
+    Parameters
+    ----------
+    particles
+        Result of :func:`sample` or the path of its store (its draws, chains one after the
+        other), or a pair of arrays W (M, I, K) and H (M, K, J): NumPy, memory-mapped, zarr,
+        dask or xarray. Non-negative.
+    V : array (I, J)
+        The data, as for :func:`sample`.
+    model
+        The posterior: a :class:`SILFNMF` with a threshold, or a :class:`TweedieNMF`, whose
+        ``"auto"`` settings are those of the run if a run is given, else chosen as for
+        :func:`log_evidence`. Under a `SILFNMF` columns of W are first divided by their sums
+        and rows of H multiplied with them, which leaves WH as it is.
+    weights
+        Probability masses (M,) whose discrepancy is wanted; left out, all are equal.
+    tangent
+        Take the score in W along the simplex only (`SILFNMF`): its column means are
+        subtracted, and a column of W counts for I - 1 dimensions. The default, as far as
+        the paper tells its own, is the score in all of space.
+    kernel
+        Left out: ``IMQ()``, the paper's, for a `SILFNMF`, and median distances for a
+        `TweedieNMF`.
+    most
+        Largest number of draws of a run that is looked at: of more, one in two, in three
+        and so on is. Time grows with their number, a matrix with its square.
+    blocks, unstored, client, executor, progressbar
+        As for :func:`sample`.
+
+    Returns
+    -------
+    Dataset
+        ``discrepancy`` under ``weights``, ``discrepancy_equal`` and
+        ``discrepancy_optimal``; ``weight`` (particle), the masses of the last, see
+        :func:`daskfactor.particles.stein_weights`; ``stein_matrix`` (particle,
+        other_particle); ``log_density`` (particle), up to a constant; ``objective``
+        (particle) for a `SILFNMF`. The attributes ``scale_w`` and ``scale_h`` are the
+        kernel's.
+
+    Raises
+    ------
+    DataError, ModelError, OptionError
+        If data, model or particles cannot be used.
+
+    Notes
+    -----
+    Values rank sets of particles under one posterior and one kernel, and say nothing by
+    themselves: the discrepancy of the posterior from itself is not zero here, for two
+    reasons. Where its density is positive at the boundary of what is allowed, at W = 0 or
+    H = 0, partial integration leaves a term there; so it is with exponential and Dirichlet
+    priors, unless the likelihood vanishes at the boundary. And a score in all of space does
+    not know that W cannot leave the simplex, which ``tangent=True`` puts right. Even without
+    either, M independent draws would be at about :math:`\sqrt{\sum_m K_{mm}} / M`, and
+    draws that hang together further off. So compare sets of equally many particles, and
+    fix the kernel, for instance at ``IMQ(first.scale_w, first.scale_h)``.
+
+    Masood and Doshi-Velez, equations 3, 4 and 7 and algorithm 5.
+    """
+    kernel = _checked(model, tangent, kernel, most)
+    given = _given(particles, most, weights)
+    if isinstance(model, TweedieNMF):
+        model = _with_decided(model, given.decided)
+    law = TweedieNMF(model.n_components, beta=model.beta)
+    dtype = "float64" if np.dtype(given.W.dtype) == np.float64 else "float32"
+    with ExitStack() as stack:
+        on_event = stack.enter_context(listener(progressbar, None))
+        on_event(RunEvent("load", 0, 1))
+        data = stack.enter_context(opened(V, blocks, dtype=dtype, unstored=unstored))
+        check_data(law, data)
+        model.check_shape(data.shape)
+        ours = Particles.of(given.W, given.H, data).loaded()
+        _check_width(ours, model)
+        if weights is not None:
+            weights = checked_weights(weights, ours.count)
+        on_event(RunEvent("load", 1, 1, message="{} x {}".format(*data.shape)))
+        runner = stack.enter_context(executing(executor, client, data, law, on_event))
+        found, objective = _measure(runner, data, model, ours, kernel, tangent)
+    return _dataset(found, objective, weights, given, model, tangent)
+
+
+def _checked(model: object, tangent: bool, kernel: object, most: int) -> IMQ:
+    """The kernel; refuses arguments that no data are needed to refuse."""
+    if not isinstance(model, AnyModel):
+        raise OptionError(
+            "a Stein discrepancy is known from the posterior of a SILFNMF(n_components=..., "
+            f"threshold=...) and of a TweedieNMF(n_components=...), got {model!r}"
+        )
+    if isinstance(model, SILFNMF):
+        assert model.eps > 0  # raises if it is still "auto"
+    elif tangent:
+        raise OptionError(
+            "tangent=True takes scores along the simplex that the columns of W of a SILFNMF lie "
+            "on; those of a TweedieNMF are free, so leave it out"
+        )
+    whole_number("most", most, 1)
+    if kernel is None:
+        return IMQ() if isinstance(model, SILFNMF) else IMQ("median", "median")
+    if not isinstance(kernel, IMQ):
+        raise OptionError(
+            f"kernel must be IMQ(...), got {kernel!r}; leave it out for the usual one"
+        )
+    return kernel
+
+
+def _given(particles: Trace | Pair, most: int, weights: object) -> Given:
+    """Particles out of what was passed; of many draws every n-th."""
+    if isinstance(particles, tuple | list):
+        if len(particles) != 2:
+            raise OptionError(
+                f"particles must be a run or a pair (W, H) of arrays, got {len(particles)} of them"
+            )
+        W, H = (one if hasattr(one, "dtype") else np.asarray(one) for one in particles)
+        return Given(W, H, {}, {})
+    tree = require_draws(particles, "a Stein discrepancy")
+    group = tree["posterior"].to_dataset()
+    row, column = factor_dims(tree)
+    W = group["W"].transpose("chain", "draw", row, "component").data
+    H = group["H"].transpose("chain", "draw", "component", column).data
+    total = W.shape[0] * W.shape[1]
+    step = -(-total // most)
+    if step > 1 and weights is not None:
+        raise OptionError(
+            f"weights are for all {total} draws, of which most={most} lets only some be looked "
+            f"at; pass most={total} as well"
+        )
+    if step > 1:
+        warnings.warn(
+            f"of the {total} draws one in {step} is looked at; pass most={total} for all of them",
+            SamplingWarning,
+            stacklevel=3,
+        )
+    labels = [
+        np.repeat(group["chain"].values, group.sizes["draw"]),
+        np.tile(group["draw"].values, group.sizes["chain"]),
+    ]
+    coords = {
+        name: ("particle", values[::step])
+        for name, values in zip(("chain", "draw"), labels, strict=True)
+    }
+    decided = {}
+    if "constant_data" in tree.children:
+        constants = tree["constant_data"].to_dataset()
+        decided = {str(name): float(value) for name, value in constants.data_vars.items()}
+    W, H = (one.reshape(total, *one.shape[2:])[::step] for one in (W, H))
+    return Given(W, H, coords, decided)
+
+
+def _with_decided(model: TweedieNMF, decided: dict[str, float]) -> TweedieNMF:
+    """The model with what a run made of its ``"auto"`` settings."""
+    names = ("dispersion", "rate_w", "rate_h")
+    open_ = {
+        name: decided[name] for name in names if name in decided and getattr(model, name) == "auto"
+    }
+    return replace(model, **open_) if open_ else model  # type: ignore[arg-type]
+
+
+def _check_width(particles: Particles, model: AnyModel) -> None:
+    if particles.width != model.n_components:
+        raise OptionError(
+            f"the particles have {particles.width} components, the model {model.n_components}; "
+            "pass the model that they are factors of"
+        )
+
+
+def _measure(
+    runner: Executor,
+    data: BlockedData,
+    model: AnyModel,
+    particles: Particles,
+    kernel: IMQ,
+    tangent: bool,
+) -> tuple[Stein, xr.DataArray | None]:
+    """The Stein matrix, and objectives where the model has one."""
+    seen = survey(runner, particles)
+    check_values(seen)
+    phi = float("nan")
+    if isinstance(model, SILFNMF):
+        particles = particles.on_simplex(np.asarray(seen["rows"].sums, dtype=np.float64))
+    else:
+        phi = _dispersion(runner, data, model)
+    target = make_target(data, model, phi)
+    divergence = divergences(runner, data, target, particles)
+    found = stein_matrix(runner, data, target, particles, divergence, kernel, tangent)
+    if not isinstance(model, SILFNMF):
+        return found, None
+    return found, xr.DataArray(model.factor * divergence, dims="particle")
+
+
+def _dispersion(runner: Executor, data: BlockedData, model: TweedieNMF) -> float:
+    """The model's; of ``"auto"`` what an evidence takes, which may need a fit."""
+    if model.dispersion != "auto":
+        return float(model.dispersion)
+    from daskfactor.evidence.verbs import chosen_dispersion  # few runs need it
+
+    return chosen_dispersion(data, model, 0, runner)
+
+
+def _dataset(
+    found: Stein,
+    objective: xr.DataArray | None,
+    weights: Any,
+    given: Given,
+    model: AnyModel,
+    tangent: bool,
+) -> xr.Dataset:
+    best = stein_weights(found.matrix)
+    variables: dict[str, Any] = {
+        "discrepancy": discrepancy(found.matrix, weights),
+        "discrepancy_equal": discrepancy(found.matrix),
+        "discrepancy_optimal": discrepancy(found.matrix, best),
+        "weight": ("particle", best),
+        "stein_matrix": (("particle", "other_particle"), found.matrix),
+        "log_density": ("particle", found.log_density),
+    }
+    if objective is not None:
+        variables["objective"] = objective
+    attrs = {
+        **asdict(found.kernel),
+        "tangent": int(tangent),
+        "model": json.dumps(model.to_dict()),
+        "inference_library": "daskfactor",
+    }
+    return xr.Dataset(variables, coords=given.coords, attrs=attrs)
