@@ -31,6 +31,8 @@ class Stream(IntEnum):
     HYPER = 4
     ACCEPTANCE = 5
     TEMPERATURE = 6
+    THINNING = 7
+    SIMULATION = 8
 
 
 def resolve_seed(random_seed: int | None) -> int:

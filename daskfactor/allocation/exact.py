@@ -1,0 +1,213 @@
+"""Exact evidence of an allocation model, for few tokens: a sum over allocations.
+
+Labelled allocations of the tokens are added one token after another, and those that
+led to the same counts of every urn that is still to be drawn from are merged. An urn
+that no later token can reach leaves the state together with its factor of f.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from daskfactor.allocation.layout import rising
+from daskfactor.allocation.urns import Urns
+from daskfactor.errors import DataError
+
+LIMIT = 1_000_000
+"""States that are held at a time; a state costs some hundred bytes, and time about the same."""
+LARGEST_CODE = 2**62
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Enumerated:
+    """What a sum over all allocations gives.
+
+    Attributes
+    ----------
+    log_evidence
+        Log p(X), in nats.
+    mean_counts : array (cells,)
+        Posterior mean of the flat counts.
+    states
+        The largest number of states that were held.
+    """
+
+    log_evidence: float
+    mean_counts: FloatArray
+    states: int
+
+
+def enumerate_evidence(urns: Urns, limit: int = LIMIT) -> float:
+    r"""Log p(X) by summing over all allocations, in nats.
+
+    .. math:: \ln p(X) = \ln \mathrm{NB}(T) + \ln T! - \sum \ln X! + \ln \sum_z f(C(z))
+
+    Parameters
+    ----------
+    urns
+        The model at the data.
+    limit
+        States that may be held at a time.
+
+    Raises
+    ------
+    DataError
+        If there are too many of them.
+
+    References
+    ----------
+    Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
+    simulating Pólya urns", marginal distribution of the allocation tensor.
+    """
+    return enumerate_allocations(urns, limit, means=False).log_evidence
+
+
+def enumerate_allocations(urns: Urns, limit: int = LIMIT, *, means: bool = True) -> Enumerated:
+    """As `enumerate_evidence`, with the posterior mean of the counts (NaN without ``means``)."""
+    if (least := _least_states(urns)) > limit:
+        raise _too_many(urns, least, limit)
+    walk = _Walk(urns, limit, means)
+    for cell, tokens in enumerate(urns.values):
+        walk.meet(cell)
+        for _ in range(int(tokens)):
+            walk.add_token(cell)
+        walk.leave(cell)
+    log_sum = float(walk.log_weights[0])
+    return Enumerated(urns.log_factor + urns.constant + log_sum, walk.mean_counts(), walk.most)
+
+
+def count_allocations(urns: Urns) -> float:
+    """Log10 of the number of distinct allocations S of the observed counts."""
+    H = urns.states
+    logs = [math.lgamma(x + H) - math.lgamma(x + 1) - math.lgamma(H) for x in urns.values]
+    return math.fsum(logs) / math.log(10)
+
+
+class _Walk:
+    """Distinct states after some of the tokens, with the weights of what led there."""
+
+    def __init__(self, urns: Urns, limit: int, means: bool) -> None:
+        self.urns, self.limit, self.means = urns, limit, means
+        self.alpha = np.concatenate([urns.cell_alpha, urns.total_alpha])
+        self.last = _last_cells(urns)
+        self.open: IntArray = np.zeros(0, np.int64)
+        """Which counts and totals the columns of ``states`` are."""
+        self.states = np.zeros((1, 0), np.int32)
+        self.log_weights = np.zeros(1)
+        self.closed: IntArray = np.zeros(0, np.int64)
+        self.closed_means = np.zeros((1, 0))
+        self.most = 1
+
+    def meet(self, cell: int) -> None:
+        """Take up the urns that are drawn from for the first time."""
+        new = np.setdiff1d(_places(self.urns, cell), self.open)
+        self.open = np.concatenate([self.open, new])
+        blank = np.zeros((len(self.states), len(new)), np.int32)
+        self.states = np.concatenate([self.states, blank], axis=1)
+
+    def add_token(self, cell: int) -> None:
+        """Let the next token take every hidden configuration."""
+        states = self.urns.states
+        if len(self.states) * states > self.limit:
+            raise _too_many(self.urns, len(self.states) * states, self.limit)
+        column = np.zeros(len(self.alpha), np.int64)
+        column[self.open] = np.arange(len(self.open))
+        added = np.zeros((states, len(self.open)), np.int32)
+        for place in _places(self.urns, cell):
+            np.add.at(added, (np.arange(states), column[place]), 1)
+        grown = (self.states[:, None, :] + added).reshape(-1, len(self.open))
+        parents = np.repeat(np.arange(len(self.states)), states)
+        self._merge(grown, self.log_weights[parents], parents)
+
+    def leave(self, cell: int) -> None:
+        """Multiply by the factors of urns that no later token reaches, and forget these."""
+        done = self.last[self.open] == cell
+        own, counts = self.open[done], self.states[:, done]
+        sign = np.where(own < self.urns.cells, 1.0, -1.0)
+        weights = self.log_weights + rising(self.alpha[own], counts) @ sign
+        if self.means:
+            held = own < self.urns.cells
+            self.closed = np.concatenate([self.closed, own[held]])
+            self.closed_means = np.concatenate([self.closed_means, counts[:, held]], axis=1)
+        self.open = self.open[~done]
+        self._merge(self.states[:, ~done], weights, np.arange(len(weights)))
+
+    def mean_counts(self) -> FloatArray:
+        """Posterior mean of the flat counts, once all urns are left."""
+        out = np.full(self.urns.cells, 0.0 if self.means else np.nan)
+        out[self.closed] = self.closed_means[0]
+        return out
+
+    def _merge(self, states: NDArray[np.int32], logs: FloatArray, parents: IntArray) -> None:
+        """Merge equal rows; ``parents`` says which mean of closed counts each of them has."""
+        _, first, group = np.unique(_coded(states), return_index=True, return_inverse=True)
+        top = np.full(len(first), -np.inf)
+        np.maximum.at(top, group, logs)
+        weights = np.exp(logs - top[group])
+        sums = np.bincount(group, weights, len(first))
+        if self.means:
+            share = csr_array((weights / sums[group], (group, parents)))
+            self.closed_means = share @ self.closed_means
+        self.states, self.log_weights = states[first], top + np.log(sums)
+        self.most = max(self.most, len(first))
+
+
+def _places(urns: Urns, cell: int) -> IntArray:
+    """Where a token of an observed cell adds one, (2 N, H): counts, then totals behind them."""
+    counts = urns.row[cell][:, None] + urns.column
+    totals = urns.cells + urns.total_row[cell][:, None] + urns.total_column
+    return np.concatenate([counts, totals])
+
+
+def _last_cells(urns: Urns) -> IntArray:
+    """The last observed cell that reaches each count and each total."""
+    last = np.zeros(urns.cells + urns.totals, np.int64)
+    cells = np.arange(len(urns.values))
+    for n in range(len(urns.draws)):
+        for h in range(urns.states):
+            np.maximum.at(last, urns.row[:, n] + urns.column[n, h], cells)
+            totals = urns.total_row[:, n] + urns.total_column[n, h]
+            np.maximum.at(last, urns.cells + totals, cells)
+    return last
+
+
+def _coded(states: NDArray[np.int32]) -> IntArray:
+    """One number for each row, equal where rows are equal."""
+    code = np.zeros(len(states), np.int64)
+    size = 1
+    for column in states.T:
+        low, high = int(column.min()), int(column.max())
+        width = high - low + 1
+        if size * width > LARGEST_CODE:
+            found, code = np.unique(code, return_inverse=True)
+            size = len(found)
+        code = code * width + (column - low)
+        size *= width
+    return code
+
+
+def _least_states(urns: Urns) -> int:
+    """A lower bound of the states that will be held: tables that every token draws from."""
+    least = _choices(int(urns.values.max()), len(np.unique(urns.column, axis=1).T))
+    alone = np.bincount(urns.group)[urns.group] == 1
+    for n in np.flatnonzero(alone & (urns.row == urns.row[0]).all(axis=0)):
+        least = max(least, _choices(urns.total, len(np.unique(urns.column[n]))))
+    return least
+
+
+def _choices(tokens: int, kinds: int) -> int:
+    return math.comb(tokens + kinds - 1, kinds - 1)
+
+
+def _too_many(urns: Urns, states: int, limit: int) -> DataError:
+    return DataError(
+        f"the {urns.total} tokens can be allocated in 10^{count_allocations(urns):.1f} ways, which "
+        f"need {states:,} states at a time or more, above the limit of {limit:,}; use "
+        "SequentialMonteCarlo() or VariationalBayes() instead, or raise the limit"
+    )

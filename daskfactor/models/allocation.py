@@ -1,0 +1,328 @@
+"""The Bayesian allocation model: counts that a Poisson process thins by a Bayesian network."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Self
+
+from daskfactor.errors import ModelError
+from daskfactor.models.allocation_checks import (
+    check_equal_sizes,
+    checked_concentration,
+    checked_hidden,
+    checked_observed,
+    checked_tied,
+    positive,
+    size,
+)
+from daskfactor.models.frozen import Frozen
+from daskfactor.models.graph import Graph
+
+OBSERVED = "ijklmnopq"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AllocationModel:
+    r"""Tokens of a Poisson process, each a draw from a Bayesian network that is seen in part.
+
+    .. math:: \lambda \sim \mathrm{Gamma}(a, b), \quad T \sim \mathrm{Poisson}(\lambda), \quad
+        i_n^\tau \sim \theta_n(\cdot \mid i_{\mathrm{pa}(n)}^\tau), \quad
+        \theta_n(\cdot \mid i_{\mathrm{pa}(n)}) \sim \mathrm{Dirichlet}(\alpha_n)
+
+    for the tokens :math:`\tau = 1 \dots T` and the variables n of the graph. The data X
+    count the tokens by their observed variables. Non-negative factorizations of
+    matrices and tensors, topic models and discrete Bayesian networks are of this kind:
+    :meth:`nmf`, :meth:`cp`, :meth:`tucker`, :meth:`symmetric_nmf`, :meth:`topics`.
+
+    Parameters
+    ----------
+    graph
+        Edges as text, such as ``"r -> i, r -> j"``; see :meth:`Graph.parse`.
+    hidden
+        Size of each hidden variable.
+    observed
+        The other variables in the order of the data's dimensions (default: as they
+        appear in the graph); a mapping also fixes their sizes.
+    concentration
+        A number a stands for all tables: :math:`\alpha_n = a / (I_n \prod I_{pa(n)})`, so
+        that the pseudo-counts of every table sum to a, and λ has the shape a. A mapping
+        gives the pseudo-count per cell of every variable that is not tied.
+    rate
+        Rate b of λ.
+    shape
+        Shape of λ; left out, it is the number in ``concentration``, or 1 under a mapping.
+    tied
+        Groups of variables that draw from one table, with the pseudo-count per cell of
+        that table. Their parents correspond in the order of their edges.
+
+    Raises
+    ------
+    ModelError
+        If one of them is not allowed, or they do not fit together.
+
+    References
+    ----------
+    Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
+    simulating Pólya urns", the Bayesian allocation model.
+    """
+
+    graph: str
+    hidden: Mapping[str, int]
+    observed: Sequence[str] | Mapping[str, int] | None = None
+    concentration: float | Mapping[str, float] = 1.0
+    rate: float = 1.0
+    shape: float | None = None
+    tied: Mapping[tuple[str, ...], float] = field(default_factory=Frozen)
+
+    def __post_init__(self) -> None:
+        network = self.graph if isinstance(self.graph, Graph) else Graph.parse(self.graph)
+        hidden = checked_hidden(self.hidden, network)
+        observed = checked_observed(self.observed, network, hidden)
+        tied = checked_tied(self.tied, network)
+        known = dict(hidden) | (dict(observed) if isinstance(observed, Frozen) else {})
+        check_equal_sizes(network, tied, known)
+        settings = {
+            "graph": str(network),
+            "hidden": hidden,
+            "observed": observed,
+            "concentration": checked_concentration(self.concentration, network, tied),
+            "rate": positive("rate", self.rate),
+            "shape": None if self.shape is None else positive("shape", self.shape),
+            "tied": tied,
+        }
+        # A frozen dataclass is set through object.
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def nmf(cls, n_components: int, **settings: Any) -> Self:
+        """Non-negative factorization of a matrix i x j: ``"r -> i, r -> j"``."""
+        return cls.cp(n_components, order=2, **settings)
+
+    @classmethod
+    def cp(cls, n_components: int, order: int = 3, **settings: Any) -> Self:
+        """Non-negative CP (PARAFAC) of a tensor i x j x k ...: ``"r -> i, r -> j, r -> k"``."""
+        names = _observed_names(order)
+        edges = ", ".join(f"r -> {name}" for name in names)
+        return cls(edges, {"r": n_components}, names, **settings)
+
+    @classmethod
+    def tucker(cls, n_components: Sequence[int], **settings: Any) -> Self:
+        """Non-negative Tucker: a core over r1 x r2 ... without structure, and ``r1 -> i`` etc."""
+        names = _observed_names(len(n_components))
+        roots = [f"r{n + 1}" for n in range(len(names))]
+        core = [f"{parent} -> {child}" for n, child in enumerate(roots) for parent in roots[:n]]
+        loadings = [f"{root} -> {name}" for root, name in zip(roots, names, strict=True)]
+        hidden = dict(zip(roots, n_components, strict=True))
+        return cls(", ".join(core + loadings), hidden, names, **settings)
+
+    @classmethod
+    def symmetric_nmf(
+        cls, n_components: int, *, concentration_shared: float, **settings: Any
+    ) -> Self:
+        """Rows and columns of a square matrix that draw from one table per component.
+
+        ``concentration_shared`` is that table's pseudo-count per cell; the law of both
+        indices is symmetric, the data need not be.
+        """
+        tied: Mapping[tuple[str, ...], float] = {("i", "j"): concentration_shared}
+        return cls("r -> i, r -> j", {"r": n_components}, ("i", "j"), tied=tied, **settings)
+
+    @classmethod
+    def topics(
+        cls,
+        n_components: int,
+        *,
+        document: float = 0.1,
+        word: float = 0.01,
+        length: float = 1.0,
+        **settings: Any,
+    ) -> Self:
+        """Latent Dirichlet allocation of a matrix of documents d x words w: ``"d -> r, r -> w"``.
+
+        ``document`` is the pseudo-count of a topic in a document, ``word`` that of a word in
+        a topic, ``length`` that of a document in the table that tokens draw their document
+        from, which says nothing about topics.
+        """
+        concentration = {"d": length, "r": document, "w": word}
+        graph = "d -> r, r -> w"
+        return cls(graph, {"r": n_components}, ("d", "w"), concentration, **settings)
+
+    @cached_property
+    def network(self) -> Graph:
+        """The graph."""
+        return Graph.parse(self.graph)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The observed variables in the order of the data's dimensions."""
+        return tuple(self.observed or ())
+
+    @property
+    def n_components(self) -> int:
+        """Size of the hidden variable, of which there must be only one."""
+        return self.hidden[self._only_hidden()]
+
+    @property
+    def n_hidden_states(self) -> int:
+        """Joint configurations of the hidden variables, H."""
+        return math.prod(self.hidden.values())
+
+    @property
+    def total_shape(self) -> float:
+        """Shape a of the gamma prior on the mean total λ."""
+        if self.shape is not None:
+            return self.shape
+        return 1.0 if isinstance(self.concentration, Mapping) else self.concentration
+
+    @cached_property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The variables by the table that they draw from, parents before children."""
+        shared = {name: group for group in self.tied for name in group}
+        order = self.network.order
+        return tuple(dict.fromkeys(self.network.in_order(shared.get(n, (n,))) for n in order))
+
+    def sizes(self, shape: Sequence[int]) -> dict[str, int]:
+        """Size of every variable for data of a shape, which is checked."""
+        self.check_shape(shape)
+        own = dict(zip(self.dims, (int(side) for side in shape), strict=True)) | dict(self.hidden)
+        return {name: own[name] for name in self.network.order}
+
+    def pseudo_counts(self, shape: Sequence[int]) -> dict[str, float]:
+        r"""Pseudo-count :math:`\alpha_n` of one cell of every variable's table."""
+        sizes = self.sizes(shape)
+        network, given = self.network, self.concentration
+        shared = {name: value for group, value in self.tied.items() for name in group}
+        if isinstance(given, Mapping):
+            own = dict(given)
+        else:
+            own = {
+                name: given / math.prod(sizes[axis] for axis in network.family(name))
+                for name in network.order
+            }
+        return {name: (own | shared)[name] for name in network.order}
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse data whose shape the model does not fit.
+
+        Raises
+        ------
+        ModelError
+            If the data have another number of dimensions, other sizes than ``observed``
+            says, or sizes that differ among tied variables.
+        """
+        dims, observed = self.dims, self.observed
+        if len(shape) != len(dims):
+            raise ModelError(
+                f"the data have {len(shape)} dimensions, shape {tuple(shape)}, but the model has "
+                f"{len(dims)} observed variables ({', '.join(dims)}); they must be as many"
+            )
+        for name, side in zip(dims, shape, strict=True):
+            if isinstance(observed, Mapping) and observed[name] != side:
+                raise ModelError(
+                    f"the data have size {side} along {name!r}, but the model says "
+                    f"{observed[name]}; change one of them, or give observed as a list of names"
+                )
+        sizes = dict(zip(dims, shape, strict=True)) | dict(self.hidden)
+        check_equal_sizes(self.network, self.tied, sizes)
+
+    def with_components(self, n_components: int) -> Self:
+        """The same model with another size of its hidden variable.
+
+        Raises
+        ------
+        ModelError
+            If it has several hidden variables.
+        """
+        return replace(self, hidden={self._only_hidden(): size("n_components", n_components)})
+
+    def with_thinning(self, share: float) -> Self:
+        r"""The model of data of which each token was kept with probability p.
+
+        :math:`\lambda \to p\lambda \sim \mathrm{Gamma}(a, b / p)`, and the tables stay.
+        """
+        if not 0.0 < share <= 1.0:
+            raise ModelError(f"the share of tokens that are kept must be in (0, 1], got {share!r}")
+        return replace(self, rate=self.rate / share)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The model as plain JSON values, with its class under ``"type"``."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in ("hidden", "concentration"):
+            values[name] = dict(values[name]) if isinstance(values[name], Mapping) else values[name]
+        sides = self.observed
+        # JSON objects have no order.
+        if isinstance(sides, Mapping):
+            values["observed"] = [list(item) for item in sides.items()]
+        else:
+            values["observed"] = list(self.dims)
+        values["tied"] = [[list(group), value] for group, value in self.tied.items()]
+        return {"type": type(self).__name__} | values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild a model from `to_dict`.
+
+        Raises
+        ------
+        ModelError
+            If it is another model's, or has keys that this version does not know.
+        """
+        given = dict(values)
+        kind = given.pop("type", None)
+        known = {one.name for one in fields(cls)}
+        if kind != cls.__name__:
+            raise ModelError(f"expected a stored model of type {cls.__name__!r}, got {kind!r}")
+        if unknown := sorted(given.keys() - known):
+            raise ModelError(
+                f"the stored model has unknown settings {unknown}; {cls.__name__} knows "
+                f"{sorted(known)}. It may be of a newer version: upgrade and try again"
+            )
+        if lost := [name for name in ("graph", "hidden") if name not in given]:
+            raise ModelError(f"the stored model lacks {lost[0]!r}")
+        observed = given.get("observed")
+        if observed and not isinstance(observed[0], str):
+            given["observed"] = dict(observed)
+        given["tied"] = {tuple(group): value for group, value in given.get("tied", ())}
+        return cls(**given)
+
+    def __repr__(self) -> str:
+        plain: dict[str, Any] = {"concentration": 1.0, "rate": 1.0, "shape": None, "tied": {}}
+        words = [repr(self.graph)]
+        for name in ("hidden", "observed", *plain):
+            value = getattr(self, name)
+            if name not in plain or value != plain[name]:
+                words.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        assert isinstance(other, AllocationModel)
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        sides = tuple(self.observed.items()) if isinstance(self.observed, Mapping) else self.dims
+        rest = self.concentration, self.rate, self.shape, self.tied
+        return (self.graph, self.hidden, sides, *rest)
+
+    def _only_hidden(self) -> str:
+        if len(self.hidden) > 1:
+            raise ModelError(
+                f"the model has {len(self.hidden)} hidden variables ({', '.join(self.hidden)}), so "
+                "no single number of components; make a model for each choice of sizes"
+            )
+        return next(iter(self.hidden))
+
+
+def _observed_names(order: Any) -> tuple[str, ...]:
+    if not 1 <= size("the order of the data", order) <= len(OBSERVED):
+        raise ModelError(
+            f"the order of the data must be 1 to {len(OBSERVED)}, got {order}; write the graph "
+            "yourself for more"
+        )
+    return tuple(OBSERVED[:order])

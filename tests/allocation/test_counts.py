@@ -1,0 +1,243 @@
+"""Counts from every kind of data, and what is refused."""
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import sparse
+import xarray as xr
+import zarr
+
+from daskfactor.allocation.counts import Counts, as_counts
+from daskfactor.errors import DataError, ModelError, OptionError, StoreError
+from daskfactor.io.convert import convert
+from daskfactor.io.sources import as_blocks
+from daskfactor.models.allocation import AllocationModel
+
+NMF = AllocationModel.nmf(2)
+CP = AllocationModel.cp(2)
+X = np.random.default_rng(0).poisson(0.7, (6, 5))
+TENSOR = np.random.default_rng(1).poisson(0.4, (4, 3, 5))
+
+
+def dense(counts):
+    out = np.zeros(counts.shape, np.int64)
+    out[tuple(counts.indices.T)] = counts.values
+    return out
+
+
+def same(counts, expected):
+    np.testing.assert_array_equal(dense(counts), expected)
+    assert counts.indices.dtype == counts.values.dtype == np.int64
+    assert counts.indices.shape == (len(counts.values), expected.ndim)
+    assert counts.values.min() > 0
+    place = np.ravel_multi_index(tuple(counts.indices.T), counts.shape)
+    assert (np.diff(place) > 0).all()
+    assert counts.total == expected.sum()
+
+
+def duplicated(array):
+    """A scipy matrix that stores every entry in two halves, and an explicit zero."""
+    rows, cols = np.nonzero(array)
+    values = array[rows, cols]
+    half = values // 2
+    pairs = (np.r_[rows, rows, 0], np.r_[cols, cols, 0])
+    return sp.coo_array((np.r_[half, values - half, 0], pairs), shape=array.shape)
+
+
+def store_of(array, path):
+    convert(sp.csr_array(array), path, unstored="zero", progressbar=False, blocks=2)
+    return path
+
+
+def zarr_of(array, path):
+    zarr.save_array(path, array)
+    return path
+
+
+MATRICES = {
+    "numpy": lambda x, _: x,
+    "float32": lambda x, _: x.astype(np.float32),
+    "unsigned": lambda x, _: x.astype(np.uint64),
+    "fortran": lambda x, _: np.asfortranarray(x),
+    "masked, no mask": lambda x, _: np.ma.array(x),
+    "duplicates": lambda x, _: duplicated(x),
+    "csr": lambda x, _: sp.csr_array(x),
+    "csc matrix": lambda x, _: sp.csc_matrix(x.astype(float)),
+    "COO": lambda x, _: sparse.COO.from_numpy(x),
+    "GCXS": lambda x, _: sparse.GCXS.from_numpy(x),
+    "DOK": lambda x, _: sparse.DOK.from_numpy(x),
+    "dask": lambda x, _: da.from_array(x, chunks=(4, 2)),
+    "dask of COO": lambda x, _: da.from_array(x, chunks=(4, 2)).map_blocks(sparse.COO.from_numpy),
+    "dask of csr": lambda x, _: da.from_array(x, chunks=(4, 2)).map_blocks(sp.csr_array),
+    "xarray": lambda x, _: xr.DataArray(x),
+    "xarray of COO": lambda x, _: xr.DataArray(sparse.COO.from_numpy(x)),
+    "xarray of dask": lambda x, _: xr.DataArray(x).chunk(3),
+    "pandas": lambda x, _: pd.DataFrame(x),
+    "zarr": lambda x, path: zarr.array(x, chunks=(4, 2)),
+    "path of zarr": lambda x, path: zarr_of(x, path / "a.zarr"),
+    "store": lambda x, path: store_of(x, path / "s.zarr"),
+    "path text of store": lambda x, path: str(store_of(x, path / "s.zarr")),
+    "blocks": lambda x, _: as_blocks(x, blocks=2),
+    "sparse blocks": lambda x, _: as_blocks(sp.csr_array(x), 2, unstored="zero", balance=True),
+}
+TENSORS = [
+    *("numpy", "float32", "COO", "GCXS", "DOK", "xarray", "xarray of COO", "xarray of dask"),
+    *("zarr", "path of zarr"),
+]
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_matrices(kind, tmp_path):
+    same(as_counts(MATRICES[kind](X, tmp_path), NMF), X)
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensors(kind, tmp_path):
+    same(as_counts(MATRICES[kind](TENSOR, tmp_path), CP), TENSOR)
+
+
+def test_dask_tensors_chunk_by_chunk():
+    array = da.from_array(TENSOR, chunks=(3, 2, 2))
+    same(as_counts(array, CP), TENSOR)
+    same(as_counts(array.map_blocks(sparse.COO.from_numpy), CP), TENSOR)
+    unknown = da.from_array(X.ravel(), chunks=4)
+    unknown = unknown[unknown > 0]
+    with pytest.raises(DataError, match="compute_chunk_sizes"):
+        as_counts(unknown, AllocationModel("r -> i", {"r": 2}))
+
+
+def test_vectors_and_scipy_coo_arrays():
+    model = AllocationModel("r -> i", {"r": 2})
+    vector = np.array([0, 3, 0, 1])
+    same(as_counts(vector, model), vector)
+    same(as_counts(vector > 0, model), (vector > 0).astype(int))
+    twice = sp.coo_array((np.array([1, 2, 1]), (np.array([1, 1, 3]),)), shape=(4,))
+    same(as_counts(twice, model), vector)
+
+
+def test_anndata_names():
+    anndata = pytest.importorskip("anndata")
+    adata = anndata.AnnData(sp.csr_matrix(X.astype(np.float32)))
+    adata.obs_names = [f"cell {n}" for n in range(6)]
+    counts = as_counts(adata, NMF)
+    same(counts, X)
+    assert counts.dims == ("obs", "var")
+    assert counts.labels["obs"][2] == "cell 2"
+
+
+def test_dims_are_matched_by_name_or_by_order():
+    labels = {"i": np.arange(6) * 10}
+    array = xr.DataArray(X.T, dims=("j", "i"), coords=labels)
+    counts = as_counts(array, NMF)
+    same(counts, X)
+    assert counts.dims == ("i", "j")
+    np.testing.assert_array_equal(counts.labels["i"], labels["i"])
+    assert "j" not in counts.labels
+    named = as_counts(xr.DataArray(X, dims=("from", "to")), NMF)
+    assert named.dims == ("from", "to")
+    clash = as_counts(xr.DataArray(X, dims=("r", "to"), coords={"r": list("abcdef")}), NMF)
+    assert clash.dims == ("i", "j")
+    assert clash.labels["i"][5] == "f"
+    assert as_counts(X, NMF).dims == ("i", "j")
+    frame = pd.DataFrame(X, index=list("abcdef"))
+    assert as_counts(frame, NMF).labels["row"][1] == "b"
+
+
+def test_a_lazy_file_keeps_its_names(tmp_path):
+    array = xr.DataArray(TENSOR, dims=("c", "a", "b"), name="counts")
+    array.to_dataset().to_zarr(tmp_path / "x.zarr", consolidated=False)
+    lazy = xr.open_zarr(tmp_path / "x.zarr", consolidated=False, chunks=None)["counts"]
+    model = AllocationModel("r -> a, r -> b, r -> c", {"r": 2})
+    same(as_counts(lazy, model), TENSOR.transpose(1, 2, 0))
+
+
+def test_a_huge_shape_costs_nothing():
+    coords = np.array([[5, 999_999], [7, 0], [1, 2]])
+    huge = sparse.COO(coords, np.array([2, 3]), shape=(10**6, 10**6, 10**6))
+    counts = as_counts(huge, CP)
+    assert counts.shape == (10**6, 10**6, 10**6)
+    np.testing.assert_array_equal(counts.indices, coords.T)
+    assert as_counts(counts, CP) is counts
+
+
+def changed(*cells, dtype=float):
+    out = X.astype(dtype)
+    for row, col, value in cells:
+        out[row, col] = value
+    return out
+
+
+BAD = [
+    (changed((4, 1, -2), (2, 3, -1), dtype=int), "the count at i 2, j 3 is -1; a count cannot be"),
+    (changed((2, 3, np.nan)), "the count at i 2, j 3 is nan; this model has no missing cells"),
+    (changed((2, 3, np.inf)), "i 2, j 3 is inf; a count must be finite"),
+    (changed((2, 3, -np.inf)), "i 2, j 3 is -inf; a count cannot be negative"),
+    (changed((2, 3, 1.5)), "i 2, j 3 is 1.5; counts are whole numbers; rescale and round"),
+    (changed((2, 3, 1e19)), r"is 1e\+19; it must be below 2\*\*63"),
+    (changed((2, 3, 2**63), dtype=np.uint64), r"9223372036854775808; it must be below"),
+    (np.full((3, 2), 2**62), r"sum to 27670116110564327424, more than 2\*\*63 - 1"),
+    (np.zeros((3, 2)), "hold no tokens: every count is 0"),
+    (np.zeros((0, 2)), "hold no tokens"),
+    (X.astype(complex), "dtype complex128; they must be whole numbers"),
+    (np.full((2, 2), "a"), "the counts have dtype <U1"),
+    (np.ma.array(X, mask=X == 2), "cells are masked, but this model has no missing cells"),
+    (sparse.COO.from_numpy(changed((0, 0, np.nan)), fill_value=np.nan), "are missing"),
+    (sparse.COO.from_numpy(X + 1, fill_value=1), "fill_value 1; it must be 0"),
+    (sp.csr_array(changed((2, 3, -1), dtype=int)), "i 2, j 3 is -1"),
+    (da.from_array(changed((4, 3, 0.5)), chunks=(2, 2)), "i 4, j 3 is 0.5"),
+    (
+        xr.DataArray(changed((2, 3, -1)), dims=("from", "to"), coords={"to": list("vwxyz")}),
+        r"from 2, to 3 \(y\) is -1",
+    ),
+    ([[1, 2], [3, 4]], "data of type list cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), BAD, ids=[message[:40] for _, message in BAD])
+def test_bad_counts_are_refused(data, message):
+    with pytest.raises(DataError, match=message):
+        as_counts(data, NMF)
+
+
+def test_missing_cells_of_stores_and_blocks_are_refused(tmp_path):
+    convert(sp.csr_array(X), tmp_path / "s.zarr", unstored="missing", progressbar=False)
+    with pytest.raises(DataError, match="missing"):
+        as_counts(tmp_path / "s.zarr", NMF)
+    with pytest.raises(DataError, match="missing"):
+        as_counts(as_blocks(sp.csr_array(X), unstored="missing"), NMF)
+
+
+def test_what_does_not_fit(tmp_path):
+    with pytest.raises(ModelError, match="3 dimensions"):
+        as_counts(TENSOR, NMF)
+    with pytest.raises(ModelError, match="2 dimensions"):
+        as_counts(sp.csr_array(X), CP)
+    with pytest.raises(ModelError, match="3 dimensions"):
+        as_counts(as_counts(TENSOR, CP), NMF)
+    with pytest.raises(StoreError, match="no zarr array can be opened"):
+        as_counts(tmp_path / "nothing.zarr", NMF)
+    zarr.create_group(tmp_path / "g.zarr").create_array("inside", data=X)
+    with pytest.raises(DataError, match=r"is a zarr group.*\(inside\)"):
+        as_counts(tmp_path / "g.zarr", NMF)
+
+
+def test_thinning_keeps_tokens_by_address():
+    counts = as_counts(np.full((40, 50), 3), NMF)
+    thin = counts.thinned(0.25, 7)
+    assert isinstance(thin, Counts)
+    again = counts.thinned(0.25, 7)
+    np.testing.assert_array_equal(dense(thin), dense(again))
+    assert (dense(thin) != dense(counts.thinned(0.25, 8))).any()
+    assert thin.values.min() > 0
+    assert thin.values.max() <= 3
+    spread = np.sqrt(6000 * 0.25 * 0.75)
+    assert abs(thin.total - 1500) < 5 * spread
+    # A binomial, not a share of every cell: its variance over cells.
+    assert dense(thin).var() == pytest.approx(3 * 0.25 * 0.75, rel=0.15)
+    np.testing.assert_array_equal(dense(counts.thinned(1.0, 0)), 3)
+    with pytest.raises(OptionError, match=r"in \(0, 1\], got 0"):
+        counts.thinned(0, 1)
+    with pytest.raises(DataError, match="leaves none of the 1 tokens"):
+        as_counts(np.array([[1]]), NMF).thinned(1e-9, 0)

@@ -1,0 +1,158 @@
+import json
+import pickle
+
+import pytest
+
+from daskfactor.errors import ModelError
+from daskfactor.models.allocation import AllocationModel
+
+NMF = AllocationModel.nmf(3)
+SYMMETRIC = AllocationModel.symmetric_nmf(2, concentration_shared=0.5)
+ODD = AllocationModel(
+    "r -> s -> i; a, r -> i", {"s": 3, "r": 2}, {"i": 3, "a": 2}, 2.0, rate=0.5, shape=4.0
+)
+ALL = [
+    NMF,
+    SYMMETRIC,
+    ODD,
+    AllocationModel.cp(2, order=4),
+    AllocationModel.tucker((2, 3, 4)),
+    AllocationModel.topics(5),
+]
+
+
+def test_constructors():
+    assert str(NMF.network) == "r -> i, r -> j"
+    assert AllocationModel.cp(2, order=4).dims == ("i", "j", "k", "l")
+    tucker = AllocationModel.tucker((2, 3, 4))
+    assert tucker.graph == "r1 -> r2, r1 -> r3, r2 -> r3, r1 -> i, r2 -> j, r3 -> k"
+    assert dict(tucker.hidden) == {"r1": 2, "r2": 3, "r3": 4}
+    assert tucker.n_hidden_states == 24
+    topics = AllocationModel.topics(5)
+    assert topics.dims == ("d", "w")
+    assert topics.pseudo_counts((10, 20)) == {"d": 1.0, "r": 0.1, "w": 0.01}
+    assert SYMMETRIC.groups == (("r",), ("i", "j"))
+
+
+def test_hidden_variables_come_in_the_order_of_the_graph():
+    assert tuple(ODD.hidden) == ("r", "s")
+    assert ODD.dims == ("i", "a")
+    assert ODD.sizes((3, 2)) == {"r": 2, "s": 3, "i": 3, "a": 2}
+
+
+def test_one_concentration_is_contracted_to_every_table():
+    model = AllocationModel("r -> i, i -> j, r -> j", {"r": 2}, concentration=3.0)
+    counts = model.pseudo_counts((4, 5))
+    assert counts == pytest.approx({"r": 3 / 2, "i": 3 / 8, "j": 3 / 40})
+    assert model.total_shape == 3.0
+    assert ODD.total_shape == 4.0
+    assert AllocationModel.topics(2).total_shape == 1.0
+    assert SYMMETRIC.pseudo_counts((4, 4)) == {"r": 0.5, "i": 0.5, "j": 0.5}
+
+
+@pytest.mark.parametrize("model", ALL, ids=str)
+def test_models_are_values(model):
+    assert AllocationModel.from_dict(json.loads(json.dumps(model.to_dict()))) == model
+    assert pickle.loads(pickle.dumps(model)) == model
+    assert hash(pickle.loads(pickle.dumps(model))) == hash(model)
+    assert eval(repr(model)) == model
+    assert len({*ALL, model}) == len(ALL)
+
+
+def test_the_order_of_the_data_is_a_part_of_the_model():
+    one = AllocationModel("r -> i, r -> j", {"r": 2}, {"i": 3, "j": 4})
+    other = AllocationModel("r -> i, r -> j", {"r": 2}, {"j": 4, "i": 3})
+    assert one != other
+    assert one == AllocationModel("r->i,r->j", {"r": 2}, {"i": 3, "j": 4})
+    assert repr(NMF) == "AllocationModel('r -> i, r -> j', hidden={'r': 3}, observed=('i', 'j'))"
+
+
+def test_other_ranks_and_thinned_data():
+    assert NMF.with_components(5) == AllocationModel.nmf(5)
+    assert NMF.n_components == 3
+    assert SYMMETRIC.with_components(4).tied == SYMMETRIC.tied
+    assert AllocationModel.nmf(2, rate=0.5).with_thinning(0.25).rate == 2.0
+    for call in (lambda: ODD.with_components(2), lambda: ODD.n_components):
+        with pytest.raises(ModelError, match=r"2 hidden variables \(r, s\), so no single number"):
+            call()
+    with pytest.raises(ModelError, match="n_components must be a whole number"):
+        NMF.with_components(0)
+    with pytest.raises(ModelError, match=r"must be in \(0, 1\], got 0"):
+        NMF.with_thinning(0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden": {}}, "the size of at least one hidden variable"),
+        ({"hidden": 3}, "the size of at least one hidden variable"),
+        ({"hidden": {"x": 2}}, "hidden has 'x', which is not in the graph; its variables are"),
+        ({"hidden": {"r": 0}}, "size of the hidden variable 'r' must be a whole number of at"),
+        ({"hidden": {"r": True}}, "whole number of at least 1, got True"),
+        ({"hidden": {"r": 70_000}}, "70000 joint configurations; at most 65535"),
+        ({"hidden": {"r": 2, "i": 2, "j": 2}}, "every variable of the graph is hidden"),
+        ({"observed": ["i", "x"]}, "observed has 'x', which is not in the graph"),
+        ({"observed": "ij"}, "observed must be a list of names"),
+        ({"observed": ["i"]}, "'j' is in the graph, but neither hidden nor observed"),
+        ({"observed": ["i", "j", "r"]}, "'r' is given as hidden and as observed"),
+        ({"observed": ["i", "i", "j"]}, "observed names a variable twice"),
+        ({"observed": {"i": 0, "j": 1}}, "size of 'i' must be a whole number"),
+        ({"concentration": 0}, "concentration must be a positive, finite number, got 0"),
+        ({"concentration": "auto"}, "concentration must be a positive, finite number"),
+        ({"concentration": {"r": 1, "i": 1}}, "concentration lacks 'j'; give a pseudo-count per"),
+        ({"concentration": {"x": 1}}, "concentration has 'x', which is not in the graph"),
+        ({"concentration": {"r": 1, "i": -1, "j": 1}}, "pseudo-count of 'i' must be a positive"),
+        ({"rate": float("inf")}, "rate must be a positive, finite number"),
+        ({"shape": 0.0}, "shape must be a positive"),
+        ({"tied": {("i", "x"): 1.0}}, "tied has 'x', which is not in the graph"),
+        ({"tied": {"ij": 1.0}}, "tied has the group 'ij'; a group is a tuple"),
+        ({"tied": [("i", "j")]}, "tied must map groups of variables to pseudo-counts"),
+        ({"tied": {("i", "i"): 1.0}}, "twice; name each once"),
+        ({"tied": {("r", "i"): 1.0}}, "need equally many parents, got r: 0, i: 1"),
+        ({"tied": {("i", "j"): None}}, "pseudo-count of the tied variables .* got None"),
+        (
+            {"tied": {("i", "j"): 1.0}, "concentration": {"r": 1, "i": 1}},
+            "concentration has 'i', whose table is tied",
+        ),
+        (
+            {"tied": {("i", "j"): 1.0}, "observed": {"i": 2, "j": 3}},
+            "draw from one table, but 'i' has size 2 and 'j' has size 3",
+        ),
+    ],
+)
+def test_errors(settings, message):
+    given = {"graph": "r -> i, r -> j", "hidden": {"r": 2}} | settings
+    with pytest.raises(ModelError, match=message):
+        AllocationModel(**given)
+
+
+def test_tied_tables_need_equal_sizes_of_hidden_parents():
+    with pytest.raises(ModelError, match="'r' has size 2 and 's' has size 3"):
+        AllocationModel("r -> i, s -> j", {"r": 2, "s": 3}, tied={("i", "j"): 1.0})
+
+
+def test_shapes():
+    NMF.check_shape((4, 9))
+    SYMMETRIC.check_shape((4, 4))
+    with pytest.raises(ModelError, match=r"3 dimensions, shape \(2, 2, 2\), but the model has 2"):
+        NMF.check_shape((2, 2, 2))
+    with pytest.raises(ModelError, match="size 4 along 'i', but the model says 3"):
+        ODD.check_shape((4, 2))
+    with pytest.raises(ModelError, match="'i' has size 4 and 'j' has size 5"):
+        SYMMETRIC.check_shape((4, 5))
+    with pytest.raises(ModelError, match="order of the data must be 1 to 9, got 12"):
+        AllocationModel.cp(2, order=12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"type": "TweedieNMF"}, "expected a stored model of type 'AllocationModel', got 'Tweed"),
+        ({"colour": 1}, r"unknown settings \['colour'\].*upgrade"),
+        ({"graph": None}, "the stored model lacks 'graph'"),
+    ],
+)
+def test_stored_models_that_cannot_be_read(change, message):
+    values = {k: v for k, v in (NMF.to_dict() | change).items() if v is not None or k != "graph"}
+    with pytest.raises(ModelError, match=message):
+        AllocationModel.from_dict(values)
