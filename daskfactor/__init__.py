@@ -8,12 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from daskfactor.allocation.simulation import simulate
     from daskfactor.engine import LanesExecutor, SerialExecutor, TasksExecutor
     from daskfactor.engine.progress import RunEvent
     from daskfactor.evidence import (
         Chib,
+        Enumeration,
         Evidence,
+        SequentialMonteCarlo,
         ThermodynamicIntegration,
+        VariationalBayes,
         log_evidence,
         select_rank,
     )
@@ -23,9 +27,12 @@ if TYPE_CHECKING:
     from daskfactor.io.holdout import hold_out
     from daskfactor.io.sources import as_blocks
     from daskfactor.models.additive import GaussianAdditive
+    from daskfactor.models.allocation import AllocationModel
     from daskfactor.models.gaussian import GaussianMF
+    from daskfactor.models.silf import SILFNMF
     from daskfactor.models.tweedie import TweedieNMF
     from daskfactor.optimizers import DSGD, MultiplicativeUpdates
+    from daskfactor.particles import IMQ, stein_discrepancy
     from daskfactor.results.alignment import align
     from daskfactor.results.prediction import monitored, predict
     from daskfactor.results.summary import summarize
@@ -49,14 +56,18 @@ __version__ = "0.1.0"
 __all__ = [
     "DSGD",
     "HMC",
+    "IMQ",
     "PSGLD",
     "PSGRRLD",
     "SGHMC",
     "SGLD",
+    "SILFNMF",
+    "AllocationModel",
     "Chib",
     "ConstantStep",
     "Cost",
     "Cyclic",
+    "Enumeration",
     "Evidence",
     "GaussianAdditive",
     "GaussianMF",
@@ -69,10 +80,12 @@ __all__ = [
     "Proportional",
     "Reshuffled",
     "RunEvent",
+    "SequentialMonteCarlo",
     "SerialExecutor",
     "TasksExecutor",
     "ThermodynamicIntegration",
     "TweedieNMF",
+    "VariationalBayes",
     "align",
     "as_blocks",
     "convert",
@@ -88,15 +101,22 @@ __all__ = [
     "resume",
     "sample",
     "select_rank",
+    "simulate",
+    "stein_discrepancy",
     "summarize",
 ]
 
 _HOME = {
+    "simulate": "daskfactor.allocation.simulation",
     "Chib": "daskfactor.evidence",
+    "Enumeration": "daskfactor.evidence",
+    "SequentialMonteCarlo": "daskfactor.evidence",
+    "VariationalBayes": "daskfactor.evidence",
     "Evidence": "daskfactor.evidence",
     "ThermodynamicIntegration": "daskfactor.evidence",
     "log_evidence": "daskfactor.evidence",
     "select_rank": "daskfactor.evidence",
+    "AllocationModel": "daskfactor.models.allocation",
     "GaussianAdditive": "daskfactor.models.additive",
     "Cost": "daskfactor.runs.cost",
     "estimate_cost": "daskfactor.runs.cost",
@@ -104,6 +124,9 @@ _HOME = {
     "hold_out": "daskfactor.io.holdout",
     "SGHMC": "daskfactor.samplers",
     "GaussianMF": "daskfactor.models.gaussian",
+    "IMQ": "daskfactor.particles",
+    "SILFNMF": "daskfactor.models.silf",
+    "stein_discrepancy": "daskfactor.particles",
     "LanesExecutor": "daskfactor.engine",
     "SerialExecutor": "daskfactor.engine",
     "TasksExecutor": "daskfactor.engine",

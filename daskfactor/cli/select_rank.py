@@ -1,8 +1,9 @@
 """``daskfactor select-rank``."""
 
 import re
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+class Kind(StrEnum):
+    """Models by their names on the command line."""
+
+    tweedie = "tweedie"
+    allocation = "allocation"
+
+
 def select_rank(
     input: Annotated[  # noqa: A002 - the name that the help shows
         str,
@@ -29,15 +37,42 @@ def select_rank(
     ranks: Annotated[
         str, typer.Option(help="FIRST:LAST, both included, or a list such as 2,4,8.")
     ] = "1:10",
-    beta: Annotated[float, typer.Option(help="1 counts, 2 Gaussian, 0 gamma, 0.5 between.")] = 1.0,
+    model: Annotated[
+        Kind,
+        typer.Option(help="tweedie: W H with a law of beta; allocation: sparse counts as tokens."),
+    ] = Kind.tweedie,
+    beta: Annotated[
+        float | None,
+        typer.Option(
+            help="Of tweedie: 1 counts (the default), 2 Gaussian, 0 gamma, 0.5 between.",
+            show_default=False,
+        ),
+    ] = None,
+    concentration: Annotated[
+        float | None,
+        typer.Option(
+            help="Of allocation: pseudo-counts in each table; 1 if left out.", show_default=False
+        ),
+    ] = None,
     dispersion: Annotated[
         float | None,
         typer.Option(help="Of the data; 1 for counts, else estimated once.", show_default=False),
     ] = None,
     held_out: Annotated[
-        float, typer.Option(min=0.0, max=0.9, help="Share of cells left out and predicted; 0 none.")
-    ] = 0.1,
-    temperatures: Annotated[int, typer.Option(min=2, help="Steps of the ladder.")] = 10,
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=0.9,
+            help="Of tweedie: share of cells left out and predicted; 0 none, 0.1 if left out.",
+            show_default=False,
+        ),
+    ] = None,
+    temperatures: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Of tweedie: steps of the ladder; 10 if left out.", show_default=False
+        ),
+    ] = None,
     draws: Annotated[
         int | None,
         typer.Option(min=10, help="Draws at the full likelihood.", show_default=False),
@@ -64,9 +99,12 @@ def select_rank(
 ) -> None:
     """Compare numbers of components by their log evidence and by cells left out.
 
-    Evidences come from thermodynamic integration, with both of their errors.
+    Evidences come from thermodynamic integration, with both of their errors; of an
+    allocation model from particles, in a time that follows the sum of the counts.
 
         daskfactor select-rank counts.csv --ranks 1:10
+
+        daskfactor select-rank counts.csv --model allocation --concentration 10
 
         daskfactor select-rank data.npz:V --ranks 5,10,20,40 --held-out 0 -o ranks.png
     """
@@ -75,16 +113,27 @@ def select_rank(
         data = read_input(input)
         import daskfactor as dfac
 
-        model = dfac.TweedieNMF(
-            numbers[0], beta=beta, dispersion="auto" if dispersion is None else dispersion
-        )
+        if model == Kind.tweedie:
+            _refuse(model, concentration=concentration)
+            question, method = _factorization(numbers[0], beta, dispersion, temperatures, draws)
+        else:
+            _refuse(
+                model,
+                beta=beta,
+                dispersion=dispersion,
+                held_out=held_out,
+                temperatures=temperatures,
+                draws=draws,
+            )
+            total = 1.0 if concentration is None else concentration
+            question, method = dfac.AllocationModel.nmf(numbers[0], concentration=total), None
         with connected(cluster) as client:
             table = dfac.select_rank(
                 data,
-                model,
+                question,
                 numbers,
-                dfac.ThermodynamicIntegration(temperatures=temperatures, draws=draws),
-                held_out,
+                method,
+                "auto" if held_out is None else held_out,
                 seed,
                 blocks=blocks,
                 unstored=None if unstored is None else unstored.value,
@@ -104,6 +153,36 @@ def select_rank(
 
             Console().print(_printed(table))
             typer.echo(table.attrs["verdict"])
+
+
+def _factorization(
+    rank: int,
+    beta: float | None,
+    dispersion: float | None,
+    temperatures: int | None,
+    draws: int | None,
+) -> tuple[Any, Any]:
+    """Model and method of ``--model tweedie``."""
+    import daskfactor as dfac
+
+    model = dfac.TweedieNMF(
+        rank,
+        beta=1.0 if beta is None else beta,
+        dispersion="auto" if dispersion is None else dispersion,
+    )
+    steps = 10 if temperatures is None else temperatures
+    return model, dfac.ThermodynamicIntegration(temperatures=steps, draws=draws)
+
+
+def _refuse(model: Kind, **options: float | None) -> None:
+    """Options that belong to the other model."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        other = Kind.tweedie if model == Kind.allocation else Kind.allocation
+        raise OptionError(
+            f"--{given[0].replace('_', '-')} belongs to --model {other}, got it with {model}; "
+            "leave one of them out"
+        )
 
 
 def _ranks(text: str) -> list[int]:

@@ -32,13 +32,17 @@ class Evidence:
     trace
         What the estimate was made from; for thermodynamic integration, along the
         dim ``temperature``: mean and variance of the log-likelihood, their standard
-        errors, effective sample sizes and quadrature weights.
+        errors, effective sample sizes and quadrature weights; for an allocation model
+        the posterior mean tables too, such as ``table_r``.
+    bound
+        Whether the value is a lower bound of log p(V) and not an estimate of it.
     """
 
     value: float
     standard_error: float
     discretization_error: float
     trace: xr.Dataset
+    bound: bool = False
 
     @property
     def total_error(self) -> float:
@@ -46,10 +50,14 @@ class Evidence:
         return math.hypot(self.standard_error, self.discretization_error)
 
     def __str__(self) -> str:
-        return (
-            f"log evidence {self.value:.2f} ± {self.standard_error:.2f} (Monte Carlo) "
-            f"± {self.discretization_error:.2f} (discretization) nats"
-        )
+        if self.bound:
+            return f"log evidence at least {self.value:.2f} nats (a variational bound)"
+        if not self.total_error:
+            return f"log evidence {self.value:.2f} nats (exact)"
+        text = f"log evidence {self.value:.2f} ± {self.standard_error:.2f} (Monte Carlo)"
+        if self.discretization_error:
+            text += f" ± {self.discretization_error:.2f} (discretization)"
+        return f"{text} nats"
 
 
 @dataclass(frozen=True)

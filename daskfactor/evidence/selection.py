@@ -4,22 +4,29 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from daskfactor.allocation.counts import as_counts
 from daskfactor.checks import whole_number
 from daskfactor.engine import Executor
 from daskfactor.errors import EngineError, OptionError
-from daskfactor.evidence.base import AnyModel, Method
-from daskfactor.evidence.thermodynamic import ThermodynamicIntegration
-from daskfactor.evidence.verbs import check_evidence_model, chosen_dispersion, log_evidence
+from daskfactor.evidence.base import Method
+from daskfactor.evidence.verbs import (
+    EvidenceModel,
+    check_evidence_model,
+    checked_method,
+    chosen_dispersion,
+    log_evidence,
+)
 from daskfactor.io.blocks import BlockedData
 from daskfactor.io.holdout import HeldOut, hold_out
 from daskfactor.models.additive import GaussianAdditive
+from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.divergence import log_density
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import resolve_seed
@@ -27,10 +34,12 @@ from daskfactor.runs.launch import check_data, executing, opened
 from daskfactor.sampling import sample
 
 Vector = NDArray[np.float64]
-M = TypeVar("M", TweedieNMF, GaussianAdditive)
+M = TypeVar("M", TweedieNMF, GaussianAdditive, AllocationModel)
 
 SIGNIFICANT = 2.0
 """Standard errors of a difference within which two ranks are not told apart."""
+HELD_OUT = 0.1
+"""Share of cells that are left out of a factorization by default."""
 DRAWS, TUNE, THIN = 200, 500, 5
 """Of the runs that predict the cells left out."""
 
@@ -43,14 +52,15 @@ class Fit(NamedTuple):
     discretization_error: float
     seconds: float
     scores: Vector | None
+    bound: bool = False
 
 
 def select_rank(
     V: Any,
-    model: AnyModel,
+    model: EvidenceModel,
     ranks: Iterable[int] = range(1, 11),
     method: Method | None = None,
-    held_out: float | None = 0.1,
+    held_out: float | Literal["auto"] | None = "auto",
     random_seed: int | None = 0,
     *,
     blocks: int | None = None,
@@ -64,17 +74,21 @@ def select_rank(
     Parameters
     ----------
     V : array (I, J)
-        As for :func:`sample`; cells can be left out of NumPy arrays, DataArrays and scipy
-        sparse matrices.
+        As for :func:`log_evidence`; cells can be left out of NumPy arrays, DataArrays and
+        scipy sparse matrices.
     model
-        Everything but the number of components, which ``ranks`` replaces.
+        Everything but the number of components, which ``ranks`` replaces; an
+        :class:`AllocationModel` must have one hidden variable.
     ranks
         Numbers of components to compare.
     method
-        :class:`ThermodynamicIntegration` by default.
+        :class:`ThermodynamicIntegration` by default, :class:`SequentialMonteCarlo` for an
+        :class:`AllocationModel`.
     held_out
         Share of the observed cells that are left out once and predicted at every rank
-        (one more run per rank); None or 0 for the evidence alone.
+        (one more run per rank); None or 0 for the evidence alone. ``"auto"`` is 0.1, and
+        None for the models of which no cell can be missing: :class:`GaussianAdditive` and
+        :class:`AllocationModel`.
     random_seed
         Any whole number.
     blocks, unstored, client, executor, progressbar
@@ -90,7 +104,8 @@ def select_rank(
         difference to the best rank, cell by cell. Attributes: ``best``,
         ``not_distinguishable`` (ranks within two standard errors of the best),
         ``best_held_out`` and ``held_out_not_distinguishable``,
-        ``verdict``, a sentence. `daskfactor.plots.plot_ranks` draws it.
+        ``verdict``, a sentence, and ``bound`` ("lower") if the method gives lower bounds.
+        `daskfactor.plots.plot_ranks` draws it.
 
     Raises
     ------
@@ -106,27 +121,49 @@ def select_rank(
     Şimşekli et al. 2016, section 4.
     """
     check_evidence_model(model)
-    method = ThermodynamicIntegration() if method is None else method
+    method = checked_method(method, model)
+    share = _checked_share(held_out, model)
     numbers = _checked_ranks(ranks)
     seed = resolve_seed(random_seed)
     options: dict[str, Any] = {"client": client, "executor": executor, "progressbar": progressbar}
     if isinstance(model, GaussianAdditive):
         fits = [_fit(V, _ranked(model, rank), method, seed, options, None) for rank in numbers]
         return _table(numbers, fits)
+    if isinstance(model, AllocationModel):
+        X = as_counts(V, model)
+        options["unstored"] = unstored
+        fits = [_fit(X, _ranked(model, rank), method, seed, options, None) for rank in numbers]
+        return _table(numbers, fits)
     with ExitStack() as stack:
         data = stack.enter_context(opened(V, blocks, dtype="float32", unstored=unstored))
         decided = _decided(data, model, max(numbers), seed, options)
         held = None
-        if held_out:
-            held = hold_out(V, held_out, unstored=data.unstored or "missing", random_seed=seed)
+        if share:
+            held = hold_out(V, share, unstored=data.unstored or "missing", random_seed=seed)
             if len(held.values) < 2:
                 raise OptionError(
-                    f"held_out={held_out:g} leaves {len(held.values)} cell out, and a score needs "
+                    f"held_out={share:g} leaves {len(held.values)} cell out, and a score needs "
                     "at least two; take a larger share, or None for the evidence alone"
                 )
         options |= {"blocks": blocks, "unstored": data.unstored}
         fits = [_fit(data, _ranked(decided, rank), method, seed, options, held) for rank in numbers]
     return _table(numbers, fits)
+
+
+def _checked_share(held_out: Any, model: EvidenceModel) -> float:
+    """The share of cells to leave out, 0 for none."""
+    if isinstance(held_out, str) and held_out != "auto":
+        raise OptionError(
+            f'held_out must be a share of the cells, "auto" or None, got {held_out!r}'
+        )
+    if isinstance(model, TweedieNMF):
+        return HELD_OUT if held_out == "auto" else held_out or 0.0
+    if isinstance(model, AllocationModel) and held_out != "auto" and held_out:
+        raise OptionError(
+            f"held_out={held_out!r} does not go with an AllocationModel, of which no cell can be "
+            "missing; leave held_out out"
+        )
+    return 0.0
 
 
 def _checked_ranks(ranks: Iterable[int]) -> list[int]:
@@ -137,6 +174,8 @@ def _checked_ranks(ranks: Iterable[int]) -> list[int]:
 
 
 def _ranked(model: M, rank: int) -> M:
+    if isinstance(model, AllocationModel):
+        return model.with_components(rank)
     return replace(model, n_components=rank)
 
 
@@ -152,7 +191,7 @@ def _decided(
 
 def _fit(
     V: Any,
-    model: AnyModel,
+    model: EvidenceModel,
     method: Method,
     seed: int,
     options: dict[str, Any],
@@ -171,6 +210,7 @@ def _fit(
         found.discretization_error,
         seconds,
         scores,
+        found.bound,
     )
 
 
@@ -204,6 +244,8 @@ def _table(ranks: list[int], fits: list[Fit]) -> xr.Dataset:
     }
     best, close = _by_evidence(ranks, fits)
     attrs: dict[str, Any] = {"best": best, "not_distinguishable": close, "unit": "nats"}
+    if any(fit.bound for fit in fits):
+        attrs["bound"] = "lower"
     scores = [fit.scores for fit in fits if fit.scores is not None]
     if scores:
         table = np.stack(scores)
@@ -256,7 +298,8 @@ def _error(table: Vector) -> Vector:
 
 def _verdict(attrs: dict[str, Any]) -> str:
     """One sentence, or two where the two ways to choose disagree."""
-    text = f"The evidence is largest at rank {attrs['best']}"
+    what = "lower bound of the evidence" if attrs.get("bound") else "evidence"
+    text = f"The {what} is largest at rank {attrs['best']}"
     if attrs["not_distinguishable"]:
         others = ", ".join(map(str, attrs["not_distinguishable"]))
         text += f", from which its errors do not tell {others}"

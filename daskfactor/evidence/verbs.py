@@ -5,12 +5,15 @@ from typing import Any
 
 from daskfactor.engine import Executor
 from daskfactor.engine.progress import OnEvent, RunEvent
-from daskfactor.errors import OptionError
+from daskfactor.errors import ModelError, OptionError
+from daskfactor.evidence.allocation import AllocationMethod, SequentialMonteCarlo
+from daskfactor.evidence.allocation_runs import allocation_evidence
 from daskfactor.evidence.base import AnyModel, Evidence, Method, Problem
 from daskfactor.evidence.chains import without_choices
 from daskfactor.evidence.thermodynamic import ThermodynamicIntegration
 from daskfactor.io.blocks import BlockedData
 from daskfactor.models.additive import GaussianAdditive
+from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import resolve_seed
 from daskfactor.runs.chain import Setting
@@ -19,10 +22,12 @@ from daskfactor.runs.options import RunOptions
 from daskfactor.runs.tweedie import TweedieChain
 from daskfactor.samplers import PSGLD
 
+EvidenceModel = AnyModel | AllocationModel
+
 
 def log_evidence(
     V: Any,
-    model: AnyModel,
+    model: EvidenceModel,
     method: Method | None = None,
     *,
     random_seed: int | None = None,
@@ -33,22 +38,27 @@ def log_evidence(
     progressbar: bool = True,
     callback: OnEvent | None = None,
 ) -> Evidence:
-    r"""Log marginal likelihood of a matrix: log p(V) = log ∫ p(V | W, H) p(W, H) dW dH.
+    r"""Log marginal likelihood of data: log p(V) = log ∫ p(V | W, H) p(W, H) dW dH.
 
     Parameters
     ----------
     V : array (I, J)
-        As for :func:`sample`; for a :class:`GaussianAdditive` a vector of observations.
+        As for :func:`sample`; for a :class:`GaussianAdditive` a vector of observations;
+        for an :class:`AllocationModel` counts of any number of dimensions, dense or sparse,
+        of which what is not stored is zero.
     model
-        A :class:`TweedieNMF` (beta = 2, 0, -1 or 0 < beta <= 1) or a
-        :class:`GaussianAdditive`.
+        A :class:`TweedieNMF` (beta = 2, 0, -1 or 0 < beta <= 1), a
+        :class:`GaussianAdditive` or an :class:`AllocationModel`.
     method
-        :class:`ThermodynamicIntegration` by default.
+        :class:`ThermodynamicIntegration` by default, or :class:`Chib`; for an
+        :class:`AllocationModel` :class:`SequentialMonteCarlo` by default, or
+        :class:`VariationalBayes`, :class:`Enumeration`.
     random_seed
         Any whole number; the same seed gives the same estimate on every executor.
     blocks, unstored, client, executor, progressbar, callback
         As for :func:`sample`. What is spread over lanes or workers are whole chains, one
-        for each temperature.
+        for each temperature; islands of particles or starts for an
+        :class:`AllocationModel`, which has no use for ``blocks``.
 
     Returns
     -------
@@ -72,15 +82,22 @@ def log_evidence(
     pass one number, as :func:`select_rank` does for you. Whatever is estimated from the
     data makes the evidence an empirical Bayes one, slightly too large.
     """
-    method = ThermodynamicIntegration() if method is None else method
-    if not isinstance(method, Method):
-        raise OptionError(
-            f"method must be an estimate of evidence such as ThermodynamicIntegration(), got "
-            f"{method!r}"
-        )
     check_evidence_model(model)
-    method.check(model)
+    method = checked_method(method, model)
     seed = resolve_seed(random_seed)
+    if isinstance(model, AllocationModel):
+        assert isinstance(method, AllocationMethod)
+        return allocation_evidence(
+            V,
+            model,
+            method,
+            seed,
+            unstored=unstored,
+            client=client,
+            executor=executor,
+            progressbar=progressbar,
+            callback=callback,
+        )
     if isinstance(model, GaussianAdditive):
         return method.estimate_additive(V, model, seed)
     with ExitStack() as stack:
@@ -98,11 +115,41 @@ def log_evidence(
 
 def check_evidence_model(model: object) -> None:
     """Refuse what no evidence is known of."""
-    if not isinstance(model, TweedieNMF | GaussianAdditive):
+    if not isinstance(model, EvidenceModel):
         raise OptionError(
-            "an evidence is known of a TweedieNMF(n_components=...) and of a GaussianAdditive, "
-            f"got {model!r}"
+            "an evidence is known of a TweedieNMF(n_components=...), of an AllocationModel and of "
+            f"a GaussianAdditive, got {model!r}"
         )
+
+
+def checked_method(method: object, model: EvidenceModel) -> Method:
+    """The method, or the usual one; refuses one that is not for the model."""
+    counts = isinstance(model, AllocationModel)
+    if method is None:
+        return SequentialMonteCarlo() if counts else ThermodynamicIntegration()
+    if not isinstance(method, Method):
+        raise OptionError(
+            f"method must be an estimate of evidence such as ThermodynamicIntegration(), got "
+            f"{method!r}"
+        )
+    if isinstance(method, AllocationMethod) != counts:
+        right = (
+            "SequentialMonteCarlo(), VariationalBayes() or Enumeration()"
+            if counts
+            else "ThermodynamicIntegration()"
+        )
+        kind = type(model).__name__
+        raise ModelError(
+            f"{method.name}() does not give the evidence of {_article(kind)} {kind}; use {right}, "
+            "or leave method out for the right one"
+        )
+    if not isinstance(model, AllocationModel):
+        method.check(model)
+    return method
+
+
+def _article(kind: str) -> str:
+    return "an" if kind[0] in "AEIOU" else "a"
 
 
 def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor: Executor) -> float:

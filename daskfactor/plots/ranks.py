@@ -48,7 +48,8 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
     axes = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
     errors = np.hypot(table["standard_error"].values, table["discretization_error"].values)
     _curve(axes[0], table, "log_evidence", errors, table.attrs["best"])
-    axes[0].set_ylabel("log evidence (nats)", fontsize=8)
+    what = "log evidence" if "bound" not in table.attrs else "log evidence, lower bound"
+    axes[0].set_ylabel(f"{what} (nats)", fontsize=8)
     axes[0].set_title("evidence", loc="left", fontsize=9, color=INK)
     for rank in table.attrs["not_distinguishable"]:
         value = float(table["log_evidence"].sel(rank=rank))

@@ -56,3 +56,27 @@ def test_bad_ranks(matrix, ranks):
     result = CliRunner().invoke(app, ["select-rank", matrix, "--ranks", ranks])
     assert result.exit_code == 3
     assert "FIRST:LAST" in result.stderr
+
+
+def test_allocation_model(asked, matrix):
+    arguments = [matrix, "--ranks", "1:3", "--model", "allocation", "--concentration", "2", "-q"]
+    result = CliRunner().invoke(app, ["select-rank", *arguments])
+    assert result.exit_code == 0, result.output
+    (_, model, ranks, method, held_out, _, _) = asked[0]
+    assert model == daskfactor.AllocationModel.nmf(1, concentration=2.0)
+    assert (ranks, method, held_out) == ([1, 2, 3], None, "auto")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--concentration", "2"],
+        ["--model", "allocation", "--beta", "1"],
+        ["--model", "allocation", "--held-out", "0.1"],
+    ],
+)
+def test_options_of_the_other_model(asked, matrix, wrong):
+    result = CliRunner().invoke(app, ["select-rank", matrix, "--ranks", "1", "-q", *wrong])
+    assert result.exit_code == 3
+    assert "belongs to --model" in result.stderr
+    assert not asked

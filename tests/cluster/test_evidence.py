@@ -30,3 +30,22 @@ def test_same_numbers_as_without_a_cluster():
     for one, other in zip(here, there, strict=True):
         assert one.value == other.value
         np.testing.assert_array_equal(one.trace["mean"], other.trace["mean"])
+
+
+def test_islands_and_starts_on_a_cluster():
+    options = {"random_seed": 1, "progressbar": False}
+    model = dfac.AllocationModel.nmf(2)
+    methods = (
+        dfac.SequentialMonteCarlo(particles=32, islands=4),
+        dfac.VariationalBayes(starts=3),
+        dfac.Enumeration(),
+    )
+    counts = np.array([[2, 1, 1, 0], [0, 0, 1, 2], [0, 0, 1, 1]])
+    here = [dfac.log_evidence(counts, model, method, **options) for method in methods]
+    with cluster(2, processes=False) as client:
+        there = [
+            dfac.log_evidence(counts, model, method, client=client, **options) for method in methods
+        ]
+    for one, other in zip(here, there, strict=True):
+        assert one.value == other.value
+        assert one.trace.identical(other.trace)

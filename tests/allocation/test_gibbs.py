@@ -1,0 +1,99 @@
+"""Collapsed Gibbs sweeps against enumeration, and particles against Gibbs sweeps."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import daskfactor as dfac
+from daskfactor.allocation.counts import as_counts
+from daskfactor.allocation.gibbs import run_gibbs
+from daskfactor.allocation.urns import compile_urns
+from daskfactor.kernels.collapsed import gibbs_sweep
+from daskfactor.models.allocation import AllocationModel
+
+X = np.array([[2, 1, 0], [0, 1, 0], [1, 0, 2]])
+MODELS = {
+    "nmf": AllocationModel.nmf(2, concentration=2.0),
+    "symmetric": AllocationModel.symmetric_nmf(2, concentration_shared=0.3),
+    "collider": AllocationModel("r -> i, s -> i, r -> j", {"r": 2, "s": 2}, ("i", "j")),
+    "chain": AllocationModel("i -> r -> j", {"r": 3}, ("i", "j")),
+}
+BATCHES = 40
+
+
+def urns_of(model, data=X):
+    return compile_urns(model, as_counts(data, model))
+
+
+def enumerated(urns):
+    """Posterior mean of log f over all labelled hidden assignments."""
+    place = urns.row[:, :, None] + urns.column
+    cell = np.repeat(np.arange(urns.values.size), urns.values)
+    counts = []
+    for hidden in itertools.product(range(urns.states), repeat=cell.size):
+        drawn = place[cell, :, list(hidden)]
+        counts.append(np.bincount(drawn.ravel(), minlength=urns.cells))
+    log_f = urns.log_f(np.array(counts))
+    weights = np.exp(log_f - log_f.max())
+    return float((weights * log_f).sum() / weights.sum())
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", MODELS)
+def test_mean_of_log_f(name):
+    urns = urns_of(MODELS[name])
+    found = run_gibbs(urns, 8000, 100, 1).log_f.reshape(BATCHES, -1).mean(axis=1)
+    error = found.std(ddof=1) / np.sqrt(BATCHES)
+    assert error < 0.06
+    assert abs(found.mean() - enumerated(urns)) < 5 * error
+
+
+def test_counts_are_those_of_the_states():
+    urns = urns_of(MODELS["symmetric"])
+    cell = np.repeat(np.arange(urns.values.size), urns.values)
+    state = np.full(cell.size, -1, np.int64)
+    counts, totals = np.zeros(urns.cells, np.int64), np.zeros(urns.totals, np.int64)
+    for sweep in range(5):
+        gibbs_sweep(
+            *(urns.row, urns.column, urns.total_row, urns.total_column),
+            *(urns.alpha, urns.alpha_total, cell, state, counts, totals),
+            *(np.empty(2), np.array([3, 4], np.uint32), sweep),
+        )
+        place = urns.row[:, :, None] + urns.column
+        drawn = place[cell, :, state]
+        np.testing.assert_array_equal(counts, np.bincount(drawn.ravel(), minlength=urns.cells))
+        np.testing.assert_array_equal(totals, np.bincount(urns.owner, counts, urns.totals))
+
+
+def test_same_bits_again():
+    urns = urns_of(MODELS["nmf"])
+    first, again, other = (run_gibbs(urns, 20, 5, seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first.log_f, again.log_f)
+    assert not np.array_equal(first.log_f, other.log_f)
+
+
+@pytest.mark.statistical
+def test_particles_agree_with_gibbs_sweeps():
+    """Mean squared size of a state, which no renumbering changes."""
+    data = np.array([[6, 1, 0, 0], [1, 5, 0, 1], [0, 0, 4, 2]])
+    model = AllocationModel.nmf(2, concentration={"r": 1.5, "i": 0.3, "j": 0.3})
+    urns = urns_of(model, data)
+    place = urns.row[0, urns.draws.index("r")] + np.arange(2)
+    seen = []
+    for chain in range(200):
+        counts = run_gibbs(urns, 1, 60, 1, chain).mean_counts[place]
+        seen.append((counts**2).sum())
+    method = dfac.SequentialMonteCarlo(particles=128, islands=32, keep="particles", target=0.05)
+    trace = dfac.log_evidence(data, model, method, random_seed=0, progressbar=False).trace
+    table = trace["particle_r"].values
+    total = data.sum()
+    sizes = table * (total + 2 * 1.5) - 1.5
+    weights = np.exp(trace["log_weight"].values - float(trace["log_weight"].max()))
+    mine = ((sizes**2).sum(axis=-1) * weights).sum(axis=1)
+    level = weights.sum(axis=1)
+    ratio = mine.sum() / level.sum()
+    spread = np.std(mine - ratio * level, ddof=1) * np.sqrt(len(level)) / level.sum()
+    error = np.hypot(spread, np.std(seen) / np.sqrt(len(seen)))
+    assert abs(ratio - np.mean(seen)) < 5 * error
+    assert error < 0.05 * ratio

@@ -1,0 +1,82 @@
+"""Particles that differ in the numbers of their hidden states alone are brought to agree."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from daskfactor.allocation.counts import as_counts
+from daskfactor.allocation.numbering import exchangeable, matched_mean
+from daskfactor.allocation.urns import compile_urns
+from daskfactor.models.allocation import AllocationModel
+
+X = np.random.default_rng(0).poisson(2.0, (6, 6))
+
+
+def test_exchangeable():
+    assert exchangeable(AllocationModel.nmf(2)) == ("r",)
+    assert exchangeable(AllocationModel.symmetric_nmf(2, concentration_shared=1.0)) == ("r",)
+    assert exchangeable(AllocationModel.tucker((2, 3))) == ("r1", "r2")
+    tied = AllocationModel("r -> i, j", {"r": 3}, ("i", "j"), tied={("r", "j"): 1.0})
+    assert exchangeable(tied) == ()
+    pair = AllocationModel("r -> i, s -> j", {"r": 2, "s": 2}, ("i", "j"), tied={("i", "j"): 1.0})
+    assert exchangeable(pair) == ()
+
+
+def allocated(urns, states):
+    """Flat counts of observed cells whose tokens all have one hidden state each."""
+    counts = np.zeros(urns.cells, np.int32)
+    for m, (state, value) in enumerate(zip(states, urns.values, strict=True)):
+        np.add.at(counts, urns.row[m] + urns.column[:, state], value)
+    return counts
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        AllocationModel.nmf(3),
+        AllocationModel.topics(3),
+        AllocationModel.symmetric_nmf(3, concentration_shared=0.5),
+        AllocationModel.tucker((2, 3)),
+    ],
+)
+def test_any_renumbering_is_undone(model):
+    rng = np.random.default_rng(1)
+    urns = compile_urns(model, as_counts(X, model))
+    sizes = tuple(model.hidden.values())
+    states = rng.integers(0, urns.states, urns.values.size)
+    axes = np.unravel_index(states, sizes)
+    particles = []
+    for orders in itertools.product(*(itertools.permutations(range(size)) for size in sizes)):
+        own = [np.array(order)[axis] for order, axis in zip(orders, axes, strict=True)]
+        particles.append(allocated(urns, np.ravel_multi_index(own, sizes)))
+    free = exchangeable(model)
+    mean = matched_mean(urns, free, np.array(particles), np.zeros(len(particles)))
+    np.testing.assert_allclose(mean, particles[0])
+    plain = np.mean(particles, axis=0)
+    assert not np.allclose(plain, particles[0])
+    np.testing.assert_allclose(
+        matched_mean(urns, (), np.array(particles), np.zeros(len(particles))), plain
+    )
+
+
+def test_weights_count():
+    model = AllocationModel.nmf(2)
+    urns = compile_urns(model, as_counts(X, model))
+    rng = np.random.default_rng(2)
+    particles = np.array([allocated(urns, rng.integers(0, 2, urns.values.size)) for _ in range(4)])
+    log_weights = np.log(np.array([0.02, 0.02, 0.02, 0.94]))
+    mean = matched_mean(urns, (), particles, log_weights - 1000.0)
+    shares = np.array([0, 0, 0, 4])  # of four picks at equal steps of the cumulative weights
+    np.testing.assert_allclose(mean, shares @ particles / 4)
+
+
+def test_one_particle_where_there_is_no_room(monkeypatch):
+    from daskfactor.allocation import numbering
+
+    monkeypatch.setattr(numbering, "WORK", 1)
+    model = AllocationModel.nmf(2)
+    urns = compile_urns(model, as_counts(X, model))
+    particles = np.array([allocated(urns, np.full(urns.values.size, h)) for h in (0, 1)])
+    mean = matched_mean(urns, ("r",), particles, np.array([0.0, -3.0]))
+    np.testing.assert_array_equal(mean, particles[0])
