@@ -10,6 +10,17 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = {
+    "allocation.py": [
+        *("--ranks", "3", "--tensors", "1", "--sizes", "100", "10000", "--total", "2000"),
+        *("--picture", "picture.png"),
+    ],
+    "letters.py": [
+        *("--tokens", "150", "--ranks", "1", "2", "--particles", "4096"),
+        *("--picture", "picture.png"),
+    ],
+    "topics.py": [
+        *("--topics", "2", "10", "--starts", "2", "--tokens", "60", "--picture", "picture.png"),
+    ],
     "sensor_gaps.py": ["--weeks", "2", "--draws", "60", "--picture", "picture.png"],
     "evidence.py": [
         *("--ranks", "3", "--rows", "20", "--columns", "15", "--picture", "picture.png"),
@@ -64,7 +75,30 @@ def larger_dictionary_wins(printed: str) -> None:
     assert "they agree" in printed
 
 
+def finds_the_rank_that_the_bound_misses(printed: str) -> None:
+    assert (
+        "the exact evidence is largest at rank 2, that of particles at 2, the bound at 1" in printed
+    )
+    assert "right or tied within their errors in 1 of 1" in printed
+
+
+def prefers_two_tables(printed: str) -> None:
+    one, two = (line.split() for line in re.findall(r"^ +[12] .*$", printed, re.M))
+    assert float(one[0 + 1]) == float(one[4])  # one component: the bound is the evidence
+    assert float(two[1]) > float(two[4])  # and below it with two
+    assert float(one[1]) < float(one[5])  # where nothing tells letters apart, one table is enough
+
+
+def finds_topics_of_python(printed: str) -> None:
+    bounds = [float(line.split()[1]) for line in re.findall(r"^ +\d+ +-\d+ .*$", printed, re.M)]
+    assert bounds[1] > bounds[0] + 1000  # ten topics rather than two
+    assert re.search(r"\b(import|module|namespace)\b", printed)
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
+    "allocation.py": finds_the_rank_that_the_bound_misses,
+    "letters.py": prefers_two_tables,
+    "topics.py": finds_topics_of_python,
     "evidence.py": finds_the_exact_peak,
     "faces_laws.py": covers,
     "mixing.py": compares_claims,

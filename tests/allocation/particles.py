@@ -1,0 +1,102 @@
+"""Particles by plain loops over the tokens, and how exact one of them is."""
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from daskfactor.allocation.counts import as_counts
+from daskfactor.allocation.islands import Island, Journey, run_island
+from daskfactor.allocation.placement import place_counts
+from daskfactor.allocation.urns import Urns, compile_urns
+from daskfactor.kernels.workspace import Workspace
+
+
+def urns_of(X: Any, model: Any) -> Urns:
+    return compile_urns(model, as_counts(X, model))
+
+
+def journey_of(urns: Urns, particles: int, light: int | None = None, **changes: Any) -> Journey:
+    settings: dict[str, Any] = {
+        "placement": place_counts(urns, light),
+        "values": urns.values,
+        "cells": urns.cells,
+        "particles": particles,
+        "resampling": "systematic",
+        "least": 0.5,
+        "own": False,
+        "keep": False,
+        "seed": 1,
+        "round": 0,
+    }
+    return Journey(**settings | changes)
+
+
+def island_of(journey: Journey, island: int = 0) -> Island:
+    return run_island(journey, island, Workspace())
+
+
+def predictive(urns: Urns, m: int, C: Any, D: Any) -> Any:
+    """w[h] of a token at observed cell m, from the definition: draws one after the other."""
+    w = np.ones(urns.states)
+    for h in range(urns.states):
+        balls: dict[Any, int] = defaultdict(int)
+        for n in range(len(urns.alpha)):
+            cell = urns.row[m, n] + urns.column[n, h]
+            total = urns.total_row[m, n] + urns.total_column[n, h]
+            w[h] *= urns.alpha[n] + C[cell] + balls["cell", cell]
+            w[h] /= urns.alpha_total[n] + D[total] + balls["total", total]
+            balls["cell", cell] += 1
+            balls["total", total] += 1
+    return w
+
+
+def add(urns: Urns, m: int, h: int, C: Any, D: Any, by: int = 1) -> None:
+    for n in range(len(urns.alpha)):
+        C[urns.row[m, n] + urns.column[n, h]] += by
+        D[urns.total_row[m, n] + urns.total_column[n, h]] += by
+
+
+def walk(urns: Urns, order: Any, uniforms: Any) -> tuple[float, Any]:
+    """Log p(X) estimate of one particle, and its flat counts."""
+    C, D = np.zeros(urns.cells, int), np.zeros(urns.totals, int)
+    logs = urns.log_factor + urns.constant
+    for m, uniform in zip(order, uniforms, strict=True):
+        running = np.cumsum(predictive(urns, m, C, D))
+        logs += math.log(running[-1])
+        h = int(np.searchsorted(running[:-1], uniform * running[-1], side="right"))
+        add(urns, m, h, C, D)
+    return logs, C
+
+
+def relative_variance(urns: Urns) -> float:
+    """Var p̂ / p² of one particle without resampling, over orders and draws.
+
+    E p̂² by dynamic programming over allocations S: a path has the probability
+    Π (X - S_V) / (T - τ) · w / u and the weight (Π u)².
+    """
+    X, T = urns.values, int(urns.values.sum())
+    level = {(0,) * (len(X) * urns.states): (1.0, 1.0)}
+    for tau in range(T):
+        following: dict[Any, Any] = defaultdict(lambda: (0.0, 0.0))
+        for S, (first, second) in level.items():
+            C, D = np.zeros(urns.cells, int), np.zeros(urns.totals, int)
+            table = np.array(S).reshape(len(X), urns.states)
+            for m, h in zip(*np.nonzero(table), strict=True):
+                add(urns, m, h, C, D, table[m, h])
+            for m in np.flatnonzero(table.sum(1) < X):
+                chance = (X[m] - table[m].sum()) / (T - tau)
+                w = predictive(urns, m, C, D)
+                for h in range(urns.states):
+                    key = list(S)
+                    key[m * urns.states + h] += 1
+                    one, two = following[tuple(key)]
+                    following[tuple(key)] = (
+                        one + first * chance * w[h],
+                        two + second * chance * w[h] * w.sum(),
+                    )
+        level = dict(following)
+    mean = sum(one for one, _ in level.values())
+    square = sum(two for _, two in level.values())
+    return square / mean**2 - 1

@@ -1,0 +1,205 @@
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskfactor.allocation import smc
+from daskfactor.allocation.exact import enumerate_evidence
+from daskfactor.allocation.islands import stretch_edges
+from daskfactor.allocation.placement import place_counts
+from daskfactor.allocation.smc import SequentialMonteCarlo, estimated_seconds, pooled, run_smc
+from daskfactor.engine.lanes import LanesExecutor
+from daskfactor.engine.progress import RunEvent, ignore
+from daskfactor.engine.serial import SerialExecutor
+from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.allocation import AllocationModel
+from tests.allocation.cases import TOY
+from tests.allocation.particles import urns_of
+
+MATRIX = AllocationModel.nmf(2)
+FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=64)
+
+
+def in_turn(function: Any, items: Any) -> list[Any]:
+    return [function(item, Workspace()) for item in items]
+
+
+def quiet(*args: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        return run_smc(*args)
+
+
+def blocks(total: int = 400, size: int = 30, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    part, width = rng.integers(0, 3, total) * (size // 3), size // 3
+    X = np.zeros((size, size), np.int64)
+    np.add.at(X, tuple(part + rng.integers(0, width, total) for _ in range(2)), 1)
+    return X
+
+
+def test_default_finds_the_toy() -> None:
+    for R in (1, 2, 3):
+        urns = urns_of(TOY, AllocationModel.nmf(R))
+        found = run_smc(urns, SequentialMonteCarlo(), 3, in_turn, ignore)
+        assert found.reached
+        assert found.standard_error <= 0.1
+        error = abs(found.log_evidence - enumerate_evidence(urns))
+        assert error <= 4 * found.standard_error + 1e-9
+
+
+def test_one_component_has_no_error() -> None:
+    urns = urns_of(blocks(), AllocationModel.nmf(1))
+    found = run_smc(urns, FAR, 0, in_turn, ignore)
+    assert found.standard_error < 1e-12
+    counts = np.zeros(urns.cells)
+    for n in range(len(urns.alpha)):
+        np.add.at(counts, urns.row[:, n] + urns.column[n, 0], urns.values)
+    np.testing.assert_allclose(found.mean_counts, counts)
+    exact = urns.log_factor + urns.constant + urns.log_f(counts)
+    assert found.log_evidence == pytest.approx(exact, abs=1e-8)
+
+
+@pytest.mark.parametrize("order", ["shared", "own"])
+def test_same_bits_everywhere(order: Any) -> None:
+    urns = urns_of(blocks(), AllocationModel.nmf(3))
+    settings = replace(FAR, islands=5, max_particles=80, order=order, keep="particles")
+    executors = [SerialExecutor(), LanesExecutor(1), LanesExecutor(2), LanesExecutor(3)]
+    first, *others = [quiet(urns, settings, 7, executor.map, ignore) for executor in executors]
+    for executor in executors:
+        executor.close()
+    assert first.resampled.any()
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            np.testing.assert_array_equal(one, two)
+    assert quiet(urns, settings, 8, in_turn, ignore).log_evidence != first.log_evidence
+
+
+def test_what_comes_back() -> None:
+    urns = urns_of(blocks(), AllocationModel.nmf(3))
+    found = quiet(urns, replace(FAR, keep="particles"), 7, in_turn, ignore)
+    assert found.counts is not None
+    assert found.counts.shape == (4, 16, urns.cells)
+    assert found.ess.shape == found.resampled.shape == (4, len(found.edges))
+    assert found.edges[-1] == 400
+    assert ((found.ess >= 1 - 1e-9) & (found.ess <= 16 + 1e-9)).all()
+    assert not found.resampled[:, -1].any()
+    weights = np.exp(found.log_weights - found.log_weights.max())
+    value = found.log_weights.max() + np.log(weights.mean())
+    assert value == pytest.approx(found.log_evidence, abs=1e-9)
+    np.testing.assert_allclose(found.island_log_z.shape, 4)
+    means = np.einsum("np,npc->c", weights / weights.sum(), found.counts.astype(float))
+    np.testing.assert_allclose(found.mean_counts, means, atol=1e-8)
+    np.testing.assert_array_equal(
+        found.counts.sum(axis=2), 400 * 3
+    )  # three draws a token: r, i and j
+
+
+def test_edges() -> None:
+    for tokens in (1, 2, 3, 9, 256, 513, 10_001):
+        edges = stretch_edges(tokens)
+        assert edges[0] == 0
+        assert edges[-1] == tokens
+        assert (np.diff(edges) > 0).all()
+        assert len(edges) <= 258
+
+
+def test_one_token() -> None:
+    urns = urns_of(np.array([[0, 1], [0, 0]]), MATRIX)
+    found = run_smc(urns, FAR, 0, in_turn, ignore)
+    assert found.log_evidence == pytest.approx(enumerate_evidence(urns), abs=1e-10)
+
+
+def test_growth() -> None:
+    """Particles double while islands disagree; the last number counts."""
+    model = AllocationModel.nmf(2, concentration=8.0)
+    urns = urns_of(blocks(60, size=6), model)
+    start = SequentialMonteCarlo(particles=1, islands=4, target=1e9, max_particles=2**13)
+    found = quiet(urns, start, 1, in_turn, ignore)
+    assert found.rounds == tuple(2**n for n in range(len(found.rounds)))
+    assert len(found.rounds) > 1
+    assert found.particles == found.rounds[-1]
+    assert found.spread <= smc.TRUSTED
+    assert len(found.island_log_z) == 4
+
+
+def test_islands_are_added() -> None:
+    """Earlier islands stay what they were."""
+    urns = urns_of(TOY, MATRIX)
+    few = SequentialMonteCarlo(particles=8, islands=4, target=1e9, max_particles=32)
+    many = replace(few, target=0.02, max_particles=2**14)
+    one, two = (run_smc(urns, settings, 1, in_turn, ignore) for settings in (few, many))
+    assert one.rounds == two.rounds == (8,)
+    assert len(two.island_log_z) > 16
+    assert two.standard_error <= 0.02
+    np.testing.assert_array_equal(two.island_log_z[:4], one.island_log_z)
+    half = replace(many, islands=len(two.island_log_z), target=1e9)
+    np.testing.assert_array_equal(
+        run_smc(urns, half, 1, in_turn, ignore).mean_counts, two.mean_counts
+    )
+
+
+def test_warnings() -> None:
+    urns = urns_of(blocks(2000), AllocationModel.nmf(5))
+    with pytest.warns(SamplingWarning, match="differ by .* max_particles beyond 16"):
+        run_smc(urns, replace(FAR, particles=2, islands=8, max_particles=16), 1, in_turn, ignore)
+    tight = replace(FAR, target=1e-6)
+    with pytest.warns(SamplingWarning, match="standard error is .*, not 1e-06; raise"):
+        run_smc(urns_of(TOY, MATRIX), tight, 1, in_turn, ignore)
+
+
+def test_long_runs_are_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
+    urns = urns_of(TOY, MATRIX)
+    seconds = estimated_seconds(place_counts(urns), 64)
+    monkeypatch.setattr(smc, "LONG", seconds / 10)
+    with pytest.warns(SamplingWarning, match=r"9 tokens times 64 particles .* thin=0.1 would keep"):
+        run_smc(urns, FAR, 1, in_turn, ignore)
+
+
+def test_events() -> None:
+    told: list[RunEvent] = []
+    quiet(
+        urns_of(TOY, MATRIX), replace(FAR, islands=20, max_particles=320), 1, in_turn, told.append
+    )
+    assert [event.phase for event in told] == ["draw"] * 3
+    assert [event.done for event in told] == [0, 16 * 16 * 9, 20 * 16 * 9]
+    assert told[-1].done == told[-1].total
+
+
+def test_kept_particles_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smc, "KEPT_BYTES", 1000)
+    with pytest.raises(OptionError, match='use keep="means", or fewer particles'):
+        run_smc(urns_of(TOY, MATRIX), replace(FAR, keep="particles"), 1, in_turn, ignore)
+
+
+def test_pooled() -> None:
+    rng = np.random.default_rng(0)
+    logs = rng.normal(scale=0.1, size=400) - 1e4
+    value, error = pooled(logs)
+    assert value == pytest.approx(-1e4 + 0.005, abs=4 * error)
+    assert error == pytest.approx(0.1 / 20, rel=0.15)
+    wide = np.array([-10.0, -5.0, 0.0])
+    assert pooled(wide)[1] > 0.9  # one island has it all
+    assert pooled(np.array([-3.0, -3.0])) == (-3.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"particles": 0}, "particles must be a whole number of at least 1, got 0"),
+        ({"islands": 1}, "islands must be a whole number of at least 2"),
+        ({"target": 0.0}, "target must be a positive finite number"),
+        ({"max_particles": 63}, "at least particles times islands, 64, got 63"),
+        ({"resampling": "best"}, "resampling must be one of 'systematic'"),
+        ({"threshold": 1.5}, "threshold must be between 0 and 1, got 1.5"),
+        ({"order": "none"}, "order must be one of 'shared', 'own', got 'none'"),
+        ({"keep": "all"}, "keep must be one of 'means', 'particles'"),
+        ({"thin": 0.0}, "thin must be None or in"),
+    ],
+)
+def test_settings_are_checked(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        replace(FAR, **changes)

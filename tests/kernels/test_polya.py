@@ -1,0 +1,157 @@
+"""The kernel of Pólya urns against plain loops, and its bits against its own other ways."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from daskfactor.allocation.islands import make_key, stretch_edges
+from daskfactor.kernels.philox import philox4x32
+from daskfactor.kernels.polya import CHUNK, LANES, fill_uniforms
+from daskfactor.kernels.resampling import ORDERS, PURPOSES, STATES, shuffle_orders
+from daskfactor.models.allocation import AllocationModel
+from daskfactor.random import Stream, generator
+from tests.allocation.cases import CASES, TOY
+from tests.allocation.particles import island_of, journey_of, urns_of, walk
+
+KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
+
+
+def large(seed: int = 0, size: int = 12, total: int = 600) -> Any:
+    rng = np.random.default_rng(seed)
+    X = np.zeros((size, size), int)
+    where = np.minimum(rng.exponential(2.0, (2, total)), size - 1).astype(int)
+    np.add.at(X, tuple(where), 1)
+    return X
+
+
+PROBLEMS = [
+    *[(name, model, X) for name, model, _, X in CASES],
+    ("one component", AllocationModel.nmf(1), TOY),
+    ("many components", AllocationModel.nmf(11), large()),
+    ("order 4", AllocationModel.cp(5, order=4), np.ones((2, 3, 2, 2), int)),
+    ("one row", AllocationModel.topics(6), large(1)),
+    ("symmetric, larger", AllocationModel.symmetric_nmf(5, concentration_shared=0.1), large(2)),
+]
+IDS = [name for name, *_ in PROBLEMS]
+
+
+def test_uniforms_are_philox_words() -> None:
+    out = np.empty(6)
+    fill_uniforms(out, 3, 5, 7, 9, KEY)
+    for pair in range(3):
+        w = [int(word) for word in philox4x32(3 + pair, 5, 7, 9, int(KEY[0]), int(KEY[1]))]
+        for half in range(2):
+            bits = (w[2 * half] << 32 | w[2 * half + 1]) >> 11
+            assert out[2 * pair + half] == bits / 2**53
+    assert fill_uniforms(out, 2**32 - 1, 0, 0, 0, KEY) is None
+
+
+def test_uniforms_are_uniform() -> None:
+    out = np.empty(100_000)
+    fill_uniforms(out, 0, 1, 2, 3, KEY)
+    assert stats.kstest(out, "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(out[:-1], out[1:])[0, 1]) < 5 / np.sqrt(out.size)
+
+
+def uniforms_of(tokens: int, particle: int, island: int, purpose: int, seed: int = 1) -> Any:
+    out = np.empty(tokens + tokens % 2)
+    fill_uniforms(out, 0, particle, island, purpose, make_key(seed))
+    return out[:tokens]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("_", "model", "X"), PROBLEMS, ids=IDS)
+def test_plain_loops(_: str, model: Any, X: Any, own: bool) -> None:
+    """Same uniforms, same allocations; particles of two turns, light and dense rows."""
+    urns = urns_of(X, model)
+    P, island = LANES + 1, 3
+    found = island_of(journey_of(urns, P, own=own, keep=True, resampling=None), island)
+    tokens = np.repeat(np.arange(len(urns.values), dtype=np.int32), urns.values)
+    orders = np.tile(generator(1, island, Stream.SCHEDULE, 0).permutation(tokens), (P, 1))
+    if own:
+        orders = np.tile(tokens, (P, 1))
+        scratch = np.empty(len(tokens) + len(tokens) % 2)
+        shuffle_orders(orders, island, 0, make_key(1), scratch)
+    placement = journey_of(urns, P).placement
+    for p in range(P):
+        log_z, counts = walk(urns, orders[p], uniforms_of(len(tokens), p, island, STATES))
+        assert found.counts is not None
+        np.testing.assert_array_equal(found.counts[p], counts)
+        assert found.log_weights[p] + placement.constant == pytest.approx(log_z, abs=1e-9)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("_", "model", "X"), PROBLEMS, ids=IDS)
+def test_where_counts_are_kept_does_not_matter(_: str, model: Any, X: Any, own: bool) -> None:
+    urns = urns_of(X, model)
+    settings = {"own": own, "keep": True, "least": 0.9}
+    dense, light, mixed = (
+        island_of(journey_of(urns, 9, limit, **settings)) for limit in (0, 10**6, 3)
+    )
+    for other in (light, mixed):
+        assert other.log_z == dense.log_z
+        for name in ("log_weights", "ess", "resampled", "counts"):
+            np.testing.assert_array_equal(getattr(other, name), getattr(dense, name))
+        np.testing.assert_allclose(other.mean_counts, dense.mean_counts, rtol=1e-12)
+
+
+def test_states_beyond_a_byte() -> None:
+    """Slots of two bytes."""
+    urns = urns_of(large(3, total=80), AllocationModel.nmf(300))
+    journeys = [journey_of(urns, 6, limit, keep=True, least=0.9) for limit in (0, 10**6)]
+    assert [j.placement.kind for j in journeys] == [np.uint8, np.uint16]
+    dense, light = (island_of(journey) for journey in journeys)
+    np.testing.assert_array_equal(dense.counts, light.counts)
+    assert dense.log_z == light.log_z
+
+
+def test_rows_of_many_tokens() -> None:
+    """Tables of two and four bytes."""
+    for total, kind in ((200, np.uint8), (40_000, np.uint16), (100_000, np.uint32)):
+        X = np.array([[total // 2, total // 4], [0, total // 4]])
+        journey = journey_of(urns_of(X, AllocationModel.nmf(2)), 2, keep=True)
+        assert journey.placement.kind == kind
+        found = island_of(journey)
+        assert found.counts is not None
+        np.testing.assert_array_equal(found.counts[:, :2].sum(axis=1), total)
+
+
+def test_particles_do_not_depend_on_their_number() -> None:
+    urns = urns_of(large(), AllocationModel.nmf(3))
+    few, many = (island_of(journey_of(urns, P, resampling=None, keep=True)) for P in (3, 10))
+    assert few.counts is not None
+    assert many.counts is not None
+    np.testing.assert_array_equal(few.counts, many.counts[:3])
+    np.testing.assert_array_equal(few.log_weights, many.log_weights[:3])
+
+
+def test_long_stretches() -> None:
+    """Uniforms come in chunks; a stretch may be longer than one, and end anywhere."""
+    X = large(total=256 * CHUNK + 777)
+    urns = urns_of(X, AllocationModel.nmf(2))
+    edges = stretch_edges(int(X.sum()))
+    assert np.diff(edges).max() > CHUNK
+    assert (edges[:-1] % 2 == 0).all()
+    assert edges[-1] == X.sum()
+    found = island_of(journey_of(urns, 1, resampling=None, keep=True))
+    order = generator(1, 0, Stream.SCHEDULE, 0).permutation(
+        np.repeat(np.arange(len(urns.values), dtype=np.int32), urns.values)
+    )
+    log_z, counts = walk(urns, order, uniforms_of(len(order), 0, 0, STATES))
+    assert found.counts is not None
+    np.testing.assert_array_equal(found.counts[0], counts)
+    assert found.log_z + journey_of(urns, 1).placement.constant == pytest.approx(log_z, rel=1e-12)
+
+
+def test_orders_are_permutations() -> None:
+    orders = np.tile(np.arange(7, dtype=np.int32), (20_000, 1))
+    shuffle_orders(orders, 3, PURPOSES, KEY, np.empty(8))
+    assert (np.sort(orders, axis=1) == np.arange(7)).all()
+    for place in range(7):
+        count = np.bincount(orders[:, place], minlength=7)
+        assert stats.chisquare(count).pvalue > 1e-4
+    pairs = np.bincount(7 * orders[:, 0] + orders[:, 1], minlength=49).reshape(7, 7)
+    assert stats.chisquare(pairs[~np.eye(7, dtype=bool)]).pvalue > 1e-4
+    assert ORDERS not in (STATES,)
