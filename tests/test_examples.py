@@ -86,6 +86,7 @@ def prefers_two_tables(printed: str) -> None:
     one, two = (line.split() for line in re.findall(r"^ +[12] .*$", printed, re.M))
     assert float(one[0 + 1]) == float(one[4])  # one component: the bound is the evidence
     assert float(two[1]) > float(two[4])  # and below it with two
+    assert float(two[1]) > float(two[5])  # first and second letters differ
     assert float(one[1]) < float(one[5])  # where nothing tells letters apart, one table is enough
 
 

@@ -139,6 +139,7 @@ def _checked(part: Part, dims: tuple[str, ...], source: Entries) -> Part:
         )
     wrong = values < 0
     if values.dtype.kind == "f":
+        values = values.astype(np.promote_types(values.dtype, np.float64), copy=False)
         wrong |= ~np.isfinite(values) | (values != np.floor(values)) | (values >= 2.0**63)
     elif values.dtype.kind == "u":
         wrong |= values > np.uint64(LARGEST_TOTAL)

@@ -135,6 +135,14 @@ def _dask(array: Any) -> Entries:
 def _labelled(array: Any, wanted: Sequence[str]) -> Entries:
     if set(array.dims) == set(wanted):
         array = array.transpose(*wanted)
+    elif moved := [
+        d for d, own in zip(array.dims, wanted, strict=False) if d in wanted and d != own
+    ]:
+        raise DataError(
+            f"the data have the dims {', '.join(map(str, array.dims))} and the model the observed "
+            f"variables {', '.join(wanted)}, so {moved[0]!r} would be two things; rename the data's "
+            "dims to the model's, or to other names in the model's order"
+        )
     labels = {
         str(dim): array.coords[dim].to_numpy()
         for dim in array.dims

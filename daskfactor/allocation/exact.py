@@ -16,6 +16,8 @@ from daskfactor.allocation.layout import rising
 from daskfactor.allocation.urns import Urns
 from daskfactor.errors import DataError
 
+COUNTABLE, LARGEST_EXPONENT = 15, 300
+"""Digits up to which numbers of allocations are counted exactly, and at which they are cut."""
 LIMIT = 1_000_000
 """States that are held at a time; a state costs some hundred bytes, and time about the same."""
 LARGEST_CODE = 2**62
@@ -202,12 +204,18 @@ def _least_states(urns: Urns) -> int:
 
 
 def _choices(tokens: int, kinds: int) -> int:
+    """Ways to share tokens out over kinds; beyond `COUNTABLE` digits a power of ten of that size."""
+    digits = math.lgamma(tokens + kinds) - math.lgamma(tokens + 1) - math.lgamma(kinds)
+    digits /= math.log(10.0)
+    if digits > COUNTABLE:
+        return 10 ** min(int(digits), LARGEST_EXPONENT)
     return math.comb(tokens + kinds - 1, kinds - 1)
 
 
 def _too_many(urns: Urns, states: int, limit: int) -> DataError:
+    held = f"{states:,}" if states < 10**COUNTABLE else f"10^{math.log10(states):.0f}"
     return DataError(
         f"the {urns.total} tokens can be allocated in 10^{count_allocations(urns):.1f} ways, which "
-        f"need {states:,} states at a time or more, above the limit of {limit:,}; use "
+        f"need {held} states at a time or more, above the limit of {limit:,}; use "
         "SequentialMonteCarlo() or VariationalBayes() instead, or raise the limit"
     )

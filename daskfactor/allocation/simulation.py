@@ -17,6 +17,7 @@ from daskfactor.random import Stream, generator, resolve_seed
 LARGEST_TABLE = 2**20
 """Cells of a table that is drawn and given back."""
 LARGEST_TENSOR = 2**63 - 1
+LARGEST_TOTAL = 10**8
 
 IntArray = NDArray[np.int64]
 
@@ -70,7 +71,8 @@ def simulate(
     shape
         Sizes of the data; may be left out if the model's ``observed`` has them.
     total
-        Number of tokens T; drawn from the model if left out.
+        Number of tokens T. If left out it is drawn from the model, with the mean a / b: one
+        token under the defaults.
     random_seed
         Any whole number; the same seed gives the same data.
 
@@ -91,12 +93,20 @@ def simulate(
     Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
     simulating Pólya urns", forward process.
     """
+    if not isinstance(model, AllocationModel):
+        raise OptionError(f"model must be an AllocationModel(...), got {model!r}")
     sizes = model.sizes(_checked_shape(model, shape))
     alphas = model.pseudo_counts([sizes[name] for name in model.dims])
     rng = generator(resolve_seed(random_seed), 0, Stream.SIMULATION)
     if total is None:
-        total = int(rng.poisson(rng.gamma(model.total_shape) / model.rate))
-    tokens = _draw_tokens(model, sizes, alphas, whole_number("total", total, 0), rng)
+        mean = rng.gamma(model.total_shape) / model.rate
+        total = int(rng.poisson(mean)) if mean < LARGEST_TOTAL else math.ceil(mean)
+    if whole_number("total", total, 0) > LARGEST_TOTAL:
+        raise OptionError(
+            f"{total:.3g} tokens are more than can be drawn one by one, {LARGEST_TOTAL:,}; give a "
+            "smaller total, or a larger rate to the model"
+        )
+    tokens = _draw_tokens(model, sizes, alphas, total, rng)
     dims = (*model.dims, *model.hidden)
     tables = {
         group[0]: _draw_table(model, group, tokens, sizes, alphas[group[0]], rng)
@@ -114,10 +124,12 @@ def _checked_shape(model: AllocationModel, shape: Sequence[int] | None) -> tuple
                 "shape, or a mapping of names to sizes as the model's observed"
             )
         shape = tuple(model.observed.values())
+    if not isinstance(shape, Sequence | np.ndarray):
+        raise OptionError(f"shape must be a list of sizes such as (20, 30), got {shape!r}")
     sides = tuple(whole_number("every size in shape", side, 1) for side in shape)
     if (cells := math.prod(sides) * model.n_hidden_states) > LARGEST_TENSOR:
         raise OptionError(
-            f"the tensor of all variables would have {cells:.3g} cells, and its places can be "
+            f"the tensor of all variables would have 10^{math.log10(cells):.0f} cells, and they can be "
             "numbered only below 2**63; choose a smaller shape"
         )
     return sides

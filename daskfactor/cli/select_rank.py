@@ -54,9 +54,18 @@ def select_rank(
             help="Of allocation: pseudo-counts in each table; 1 if left out.", show_default=False
         ),
     ] = None,
+    bound: Annotated[
+        bool,
+        typer.Option(
+            "--bound",
+            help="Of allocation: a variational lower bound, for more than 1000s of counts.",
+        ),
+    ] = False,
     dispersion: Annotated[
         float | None,
-        typer.Option(help="Of the data; 1 for counts, else estimated once.", show_default=False),
+        typer.Option(
+            help="Of tweedie: 1 for counts, else estimated once, if left out.", show_default=False
+        ),
     ] = None,
     held_out: Annotated[
         float | None,
@@ -75,7 +84,7 @@ def select_rank(
     ] = None,
     draws: Annotated[
         int | None,
-        typer.Option(min=10, help="Draws at the full likelihood.", show_default=False),
+        typer.Option(min=10, help="Of tweedie: draws at the full likelihood.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None,
@@ -114,7 +123,7 @@ def select_rank(
         import daskfactor as dfac
 
         if model == Kind.tweedie:
-            _refuse(model, concentration=concentration)
+            _refuse(model, concentration=concentration, bound=bound or None)
             question, method = _factorization(numbers[0], beta, dispersion, temperatures, draws)
         else:
             _refuse(
@@ -126,7 +135,8 @@ def select_rank(
                 draws=draws,
             )
             total = 1.0 if concentration is None else concentration
-            question, method = dfac.AllocationModel.nmf(numbers[0], concentration=total), None
+            question = dfac.AllocationModel.nmf(numbers[0], concentration=total)
+            method = dfac.VariationalBayes() if bound else dfac.SequentialMonteCarlo()
         with connected(cluster) as client:
             table = dfac.select_rank(
                 data,
@@ -199,10 +209,18 @@ def _printed(table: "xr.Dataset") -> "Table":
 
     shown = Table(box=None, header_style="bold")
     scored = "held_out_log_score" in table
-    titles = ["rank", "log evidence", "± Monte Carlo", "± ladder", "seconds"]
+    columns = {
+        "log_evidence": "log evidence",
+        "standard_error": "± Monte Carlo",
+        "discretization_error": "± ladder",
+        "seconds": "seconds",
+    }
+    names = [name for name in columns if name[-5:] != "error" or float(table[name].max()) > 0]
+    titles = ["rank", *(columns[name] for name in names)]
+    if "bound" in table.attrs:
+        titles[1] = "lower bound"
     for title in titles + (["left out", "± to the best"] if scored else []):
         shown.add_column(title, justify="right")
-    names = ["log_evidence", "standard_error", "discretization_error", "seconds"]
     for row in range(table.sizes["rank"]):
         own = table.isel(rank=row)
         cells = [str(int(own["rank"]))] + [f"{float(own[name]):.2f}" for name in names]

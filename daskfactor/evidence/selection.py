@@ -22,6 +22,7 @@ from daskfactor.evidence.verbs import (
     checked_method,
     chosen_dispersion,
     log_evidence,
+    refuse_blocks,
 )
 from daskfactor.io.blocks import BlockedData
 from daskfactor.io.holdout import HeldOut, hold_out
@@ -130,6 +131,7 @@ def select_rank(
         fits = [_fit(V, _ranked(model, rank), method, seed, options, None) for rank in numbers]
         return _table(numbers, fits)
     if isinstance(model, AllocationModel):
+        refuse_blocks(blocks)
         X = as_counts(V, model)
         options["unstored"] = unstored
         fits = [_fit(X, _ranked(model, rank), method, seed, options, None) for rank in numbers]
@@ -167,6 +169,8 @@ def _checked_share(held_out: Any, model: EvidenceModel) -> float:
 
 
 def _checked_ranks(ranks: Iterable[int]) -> list[int]:
+    if not isinstance(ranks, Iterable):
+        raise OptionError(f"ranks must be a list of numbers such as [1, 2, 3], got {ranks!r}")
     numbers = [whole_number("every rank", rank, 1) for rank in ranks]
     if not numbers or len(set(numbers)) < len(numbers):
         raise OptionError(f"ranks must be different numbers, at least one, got {numbers}")

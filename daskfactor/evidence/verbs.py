@@ -87,6 +87,7 @@ def log_evidence(
     seed = resolve_seed(random_seed)
     if isinstance(model, AllocationModel):
         assert isinstance(method, AllocationMethod)
+        refuse_blocks(blocks)
         return allocation_evidence(
             V,
             model,
@@ -146,6 +147,15 @@ def checked_method(method: object, model: EvidenceModel) -> Method:
     if not isinstance(model, AllocationModel):
         method.check(model)
     return method
+
+
+def refuse_blocks(blocks: int | None) -> None:
+    """An allocation model knows tokens, and no blocks."""
+    if blocks is not None:
+        raise OptionError(
+            f"blocks={blocks!r} does not go with an AllocationModel, whose counts are taken token "
+            "by token; leave it out"
+        )
 
 
 def _article(kind: str) -> str:

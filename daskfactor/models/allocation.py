@@ -101,15 +101,30 @@ class AllocationModel:
         return cls.cp(n_components, order=2, **settings)
 
     @classmethod
-    def cp(cls, n_components: int, order: int = 3, **settings: Any) -> Self:
-        """Non-negative CP (PARAFAC) of a tensor i x j x k ...: ``"r -> i, r -> j, r -> k"``."""
-        names = _observed_names(order)
+    def cp(
+        cls,
+        n_components: int,
+        order: int = 3,
+        *,
+        observed: Sequence[str] | Mapping[str, int] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Non-negative CP (PARAFAC) of a tensor i x j x k ...: ``"r -> i, r -> j, r -> k"``.
+
+        ``observed`` are other names, or names with sizes; then ``order`` is their number.
+        """
+        names = _observed_names(order) if observed is None else tuple(observed)
         edges = ", ".join(f"r -> {name}" for name in names)
-        return cls(edges, {"r": n_components}, names, **settings)
+        return cls(edges, {"r": n_components}, observed or names, **settings)
 
     @classmethod
     def tucker(cls, n_components: Sequence[int], **settings: Any) -> Self:
         """Non-negative Tucker: a core over r1 x r2 ... without structure, and ``r1 -> i`` etc."""
+        if isinstance(n_components, str) or not isinstance(n_components, Sequence):
+            raise ModelError(
+                f"n_components must be a list of numbers, one for each dimension, got "
+                f"{n_components!r}"
+            )
         names = _observed_names(len(n_components))
         roots = [f"r{n + 1}" for n in range(len(names))]
         core = [f"{parent} -> {child}" for n, child in enumerate(roots) for parent in roots[:n]]

@@ -13,14 +13,21 @@ LARGEST_HIDDEN = 65_535
 """Joint configurations of the hidden variables: what two bytes a token can tell apart."""
 
 
+SMALLEST, LARGEST = 1e-100, 1e100
+"""Numbers between which products of pseudo-counts are neither 0 nor infinite."""
+
+
 def positive(what: str, value: Any) -> float:
-    """A positive, finite number, as a plain float."""
+    """A positive number that arithmetic can cope with, as a plain float."""
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not 0.0 < number < math.inf:
-        raise ModelError(f"{what} must be a positive, finite number, got {value!r}")
+    if not SMALLEST <= number <= LARGEST:
+        raise ModelError(
+            f"{what} must be a positive, finite number from {SMALLEST:g} to {LARGEST:g}, got "
+            f"{value!r}"
+        )
     return number
 
 

@@ -241,3 +241,17 @@ def test_thinning_keeps_tokens_by_address():
         counts.thinned(0, 1)
     with pytest.raises(DataError, match="leaves none of the 1 tokens"):
         as_counts(np.array([[1]]), NMF).thinned(1e-9, 0)
+
+
+def test_dims_that_are_another_variables_name():
+    model = AllocationModel.nmf(2)
+    array = xr.DataArray(np.ones((2, 3), np.int64), dims=("j", "x"))
+    with pytest.raises(DataError, match="so 'j' would be two things; rename"):
+        as_counts(array, model)
+    assert as_counts(array.rename(j="i"), model).dims == ("i", "x")
+
+
+def test_half_precision():
+    model = AllocationModel.nmf(2)
+    counts = as_counts(np.array([[1, 2], [0, 3]], np.float16), model)
+    assert counts.values.tolist() == [1, 2, 3]

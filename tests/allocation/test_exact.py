@@ -98,3 +98,10 @@ def test_states_are_told_apart_by_every_count_however_many_there_are():
     _, expected = np.unique(rows, axis=0, return_inverse=True)
     _, found = np.unique(exact._coded(rows), return_inverse=True)
     assert len(set(zip(expected, found, strict=True))) == len(set(expected)) == len(set(found))
+
+
+def test_a_number_of_allocations_that_is_beyond_counting():
+    X = np.array([[10**6, 1], [1, 3]])
+    model = AllocationModel.nmf(2000)
+    with pytest.raises(DataError, match=r"need 10\^300 states at a time or more"):
+        enumerate_evidence(compile_urns(model, as_counts(X, model)))

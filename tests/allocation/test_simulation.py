@@ -12,6 +12,7 @@ from daskfactor.allocation.simulation import simulate
 from daskfactor.allocation.urns import compile_urns
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.models.allocation import AllocationModel
+from daskfactor.models.tweedie import TweedieNMF
 
 NMF = AllocationModel.nmf(3, concentration=20.0)
 
@@ -133,3 +134,19 @@ def test_the_joint_law_of_tables_and_tokens():
         (theta * share, second),
     ):
         assert abs(values.mean() - exact) < 5 * values.std() / np.sqrt(draws)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((TweedieNMF(2), (3, 4)), r"model must be an AllocationModel\(\.\.\.\), got"),
+        ((AllocationModel.nmf(2), 5), "shape must be a list of sizes such as"),
+        ((AllocationModel.nmf(2), (10**200, 10**200)), r"would have 10\^400 cells"),
+        ((AllocationModel.nmf(2, rate=1e-30), (3, 4)), "more than can be drawn one by one"),
+    ],
+)
+def test_what_cannot_be_drawn(arguments, message):
+    with pytest.raises(OptionError, match=message):
+        simulate(*arguments, random_seed=0)
+    with pytest.raises(OptionError, match="1e\\+13 tokens are more than can be drawn"):
+        simulate(AllocationModel.nmf(2), (3, 4), total=10**13)

@@ -64,13 +64,17 @@ def test_allocation_model(asked, matrix):
     assert result.exit_code == 0, result.output
     (_, model, ranks, method, held_out, _, _) = asked[0]
     assert model == daskfactor.AllocationModel.nmf(1, concentration=2.0)
-    assert (ranks, method, held_out) == ([1, 2, 3], None, "auto")
+    assert (ranks, method, held_out) == ([1, 2, 3], daskfactor.SequentialMonteCarlo(), "auto")
+    result = CliRunner().invoke(app, ["select-rank", *arguments, "--bound"])
+    assert result.exit_code == 0, result.output
+    assert asked[1][3] == daskfactor.VariationalBayes()
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         ["--concentration", "2"],
+        ["--bound"],
         ["--model", "allocation", "--beta", "1"],
         ["--model", "allocation", "--held-out", "0.1"],
     ],

@@ -97,7 +97,7 @@ def test_other_ranks_and_thinned_data():
         ({"observed": ["i", "j", "r"]}, "'r' is given as hidden and as observed"),
         ({"observed": ["i", "i", "j"]}, "observed names a variable twice"),
         ({"observed": {"i": 0, "j": 1}}, "size of 'i' must be a whole number"),
-        ({"concentration": 0}, "concentration must be a positive, finite number, got 0"),
+        ({"concentration": 0}, "concentration must be a positive, finite number from .* got 0"),
         ({"concentration": "auto"}, "concentration must be a positive, finite number"),
         ({"concentration": {"r": 1, "i": 1}}, "concentration lacks 'j'; give a pseudo-count per"),
         ({"concentration": {"x": 1}}, "concentration has 'x', which is not in the graph"),
@@ -156,3 +156,17 @@ def test_stored_models_that_cannot_be_read(change, message):
     values = {k: v for k, v in (NMF.to_dict() | change).items() if v is not None or k != "graph"}
     with pytest.raises(ModelError, match=message):
         AllocationModel.from_dict(values)
+
+
+def test_tensors_may_have_other_names_and_sizes():
+    model = AllocationModel.nmf(2, observed={"cell": 3, "gene": 4})
+    assert model == AllocationModel("r -> cell, r -> gene", {"r": 2}, {"cell": 3, "gene": 4})
+    assert AllocationModel.cp(2, observed=("a", "b", "c")).dims == ("a", "b", "c")
+    with pytest.raises(ModelError, match="n_components must be a list of numbers"):
+        AllocationModel.tucker(3)
+
+
+@pytest.mark.parametrize("number", [1e-310, 1e-101, 1e101])
+def test_numbers_that_arithmetic_cannot_cope_with(number):
+    with pytest.raises(ModelError, match="from 1e-100 to 1e\\+100"):
+        AllocationModel.nmf(2, concentration=number)
