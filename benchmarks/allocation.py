@@ -263,7 +263,9 @@ def workers(cluster: bool = False) -> None:
 
 def compare_workers(executors: dict[str, Any], repeats: int = 5) -> None:
     urns = urns_of(blocks(1000, 10**4), AllocationModel.nmf(10))
-    settings = SequentialMonteCarlo(particles=128, islands=16, target=1e9, max_particles=2048)
+    settings = SequentialMonteCarlo(
+        particles=32, islands=64, target=1e9, max_particles=2048, moves=0
+    )
     times: dict[str, list[float]] = {name: [] for name in executors}
     busy: dict[str, list[float]] = {name: [] for name in executors}
     values = set()
@@ -277,7 +279,7 @@ def compare_workers(executors: dict[str, Any], repeats: int = 5) -> None:
     for executor in executors.values():
         executor.close()
     first = np.array(next(iter(times.values())))
-    print(f"\n16 islands of 128 particles, 10^4 tokens; the same bits: {len(values) == 1}")
+    print(f"\n64 islands of 32 particles, 10^4 tokens; the same bits: {len(values) == 1}")
     for name, taken in times.items():
         ratios = first / np.array(taken)
         print(

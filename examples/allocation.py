@@ -89,7 +89,7 @@ def seconds_by_size(sizes: Sequence[int], total: int) -> dict[str, Array]:
     model = dfac.AllocationModel.nmf(4, concentration=100.0)
     methods: dict[str, Any] = {
         "particles": dfac.SequentialMonteCarlo(
-            particles=64, islands=4, target=1e9, max_particles=256
+            particles=64, islands=4, target=1e9, max_particles=256, moves=0
         ),
         "bound": dfac.VariationalBayes(starts=1, max_iterations=100, tolerance=1e-12),
     }

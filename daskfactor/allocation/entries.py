@@ -140,8 +140,8 @@ def _labelled(array: Any, wanted: Sequence[str]) -> Entries:
     ]:
         raise DataError(
             f"the data have the dims {', '.join(map(str, array.dims))} and the model the observed "
-            f"variables {', '.join(wanted)}, so {moved[0]!r} would be two things; rename the data's "
-            "dims to the model's, or to other names in the model's order"
+            f"variables {', '.join(wanted)}, so {moved[0]!r} would be two things; rename the dims "
+            "of the data to the model's, or to other names in the model's order"
         )
     labels = {
         str(dim): array.coords[dim].to_numpy()

@@ -204,11 +204,11 @@ def _least_states(urns: Urns) -> int:
 
 
 def _choices(tokens: int, kinds: int) -> int:
-    """Ways to share tokens out over kinds; beyond `COUNTABLE` digits a power of ten of that size."""
+    """Ways to share tokens out over kinds; with too many digits a power of ten of that size."""
     digits = math.lgamma(tokens + kinds) - math.lgamma(tokens + 1) - math.lgamma(kinds)
     digits /= math.log(10.0)
     if digits > COUNTABLE:
-        return 10 ** min(int(digits), LARGEST_EXPONENT)
+        return int(10 ** min(int(digits), LARGEST_EXPONENT))
     return math.comb(tokens + kinds - 1, kinds - 1)
 
 

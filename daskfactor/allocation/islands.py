@@ -39,6 +39,8 @@ from daskfactor.random import Stream, generator
 
 STRETCHES = 256
 """The weights are looked at every T / STRETCHES tokens, rounded up to an even number."""
+LOOKS = 1024
+"""As `STRETCHES`, for particles that move: those that have become alike by then stay so."""
 WORK = 1e8
 """States weighed in one call of the kernel: under a second, so that Ctrl-C is heard."""
 _KEY = np.array([0x8F14E45F, 0x2C9341CA], np.uint32)  # keeps these uniforms apart from others'
@@ -48,7 +50,8 @@ class Journey(NamedTuple):
     """What all islands of a round have in common.
 
     ``resampling``: a name of `SCHEMES` or None; ``least``: share of P below which to resample;
-    ``own``: whether every particle has an order of its own; ``keep``: whether to return counts.
+    ``own``: whether every particle has an order of its own; ``keep``: whether to return counts;
+    ``moves``: sweeps after a resampling, see ``moving.py``.
     """
 
     placement: Placement
@@ -61,6 +64,12 @@ class Journey(NamedTuple):
     keep: bool
     seed: int
     round: int
+    moves: int = 0
+
+    @property
+    def edges(self) -> NDArray[np.int64]:
+        """Numbers of tokens after which the weights are looked at."""
+        return stretch_edges(self.placement.tokens, LOOKS if self.moves else STRETCHES)
 
 
 class Island(NamedTuple):
@@ -79,9 +88,9 @@ class Island(NamedTuple):
     counts: Small | None
 
 
-def stretch_edges(tokens: int) -> NDArray[np.int64]:
-    """Numbers of tokens after which the weights are looked at: first 0, last T; all even but T."""
-    step = 2 * -(-tokens // (2 * STRETCHES))
+def stretch_edges(tokens: int, stretches: int = STRETCHES) -> NDArray[np.int64]:
+    """Edges of about so many stretches of tokens: first 0, last T; all even but T."""
+    step = 2 * -(-tokens // (2 * stretches))
     return np.append(np.arange(0, tokens, step), tokens).astype(np.int64)
 
 
@@ -94,41 +103,47 @@ def make_key(seed: int) -> Words:
 def run_island(journey: Journey, island: int, workspace: Workspace) -> Island:
     """Take the particles of one island from the first token to the last."""
     del workspace
-    crowd, key, tag = _gather(journey, island), make_key(journey.seed), PURPOSES * journey.round
-    edges = stretch_edges(journey.placement.tokens)
-    stretches, size = len(edges) - 1, journey.particles
-    way = Walk(
-        edges=edges,
-        island=island,
-        tag=tag,
-        key=key,
-        scheme=NEVER if journey.resampling is None else SCHEMES[journey.resampling],
-        least=journey.least * size,
-        ess=np.zeros(stretches),
-        resampled=np.zeros(stretches, np.uint8),
-        level=np.zeros(1),
-    )
-    sums, scratch = _buffers(journey)
-    network = journey.placement.network
-    step = max(1, int(WORK / (size * network.states * (int(edges[1]) + 1))))
+    crowd, way = _gather(journey, island), make_walk(journey, island)
+    sums, scratch = make_buffers(journey)
+    network, stretches = journey.placement.network, len(way.ess)
+    step = max(1, int(WORK / (journey.particles * network.states * (int(way.edges[1]) + 1))))
     for first in range(0, stretches, step):
         walk(network, crowd, way, first, min(first + step, stretches), sums, scratch)
-    return _sum_up(journey, crowd, way, scratch)
+    return sum_up(journey, crowd, way, scratch)
+
+
+def make_walk(journey: Journey, island: int) -> Walk:
+    """The way of an island, before its first token."""
+    edges = journey.edges
+    return Walk(
+        edges=edges,
+        island=island,
+        tag=PURPOSES * journey.round,
+        key=make_key(journey.seed),
+        scheme=NEVER if journey.resampling is None else SCHEMES[journey.resampling],
+        least=journey.least * journey.particles,
+        ess=np.zeros(len(edges) - 1),
+        resampled=np.zeros(len(edges) - 1, np.uint8),
+        level=np.zeros(1),
+    )
+
+
+def draw_orders(journey: Journey, island: int) -> Small:
+    """Cells of the tokens, (1, T), or (P, T) if every particle has an order of its own."""
+    tokens = np.repeat(np.arange(len(journey.values), dtype=np.int32), journey.values)
+    if not journey.own:
+        rng = generator(journey.seed, island, Stream.SCHEDULE, journey.round)
+        return np.asarray(rng.permutation(tokens)[None])
+    orders = np.tile(tokens, (journey.particles, 1))
+    uniforms = np.empty(len(tokens) + len(tokens) % 2)
+    shuffle_orders(orders, island, PURPOSES * journey.round, make_key(journey.seed), uniforms)
+    return orders
 
 
 def _gather(journey: Journey, island: int) -> Particles:
     """Particles without tokens, and the order in which they will get them."""
     placement, size = journey.placement, journey.particles
     states = BLOCK * -(-placement.network.states // BLOCK)
-    tokens = np.repeat(np.arange(len(journey.values), dtype=np.int32), journey.values)
-    if journey.own:
-        orders = np.tile(tokens, (size, 1))
-        uniforms = np.empty(len(tokens) + len(tokens) % 2)
-        key, tag = make_key(journey.seed), PURPOSES * journey.round
-        shuffle_orders(orders, island, tag, key, uniforms)
-    else:
-        rng = generator(journey.seed, island, Stream.SCHEDULE, journey.round)
-        orders = rng.permutation(tokens)[None]
     crowd = Particles(
         tables=np.empty((size, placement.width), placement.kind),
         slots=np.empty((size, placement.slots), placement.kind),
@@ -136,13 +151,14 @@ def _gather(journey: Journey, island: int) -> Particles:
         nexts=np.empty((size, states)),
         balls=np.empty((size, states)),
         log_weights=np.empty(size),
-        orders=orders,
+        orders=draw_orders(journey, island),
     )
     start_crowd(placement.network, crowd)
     return crowd
 
 
-def _buffers(journey: Journey) -> tuple[Sums, Scratch]:
+def make_buffers(journey: Journey) -> tuple[Sums, Scratch]:
+    """Room for the numbers that an island works with."""
     size, blocks = journey.particles, -(-journey.placement.network.states // BLOCK)
     sums = Sums(
         w=np.zeros((LANES, BLOCK * blocks)),
@@ -159,7 +175,8 @@ def _buffers(journey: Journey) -> tuple[Sums, Scratch]:
     )
 
 
-def _sum_up(journey: Journey, crowd: Particles, way: Walk, scratch: Scratch) -> Island:
+def sum_up(journey: Journey, crowd: Particles, way: Walk, scratch: Scratch) -> Island:
+    """What the particles of an island found when all tokens are in."""
     placement, size = journey.placement, journey.particles
     places = placement.places[:3]
     mean, _ = normalise(crowd.log_weights, scratch.weights)

@@ -129,8 +129,8 @@ def _checked_shape(model: AllocationModel, shape: Sequence[int] | None) -> tuple
     sides = tuple(whole_number("every size in shape", side, 1) for side in shape)
     if (cells := math.prod(sides) * model.n_hidden_states) > LARGEST_TENSOR:
         raise OptionError(
-            f"the tensor of all variables would have 10^{math.log10(cells):.0f} cells, and they can be "
-            "numbered only below 2**63; choose a smaller shape"
+            f"the tensor of all variables would have 10^{math.log10(cells):.0f} cells, and only "
+            "2**63 can be numbered; choose a smaller shape"
         )
     return sides
 

@@ -4,7 +4,7 @@
 
 over particles that take the tokens of X in a random order and draw their hidden parts from
 the urns. Time is proportional to tokens times particles times states, whatever the size
-of X.
+of X; with moves (``moving.py``), to that times half the number of resamplings.
 
 Particles live on *islands* (``islands.py``): each has P of them, one order of the tokens,
 its own resampling, and an unbiased estimate of p(X). log p(X) is the log of their mean and
@@ -12,7 +12,8 @@ its error comes from their spread. Numbers grow in two ways:
 
 1. while log estimates of islands differ by more than `TRUSTED` (one standard deviation), P
    doubles and all islands start again, with other random numbers: a mean of such estimates
-   rests on the luckiest island, and so does its error;
+   rests on the luckiest island, and so does its error. Particles that move give up before
+   if they are far from it: their variance falls as 1 / P;
 2. then islands are added, twice as many as before, until the standard error is down to
    ``target``.
 
@@ -21,7 +22,6 @@ simulating Pólya urns", procedure BAM-SIS.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,25 +30,33 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.allocation.islands import Island, Journey, run_island, stretch_edges
-from daskfactor.allocation.placement import Placement, place_counts
+from daskfactor.allocation.islands import Island, Journey, run_island
+from daskfactor.allocation.limits import (
+    ISLAND_BYTES,
+    TRUSTED,
+    check_memory,
+    foretell,
+    island_bytes,
+    needed_particles,
+    warn_of_error,
+)
+from daskfactor.allocation.moving import run_moving_island
+from daskfactor.allocation.placement import place_counts
 from daskfactor.allocation.urns import Urns
 from daskfactor.checks import positive_number, whole_number
 from daskfactor.engine.progress import OnEvent, RunEvent
-from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.errors import OptionError
 from daskfactor.kernels.resampling import SCHEMES
 
 Vector = NDArray[np.float64]
 Map = Callable[[Callable[[Any, Any], Any], Any], list[Any]]
 
-TRUSTED = 1.0
-"""Standard deviation of the islands' log estimates up to which their mean is believed."""
+MOST_MOVES = 1000
+"""Sweeps that the addresses of random numbers can tell apart."""
+HOPELESS = 8
+"""Particles that move stop growing if they need more than this times what is allowed."""
 BATCH = 16
 """Islands between two messages; their results are in memory together."""
-LONG = 3600.0
-"""Seconds beyond which a warning comes first."""
-KEPT_BYTES = 2**32
-"""Most that ``keep="particles"`` may take."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,8 @@ class SequentialMonteCarlo:
         Standard error of log p(X), in nats, at which to stop.
     max_particles
         On all islands together; with fewer than the target asks for, a SamplingWarning.
+    moves
+        Gibbs sweeps over a particle's past tokens after every resampling; 0 for none.
     resampling
         "systematic", "stratified", "residual", "multinomial", or None: never.
     threshold
@@ -83,10 +93,11 @@ class SequentialMonteCarlo:
         If one of them is not allowed.
     """
 
-    particles: int = 256
+    particles: int = 64
     islands: int = 8
     target: float = 0.1
-    max_particles: int = 2**17
+    max_particles: int = 2**14
+    moves: int = 1
     resampling: Literal["systematic", "stratified", "residual", "multinomial"] | None = "systematic"
     threshold: float = 0.5
     order: Literal["shared", "own"] = "shared"
@@ -98,6 +109,9 @@ class SequentialMonteCarlo:
         whole_number("islands", self.islands, 2)
         positive_number("target", self.target)
         whole_number("max_particles", self.max_particles, 2)
+        whole_number("moves", self.moves, 0)
+        if self.moves > MOST_MOVES:
+            raise OptionError(f"moves must be at most {MOST_MOVES}, got {self.moves}")
         _one_of("resampling", self.resampling, (*SCHEMES, None))
         _one_of("order", self.order, ("shared", "own"))
         _one_of("keep", self.keep, ("means", "particles"))
@@ -240,9 +254,9 @@ def run_smc(
     enough is decided by looking at them, so the estimate of p(X) is unbiased only when no
     island was added after the first ones.
     """
-    placement = place_counts(urns)
+    moves = settings.moves if settings.resampling is not None else 0
     journey = Journey(
-        placement=placement,
+        placement=place_counts(urns, 0 if moves else None),
         values=urns.values,
         cells=urns.cells,
         particles=settings.particles,
@@ -252,36 +266,57 @@ def run_smc(
         keep=settings.keep == "particles",
         seed=seed,
         round=0,
+        moves=moves,
     )
-    _foretell(placement, settings)
+    foretell(journey, settings.islands)
     rounds = [settings.particles]
     count = settings.islands
     while True:
         found = _Sum(urns.cells)
         _run(found, journey, count, map_function, on_event)
-        more = 2 * journey.particles * count <= settings.max_particles
-        if found.spread <= TRUSTED or not more:
+        growth = _growth(found, journey, settings)
+        if growth == 1:
             break
-        journey = journey._replace(particles=2 * journey.particles, round=journey.round + 1)
-        rounds.append(journey.particles)
-    while pooled(found.log_z)[1] > settings.target:
+        size = growth * journey.particles
+        journey = journey._replace(particles=size, round=journey.round + 1)
+        rounds.append(size)
+    trusted = found.spread <= TRUSTED
+    while trusted and pooled(found.log_z)[1] > settings.target:
         if 2 * count * journey.particles > settings.max_particles:
             break
         count *= 2
         _run(found, journey, count, map_function, on_event)
     result = _result(found, journey, tuple(rounds), settings)
-    _warn_of_error(result, settings)
+    warn_of_error(result, journey, settings.target, settings.max_particles)
     return result
+
+
+def _growth(found: _Sum, journey: Journey, settings: SequentialMonteCarlo) -> int:
+    """How many times the particles to start again with; 1 to leave it at that.
+
+    Twice as many; or, if they move, up to eight times, by the spread.
+    """
+    size = journey.particles * len(found.islands)
+    room = settings.max_particles // size
+    if journey.moves:
+        room = min(room, ISLAND_BYTES // island_bytes(journey))
+        if needed_particles(found.spread, size) > HOPELESS * settings.max_particles:
+            return 1
+    if found.spread <= TRUSTED or room < 2:
+        return 1
+    times = min(found.spread**2, 8.0, room) if journey.moves else 2.0
+    return max(2, 1 << int(math.log2(times)))
 
 
 def _run(found: _Sum, journey: Journey, count: int, map_function: Map, on_event: OnEvent) -> None:
     """Add islands up to a number of them."""
-    _check_memory(journey, count)
+    check_memory(journey, count)
     work = float(journey.placement.tokens) * journey.particles
+    runner = run_moving_island if journey.moves else run_island
     for batch in _batches(range(len(found.islands), count)):
         told = f"{count} islands of {journey.particles} particles"
         on_event(RunEvent("draw", work * len(found.islands), work * count, message=told))
-        for island in map_function(partial(run_island, journey), batch):
+        for island in map_function(partial(runner, journey), batch):
             found.add(island)
     on_event(RunEvent("draw", work * count, work * count))
 
@@ -304,7 +339,7 @@ def _result(
         island_log_z=found.log_z + constant,
         particles=journey.particles,
         mean_counts=found.mean_counts,
-        edges=stretch_edges(journey.placement.tokens)[1:],
+        edges=journey.edges[1:],
         ess=np.stack([island.ess for island in islands]),
         resampled=np.stack([island.resampled for island in islands]) == 1,
         log_weights=np.stack([island.log_weights for island in islands]) + constant,
@@ -313,52 +348,3 @@ def _result(
         rounds=rounds,
         reached=error <= settings.target,
     )
-
-
-def estimated_seconds(placement: Placement, particles: int) -> float:
-    """Rough time on one core: what a token costs a particle, in nanoseconds (measured)."""
-    network = placement.network
-    registers = len(network.alpha)
-    each = 10 + 0.6 * network.states + 3 * registers
-    if not network.simple:
-        each = 20 + 1.5 * network.states * registers
-    return 1e-9 * each * placement.tokens * particles
-
-
-def _foretell(placement: Placement, settings: SequentialMonteCarlo) -> None:
-    seconds = estimated_seconds(placement, settings.particles * settings.islands)
-    if seconds > LONG:
-        share = LONG / seconds
-        warnings.warn(
-            f"{placement.tokens} tokens times {settings.particles * settings.islands} particles "
-            f"take about {seconds / 3600:.1f} hours on one core, and more if particles have to be "
-            f"added; thin={share:.2g} would keep that share of the tokens and take one hour, but "
-            "its evidence is that of the kept tokens alone",
-            SamplingWarning,
-            stacklevel=3,
-        )
-
-
-def _check_memory(journey: Journey, count: int) -> None:
-    size = 4 * journey.cells * journey.particles * count
-    if journey.keep and size > KEPT_BYTES:
-        raise OptionError(
-            f'keep="particles" would hold {size / 2**30:.1f} GiB of counts for {count} islands of '
-            f"{journey.particles} particles, and {KEPT_BYTES / 2**30:.0f} GiB are allowed: "
-            'use keep="means", or fewer particles'
-        )
-
-
-def _warn_of_error(result: SMCResult, settings: SequentialMonteCarlo) -> None:
-    if result.spread > TRUSTED:
-        text = (
-            f"islands of {result.particles} particles give estimates of log p(X) that differ by "
-            f"{result.spread:.1f} nats (standard deviation): the value is likely too low and its "
-            "standard error too small"
-        )
-    elif not result.reached:
-        text = f"the standard error is {result.standard_error:.2g} nats, not {settings.target:.2g}"
-    else:
-        return
-    text += f"; raise max_particles beyond {settings.max_particles}, or thin the counts"
-    warnings.warn(text, SamplingWarning, stacklevel=3)

@@ -180,6 +180,25 @@ def normalise(log_weights: Wide, weights: Wide) -> tuple[float, float]:
 
 
 @jit_exact
+def look(way: Walk, e: int, log_weights: Wide, s: Scratch) -> bool:
+    """Look at the weights after stretch e: whether every particle is to become its parent.
+
+    If so, weights become one, and their mean goes to the level.
+    """
+    size = log_weights.size
+    mean, way.ess[e] = normalise(log_weights, s.weights)
+    if way.scheme == NEVER or way.ess[e] >= way.least or e == way.edges.size - 2:
+        return False
+    way.resampled[e] = 1
+    way.level[0] += mean
+    fill_uniforms(s.draws, 0, e, way.island, way.tag + OFFSPRING, way.key)
+    count_offspring(way.scheme, s.weights, s.draws[:size], s.offspring)
+    choose_parents(s.offspring, s.parents)
+    log_weights[:] = 0.0
+    return True
+
+
+@jit_exact
 def walk(
     net: Network, crowd: Particles, way: Walk, first: int, last: int, sums: Sums, s: Scratch
 ) -> None:
@@ -188,21 +207,12 @@ def walk(
     The mean weight so far is exp(level) mean(exp(log_weights)): an unbiased estimate,
     because resampling turns weights into their mean.
     """
-    size = crowd.log_weights.size
     address = (way.island, way.tag + STATES)
     for e in range(first, last):
         span = (way.edges[e], way.edges[e + 1])
         advance(net, crowd, span, address, way.key, sums)
-        mean, way.ess[e] = normalise(crowd.log_weights, s.weights)
-        if way.scheme == NEVER or way.ess[e] >= way.least or e == way.edges.size - 2:
-            continue
-        way.resampled[e] = 1
-        way.level[0] += mean
-        fill_uniforms(s.draws, 0, e, way.island, way.tag + OFFSPRING, way.key)
-        count_offspring(way.scheme, s.weights, s.draws[:size], s.offspring)
-        choose_parents(s.offspring, s.parents)
-        _move(crowd, s.parents)
-        crowd.log_weights[:] = 0.0
+        if look(way, e, crowd.log_weights, s):
+            _move(crowd, s.parents)
 
 
 @jit_exact

@@ -118,9 +118,9 @@ class AllocationModel:
         return cls(edges, {"r": n_components}, observed or names, **settings)
 
     @classmethod
-    def tucker(cls, n_components: Sequence[int], **settings: Any) -> Self:
+    def tucker(cls, n_components: Any, **settings: Any) -> Self:
         """Non-negative Tucker: a core over r1 x r2 ... without structure, and ``r1 -> i`` etc."""
-        if isinstance(n_components, str) or not isinstance(n_components, Sequence):
+        if not isinstance(n_components, Sequence):
             raise ModelError(
                 f"n_components must be a list of numbers, one for each dimension, got "
                 f"{n_components!r}"

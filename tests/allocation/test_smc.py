@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskfactor.allocation import smc
+from daskfactor.allocation import limits
 from daskfactor.allocation.exact import enumerate_evidence
 from daskfactor.allocation.islands import stretch_edges
-from daskfactor.allocation.placement import place_counts
-from daskfactor.allocation.smc import SequentialMonteCarlo, estimated_seconds, pooled, run_smc
+from daskfactor.allocation.limits import estimated_seconds
+from daskfactor.allocation.smc import SequentialMonteCarlo, pooled, run_smc
 from daskfactor.engine.lanes import LanesExecutor
 from daskfactor.engine.progress import RunEvent, ignore
 from daskfactor.engine.serial import SerialExecutor
@@ -17,10 +17,10 @@ from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import TOY
-from tests.allocation.particles import urns_of
+from tests.allocation.particles import journey_of, urns_of
 
 MATRIX = AllocationModel.nmf(2)
-FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=64)
+FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=64, moves=0)
 
 
 def in_turn(function: Any, items: Any) -> list[Any]:
@@ -117,12 +117,12 @@ def test_growth() -> None:
     """Particles double while islands disagree; the last number counts."""
     model = AllocationModel.nmf(2, concentration=8.0)
     urns = urns_of(blocks(60, size=6), model)
-    start = SequentialMonteCarlo(particles=1, islands=4, target=1e9, max_particles=2**13)
+    start = SequentialMonteCarlo(particles=1, islands=4, target=1e9, max_particles=2**13, moves=0)
     found = quiet(urns, start, 1, in_turn, ignore)
     assert found.rounds == tuple(2**n for n in range(len(found.rounds)))
     assert len(found.rounds) > 1
     assert found.particles == found.rounds[-1]
-    assert found.spread <= smc.TRUSTED
+    assert found.spread <= limits.TRUSTED
     assert len(found.island_log_z) == 4
 
 
@@ -153,8 +153,8 @@ def test_warnings() -> None:
 
 def test_long_runs_are_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
     urns = urns_of(TOY, MATRIX)
-    seconds = estimated_seconds(place_counts(urns), 64)
-    monkeypatch.setattr(smc, "LONG", seconds / 10)
+    seconds = estimated_seconds(journey_of(urns, 16), 64)
+    monkeypatch.setattr(limits, "LONG", seconds / 10)
     with pytest.warns(SamplingWarning, match=r"9 tokens times 64 particles .* thin=0.1 would keep"):
         run_smc(urns, FAR, 1, in_turn, ignore)
 
@@ -170,7 +170,7 @@ def test_events() -> None:
 
 
 def test_kept_particles_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smc, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(limits, "KEPT_BYTES", 1000)
     with pytest.raises(OptionError, match='use keep="means", or fewer particles'):
         run_smc(urns_of(TOY, MATRIX), replace(FAR, keep="particles"), 1, in_turn, ignore)
 

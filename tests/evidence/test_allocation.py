@@ -137,6 +137,13 @@ def test_variables_may_be_called_anything():
         assert trace["table_token"].sizes == {"island": 2, "token": 3}
         assert trace["table_start"].sizes == {"island": 2, "start": 4}
     assert evidence(model=model, method=FEW).trace.sizes["island_"] == 4
+    model = dfac.AllocationModel("particle -> island, particle -> j", {"particle": 2})
+    kept = dfac.SequentialMonteCarlo(particles=8, islands=2, keep="particles", target=9.0)
+    trace = evidence(model=model, method=kept).trace
+    assert trace["particle_island"].sizes == {
+        **{"island_": 2, "particle_": 8},
+        **{"particle": 2, "island": 3},
+    }
 
 
 def test_thinning_is_said_and_exact():

@@ -1,0 +1,177 @@
+"""Particles that move, as a run uses them; what they do is in tests/kernels/test_moving.py."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import daskfactor as dfac
+from daskfactor.allocation import limits, smc
+from daskfactor.allocation.islands import LOOKS, stretch_edges
+from daskfactor.allocation.limits import estimated_seconds
+from daskfactor.allocation.smc import SequentialMonteCarlo, run_smc
+from daskfactor.engine.lanes import LanesExecutor
+from daskfactor.engine.progress import ignore
+from daskfactor.engine.serial import SerialExecutor
+from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.allocation import AllocationModel
+from tests.allocation.cases import TOY
+from tests.allocation.particles import journey_of, urns_of
+
+FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=64, moves=2)
+TIED = AllocationModel.symmetric_nmf(3, concentration_shared=0.1)
+
+
+def in_turn(function: Any, items: Any) -> list[Any]:
+    return [function(item, Workspace()) for item in items]
+
+
+def quiet(*args: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        return run_smc(*args)
+
+
+def blocks(total: int = 300, size: int = 30, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    part = rng.integers(0, 3, total) * (size // 3)
+    X = np.zeros((size, size), np.int64)
+    np.add.at(X, (part + rng.integers(0, 10, total), part + rng.integers(0, 10, total)), 1)
+    return X
+
+
+@pytest.mark.parametrize("order", ["shared", "own"])
+@pytest.mark.parametrize("model", [AllocationModel.nmf(3), TIED], ids=["nmf", "symmetric"])
+def test_same_bits_everywhere(model: Any, order: Any) -> None:
+    urns = urns_of(blocks(), model)
+    settings = replace(FAR, islands=5, max_particles=80, order=order, keep="particles")
+    executors = [SerialExecutor(), LanesExecutor(1), LanesExecutor(2), LanesExecutor(3)]
+    first, *others = [quiet(urns, settings, 7, executor.map, ignore) for executor in executors]
+    for executor in executors:
+        executor.close()
+    assert first.resampled.any(axis=1).all()
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            np.testing.assert_array_equal(one, two)
+    assert quiet(urns, settings, 8, in_turn, ignore).log_evidence != first.log_evidence
+    unmoved = quiet(urns, replace(settings, moves=0), 7, in_turn, ignore)
+    assert unmoved.log_evidence != first.log_evidence
+
+
+def test_what_comes_back() -> None:
+    urns = urns_of(blocks(), AllocationModel.nmf(3))
+    found = quiet(urns, replace(FAR, keep="particles"), 7, in_turn, ignore)
+    assert found.counts is not None
+    assert found.counts.shape == (4, 16, urns.cells)
+    np.testing.assert_array_equal(found.counts.sum(axis=2), 300 * 3)
+    np.testing.assert_array_equal(found.edges, stretch_edges(300, LOOKS)[1:])
+    assert found.ess.shape == found.resampled.shape == (4, len(found.edges))
+    weights = np.exp(found.log_weights - found.log_weights.max())
+    value = found.log_weights.max() + np.log(weights.mean())
+    assert value == pytest.approx(found.log_evidence, abs=1e-9)
+    means = np.einsum("np,npc->c", weights / weights.sum(), found.counts.astype(float))
+    np.testing.assert_allclose(found.mean_counts, means, atol=1e-8)
+
+
+def test_better_than_without() -> None:
+    """At the same number of particles, islands agree better and higher up."""
+    urns = urns_of(blocks(), AllocationModel.nmf(4, concentration={"r": 1.0, "i": 0.1, "j": 0.1}))
+    settings = SequentialMonteCarlo(particles=64, islands=8, target=1e9, max_particles=512)
+    without, moved = (quiet(urns, replace(settings, moves=n), 1, in_turn, ignore) for n in (0, 1))
+    assert moved.island_log_z.mean() > without.island_log_z.mean() + 5
+    assert moved.spread < 0.6 * without.spread
+
+
+def test_never_resampled_never_moved() -> None:
+    urns = urns_of(blocks(), AllocationModel.nmf(2))
+    one, two = (
+        quiet(urns, replace(FAR, resampling=None, moves=n), 1, in_turn, ignore) for n in (0, 3)
+    )
+    np.testing.assert_array_equal(one.island_log_z, two.island_log_z)
+    np.testing.assert_array_equal(one.edges, two.edges)
+
+
+@pytest.mark.parametrize(
+    ("spread", "particles", "grows"),
+    [
+        (0.9, 64, 1),  # trusted
+        (1.1, 64, 2),
+        (2.3, 64, 4),
+        (6.0, 64, 8),
+        (3.0, 1024, 2),  # no room for more
+        (6.0, 2048, 1),
+        (17.0, 64, 1),  # would need ten times too many
+    ],
+)
+def test_growth(spread: float, particles: int, grows: int) -> None:
+    """By the spread of the islands, and not at all where that leads nowhere."""
+    journey = journey_of(urns_of(TOY, AllocationModel.nmf(2)), particles, 0, moves=1)
+    found = smc._Sum(0)
+    island = in_turn(smc.partial(smc.run_moving_island, journey), [0])[0]
+    offsets = np.array([1, -1] * 4) * spread * np.sqrt(7 / 8)
+    found.islands = [island._replace(log_z=own) for own in offsets]
+    assert found.spread == pytest.approx(spread)
+    assert smc._growth(found, journey, SequentialMonteCarlo()) == grows
+
+
+def test_rounds_grow() -> None:
+    model = AllocationModel.nmf(3, concentration={"r": 1.0, "i": 0.3, "j": 0.3})
+    start = SequentialMonteCarlo(particles=8, islands=4, target=1e9, max_particles=2**12)
+    urns = urns_of(blocks(), model)
+    found = quiet(urns, start, 1, in_turn, ignore)
+    assert found.rounds[0] == 8
+    assert len(found.rounds) > 2
+    assert found.particles == found.rounds[-1]
+
+
+def test_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    urns = urns_of(blocks(), AllocationModel.nmf(5))
+    said = r"differ by .*; it may take \d+0 particles to change that; raise max_particles beyond 16"
+    with pytest.warns(SamplingWarning, match=said):
+        run_smc(urns, replace(FAR, particles=2, islands=8, max_particles=16), 1, in_turn, ignore)
+    seconds = estimated_seconds(journey_of(urns, 16, 0, moves=2), 64)
+    assert seconds > 20 * estimated_seconds(journey_of(urns, 16), 64)
+    urns = urns_of(TOY, AllocationModel.nmf(2))
+    seconds = estimated_seconds(journey_of(urns, 16, 0, moves=2), 64)
+    monkeypatch.setattr(limits, "LONG", seconds / 10)
+    with pytest.warns(SamplingWarning, match=r"moves=0 takes less and is less exact; thin=0.1 "):
+        run_smc(urns, replace(FAR, target=1e9), 1, in_turn, ignore)
+
+
+def test_tables_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    urns = urns_of(TOY, AllocationModel.nmf(2))
+    monkeypatch.setattr(limits, "ISLAND_BYTES", 1000)
+    with pytest.raises(OptionError, match=r"16 particles that move would hold .* use moves=0"):
+        run_smc(urns, FAR, 1, in_turn, ignore)
+    quiet(urns, replace(FAR, moves=0), 1, in_turn, ignore)
+
+
+@pytest.mark.parametrize(
+    ("moves", "match"),
+    [
+        (-1, "moves must be a whole number of at least 0, got -1"),
+        (0.5, "moves must be a whole number of at least 0"),
+        (1001, "moves must be at most 1000, got 1001"),
+    ],
+)
+def test_settings_are_checked(moves: Any, match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        SequentialMonteCarlo(moves=moves)
+
+
+def test_trace() -> None:
+    method = dfac.SequentialMonteCarlo(particles=32, islands=4, target=1.0, max_particles=128)
+    options = {"random_seed": 1, "progressbar": False, "executor": "serial"}
+    X = np.kron(np.eye(2, dtype=int), np.full((2, 2), 12))
+    trace = dfac.log_evidence(X, AllocationModel.nmf(2), method, **options).trace
+    assert trace.attrs["moves"] == 1
+    assert bool(trace["resampled"].any())
+    np.testing.assert_array_equal(trace["token"], stretch_edges(96, LOOKS)[1:])
+    table = trace["table_i"]
+    first = int(table.isel(r=0).argmax("i") >= 2)
+    np.testing.assert_allclose(
+        table.isel(r=[first, 1 - first]), [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], atol=0.05
+    )

@@ -1,0 +1,339 @@
+"""Particles that move against plain loops, and their bits against other ways to the same ones."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from daskfactor.allocation import islands, moving, placement
+from daskfactor.allocation.moving import make_chart, run_moving_island
+from daskfactor.allocation.placement import place_counts
+from daskfactor.kernels.moving import MOVES, SWEEP, Movers, start_movers, visit
+from daskfactor.kernels.polya import CHUNK, LANES, fill_uniforms
+from daskfactor.kernels.resampling import (
+    OFFSPRING,
+    PURPOSES,
+    SCHEMES,
+    STATES,
+    choose_parents,
+    count_offspring,
+    shuffle_orders,
+)
+from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.allocation import AllocationModel
+from daskfactor.random import Stream, generator
+from tests.allocation.cases import CASES, TOY, tensor
+from tests.allocation.particles import add, island_of, journey_of, predictive, urns_of
+
+KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
+
+
+def large(seed: int = 0, size: int = 12, total: int = 40) -> Any:
+    rng = np.random.default_rng(seed)
+    X = np.zeros((size, size), int)
+    where = np.minimum(rng.exponential(2.0, (2, total)), size - 1).astype(int)
+    np.add.at(X, tuple(where), 1)
+    return X
+
+
+PROBLEMS = [
+    *[(name, model, X) for name, model, _, X in CASES],
+    ("one component", AllocationModel.nmf(1), TOY),
+    ("many components", AllocationModel.nmf(11), large()),
+    ("order 4", AllocationModel.cp(5, order=4), np.ones((2, 3, 2, 2), int)),
+    ("one row", AllocationModel.topics(6), large(1)),
+    ("tucker, larger", AllocationModel.tucker((2, 2, 2)), tensor((2, 2, 3), 5, 14)),
+    ("symmetric, larger", AllocationModel.symmetric_nmf(5, concentration_shared=0.1), large(2)),
+]
+IDS = [name for name, *_ in PROBLEMS]
+PLAIN = {
+    *("cp", "symmetric", "topics", "tables without hidden variables", "many components"),
+    *("order 4", "one row", "symmetric, larger"),
+}
+ALIKE = {"one component", "tucker", "tables without hidden variables"}  # while tokens are few
+ALMOST = 1 - 1e-6  # resamples whenever weights differ
+
+
+def moving_journey(urns: Any, particles: int, moves: int = 1, **changes: Any) -> Any:
+    return journey_of(urns, particles, 0, moves=moves, **changes)
+
+
+def moved(journey: Any, island: int = 0) -> Any:
+    return run_moving_island(journey, island, Workspace())
+
+
+def uniforms(count: int, particle: int, island: int, tag: int, seed: int = 1) -> Any:
+    out = np.empty(count + count % 2)
+    fill_uniforms(out, 0, particle, island, tag, islands.make_key(seed))
+    return out[:count]
+
+
+class Reference:
+    """An island by plain loops, from the definition."""
+
+    def __init__(self, urns: Any, journey: Any, island: int) -> None:
+        self.urns, self.journey, self.island = urns, journey, island
+        P, T = journey.particles, urns.total
+        tokens = np.repeat(np.arange(len(urns.values), dtype=np.int32), urns.values)
+        shared = generator(1, island, Stream.SCHEDULE, journey.round).permutation(tokens)
+        self.orders = np.tile(shared, (P, 1))
+        self.tag = PURPOSES * journey.round
+        if journey.own:
+            self.orders = np.tile(tokens, (P, 1))
+            key = islands.make_key(1)
+            shuffle_orders(self.orders, island, self.tag, key, np.empty(T + T % 2))
+        self.C, self.D = np.zeros((P, urns.cells), int), np.zeros((P, urns.totals), int)
+        self.z = np.zeros((P, T), int)
+        self.logs, self.level, self.resampled = np.zeros(P), 0.0, 0
+        self.known = journey.placement.constant - urns.log_factor - urns.constant
+
+    def draw(self, p: int, t: int, uniform: float) -> float:
+        m = self.orders[p, t]
+        running = np.cumsum(predictive(self.urns, m, self.C[p], self.D[p]))
+        h = int(np.searchsorted(running[:-1], uniform * running[-1], side="right"))
+        self.z[p, t] = h
+        add(self.urns, m, h, self.C[p], self.D[p])
+        return math.log(running[-1])
+
+    def sweep(self, tokens: int, number: int) -> None:
+        for p in range(len(self.z)):
+            tag = self.tag + MOVES + SWEEP * number
+            for t, u in enumerate(uniforms(tokens, p, self.island, tag)):
+                add(self.urns, self.orders[p, t], self.z[p, t], self.C[p], self.D[p], -1)
+                self.draw(p, t, u)
+
+    def resample(self, e: int) -> bool:
+        """By the weights of the particles, whose factors that never vary are still in."""
+        journey, P = self.journey, len(self.z)
+        weights = np.exp(self.logs - self.logs.max())
+        mean, weights = weights.mean(), weights / weights.sum()
+        if journey.resampling is None or 1 / (weights**2).sum() >= journey.least * P:
+            return False
+        self.level += self.logs.max() + math.log(mean)
+        offspring, parents = np.empty(P, np.int64), np.empty(P, np.int64)
+        draws = uniforms(P, e, self.island, self.tag + OFFSPRING)
+        count_offspring(SCHEMES[journey.resampling], weights, draws, offspring)
+        choose_parents(offspring, parents)
+        for array in (self.C, self.D, self.z, self.orders):
+            array[:] = array[parents]
+        self.logs[:] = 0
+        self.resampled += 1
+        return True
+
+    def run(self) -> "Reference":
+        edges, scale = self.journey.edges, np.log(self.urns.values)
+        P = range(len(self.z))
+        draws = [uniforms(self.urns.total, p, self.island, self.tag + STATES) for p in P]
+        for e in range(len(edges) - 1):
+            for p in P:
+                for t in range(edges[e], edges[e + 1]):
+                    log_u = self.draw(p, t, draws[p][t])
+                    self.logs[p] += log_u - scale[self.orders[p, t]]
+                    self.logs[p] -= log_known(self.urns, self.orders[p], t)
+            if edges[e + 1] < self.urns.total and self.resample(e):
+                for s in range(self.journey.moves):
+                    self.sweep(edges[e + 1], e * self.journey.moves + s + 1)
+        return self
+
+
+def log_known(urns: Any, order: Any, t: int) -> float:
+    """Log of what draws into urns that no hidden state changes add to token t."""
+    found = 0.0
+    for above in (True, False):
+        rows = urns.row if above else urns.total_row
+        columns = urns.column if above else urns.total_column
+        alphas = urns.alpha if above else urns.alpha_total
+        fixed = (columns == columns[:, :1]).all(axis=1)
+        balls: dict[int, int] = {}
+        for s in range(t + 1):
+            for n in range(len(alphas)):
+                if not fixed[urns.group == urns.group[n]].all():
+                    continue
+                place = rows[order[s], n] + columns[n, 0]
+                if s == t:
+                    log_factor = math.log(alphas[n] + balls.get(place, 0))
+                    found += log_factor if above else -log_factor
+                balls[place] = balls.get(place, 0) + 1
+    return found
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("name", "model", "X"), PROBLEMS, ids=IDS)
+def test_plain_loops(name: str, model: Any, X: Any, own: bool) -> None:
+    """Same uniforms, same allocations, before and after moves; particles of two turns."""
+    urns = urns_of(X, model)
+    P, island, moves = LANES + 1, 3, 2
+    journey = moving_journey(urns, P, moves, own=own, keep=True, least=ALMOST)
+    assert (make_chart(journey.placement).terms.value.size > 0) == (name in PLAIN)
+    found = moved(journey, island)
+    expected = Reference(urns, journey, island).run()
+    np.testing.assert_array_equal(found.counts, expected.C)
+    np.testing.assert_allclose(found.log_weights, expected.level + expected.logs, atol=1e-9)
+    assert found.resampled.sum() == expected.resampled
+    assert expected.resampled > 0 or name in ALIKE
+    assert found.log_z == pytest.approx(np.logaddexp.reduce(found.log_weights) - math.log(P))
+    weights = np.exp(found.log_weights - found.log_weights.max())
+    means = weights / weights.sum() @ expected.C
+    np.testing.assert_allclose(found.mean_counts, means, atol=1e-9)
+
+
+def test_sweeps_longer_than_a_chunk() -> None:
+    X = large(3, 4, CHUNK + 45)
+    urns = urns_of(X, AllocationModel.nmf(2))
+    journey = moving_journey(urns, 3, keep=True, resampling="multinomial", least=ALMOST)
+    found, expected = moved(journey), Reference(urns, journey, 0).run()
+    np.testing.assert_array_equal(found.counts, expected.C)
+    assert found.resampled[journey.edges[1:] > CHUNK].any()
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("name", "model", "X"), PROBLEMS, ids=IDS)
+def test_without_resampling_nothing_moves(name: str, model: Any, X: Any, own: bool) -> None:
+    """Then particles are those that do not move: the same bits if they add up in one order."""
+    urns = urns_of(X, model)
+    journey = moving_journey(urns, 9, own=own, keep=True, resampling=None)
+    found, other = moved(journey), island_of(journey)
+    np.testing.assert_array_equal(found.counts, other.counts)
+    if "symmetric" in name:
+        np.testing.assert_allclose(found.log_weights, other.log_weights, atol=1e-12)
+    else:
+        np.testing.assert_array_equal(found.log_weights, other.log_weights)
+    np.testing.assert_allclose(found.mean_counts, other.mean_counts, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN))
+def test_fast_and_general_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a state by its tokens, rows that are counted, and counts that are looked up."""
+    model, X = next(problem for other, *problem in PROBLEMS if other == name)
+    urns = urns_of(X, model)
+    fast = moved(moving_journey(urns, 9, 2, keep=True, least=ALMOST))
+    monkeypatch.setattr(placement, "_is_simple", lambda *_: False)
+    journey = moving_journey(urns, 9, 2, keep=True, least=ALMOST)
+    followed = moved(journey)
+    assert make_chart(journey.placement).follow
+    monkeypatch.setattr(moving, "_separate", lambda *_: False)
+    assert make_chart(journey.placement).terms.value.size == 0
+    for other in (followed, moved(journey)):
+        np.testing.assert_array_equal(fast.counts, other.counts)
+        np.testing.assert_allclose(fast.log_weights, other.log_weights, atol=1e-11)
+        np.testing.assert_array_equal(fast.resampled, other.resampled)
+        np.testing.assert_allclose(fast.mean_counts, other.mean_counts, rtol=1e-11, atol=1e-12)
+
+
+def test_pieces_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that stops after every few tokens goes on as if it had not."""
+    urns = urns_of(large(4, total=2 * CHUNK), AllocationModel.nmf(3))
+    journey = moving_journey(urns, 2 * LANES + 1, 2, keep=True)
+    whole = moved(journey)
+    assert whole.resampled.sum() > 3
+    for work in (1.0, 5000.0):
+        monkeypatch.setattr(moving, "WORK", work)
+        for one, two in zip(whole, moved(journey), strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_states_beyond_a_byte() -> None:
+    urns = urns_of(large(5), AllocationModel.nmf(300))
+    journey = moving_journey(urns, 3, keep=True, least=ALMOST)
+    found, expected = moved(journey, 2), Reference(urns, journey, 2).run()
+    assert expected.resampled
+    assert (expected.z > 255).any()
+    np.testing.assert_array_equal(found.counts, expected.C)
+
+
+def test_rounds_and_islands_differ() -> None:
+    urns = urns_of(large(6), AllocationModel.nmf(3))
+    settings = [{"round": 0}, {"round": 1}, {"seed": 2}]
+    found = [moved(moving_journey(urns, 8, **changes)) for changes in settings]
+    found.append(moved(moving_journey(urns, 8), 1))
+    assert len({one.log_z for one in found}) == 4
+
+
+def posterior(urns: Any, order: Any) -> tuple[Any, Any]:
+    """All states of tokens in an order, and their probabilities."""
+    states = np.array(list(itertools.product(range(urns.states), repeat=len(order))))
+    logs = np.empty(len(states))
+    for row, z in enumerate(states):
+        C, D = np.zeros(urns.cells, int), np.zeros(urns.totals, int)
+        for m, h in zip(order, z, strict=True):
+            add(urns, m, h, C, D)
+        logs[row] = urns.log_f(C)
+    chances = np.exp(logs - logs.max())
+    return states, chances / chances.sum()
+
+
+def swept(urns: Any, terms: Any, order: Any, states: Any, seed: int) -> Any:
+    """The states of every particle after one sweep from ``states`` (P, T)."""
+    P, T = states.shape
+    journey = moving_journey(urns, P)
+    padded = 4 * -(-terms.states // 4)
+    movers = Movers(
+        tables=np.zeros((P, journey.placement.width), np.int32),
+        urns=np.zeros((P, padded)),
+        balls=np.zeros((P, terms.states), np.int32),
+        states=states.astype(np.uint8),
+        log_weights=np.zeros(P),
+        orders=order[None].astype(np.int32),
+    )
+    start_movers(terms, movers)
+    for t, m in enumerate(order):
+        for p in range(P):
+            put(terms, movers, p, m, states[p, t])
+    sums, _ = islands.make_buffers(journey)
+    sums.w[:, :] = 0.0
+    sums.running[:, 0] = 0.0
+    rng = np.random.default_rng(seed)
+    for p in range(0, P, LANES):
+        sums.uniforms[:, :T] = rng.random((LANES, T))
+        visit(terms, movers, (p, min(p + LANES, P)), (0, T), True, sums)
+    assert (movers.log_weights == 0).all()
+    return movers.states
+
+
+def put(terms: Any, movers: Any, p: int, m: int, h: int) -> None:
+    if terms.value.size > 0:
+        for at in terms.place[m] + h:
+            movers.tables[p, at] += 1
+        movers.balls[p, h] += 1
+        movers.urns[p, h] = terms.value[movers.balls[p, h]]
+    else:
+        for at in terms.place[m] + terms.column[:, h]:
+            movers.tables[p, at] += 1
+
+
+INVARIANT = ["toy", "symmetric", "collider", "chain", "tied hidden roots", "topics"]
+
+
+def problem_of(name: str) -> tuple[Any, Any]:
+    if name == "toy":
+        return AllocationModel.nmf(2), TOY[:, :3]
+    return next((model, X) for other, model, _, X in CASES if other == name)
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+def test_a_sweep_leaves_the_posterior_as_it_is(name: str) -> None:
+    """And no other law: neither under other pseudo-counts nor from other states."""
+    model, X = problem_of(name)
+    urns = urns_of(X, model)
+    rng, P = np.random.default_rng(1), 20_000
+    order = np.repeat(np.arange(len(urns.values)), urns.values)[:4]
+    states, chances = posterior(urns, order)
+    start = states[rng.choice(len(states), P, p=chances)]
+    terms = make_chart(place_counts(urns, 0)).terms
+    weights = urns.states ** np.arange(len(order))[::-1]
+
+    def p_value(terms: Any, start: Any) -> float:
+        end = swept(urns, terms, order, start, 2)
+        assert (end != start).mean() > 0.05
+        seen = np.bincount(end @ weights, minlength=len(states))
+        many = P * chances >= 5
+        seen = np.append(seen[many], seen[~many].sum())[: None if (~many).any() else -1]
+        wanted = np.append(chances[many], chances[~many].sum())[: None if (~many).any() else -1]
+        return float(stats.chisquare(seen, P * wanted).pvalue)
+
+    assert p_value(terms, start) > 1e-3
+    assert p_value(terms._replace(base=terms.base + 0.3, alpha=terms.alpha + 0.3), start) < 1e-6
+    assert p_value(terms, np.zeros_like(start)) < 1e-6

@@ -1,0 +1,77 @@
+"""Particles that move: unbiased estimates of p(X) and posterior means, against exact values."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskfactor.allocation.exact import enumerate_allocations, enumerate_evidence
+from daskfactor.allocation.moving import run_moving_island
+from daskfactor.kernels.resampling import SCHEMES
+from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.allocation import AllocationModel
+from tests.allocation.cases import CASES, NAMES, TOY
+from tests.allocation.particles import journey_of, urns_of
+
+pytestmark = pytest.mark.statistical
+
+PARTICLES = 16
+ISLANDS = 6400  # 102,400 particles
+MATRIX = AllocationModel.nmf(2)
+ALIKE = {"tucker", "tables without hidden variables"}  # while tokens are few
+
+
+def islands_of(urns: Any, seed: int = 11, moves: int = 1, **changes: Any) -> Any:
+    settings = {"moves": moves, "seed": seed, "least": 1 - 1e-6} | changes
+    journey = journey_of(urns, PARTICLES, 0, **settings)
+    workspace = Workspace()
+    return [run_moving_island(journey, n, workspace) for n in range(ISLANDS)], journey
+
+
+def ratios(urns: Any, **changes: Any) -> Any:
+    """p̂ / p of many islands."""
+    found, journey = islands_of(urns, **changes)
+    exact = enumerate_evidence(urns) - journey.placement.constant
+    assert sum(island.resampled.sum() for island in found) > ISLANDS // 20
+    return np.exp([island.log_z - exact for island in found])
+
+
+def score(values: Any) -> float:
+    """Standard errors between the mean and one, where errors are at least 1e-10."""
+    error = max(values.std(ddof=1) / math.sqrt(len(values)), 1e-10)
+    return float((values.mean() - 1) / error)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_is_unbiased(scheme: str, own: bool) -> None:
+    assert abs(score(ratios(urns_of(TOY, MATRIX), resampling=scheme, own=own))) < 4
+
+
+@pytest.mark.parametrize(("name", "model", "X"), [(n, m, X) for n, m, _, X in CASES], ids=NAMES)
+def test_every_kind_of_model_is_unbiased(name: str, model: Any, X: Any) -> None:
+    assert abs(score(ratios(urns_of(X, model), own=name in ALIKE))) < 4
+
+
+def test_many_sweeps_are_unbiased() -> None:
+    assert abs(score(ratios(urns_of(TOY, MATRIX), moves=4, seed=12))) < 4
+
+
+CHAIN, LETTERS = AllocationModel("r -> s -> i, r -> j", {"r": 1, "s": 2}), TOY[:, :3]
+TIED = AllocationModel.symmetric_nmf(2, concentration_shared=0.3)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+@pytest.mark.parametrize(("model", "X"), [(MATRIX, TOY), (TIED, LETTERS), (CHAIN, TOY[:, 1:])])
+def test_posterior_means(model: Any, X: Any, own: bool) -> None:
+    """Weighted by the islands' estimates, counts have their exact means."""
+    urns = urns_of(X, model)
+    exact = enumerate_allocations(urns).mean_counts
+    found, _ = islands_of(urns, own=own)
+    weights = np.exp([island.log_z for island in found])
+    weights /= weights.mean()
+    counts = np.array([island.mean_counts for island in found])
+    means = (weights[:, None] * counts).mean(axis=0)
+    error = (weights[:, None] * (counts - means)).std(axis=0) / math.sqrt(ISLANDS)
+    assert (np.abs(means - exact) < 5 * error + 1e-9).all()
