@@ -294,11 +294,13 @@ def travel(
     ----------
     moves : sweeps after a resampling, at least 1
     cursor : (4,), updated: stretch, sweep (0: the first step), particle, token; at first zeros
-    work : states to weigh in this call
+    work : factors to compute in this call, about a nanosecond each
     """
     sums.w[:, :] = 0.0
     sums.running[:, 0] = 0.0
-    size = movers.log_weights.size
+    size, factors = movers.log_weights.size, terms.states
+    if terms.value.size == 0:
+        factors *= terms.place.shape[1]
     while work > 0 and cursor[0] < way.edges.size - 1:
         e, sweep, p, t = cursor[0], cursor[1], cursor[2], cursor[3]
         begin, end = 0 if sweep > 0 else way.edges[e], way.edges[e + 1]
@@ -308,7 +310,7 @@ def travel(
             uniforms = sums.uniforms[lane, : (stop - t + 1) // 2 * 2]
             fill_uniforms(uniforms, t // 2, p + lane, way.island, tag, way.key)
         visit(terms, movers, (p, q), (t, stop), sweep > 0, sums)
-        work -= float((q - p) * (stop - t) * terms.states)
+        work -= float((q - p) * (stop - t) * (20 + factors))
         if stop < end:
             cursor[3] = stop
             continue

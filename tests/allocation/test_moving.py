@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.allocation import limits, smc
@@ -175,3 +176,19 @@ def test_trace() -> None:
     np.testing.assert_allclose(
         table.isel(r=[first, 1 - first]), [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], atol=0.05
     )
+
+
+def test_same_bits_on_every_executor() -> None:
+    method = dfac.SequentialMonteCarlo(particles=16, islands=4, target=99.0, max_particles=64)
+    options = {"random_seed": 1, "progressbar": False}
+    found = []
+    for executor in ("serial", "lanes", "tasks"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)
+            own = dfac.log_evidence(blocks(), TIED, method, executor=executor, **options)
+        found.append(own)
+    first, *others = found
+    assert bool(first.trace["resampled"].any())
+    for other in others:
+        assert other.value == first.value
+        xr.testing.assert_identical(other.trace, first.trace)
