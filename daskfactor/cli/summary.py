@@ -142,7 +142,7 @@ def _figure(value: Any) -> str:
 
 
 def _resolved(summary: Mapping[str, Any]) -> str:
-    if summary["rate_w"] is None:
+    if summary["rate_w"] is None and summary["model"].get("type") == "GaussianMF":
         return f"noise variance {_figure(summary['dispersion'])}, precisions sampled"
     return (
         f"dispersion {_figure(summary['dispersion'])}, prior rates "
