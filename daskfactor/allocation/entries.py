@@ -4,14 +4,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.errors import DataError, StoreError
-from daskfactor.io.adapters import open_source
+from daskfactor.errors import DataError
+from daskfactor.io.adapters import open_source, zarr_array
 from daskfactor.io.blocks import BlockedData
 from daskfactor.io.labels import DEFAULT_DIMS, Labels
 from daskfactor.io.sparse_data import store_source
@@ -168,23 +167,7 @@ def _at(location: str) -> Entries:
     """A blocked sparse store or a zarr array."""
     if is_blocked_store(location):
         return _matrix(store_source(BlockStore(location)))
-    import zarr
-
-    if "://" not in location:
-        location = str(Path(location).expanduser().absolute())
-    try:
-        found = zarr.open(store=location, mode="r")
-    except Exception as error:
-        raise StoreError(
-            f"no zarr array can be opened at {location} ({type(error).__name__}: {error}); pass "
-            "the path or URL of an array or a blocked store that exists and can be read"
-        ) from error
-    if isinstance(found, zarr.Array):
-        return _zarr(found)
-    inside = ", ".join(sorted(name for name, _ in found.arrays())) or "none"
-    raise DataError(
-        f"{location} is a zarr group, not an array; pass the path of one of its arrays ({inside})"
-    )
+    return _zarr(zarr_array(location)[0])
 
 
 def _matrix(source: Any) -> Entries:

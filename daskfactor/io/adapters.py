@@ -130,6 +130,12 @@ def from_zarr(array: Any, location: str | None = None) -> Source:
 
 def open_zarr(location: str) -> Source:
     """The zarr array at a path or URL."""
+    array, place = zarr_array(location)
+    return from_zarr(array, place)
+
+
+def zarr_array(location: str) -> tuple[Any, str]:
+    """The zarr array at a path or URL, and its place, written out in full."""
     import zarr
 
     if "://" not in location:
@@ -139,10 +145,10 @@ def open_zarr(location: str) -> Source:
     except Exception as error:
         raise StoreError(
             f"no zarr array can be opened at {location} ({type(error).__name__}: {error}); pass "
-            "the path or URL of an array that exists and can be read"
+            "the path or URL of an array or a blocked store that exists and can be read"
         ) from error
     if isinstance(found, zarr.Array):
-        return from_zarr(found, location)
+        return found, location
     inside = ", ".join(sorted(name for name, _ in found.arrays())) or "none"
     raise DataError(
         f"{location} is a zarr group, not an array; pass the path of one of its arrays ({inside})"

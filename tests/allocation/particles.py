@@ -1,6 +1,7 @@
 """Particles by plain loops over the tokens, and how exact one of them is."""
 
 import math
+import warnings
 from collections import defaultdict
 from typing import Any
 
@@ -9,8 +10,57 @@ import numpy as np
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.islands import Island, Journey, run_island
 from daskfactor.allocation.placement import place_counts
+from daskfactor.allocation.smc import run_smc
 from daskfactor.allocation.urns import Urns, compile_urns
+from daskfactor.errors import SamplingWarning
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.allocation import AllocationModel
+from tests.allocation.cases import CASES, TOY
+
+
+def problems(total: int) -> list[tuple[str, AllocationModel, Any]]:
+    """Small models and data of every kind; the largest have `total` tokens."""
+    return [
+        *[(name, model, X) for name, model, _, X in CASES],
+        ("one component", AllocationModel.nmf(1), TOY),
+        ("many components", AllocationModel.nmf(11), crowded(total)),
+        ("order 4", AllocationModel.cp(5, order=4), np.ones((2, 3, 2, 2), int)),
+        ("one row", AllocationModel.topics(6), crowded(total, 1)),
+        (
+            "symmetric, larger",
+            AllocationModel.symmetric_nmf(5, concentration_shared=0.1),
+            crowded(total, 2),
+        ),
+    ]
+
+
+def crowded(total: int, seed: int = 0, size: int = 12) -> Any:
+    """Counts that crowd into the first rows and columns."""
+    rng = np.random.default_rng(seed)
+    X = np.zeros((size, size), int)
+    where = np.minimum(rng.exponential(2.0, (2, total)), size - 1).astype(int)
+    np.add.at(X, tuple(where), 1)
+    return X
+
+
+def blocks(total: int, size: int = 30, seed: int = 0) -> Any:
+    """Counts in three blocks on the diagonal."""
+    rng = np.random.default_rng(seed)
+    part, width = rng.integers(0, 3, total) * (size // 3), size // 3
+    X = np.zeros((size, size), np.int64)
+    np.add.at(X, tuple(part + rng.integers(0, width, total) for _ in range(2)), 1)
+    return X
+
+
+def in_turn(function: Any, items: Any) -> list[Any]:
+    return [function(item, Workspace()) for item in items]
+
+
+def quiet(*args: Any) -> Any:
+    """run_smc without its warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        return run_smc(*args)
 
 
 def urns_of(X: Any, model: Any) -> Urns:

@@ -17,37 +17,18 @@ from daskfactor.engine.lanes import LanesExecutor
 from daskfactor.engine.progress import ignore
 from daskfactor.engine.serial import SerialExecutor
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import TOY
-from tests.allocation.particles import journey_of, urns_of
+from tests.allocation.particles import blocks, in_turn, journey_of, quiet, urns_of
 
 FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=64, moves=2)
 TIED = AllocationModel.symmetric_nmf(3, concentration_shared=0.1)
 
 
-def in_turn(function: Any, items: Any) -> list[Any]:
-    return [function(item, Workspace()) for item in items]
-
-
-def quiet(*args: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
-        return run_smc(*args)
-
-
-def blocks(total: int = 300, size: int = 30, seed: int = 0) -> Any:
-    rng = np.random.default_rng(seed)
-    part = rng.integers(0, 3, total) * (size // 3)
-    X = np.zeros((size, size), np.int64)
-    np.add.at(X, (part + rng.integers(0, 10, total), part + rng.integers(0, 10, total)), 1)
-    return X
-
-
 @pytest.mark.parametrize("order", ["shared", "own"])
 @pytest.mark.parametrize("model", [AllocationModel.nmf(3), TIED], ids=["nmf", "symmetric"])
 def test_same_bits_everywhere(model: Any, order: Any) -> None:
-    urns = urns_of(blocks(), model)
+    urns = urns_of(blocks(300), model)
     settings = replace(FAR, islands=5, max_particles=80, order=order, keep="particles")
     executors = [SerialExecutor(), LanesExecutor(1), LanesExecutor(2), LanesExecutor(3)]
     first, *others = [quiet(urns, settings, 7, executor.map, ignore) for executor in executors]
@@ -63,7 +44,7 @@ def test_same_bits_everywhere(model: Any, order: Any) -> None:
 
 
 def test_what_comes_back() -> None:
-    urns = urns_of(blocks(), AllocationModel.nmf(3))
+    urns = urns_of(blocks(300), AllocationModel.nmf(3))
     found = quiet(urns, replace(FAR, keep="particles"), 7, in_turn, ignore)
     assert found.counts is not None
     assert found.counts.shape == (4, 16, urns.cells)
@@ -79,7 +60,9 @@ def test_what_comes_back() -> None:
 
 def test_better_than_without() -> None:
     """At the same number of particles, islands agree better and higher up."""
-    urns = urns_of(blocks(), AllocationModel.nmf(4, concentration={"r": 1.0, "i": 0.1, "j": 0.1}))
+    urns = urns_of(
+        blocks(300), AllocationModel.nmf(4, concentration={"r": 1.0, "i": 0.1, "j": 0.1})
+    )
     settings = SequentialMonteCarlo(particles=64, islands=8, target=1e9, max_particles=512)
     without, moved = (quiet(urns, replace(settings, moves=n), 1, in_turn, ignore) for n in (0, 1))
     assert moved.island_log_z.mean() > without.island_log_z.mean() + 5
@@ -87,7 +70,7 @@ def test_better_than_without() -> None:
 
 
 def test_never_resampled_never_moved() -> None:
-    urns = urns_of(blocks(), AllocationModel.nmf(2))
+    urns = urns_of(blocks(300), AllocationModel.nmf(2))
     one, two = (
         quiet(urns, replace(FAR, resampling=None, moves=n), 1, in_turn, ignore) for n in (0, 3)
     )
@@ -121,7 +104,7 @@ def test_growth(spread: float, particles: int, grows: int) -> None:
 def test_rounds_grow() -> None:
     model = AllocationModel.nmf(3, concentration={"r": 1.0, "i": 0.3, "j": 0.3})
     start = SequentialMonteCarlo(particles=8, islands=4, target=1e9, max_particles=2**12)
-    urns = urns_of(blocks(), model)
+    urns = urns_of(blocks(300), model)
     found = quiet(urns, start, 1, in_turn, ignore)
     assert found.rounds[0] == 8
     assert len(found.rounds) > 2
@@ -129,7 +112,7 @@ def test_rounds_grow() -> None:
 
 
 def test_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    urns = urns_of(blocks(), AllocationModel.nmf(5))
+    urns = urns_of(blocks(300), AllocationModel.nmf(5))
     said = r"differ by .*; it may take \d+0 particles to change that; raise max_particles beyond 16"
     with pytest.warns(SamplingWarning, match=said):
         run_smc(urns, replace(FAR, particles=2, islands=8, max_particles=16), 1, in_turn, ignore)
@@ -185,7 +168,7 @@ def test_same_bits_on_every_executor() -> None:
     for executor in ("serial", "lanes", "tasks"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)
-            own = dfac.log_evidence(blocks(), TIED, method, executor=executor, **options)
+            own = dfac.log_evidence(blocks(300), TIED, method, executor=executor, **options)
         found.append(own)
     first, *others = found
     assert bool(first.trace["resampled"].any())

@@ -1,4 +1,3 @@
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -14,31 +13,12 @@ from daskfactor.engine.lanes import LanesExecutor
 from daskfactor.engine.progress import RunEvent, ignore
 from daskfactor.engine.serial import SerialExecutor
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import TOY
-from tests.allocation.particles import journey_of, urns_of
+from tests.allocation.particles import blocks, in_turn, journey_of, quiet, urns_of
 
 MATRIX = AllocationModel.nmf(2)
 FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=64, moves=0)
-
-
-def in_turn(function: Any, items: Any) -> list[Any]:
-    return [function(item, Workspace()) for item in items]
-
-
-def quiet(*args: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
-        return run_smc(*args)
-
-
-def blocks(total: int = 400, size: int = 30, seed: int = 0) -> Any:
-    rng = np.random.default_rng(seed)
-    part, width = rng.integers(0, 3, total) * (size // 3), size // 3
-    X = np.zeros((size, size), np.int64)
-    np.add.at(X, tuple(part + rng.integers(0, width, total) for _ in range(2)), 1)
-    return X
 
 
 def test_default_finds_the_toy() -> None:
@@ -52,7 +32,7 @@ def test_default_finds_the_toy() -> None:
 
 
 def test_one_component_has_no_error() -> None:
-    urns = urns_of(blocks(), AllocationModel.nmf(1))
+    urns = urns_of(blocks(400), AllocationModel.nmf(1))
     found = run_smc(urns, FAR, 0, in_turn, ignore)
     assert found.standard_error < 1e-12
     counts = np.zeros(urns.cells)
@@ -65,7 +45,7 @@ def test_one_component_has_no_error() -> None:
 
 @pytest.mark.parametrize("order", ["shared", "own"])
 def test_same_bits_everywhere(order: Any) -> None:
-    urns = urns_of(blocks(), AllocationModel.nmf(3))
+    urns = urns_of(blocks(400), AllocationModel.nmf(3))
     settings = replace(FAR, islands=5, max_particles=80, order=order, keep="particles")
     executors = [SerialExecutor(), LanesExecutor(1), LanesExecutor(2), LanesExecutor(3)]
     first, *others = [quiet(urns, settings, 7, executor.map, ignore) for executor in executors]
@@ -79,7 +59,7 @@ def test_same_bits_everywhere(order: Any) -> None:
 
 
 def test_what_comes_back() -> None:
-    urns = urns_of(blocks(), AllocationModel.nmf(3))
+    urns = urns_of(blocks(400), AllocationModel.nmf(3))
     found = quiet(urns, replace(FAR, keep="particles"), 7, in_turn, ignore)
     assert found.counts is not None
     assert found.counts.shape == (4, 16, urns.cells)

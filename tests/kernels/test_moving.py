@@ -26,27 +26,22 @@ from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
 from tests.allocation.cases import CASES, TOY, tensor
-from tests.allocation.particles import add, island_of, journey_of, predictive, urns_of
+from tests.allocation.particles import (
+    add,
+    crowded,
+    island_of,
+    journey_of,
+    predictive,
+    problems,
+    urns_of,
+)
 
 KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
 
 
-def large(seed: int = 0, size: int = 12, total: int = 40) -> Any:
-    rng = np.random.default_rng(seed)
-    X = np.zeros((size, size), int)
-    where = np.minimum(rng.exponential(2.0, (2, total)), size - 1).astype(int)
-    np.add.at(X, tuple(where), 1)
-    return X
-
-
 PROBLEMS = [
-    *[(name, model, X) for name, model, _, X in CASES],
-    ("one component", AllocationModel.nmf(1), TOY),
-    ("many components", AllocationModel.nmf(11), large()),
-    ("order 4", AllocationModel.cp(5, order=4), np.ones((2, 3, 2, 2), int)),
-    ("one row", AllocationModel.topics(6), large(1)),
+    *problems(40),
     ("tucker, larger", AllocationModel.tucker((2, 2, 2)), tensor((2, 2, 3), 5, 14)),
-    ("symmetric, larger", AllocationModel.symmetric_nmf(5, concentration_shared=0.1), large(2)),
 ]
 IDS = [name for name, *_ in PROBLEMS]
 PLAIN = {
@@ -181,7 +176,7 @@ def test_plain_loops(name: str, model: Any, X: Any, own: bool) -> None:
 
 
 def test_sweeps_longer_than_a_chunk() -> None:
-    X = large(3, 4, CHUNK + 45)
+    X = crowded(CHUNK + 45, 3, 4)
     urns = urns_of(X, AllocationModel.nmf(2))
     journey = moving_journey(urns, 3, keep=True, resampling="multinomial", least=ALMOST)
     found, expected = moved(journey), Reference(urns, journey, 0).run()
@@ -225,7 +220,7 @@ def test_fast_and_general_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_pieces_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that stops after every few tokens goes on as if it had not."""
-    urns = urns_of(large(4, total=2 * CHUNK), AllocationModel.nmf(3))
+    urns = urns_of(crowded(2 * CHUNK, 4), AllocationModel.nmf(3))
     journey = moving_journey(urns, 2 * LANES + 1, 2, keep=True)
     whole = moved(journey)
     assert whole.resampled.sum() > 3
@@ -236,7 +231,7 @@ def test_pieces_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_states_beyond_a_byte() -> None:
-    urns = urns_of(large(5), AllocationModel.nmf(300))
+    urns = urns_of(crowded(40, 5), AllocationModel.nmf(300))
     journey = moving_journey(urns, 3, keep=True, least=ALMOST)
     found, expected = moved(journey, 2), Reference(urns, journey, 2).run()
     assert expected.resampled
@@ -245,7 +240,7 @@ def test_states_beyond_a_byte() -> None:
 
 
 def test_rounds_and_islands_differ() -> None:
-    urns = urns_of(large(6), AllocationModel.nmf(3))
+    urns = urns_of(crowded(40, 6), AllocationModel.nmf(3))
     settings = [{"round": 0}, {"round": 1}, {"seed": 2}]
     found = [moved(moving_journey(urns, 8, **changes)) for changes in settings]
     found.append(moved(moving_journey(urns, 8), 1))

@@ -12,28 +12,12 @@ from daskfactor.kernels.polya import CHUNK, LANES, fill_uniforms
 from daskfactor.kernels.resampling import ORDERS, PURPOSES, STATES, shuffle_orders
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
-from tests.allocation.cases import CASES, TOY
-from tests.allocation.particles import island_of, journey_of, urns_of, walk
+from tests.allocation.particles import crowded, island_of, journey_of, problems, urns_of, walk
 
 KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
 
 
-def large(seed: int = 0, size: int = 12, total: int = 600) -> Any:
-    rng = np.random.default_rng(seed)
-    X = np.zeros((size, size), int)
-    where = np.minimum(rng.exponential(2.0, (2, total)), size - 1).astype(int)
-    np.add.at(X, tuple(where), 1)
-    return X
-
-
-PROBLEMS = [
-    *[(name, model, X) for name, model, _, X in CASES],
-    ("one component", AllocationModel.nmf(1), TOY),
-    ("many components", AllocationModel.nmf(11), large()),
-    ("order 4", AllocationModel.cp(5, order=4), np.ones((2, 3, 2, 2), int)),
-    ("one row", AllocationModel.topics(6), large(1)),
-    ("symmetric, larger", AllocationModel.symmetric_nmf(5, concentration_shared=0.1), large(2)),
-]
+PROBLEMS = problems(600)
 IDS = [name for name, *_ in PROBLEMS]
 
 
@@ -99,7 +83,7 @@ def test_where_counts_are_kept_does_not_matter(_: str, model: Any, X: Any, own: 
 
 def test_states_beyond_a_byte() -> None:
     """Slots of two bytes."""
-    urns = urns_of(large(3, total=80), AllocationModel.nmf(300))
+    urns = urns_of(crowded(80, 3), AllocationModel.nmf(300))
     journeys = [journey_of(urns, 6, limit, keep=True, least=0.9) for limit in (0, 10**6)]
     assert [j.placement.kind for j in journeys] == [np.uint8, np.uint16]
     dense, light = (island_of(journey) for journey in journeys)
@@ -119,7 +103,7 @@ def test_rows_of_many_tokens() -> None:
 
 
 def test_particles_do_not_depend_on_their_number() -> None:
-    urns = urns_of(large(), AllocationModel.nmf(3))
+    urns = urns_of(crowded(600), AllocationModel.nmf(3))
     few, many = (island_of(journey_of(urns, P, resampling=None, keep=True)) for P in (3, 10))
     assert few.counts is not None
     assert many.counts is not None
@@ -129,7 +113,7 @@ def test_particles_do_not_depend_on_their_number() -> None:
 
 def test_long_stretches() -> None:
     """Uniforms come in chunks; a stretch may be longer than one, and end anywhere."""
-    X = large(total=256 * CHUNK + 777)
+    X = crowded(256 * CHUNK + 777)
     urns = urns_of(X, AllocationModel.nmf(2))
     edges = stretch_edges(int(X.sum()))
     assert np.diff(edges).max() > CHUNK
