@@ -37,7 +37,7 @@ import sparse
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.islands import Journey, run_island
 from daskfactor.allocation.placement import place_counts
-from daskfactor.allocation.smc import SequentialMonteCarlo, run_smc
+from daskfactor.allocation.smc import Settings, run_smc
 from daskfactor.allocation.urns import Urns, compile_urns
 from daskfactor.allocation.variational import MeanField, run_vb
 from daskfactor.engine import make_executor
@@ -263,9 +263,7 @@ def workers(cluster: bool = False) -> None:
 
 def compare_workers(executors: dict[str, Any], repeats: int = 5) -> None:
     urns = urns_of(blocks(1000, 10**4), AllocationModel.nmf(10))
-    settings = SequentialMonteCarlo(
-        particles=32, islands=64, target=1e9, max_particles=2048, moves=0
-    )
+    settings = Settings(particles=32, islands=64, target=1e9, max_particles=2048, moves=0)
     times: dict[str, list[float]] = {name: [] for name in executors}
     busy: dict[str, list[float]] = {name: [] for name in executors}
     values = set()
@@ -289,7 +287,7 @@ def compare_workers(executors: dict[str, Any], repeats: int = 5) -> None:
         )
 
 
-def quiet(urns: Urns, settings: SequentialMonteCarlo, mapped: Any) -> Any:
+def quiet(urns: Urns, settings: Settings, mapped: Any) -> Any:
     import warnings
 
     with warnings.catch_warnings():
@@ -310,7 +308,7 @@ def tensor(seed: int) -> tuple[Any, int]:
 def ranks() -> None:
     right = {"SMC": 0, "VB": 0}
     seconds = {"SMC": 0.0, "VB": 0.0}
-    executor, settings = make_executor("lanes"), SequentialMonteCarlo(max_particles=2**14)
+    executor, settings = make_executor("lanes"), Settings(max_particles=2**14)
     pseudo = {"r": 1.0, "i": 0.3, "j": 0.3, "k": 0.3}
     for seed in range(20):
         X, R = tensor(seed)

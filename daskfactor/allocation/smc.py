@@ -43,7 +43,7 @@ from daskfactor.allocation.limits import (
 from daskfactor.allocation.moving import run_moving_island
 from daskfactor.allocation.placement import place_counts
 from daskfactor.allocation.urns import Urns
-from daskfactor.checks import positive_number, whole_number
+from daskfactor.checks import is_number, positive_number, whole_number
 from daskfactor.engine.progress import OnEvent, RunEvent
 from daskfactor.errors import OptionError
 from daskfactor.kernels.resampling import SCHEMES
@@ -60,7 +60,7 @@ BATCH = 16
 
 
 @dataclass(frozen=True)
-class SequentialMonteCarlo:
+class Settings:
     """How particles are run.
 
     Parameters
@@ -115,9 +115,9 @@ class SequentialMonteCarlo:
         _one_of("resampling", self.resampling, (*SCHEMES, None))
         _one_of("order", self.order, ("shared", "own"))
         _one_of("keep", self.keep, ("means", "particles"))
-        if not 0 <= self.threshold <= 1:
+        if not (is_number(self.threshold) and 0 <= self.threshold <= 1):
             raise OptionError(f"threshold must be between 0 and 1, got {self.threshold!r}")
-        if self.thin is not None and not 0 < self.thin <= 1:
+        if not (self.thin is None or (is_number(self.thin) and 0 < self.thin <= 1)):
             raise OptionError(f"thin must be None or in (0, 1], got {self.thin!r}")
         if self.particles * self.islands > self.max_particles:
             raise OptionError(
@@ -227,7 +227,7 @@ def pooled(log_z: Vector) -> tuple[float, float]:
 
 def run_smc(
     urns: Urns,
-    settings: SequentialMonteCarlo,
+    settings: Settings,
     seed: int,
     map_function: Map,
     on_event: OnEvent,
@@ -291,7 +291,7 @@ def run_smc(
     return result
 
 
-def _growth(found: _Sum, journey: Journey, settings: SequentialMonteCarlo) -> int:
+def _growth(found: _Sum, journey: Journey, settings: Settings) -> int:
     """How many times the particles to start again with; 1 to leave it at that.
 
     Twice as many; or, if they move, up to eight times, by the spread.
@@ -328,7 +328,7 @@ def _batches(islands: Iterable[int]) -> Iterator[list[int]]:
 
 
 def _result(
-    found: _Sum, journey: Journey, rounds: tuple[int, ...], settings: SequentialMonteCarlo
+    found: _Sum, journey: Journey, rounds: tuple[int, ...], settings: Settings
 ) -> SMCResult:
     value, error = pooled(found.log_z)
     constant, islands = journey.placement.constant, found.islands

@@ -105,7 +105,7 @@ def _free(name: str, data: xr.Dataset) -> str:
 
 
 @dataclass(frozen=True)
-class SequentialMonteCarlo(smc.SequentialMonteCarlo, AllocationMethod):
+class SequentialMonteCarlo(smc.Settings, AllocationMethod):
     r"""Log evidence of counts by particles that simulate Pólya urns.
 
     .. math:: \hat p(X) = \mathrm{NB}(T) \frac{T!}{\prod X!} \;

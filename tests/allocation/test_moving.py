@@ -12,7 +12,7 @@ import daskfactor as dfac
 from daskfactor.allocation import limits, smc
 from daskfactor.allocation.islands import LOOKS, stretch_edges
 from daskfactor.allocation.limits import estimated_seconds
-from daskfactor.allocation.smc import SequentialMonteCarlo, run_smc
+from daskfactor.allocation.smc import Settings, run_smc
 from daskfactor.engine.lanes import LanesExecutor
 from daskfactor.engine.progress import ignore
 from daskfactor.engine.serial import SerialExecutor
@@ -21,7 +21,7 @@ from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import TOY
 from tests.allocation.particles import blocks, in_turn, journey_of, quiet, urns_of
 
-FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=64, moves=2)
+FAR = Settings(particles=16, islands=4, target=10.0, max_particles=64, moves=2)
 TIED = AllocationModel.symmetric_nmf(3, concentration_shared=0.1)
 
 
@@ -63,7 +63,7 @@ def test_better_than_without() -> None:
     urns = urns_of(
         blocks(300), AllocationModel.nmf(4, concentration={"r": 1.0, "i": 0.1, "j": 0.1})
     )
-    settings = SequentialMonteCarlo(particles=64, islands=8, target=1e9, max_particles=512)
+    settings = Settings(particles=64, islands=8, target=1e9, max_particles=512)
     without, moved = (quiet(urns, replace(settings, moves=n), 1, in_turn, ignore) for n in (0, 1))
     assert moved.island_log_z.mean() > without.island_log_z.mean() + 5
     assert moved.spread < 0.6 * without.spread
@@ -98,12 +98,12 @@ def test_growth(spread: float, particles: int, grows: int) -> None:
     offsets = np.array([1, -1] * 4) * spread * np.sqrt(7 / 8)
     found.islands = [island._replace(log_z=own) for own in offsets]
     assert found.spread == pytest.approx(spread)
-    assert smc._growth(found, journey, SequentialMonteCarlo()) == grows
+    assert smc._growth(found, journey, Settings()) == grows
 
 
 def test_rounds_grow() -> None:
     model = AllocationModel.nmf(3, concentration={"r": 1.0, "i": 0.3, "j": 0.3})
-    start = SequentialMonteCarlo(particles=8, islands=4, target=1e9, max_particles=2**12)
+    start = Settings(particles=8, islands=4, target=1e9, max_particles=2**12)
     urns = urns_of(blocks(300), model)
     found = quiet(urns, start, 1, in_turn, ignore)
     assert found.rounds[0] == 8
@@ -143,7 +143,7 @@ def test_tables_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_settings_are_checked(moves: Any, match: str) -> None:
     with pytest.raises(OptionError, match=match):
-        SequentialMonteCarlo(moves=moves)
+        Settings(moves=moves)
 
 
 def test_trace() -> None:

@@ -8,7 +8,7 @@ from daskfactor.allocation import limits
 from daskfactor.allocation.exact import enumerate_evidence
 from daskfactor.allocation.islands import stretch_edges
 from daskfactor.allocation.limits import estimated_seconds
-from daskfactor.allocation.smc import SequentialMonteCarlo, pooled, run_smc
+from daskfactor.allocation.smc import Settings, pooled, run_smc
 from daskfactor.engine.lanes import LanesExecutor
 from daskfactor.engine.progress import RunEvent, ignore
 from daskfactor.engine.serial import SerialExecutor
@@ -18,13 +18,13 @@ from tests.allocation.cases import TOY
 from tests.allocation.particles import blocks, in_turn, journey_of, quiet, urns_of
 
 MATRIX = AllocationModel.nmf(2)
-FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=64, moves=0)
+FAR = Settings(particles=16, islands=4, target=10.0, max_particles=64, moves=0)
 
 
 def test_default_finds_the_toy() -> None:
     for R in (1, 2, 3):
         urns = urns_of(TOY, AllocationModel.nmf(R))
-        found = run_smc(urns, SequentialMonteCarlo(), 3, in_turn, ignore)
+        found = run_smc(urns, Settings(), 3, in_turn, ignore)
         assert found.reached
         assert found.standard_error <= 0.1
         error = abs(found.log_evidence - enumerate_evidence(urns))
@@ -97,7 +97,7 @@ def test_growth() -> None:
     """Particles double while islands disagree; the last number counts."""
     model = AllocationModel.nmf(2, concentration=8.0)
     urns = urns_of(blocks(60, size=6), model)
-    start = SequentialMonteCarlo(particles=1, islands=4, target=1e9, max_particles=2**13, moves=0)
+    start = Settings(particles=1, islands=4, target=1e9, max_particles=2**13, moves=0)
     found = quiet(urns, start, 1, in_turn, ignore)
     assert found.rounds == tuple(2**n for n in range(len(found.rounds)))
     assert len(found.rounds) > 1
@@ -109,7 +109,7 @@ def test_growth() -> None:
 def test_islands_are_added() -> None:
     """Earlier islands stay what they were."""
     urns = urns_of(TOY, MATRIX)
-    few = SequentialMonteCarlo(particles=8, islands=4, target=1e9, max_particles=32)
+    few = Settings(particles=8, islands=4, target=1e9, max_particles=32)
     many = replace(few, target=0.02, max_particles=2**14)
     one, two = (run_smc(urns, settings, 1, in_turn, ignore) for settings in (few, many))
     assert one.rounds == two.rounds == (8,)
@@ -175,6 +175,9 @@ def test_pooled() -> None:
         ({"max_particles": 63}, "at least particles times islands, 64, got 63"),
         ({"resampling": "best"}, "resampling must be one of 'systematic'"),
         ({"threshold": 1.5}, "threshold must be between 0 and 1, got 1.5"),
+        ({"threshold": "0.5"}, "threshold must be between 0 and 1, got '0.5'"),
+        ({"thin": "0.1"}, r"thin must be None or in \(0, 1\], got '0.1'"),
+        ({"thin": True}, r"thin must be None or in \(0, 1\], got True"),
         ({"order": "none"}, "order must be one of 'shared', 'own', got 'none'"),
         ({"keep": "all"}, "keep must be one of 'means', 'particles'"),
         ({"thin": 0.0}, "thin must be None or in"),
