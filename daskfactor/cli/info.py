@@ -12,7 +12,10 @@ def info(
     run: Run,
     diagnose: Annotated[
         bool,
-        typer.Option("--diagnose", help="Read all draws and tell what of them has converged."),
+        typer.Option(
+            "--diagnose",
+            help="Read all draws and tell what of them has converged, or what particles agree on.",
+        ),
     ] = False,
     as_json: Json = False,
     debug: Debug = False,

@@ -28,7 +28,8 @@ def plot(
 ) -> None:
     """Draw the trace of the log density and the strongest components with their spread.
 
-    Components are those of the first chain, the one that carries most of the data on top.
+    Components are those of the first chain, the one that carries most of the data on top;
+    of particles, those of all of them, aligned and by weight.
 
         daskfactor plot run.zarr -o run.png
 

@@ -40,8 +40,13 @@ def predict(
         float, typer.Option(min=0.0, max=1.0, help="Probability that an interval holds.")
     ] = 0.9,
     of: Annotated[
-        Of, typer.Option(help="Interval of the mean WH, or of a new observation of the cell.")
-    ] = Of.observation,
+        Of | None,
+        typer.Option(
+            help="Interval of the mean WH, or of a new observation of the cell; left out, the "
+            "latter where the model has one.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", help="File: .csv, .nc or .zarr; - is CSV on stdout.")
     ] = "-",
@@ -72,7 +77,7 @@ def predict(
             rows=rows_wanted,
             columns=columns_wanted,
             interval=interval,
-            of=of.value,
+            of=None if of is None else of.value,
         )
         result = with_positions(result, rows_wanted, columns_wanted)
         write(result, kind, output)

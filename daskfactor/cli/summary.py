@@ -25,6 +25,9 @@ def run_summary(tree: "xr.DataTree", store: str | None = None) -> dict[str, Any]
     for name in ("chains", "tune", "draws", "thin", "keep", "dtype", "executor", "random_seed"):
         summary[name] = attrs.get(name)
     summary["draws_done"] = draws_done(tree)
+    particles = particle_summary(tree)
+    if particles is not None:
+        summary["particles"] = particles
     summary["draws_kept"] = (
         int(tree["posterior"].sizes["draw"]) if "posterior" in tree.children else 0
     )
@@ -32,16 +35,54 @@ def run_summary(tree: "xr.DataTree", store: str | None = None) -> dict[str, Any]
     summary["sampling_time"] = attrs.get("sampling_time")
     summary["created_at"] = attrs.get("created_at")
     summary["daskfactor"] = attrs.get("inference_library_version")
-    if store is not None:
+    if store is not None and particles is None:
         summary["resume"] = f"daskfactor resume {store} --draws 500"
+    elif store is not None and particles is not None and particles["with_weight"] is None:
+        summary["resume"] = f"daskfactor resume {store}"
     return summary
 
 
 def draws_done(tree: "xr.DataTree") -> int:
     """Draws that every chain of a run has taken, whether they were kept or not."""
+    if _is_particles(tree):
+        return int(tree["sample_stats"].sizes["draw"])
     if "posterior_moments" in tree.children:
         return int(tree.children["posterior_moments"].to_dataset()["count"].values.min())
     return 0
+
+
+def _is_particles(tree: "xr.DataTree") -> bool:
+    from daskfactor.results.weights import is_particles
+
+    return is_particles(tree)
+
+
+def particle_summary(tree: "xr.DataTree") -> dict[str, Any] | None:
+    """How many particles there are and what they are worth; None for draws of a sampler."""
+    if not _is_particles(tree):
+        return None
+    from daskfactor.results.weights import draw_weights, effective_number
+
+    stats = tree.children["sample_stats"].to_dataset()
+    constants = tree["constant_data"].to_dataset() if "constant_data" in tree.children else {}
+    weights = draw_weights(tree)
+    found: dict[str, Any] = {
+        "done": int(stats.sizes["draw"]),
+        "planned": tree.attrs.get("particles"),
+        "with_weight": None if weights is None else int((weights > 0).sum()),
+        "effective": None if weights is None else effective_number(weights),
+        "largest_weight": None if weights is None else float(weights.max()),
+        "threshold": float(constants["threshold"]) if "threshold" in constants else None,
+        "objective_min": None,
+        "objective_max": None,
+    }
+    if "objective" in stats and stats["objective"].size:
+        found["objective_min"] = float(stats["objective"].min())
+        found["objective_max"] = float(stats["objective"].max())
+    stein = tree["stein"].to_dataset() if "stein" in tree.children else {}
+    for name in ("discrepancy", "discrepancy_equal"):
+        found[name] = float(stein[name]) if name in stein else None
+    return found
 
 
 def _data(tree: "xr.DataTree") -> dict[str, Any]:
@@ -65,7 +106,8 @@ def _health(tree: "xr.DataTree") -> dict[str, Any]:
     """Divergences, level and drift of the log density; None where there are no draws."""
     import numpy as np
 
-    if "sample_stats" not in tree.children or not tree["sample_stats"].sizes.get("draw"):
+    known = "sample_stats" in tree.children and "lp" in tree["sample_stats"].data_vars
+    if not known or not tree["sample_stats"].sizes.get("draw") or _is_particles(tree):
         return {"diverging": None, "lp_mean": None, "lp_sd": None, "lp_drift": None}
     stats = tree.children["sample_stats"].to_dataset()
     rolled_back = tree.attrs.get("divergences")
@@ -105,11 +147,13 @@ def _lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("resolved", _resolved(summary)),
         ("sampler", _call(summary["sampler"])),
         ("run", _run_line(summary)),
-        ("health", _health_line(summary)),
+        ("weights", _weights_line(summary["particles"]))
+        if "particles" in summary
+        else ("health", _health_line(summary)),
         ("made", _made_line(summary)),
     ]
     if "resume" in summary:
-        lines.append(("more draws", summary["resume"]))
+        lines.append(("to finish" if "particles" in summary else "more draws", summary["resume"]))
     return lines
 
 
@@ -138,12 +182,15 @@ def _short(value: Any) -> str:
 
 
 def _figure(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else "not yet known"
+    known = isinstance(value, int | float) and math.isfinite(value)
+    return f"{value:.4g}" if known else "not yet known"
 
 
 def _resolved(summary: Mapping[str, Any]) -> str:
     if summary["rate_w"] is None and summary["model"].get("type") == "GaussianMF":
         return f"noise variance {_figure(summary['dispersion'])}, precisions sampled"
+    if summary["model"].get("type") == "SILFNMF":
+        return f"threshold {_figure(summary.get('particles', {}).get('threshold'))}"
     return (
         f"dispersion {_figure(summary['dispersion'])}, prior rates "
         f"{_figure(summary['rate_w'])} (W) and {_figure(summary['rate_h'])} (H)"
@@ -151,6 +198,10 @@ def _resolved(summary: Mapping[str, Any]) -> str:
 
 
 def _run_line(summary: Mapping[str, Any]) -> str:
+    if "particles" in summary:
+        planned = summary["particles"]["planned"]
+        of = "" if planned is None else f" of {planned}"
+        return f"{summary['particles']['done']}{of} particles done"
     chains = summary["chains"]
     text = f"{summary['draws_done']} of {summary['draws']} draws done, {summary['draws_kept']} kept"
     if chains != 1:
@@ -173,6 +224,21 @@ def _health_line(summary: Mapping[str, Any]) -> str:
             f"; [yellow]it moved by {summary['lp_drift']:+.1f} sd between the halves of the run: "
             "tune longer[/yellow]"
         )
+    return text
+
+
+def _weights_line(particles: Mapping[str, Any]) -> str:
+    if particles["with_weight"] is None:
+        return "none yet: until all particles are there, they count alike"
+    text = (
+        f"{particles['with_weight']} particles carry weight, worth {particles['effective']:.1f} "
+        f"of equal weight, the largest {particles['largest_weight']:.0%}; Stein discrepancy "
+        f"{_figure(particles['discrepancy'])} ({_figure(particles['discrepancy_equal'])} under "
+        "equal weights)"
+    )
+    if particles["objective_min"] is not None:
+        low, high = particles["objective_min"], particles["objective_max"]
+        text += f"; objective {low:.4g} to {high:.4g}"
     return text
 
 

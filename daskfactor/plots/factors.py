@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import ACCENT, INK, group, new_figure
+from daskfactor.results.alignment import align
+from daskfactor.results.weights import draw_weights, is_particles, over_chains
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +24,7 @@ def factor_moments(
     """Mean and standard deviation of factor ``W`` or ``H`` as (component, row or column).
 
     Of one chain, or with None of all chains together, which takes an aligned trace.
+    Particles count by their weight.
     """
     if chain is None:
         return _pooled_moments(tree, name)
@@ -32,12 +35,26 @@ def factor_moments(
         draws = group(tree, "posterior")[name].isel(chain=chain)
         if draws.sizes["draw"] == 0:
             raise OptionError("the run has no draws yet: resume it first")
-        mean, variance = draws.mean("draw"), draws.var("draw")
+        mean, variance = _over_draws(draws, draw_weights(tree), chain)
     order = ("component", ...)
     return (
         np.asarray(mean.transpose(*order).values, dtype=np.float64),
         np.sqrt(np.asarray(variance.transpose(*order).values, dtype=np.float64)),
     )
+
+
+def _over_draws(
+    draws: xr.DataArray, weights: FloatArray | None, chain: int
+) -> tuple[xr.DataArray, xr.DataArray]:
+    """Mean and variance over the draws of a chain; those without weight are not read."""
+    if weights is None:
+        return draws.mean("draw"), draws.var("draw")
+    kept = np.flatnonzero(weights[chain] > 0)
+    if not kept.size:
+        raise OptionError(f"no draw of chain {chain} has any weight: pass another chain")
+    masses = xr.DataArray(weights[chain][kept], dims="draw")
+    weighted = draws.isel(draw=kept).weighted(masses)
+    return weighted.mean("draw"), weighted.var("draw")
 
 
 def _pooled_moments(tree: xr.DataTree, name: str) -> tuple[FloatArray, FloatArray]:
@@ -47,10 +64,11 @@ def _pooled_moments(tree: xr.DataTree, name: str) -> tuple[FloatArray, FloatArra
             "components have no common order across chains: pass the number of one chain, or "
             "what align() makes of this trace"
         )
-    moments = group(tree, "posterior_moments")
-    means = moments[f"{name}_mean"].astype(np.float64)
-    mean = means.mean("chain")
-    variance = moments[f"{name}_var"].mean("chain") + means.var("chain")
+    moments = group(tree, "posterior_moments").astype(np.float64)
+    means = moments[[f"{name}_mean"]]
+    mean = over_chains(tree, means)[f"{name}_mean"]
+    between = over_chains(tree, (means - mean) ** 2)[f"{name}_mean"]
+    variance = over_chains(tree, moments[[f"{name}_var"]])[f"{name}_var"] + between
     order = ("component", ...)
     return (
         np.asarray(mean.transpose(*order).values),
@@ -79,6 +97,17 @@ def component_shares(w_mean: FloatArray, h_mean: FloatArray) -> FloatArray:
     return weight / total if total > 0 else np.full(weight.shape, 1.0 / weight.size)
 
 
+def with_order(tree: xr.DataTree, chain: int | None) -> tuple[xr.DataTree, int | None]:
+    """A trace whose components can be shown, and the chain of it to show.
+
+    A chain keeps the order of its components long enough; particles have none before
+    they are aligned.
+    """
+    if not is_particles(tree):
+        return tree, chain
+    return (tree if "alignment" in tree.children else align(tree)), None
+
+
 def components(
     tree: xr.DataTree,
     image_shape: tuple[int, int] | None = None,
@@ -92,7 +121,8 @@ def components(
     `image_shape` is given), its row of H on the right. One chain is shown because
     components have no common order across chains; of a trace that `align` has been
     through, ``chain=None`` shows all chains together, and in what share of their draws
-    each component appears.
+    each component appears. Particles are aligned first, if they are not, and all are shown,
+    by weight.
 
     Parameters
     ----------
@@ -103,7 +133,7 @@ def components(
     count : int
         How many components, the one that carries most of the data first.
     chain : int, optional
-        Position of the chain; None for all of them.
+        Position of the chain; None for all of them. Of particles always all.
     figure : matplotlib Figure or SubFigure, optional
         Drawn into, if given.
 
@@ -116,6 +146,7 @@ def components(
     OptionError
         If the tree holds no factors, `image_shape` does not fit, or matplotlib is missing.
     """
+    tree, chain = with_order(tree, chain)
     w_mean, w_sd = factor_moments(tree, "W", chain)
     h_mean, h_sd = factor_moments(tree, "H", chain)
     if image_shape is not None and image_shape[0] * image_shape[1] != w_mean.shape[1]:

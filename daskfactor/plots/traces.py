@@ -1,4 +1,4 @@
-"""The log density of a run, cycle by cycle."""
+"""The log density of a run, cycle by cycle or particle by particle."""
 
 from typing import TYPE_CHECKING
 
@@ -6,17 +6,25 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.plots.canvas import INK, QUIET, WARN, chain_colors, group, new_figure
+from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, chain_colors, group, new_figure
+from daskfactor.results.weights import is_particles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
 
+_DOT_AREA = 90.0
+"""Of the particle of most weight, in square points."""
+
+
 def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) -> "Figure":
     """Log density (``lp``) over cycles: the whole run on the left, the draws alone on the right.
 
     Tuning has a shaded ground; a red tick marks a draw whose step diverged and was taken back.
+    Particles have no cycles: their objective (or log density) is on the left, the log density
+    of those with weight on the right, each as a dot whose area is its weight; those without
+    any are gray crosses.
 
     Parameters
     ----------
@@ -37,6 +45,9 @@ def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) ->
     stats = group(tree, "sample_stats")
     target = new_figure(9.0, 2.8) if figure is None else figure
     whole, zoom = target.subplots(1, 2, width_ratios=(3, 2))
+    if is_particles(tree):
+        _particles(whole, zoom, tree, stats)
+        return target.get_figure(root=True)
     colors = chain_colors(stats.sizes["chain"])
     draw = np.asarray(stats["draw"].values)
     for index, color in enumerate(colors):
@@ -54,6 +65,57 @@ def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) ->
     if len(colors) > 1:
         zoom.legend(fontsize=7, frameon=False)
     return target.get_figure(root=True)
+
+
+def _particles(left: "Axes", right: "Axes", tree: xr.DataTree, stats: xr.Dataset) -> None:
+    """Objective or log density of all particles, log density of those with weight."""
+    found = stats["weight"].values.ravel() if "weight" in stats else None
+    number = np.arange(stats.sizes["chain"] * stats.sizes["draw"])
+    count = np.full(number.shape, 1.0 / max(1, number.size)) if found is None else found
+    name = "objective" if "objective" in stats else "lp"
+    _dots(left, number, stats, name, count)
+    left.set_title("all particles", loc="left", fontsize=9, color=INK)
+    if name == "objective":
+        _threshold(left, tree)
+    heavy = count > 0
+    _dots(right, number[heavy], stats, "lp", count)
+    told = "with weight" if found is not None else "not weighted yet"
+    right.set_title(told, loc="left", fontsize=9, color=INK)
+    for ax in (left, right):
+        _tidy(ax, "particle")
+
+
+def _dots(
+    ax: "Axes",
+    number: NDArray[np.integer],
+    stats: xr.Dataset,
+    name: str,
+    weight: NDArray[np.float64],
+) -> None:
+    """One statistic of some particles; nothing where it is not known yet."""
+    ax.set_ylabel({"lp": "log density"}.get(name, name), fontsize=8)
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if name not in stats:
+        said = "not known before all\nparticles are there"
+        ax.text(0.5, 0.5, said, ha="center", va="center", fontsize=8, transform=ax.transAxes)
+        return
+    values, mass = stats[name].values.ravel()[number], weight[number]
+    some = mass > 0
+    area = _DOT_AREA * mass[some] / weight.max()
+    ax.scatter(number[some], values[some], s=area, color=ACCENT, alpha=0.7, lw=0)
+    ax.scatter(number[~some], values[~some], s=14, color=QUIET, marker="x", lw=0.9)
+
+
+def _threshold(ax: "Axes", tree: xr.DataTree) -> None:
+    if "constant_data" not in tree.children:
+        return
+    constants = group(tree, "constant_data")
+    if "threshold" in constants and np.isfinite(constants["threshold"].values):
+        level = float(constants["threshold"])
+        ax.axhline(level, color=WARN, lw=0.9, ls="--", label="threshold")
+        ax.legend(fontsize=7, frameon=False)
 
 
 def _warmup(ax: "Axes", tree: xr.DataTree, colors: list[str]) -> None:
@@ -89,10 +151,10 @@ def _mark_divergences(ax: "Axes", draw: NDArray[np.integer], stats: xr.Dataset, 
             ax.plot(draw[bad], np.full(bad.sum(), low), "|", color=WARN, ms=10, label="diverging")
 
 
-def _tidy(ax: "Axes") -> None:
+def _tidy(ax: "Axes", what: str = "cycle") -> None:
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
-    ax.set_xlabel("cycle", fontsize=8)
+    ax.set_xlabel(what, fontsize=8)
     ax.tick_params(labelsize=7, colors=INK)
     ax.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
     ax.yaxis.get_offset_text().set_fontsize(7)

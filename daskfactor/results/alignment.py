@@ -1,7 +1,7 @@
 """Components under one name over draws and chains: permutation, sign and scale resolved."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -10,23 +10,16 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError
-from daskfactor.results.matching import (
-    Law,
-    Match,
-    Reference,
-    match,
-    rearranged,
-    reference_from,
-)
+from daskfactor.results.matching import By, Law, Match, Reference, rearranged
 from daskfactor.results.rearrangement import rearranged_draws
+from daskfactor.results.references import Cost, Draws, best_draw, given_reference, iterated_mean
 from daskfactor.results.schema import MOMENTS, factor_dims
-from daskfactor.results.trace import Trace, as_tree, each_draw, require_draws
+from daskfactor.results.trace import Trace, as_tree, require_draws
+from daskfactor.results.weights import draw_weights, over_chains
 
 Array = NDArray[Any]
 Factors = tuple[ArrayLike, ArrayLike]
 
-ROUNDS: Final = 6
-"""Passes over all draws after which the reference is taken as it is."""
 GROUPS: Final = {"posterior": "alignment", "posterior_coarse": "alignment_coarse"}
 """Groups of draws, and where their alignment is put."""
 
@@ -36,6 +29,7 @@ def align(
     reference: Trace | xr.Dataset | Factors | None = None,
     *,
     threshold: float = 0.8,
+    by: By = "both",
 ) -> xr.DataTree:
     r"""Give components one order, sign and scale over all draws and chains.
 
@@ -44,8 +38,9 @@ def align(
 
     Every draw is matched with a reference W', H' by the Hungarian method, and c makes
     sum_i W_ik equal to sum_j H_kj; where factors are real-valued, c makes their lengths
-    equal and its sign is that of the reference. WH of every draw stays what it was.
-    Frozen components and biases keep their place and scale.
+    equal and its sign is that of the reference. Under a `SILFNMF` c is 1, since columns of W
+    add up to 1 there. WH of every draw stays what it was. Frozen components and biases keep
+    their place and scale. Particles count by their weight wherever draws are averaged.
 
     Parameters
     ----------
@@ -56,11 +51,15 @@ def align(
         Factors to name the components after: a trace (aligned by itself first if it has
         not been), a Dataset with ``W`` and ``H`` as :func:`optimize` returns it, or
         a pair (W, H) of arrays (I, K) and (K, J). By default an iterated mean: it starts
-        at the draw with the highest ``lp``, becomes the mean over its chain, and then, for
-        each component, the mean over the draws of all chains in which it appears.
+        at the draw with the highest ``lp`` (of particles: the largest weight), becomes the
+        mean over its chain, and then, for each component, the mean over the draws of all
+        chains in which it appears.
     threshold
         A component appears in a draw if some component of the draw has a cosine of
         at least this with it in W and in H.
+    by
+        ``"both"``, or ``"w"`` to look at W alone, as the paper does with topics: the sum of
+        the angles between its columns is made least, and ``threshold`` is about W.
 
     Returns
     -------
@@ -69,9 +68,10 @@ def align(
         ``posterior_moments`` taken anew from the aligned draws, and a group
         ``alignment``: ``permutation`` (chain, draw, component), the position in the
         input of what is now component k; ``factor`` (chain, draw, component), c above;
-        ``similarity`` (chain, draw, component), the product of the two cosines;
+        ``similarity`` (chain, draw, component), the product of the two cosines (the one of
+        W, if ``by="w"``);
         ``share`` (component) and ``share_by_chain`` (chain, component), of the draws in
-        which the component appears.
+        which the component appears (of particles, of their mass).
 
     Raises
     ------
@@ -82,10 +82,12 @@ def align(
     -----
     A mean over draws of W alone is meaningful after this, as far as ``share`` is
     near 1. A component with a share of one over the number of chains is one that a
-    single chain has found.
+    single chain has found. Masood and Doshi-Velez, section 7.2 and footnote 5, for ``by="w"``.
     """
     if not 0.0 < threshold <= 1.0:
         raise OptionError(f"threshold is a cosine above 0 and up to 1, got {threshold!r}")
+    if by not in ("both", "w"):
+        raise OptionError(f"by must be 'both' or 'w', the factors that are compared, got {by!r}")
     tree = as_tree(trace)
     if "posterior" not in tree.children:
         raise OptionError(
@@ -93,48 +95,27 @@ def align(
             'draws: run again with keep="draws"'
         )
     tree = require_draws(tree, "an alignment")
-    fine = _Draws(tree["posterior"].to_dataset(), factor_dims(tree))
+    fine = Draws(tree["posterior"].to_dataset(), factor_dims(tree), draw_weights(tree))
     law = law_of(tree)
+    cost = Cost(law, threshold, by)
     if reference is None:
-        target = _iterated_mean(fine, law, _best_draw(tree), threshold)
+        target = iterated_mean(fine, cost, best_draw(tree, fine.weights))
     else:
-        target = _given(reference, fine)
+        target = given_reference(_factors_of(reference), fine)
     groups = {name: node.to_dataset() for name, node in tree.children.items()}
     groups.pop(MOMENTS, None)
     for name, found_name in GROUPS.items():
         if name not in groups or groups[name].sizes["draw"] == 0:
             continue
-        draws = _Draws(groups[name], fine.dims)
-        found, moments = _all_matches(draws, target, law, threshold)
+        draws = fine if name == "posterior" else Draws(groups[name], fine.dims, None)
+        found, moments = _all_matches(draws, target, cost)
         groups[name] = _aligned(draws, found)
-        groups[found_name] = _described(draws, found, threshold)
+        groups[found_name] = _described(draws, found, cost)
         if name == "posterior":
             groups[MOMENTS] = moments
     aligned = xr.DataTree.from_dict(groups)
     aligned.attrs = dict(tree.attrs)
     return aligned
-
-
-class _Draws(NamedTuple):
-    """A group of draws and the user's names of rows and columns."""
-
-    group: xr.Dataset
-    dims: tuple[str, str]
-
-    @property
-    def row_factor(self) -> xr.DataArray:
-        return self.group["W"].transpose("chain", "draw", self.dims[0], "component")
-
-    @property
-    def column_factor(self) -> xr.DataArray:
-        return self.group["H"].transpose("chain", "draw", "component", self.dims[1])
-
-    @property
-    def chains(self) -> list[Any]:
-        return list(self.group["chain"].values.tolist())
-
-    def of_chain(self, chain: Any) -> Iterator[tuple[Array, Array]]:
-        return each_draw(self.group, chain)
 
 
 def law_of(tree: xr.DataTree) -> Law:
@@ -147,7 +128,8 @@ def law_of(tree: xr.DataTree) -> Law:
     free[count:] = False
     for name in ("fixed_w", "fixed_h"):
         free[_frozen(model.get(name), width)] = False
-    return Law(np.flatnonzero(free), model.get("type") == "GaussianMF", count)
+    kind = model.get("type")
+    return Law(np.flatnonzero(free), kind == "GaussianMF", count, kind == "SILFNMF")
 
 
 def _frozen(stored: Any, width: int) -> NDArray[np.int64]:
@@ -159,84 +141,11 @@ def _frozen(stored: Any, width: int) -> NDArray[np.int64]:
     return np.asarray(at[at < width], dtype=np.int64)
 
 
-def _best_draw(tree: xr.DataTree) -> tuple[Any, int]:
-    """Label of the chain and position of the draw with the highest log density."""
-    draws = tree["posterior"].to_dataset()
-    first = (draws["chain"].values.tolist()[0], draws.sizes["draw"] - 1)
-    if "sample_stats" not in tree.children or "lp" not in tree["sample_stats"].data_vars:
-        return first
-    lp = tree["sample_stats"]["lp"].transpose("chain", "draw")
-    try:
-        values = lp.sel(chain=draws["chain"], draw=draws["draw"]).values
-    except KeyError:  # labels were changed: any draw will do for a start
-        return first
-    if not np.isfinite(values).any():
-        return first
-    chain, draw = np.unravel_index(np.nanargmax(values), values.shape)
-    return draws["chain"].values.tolist()[int(chain)], int(draw)
-
-
-def _iterated_mean(draws: _Draws, law: Law, start: tuple[Any, int], threshold: float) -> Reference:
-    """The mean of the aligned draws, each component over the draws in which it appears."""
-    label, position = start
-    one = draws.group.isel(draw=[position])
-    W, H = next(each_draw(one, label))
-    reference = reference_from(W, H)
-    reference, _ = _round(draws, [label], reference, law, 0.0)
-    before: list[bytes] = []
-    for _ in range(ROUNDS):
-        reference, orders = _round(draws, draws.chains, reference, law, threshold)
-        if orders == before:
-            break
-        before = orders
-    return reference
-
-
-def _round(
-    draws: _Draws, chains: Iterable[Any], reference: Reference, law: Law, threshold: float
-) -> tuple[Reference, list[bytes]]:
-    """The next reference, and the order of every draw under this one.
-
-    With a threshold of zero every draw counts: the start is a single, noisy draw.
-    """
-    sum_w, sum_h = np.zeros(reference.W.shape), np.zeros(reference.H.shape)
-    orders = []
-    for chain in chains:
-        for W, H in draws.of_chain(chain):
-            found = match(W, H, reference, law, threshold)
-            new_w, new_h = rearranged(W, H, found)
-            weight = found.matched if threshold > 0 else np.ones(len(found.matched))
-            sum_w += new_w * weight
-            sum_h += new_h * np.asarray(weight)[:, None]
-            orders.append(found.permutation.tobytes())
-    mean = reference_from(sum_w, sum_h)
-    # A component that no draw has any more stays what it was.
-    lost = ~(np.abs(sum_w).any(axis=0) & np.abs(sum_h).any(axis=1))
-    mean.W[:, lost], mean.H[lost] = reference.W[:, lost], reference.H[lost]
-    dtype = reference.W.dtype
-    return Reference(mean.W.astype(dtype), mean.H.astype(dtype)), orders
-
-
-def _given(reference: Any, draws: _Draws) -> Reference:
-    """The reference that the caller named."""
-    W, H = _factors_of(reference, draws.dims)
-    shapes = (draws.row_factor.shape[2:], draws.column_factor.shape[2:])
-    if (W.shape, H.shape) != shapes:
-        raise OptionError(
-            f"the reference has W and H of shapes {W.shape} and {H.shape}, the trace "
-            f"{shapes[0]} and {shapes[1]}: pass one of the same data and number of components"
-        )
-    if not (np.isfinite(W).all() and np.isfinite(H).all()):
-        raise OptionError("the reference holds values that are not finite; pass finite factors")
-    dtype = draws.row_factor.dtype
-    return reference_from(W.astype(dtype), H.astype(dtype))
-
-
-def _factors_of(reference: Any, dims: tuple[str, str]) -> tuple[Array, Array]:
+def _factors_of(reference: Any) -> tuple[Array, Array]:
     if isinstance(reference, xr.DataTree | str | Path):
         tree = as_tree(reference)
         aligned = tree if "alignment" in tree.children else align(tree)
-        moments = aligned[MOMENTS].to_dataset().mean("chain")
+        moments = over_chains(aligned, aligned[MOMENTS].to_dataset())
         row, column = factor_dims(aligned)
         return (
             moments["W_mean"].transpose(row, "component").values,
@@ -264,9 +173,7 @@ class _Found(NamedTuple):
     present: NDArray[np.bool_]
 
 
-def _all_matches(
-    draws: _Draws, reference: Reference, law: Law, threshold: float
-) -> tuple[_Found, xr.Dataset]:
+def _all_matches(draws: Draws, reference: Reference, cost: Cost) -> tuple[_Found, xr.Dataset]:
     """How every draw has to be changed, and the moments of the draws once they are."""
     shape = (*draws.row_factor.shape[:2], draws.row_factor.shape[3])
     found = _Found(
@@ -276,9 +183,9 @@ def _all_matches(
     for at, chain in enumerate(draws.chains):
         running = _Moments(draws)
         for number, (W, H) in enumerate(draws.of_chain(chain)):
-            one = match(W, H, reference, law, threshold)
+            one = cost.match(W, H, reference)
             _store(found, (at, number), one)
-            running.add(*rearranged(W, H, one))
+            running.add(*rearranged(W, H, one), float(draws.masses[at, number]))
         moments.append(running.dataset())
     together = xr.concat(moments, dim="chain")
     names = [name for name, coord in draws.group.coords.items() if "draw" not in coord.dims]
@@ -294,12 +201,13 @@ def _store(found: _Found, at: tuple[int, int], one: Match) -> None:
 
 
 class _Moments:
-    """Mean and sum of squared deviations of the factors of one chain (Welford)."""
+    """Mean and sum of squared deviations of the factors of one chain (Welford; West 1979)."""
 
-    def __init__(self, draws: _Draws) -> None:
+    def __init__(self, draws: Draws) -> None:
         self.dims = draws.dims
         self.dtype = draws.row_factor.dtype
         self.count = 0
+        self.total = 0.0
         self.parts = {
             name: (np.zeros(shape), np.zeros(shape))
             for name, shape in (
@@ -308,23 +216,29 @@ class _Moments:
             )
         }
 
-    def add(self, W: Array, H: Array) -> None:
+    def add(self, W: Array, H: Array, mass: float) -> None:
+        if mass == 0:
+            return
         self.count += 1
+        self.total += mass
         for values, (mean, square) in zip((W, H), self.parts.values(), strict=True):
             delta = values - mean
-            mean += delta / self.count
-            square += delta * (values - mean)
+            mean += delta / (self.total / mass)
+            square += mass * delta * (values - mean)
 
     def dataset(self) -> xr.Dataset:
         dims = {"W": (self.dims[0], "component"), "H": ("component", self.dims[1])}
         variables: dict[str, Any] = {"count": ((), np.int64(self.count))}
         for name, (mean, square) in self.parts.items():
             variables[f"{name}_mean"] = (dims[name], mean.astype(self.dtype))
-            variables[f"{name}_var"] = (dims[name], (square / self.count).astype(self.dtype))
+            variables[f"{name}_var"] = (
+                dims[name],
+                (square / (self.total or 1.0)).astype(self.dtype),
+            )
         return xr.Dataset(variables)
 
 
-def _aligned(draws: _Draws, found: _Found) -> xr.Dataset:
+def _aligned(draws: Draws, found: _Found) -> xr.Dataset:
     """The group with its factors rearranged: lazily where they were lazy, else as a copy."""
     changed: Mapping[str, xr.DataArray] = {
         "W": rearranged_draws(draws.row_factor, found.permutation, found.factor, 3),
@@ -335,7 +249,7 @@ def _aligned(draws: _Draws, found: _Found) -> xr.Dataset:
     )
 
 
-def _described(draws: _Draws, found: _Found, threshold: float) -> xr.Dataset:
+def _described(draws: Draws, found: _Found, cost: Cost) -> xr.Dataset:
     """The group that tells what was done."""
     dims = ("chain", "draw", "component")
     docs = {
@@ -343,20 +257,32 @@ def _described(draws: _Draws, found: _Found, threshold: float) -> xr.Dataset:
         "factor": "what its column of W was multiplied with, and its row of H divided by",
         "similarity": "cosine with the reference in W times that in H",
     }
+    if cost.by == "w":
+        docs["similarity"] = "cosine with the reference in W"
+    mass = draws.masses
     variables: dict[str, Any] = {
         name: (dims, getattr(found, name), {"description": doc}) for name, doc in docs.items()
     }
     variables["share"] = (
         ("component",),
-        found.present.mean(axis=(0, 1)),
+        _share(found.present, mass, (0, 1)),
         {"description": "share of all draws in which the component appears"},
     )
     variables["share_by_chain"] = (
         ("chain", "component"),
-        found.present.mean(axis=1),
+        _share(found.present, mass, (1,)),
         {"description": "share of a chain's draws in which the component appears"},
     )
     own = {"chain", "draw", "component"}
     names = [name for name, coord in draws.group.coords.items() if set(coord.dims) <= own]
     coords = draws.group.coords.to_dataset()[names].coords
-    return xr.Dataset(variables, coords=coords, attrs={"threshold": threshold})
+    return xr.Dataset(variables, coords=coords, attrs={"threshold": cost.threshold, "by": cost.by})
+
+
+def _share(
+    present: NDArray[np.bool_], mass: NDArray[np.float64], axes: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """Share of the mass over some axes, (..., component); NaN where there is no mass."""
+    total = np.asarray(mass.sum(axis=axes))[..., None]
+    found = (present * mass[..., None]).sum(axis=axes)
+    return np.asarray(np.divide(found, total, out=np.full(found.shape, np.nan), where=total > 0))

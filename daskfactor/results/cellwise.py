@@ -12,7 +12,9 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from daskfactor.results.quantiles import weighted_quantiles
 from daskfactor.results.selection import Cells, Positions
+from daskfactor.results.weights import relative
 from daskfactor.threads import single_threaded_blas
 
 Array = NDArray[Any]
@@ -22,6 +24,7 @@ Lazy = Any  # dask.array.Array
 blockwise: Final[Any] = da.blockwise
 _from_array: Final[Any] = da.from_array
 _reduction: Final[Any] = da.reduction
+_concatenate: Final[Any] = da.concatenate
 
 BLOCK_BYTES: Final = 64 * 2**20
 
@@ -29,7 +32,8 @@ BLOCK_BYTES: Final = 64 * 2**20
 class Draws(NamedTuple):
     """Selected rows and columns of the factors, (chain, draw, row, component) and so on.
 
-    For points, W and H hold the rows and columns that occur, ``row_at`` and
+    ``weight`` (chain, draw) is in units of the largest, all positive; None where draws
+    count alike. For points, W and H hold the rows and columns that occur, ``row_at`` and
     ``column_at`` (p,) say which of them each point takes; for a grid they are None.
     """
 
@@ -37,27 +41,42 @@ class Draws(NamedTuple):
     H: Lazy
     row_at: Lazy | None
     column_at: Lazy | None
+    weight: NDArray[np.float64] | None = None
 
     @property
     def cell_axes(self) -> str:
         return "rc" if self.row_at is None else "p"
 
 
-def draws_of(group: xr.Dataset, dims: tuple[str, str], cells: Cells) -> Draws:
-    """Lazy selection of the factors, chunked for the computations below."""
+def draws_of(
+    group: xr.Dataset,
+    dims: tuple[str, str],
+    cells: Cells,
+    weights: NDArray[np.float64] | None = None,
+) -> Draws:
+    """Lazy selection of the factors, chunked for the computations below.
+
+    Of draws with ``weights`` (chain, draw) those without mass are left out; where all
+    others have the same, they count alike.
+    """
+    kept = None if weights is None or (weights > 0).all() else weights > 0
+    if weights is not None:
+        weights = relative(weights if kept is None else weights[kept][None])
+        weights = None if (weights == 1.0).all() else weights
     W = group["W"].transpose("chain", "draw", dims[0], "component").data
     H = group["H"].transpose("chain", "draw", "component", dims[1]).data
-    n_draws = W.shape[0] * W.shape[1]
+    n_draws = W.shape[0] * W.shape[1] if kept is None else int(kept.sum())
     block = max(1, BLOCK_BYTES // (n_draws * W.dtype.itemsize))
     if cells.points is None:
         side = min(len(cells.columns), isqrt(block) or 1)
         height = max(1, min(len(cells.rows), block // max(1, side)))
         width = max(1, min(len(cells.columns), block // height))
         return Draws(
-            _chunked(_take(W, 2, cells.rows), {2: height}),
-            _chunked(_take(H, 3, cells.columns), {3: width}),
+            _chunked(_take(W, 2, cells.rows), {2: height}, kept),
+            _chunked(_take(H, 3, cells.columns), {3: width}, kept),
             None,
             None,
+            weights,
         )
     rows, row_at = np.unique(cells.rows, return_inverse=True)
     columns, column_at = np.unique(cells.columns, return_inverse=True)
@@ -65,11 +84,22 @@ def draws_of(group: xr.Dataset, dims: tuple[str, str], cells: Cells) -> Draws:
     gather = max(1, BLOCK_BYTES // (2 * W.shape[3] * W.dtype.itemsize))
     length = min(block, gather)
     return Draws(
-        _chunked(_take(W, 2, rows), {}),
-        _chunked(_take(H, 3, columns), {}),
+        _chunked(_take(W, 2, rows), {}, kept),
+        _chunked(_take(H, 3, columns), {}, kept),
         _from_array(row_at.reshape(-1), chunks=length),
         _from_array(column_at.reshape(-1), chunks=length),
+        weights,
     )
+
+
+def _kept(factor: Lazy, kept: NDArray[np.bool_]) -> Lazy:
+    """Chosen draws of all chains one after the other, (1, draw, ...)."""
+    chosen = [
+        factor[at : at + 1, np.flatnonzero(of_chain)]
+        for at, of_chain in enumerate(kept)
+        if of_chain.any()
+    ]
+    return _concatenate(chosen, axis=1)
 
 
 def _take(array: Any, axis: int, at: Positions) -> Any:
@@ -80,19 +110,23 @@ def _take(array: Any, axis: int, at: Positions) -> Any:
     return array[tuple(key)]
 
 
-def _chunked(array: Any, chunks: dict[int, int]) -> Lazy:
-    """One chain and up to ``BLOCK_BYTES`` of draws a chunk; other axes whole unless given."""
+def _chunked(array: Any, chunks: dict[int, int], kept: NDArray[np.bool_] | None = None) -> Lazy:
+    """One chain and up to ``BLOCK_BYTES`` of draws a chunk; other axes whole unless given.
+
+    Draws that are not ``kept`` go before chunks are joined, so that they are never read.
+    """
     size = array.dtype.itemsize * max(1, array.shape[2] * array.shape[3])
     draws = max(1, min(array.shape[1], BLOCK_BYTES // size))
     wanted = {0: 1, 1: draws, 2: array.shape[2], 3: array.shape[3]} | chunks
     if isinstance(array, np.ndarray):
         # A random name: hashing the draws would read them all.
-        return _from_array(array, chunks=tuple(wanted[axis] for axis in range(4)), name=False)
-    return array.rechunk(wanted)
+        array = _from_array(array, chunks=tuple(wanted[axis] for axis in range(4)), name=False)
+        return array if kept is None else _kept(array, kept)
+    return (array if kept is None else _kept(array, kept)).rechunk(wanted)
 
 
 def moments(draws: Draws) -> tuple[Lazy, Lazy]:
-    """Mean and population variance of mu over chains and draws, float64."""
+    """Mean and population variance of mu over chains and draws, by weight, float64."""
     arguments, draws = _arguments(draws)
     axes = draws.cell_axes
     parts = blockwise(
@@ -121,13 +155,13 @@ def moments(draws: Draws) -> tuple[Lazy, Lazy]:
 
 
 def quantiles(draws: Draws, levels: tuple[float, float]) -> tuple[Lazy, Lazy]:
-    """Two quantiles of mu over chains and draws, float64."""
+    """Two quantiles of mu over chains and draws, by weight, float64."""
     arguments, draws = _arguments(draws)
     axes = draws.cell_axes
     mu = blockwise(
         _mu,
         "sd" + axes,
-        *arguments,
+        *arguments[:-2],
         concatenate=True,
         align_arrays=False,
         dtype=draws.W.dtype,
@@ -142,6 +176,7 @@ def quantiles(draws: Draws, levels: tuple[float, float]) -> tuple[Lazy, Lazy]:
         concatenate=True,
         align_arrays=False,
         levels=levels,
+        weight=None if draws.weight is None else draws.weight.reshape(-1),
         dtype=np.float64,
         meta=np.empty((0,) * (1 + len(axes))),
     )
@@ -149,13 +184,17 @@ def quantiles(draws: Draws, levels: tuple[float, float]) -> tuple[Lazy, Lazy]:
 
 
 def _arguments(draws: Draws) -> tuple[list[Any], Draws]:
-    """Arguments of a blockwise call, with W and H cut at the same draws."""
+    """Arguments of a blockwise call, with W and H cut at the same draws; weights come last."""
     W, H = draws.W, draws.H
     step = min(W.chunks[1][0], H.chunks[1][0])
     W, H = W.rechunk({1: step}), H.rechunk({1: step})
+    last: list[Any] = [None, None]
+    if draws.weight is not None:
+        last = [_from_array(draws.weight, chunks=W.chunks[:2]), "sd"]
     if draws.row_at is None:
-        return [W, "sdrk", H, "sdkc"], draws
-    return [W, "sdik", H, "sdkj", draws.row_at, "p", draws.column_at, "p"], draws
+        return [W, "sdrk", H, "sdkc", None, None, None, None, *last], draws
+    at = [draws.row_at, "p", draws.column_at, "p"]
+    return [W, "sdik", H, "sdkj", *at, *last], draws
 
 
 def _mu(W: Array, H: Array, row_at: Array | None = None, column_at: Array | None = None) -> Array:
@@ -175,19 +214,30 @@ def _mu_points(W: Array, H: Array, row_at: Array, column_at: Array | None) -> Ar
 
 
 def _part_moments(
-    W: Array, H: Array, row_at: Array | None = None, column_at: Array | None = None
+    W: Array,
+    H: Array,
+    row_at: Array | None = None,
+    column_at: Array | None = None,
+    weight: Array | None = None,
 ) -> Array:
-    """Count, mean and sum of squared deviations of mu over one chunk of draws."""
+    """Total weight, mean and sum of squared deviations of mu over one chunk of draws.
+
+    Without weights the total is their number (West 1979, with each weight 1).
+    """
     shape = (W.shape[2], H.shape[3]) if row_at is None else (len(row_at),)
     mean, square = np.zeros(shape), np.zeros(shape)
+    total = 0.0
     with single_threaded_blas():
-        for count, at in enumerate(np.ndindex(W.shape[:2]), start=1):
+        for at in np.ndindex(W.shape[:2]):
+            mass = 1.0 if weight is None else float(weight[at])
+            total += mass
             mu = W[at] @ H[at] if row_at is None else _mu_points(W[at], H[at], row_at, column_at)
             delta = mu - mean
-            mean += delta / count
+            mean += delta / (total / mass)
+            if mass != 1.0:
+                delta *= mass
             square += delta * (mu - mean)
-    draws = float(W.shape[0] * W.shape[1])
-    return np.stack([np.full(shape, draws), mean, square])[None, None]
+    return np.stack([np.full(shape, total), mean, square])[None, None]
 
 
 def _unchanged(parts: Array, axis: Any, keepdims: bool) -> Array:
@@ -204,13 +254,15 @@ def _merge(parts: Array, axis: Any, keepdims: bool) -> Array:
     return merged[None, None] if keepdims else merged
 
 
-def _block_quantiles(mu: Array, levels: tuple[float, float]) -> Array:
+def _block_quantiles(mu: Array, levels: tuple[float, float], weight: Array | None = None) -> Array:
     """Quantiles over the two leading axes, linear between draws as `numpy.quantile` has them.
 
     A full sort of neighbouring values is vectorised: measured seven times as fast
     as the partition along a strided axis that `numpy.quantile` does.
     """
     count = mu.shape[0] * mu.shape[1]
+    if weight is not None:
+        return weighted_quantiles(mu.reshape(count, *mu.shape[2:]), weight, levels)
     ordered = np.ascontiguousarray(np.moveaxis(mu.reshape(count, *mu.shape[2:]), 0, -1))
     ordered.sort(axis=-1)
     ends = []

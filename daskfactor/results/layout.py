@@ -6,7 +6,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from daskfactor.results.schema import COLUMN, REGISTRY, ROW, Kind, Variable
+from daskfactor.results.schema import (
+    COLUMN,
+    MOMENTS,
+    OF_CYCLES,
+    OF_PARTICLES,
+    REGISTRY,
+    ROW,
+    STEIN,
+    Kind,
+    Variable,
+)
 from daskfactor.results.spec import RunSpec
 
 # Large enough that a file is worth its system calls, small enough that rewriting a
@@ -37,7 +47,16 @@ def layouts(spec: RunSpec) -> list[Layout]:
 def _present(variable: Variable, spec: RunSpec) -> bool:
     if variable.name == "acceptance_rate":
         return spec.has_acceptance
+    if variable.name in OF_PARTICLES:
+        return spec.has_weights
+    if variable.name in OF_CYCLES and variable.group == "sample_stats":
+        return not spec.has_weights
+    if variable.name in ("objective", "threshold"):
+        return spec.has_objective
     wanted = {
+        MOMENTS: not spec.has_weights,
+        STEIN: spec.has_weights,
+        "constant_data": not spec.has_objective,
         "posterior": spec.keep == "draws",
         "posterior_coarse": spec.keep == "draws" and spec.has_coarse,
         "monitor": spec.n_monitor > 0,
@@ -60,6 +79,7 @@ def _layout(variable: Variable, spec: RunSpec) -> Layout:
         "component": components,
         "chain": spec.chains,
         "draw": planned_draws(variable.group, spec.draws),
+        "other_draw": spec.draws,
         "warmup_draw": spec.warmup_draws,
         "cell": spec.n_monitor,
     }
@@ -109,6 +129,8 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
     if "draw" in dims:
         # Draw t of the coarse chain ends where the fine chain ends its draw 2t + 1.
         own["draw"] = spec.cycles[1::2] if group == "posterior_coarse" else spec.cycles
+    if "other_draw" in dims:
+        own["other_draw"] = spec.cycles
     if "component" in dims:
         own["component"] = (
             np.arange(spec.shape[2]) if spec.components is None else np.array(spec.components)

@@ -6,16 +6,18 @@ the product of the cosines of their factors,
 .. math:: \cos(w h^T, w' h'^T) = \cos(w, w') \cos(h, h'),
 
 which no scale and no common change of sign alters; the order that makes the sum of
-these largest is found by the Hungarian method.
+these largest is found by the Hungarian method. Masood and Doshi-Velez compare columns
+of W alone, and minimise the sum of the angles between them (section 7.2, footnote 5).
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 Array = NDArray[Any]
+By = Literal["both", "w"]
 
 
 class Law(NamedTuple):
@@ -30,11 +32,14 @@ class Law(NamedTuple):
         Whether factors may be negative, so that a component may change its sign.
     components
         Number of components K; columns of factors beyond it are biases.
+    simplex
+        Whether columns of W add up to 1 by the model, so that no scale is free.
     """
 
     free: NDArray[np.int64]
     signed: bool
     components: int
+    simplex: bool = False
 
 
 class Reference(NamedTuple):
@@ -50,9 +55,10 @@ class Match(NamedTuple):
     Attributes
     ----------
     permutation, factor, similarity
-        Over components, (K,); the similarity is cos(w) cos(h) of what is put there.
+        Over components, (K,); the similarity is cos(w) cos(h) of what is put there, or
+        cos(w) where W alone is compared.
     present
-        Whether any component of the draw has both cosines at the threshold or above.
+        Whether any component of the draw has all these cosines at the threshold or above.
     matched
         Whether the one that is put there has.
     """
@@ -74,7 +80,9 @@ def _unit(factor: Array, axis: int) -> Array:
     return np.asarray(factor / np.where(length > 0, length, 1.0))
 
 
-def match(W: Array, H: Array, reference: Reference, law: Law, threshold: float) -> Match:
+def match(
+    W: Array, H: Array, reference: Reference, law: Law, threshold: float, by: By = "both"
+) -> Match:
     """Order, sign and scale of one draw.
 
     Parameters
@@ -87,19 +95,26 @@ def match(W: Array, H: Array, reference: Reference, law: Law, threshold: float) 
         Which components may move.
     threshold
         Cosine from which on a component is taken to be the reference's.
+    by
+        ``"both"``: the sum of the products of cosines is made largest; ``"w"``: the sum
+        of the angles between columns of W (their lines, where they have signs), least.
     """
     count = W.shape[1]
     cos_w = np.asarray(reference.W.T @ _unit(W, 0), dtype=np.float64)
     cos_h = np.asarray(reference.H @ _unit(H, 1).T, dtype=np.float64)
+    if by == "w":  # as if H were alike everywhere
+        cos_h = np.where(cos_w < 0, -1.0, 1.0) if law.signed else np.ones_like(cos_w)
     both = cos_w * cos_h
+    cost = np.arccos(np.clip(both, -1.0, 1.0)) if by == "w" else -both
     permutation = np.arange(count)
     if law.free.size > 1:
         inside = np.ix_(law.free, law.free)
-        permutation[law.free] = law.free[linear_sum_assignment(-both[inside])[1]]
+        permutation[law.free] = law.free[linear_sum_assignment(cost[inside])[1]]
     each = np.arange(count)
     chosen_w, chosen_h = cos_w[each, permutation], cos_h[each, permutation]
     factor = np.ones(count)
-    factor[law.free] = _scale(W, H, law)[permutation[law.free]]
+    if not law.simplex:
+        factor[law.free] = _scale(W, H, law)[permutation[law.free]]
     if law.signed:
         turned = (chosen_w + chosen_h)[law.free] < 0
         factor[law.free[turned]] *= -1.0

@@ -16,6 +16,7 @@ from daskfactor.results.extrapolation import extrapolated_moments
 from daskfactor.results.schema import factor_dims
 from daskfactor.results.selection import Cells, select
 from daskfactor.results.trace import Trace, as_tree, require_draws
+from daskfactor.results.weights import draw_weights
 
 Of = Literal["observation", "mean"]
 
@@ -26,6 +27,7 @@ class _Law(NamedTuple):
     beta: float
     dispersion: float
     nonnegative: bool
+    observations: bool = True
 
 
 def predict(
@@ -34,7 +36,7 @@ def predict(
     columns: Any = None,
     *,
     interval: float = 0.9,
-    of: Of = "observation",
+    of: Of | None = None,
 ) -> xr.Dataset:
     r"""Posterior mean, standard deviation and interval of any cells, lazily.
 
@@ -45,6 +47,12 @@ def predict(
     the result are so small that all draws of one take at most 64 MB. With
     ``posterior_coarse``, mean and variance are extrapolated (2 fine - coarse), and
     quantiles of the fine chain are shifted and scaled to them.
+
+    Particles count by their weight, and those of weight 0 are not read. The quantile at
+    level p of M of them is the mean of the inverse distribution function over a window
+    of width :math:`1/n` that starts at :math:`p (1 - 1/n)`, with the effective number
+    :math:`n = 1 / \sum_m w_m^2`: of equal weights that is the usual quantile, linear
+    between draws, and a small weight can never do much.
 
     Parameters
     ----------
@@ -58,7 +66,8 @@ def predict(
         Probability inside ``lower`` and ``upper``, half of the rest on each side.
     of
         ``"observation"``: ``sd`` and interval are those of a new observation, noise
-        included. ``"mean"``: those of its mean mu.
+        included. ``"mean"``: those of its mean mu. Left out: the first, where the model
+        has a law of observations, and a `SILFNMF` has none.
 
     Returns
     -------
@@ -73,14 +82,16 @@ def predict(
 
     References
     ----------
-    Şimşekli et al. 2017, equations 1 and 11.
+    Şimşekli et al. 2017, equations 1 and 11. Quantiles by weight: Akinshin 2023, "Weighted
+    quantile estimators" (that of type 7), with Kish's effective number.
     """
     _check_options(interval, of)
     tree = require_draws(trace, "a prediction")
     dims = factor_dims(tree)
     law = _law(tree)
+    of = _what(of, law)
     cells = select(tree["posterior"].to_dataset(), dims, rows, columns)
-    fine = draws_of(tree["posterior"].to_dataset(), dims, cells)
+    fine = draws_of(tree["posterior"].to_dataset(), dims, cells, draw_weights(tree))
     fine_moments = moments(fine)
     mean, variance = _extrapolated(tree, dims, cells, fine_moments, law)
     if of == "observation":
@@ -94,18 +105,30 @@ def predict(
     return result.assign_attrs(of=of, interval=interval)
 
 
-def _check_options(interval: float, of: str) -> None:
+def _check_options(interval: float, of: str | None) -> None:
     if not 0.0 < interval < 1.0:
         raise OptionError(
             f"interval must lie strictly between 0 and 1, got {interval!r}; 0.9 is 90 %"
         )
-    if of not in ("observation", "mean"):
-        raise OptionError(f"of must be 'observation' or 'mean', got {of!r}")
+    if of not in ("observation", "mean", None):
+        raise OptionError(f"of must be 'observation' or 'mean', got {of!r}; or leave it out")
+
+
+def _what(of: Of | None, law: _Law) -> Of:
+    """What the interval is about."""
+    if of == "observation" and not law.observations:
+        raise OptionError(
+            "of='observation' needs a law of new observations, and a SILFNMF has none: it only "
+            "tells good factorizations from others; pass of='mean'"
+        )
+    return of or ("observation" if law.observations else "mean")
 
 
 def _law(tree: xr.DataTree) -> _Law:
     try:
         model = json.loads(tree.attrs["model"])
+        if model.get("type") == "SILFNMF":
+            return _Law(float(model.get("beta", 2.0)), float("nan"), True, False)
         beta, dispersion = float(model.get("beta", 2.0)), float(tree.attrs["dispersion"])
     except (KeyError, TypeError, ValueError) as error:
         raise StoreFormatError(
@@ -178,7 +201,7 @@ def _of_mean(
     return moved[0], moved[1]
 
 
-def monitored(trace: Trace, *, interval: float = 0.9, of: Of = "observation") -> xr.Dataset:
+def monitored(trace: Trace, *, interval: float = 0.9, of: Of | None = None) -> xr.Dataset:
     r"""Mean, standard deviation and interval at the cells that the run monitored.
 
     .. math:: m = \sum_c n_c m_c / n, \qquad
@@ -211,6 +234,7 @@ def monitored(trace: Trace, *, interval: float = 0.9, of: Of = "observation") ->
             "this run monitored no cells: none were asked for with monitor=, or none was missing"
         )
     law = _law(tree)
+    of = _what(of, law)
     group = tree["monitor"].to_dataset().load()
     mean, variance = _pooled(group)
     if of == "observation":

@@ -5,9 +5,11 @@ stand for the user's own dimension names.
 """
 
 from collections.abc import Hashable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from daskfactor.errors import DataError, StoreFormatError
 
@@ -15,6 +17,8 @@ ROW = "{row}"
 COLUMN = "{column}"
 LIBRARY = "daskfactor"
 FORMAT_VERSION = 1
+WEIGHT_TOLERANCE: Final = 1e-6
+"""How far the sum of all weights may be from 1."""
 
 Kind = Literal["factor", "real", "count", "flag", "data"]
 
@@ -39,6 +43,7 @@ def _factors(group: str, doc: str) -> tuple[Variable, ...]:
 
 
 MOMENTS = "posterior_moments"
+STEIN = "stein"
 _STATS = "sample_stats"
 _WARMUP = "warmup_sample_stats"
 _TABLE = ("chain", "draw")
@@ -60,18 +65,36 @@ REGISTRY: tuple[Variable, ...] = (
     Variable(_STATS, "step_size", _TABLE, "real", "step size of the cycle"),
     Variable(_STATS, "diverging", _TABLE, "flag", "the cycle diverged and was rolled back"),
     Variable(_STATS, "acceptance_rate", _TABLE, "real", "acceptance probability of the proposal"),
+    Variable(_STATS, "weight", _TABLE, "real", "probability mass of the particle; all add up to 1"),
+    Variable(_STATS, "objective", _TABLE, "real", "objective f of the particle"),
+    Variable(_STATS, "seconds", _TABLE, "real", "time its start and optimisation took, in s"),
+    Variable(_STATS, "n_iter", _TABLE, "count", "iterations of its optimisation"),
     Variable(_WARMUP, "lp", ("chain", "warmup_draw"), "real", "as in sample_stats, while tuning"),
     Variable(_WARMUP, "step_size", ("chain", "warmup_draw"), "real", "step size while tuning"),
+    Variable(
+        STEIN, "stein_matrix", ("draw", "other_draw"), "real", "Stein kernel of two particles"
+    ),
+    Variable(STEIN, "discrepancy", (), "real", "Stein discrepancy under the weights"),
+    Variable(STEIN, "discrepancy_equal", (), "real", "Stein discrepancy under equal weights"),
     Variable("observed_data", "V", (ROW, COLUMN), "data", "the data; NaN = missing"),
     Variable("constant_data", "dispersion", (), "real", "dispersion of the Tweedie model"),
     Variable("constant_data", "rate_w", (), "real", "prior rate of W"),
     Variable("constant_data", "rate_h", (), "real", "prior rate of H"),
+    Variable("constant_data", "threshold", (), "real", "objective up to which all is alike"),
 )
+
+WEIGHTED = frozenset({"lp", "weight"})
+"""Statistics of particles that are known only when all particles are there."""
+OF_PARTICLES = frozenset({"weight", "seconds", "n_iter"})
+OF_CYCLES = frozenset({"step_size", "diverging"})
+# Groups with neither rows nor columns, where a label of the data cannot be in the way.
+_APART = OF_PARTICLES | {"objective", "threshold", "stein_matrix"}
+_APART |= {"discrepancy", "discrepancy_equal"}
 
 CELL_INDICES = ("row_index", "column_index")
 RESERVED = frozenset(
     {"chain", "draw", "warmup_draw", "component", "cell", *CELL_INDICES}
-    | {variable.name for variable in REGISTRY}
+    | ({variable.name for variable in REGISTRY} - _APART)
 )
 
 
@@ -128,7 +151,7 @@ def validate(tree: xr.DataTree) -> None:
     ------
     StoreFormatError
         If a variable is unknown, or has other dimensions or another kind of
-        values than the registry says.
+        values than the registry says, or if weights are no probability masses.
     """
     row, column = factor_dims(tree)
     names = {ROW: row, COLUMN: column}
@@ -147,6 +170,25 @@ def validate(tree: xr.DataTree) -> None:
                 raise StoreFormatError(
                     f"{group}/{name} has dtype {array.dtype}, a run has {variable.kind} values"
                 )
+    if _STATS in tree.children and "weight" in tree[_STATS].data_vars:
+        check_weights(tree[_STATS].to_dataset()["weight"].values)
+
+
+def check_weights(weights: NDArray[np.floating[Any]]) -> None:
+    """Refuse weights that are no probability masses.
+
+    Raises
+    ------
+    StoreFormatError
+        If one is negative or not finite, or if they do not add up to 1 within 1e-6.
+    """
+    whole = weights.size > 0 and bool(np.isfinite(weights).all())
+    if not (whole and weights.min() >= 0 and abs(weights.sum() - 1.0) <= WEIGHT_TOLERANCE):
+        least = weights.min() if weights.size else np.nan
+        raise StoreFormatError(
+            f"weights of particles must be at least 0 and add up to 1, got a smallest of {least:g} "
+            f"and a sum of {weights.sum():g}; write them anew, divided by their sum"
+        )
 
 
 _KINDS: dict[Kind, str] = {"factor": "f", "real": "f", "count": "iu", "flag": "b", "data": "biuf"}

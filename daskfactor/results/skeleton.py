@@ -22,7 +22,7 @@ from daskfactor.results.spec import RunSpec
 CHECKPOINT: Final = "checkpoint"
 STATE: Final = "state"
 NODE: Final = "zarr.json"
-CONSTANTS: Final = ("dispersion", "rate_w", "rate_h")
+CONSTANTS: Final = ("dispersion", "rate_w", "rate_h", "threshold")
 
 
 def scratch_folder(root: Path) -> Path:
@@ -89,7 +89,7 @@ def _write_coords(store: DurableStore, group: str, coords: xr.Dataset) -> None:
 def write_constants(top: Any, attrs: Any) -> None:
     """Copy the resolved hyperparameters from the attributes into ``constant_data``."""
     for name in CONSTANTS:
-        if name in attrs:
+        if name in attrs and f"constant_data/{name}" in top:
             top[f"constant_data/{name}"][...] = attrs[name]
 
 
@@ -101,6 +101,8 @@ def _create_checkpoint(top: Any, spec: RunSpec) -> None:
         "keep": spec.keep,
         "has_coarse": spec.has_coarse,
         "has_acceptance": spec.has_acceptance,
+        "has_weights": spec.has_weights,
+        "has_objective": spec.has_objective,
     }
     note = "private: what a stopped run needs to go on"
     node = top.create_group(CHECKPOINT, attributes={"description": note, "layout": layout})
@@ -210,6 +212,24 @@ def repair(root: Path, document: dict[str, Any]) -> None:
             same = False
         if not same:
             replace_json(path, node, scratch_folder(root))
+
+
+def describe_group(root: Path, group: str, attrs: Any) -> None:
+    """Replace the attributes of a group; they count once the root is replaced.
+
+    Raises
+    ------
+    OSError
+        If they cannot be written; the old ones still count.
+    """
+    document = read_root(root)
+    node = document["consolidated_metadata"]["metadata"][group]
+    if node.get("attributes", {}) == plain(attrs):
+        return
+    node["attributes"] = plain(attrs)
+    scratch = scratch_folder(root)
+    replace_json(root / group / NODE, node, scratch)
+    replace_json(root / NODE, document, scratch)
 
 
 def extend_skeleton(

@@ -36,6 +36,13 @@ class RunSpec:
         P-SGRRLD: ``posterior_coarse`` exists, with ``draws // 2`` draws.
     has_acceptance : bool
         HMC: ``sample_stats`` has ``acceptance_rate``.
+    has_weights : bool
+        A run of particles, one chain of them with kept draws: ``sample_stats`` has
+        ``weight``, ``seconds`` and ``n_iter`` and there is a group ``stein``, but there are
+        no ``step_size``, no ``diverging`` and no ``posterior_moments``.
+    has_objective : bool
+        Particles of a `SILFNMF`: ``sample_stats`` has ``objective``, and ``constant_data``
+        has ``threshold`` in place of dispersion and prior rates.
     monitor_rows, monitor_columns : array of int, (n_monitor,), optional
         Positions of the monitored cells.
     draw_index : array of int, (draws,), optional
@@ -66,6 +73,8 @@ class RunSpec:
     keep: Literal["draws", "moments"] = "draws"
     has_coarse: bool = False
     has_acceptance: bool = False
+    has_weights: bool = False
+    has_objective: bool = False
     monitor_rows: NDArray[np.integer[Any]] | None = None
     monitor_columns: NDArray[np.integer[Any]] | None = None
     draw_index: NDArray[np.integer[Any]] | None = None
@@ -76,6 +85,7 @@ class RunSpec:
     def __post_init__(self) -> None:
         check_dims(self.dims)
         _check_counts(self)
+        _check_particles(self)
         _check_monitor(self)
         _ = self.labels
 
@@ -122,6 +132,26 @@ def _check_counts(spec: RunSpec) -> None:
     if spec.observed is not None and spec.observed.shape != spec.shape[:2]:
         raise DataError(
             f"observed has shape {spec.observed.shape}, but the run is over {spec.shape[:2]}"
+        )
+
+
+def _check_particles(spec: RunSpec) -> None:
+    if spec.has_objective and not spec.has_weights:
+        raise OptionError("has_objective is for particles: set has_weights=True as well")
+    if not spec.has_weights:
+        return
+    others = {
+        "chains": spec.chains != 1,
+        "warmup_draws": spec.warmup_draws != 0,
+        "keep": spec.keep != "draws",
+        "has_coarse": spec.has_coarse,
+        "has_acceptance": spec.has_acceptance,
+        "monitor_rows": spec.n_monitor > 0,
+    }
+    if wrong := [name for name, found in others.items() if found]:
+        raise OptionError(
+            "a run of particles is one chain with kept draws and nothing else; leave out "
+            f"{', '.join(wrong)}"
         )
 
 

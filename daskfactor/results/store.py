@@ -28,9 +28,10 @@ from daskfactor.results.files import (
     remove_leftovers,
     replace_json,
 )
-from daskfactor.results.schema import factor_dims
+from daskfactor.results.schema import STEIN, factor_dims
 from daskfactor.results.skeleton import (
     NODE,
+    describe_group,
     extend_skeleton,
     plain,
     read_root,
@@ -42,6 +43,7 @@ from daskfactor.results.skeleton import (
 from daskfactor.results.slots import Arrays, Counts, Slots, per_chain
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.trace import committed_tree
+from daskfactor.results.weights import weighted_values
 
 Mode = Literal["r", "r+"]
 
@@ -155,8 +157,9 @@ class RunStore:
         layout = self._slots.layout
         with xr.open_datatree(str(self.path), engine="zarr", consolidated=True) as tree:
             row, column = factor_dims(tree)
-            moments = tree["posterior_moments"].to_dataset()
-            own = ("chain", "component")
+            held = "posterior_moments" if "posterior_moments" in tree.children else "posterior"
+            moments = tree[held].to_dataset()
+            own = ("chain", "draw", "component")
             coords = {str(n): (c.dims, c.values) for n, c in moments.coords.items() if n not in own}
             cells = tree["monitor"].to_dataset() if "monitor" in tree.children else None
             cycles = tree["sample_stats"].to_dataset()["draw"].values
@@ -171,6 +174,8 @@ class RunStore:
             keep=layout["keep"],
             has_coarse=layout["has_coarse"],
             has_acceptance=layout.get("has_acceptance", False),
+            has_weights=layout.get("has_weights", False),
+            has_objective=layout.get("has_objective", False),
             monitor_rows=None if cells is None else cells["row_index"].values,
             monitor_columns=None if cells is None else cells["column_index"].values,
             draw_index=cycles,
@@ -254,6 +259,53 @@ class RunStore:
         """
         self._replace("monitor", chain, {"mean": mean, "var": var}, count)
 
+    def write_weights(
+        self,
+        *,
+        weight: NDArray[Any],
+        lp: NDArray[Any],
+        stein_matrix: NDArray[Any],
+        discrepancy: float,
+        discrepancy_equal: float,
+        attrs: Mapping[str, Any],
+    ) -> None:
+        """Write what is known of particles when all of them are there; last before `finish`.
+
+        Readers see all of it once this has returned, and nothing before.
+
+        Parameters
+        ----------
+        weight, lp
+            (M,), of all particles: probability mass, log density up to a constant.
+        stein_matrix
+            (M, M).
+        discrepancy, discrepancy_equal
+            Under the weights, and under equal ones.
+        attrs
+            Of the group ``stein``, such as the scales of the kernel; not empty, JSON-able.
+
+        Raises
+        ------
+        OptionError
+            If shapes do not fit, or particles are not yet committed.
+        StoreFormatError
+            If the weights are no probability masses.
+        StoreError
+            As `write_draws`; after a crash the particles are as if never weighed.
+        """
+        done = self.committed.draws[0]
+        values = weighted_values(
+            self.draws, done, weight, lp, stein_matrix, (discrepancy, discrepancy_equal), attrs
+        )
+        self._array(f"{STEIN}/stein_matrix")  # refuses a run without weights
+        with self._disk("the weights of particles"):
+            describe_group(self.path, STEIN, {})
+            for group, members in values.items():
+                for name, value in members.items():
+                    self._array(f"{group}/{name}")[...] = value
+            self._writable().flush()
+            describe_group(self.path, STEIN, attrs)
+
     def _replace(
         self, group: str, chain: int, values: Mapping[str, NDArray[Any]], count: int
     ) -> None:
@@ -316,12 +368,18 @@ class RunStore:
         Raises
         ------
         OptionError
-            If that would shorten the run, or the cycle numbers do not fit.
+            If that would shorten the run, if the cycle numbers do not fit, or if it is a run
+            of particles, whose weights are those of a whole set.
         StoreError
             If the disk refuses; the store is as it was.
         """
         if draws < self.draws:
             raise OptionError(f"cannot shorten {self.path} from {self.draws} to {draws} draws")
+        if f"{STEIN}/stein_matrix" in self._nodes and draws > self.draws:
+            raise OptionError(
+                f"{self.path} is a set of {self.draws} particles, weighted as a whole; to have "
+                f"{draws}, start another run"
+            )
         store = self._writable()
         index = self._continued(draws) if draw_index is None else np.asarray(draw_index)
         if index.shape != (draws,):

@@ -1,4 +1,7 @@
-"""Whether a run has converged: R-hat and effective sample sizes of what can be compared."""
+"""Whether a run has converged: R-hat and effective sample sizes of what can be compared.
+
+Particles have no chain that could converge; what they come to is in ``particle_summary``.
+"""
 
 import json
 from typing import Final
@@ -16,9 +19,12 @@ from daskfactor.results.functionals import (
     aligned_series,
     factor_series,
 )
+from daskfactor.results.particle_summary import particle_summary
+from daskfactor.results.particle_verdict import particle_lines
 from daskfactor.results.schema import factor_dims
-from daskfactor.results.trace import Trace, as_tree
+from daskfactor.results.trace import Trace, as_tree, require_draws
 from daskfactor.results.verdict import Section, Seen, sections_of, verdict_of
+from daskfactor.results.weights import is_particles
 
 TITLES: Final = {
     "density": "log density",
@@ -41,6 +47,9 @@ class Summary(xr.Dataset):  # type: ignore[no-untyped-call]
         return str(self.attrs["verdict"])
 
     def __repr__(self) -> str:
+        of_particles = {"mean", "sd", "one_particle", "kind"} <= set(self.variables)
+        if of_particles and "verdict" in self.attrs and self["mean"].dims == ("functional",):
+            return "\n".join([*particle_lines(self), "", *self.verdict.split("\n")])
         whole = {"rhat", "ess_bulk", "ess_tail", "kind"} <= set(self.variables)
         if not whole or "verdict" not in self.attrs or self["rhat"].dims != ("functional",):
             return super().__repr__()
@@ -69,6 +78,9 @@ def summarize(trace: Trace, *, cells: int = 32, random_seed: int = 0) -> Summary
     place; and the size of each component (its mean contribution to WH), both in the
     order in which it was drawn and in that of :func:`align`.
 
+    Of particles neither R-hat nor effective draws mean anything: told are their weighted
+    mean and spread, how many carry weight, and whether they are one mode.
+
     Parameters
     ----------
     trace
@@ -85,7 +97,12 @@ def summarize(trace: Trace, *, cells: int = 32, random_seed: int = 0) -> Summary
         A Dataset over ``functional`` with ``kind``, ``mean``, ``sd``, ``rhat``,
         ``ess_bulk``, ``ess_tail`` and, for aligned components, ``share``: of the draws in
         which the component appears. ``.to_dataframe()`` makes it a table, ``print`` shows
-        the worst of each kind and the verdict, which is also ``.verdict``.
+        the worst of each kind and the verdict, which is also ``.verdict``. Of particles:
+        ``mean`` and ``sd`` by weight, ``one_particle``, the largest share of the variance
+        that a single one makes, and ``share``; the attributes ``particles``,
+        ``with_weight``, ``effective`` (1 / sum of squared weights), ``largest_weight``,
+        ``alike`` (mass of particles with the same components), ``discrepancy`` and
+        ``discrepancy_equal``, ``objective_min`` and ``objective_max``.
 
     Raises
     ------
@@ -96,9 +113,14 @@ def summarize(trace: Trace, *, cells: int = 32, random_seed: int = 0) -> Summary
     -----
     Vehtari et al. 2021. R-hat of at most 1.01, and an ESS of 100 for each chain, count
     as converged. None of this sees the bias of a finite step: chains agree on it.
+    Particles: Masood and Doshi-Velez, sections 4 and 7.
     """
     whole_number("cells", cells, 0)
     tree = as_tree(trace)
+    if is_particles(tree):
+        tree = require_draws(tree, "a summary")
+        found_of = particle_summary(tree, cells, random_seed)
+        return Summary(found_of.data_vars, found_of.coords, found_of.attrs)
     series = _density_series(tree)
     moved = False
     if "posterior" in tree.children and tree["posterior"].sizes["draw"] > 0:

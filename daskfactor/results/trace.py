@@ -11,11 +11,13 @@ import zarr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.results.layout import Layout, group_coords, layouts, planned_draws
+from daskfactor.results.layout import Layout, group_coords, layouts
 from daskfactor.results.schema import FORMAT_VERSION, LIBRARY, factor_dims
 from daskfactor.results.skeleton import CHECKPOINT, CONSTANTS, check_attrs, plain, read_root
 from daskfactor.results.slots import Counts, counts_of
 from daskfactor.results.spec import RunSpec
+from daskfactor.results.trimming import trimmed
+from daskfactor.results.weights import draw_weights, relative
 
 Array = NDArray[Any]
 Trace = xr.DataTree | str | Path
@@ -24,7 +26,11 @@ _READ_BYTES: Final = 64 * 2**20
 _FACTORS: Final = frozenset({"posterior", "posterior_coarse"})
 
 
-def build_tree(spec: RunSpec, arrays: Mapping[str, Mapping[str, ArrayLike]]) -> xr.DataTree:
+def build_tree(
+    spec: RunSpec,
+    arrays: Mapping[str, Mapping[str, ArrayLike]],
+    group_attrs: Mapping[str, Mapping[str, Any]] | None = None,
+) -> xr.DataTree:
     """The tree of a run that was kept in memory; the same as a store of that run would give.
 
     Parameters
@@ -37,6 +43,8 @@ def build_tree(spec: RunSpec, arrays: Mapping[str, Mapping[str, ArrayLike]]) -> 
         ``H_mean`` and ``H_var`` as (chain, J, K); they are transposed without a
         copy. The draw axis may be shorter than planned. Hyperparameters and
         observed data are taken from ``spec``.
+    group_attrs
+        Attributes by group, JSON-able.
 
     Raises
     ------
@@ -50,9 +58,11 @@ def build_tree(spec: RunSpec, arrays: Mapping[str, Mapping[str, ArrayLike]]) -> 
                 raise OptionError(f"this run has no variable {name!r} in group {group!r}")
     groups: dict[str, xr.Dataset] = {}
     for group in dict.fromkeys(group for group, _ in plan):
-        found = _group_arrays(group, spec, arrays.get(group, {}))
+        found = _group_arrays(group, spec, plan, arrays.get(group, {}))
         if found:
-            groups[group] = _dataset(group, spec, plan, found)
+            groups[group] = _dataset(group, spec, plan, found).assign_attrs(
+                plain((group_attrs or {}).get(group, {}))
+            )
     attrs = plain(spec.attrs) | {"inference_library": LIBRARY, "format_version": FORMAT_VERSION}
     tree = xr.DataTree.from_dict(dict(groups))
     tree.attrs = attrs
@@ -60,12 +70,16 @@ def build_tree(spec: RunSpec, arrays: Mapping[str, Mapping[str, ArrayLike]]) -> 
 
 
 def _group_arrays(
-    group: str, spec: RunSpec, given: Mapping[str, ArrayLike]
+    group: str,
+    spec: RunSpec,
+    plan: Mapping[tuple[str, str], Layout],
+    given: Mapping[str, ArrayLike],
 ) -> dict[str, ArrayLike]:
     if group == "observed_data" and spec.observed is not None:
         return {"V": spec.observed}
     if group == "constant_data":
-        return {name: spec.attrs[name] for name in CONSTANTS if name in spec.attrs} | dict(given)
+        known = [name for name in CONSTANTS if name in spec.attrs and (group, name) in plan]
+        return {name: spec.attrs[name] for name in known} | dict(given)
     return dict(given)
 
 
@@ -103,7 +117,9 @@ def open_run(path: str | Path) -> xr.DataTree:
     """Open the run at ``path`` lazily: the draws that its last checkpoint vouches for.
 
     Works while the run is still going on and after it was killed. With chains at
-    different lengths the tree holds the largest full rectangle of draws.
+    different lengths the tree holds the largest full rectangle of draws. Of particles
+    there are those that are finished; ``lp``, ``weight`` and the group ``stein`` are left
+    out until all of them are.
 
     Parameters
     ----------
@@ -145,37 +161,7 @@ def committed_tree(path: str | Path, counts: Counts | None) -> xr.DataTree:
     check_attrs(path, tree.attrs)
     if counts is None:
         counts = counts_of(marker, tree["sample_stats"].sizes["chain"])
-    return _trim(tree, counts)
-
-
-def _trim(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
-    draws, chains = _rectangle(counts.draws)
-    warmup = min((counts.warmup_draws[chain] for chain in chains), default=0)
-    groups: dict[str, xr.Dataset] = {}
-    for name, node in tree.children.items():
-        lengths = {"draw": planned_draws(name, draws), "warmup_draw": warmup}
-        dataset = node.to_dataset()
-        cut: dict[Any, Any] = {dim: slice(n) for dim, n in lengths.items() if dim in dataset.sizes}
-        if "chain" in dataset.sizes and len(chains) < dataset.sizes["chain"]:
-            cut["chain"] = chains
-        dataset = dataset.isel(cut)
-        # Moments are rewritten in place; a count of 0 says that this was cut short.
-        if "count" in dataset:
-            dataset["count"] = dataset["count"].compute(scheduler="synchronous")
-            if not bool((dataset["count"] > 0).any()):
-                continue
-        groups[name] = dataset
-    trimmed = xr.DataTree.from_dict(dict(groups))
-    trimmed.attrs = dict(tree.attrs)
-    return trimmed
-
-
-def _rectangle(draws: tuple[int, ...]) -> tuple[int, list[int]]:
-    """Draws and chains of the largest block of draws that every chain in it has."""
-    ordered = sorted(draws, reverse=True)
-    height = max(range(len(ordered)), key=lambda at: ((at + 1) * ordered[at], at))
-    least = ordered[height]
-    return least, [chain for chain, count in enumerate(draws) if count >= least]
+    return trimmed(tree, counts)
 
 
 def as_tree(trace: Trace) -> xr.DataTree:
@@ -212,10 +198,12 @@ def expectation(
     r"""Posterior expectation of any function of the factors.
 
     .. math:: \hat f = \frac1T \sum_t f(W^{(t)}, H^{(t)}), \qquad
+        \hat f = \sum_m w_m f(W_m, H_m), \qquad
         \hat f = 2\,\hat f_{\rm fine} - \hat f_{\rm coarse}
 
-    the second where the trace has ``posterior_coarse``: the Richardson-Romberg
-    estimate, free of the leading bias of the step size.
+    the second for particles, where those of weight 0 are not read; the third where the
+    trace has ``posterior_coarse``: the Richardson-Romberg estimate, free of the leading
+    bias of the step size.
 
     Parameters
     ----------
@@ -229,26 +217,60 @@ def expectation(
     Raises
     ------
     OptionError
-        If there are no draws or no such chain.
+        If there are no draws, no such chain, or none of its draws has any weight.
 
     References
     ----------
-    Şimşekli et al. 2017, equation 11.
+    Şimşekli et al. 2017, equation 11; Masood and Doshi-Velez, section 4.
     """
     tree = require_draws(trace, "an expectation")
-    fine = _mean(tree["posterior"].to_dataset(), function, chain)
+    fine = _mean(tree["posterior"].to_dataset(), function, chain, draw_weights(tree))
     if "posterior_coarse" not in tree.children or tree["posterior_coarse"].sizes["draw"] == 0:
         return fine
     return 2.0 * fine - _mean(tree["posterior_coarse"].to_dataset(), function, chain)
 
 
 def _mean(
-    group: xr.Dataset, function: Callable[[Array, Array], ArrayLike], chain: int | None
+    group: xr.Dataset,
+    function: Callable[[Array, Array], ArrayLike],
+    chain: int | None,
+    weights: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    mean = np.zeros(())
-    for count, (W, H) in enumerate(each_draw(group, chain), start=1):
-        mean = mean + (np.asarray(function(W, H), dtype=np.float64) - mean) / count
+    mean, total = np.zeros(()), 0.0
+    for (W, H), mass in each_weighted_draw(group, chain, weights):
+        total += mass
+        mean = mean + (np.asarray(function(W, H), dtype=np.float64) - mean) / (total / mass)
+    if total == 0:
+        raise OptionError(
+            f"no draw of chain {chain!r} has any weight, so that it has no expectation; leave "
+            "chain= out"
+        )
     return mean
+
+
+def each_weighted_draw(
+    group: xr.Dataset, chain: Any, weights: NDArray[np.float64] | None
+) -> Iterator[tuple[tuple[Array, Array], float]]:
+    """Draws that have mass, in units of the largest; those without are not read.
+
+    Parameters
+    ----------
+    group
+        With the factors.
+    chain
+        One chain (its label), or None for all of them.
+    weights
+        (chain, draw), or None where all draws count alike.
+    """
+    if weights is None:
+        yield from ((draw, 1.0) for draw in each_draw(group, chain))
+        return
+    masses = relative(weights)
+    labels = group["chain"].values.tolist()
+    for at in _chain_positions(group, chain):
+        kept = np.flatnonzero(masses[at] > 0)
+        draws = each_draw(group.isel(draw=kept), labels[at])
+        yield from zip(draws, masses[at][kept].tolist(), strict=True)
 
 
 def each_draw(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Array]]:

@@ -9,8 +9,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.results.layout import planned_draws
+from daskfactor.results.schema import STEIN
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.trace import build_tree
+from daskfactor.results.weights import weighted_values
 
 Array = NDArray[Any]
 
@@ -32,6 +34,8 @@ class MemorySink:
         self.stats: dict[str, dict[int, list[dict[str, Array]]]] = {}
         self.moments: dict[int, dict[str, Any]] = {}
         self.monitor: dict[int, dict[str, Any]] = {}
+        self.weighted: dict[str, dict[str, Any]] = {}
+        self.weighted_attrs: dict[str, Any] = {}
 
     def write_draws(
         self, chain: int, start: int, W: Array, Ht: Array, group: str = "posterior"
@@ -57,6 +61,22 @@ class MemorySink:
     def write_monitor(self, chain: int, **moments: Any) -> None:
         self.monitor[chain] = moments
 
+    def write_weights(
+        self,
+        *,
+        weight: Array,
+        lp: Array,
+        stein_matrix: Array,
+        discrepancy: float,
+        discrepancy_equal: float,
+        attrs: Mapping[str, Any],
+    ) -> None:
+        """As `RunStore.write_weights`."""
+        assert self.spec is not None
+        done, both = self.spec.draws, (discrepancy, discrepancy_equal)
+        self.weighted = weighted_values(done, done, weight, lp, stein_matrix, both, attrs)
+        self.weighted_attrs = dict(attrs)
+
     def update_attrs(self, attrs: dict[str, Any]) -> None:
         """Nothing to do: attributes are written with the tree."""
 
@@ -79,4 +99,7 @@ class MemorySink:
                     name.replace("Ht", "H"): np.stack([values[name] for values in found])
                     for name in found[0]
                 }
-        return build_tree(replace(spec, attrs={**spec.attrs, **attrs}), groups)
+        for group, values in self.weighted.items():
+            groups[group] = groups.get(group, {}) | values
+        whole = replace(spec, attrs={**spec.attrs, **attrs})
+        return build_tree(whole, groups, {STEIN: self.weighted_attrs})

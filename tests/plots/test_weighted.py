@@ -1,0 +1,100 @@
+"""Figures of particles: by weight, aligned, one dot a particle."""
+
+import numpy as np
+import pytest
+from matplotlib.collections import PathCollection
+
+import daskfactor as dfac
+from daskfactor import plots
+from daskfactor.errors import OptionError
+from daskfactor.plots.factors import factor_moments
+from tests.results.particle_tree import WEIGHTS, particle_store, particle_tree
+
+
+def dots(ax):
+    """Places and areas of the dots and the crosses of an axes."""
+    found = [one for one in ax.collections if isinstance(one, PathCollection)]
+    return [(one.get_offsets().data, one.get_sizes()) for one in found]
+
+
+def test_trace_plot_shows_particles_by_weight():
+    tree = particle_tree()
+    left, right = plots.trace_plot(tree).axes
+    (places, areas), (crosses, _) = dots(left)
+    heavy = np.flatnonzero(WEIGHTS)
+    assert places[:, 0].tolist() == heavy.tolist()
+    np.testing.assert_array_equal(places[:, 1], tree["sample_stats/objective"].values[0, heavy])
+    np.testing.assert_allclose(areas / areas.max(), WEIGHTS[heavy] / WEIGHTS.max())
+    assert crosses[:, 0].tolist() == np.flatnonzero(WEIGHTS == 0).tolist()
+    assert left.get_ylabel() == "objective"
+    assert [line.get_ydata()[0] for line in left.lines] == [9.0]
+    assert left.get_xlabel() == right.get_xlabel() == "particle"
+    (places, _), (crosses, _) = dots(right)
+    np.testing.assert_array_equal(places[:, 1], tree["sample_stats/lp"].values[0, heavy])
+    assert not len(crosses)
+
+
+def test_trace_plot_without_an_objective_shows_densities_twice():
+    left, _ = plots.trace_plot(particle_tree(silf=False)).axes
+    assert left.get_ylabel() == "log density"
+    assert not left.lines
+    assert len(dots(left)[0][0]) == 4
+
+
+def test_particles_without_weights_are_shown_alike(tmp_path):
+    tree = particle_store(tmp_path / "run.zarr", done=4)
+    left, right = plots.trace_plot(tree).axes
+    (places, areas), _ = dots(left)
+    assert len(places) == 4
+    assert len(set(areas.tolist())) == 1
+    assert "not known before" in right.texts[0].get_text()
+    assert len(plots.overview(tree).axes) == 2 + 2 * 3
+
+
+@pytest.mark.parametrize("chain", [0, None])
+def test_components_of_particles_are_aligned_and_weighted(chain):
+    tree = particle_tree()
+    aligned = dfac.align(tree)
+    W = aligned["posterior/W"].values[0]
+    mean = np.einsum("m,mik->ki", WEIGHTS, W)
+    sd = np.sqrt(np.einsum("m,mik->ki", WEIGHTS, (W - mean.T) ** 2))
+    found = factor_moments(aligned, "W", chain)
+    np.testing.assert_allclose(found[0], mean)
+    np.testing.assert_allclose(found[1], sd)
+    figure = plots.components(tree, chain=chain)
+    labels = [ax.get_ylabel() for ax in figure.axes[::2]]
+    order = [int(text.split("\n")[0]) for text in labels]
+    for ax, k in zip(figure.axes[::2], order, strict=True):
+        np.testing.assert_allclose(ax.lines[0].get_ydata(), mean[k])
+    shares = aligned["alignment/share"].values
+    assert [text.split("in ")[1] for text in labels] == [f"{shares[k]:.0%}" for k in order]
+    assert len(plots.overview(tree, count=2).axes) == 2 + 2 * 2
+
+
+def test_moments_of_unaligned_particles_are_weighted():
+    tree = particle_tree()
+    mean, sd = factor_moments(tree, "H", 0)
+    H = tree["posterior/H"].values[0]
+    np.testing.assert_allclose(mean, np.einsum("m,mkj->kj", WEIGHTS, H))
+    np.testing.assert_allclose(sd**2, np.einsum("m,mkj->kj", WEIGHTS, (H - mean) ** 2))
+
+
+def test_chains_are_pooled_by_their_mass():
+    from tests.fake_run import fake_run
+
+    tree = fake_run()
+    stats = tree["sample_stats"].to_dataset()
+    weights = np.random.default_rng(0).random((2, 20))
+    weights[1] *= 0.1
+    weights /= weights.sum()
+    tree["sample_stats/weight"] = stats["lp"].copy(data=weights)
+    aligned = dfac.align(tree)
+    mean, sd = factor_moments(aligned, "W", None)
+    W = aligned["posterior/W"].transpose("chain", "draw", "component", "row").values
+    expected = np.einsum("cd,cdki->ki", weights, W)
+    np.testing.assert_allclose(mean, expected)
+    np.testing.assert_allclose(sd**2, np.einsum("cd,cdki->ki", weights, (W - expected) ** 2))
+    tree["sample_stats/weight"].values[0] = 0.0
+    bare = tree.filter(lambda node: node.name != "posterior_moments")
+    with pytest.raises(OptionError, match="no draw of chain 0 has any weight"):
+        factor_moments(bare, "W", 0)

@@ -1,0 +1,112 @@
+"""Small posteriors made of weighted particles, for the tests of what reads them."""
+
+import json
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from daskfactor.results.spec import RunSpec
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import open_run
+from daskfactor.runs.sinks import MemorySink
+
+ROWS, COLUMNS, K, M = 7, 5, 3, 6
+WEIGHTS = np.array([0.05, 0.0, 0.5, 0.25, 0.0, 0.2])
+KERNEL = {"scale_w": 1.5, "scale_h": 2.5, "power_w": -0.5, "power_h": -0.5, "tangent": 0}
+
+
+def particle_factors(count: int = M, seed: int = 0, silf: bool = True) -> tuple[Any, Any]:
+    """Unlike factors W (count, I, K) and H (count, K, J); columns of W on the simplex."""
+    rng = np.random.default_rng(seed)
+    W, H = rng.gamma(0.5, size=(count, ROWS, K)) + 0.01, rng.gamma(2.0, size=(count, K, COLUMNS))
+    return (W / W.sum(axis=1, keepdims=True) if silf else W), H
+
+
+def particle_spec(W: Any, H: Any, *, silf: bool = True, **changes: Any) -> RunSpec:
+    width = W.shape[2]
+    model: dict[str, Any] = {"type": "SILFNMF" if silf else "TweedieNMF", "n_components": width}
+    attrs: dict[str, Any] = {
+        "model": json.dumps(model | ({"beta": 2.0, "threshold": 9.0} if silf else {"beta": 1.0})),
+        "sampler": json.dumps({"type": "Ensemble", "start": "q_transform"}),
+        "data": json.dumps({"shape": [W.shape[1], H.shape[2]], "n_observed": 33}),
+        "random_seed": "3",
+        "dtype": str(W.dtype),
+        "executor": "serial",
+        "particles": len(W),
+        "sampling_time": 1.5,
+    }
+    attrs |= {"threshold": 9.0} if silf else {"dispersion": 1.0, "rate_w": 2.0, "rate_h": 3.0}
+    options: dict[str, Any] = {
+        "shape": (W.shape[1], H.shape[2], width),
+        "chains": 1,
+        "draws": len(W),
+        "dims": ("gene", "day"),
+        "coords": {"gene": [f"g{i}" for i in range(W.shape[1])]},
+        "dtype": str(W.dtype),
+        "has_weights": True,
+        "has_objective": silf,
+        "attrs": attrs,
+    }
+    return RunSpec(**options | changes)
+
+
+def fill_particles(
+    sink: Any,
+    W: Any,
+    H: Any,
+    *,
+    weights: Any = None,
+    lp: Any = None,
+    objective: Any = None,
+    silf: bool = True,
+    done: int | None = None,
+    at_once: int = M,
+) -> None:
+    """Write some particles at a time and, if all are done, their weights."""
+    count = len(W)
+    objective = 5.0 + np.sin(3.0 * np.arange(count)) if objective is None else objective
+    stop = count if done is None else done
+    for m in range(0, stop, at_once):
+        end = min(m + at_once, stop)
+        number = np.arange(m, end)
+        sink.write_draws(0, m, W[m:end], np.swapaxes(H[m:end], 1, 2))
+        stats = {"seconds": 0.5 + number, "n_iter": 100 + number}
+        if silf:
+            stats["objective"] = np.asarray(objective)[m:end]
+        sink.write_stats(0, m, stats)
+        sink.checkpoint({}, {"draws": end})
+    if done is None:
+        rng = np.random.default_rng(5)
+        root = rng.normal(size=(count, count))
+        sink.write_weights(
+            weight=WEIGHTS if weights is None else np.asarray(weights),
+            lp=-100.0 + np.cos(2.0 * np.arange(count)) if lp is None else np.asarray(lp),
+            stein_matrix=root @ root.T,
+            discrepancy=0.5,
+            discrepancy_equal=0.75,
+            attrs=KERNEL,
+        )
+
+
+def particle_tree(
+    W: Any = None, H: Any = None, weights: Any = None, *, silf: bool = True, **more: Any
+) -> xr.DataTree:
+    """A finished run of particles in memory."""
+    if W is None:
+        W, H = particle_factors(silf=silf)
+    spec = particle_spec(W, H, silf=silf)
+    sink = MemorySink(spec)
+    fill_particles(sink, W, H, weights=weights, silf=silf, **more)
+    return sink.tree(spec, {})
+
+
+def particle_store(
+    path: Any, W: Any = None, H: Any = None, *, silf: bool = True, **more: Any
+) -> xr.DataTree:
+    """The same through a store, opened again."""
+    if W is None:
+        W, H = particle_factors(silf=silf)
+    with RunStore.create(path, particle_spec(W, H, silf=silf)) as store:
+        fill_particles(store, W, H, silf=silf, **more)
+    return open_run(path)

@@ -1,0 +1,236 @@
+"""Runs of particles: what is written, when it exists, what is refused."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.results import store as store_module
+from daskfactor.results.schema import validate
+from daskfactor.results.slots import Slots
+from daskfactor.results.spec import RunSpec
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import build_tree, open_run
+from daskfactor.runs.sinks import MemorySink
+from tests.results.particle_tree import (
+    KERNEL,
+    WEIGHTS,
+    M,
+    fill_particles,
+    particle_factors,
+    particle_spec,
+    particle_store,
+    particle_tree,
+)
+from tests.results.runs import fill, make_spec, memory_tree
+
+
+def weighing(count=M, **changes):
+    values = {
+        "weight": WEIGHTS,
+        "lp": np.zeros(count),
+        "stein_matrix": np.eye(count),
+        "discrepancy": 1.0,
+        "discrepancy_equal": 2.0,
+        "attrs": KERNEL,
+    }
+    return values | changes
+
+
+@pytest.mark.parametrize("silf", [True, False])
+def test_a_finished_store_is_the_tree_in_memory(tmp_path, silf):
+    found = particle_store(tmp_path / "run.zarr", silf=silf, at_once=1)
+    expected = particle_tree(silf=silf)
+    validate(found)
+    validate(expected)
+    xr.testing.assert_identical(found.load(), expected)
+    assert found["stein"].attrs == KERNEL
+    statistics = {"lp", "weight", "seconds", "n_iter"} | ({"objective"} if silf else set())
+    assert set(found["sample_stats"].data_vars) == statistics
+    constants = {"threshold"} if silf else {"dispersion", "rate_w", "rate_h"}
+    assert set(found["constant_data"].data_vars) == constants
+    assert "posterior_moments" not in found.children
+    assert not (tmp_path / "run.zarr" / "posterior_moments").exists()
+    assert "dispersion" not in found.attrs or not silf
+
+
+def test_an_unfinished_store_has_the_finished_particles_without_weights(tmp_path):
+    found = particle_store(tmp_path / "run.zarr", done=4, at_once=1)
+    validate(found)
+    W, H = particle_factors()
+    np.testing.assert_array_equal(found["posterior/W"].values[0], W[:4])
+    np.testing.assert_array_equal(found["posterior/H"].values[0], H[:4])
+    assert set(found["sample_stats"].data_vars) == {"objective", "seconds", "n_iter"}
+    assert found["sample_stats/n_iter"].values.tolist() == [[100, 101, 102, 103]]
+    assert "stein" not in found.children
+
+
+def test_weights_of_all_particles_wait_for_their_being_written(tmp_path):
+    path = tmp_path / "run.zarr"
+    W, H = particle_factors()
+    with RunStore.create(path, particle_spec(W, H)) as store:
+        fill_particles(store, W, H, done=M)
+        assert "stein" not in open_run(path).children
+        assert "lp" not in open_run(path)["sample_stats"].data_vars
+        store.write_weights(**weighing())
+        assert open_run(path)["sample_stats/weight"].values.tolist() == [WEIGHTS.tolist()]
+
+
+@pytest.mark.parametrize(("again", "dies_at"), [(False, 1), (True, 0), (True, 1)])
+def test_a_kill_while_weights_are_written_leaves_all_of_them_or_none(
+    tmp_path, monkeypatch, again, dies_at
+):
+    path = tmp_path / "run.zarr"
+    W, H = particle_factors()
+    calls = []
+    whole = store_module.describe_group
+
+    def describe(root, group, attrs):
+        if len(calls) == dies_at:
+            raise OSError(28, "No space left on device")
+        calls.append(attrs)
+        whole(root, group, attrs)
+
+    with RunStore.create(path, particle_spec(W, H)) as store:
+        fill_particles(store, W, H, done=M)
+        if again:
+            store.write_weights(**weighing())
+        with monkeypatch.context() as patch:
+            patch.setattr(store_module, "describe_group", describe)
+            with pytest.raises(StoreError, match="weights of particles"):
+                store.write_weights(**weighing(weight=np.eye(M)[1], discrepancy=3.0))
+    # Before anything was marked as unfinished, what was there still counts.
+    kept = again and dies_at == 0
+    found = open_run(path)
+    validate(found)
+    assert ("stein" in found.children) is kept
+    assert ("weight" in found["sample_stats"].data_vars) is kept
+    if kept:
+        assert float(found["stein/discrepancy"]) == 1.0
+        np.testing.assert_array_equal(found["sample_stats/weight"].values[0], WEIGHTS)
+    with RunStore.open(path, mode="r+") as store:
+        store.write_weights(**weighing(discrepancy=4.0))
+    assert float(open_run(path)["stein/discrepancy"]) == 4.0
+
+
+def test_a_run_of_particles_goes_on_after_a_kill(tmp_path):
+    path = tmp_path / "run.zarr"
+    W, H = particle_factors()
+    with RunStore.create(path, particle_spec(W, H)) as store:
+        fill_particles(store, W, H, done=3)
+    with RunStore.open(path, mode="r+") as store:
+        assert store.committed.draws == (3,)
+        spec = store.spec
+        assert spec.has_weights
+        assert spec.has_objective
+        assert (spec.shape, spec.draws, spec.dims) == ((7, 5, 3), M, ("gene", "day"))
+        assert spec.labels["gene"].values.tolist() == [f"g{i}" for i in range(7)]
+        fill_particles(store, W, H)
+        store.finish({"threshold": 8.0})
+    found = open_run(path)
+    assert float(found["constant_data/threshold"]) == found.attrs["threshold"] == 8.0
+    np.testing.assert_array_equal(found["posterior/W"].values[0], W)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"weight": np.full(M, 0.5)}, StoreFormatError, "add up to 1"),
+        ({"weight": np.r_[1.5, -0.5, np.zeros(M - 2)]}, StoreFormatError, "at least 0"),
+        ({"weight": np.r_[np.nan, 1.0, np.zeros(M - 2)]}, StoreFormatError, "at least 0"),
+        ({"weight": np.ones(1)}, OptionError, "have shapes"),
+        ({"lp": np.zeros(2)}, OptionError, "have shapes"),
+        ({"stein_matrix": np.eye(3)}, OptionError, "have shapes"),
+        ({"attrs": {}}, OptionError, "kernel"),
+    ],
+)
+def test_what_cannot_be_weights_is_refused(changes, error, match):
+    W, H = particle_factors()
+    spec = particle_spec(W, H)
+    sink = MemorySink(spec)
+    fill_particles(sink, W, H, done=M)
+    with pytest.raises(error, match=match):
+        sink.write_weights(**weighing(**changes))
+    assert "stein" not in sink.tree(spec, {}).children
+
+
+def test_weights_come_after_all_particles(tmp_path):
+    W, H = particle_factors()
+    with RunStore.create(tmp_path / "run.zarr", particle_spec(W, H)) as store:
+        fill_particles(store, W, H, done=4)
+        with pytest.raises(OptionError, match="only 4 of 6 particles"):
+            store.write_weights(**weighing())
+        with pytest.raises(OptionError, match="weighted as a whole"):
+            store.extend(9)
+        fill_particles(store, W, H, done=M)
+        with pytest.raises(StoreFormatError, match="add up to 1"):
+            store.write_weights(**weighing(weight=np.ones(M)))
+    assert "stein" not in open_run(tmp_path / "run.zarr").children
+
+
+def test_constants_that_are_not_the_models_stay_attributes(tmp_path):
+    W, H = particle_factors()
+    spec = particle_spec(W, H)
+    spec = replace(spec, attrs={**spec.attrs, "dispersion": 1.0})
+    with RunStore.create(tmp_path / "run.zarr", spec) as store:
+        fill_particles(store, W, H)
+    memory = MemorySink(spec)
+    fill_particles(memory, W, H)
+    for found in (open_run(tmp_path / "run.zarr"), memory.tree(spec, {})):
+        assert set(found["constant_data"].data_vars) == {"threshold"}
+        assert found.attrs["dispersion"] == 1.0
+
+
+def test_other_runs_have_no_weights(tmp_path):
+    spec = make_spec(chains=1)
+    with RunStore.create(tmp_path / "run.zarr", spec) as store:
+        fill(store, spec)
+        with pytest.raises(StoreError, match="has no stein/stein_matrix"):
+            store.write_weights(**weighing(10, weight=np.full(10, 0.1)))
+    assert "weight" not in open_run(tmp_path / "run.zarr")["sample_stats"].data_vars
+    assert "threshold" not in open_run(tmp_path / "run.zarr")["constant_data"].data_vars
+    arrays = {"sample_stats": {"weight": np.full((1, 10), 0.1)}}
+    with pytest.raises(OptionError, match="no variable 'weight'"):
+        build_tree(spec, arrays)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"chains": 2}, {"keep": "moments"}, {"has_coarse": True}, {"warmup_draws": 3}],
+)
+def test_particles_are_one_chain_with_its_draws(change):
+    W, H = particle_factors()
+    with pytest.raises(OptionError, match=f"leave out {next(iter(change))}"):
+        particle_spec(W, H, **change)
+
+
+def test_objectives_belong_to_particles():
+    with pytest.raises(OptionError, match="has_weights=True"):
+        RunSpec(shape=(2, 2, 1), chains=1, draws=1, has_objective=True)
+
+
+@pytest.mark.parametrize("weights", [[2.0] + [0.0] * 5, [-0.5, 1.5] + [0.0] * 4, [np.nan] * 6])
+def test_a_tree_is_validated_down_to_its_weights(weights):
+    tree = particle_tree()
+    validate(tree)
+    tree["sample_stats"]["weight"] = tree["sample_stats"]["weight"].copy(data=[weights])
+    with pytest.raises(StoreFormatError, match="weights of particles"):
+        validate(tree)
+
+
+def test_a_store_from_before_particles_is_read_as_ever(tmp_path, monkeypatch):
+    path = tmp_path / "run.zarr"
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        fill(store, spec)
+    layout = json.loads((path / "checkpoint" / "zarr.json").read_text())["attributes"]["layout"]
+    old = {name: v for name, v in layout.items() if name not in ("has_weights", "has_objective")}
+    monkeypatch.setattr(Slots, "layout", property(lambda self: old))
+    with RunStore.open(path, mode="r+") as store:
+        assert not store.spec.has_weights
+        store.extend(12)
+        found = store.tree()["posterior/W"].values
+        np.testing.assert_array_equal(found, memory_tree(spec)["posterior/W"].values)
