@@ -1,0 +1,288 @@
+"""How far the particles of a posterior are from each other, and in which components.
+
+Masses are those of :func:`daskfactor.results.masses.draw_masses`. The paper's letters are A for W
+and W for H.
+
+Source: Masood and Doshi-Velez, "A particle-based variational approach to Bayesian non-negative
+matrix factorization", sections 7.2 and 7.3, footnote 5 and figures 10, 16 and 17.
+"""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from daskfactor.checks import whole_number
+from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.results.alignment import law_of
+from daskfactor.results.masses import (
+    aligned_trace,
+    draw_masses,
+    mean_and_sd,
+    unit_length,
+)
+from daskfactor.results.matching import Law, sizes
+from daskfactor.results.trace import Trace, each_draw, require_draws
+
+Array = NDArray[np.float64]
+Side = Literal["W", "H"]
+
+APPEARS: Final = 0.8
+"""Cosine from which on a component is one of the alignment's, where that does not say."""
+BLOCK_BYTES: Final = 2**26
+"""Of particles, and of a table of angles between their components, at a time."""
+
+
+def component_variability(trace: Trace) -> xr.Dataset:
+    r"""How much each component differs between particles.
+
+    .. math:: \bar a_k \propto \sum_m p_m\, w^{(m)}_k / \|w^{(m)}_k\|, \qquad
+        \bar\alpha_k = \sum_m p_m \angle(w^{(m)}_k, \bar a_k), \qquad
+        s_k = \frac{\sum_{ij} w_{ik} h_{kj}}{\sum_{ijk'} w_{ik'} h_{k'j}}
+
+    The mean direction :math:`\bar a_k` is taken over the particles in which the component
+    appears to its alignment, so that it is that of one mode, and angles from it over all of
+    them. The same for rows of H. Where factors are real-valued, s is the share of the sum of
+    squares.
+
+    Parameters
+    ----------
+    trace
+        Result of a run that kept draws, or the path of its store, read a few draws at a
+        time; aligned if it is not.
+
+    Returns
+    -------
+    Dataset
+        Over ``component``: ``angle_w`` and ``angle_h`` (degrees) with ``angle_w_sd`` and
+        ``angle_h_sd``; ``share`` of the particles in which both angles are within the
+        threshold of the alignment; ``intensity`` and ``intensity_sd``, s above. Means and
+        standard deviations are of the particles with their masses, not of an estimate.
+
+    Raises
+    ------
+    OptionError
+        If the run kept no draws.
+
+    References
+    ----------
+    Masood and Doshi-Velez, sections 7.2 and 7.3 and figure 10.
+    """
+    tree = aligned_trace(trace, "the spread of components")
+    group, law, mass = tree["posterior"].to_dataset(), law_of(tree), draw_masses(tree)
+    found = tree["alignment"].to_dataset()
+    threshold = float(found.attrs.get("threshold", APPEARS))
+    weight = mass.values.reshape(-1)
+    similarity = found["similarity"].transpose("chain", "draw", "component").values
+    counted = similarity.reshape(weight.size, -1) >= threshold**2
+    counted |= ~(counted & (weight > 0)[:, None]).any(axis=0)
+    mean_w, mean_h = (np.zeros(()) for _ in range(2))
+    for own, on, (W, H) in zip(weight, counted, each_draw(group, None), strict=True):
+        mean_w = mean_w + own * on[:, None] * unit_length(W.T)
+        mean_h = mean_h + own * on[:, None] * unit_length(H)
+    angles = np.empty((2, *counted.shape))
+    intensity = np.empty(counted.shape)
+    for number, (W, H) in enumerate(each_draw(group, None)):
+        angles[0, number] = angle_between(W.T, mean_w)
+        angles[1, number] = angle_between(H, mean_h)
+        intensity[number] = intensity_shares(W, H, law.signed)
+    limit = np.degrees(np.arccos(threshold))
+    variables = {"share": weight @ (angles <= limit + 1e-6).all(axis=0)}
+    for name, values in (("angle_w", angles[0]), ("angle_h", angles[1]), ("intensity", intensity)):
+        variables[name], variables[f"{name}_sd"] = mean_and_sd(values, weight)
+    return xr.Dataset(
+        {
+            name: ("component", values, {"units": "degree"} if "angle" in name else {})
+            for name, values in variables.items()
+        },
+        coords={"component": group["component"].values},
+        attrs={"threshold": threshold},
+    )
+
+
+def pairwise_distances(
+    trace: Trace,
+    of: Literal["W", "H", "both"] = "W",
+    aligned: bool = True,
+    *,
+    metric: Literal["angle", "euclidean"] = "angle",
+    most: int = 200,
+) -> xr.DataArray:
+    r"""How far every two particles are from each other: the diversity of a posterior.
+
+    .. math:: d(x, y) = \min_\pi \frac1K \sum_k \angle(w^x_k, w^y_{\pi(k)}), \qquad
+        d(x, y) = \Big( \min_\pi \sum_k \|w^x_k - w^y_{\pi(k)}\|^2 \Big)^{1/2}
+
+    the second for ``metric="euclidean"``, where columns of W are first made to add up to 1
+    (to have length 1 where factors are real-valued) and rows of H take what they are
+    divided by. So neither order nor scale nor sign of components matters. Frozen components
+    keep their place and scale. Any two particles are matched with each other, not with a
+    reference.
+
+    Parameters
+    ----------
+    trace
+        Result of a run that kept draws, or the path of its store, read a block of draws at
+        a time; it need not be aligned.
+    of
+        ``"W"``, ``"H"``, or ``"both"``: a component's angle is then the mean of both, and one
+        order is found for both.
+    aligned
+        Whether to look for the best order and sign; False takes those of the trace.
+    metric
+        ``"angle"``, in degrees, or ``"euclidean"``, without unit of W and in the unit of the
+        data of H; the two have no sum.
+    most
+        Largest number of draws that are compared: of more, one in two, in three and so on
+        is. Time grows with the square of their number.
+
+    Returns
+    -------
+    DataArray
+        (draw, other_draw), symmetric, 0 on the diagonal; draws of several chains one chain
+        after the other, with coordinates ``chain`` and ``other_chain``.
+
+    Raises
+    ------
+    OptionError
+        If the run kept no draws, or an argument is not allowed.
+
+    References
+    ----------
+    Masood and Doshi-Velez, footnote 5 and figures 16 and 17.
+    """
+    measure = _checked_measure(of, metric, aligned, most)
+    tree = require_draws(trace, "distances between draws")
+    group, law = tree["posterior"].to_dataset(), law_of(tree)
+    total = group.sizes["chain"] * group.sizes["draw"]
+    step = -(-total // most)
+    if step > 1:
+        warnings.warn(
+            f"of the {total} draws one in {step} is compared; pass most={total} for all of them",
+            SamplingWarning,
+            stacklevel=2,
+        )
+    chosen = np.arange(0, total, step)
+    table = np.zeros((chosen.size, chosen.size))
+    for x, y, costs in _costs(group, law, measure, chosen):
+        table[x, y] = [[_least(cost, law, measure) for cost in row] for row in costs]
+        table[y, x] = table[x, y].T
+    np.fill_diagonal(table, 0.0)
+    chain, draw = np.divmod(chosen, group.sizes["draw"])
+    labels = {"chain": group["chain"].values[chain], "draw": group["draw"].values[draw]}
+    coords = {name: ("draw", one) for name, one in labels.items()}
+    coords |= {f"other_{name}": ("other_draw", one) for name, one in labels.items()}
+    units = {"angle": "degree", "euclidean": "1" if of == "W" else "of the data"}[metric]
+    attrs = {"of": of, "metric": metric, "aligned": int(aligned), "units": units}
+    return xr.DataArray(table, coords, ("draw", "other_draw"), name="distance", attrs=attrs)
+
+
+class _Measure(NamedTuple):
+    """What is compared, how, and whether in the best order."""
+
+    of: tuple[Side, ...]
+    angle: bool
+    aligned: bool
+
+
+def _checked_measure(of: str, metric: str, aligned: bool, most: int) -> _Measure:
+    whole_number("most", most, 1)
+    found: dict[str, tuple[Side, ...]] = {"W": ("W",), "H": ("H",), "both": ("W", "H")}
+    if of not in found:
+        raise OptionError(f'of must be "W", "H" or "both", got {of!r}')
+    if metric not in ("angle", "euclidean"):
+        raise OptionError(f'metric must be "angle" or "euclidean", got {metric!r}')
+    if metric == "euclidean" and of == "both":
+        raise OptionError(
+            'W and H have different units, so that euclidean distances have no sum; pass of="W" '
+            'or of="H", or metric="angle"'
+        )
+    return _Measure(found[of], metric == "angle", bool(aligned))
+
+
+def _costs(
+    group: xr.Dataset, law: Law, measure: _Measure, chosen: NDArray[np.int64]
+) -> Iterator[tuple[slice, slice, Array]]:
+    """Blocks of the table on and above the diagonal, and costs (x, y, K, K) of every match."""
+    K = law.components
+    length = sum(
+        group[side].isel(chain=0, draw=0).size // group.sizes["component"] for side in "WH"
+    )
+    block = int(max(1, min(BLOCK_BYTES // (8 * K * length), (BLOCK_BYTES // 8) ** 0.5 // K)))
+    parts = [slice(at, min(at + block, chosen.size)) for at in range(0, chosen.size, block)]
+    for number, x in enumerate(parts):
+        mine = _read(group, law, measure, chosen[x])
+        for y in parts[number:]:
+            theirs = mine if y == x else _read(group, law, measure, chosen[y])
+            tables = [_table(a, b, measure, law) for a, b in zip(mine, theirs, strict=True)]
+            cost = np.mean(tables, axis=0)
+            if measure.angle:  # one sign for W and H
+                cost = _either_sign(cost, np.minimum(cost, 180.0 - cost), measure, law)
+            yield x, y, cost
+
+
+def _read(group: xr.Dataset, law: Law, measure: _Measure, chosen: NDArray[np.int64]) -> list[Array]:
+    """Components (draw, K, n) of the chosen draws, a comparison's factors in its scale."""
+    chains, draws = np.divmod(chosen, group.sizes["draw"])
+    found: list[list[Array]] = [[] for _ in measure.of]
+    for chain in np.unique(chains):
+        part = group.isel(chain=[int(chain)], draw=draws[chains == chain])
+        for W, H in each_draw(part, None):
+            sides = {"W": W.T.astype(np.float64), "H": H.astype(np.float64)}
+            if not measure.angle:
+                size = np.ones(len(H))
+                size[law.free] = sizes(W, H, law.signed)[0][law.free]
+                size = np.where(size > 0, size, 1.0)[:, None]
+                sides = {"W": sides["W"] / size, "H": sides["H"] * size}
+            for out, side in zip(found, measure.of, strict=True):
+                values = sides[side][: law.components]
+                out.append(unit_length(values) if measure.angle else values)
+    return [np.stack(out) for out in found]
+
+
+def _table(left: Array, right: Array, measure: _Measure, law: Law) -> Array:
+    """Angles, or squared distances, of all pairs of components of two blocks: (x, y, K, K)."""
+    (x, K, n), y = left.shape, len(right)
+    products = (left.reshape(-1, n) @ right.reshape(-1, n).T).reshape(x, K, y, K).swapaxes(1, 2)
+    own, other = (np.einsum("mkn,mkn->mk", one, one) for one in (left, right))
+    own, other = own[:, None, :, None], other[None, :, None, :]
+    if measure.angle:
+        angles = np.degrees(np.arccos(np.clip(products, -1.0, 1.0)))
+        return np.where((own == 0) & (other == 0), 0.0, angles)
+    return np.asarray(own + other - 2.0 * _either_sign(products, np.abs(products), measure, law))
+
+
+def _either_sign(plain: Array, better: Array, measure: _Measure, law: Law) -> Array:
+    """``better`` where both components are free to change their sign."""
+    if not (law.signed and measure.aligned):
+        return plain
+    free = np.isin(np.arange(law.components), law.free)
+    return np.where(free[:, None] & free, better, plain)
+
+
+def _least(cost: Array, law: Law, measure: _Measure) -> float:
+    """Distance of two particles from the costs (K, K) of their components."""
+    order = np.arange(law.components)
+    if measure.aligned and law.free.size > 1:
+        order[law.free] = law.free[linear_sum_assignment(cost[np.ix_(law.free, law.free)])[1]]
+    total = float(cost[np.arange(law.components), order].sum())
+    return total / law.components if measure.angle else max(total, 0.0) ** 0.5
+
+
+def angle_between(left: NDArray[Any], right: NDArray[Any]) -> Array:
+    """Angles in degrees between components (K, n); between nothing and something 90."""
+    u, v = unit_length(left), unit_length(right)
+    apart, together = np.linalg.norm(u - v, axis=1), np.linalg.norm(u + v, axis=1)
+    return np.asarray(np.degrees(2.0 * np.arctan2(apart, together)))
+
+
+def intensity_shares(W: NDArray[Any], H: NDArray[Any], signed: bool) -> Array:
+    """Share of the total intensity that each component carries, (K,)."""
+    of_w, of_h = sizes(W, H, signed)
+    each = (of_w * of_h) ** (2 if signed else 1)
+    total = float(each.sum())
+    return np.asarray(each / total) if total > 0 else np.full(each.shape, 1.0 / each.size)

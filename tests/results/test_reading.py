@@ -1,0 +1,405 @@
+from itertools import permutations
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+
+import daskfactor as dfac
+from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.results import diversity
+from daskfactor.results.diversity import component_variability, pairwise_distances
+from daskfactor.results.masses import draw_masses
+from daskfactor.results.reading import downstream, top_entries
+from daskfactor.results.store import RunStore
+from tests.fake_particles import fake_particles, random_particles
+from tests.fake_run import fake_run
+from tests.results.runs import fill, make_spec
+
+H2 = [[1.0, 0.1], [0.1, 1.0]]
+
+
+def two_lists(weight=(0.75, 0.25), scale=1.0):
+    """Two particles of two components over four words, the second in another order and scale."""
+    first = np.array([[5, 0], [3, 1], [2, 2], [0, 7]])
+    second = np.array([[4, 0], [1, 3], [5, 1], [0, 6]])[:, ::-1] * [scale, 2.0]
+    return fake_particles([first, second], [H2, np.array(H2)[::-1]], weight)
+
+
+def split(W, H, weight, at):
+    """The same posterior, one of its particles as two of half the mass, in another order."""
+    order = np.append(np.arange(len(W)), at)[::-1]
+    halved = np.array(weight)
+    halved[at] /= 2
+    return W[order], H[order], halved[order]
+
+
+def moved(W, H, seed=3, signed=False):
+    """The same particles, their components in other orders and scales."""
+    rng = np.random.default_rng(seed)
+    W, H = W.copy(), H.copy()
+    for m in range(len(W)):
+        order = rng.permutation(W.shape[2])
+        scale = rng.uniform(0.3, 3.0, order.size)
+        if signed:
+            scale *= rng.choice([-1, 1], order.size)
+        W[m], H[m] = W[m][:, order] * scale, H[m][order] / scale[:, None]
+    return W, H
+
+
+def by_label(top):
+    """Share and mean of every label of every component, whichever particle lists it."""
+    table = top.to_dataframe().reset_index().drop_duplicates(["component", "label"])
+    return table.set_index(["component", "label"])[["share", "mean"]].sort_index()
+
+
+def test_the_largest_entries_of_two_particles():
+    top = top_entries(two_lists(), count=2)
+    assert top["label"].dims == ("chain", "draw", "component", "rank")
+    first, second = top["label"].values[0]
+    assert first.tolist() == [["w0", "w1"], ["w3", "w2"]]
+    assert second.tolist() == [["w2", "w0"], ["w3", "w1"]]
+    np.testing.assert_allclose(top["value"].values[0, 1], [[0.5, 0.4], [0.6, 0.3]])
+    found = by_label(top).loc[0]
+    assert found["share"].to_dict() == pytest.approx({"w0": 1.0, "w1": 0.75, "w2": 0.25})
+    assert found["mean"].to_dict() == pytest.approx({"w0": 0.475, "w1": 0.25, "w2": 0.275})
+    assert top["weight"].values.tolist() == [[0.75, 0.25]]
+    table = top.to_dataframe()
+    assert len(table) == 8
+    assert {"label", "value", "share", "mean", "weight"} <= set(table.columns)
+
+
+def test_an_entry_of_zero_is_not_among_the_largest():
+    top = top_entries(two_lists(), count=9)
+    assert top.sizes["rank"] == 4
+    assert by_label(top)["share"].loc[0, "w3"] == 0.0
+    assert by_label(top)["share"].loc[0, "w2"] == 1.0
+
+
+def test_ties_go_by_position_and_the_largest_are_those_of_a_sort():
+    values = np.random.default_rng(0).integers(0, 5, (1, 40, 2)) + np.eye(40, 2) * 9
+    top = top_entries(fake_particles(values, [H2]), count=11)
+    for k in range(2):
+        expected = np.argsort(-values[0, :, k], kind="stable")[:11]
+        assert top["label"].values[0, 0, k].tolist() == [f"w{i}" for i in expected]
+
+
+def test_scale_changes_no_entry_and_entries_of_real_factors_count_by_size():
+    xr.testing.assert_allclose(
+        top_entries(two_lists(), 2), top_entries(two_lists(scale=77.0), 2), rtol=1e-12
+    )
+    W, H, weight = random_particles(count=2)
+    W[..., 0, :] = -20.0
+    top = top_entries(fake_particles(W, H, weight, kind="GaussianMF"), count=1)
+    assert (top["label"] == "w0").all()
+    assert (abs(top["value"]) > 0.9).all()
+
+
+def test_labels_components_and_the_other_factor():
+    tree = two_lists()
+    top = top_entries(tree, 1, component=1, labels=["a", "b", "c", "d"])
+    assert top["component"].values.tolist() == [1]
+    assert (top["label"] == "d").all()
+    top = top_entries(tree, 1, factor="H")
+    assert top["label"].values[0].tolist() == [[[0], [1]], [[0], [1]]]
+    assert top.attrs == {"factor": "H", "dim": "text"}
+    groups = {name: node.to_dataset() for name, node in tree.children.items()}
+    named = groups["posterior"].assign_coords(meaning=("word", list("klmn")))
+    again = xr.DataTree.from_dict(groups | {"posterior": named})
+    assert top_entries(again, 1, labels="meaning")["label"].values[0, 0].tolist() == [["k"], ["n"]]
+
+
+def test_in_how_many_components_a_word_comes_up():
+    top = top_entries(two_lists(), 2)
+    count = (top["label"] == "w2").any("rank").sum("component")
+    assert count.values.tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"factor": "V"}, 'factor must be "W" or "H"'),
+        ({"count": 0}, "count must be a whole number"),
+        ({"component": 5}, r"no component \[5\]; this trace has the components \[0, 1\]"),
+        ({"labels": ["a"]}, "one for each of the 4 entries of 'word'"),
+        ({"labels": "colour"}, "no coordinate of 'word', which has"),
+    ],
+)
+def test_what_a_list_refuses(arguments, message):
+    with pytest.raises(OptionError, match=message):
+        top_entries(two_lists(), **arguments)
+
+
+def tilted(weight, degrees=30.0):
+    """Two particles: one component tilted between them, one that stays."""
+    tilt = np.radians(degrees)
+    W = [
+        [[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]],
+        [[np.cos(tilt), 0.0], [np.sin(tilt), 0.0], [0.0, 1.0]],
+    ]
+    H = [[[3.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]]
+    return fake_particles(W, H, weight)
+
+
+def test_angles_from_the_mean_direction():
+    p = 0.8
+    found = component_variability(tilted([p, 1 - p]))
+    tilt = np.radians(30)
+    phi = np.degrees(np.arctan2((1 - p) * np.sin(tilt), p + (1 - p) * np.cos(tilt)))
+    assert found["angle_w"].values == pytest.approx([p * phi + (1 - p) * (30 - phi), 0.0])
+    spread = np.sqrt(p * (1 - p)) * abs(30 - 2 * phi)
+    assert found["angle_w_sd"].values == pytest.approx([spread, 0.0])
+    assert found["angle_h"].values == pytest.approx([0.0, 0.0])
+    assert found["share"].values == pytest.approx([1.0, 1.0])
+    size = np.cos(tilt) + np.sin(tilt)
+    shares = np.array([3 / 4, size / (size + 1)])
+    mean = p * shares[0] + (1 - p) * shares[1]
+    assert found["intensity"].values == pytest.approx([mean, 1 - mean])
+    assert found["intensity_sd"].values == pytest.approx([abs(np.diff(shares)[0]) * 0.4] * 2)
+    assert found["angle_w"].attrs["units"] == "degree"
+
+
+def test_a_mode_of_its_own_does_not_move_the_direction():
+    found = component_variability(tilted([0.8, 0.2], degrees=90))
+    assert found["angle_w"].values == pytest.approx([0.2 * 90, 0.0])
+    assert found["share"].values == pytest.approx([0.8, 1.0])
+
+
+def test_an_empty_component_is_a_right_angle_away():
+    W, H, weight = random_particles(count=3)
+    W[2, :, 1] = 0.0
+    weight = np.array([0.5, 0.4, 0.1])
+    found = component_variability(fake_particles(W, H, weight))
+    assert np.isfinite(found.to_array()).all()
+    assert found["share"].values == pytest.approx([1, 0.9, 1])
+    assert pairwise_distances(fake_particles(W, H, weight)).values[0, 2] > 30
+
+
+def test_a_trace_is_aligned_if_it_is_not():
+    W, H, weight = random_particles()
+    plain = fake_particles(*moved(W, H), weight)
+    for read in (component_variability, top_entries):
+        xr.testing.assert_allclose(read(plain), read(dfac.align(plain)))
+    assert (component_variability(plain)["share"] == pytest.approx(1.0, abs=1e-12)).all()
+
+
+def test_a_particle_in_two_halves_changes_no_weighted_number():
+    W, H, weight = random_particles(noise=0.3)
+    whole = fake_particles(*moved(W, H), weight)
+    halves = fake_particles(*moved(*split(W, H, weight, 1)[:2]), split(W, H, weight, 1)[2])
+
+    def purpose(W, H):
+        return {"first": float((W @ H)[0].sum()), "second": float((W @ H)[:, 1].max())}
+
+    # Components are numbered after the likeliest draw, which is another one of the halves.
+    for name in ("angle_w", "angle_h", "share", "intensity"):
+        for end in ("", "_sd") if name != "share" else ("",):
+            one, two = (np.sort(component_variability(t)[name + end]) for t in (whole, halves))
+            np.testing.assert_allclose(one, two, rtol=1e-7, err_msg=name + end)
+    one, two = (np.sort(by_label(top_entries(tree, 4)), axis=0) for tree in (whole, halves))
+    np.testing.assert_allclose(one, two, rtol=1e-10)
+    one, two = (downstream(tree, purpose)[["mean", "sd", "best"]] for tree in (whole, halves))
+    xr.testing.assert_allclose(one, two, rtol=1e-10)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(("of", "metric"), [("W", "angle"), ("both", "angle"), ("H", "euclidean")])
+def test_copies_in_another_order_scale_and_sign_are_at_distance_zero(of, metric, signed):
+    W, H, _ = random_particles(count=1)
+    if signed:
+        W = W * np.random.default_rng(1).choice([-1, 1], W.shape)
+    kind = "GaussianMF" if signed else "SILFNMF"
+    W, H = np.repeat(W, 4, 0), np.repeat(H, 4, 0)
+    tree = fake_particles(*moved(W, H, signed=signed), kind=kind)
+    found = pairwise_distances(tree, of, metric=metric)
+    assert found.values == pytest.approx(np.zeros((4, 4)), abs=1e-5)
+    assert pairwise_distances(tree, of, aligned=False, metric=metric).values.max() > 0.1
+
+
+def test_distances_of_two_particles_by_hand():
+    W = [np.eye(3)[:, :2], np.array([[0, np.cos(0.5)], [2, 0], [0, np.sin(0.5)]])]
+    tree = fake_particles(W, [H2, np.array(H2)[::-1]])
+    distance = pairwise_distances(tree)
+    assert distance.dims == ("draw", "other_draw")
+    assert distance.attrs["units"] == "degree"
+    assert distance.values[0, 1] == pytest.approx(np.degrees(0.5) / 2)
+    assert pairwise_distances(tree, aligned=False).values[0, 1] == pytest.approx(90)
+    assert pairwise_distances(tree, "both").values[0, 1] == pytest.approx(np.degrees(0.5) / 4)
+    size = np.cos(0.5) + np.sin(0.5)
+    moved_by = np.hypot(1 - np.cos(0.5) / size, np.sin(0.5) / size)
+    assert pairwise_distances(tree, metric="euclidean").values[0, 1] == pytest.approx(moved_by)
+    # H on the scale of a W that adds up to 1: rows 2 and `size` times as long in the second.
+    rows = np.linalg.norm(H2, axis=1)
+    expected = np.hypot((size - 1) * rows[0], 1 * rows[1])
+    found = pairwise_distances(tree, "H", metric="euclidean")
+    assert found.values[0, 1] == pytest.approx(expected)
+
+
+def test_distances_are_the_least_of_all_orders_and_in_blocks_the_same(monkeypatch):
+    rng = np.random.default_rng(4)
+    W, H = rng.gamma(0.7, size=(2, 3, 8, 3)), rng.gamma(0.7, size=(2, 3, 3, 6))
+    tree = fake_particles(W, H)
+    flat_w, flat_h = W.reshape(6, 8, 3), H.reshape(6, 3, 6)
+
+    def angles(x, y):
+        cosines = (x / np.linalg.norm(x, axis=0)).T @ (y / np.linalg.norm(y, axis=0))
+        return np.degrees(np.arccos(np.clip(cosines, -1, 1)))
+
+    expected = np.zeros((6, 6))
+    for a, b in np.ndindex(6, 6):
+        cost = (angles(flat_w[a], flat_w[b]) + angles(flat_h[a].T, flat_h[b].T)) / 2
+        expected[a, b] = min(cost[range(3), list(one)].mean() for one in permutations(range(3)))
+    whole = pairwise_distances(tree, "both")
+    np.testing.assert_allclose(whole, expected, atol=1e-5)
+    assert whole["chain"].values.tolist() == [0, 0, 0, 1, 1, 1]
+    assert whole["other_draw"].values.tolist() == [0, 1, 2, 0, 1, 2]
+    read = []
+
+    def counted(*arguments):
+        read.append(len(arguments[-1]))
+        return original(*arguments)
+
+    original = diversity._read
+    monkeypatch.setattr(diversity, "_read", counted)
+    monkeypatch.setattr(diversity, "BLOCK_BYTES", 8 * 3 * 14 * 4)
+    xr.testing.assert_allclose(pairwise_distances(tree, "both"), whole)
+    assert max(read) <= 4
+    assert len(read) > 2
+
+
+def test_frozen_components_are_not_exchanged():
+    W, H, _ = random_particles(count=2)
+    W[1], H[1] = W[0][:, [1, 0, 2]], H[0][[1, 0, 2]]
+    tree = fake_particles(W, H)
+    assert pairwise_distances(tree).values[0, 1] < 1e-5
+    tree.attrs["model"] = '{"type": "TweedieNMF", "n_components": 3, "fixed_w": [true]}'
+    assert pairwise_distances(tree).values[0, 1] > 10
+
+
+def test_of_many_draws_some_are_compared_and_one_is_told():
+    with pytest.warns(SamplingWarning, match="one in 3 is compared; pass most=40"):
+        found = pairwise_distances(fake_run(), most=15)
+    assert found.shape == (14, 14)
+    whole = pairwise_distances(fake_run(), most=40)
+    np.testing.assert_allclose(found, whole.values[::3, ::3], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"of": "V"}, 'of must be "W", "H" or "both"'),
+        ({"metric": "city"}, 'metric must be "angle" or "euclidean"'),
+        ({"of": "both", "metric": "euclidean"}, "different units"),
+        ({"most": 0}, "most must be a whole number"),
+    ],
+)
+def test_what_distances_refuse(arguments, message):
+    with pytest.raises(OptionError, match=message):
+        pairwise_distances(two_lists(), **arguments)
+
+
+def test_scores_of_two_classes():
+    W, H, _ = random_particles(count=3)
+    tree = fake_particles(W, H, [0.5, 0.5, 0.0], draws=[4, 7, 9])
+    table = iter([{"a": 1.0, "b": 5.0}, {"a": 3.0, "b": 4.0}, {"a": 2.0, "b": 9.0}])
+    found = downstream(tree, lambda W, H: next(table))
+    assert found["value"].dims == ("chain", "draw", "score")
+    assert found["value"].sel(score="a").values.tolist() == [[1, 3, 2]]
+    assert found["mean"].values.tolist() == [2.0, 4.5]
+    assert found["sd"].values.tolist() == [1.0, 0.5]
+    assert found["best_draw"].values.tolist() == [7, 9]
+    assert found["best"].values.tolist() == [3.0, 9.0]
+    lowest = downstream(tree, lambda W, H: float(W[0, 0]), best="lowest")
+    assert lowest["score"].values.tolist() == ["score"]
+    assert int(lowest["best_draw"][0]) == [4, 7, 9][int(W[:, 0, 0].argmin())]
+
+
+def test_a_score_that_one_particle_does_not_have():
+    W, H, weight = random_particles(count=2)
+    table = iter([np.nan, 2.0])
+    found = downstream(fake_particles(W, H, weight), lambda W, H: next(table))
+    assert np.isnan(found["mean"][0])
+    assert found["best"].values.tolist() == [2.0]
+    with pytest.raises(OptionError, match="'score' is not a number for any"):
+        downstream(fake_particles(W, H, weight), lambda W, H: np.nan)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        (["high", "low"], "score must return a number or a dict"),
+        ([{}, {}], "an empty dict"),
+        ([{"a": 1}, {"b": 1}], "the same names for every particle, got"),
+    ],
+)
+def test_what_scores_refuse(answers, message):
+    W, H, weight = random_particles(count=2)
+    table = iter(answers)
+    with pytest.raises(OptionError, match=message):
+        downstream(fake_particles(W, H, weight), lambda W, H: next(table))
+    with pytest.raises(OptionError, match='best must be "highest"'):
+        downstream(fake_particles(W, H, weight), lambda W, H: 1.0, best="most")
+
+
+def test_a_classifier_on_the_weights_of_columns():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    metrics = pytest.importorskip("sklearn.metrics")
+    selection = pytest.importorskip("sklearn.model_selection")
+    rng = np.random.default_rng(0)
+    topics = np.repeat(["sea", "space"], 20)
+    H = rng.gamma(1.0, size=(2, 2, 40))
+    H[0, 0, :20] += 4.0
+
+    def auc(W, H):
+        found = selection.cross_val_predict(
+            linear_model.LogisticRegression(), H.T, topics, cv=4, method="predict_proba"
+        )
+        return {
+            name: metrics.roc_auc_score(topics == name, found[:, k])
+            for k, name in enumerate(np.unique(topics))
+        }
+
+    scores = downstream(fake_particles(rng.random((2, 5, 2)), H, [0.5, 0.5]), auc)
+    assert scores["best_draw"].to_series().to_dict() == {"sea": 0, "space": 0}
+    assert scores["best"].values.min() > 0.95
+
+
+def test_draws_of_a_sampler_count_equally_and_may_be_lazy():
+    tree = fake_run()
+    assert (draw_masses(tree) == 1 / 40).all()
+    lazy = tree.chunk({"draw": 3})
+    with dask.config.set(scheduler="synchronous"):
+        for read in (component_variability, top_entries, pairwise_distances):
+            xr.testing.assert_allclose(read(lazy), read(tree))
+    scores = downstream(tree, lambda W, H: float(W.sum()))
+    expected = tree["posterior/W"].sum(("row", "component"))
+    assert scores["mean"].values == pytest.approx([float(expected.mean())])
+    at = {"chain": scores["best_chain"].values[0], "draw": scores["best_draw"].values[0]}
+    assert float(expected.sel(at)) == scores["best"].values[0] == float(expected.max())
+
+
+def test_a_store_is_read_by_its_path_under_the_names_of_the_data(tmp_path):
+    spec = make_spec()
+    with RunStore.create(tmp_path / "run.zarr", spec) as store:
+        fill(store, spec)
+    with dask.config.set(scheduler="synchronous"):
+        top = top_entries(tmp_path / "run.zarr", 2)
+        whole = top_entries(dfac.open_run(tmp_path / "run.zarr").load(), 2)
+        days = top_entries(tmp_path / "run.zarr", 1, "H")
+        by_weight = top_entries(tmp_path / "run.zarr", 1, labels="weight")
+    xr.testing.assert_equal(top, whole)
+    assert set(np.unique(top["label"])) <= {*(f"g{i}" for i in range(6)), "Ångström"}
+    assert days["label"].dtype.kind == "M"
+    assert by_weight["label"].dtype.kind == "f"
+
+
+def test_of_a_selection_masses_add_up_again():
+    W, H, _ = random_particles(count=4)
+    tree = fake_particles(W, H, [0.1, 0.2, 0.3, 0.4]).sel(draw=[1, 3])
+    np.testing.assert_allclose(draw_masses(tree), [[1 / 3, 2 / 3]])
+    assert downstream(tree, lambda W, H: float(W is not None))["mean"].values == pytest.approx([1])
+
+
+def test_draws_are_needed():
+    with pytest.raises(OptionError, match="needs its draws"):
+        downstream(fake_run(keep="moments"), lambda W, H: 0.0)
