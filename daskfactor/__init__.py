@@ -32,11 +32,22 @@ if TYPE_CHECKING:
     from daskfactor.models.silf import SILFNMF
     from daskfactor.models.tweedie import TweedieNMF
     from daskfactor.optimizers import DSGD, MultiplicativeUpdates
-    from daskfactor.particles import IMQ, stein_discrepancy
+    from daskfactor.particles import (
+        IMQ,
+        SVGD,
+        Ensemble,
+        SimplexHMC,
+        SteinDescent,
+        stein_discrepancy,
+        stein_posterior,
+    )
     from daskfactor.results.alignment import align
+    from daskfactor.results.diversity import component_variability, pairwise_distances
     from daskfactor.results.prediction import monitored, predict
+    from daskfactor.results.reading import downstream, top_entries
     from daskfactor.results.summary import summarize
     from daskfactor.results.trace import expectation, open_run
+    from daskfactor.resuming import resume
     from daskfactor.runs.cost import Cost, estimate_cost
     from daskfactor.samplers import (
         HMC,
@@ -49,7 +60,7 @@ if TYPE_CHECKING:
         LangevinDynamics,
         PolynomialStep,
     )
-    from daskfactor.sampling import optimize, resume, sample
+    from daskfactor.sampling import optimize, sample
 
 __version__ = "0.1.0"
 
@@ -62,11 +73,13 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SILFNMF",
+    "SVGD",
     "AllocationModel",
     "Chib",
     "ConstantStep",
     "Cost",
     "Cyclic",
+    "Ensemble",
     "Enumeration",
     "Evidence",
     "GaussianAdditive",
@@ -82,13 +95,17 @@ __all__ = [
     "RunEvent",
     "SequentialMonteCarlo",
     "SerialExecutor",
+    "SimplexHMC",
+    "SteinDescent",
     "TasksExecutor",
     "ThermodynamicIntegration",
     "TweedieNMF",
     "VariationalBayes",
     "align",
     "as_blocks",
+    "component_variability",
     "convert",
+    "downstream",
     "estimate_cost",
     "expectation",
     "export",
@@ -97,13 +114,16 @@ __all__ = [
     "monitored",
     "open_run",
     "optimize",
+    "pairwise_distances",
     "predict",
     "resume",
     "sample",
     "select_rank",
     "simulate",
     "stein_discrepancy",
+    "stein_posterior",
     "summarize",
+    "top_entries",
 ]
 
 _HOME = {
@@ -126,7 +146,12 @@ _HOME = {
     "GaussianMF": "daskfactor.models.gaussian",
     "IMQ": "daskfactor.particles",
     "SILFNMF": "daskfactor.models.silf",
+    "Ensemble": "daskfactor.particles",
+    "SVGD": "daskfactor.particles",
+    "SimplexHMC": "daskfactor.particles",
+    "SteinDescent": "daskfactor.particles",
     "stein_discrepancy": "daskfactor.particles",
+    "stein_posterior": "daskfactor.particles",
     "LanesExecutor": "daskfactor.engine",
     "SerialExecutor": "daskfactor.engine",
     "TasksExecutor": "daskfactor.engine",
@@ -141,6 +166,10 @@ _HOME = {
     "TweedieNMF": "daskfactor.models.tweedie",
     "MultiplicativeUpdates": "daskfactor.optimizers",
     "align": "daskfactor.results.alignment",
+    "component_variability": "daskfactor.results.diversity",
+    "pairwise_distances": "daskfactor.results.diversity",
+    "downstream": "daskfactor.results.reading",
+    "top_entries": "daskfactor.results.reading",
     "monitored": "daskfactor.results.prediction",
     "predict": "daskfactor.results.prediction",
     "summarize": "daskfactor.results.summary",
@@ -155,7 +184,7 @@ _HOME = {
     "ConstantStep": "daskfactor.samplers",
     "PolynomialStep": "daskfactor.samplers",
     "optimize": "daskfactor.sampling",
-    "resume": "daskfactor.sampling",
+    "resume": "daskfactor.resuming",
     "sample": "daskfactor.sampling",
 }
 

@@ -144,11 +144,6 @@ def load_faces() -> Images:
 
 def load_digits() -> Images:
     """The 1797 handwritten digits of scikit-learn: 64 pixels by 1797 pictures, 0 to 16."""
-    if importlib.util.find_spec("sklearn") is None:
-        raise OptionError(
-            "the digits come with scikit-learn, which is not installed here: "
-            "run  pip install 'daskfactor[examples]'"
-        )
     from sklearn.datasets import load_digits as load
 
     digits = load()

@@ -246,7 +246,7 @@ def resume(
         model = with_fixed_values(model_from_dict(described["model"]), arrays)
         sampler = sampler_from_dict(described["sampler"])
         sampler.check_lengths(options.draws, options.tune)
-        data = stack.enter_context(data_again(run, V, described, options, memory_limit))
+        data = stack.enter_context(data_again(run, V, described, memory_limit))
         cells = cells_of(run.spec)
         runner = stack.enter_context(executing(executor, client, data, model, on_event))
         setting = Setting(data, model, sampler, options, runner, cells)

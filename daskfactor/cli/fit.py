@@ -9,8 +9,10 @@ import typer
 from daskfactor.cli.inputs import read_input
 from daskfactor.cli.options import (
     Cluster,
+    Components,
     Debug,
     ExecutorName,
+    Input,
     Json,
     Keep,
     ModelName,
@@ -19,6 +21,7 @@ from daskfactor.cli.options import (
     Run,
     SamplerName,
     Seed,
+    Store,
     Unstored,
 )
 from daskfactor.cli.report import print_json, reporting
@@ -26,21 +29,9 @@ from daskfactor.errors import OptionError
 
 
 def fit(
-    input: Annotated[  # noqa: A002 - the name that the help shows
-        str,
-        typer.Argument(
-            metavar="INPUT",
-            help="Matrix: .npy, .npz (dense or scipy sparse), .csv, .tsv, .zarr (also what convert "
-            "wrote) or netCDF; FILE:NAME picks one of several.",
-            show_default=False,
-        ),
-    ],
-    store: Annotated[
-        str, typer.Option(help="Store to write, a new directory.", show_default=False)
-    ],
-    components: Annotated[
-        int, typer.Option("--components", "-k", min=1, help="Rank K.", show_default=False)
-    ],
+    input: Input,  # noqa: A002 - the name that the help shows
+    store: Store,
+    components: Components,
     model: Annotated[
         ModelName, typer.Option(help="tweedie: non-negative; gaussian: real-valued, with biases.")
     ] = ModelName.tweedie,
@@ -153,7 +144,7 @@ def fit(
                 dtype=dtype.value,
                 executor=executor.value,
             )
-        _print_run(tree, store, as_json)
+        print_run(tree, store, as_json)
 
 
 def resume(
@@ -195,7 +186,7 @@ def resume(
                 client=client,
                 executor=executor.value,
             )
-        _print_run(tree, run, as_json)
+        print_run(tree, run, as_json)
 
 
 @contextmanager
@@ -213,7 +204,8 @@ def connected(address: str | None) -> Iterator[Any]:
         client.close()  # type: ignore[no-untyped-call]
 
 
-def _print_run(tree: object, store: str, as_json: bool) -> None:
+def print_run(tree: object, store: str, as_json: bool) -> None:
+    """What a run was and came to, as a table or as JSON."""
     import xarray as xr
     from rich.console import Console
 

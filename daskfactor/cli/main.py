@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from daskfactor.cli import convert, demo, fit, info, plot, predict, select_rank
+from daskfactor.cli import convert, demo, fit, info, particles, plot, predict, select_rank
 
 app = typer.Typer(
     name="daskfactor",
@@ -49,6 +49,7 @@ app.command()(demo.demo)
 app.command()(convert.convert)
 app.command()(fit.fit)
 app.command()(fit.resume)
+app.command()(particles.particles)
 app.command()(predict.predict)
 app.command()(select_rank.select_rank)
 app.command()(info.info)

@@ -10,6 +10,19 @@ Run = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Store of a run, for example run.zarr.", show_default=False),
 ]
+Input = Annotated[
+    str,
+    typer.Argument(
+        metavar="INPUT",
+        help="Matrix: .npy, .npz (dense or scipy sparse), .csv, .tsv, .zarr (also what convert "
+        "wrote) or netCDF; FILE:NAME picks one of several.",
+        show_default=False,
+    ),
+]
+Store = Annotated[str, typer.Option(help="Store to write, a new directory.", show_default=False)]
+Components = Annotated[
+    int, typer.Option("--components", "-k", min=1, help="Rank K.", show_default=False)
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]

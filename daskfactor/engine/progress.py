@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -18,7 +18,12 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-Phase = Literal["compile", "load", "warm start", "tune", "draw", "save"]
+Phase = Literal[
+    "compile", "load", "warm start", "tune", "draw", "save", "pilot", "particles", "weights"
+]
+
+UNITS: Final = {"pilot": "runs", "particles": "runs"}
+"""What is counted in a phase, where it is not cycles."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ def ignore(event: RunEvent) -> None:
 class _RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text(f"{speed:.4g} cycles/s" if speed else "", style="cyan")
+        unit = UNITS.get(task.description, "cycles")
+        return Text(f"{speed:.4g} {unit}/s" if speed else "", style="cyan")
 
 
 def _column(width: int) -> Column:

@@ -14,20 +14,22 @@ from daskfactor.checks import whole_number
 from daskfactor.engine import Executor
 from daskfactor.engine.progress import RunEvent
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.io.blocks import BlockedData
 from daskfactor.models.silf import SILFNMF
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.particles.kernel import IMQ
-from daskfactor.particles.scores import divergences
-from daskfactor.particles.source import Particles, check_values, survey
-from daskfactor.particles.stein import Stein, stein_matrix
-from daskfactor.particles.targets import make_target
+from daskfactor.particles.measure import (
+    AnyModel,
+    Measured,
+    check_width,
+    checked_kernel,
+    law_of_data,
+    measure,
+)
+from daskfactor.particles.source import Particles
 from daskfactor.particles.weights import checked_weights, discrepancy, stein_weights
 from daskfactor.results.schema import factor_dims
 from daskfactor.results.trace import Trace, require_draws
 from daskfactor.runs.launch import check_data, executing, listener, opened
 
-AnyModel = SILFNMF | TweedieNMF
 Pair = tuple[Any, Any]
 
 
@@ -74,10 +76,10 @@ def stein_discrepancy(
     V : array (I, J)
         The data, as for :func:`sample`.
     model
-        The posterior: a :class:`SILFNMF` with a threshold, or a :class:`TweedieNMF`, whose
-        ``"auto"`` settings are those of the run if a run is given, else chosen as for
-        :func:`log_evidence`. Under a `SILFNMF` columns of W are first divided by their sums
-        and rows of H multiplied with them, which leaves WH as it is.
+        The posterior: a :class:`SILFNMF` with a threshold, or a :class:`TweedieNMF`. Settings
+        that are ``"auto"`` are those of the run if a run is given; else a `TweedieNMF` has
+        them chosen as for :func:`log_evidence`. Under a `SILFNMF` columns of W are first
+        divided by their sums and rows of H multiplied with them, which leaves WH as it is.
     weights
         Probability masses (M,) whose discrepancy is wanted; left out, all are equal.
     tangent
@@ -122,11 +124,11 @@ def stein_discrepancy(
 
     Masood and Doshi-Velez, equations 3, 4 and 7 and algorithm 5.
     """
-    kernel = _checked(model, tangent, kernel, most)
+    kernel = checked_kernel(model, tangent, kernel)
+    whole_number("most", most, 1)
     given = _given(particles, most, weights)
-    if isinstance(model, TweedieNMF):
-        model = _with_decided(model, given.decided)
-    law = TweedieNMF(model.n_components, beta=model.beta)
+    model = _with_decided(model, given.decided)
+    law = law_of_data(model)
     dtype = "float64" if np.dtype(given.W.dtype) == np.float64 else "float32"
     with ExitStack() as stack:
         on_event = stack.enter_context(listener(progressbar, None))
@@ -135,37 +137,13 @@ def stein_discrepancy(
         check_data(law, data)
         model.check_shape(data.shape)
         ours = Particles.of(given.W, given.H, data).loaded()
-        _check_width(ours, model)
+        check_width(ours, model)
         if weights is not None:
             weights = checked_weights(weights, ours.count)
         on_event(RunEvent("load", 1, 1, message="{} x {}".format(*data.shape)))
         runner = stack.enter_context(executing(executor, client, data, law, on_event))
-        found, objective = _measure(runner, data, model, ours, kernel, tangent)
-    return _dataset(found, objective, weights, given, model, tangent)
-
-
-def _checked(model: object, tangent: bool, kernel: object, most: int) -> IMQ:
-    """The kernel; refuses arguments that no data are needed to refuse."""
-    if not isinstance(model, AnyModel):
-        raise OptionError(
-            "a Stein discrepancy is known from the posterior of a SILFNMF(n_components=..., "
-            f"threshold=...) and of a TweedieNMF(n_components=...), got {model!r}"
-        )
-    if isinstance(model, SILFNMF):
-        assert model.eps > 0  # raises if it is still "auto"
-    elif tangent:
-        raise OptionError(
-            "tangent=True takes scores along the simplex that the columns of W of a SILFNMF lie "
-            "on; those of a TweedieNMF are free, so leave it out"
-        )
-    whole_number("most", most, 1)
-    if kernel is None:
-        return IMQ() if isinstance(model, SILFNMF) else IMQ("median", "median")
-    if not isinstance(kernel, IMQ):
-        raise OptionError(
-            f"kernel must be IMQ(...), got {kernel!r}; leave it out for the usual one"
-        )
-    return kernel
+        measured = measure(runner, data, model, ours, kernel, tangent)
+    return _dataset(measured, weights, given, model, tangent)
 
 
 def _given(particles: Trace | Pair, most: int, weights: object) -> Given:
@@ -211,64 +189,27 @@ def _given(particles: Trace | Pair, most: int, weights: object) -> Given:
     return Given(W, H, coords, decided)
 
 
-def _with_decided(model: TweedieNMF, decided: dict[str, float]) -> TweedieNMF:
+def _with_decided(model: AnyModel, decided: dict[str, float]) -> AnyModel:
     """The model with what a run made of its ``"auto"`` settings."""
-    names = ("dispersion", "rate_w", "rate_h")
+    names = ("threshold",) if isinstance(model, SILFNMF) else ("dispersion", "rate_w", "rate_h")
     open_ = {
         name: decided[name] for name in names if name in decided and getattr(model, name) == "auto"
     }
-    return replace(model, **open_) if open_ else model  # type: ignore[arg-type]
-
-
-def _check_width(particles: Particles, model: AnyModel) -> None:
-    if particles.width != model.n_components:
-        raise OptionError(
-            f"the particles have {particles.width} components, the model {model.n_components}; "
-            "pass the model that they are factors of"
-        )
-
-
-def _measure(
-    runner: Executor,
-    data: BlockedData,
-    model: AnyModel,
-    particles: Particles,
-    kernel: IMQ,
-    tangent: bool,
-) -> tuple[Stein, xr.DataArray | None]:
-    """The Stein matrix, and objectives where the model has one."""
-    seen = survey(runner, particles)
-    check_values(seen)
-    phi = float("nan")
+    if open_:
+        model = replace(model, **open_)  # type: ignore[arg-type]
     if isinstance(model, SILFNMF):
-        particles = particles.on_simplex(np.asarray(seen["rows"].sums, dtype=np.float64))
-    else:
-        phi = _dispersion(runner, data, model)
-    target = make_target(data, model, phi)
-    divergence = divergences(runner, data, target, particles)
-    found = stein_matrix(runner, data, target, particles, divergence, kernel, tangent)
-    if not isinstance(model, SILFNMF):
-        return found, None
-    return found, xr.DataArray(model.factor * divergence, dims="particle")
-
-
-def _dispersion(runner: Executor, data: BlockedData, model: TweedieNMF) -> float:
-    """The model's; of ``"auto"`` what an evidence takes, which may need a fit."""
-    if model.dispersion != "auto":
-        return float(model.dispersion)
-    from daskfactor.evidence.verbs import chosen_dispersion  # few runs need it
-
-    return chosen_dispersion(data, model, 0, runner)
+        assert model.eps > 0  # raises if it is still "auto"
+    return model
 
 
 def _dataset(
-    found: Stein,
-    objective: xr.DataArray | None,
+    measured: Measured,
     weights: Any,
     given: Given,
     model: AnyModel,
     tangent: bool,
 ) -> xr.Dataset:
+    found, objective = measured
     best = stein_weights(found.matrix)
     variables: dict[str, Any] = {
         "discrepancy": discrepancy(found.matrix, weights),
@@ -279,7 +220,7 @@ def _dataset(
         "log_density": ("particle", found.log_density),
     }
     if objective is not None:
-        variables["objective"] = objective
+        variables["objective"] = ("particle", objective)
     attrs = {
         **asdict(found.kernel),
         "tangent": int(tangent),

