@@ -22,6 +22,9 @@ SMALL = {
         *("--topics", "2", "10", "--starts", "2", "--tokens", "60", "--picture", "picture.png"),
     ],
     "sensor_gaps.py": ["--weeks", "2", "--draws", "60", "--picture", "picture.png"],
+    "endmembers.py": [
+        *("--side", "20", "--particles", "10", "--pilot", "3", "--picture", "picture.png"),
+    ],
     "evidence.py": [
         *("--ranks", "3", "--rows", "20", "--columns", "15", "--picture", "picture.png"),
     ],
@@ -33,11 +36,20 @@ SMALL = {
         *("--rows", "24", "32", "--draws", "40", "--laws", "Poisson"),
         *("--picture", "picture.png"),
     ],
+    "modes.py": [
+        *("--shrink", "4", "--people", "12", "--components", "6", "--particles", "8"),
+        *("--sizes", "3", "8", "--pilot", "3", "--picture", "picture.png"),
+        *("--baselines", "--draws", "16", "--steps", "10"),
+    ],
     "piano.py": [
         *("--seconds", "1", "--components", "4", "--draws", "20"),
         *("--picture", "picture.png"),
     ],
     "ratings.py": ["--components", "6", "--draws", "150", "--picture", "picture.png"],
+    "readings.py": [
+        *("--topics", "6", "--components", "8", "--particles", "4", "--pilot", "2"),
+        *("--picture", "picture.png"),
+    ],
     "speech.py": [
         *("--seconds", "1", "--rate", "8000", "--ranks", "2", "5", "--snr", "5"),
         *("--temperatures", "4", "--draws", "10", "--picture", "picture.png"),
@@ -96,15 +108,62 @@ def finds_topics_of_python(printed: str) -> None:
     assert re.search(r"\b(import|module|namespace)\b", printed)
 
 
+def nndsvdar_finds_one_mode_and_others_find_many(printed: str) -> None:
+    table = r"^(Q-Transform|random|NNDSVDar|HMC) +3 (.*)\n +8 (.*)$"
+    rows = {
+        name: [float(one) for one in f"{few} {all_}".replace("°", "").split()]
+        for name, few, all_ in re.findall(table, printed, re.M)
+    }
+    copies, chain = rows.pop("NNDSVDar"), rows.pop("HMC")
+    assert set(rows) == {"Q-Transform", "random"}
+    for own in rows.values():
+        assert own[1] > 1.3 * own[9]  # the discrepancy of three particles, and of eight
+        assert own[3] > 2.3  # count as so many unrelated ones
+        assert own[11] > 5.0
+        assert own[11] > 2.5 * copies[11]
+        assert own[4] > 3 * max(copies[4], chain[4])  # degrees apart
+        assert own[6] < 0.9  # the worst objective, of the threshold
+    for name in ("NNDSVDar", "HMC"):
+        assert f'Claim "{name} finds little that differs": REPRODUCED' in printed
+    for name in ("SVGD", "Stein descent"):
+        assert re.search(rf"^{name} +3 ", printed, re.M)
+
+
+def particles_differ_in_what_they_are_good_for(printed: str) -> None:
+    rows = re.findall(r"^ +\d( +[01]\.\d{4}){4}.*$", printed, re.M)
+    assert len(rows) == 10
+    assert int(re.findall(r"^(\d+) particles share the first places", printed, re.M)[0]) > 1
+    assert int(re.findall(r"above the mean for (\d+)", printed)[0]) >= 8
+    assert printed.count("words of the 3 heaviest particles") == 2
+    assert re.search(r"\b(import|module|namespace)\b", printed)
+
+
+def finds_materials_within_their_spread(printed: str) -> None:
+    rows = re.findall(r"^([ABCD]) +(.*)$", printed, re.M)
+    assert [name for name, _ in rows] == list("ABCD")
+    for _, row in rows:
+        spread, _, _, _, _, known, known_sd, low, high, error = (
+            float(one) for one in re.findall(r"\d+\.\d", row)
+        )
+        assert 5.0 < spread < 45.0
+        assert low < known < high
+        assert known < spread + 2 * known_sd
+        assert error < 21.5  # per cent; a quarter everywhere is off by 22 to 32
+    assert float(re.findall(r"known endmembers: ([\d.]+)°", printed)[0]) < 30.0
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "allocation.py": finds_the_rank_that_the_bound_misses,
     "letters.py": prefers_two_tables,
     "topics.py": finds_topics_of_python,
+    "endmembers.py": finds_materials_within_their_spread,
     "evidence.py": finds_the_exact_peak,
     "faces_laws.py": covers,
     "mixing.py": compares_claims,
+    "modes.py": nndsvdar_finds_one_mode_and_others_find_many,
     "piano.py": agrees_on_notes,
     "ratings.py": covers,
+    "readings.py": particles_differ_in_what_they_are_good_for,
     "sensor_gaps.py": covers,
     "speech.py": larger_dictionary_wins,
 }

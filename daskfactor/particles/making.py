@@ -23,7 +23,7 @@ from daskfactor.particles.kernel import IMQ
 from daskfactor.particles.measure import AnyModel, measure
 from daskfactor.particles.source import Particles, read
 from daskfactor.particles.weights import discrepancy, stein_weights
-from daskfactor.results.matching import Law, match, reference_from
+from daskfactor.results.matching import Law, Reference, match, reference_from
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.runs.launch import PathText
@@ -74,8 +74,10 @@ def run(
     try:
         if done < count:
             job.on_event(RunEvent("particles", done, count))
+            first = _reference(*first_factors(job, sink)) if done else None
             for one in job.particles(count, done, "particles"):
-                _write(job, sink, one)
+                first = first or _reference(one.W, one.H)
+                _write(job, sink, _like(first, one) if job.options.align else one)
                 done = one.number + 1
                 meta = {"draws": done, "seconds": earlier + time.perf_counter() - begun}
                 sink.checkpoint({}, meta)
@@ -101,8 +103,6 @@ def run(
 def _write(job: Job, sink: RunStore | MemorySink, one: Particle) -> None:
     """One particle, in the caller's order of rows and columns."""
     W, H = one.W, one.H
-    if job.options.align:
-        W, H = _like_the_first(job, sink, one)
     stats: dict[str, Array] = {
         "seconds": np.array([one.seconds]),
         "n_iter": np.array([one.n_iter], np.int64),
@@ -116,16 +116,22 @@ def _write(job: Job, sink: RunStore | MemorySink, one: Particle) -> None:
     sink.write_stats(0, one.number, stats)
 
 
-def _like_the_first(job: Job, sink: RunStore | MemorySink, one: Particle) -> tuple[Array, Array]:
-    """The particle with its components in the order of the first one's, by angles of W."""
-    if one.number == 0:
-        return one.W, one.H
+def first_factors(job: Job, sink: RunStore | MemorySink) -> tuple[Array, Array]:
+    """W and H of the first particle that a sink holds, in the order of the grid."""
     W, H = (np.asarray(read(factor, 0)) for factor in factors_of(job, sink))
-    order = job.data.row_order
-    reference = reference_from(W if order is None else W[order], H)
-    law = Law(np.arange(W.shape[1]), False, W.shape[1])
-    found = match(one.W, one.H, reference, law, 0.0, by="w")
-    return one.W[:, found.permutation], one.H[found.permutation]
+    rows, columns = job.data.row_order, job.data.col_order
+    return W if rows is None else W[rows], H if columns is None else H[:, columns]
+
+
+def _reference(W: Array, H: Array) -> tuple[Reference, Law]:
+    """What components are put in the order of."""
+    return reference_from(W, H), Law(np.arange(W.shape[1]), False, W.shape[1])
+
+
+def _like(first: tuple[Reference, Law], one: Particle) -> Particle:
+    """The particle with its components in the order of the first one's, by angles of W."""
+    order = match(one.W, one.H, *first, 0.0, by="w").permutation
+    return one._replace(W=one.W[:, order], H=one.H[order])
 
 
 def _weigh(job: Job, sink: RunStore | MemorySink) -> None:
