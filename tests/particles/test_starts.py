@@ -13,7 +13,7 @@ from daskfactor.errors import DataError, OptionError
 from daskfactor.io.sources import as_blocks
 from daskfactor.particles.singular import Singular, consistent_signs, truncated_svd, whole_svd
 from daskfactor.particles.starts import nndsvd, prepare_starts, q_transform, random_start
-from daskfactor.particles.transfer import learn_transfer
+from daskfactor.particles.transfer import halves, learn_transfer
 
 SERIAL = SerialExecutor()
 
@@ -49,6 +49,8 @@ def test_singular_vectors_are_those_of_the_whole(kind: str, rank: int, blocks: i
     np.testing.assert_allclose(found.values, exact.values, rtol=1e-6)
     np.testing.assert_allclose(product(found), product(exact), atol=1e-4)
     assert (np.diff(found.values) <= 0).all()
+    for mine, its in zip(found, consistent_signs(found), strict=True):
+        np.testing.assert_array_equal(mine, its)
 
 
 @pytest.mark.parametrize("kind", ["dense", "unstored", "stored"])
@@ -152,6 +154,19 @@ def test_transfer_carries_to_data_of_other_sizes(shape: tuple[int, int]) -> None
     assert max(errors["transfer"]) < 0.5 * min(errors["random"])
 
 
+def test_a_start_is_the_absolute_value_of_turned_halves() -> None:
+    X = low_rank()
+    found = consistent_signs(whole_svd(X, 3))
+    basis, weights = halves(found, 3)
+    np.testing.assert_allclose(basis @ weights, X, atol=1e-10)
+    sizes = np.linalg.norm(basis, axis=0), np.linalg.norm(weights, axis=1)
+    np.testing.assert_allclose(sizes[0], sizes[1])
+    for turn in zip(*learn_transfer(3, 4), strict=True):
+        W, H = q_transform(found, turn, 3, np.random.default_rng(0))
+        np.testing.assert_array_equal(W, np.abs(basis @ turn[0]))
+        np.testing.assert_array_equal(H, np.abs(turn[1] @ weights))
+
+
 def test_more_and_fewer_components_than_the_transfer_rank() -> None:
     X = low_rank()
     found = consistent_signs(whole_svd(X, 3))
@@ -175,6 +190,10 @@ def test_nndsvd_is_that_of_scikit_learn(rank: int) -> None:
     expected_w, expected_h = nmf._initialize_nmf(X, rank, init="nndsvd", random_state=0)
     np.testing.assert_allclose(W, expected_w, atol=1e-5)
     np.testing.assert_allclose(H, expected_h, atol=1e-5)
+    exact = whole_svd(X, rank)
+    turned = nndsvd(Singular(-exact.left, exact.values, -exact.right), rank)
+    for mine, its in zip((W, H), turned, strict=True):
+        np.testing.assert_allclose(mine, its, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", ["q_transform", "random", "nndsvdar", "nndsvd"])
