@@ -1,0 +1,222 @@
+"""What a factorization tells of documents and digits, and how far another one tells otherwise.
+
+Factorizations that are equally good overall need not say the same. Prints, and draws side by
+side, the top words of topics in the heaviest particles of a posterior over documents; and the
+area under the ROC curve (AUC) with which each digit is told from the others by the weights of
+every particle, so that one sees which particle is best for which digit. A second split of the
+pictures tells whether the best ones were only lucky. Figures 5, 6 and 8 of Masood and
+Doshi-Velez, "A particle-based variational approach to Bayesian non-negative matrix
+factorization".
+
+    python examples/readings.py [--documents FILE.npz --topics 16] [--particles 25]
+
+Without a file the documents are the sections of the Python language reference; what a file
+holds is said in topics.py. Words count as often as they occur times log((1 + n)/(1 + m)) + 1,
+m of all n documents having them, and documents are made equally long (tf-idf), unless
+--counts asks for plain counts. The digits are scikit-learn's.
+"""
+
+import argparse
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from topics import Documents, documents_of_file, documents_of_python
+
+import daskfactor as dfac
+from daskfactor.plots import scores_plot, top_entries_plot
+from daskfactor.results.diversity import component_variability
+from daskfactor.results.reading import downstream, top_entries
+
+SHOWN = 3
+"""Particles side by side."""
+SAME = 0.95
+"""Share of the particles in which a topic must be found again to be compared."""
+
+
+def weighted(documents: Documents) -> Any:
+    """Words by documents, tf-idf, every document of length 1."""
+    counts = documents.counts.astype(np.float64).tocsr()
+    having = np.bincount(counts.indices, minlength=counts.shape[1])
+    rarity = np.log((1 + counts.shape[0]) / (1 + having)) + 1
+    table = counts @ sparse.diags_array(rarity)
+    length = np.sqrt(table.multiply(table).sum(axis=1))
+    return (sparse.diags_array(1 / length) @ table).T.tocsr().astype(np.float32)
+
+
+def posterior(V: Any, components: int, settings: argparse.Namespace) -> xr.DataTree:
+    """Particles from Q-Transform starts, with their components aligned by W."""
+    trace = dfac.stein_posterior(
+        V,
+        dfac.SILFNMF(components),
+        particles=settings.particles,
+        pilot=settings.pilot,
+        unstored="zero" if sparse.issparse(V) else None,
+        random_seed=settings.seed,
+        progressbar=False,
+    )
+    return dfac.align(trace, by="w")
+
+
+def quality(trace: xr.DataTree) -> str:
+    """How many particles carry the posterior, and how equal they are overall."""
+    objective = trace["sample_stats"]["objective"].values
+    weight = trace["sample_stats"]["weight"].values
+    return (
+        f"{weight.size} particles, {int((weight > 0).sum())} of them with weight; objectives "
+        f"within {objective.max() / objective.min() - 1:.1%} of each other"
+    )
+
+
+def told_apart(trace: xr.DataTree) -> tuple[xr.Dataset, list[Any]]:
+    """The spread of every topic, and the two that vary most of those found again and again."""
+    spread = component_variability(trace)
+    known = spread["share"] >= min(SAME, float(np.sort(spread["share"])[-2]))
+    angle = spread["angle_w"].where(known, -1.0)
+    return spread, angle.sortby(angle, ascending=False)["component"].values[:2].tolist()
+
+
+def tell_topics(trace: xr.DataTree, top: xr.Dataset, spread: xr.Dataset, chosen: list[Any]) -> None:
+    """All topics with their spread, and the words of two of them."""
+    print(quality(trace))
+    print("topic  in share  from the mean     words that most particles have at the top")
+    mass = top["weight"].stack(particle=("chain", "draw"))
+    for one in spread["component"].values[np.argsort(-spread["intensity"].values)]:
+        own = spread.sel(component=one)
+        angle = f"{float(own['angle_w']):5.1f}° ± {float(own['angle_w_sd']):4.1f}°"
+        print(
+            f"{one:5}{float(own['share']):10.0%}   {angle}     "
+            + " ".join(common_words(top.sel(component=one), 6))
+        )
+    heavy = mass.argsort()[::-1][:SHOWN].values
+    for one in chosen:
+        print(f"\ntopic {one}, words of the {len(heavy)} heaviest particles")
+        lists = top["label"].sel(component=one).stack(particle=("chain", "draw"))
+        for at in heavy:
+            words = lists.isel(particle=at).values.tolist()
+            others = {
+                str(word)
+                for other in heavy
+                if other != at
+                for word in lists.isel(particle=other).values
+            }
+            alone = [word for word in words if word not in others]
+            print(f"  {float(mass[at]):.3f}  {' '.join(words)}")
+            print(f"         alone: {' '.join(alone) or 'none'}")
+
+
+def common_words(top: xr.Dataset, count: int) -> list[str]:
+    """Words in the order of their share of the particles, then of their mean."""
+    best: dict[str, tuple[float, float]] = {}
+    for label, share, mean in zip(
+        *(top[name].values.ravel().tolist() for name in ("label", "share", "mean")), strict=True
+    ):
+        best[label] = (share, mean)
+    return sorted(best, key=best.__getitem__, reverse=True)[:count]
+
+
+def auc_of(digits: NDArray[np.integer], seed: int) -> Any:
+    """A score of factors: AUC for every digit by the weights, on pictures held out in fives."""
+
+    def auc(W: Any, H: Any) -> dict[str, float]:
+        classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))
+        folds = StratifiedKFold(5, shuffle=True, random_state=seed)
+        found = cross_val_predict(classifier, H.T, digits, cv=folds, method="predict_proba")
+        return {str(k): roc_auc_score(digits == k, found[:, k]) for k in range(10)}
+
+    return auc
+
+
+def tell_digits(trace: xr.DataTree, scores: xr.Dataset, again: xr.Dataset) -> None:
+    """AUC by digit, and whether what was best on one split is so on another."""
+    print(quality(trace))
+    first, second = (one["value"].values[0] for one in (scores, again))
+    noise = np.sqrt(((first - second) ** 2).mean(axis=0) / 2)
+    sd, best = scores["sd"].values, first.argmax(axis=0)
+    print("                  AUC over particles        sd over   best       on another split")
+    print("digit     mean       sd    lowest   highest  splits   particle   it      mean")
+    for k, name in enumerate(scores["score"].values):
+        print(
+            f"{name:>5}{scores['mean'].values[k]:9.4f}{sd[k]:9.4f}{first[:, k].min():10.4f}"
+            f"{first[:, k].max():10.4f}{noise[k]:8.4f}{best[k]:8d}"
+            f"{second[best[k], k]:11.4f}{second[:, k].mean():8.4f}"
+        )
+    kept = int((second[best, range(len(best))] > second.mean(axis=0)).sum())
+    overall = first.mean(axis=1).argmax()
+    rank = 1 + (first > first[overall]).sum(axis=0)
+    winners = np.unique(best).size
+    print(
+        f"\n{winners} particles share the first places for the {len(best)} digits; on the other "
+        f"split the best is above the mean for {kept}. The spread over particles is more than "
+        f"twice that over splits for {int((sd > 2 * noise).sum())} digits.\nParticle {overall}, "
+        f"best in the mean over digits, is from number {rank.min()} to number {rank.max()} of "
+        f"{len(first)} for single ones."
+    )
+    held = winners > 1 and kept >= 0.8 * len(best)
+    print(
+        'Claim "no single factorization is best for all purposes": '
+        f"{'REPRODUCED' if held else 'NOT REPRODUCED'}"
+    )
+
+
+def picture(path: str, top: xr.Dataset, chosen: list[Any], scores: xr.Dataset) -> None:
+    """Words above, AUC below."""
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(10.5, 9.6), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=(1.35, 1))
+    names = [f"topic {one}" for one in chosen]
+    top_entries_plot(top, chosen, SHOWN, names=names, figure=upper)
+    upper.suptitle("The same topics in the three heaviest particles", fontsize=10)
+    scores_plot(scores, figure=lower)
+    lower.axes[0].set_xlabel("digit", fontsize=9)
+    lower.axes[0].set_ylabel("AUC", fontsize=9)
+    title = "How well each digit is told from the others by every particle; bar: mean"
+    lower.axes[0].set_title(title, loc="left", fontsize=9)
+    figure.savefig(path, dpi=120)
+    print(f"\n{path} written")
+
+
+def main() -> None:
+    """Topics, then digits, then the picture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--documents", help="npz file of a matrix of counts and its words")
+    parser.add_argument("--topics", type=int, default=8)
+    parser.add_argument("--counts", action="store_true", help="words by plain counts")
+    parser.add_argument("--components", type=int, default=10, help="of the digits")
+    parser.add_argument("--particles", type=int, default=25)
+    parser.add_argument("--pilot", type=int, default=10, help="runs that set the threshold")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--picture", default="readings.png")
+    settings = parser.parse_args()
+
+    if settings.documents:
+        documents = documents_of_file(settings.documents)
+    else:
+        documents = documents_of_python()
+    documents = documents._replace(counts=documents.counts[documents.counts.sum(axis=1) > 0])
+    V = documents.counts.T.tocsr().astype(np.float32) if settings.counts else weighted(documents)
+    print("{} documents, {} words".format(*documents.counts.shape))
+    topics = posterior(V, settings.topics, settings)
+    top = top_entries(topics, 15, labels=documents.words)
+    spread, chosen = told_apart(topics)
+    tell_topics(topics, top, spread, chosen)
+
+    digits = load_digits()
+    print(f"\n{len(digits.target)} pictures of digits")
+    trace = posterior(digits.data.T.astype(np.float32), settings.components, settings)
+    scores, again = (downstream(trace, auc_of(digits.target, seed)) for seed in (0, 1))
+    tell_digits(trace, scores, again)
+    picture(settings.picture, top, chosen, scores)
+
+
+if __name__ == "__main__":
+    main()
