@@ -40,7 +40,7 @@ FILL_ITERATIONS: Final = 100
 
 @dataclass(frozen=True)
 class Ensemble:
-    r"""Particles by optimisation from many starts: diverse local optima of ‖V - WH‖².
+    r"""Particles by optimisation from many starts: diverse local optima of the objective.
 
     Parameters
     ----------
@@ -63,8 +63,12 @@ class Ensemble:
     OptionError
         If one of them is not allowed.
 
-    References
-    ----------
+    Notes
+    -----
+    Components beyond the transfer rank start with small random entries, as in the paper; for
+    multiplicative updates, which let them grow in hundreds of iterations only, with those of
+    other transfer matrices instead.
+
     Masood and Doshi-Velez, algorithms 1 to 4; transfer rank 3 in section 6.1.
     """
 
@@ -180,6 +184,7 @@ def prepared(
             f'start="nndsvd" gives one and the same start, {count} particles were asked for; '
             'take start="nndsvdar" or "q_transform", or particles=1'
         )
+    optimizer = choose_optimizer(method.optimizer, data, objective, lanes_of(executor))
     fill = None if method.start == "random" else fill_missing(executor, data, objective, seed)
     return prepare_starts(
         executor,
@@ -190,4 +195,5 @@ def prepared(
         seed,
         method.transfer_rank,
         fill,
+        stacked=optimizer == "multiplicative",
     )

@@ -37,11 +37,12 @@ class Starts:
         seed: int,
         singular: Singular | None = None,
         transfer: Transfer | None = None,
+        stacked: bool = False,
     ) -> None:
         self.shape, self.dtype = data.shape, data.dtype
         self.mean = typical_value(data)
         self.n_components, self.kind, self.seed = n_components, kind, seed
-        self.singular, self.transfer = singular, transfer
+        self.singular, self.transfer, self.stacked = singular, transfer, stacked
 
     def __call__(self, number: int) -> tuple[Array, Array]:
         """W (I, K) and H (K, J) in the order of the grid and in the data's type."""
@@ -52,6 +53,8 @@ class Starts:
             W, H = nndsvd(self.singular, self.n_components)
             if self.kind == "nndsvdar":
                 W, H = (lifted(one, self.mean, rng) for one in (W, H))
+        elif self.stacked:
+            W, H = several(self.singular, self.transfer, number, self.n_components, rng)
         else:
             pair = self.transfer.w[number], self.transfer.h[number]
             W, H = q_transform(self.singular, pair, self.n_components, rng)
@@ -67,6 +70,7 @@ def prepare_starts(
     seed: int,
     transfer_rank: int = 3,
     fill: ChainState | None = None,
+    stacked: bool = False,
 ) -> Starts:
     """Do once what all starts of a kind share: singular vectors, transfer matrices.
 
@@ -78,13 +82,16 @@ def prepare_starts(
         Of the Q-Transform; the data's smaller side is the most there can be.
     fill
         Factors that fill in missing entries, if there are any.
+    stacked
+        Components beyond the transfer rank come from other transfer matrices, see `several`.
     """
     if kind == "random":
         return Starts(data, n_components, kind, seed)
     if kind == "q_transform":
         rank = min(transfer_rank, *data.shape)
         singular = truncated_svd(executor, data, rank, seed, fill)
-        return Starts(data, n_components, kind, seed, singular, learn_transfer(rank, count))
+        transfer = learn_transfer(rank, max(count, parts(n_components, rank)))
+        return Starts(data, n_components, kind, seed, singular, transfer, stacked)
     short = min(data.shape)
     if n_components > short:
         raise OptionError(
@@ -129,6 +136,33 @@ def q_transform(
         more_h = PAD * H.mean() * rng.random((missing, H.shape[1]))
         W, H = np.hstack([W, more_w]), np.vstack([H, more_h])
     return W, H
+
+
+def parts(n_components: int, rank: int) -> int:
+    """Transfer matrices of a rank that it takes to have enough components."""
+    return -(-n_components // rank)
+
+
+def several(
+    found: Singular, transfer: Transfer, number: int, n_components: int, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    r"""Start from several pairs of transfer matrices side by side, scaled to one product.
+
+    .. math:: W_0 = \tfrac{1}{\sqrt T} [W_0^1 \dots W_0^T], \quad
+        H_0 = \tfrac{1}{\sqrt T} [H_0^1; \dots; H_0^T]
+
+    The first pair is the particle's own, the others are drawn. For multiplicative updates,
+    which take hundreds of iterations to let small entries grow.
+    """
+    rank, total = transfer.w.shape[1], len(transfer.w)
+    count = parts(n_components, rank)
+    others = rng.permutation(np.delete(np.arange(total), number))[: count - 1]
+    halves_of = [
+        q_transform(found, (transfer.w[n], transfer.h[n]), rank, rng) for n in (number, *others)
+    ]
+    W = np.hstack([one for one, _ in halves_of]) / np.sqrt(count)
+    H = np.vstack([one for _, one in halves_of]) / np.sqrt(count)
+    return W[:, :n_components], H[:n_components]
 
 
 def nndsvd(found: Singular, n_components: int) -> tuple[Array, Array]:

@@ -133,6 +133,14 @@ def test_a_threshold_as_given_needs_no_pilot() -> None:
     assert float(auto["constant_data"]["threshold"]) > auto["sample_stats"]["objective"].max()
 
 
+def test_pilots_are_runs_of_their_own() -> None:
+    tree = posterior(values(), method=dfac.Ensemble(start="random"))
+    objective = tree["sample_stats/objective"].values[0]
+    threshold = float(tree["constant_data/threshold"])
+    assert np.abs(1.2 * objective / threshold - 1.0).min() > 1e-6
+    assert 0.8 < threshold / (1.2 * objective.max()) < 1.25
+
+
 def test_particles_that_are_not_good_enough_are_told_of() -> None:
     with pytest.warns(SamplingWarning, match="only 0 of 5 particles"):
         posterior(values(), dfac.SILFNMF(3, threshold=1e-3))
@@ -158,7 +166,7 @@ class Stopped(Exception):
 @pytest.mark.parametrize("data", ["kept", "given"])
 def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path: Path, after: int, data: str) -> None:
     V = gaps() if data == "kept" else counts()
-    options = {} if data == "kept" else {"unstored": "zero"}
+    options = {} if data == "kept" else {"unstored": "zero", "balance": True}
 
     def stop(event: RunEvent) -> None:
         if (event.phase, event.done) == ("particles", after):
@@ -172,7 +180,11 @@ def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path: Path, after: int, dat
         assert part["posterior"].sizes["draw"] == after
         assert "weight" not in part["sample_stats"]
     again = {} if data == "kept" else {"V": V}
-    whole = dfac.resume(path, progressbar=False, **again)
+    events: list[RunEvent] = []
+    whole = dfac.resume(path, progressbar=False, callback=events.append, **again)
+    assert [one.done for one in events if one.phase == "particles"] == (
+        list(range(after, 6)) if after < 5 else []
+    )
     same(whole, posterior(V, **options))
 
 

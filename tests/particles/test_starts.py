@@ -182,6 +182,23 @@ def test_more_and_fewer_components_than_the_transfer_rank() -> None:
     np.testing.assert_array_equal(fewer_h, H[:2])
 
 
+@pytest.mark.parametrize(("width", "count"), [(3, 4), (7, 4), (7, 1), (12, 9)])
+def test_components_of_several_transfers(width: int, count: int) -> None:
+    X = low_rank()
+    with as_blocks(X, 2, dtype="float64") as data:
+        made = prepare_starts(SERIAL, data, width, "q_transform", count, 0, stacked=True)
+        own = prepare_starts(SERIAL, data, 3, "q_transform", count, 0)
+        starts = [made(number) for number in range(count)]
+        for number, (W, H) in enumerate(starts):
+            assert (W.shape, H.shape) == ((40, width), (width, 30))
+            first, _ = own(number)
+            np.testing.assert_allclose(W[:, :3] * np.sqrt(-(-width // 3)), first)
+            error = np.linalg.norm(X - W @ H) / np.linalg.norm(X)
+            assert error < 0.35  # the last transfer may lack components
+            lengths = W / np.linalg.norm(W, axis=0)
+            assert (lengths.T @ lengths - np.eye(width)).max() < 1 - 1e-9  # no component twice
+
+
 @pytest.mark.parametrize("rank", [1, 4])
 def test_nndsvd_is_that_of_scikit_learn(rank: int) -> None:
     nmf = pytest.importorskip("sklearn.decomposition._nmf")
