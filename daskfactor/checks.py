@@ -4,6 +4,8 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 from daskfactor.errors import OptionError
 
 
@@ -18,6 +20,19 @@ def whole_number(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise OptionError(f"{name} must be a whole number of at least {least}, got {value!r}")
     return int(value)
+
+
+def truth(name: str, value: Any) -> bool:
+    """``value`` as a bool.
+
+    Raises
+    ------
+    OptionError
+        If it is neither True nor False.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise OptionError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def is_number(value: Any) -> bool:

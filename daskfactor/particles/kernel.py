@@ -70,7 +70,8 @@ class IMQ:
     scale_w, scale_h
         :math:`c_W` and :math:`c_H`, the distances over which the kernel falls off, in the
         units of W and of H; or ``"median"``: the median distance between the particles at
-        hand. Two sets of particles can be compared only under the same numbers.
+        hand (1 if they are all the same). Two sets of particles can be compared only under
+        the same numbers.
     power_w, power_h
         :math:`b_W` and :math:`b_H`, between -1 and 0.
 
@@ -114,14 +115,9 @@ class IMQ:
         ----------
         r2_w, r2_h
             Squared distances between particles in W and in H, (M, M).
-
-        Raises
-        ------
-        OptionError
-            If the median distance is zero.
         """
-        scale_w = self.scale_w if is_number(self.scale_w) else median_distance("scale_w", r2_w)
-        scale_h = self.scale_h if is_number(self.scale_h) else median_distance("scale_h", r2_h)
+        scale_w = self.scale_w if is_number(self.scale_w) else median_distance(r2_w)
+        scale_h = self.scale_h if is_number(self.scale_h) else median_distance(r2_h)
         return replace(self, scale_w=scale_w, scale_h=scale_h)
 
     @property
@@ -135,14 +131,12 @@ class IMQ:
         return Multiquadric(scales[0], self.power_w), Multiquadric(scales[1], self.power_h)
 
 
-def median_distance(name: str, r2: ArrayLike) -> float:
-    """Median distance between two different particles, from squared distances (M, M)."""
+def median_distance(r2: ArrayLike) -> float:
+    """Median distance between two different particles, from squared distances (M, M).
+
+    1 where there is none: of a single particle, or of particles that are all the same.
+    """
     table = np.asarray(r2, dtype=np.float64)
     pairs = table[np.triu_indices(len(table), 1)]
     median = float(np.median(np.sqrt(pairs))) if pairs.size else 0.0
-    if not median > 0.0:
-        raise OptionError(
-            f'{name}="median" is the median distance between particles, which is zero for these '
-            f"{len(table)}; pass {name} as a number"
-        )
-    return median
+    return median if median > 0.0 else 1.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import xarray as xr
 
-from daskfactor.checks import whole_number
+from daskfactor.checks import truth, whole_number
 from daskfactor.engine import Executor
 from daskfactor.engine.progress import OnEvent, RunEvent
 from daskfactor.errors import DataError, OptionError
@@ -131,8 +131,8 @@ def stein_posterior(
         particles=whole_number("particles", particles, 1),
         pilot=whole_number("pilot", pilot, 1),
         kernel=asdict(checked_kernel(model, tangent, kernel)),
-        tangent=bool(tangent),
-        align=bool(align),
+        tangent=truth("tangent", tangent),
+        align=truth("align", align),
         seed=resolve_seed(random_seed),
         dtype=dtype,
     )

@@ -51,10 +51,8 @@ def test_median_scales() -> None:
     assert IMQ(2.0, "median").resolve(r2, 100 * r2).scale_h == 30.0
     with pytest.raises(OptionError, match="resolved"):
         _ = IMQ("median").blocks
-    with pytest.raises(OptionError, match="zero for these 3"):
-        IMQ("median").resolve(np.zeros((3, 3)), r2)
-    with pytest.raises(OptionError, match="zero for these 1"):
-        IMQ(1.0, "median").resolve(np.zeros((1, 1)), np.zeros((1, 1)))
+    assert IMQ("median", 5.0).resolve(np.zeros((3, 3)), r2).scale_w == 1.0
+    assert IMQ(5.0, "median").resolve(np.zeros((1, 1)), np.zeros((1, 1))).scale_h == 1.0
 
 
 @pytest.mark.parametrize(

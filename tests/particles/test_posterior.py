@@ -141,6 +141,16 @@ def test_pilots_are_runs_of_their_own() -> None:
     assert 0.8 < threshold / (1.2 * objective.max()) < 1.25
 
 
+def test_particles_that_are_all_the_same_are_weighed_too() -> None:
+    """The posterior of one component has one mode, which all starts find."""
+    model = dfac.TweedieNMF(1, beta=2.0, dispersion=0.1, rate_w=1.0, rate_h=1.0)
+    method = dfac.Ensemble(start="random", max_iter=2000, tol=0.0)
+    for count in (1, 3):
+        tree = posterior(values(), model, method, particles=count, dtype="float64")
+        assert float(tree["sample_stats/weight"].sum()) == pytest.approx(1.0)
+        assert np.ptp(tree["sample_stats/lp"].values) < 1e-6
+
+
 def test_particles_that_are_not_good_enough_are_told_of() -> None:
     with pytest.warns(SamplingWarning, match="only 0 of 5 particles"):
         posterior(values(), dfac.SILFNMF(3, threshold=1e-3))
@@ -220,6 +230,7 @@ def test_dead_components_lie_on_the_simplex() -> None:
         (values(), dfac.GaussianMF(3), {}, OptionError, "SILFNMF"),
         (values(), None, {"particles": 0}, OptionError, "particles"),
         (values(), None, {"pilot": 0}, OptionError, "pilot"),
+        (values(), None, {"align": "yes"}, OptionError, "align must be True or False"),
         (values(), None, {"method": "adam"}, OptionError, "method must be one of Ensemble"),
         (values(), None, {"kernel": "imq"}, OptionError, "kernel must be IMQ"),
         (values(), dfac.TweedieNMF(3), {"tangent": True}, OptionError, "tangent"),
