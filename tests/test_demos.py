@@ -140,5 +140,3 @@ def test_missing_faces_tell_what_to_install(monkeypatch):
     monkeypatch.setattr(demos.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'daskfactor\[examples\]'"):
         demos.load_faces()
-    with pytest.raises(OptionError, match=r"pip install 'daskfactor\[examples\]'"):
-        demos.load_digits()

@@ -12,7 +12,7 @@ from scipy import sparse
 from daskfactor.engine.base import Executor
 from daskfactor.engine.state import make_state
 from daskfactor.errors import OptionError
-from daskfactor.io.blocks import BlockedData
+from daskfactor.io.blocks import BlockedData, BlockView
 from daskfactor.io.memory import memory_budget
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.optimizers.multiplicative import DispersionRule, run_updates
@@ -102,10 +102,17 @@ def lanes_of(executor: Executor) -> int:
 
 
 def whole_matrix(data: BlockedData) -> Any:
-    """All of the data in the order of the grid, an array or compressed rows."""
-    if not data.is_sparse:
-        return data.to_numpy()
+    """All of the data in the order of the grid, an array or compressed rows.
+
+    Nothing is asked of the data but their grid, type and blocks, which workers have too.
+    """
     bands = range(data.grid.blocks)
+    if isinstance(data.view(0, 0), BlockView):
+        out = np.empty(data.grid.shape, data.dtype)
+        for block in data.grid.all_blocks():
+            view: Any = data.view(*block)
+            out[data.grid.slices(block)] = view.block
+        return out
     rows = [sparse.hstack([_compressed(data.view(row, col)) for col in bands]) for row in bands]
     whole: Any = sparse.vstack(rows)
     return whole.tocsr()

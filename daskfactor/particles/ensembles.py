@@ -136,8 +136,9 @@ def optimise(
 ) -> Iterator[Particle]:
     """Particles one after the other as they are finished, in the order of their numbers.
 
-    Small data: a task for every start, as many at a time as there are lanes. Larger data:
-    the blocks of one start after the other on all lanes, and ``on_share`` is told of each.
+    Small data, and wherever coordinates descend: a task for every start, as many at a time
+    as there are lanes. Larger data, and updates on a cluster: the blocks of one start after
+    the other on all lanes, and ``on_share`` is told of each.
     """
     lanes = lanes_of(executor)
     optimizer = choose_optimizer(method.optimizer, data, objective, lanes)
@@ -159,8 +160,9 @@ def optimise(
         del work
         return one(number, SerialExecutor())
 
-    if optimizer == "coordinate_descent" or data.nbytes <= SINGLE:
-        step = 2 * lanes if executor.name in ("serial", "lanes") else AWAY
+    here = executor.name in ("serial", "lanes")
+    if optimizer == "coordinate_descent" or (here and data.nbytes <= SINGLE):
+        step = 2 * lanes if here else AWAY
         for at in range(0, len(numbers), step):
             with silent():
                 found = executor.map(alone, numbers[at : at + step])

@@ -338,7 +338,9 @@ def test_workers_know_how_large_our_objects_are(elsewhere: Client) -> None:
     executor = ClusterTasksExecutor(elsewhere, patience=IMPATIENT)
 
     def there(dask_worker: Any) -> int:
-        return int(sizeof(band))
+        from dask.sizeof import sizeof as size_there  # the worker's own, with what it registered
+
+        return int(size_there(band))
 
     chain(executor, segments=1)
     assert min(elsewhere.run(there).values()) >= 160_000
