@@ -107,8 +107,15 @@ def compare(
     return found, shared, max(ends)
 
 
-def tell(name: str, V: Any, rank: int, starts: int, iterations: int) -> list[float]:
-    """A few lines about one matrix; the ratios of random to Q-Transform at every margin."""
+class Gain(NamedTuple):
+    """Random over Q-Transform: error of the start, and seconds at every margin."""
+
+    start: float
+    seconds: list[float]
+
+
+def tell(name: str, V: Any, rank: int, starts: int, iterations: int) -> Gain:
+    """A few lines about one matrix, and what the Q-Transform gains there."""
     found, shared, goal = compare(V, rank, starts, iterations)
     print(
         f"\n{name}: {V.shape[0]} x {V.shape[1]}, K = {rank}, goal {goal:.4f} of ‖V‖²; error at the "
@@ -116,6 +123,7 @@ def tell(name: str, V: Any, rank: int, starts: int, iterations: int) -> list[flo
             f"{kind} start {np.median([r.errors[0] for r in found[kind]]):.3f}" for kind in KINDS
         )
     )
+    begin = {kind: np.median([run.errors[0] for run in found[kind]]) for kind in KINDS}
     print("  shared: " + ", ".join(f"{kind} {shared[kind]:.3f} s" for kind in KINDS))
     ratios = []
     for margin in MARGINS:
@@ -124,14 +132,16 @@ def tell(name: str, V: Any, rank: int, starts: int, iterations: int) -> list[flo
         }
         middle = {kind: np.median(took[kind], axis=0) for kind in KINDS}
         each = shared["q_transform"] / 50
-        ratios.append(float(middle["random"][0] / (middle["q_transform"][0] + each)))
+        with np.errstate(invalid="ignore"):  # neither got there
+            ratios.append(float(middle["random"][0] / (middle["q_transform"][0] + each)))
+            steps = middle["random"][1] / middle["q_transform"][1]
         print(
             f"  to {margin:.2f} of it: "
             + ", ".join(_took(k, took[k], middle[k]) for k in KINDS)
             + f"; random / q_transform {ratios[-1]:.2f} "
-            f"(iterations {middle['random'][1] / middle['q_transform'][1]:.2f})"
+            f"(iterations {steps:.2f})"
         )
-    return ratios
+    return Gain(float(begin["random"] / begin["q_transform"]), ratios)
 
 
 def _took(kind: str, every: Any, middle: Any) -> str:
@@ -167,17 +177,33 @@ def from_file(text: str) -> tuple[str, Any, int]:
     return name, V, int(rank)
 
 
-def noise(starts: int, iterations: int) -> None:
+def noise(starts: int, iterations: int, picture: str | None) -> None:
     """Rank 20 plus noise of a share of its norm, 500 x 500 (section 8.1)."""
     rng = np.random.default_rng(0)
     signal = rng.random((500, 20)) @ rng.random((20, 500))
     dirt = np.abs(rng.standard_normal(signal.shape))
     dirt *= np.linalg.norm(signal) / np.linalg.norm(dirt)
-    for share in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0):
+    shares = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+    gains = [
         tell(f"noise {share:g} of the signal", signal + share * dirt, 20, starts, iterations)
+        for share in shares
+    ]
+    if picture is not None:
+        figure, (left, right) = plain_figure()
+        left.plot(shares, [1 / one.start for one in gains], "o-")
+        left.set(ylabel="error of the start, of a random one's", yscale="log")
+        for number, margin in enumerate(MARGINS[:2]):
+            share = [1 / one.seconds[number] for one in gains]
+            right.plot(shares, share, "o-", label=f"to {margin:g} of the goal")
+        right.set(ylabel="time to the same objective, of a random start's", ylim=(0, None))
+        right.legend(frameon=False)
+        for panel in (left, right):
+            panel.axhline(1.0, color="0.6", lw=1, ls="--")
+            panel.set(xlabel="noise, of the signal", xscale="log")
+        save(figure, picture)
 
 
-def by_rank(count: int) -> None:
+def by_rank(count: int, picture: str | None) -> None:
     """Error of starts alone, a 500 x 500 matrix of rank 10 (section 8.2)."""
     rng = np.random.default_rng(0)
     X = rng.random((500, 10)) @ rng.random((10, 500))
@@ -185,19 +211,42 @@ def by_rank(count: int) -> None:
     size = np.linalg.norm(X)
     found = consistent_signs(whole_svd(X, 10))
 
-    def errors(pairs: Any) -> np.ndarray:
+    def errors(pairs: Any) -> Any:
         return np.array([np.linalg.norm(X - W @ H) / size for W, H in pairs])
 
     drawn = errors(random_start(X.shape, 10, X.mean(), rng) for _ in range(count))
-    print(
-        f"random starts: {drawn.min():.3f} to {drawn.max():.3f} of ‖V‖; noise alone "
-        f"{np.linalg.norm(X - (found.left * found.values) @ found.right) / size:.3f}"
-    )
+    floor = np.linalg.norm(X - (found.left * found.values) @ found.right) / size
+    print(f"random starts: {drawn.min():.3f} to {drawn.max():.3f} of ‖V‖; noise alone {floor:.3f}")
+    bands = []
     for rank in range(1, 11):
         transfer = learn_transfer(rank, count)
         own = errors(q_transform(found, pair, 10, rng) for pair in zip(*transfer, strict=True))
-        low, middle, high = np.quantile(own, [0.05, 0.5, 0.95])
+        bands.append(np.quantile(own, [0.05, 0.5, 0.95]))
+        low, middle, high = bands[-1]
         print(f"transfer rank {rank:2d}: {low:.3f}  {middle:.3f}  {high:.3f}  (5, 50, 95 %)")
+    if picture is not None:
+        figure, (panel,) = plain_figure(1)
+        low, middle, high = np.transpose(bands)
+        panel.fill_between(range(1, 11), low, high, alpha=0.3, lw=0, label="5 to 95 % of starts")
+        panel.plot(range(1, 11), middle, "o-", label="Q-Transform, median")
+        panel.axhline(drawn.min(), color="k", ls=":", label="best random start")
+        panel.axhline(floor, color="0.5", ls="--", label="singular vectors, rank 10")
+        panel.set(xlabel="transfer rank", ylabel="‖V - WH‖ / ‖V‖ of the start", yscale="log")
+        panel.legend(frameon=False)
+        save(figure, picture)
+
+
+def plain_figure(panels: int = 2) -> tuple[Any, Any]:
+    """A figure with a row of panels."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, panels, figsize=(5 * panels, 4), layout="constrained")
+    return figure, np.atleast_1d(axes)
+
+
+def save(figure: Any, path: str) -> None:
+    figure.savefig(path, dpi=120)
+    print(f"\n{path} written")
 
 
 def main() -> None:
@@ -208,16 +257,18 @@ def main() -> None:
     parser.add_argument("files", nargs="*", help="NAME=FILE.npz:RANK")
     parser.add_argument("--starts", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--picture", help="of noise and rank")
     options = parser.parse_args()
     if options.what == "noise":
-        noise(options.starts, options.iterations)
+        noise(options.starts, options.iterations, options.picture)
         return
     if options.what == "rank":
-        by_rank(10 * options.starts)
+        by_rank(10 * options.starts, options.picture)
         return
     every = usual() | {name: (V, rank) for name, V, rank in map(from_file, options.files)}
     table = [
-        tell(name, V, rank, options.starts, options.iterations) for name, (V, rank) in every.items()
+        tell(name, V, rank, options.starts, options.iterations).seconds
+        for name, (V, rank) in every.items()
     ]
     middle = np.median(np.array(table), axis=0)
     print(
