@@ -74,7 +74,7 @@ def particles(
     """Find many good factorizations of a matrix, and the weight of each.
 
     Ends of optimisations from diverse starts, with the probability masses under which they
-    are nearest to the posterior. What Ctrl-C cuts short, resume finishes.
+    are nearest to the posterior. What Ctrl-C cuts short after the pilot runs, resume finishes.
 
         daskfactor particles counts.csv --store modes.zarr -k 10
 

@@ -12,10 +12,12 @@ from scipy import sparse
 from daskfactor.engine.base import Executor
 from daskfactor.engine.state import make_state
 from daskfactor.errors import OptionError
-from daskfactor.io.blocks import BlockedData, BlockView
-from daskfactor.io.memory import memory_budget
+from daskfactor.grid.bands import Grid
+from daskfactor.io.blocks import BlockedData, BlockView, SparseBlock
+from daskfactor.io.storage import FloatType
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.optimizers.multiplicative import DispersionRule, run_updates
+from daskfactor.particles.singular import compressed
 
 Array = NDArray[Any]
 Optimizer = Literal["coordinate_descent", "multiplicative"]
@@ -23,8 +25,8 @@ OnShare = Callable[[float], None]
 """Told what share of a particle's iterations is done."""
 
 OPTIMIZERS: Final = ("coordinate_descent", "multiplicative")
-SHARE: Final = 8
-"""Whole matrices are put together if one for every lane takes one part in so many of memory."""
+WHOLE: Final = 2**30
+"""Bytes of data up to which whole matrices are put together unasked."""
 NO_RATE: Final = 1e-30
 """A prior that is none."""
 
@@ -64,10 +66,38 @@ class Objective(NamedTuple):
         )
 
 
+class Facts(NamedTuple):
+    """Data as a task may ask of them, on a worker too, where only blocks are left to read."""
+
+    blocks: BlockedData
+    shape: tuple[int, int]
+    mean: float
+    total_observed: int
+    is_integer: bool
+
+    @classmethod
+    def of(cls, data: BlockedData) -> "Facts":
+        return cls(data, data.shape, data.mean, data.total_observed, data.is_integer)
+
+    @property
+    def grid(self) -> Grid:
+        return self.blocks.grid
+
+    @property
+    def dtype(self) -> FloatType:
+        return self.blocks.dtype
+
+    def view(self, row: int, col: int) -> Any:
+        """Block (row, col) for reading."""
+        return self.blocks.view(row, col)
+
+
 def choose_optimizer(
-    wanted: Optimizer | Literal["auto"], data: BlockedData, objective: Objective, lanes: int = 1
+    wanted: Optimizer | Literal["auto"], data: BlockedData, objective: Objective
 ) -> Optimizer:
     """The optimiser by name; refuses coordinate descent where it cannot be had.
+
+    The choice depends on the data, and on nothing of the executor: particles would differ.
 
     Raises
     ------
@@ -85,9 +115,8 @@ def choose_optimizer(
         hindrance = f"it knows no missing entries, of which there are {data.n_missing}"
     elif data.minimum < 0:
         hindrance = f"it takes no negative entries, and the data go down to {data.minimum:g}"
-    elif not data.in_memory or lanes * data.nbytes > memory_budget(None) // SHARE:
-        hindrance = f"it needs the whole matrix in memory, {data.nbytes / 2**30:.1f} GiB"
-    if hindrance is None:
+    large = not data.in_memory or data.nbytes > WHOLE
+    if hindrance is None and not (wanted == "auto" and large):
         return "coordinate_descent"
     if wanted == "auto":
         return "multiplicative"
@@ -101,11 +130,8 @@ def lanes_of(executor: Executor) -> int:
     return max(1, executor.report.lanes * executor.report.workers)
 
 
-def whole_matrix(data: BlockedData) -> Any:
-    """All of the data in the order of the grid, an array or compressed rows.
-
-    Nothing is asked of the data but their grid, type and blocks, which workers have too.
-    """
+def whole_matrix(data: Facts | BlockedData) -> Any:
+    """All of the data in the order of the grid, an array or compressed rows."""
     bands = range(data.grid.blocks)
     if isinstance(data.view(0, 0), BlockView):
         out = np.empty(data.grid.shape, data.dtype)
@@ -113,16 +139,15 @@ def whole_matrix(data: BlockedData) -> Any:
             view: Any = data.view(*block)
             out[data.grid.slices(block)] = view.block
         return out
-    rows = [sparse.hstack([_compressed(data.view(row, col)) for col in bands]) for row in bands]
+    rows = [sparse.hstack([compressed(_sparse(data, row, col)) for col in bands]) for row in bands]
     whole: Any = sparse.vstack(rows)
     return whole.tocsr()
 
 
-def _compressed(view: Any) -> Any:
-    """A sparse block as scipy has it; column numbers as wide as scikit-learn takes them."""
-    return sparse.csr_array(
-        (view.values, view.indices.astype(np.int32), view.indptr), shape=(view.m, view.n)
-    )
+def _sparse(data: Facts | BlockedData, row: int, col: int) -> SparseBlock:
+    view = data.view(row, col)
+    assert isinstance(view, SparseBlock)
+    return view
 
 
 def by_coordinates(
@@ -163,7 +188,7 @@ def silent() -> Iterator[None]:
 
 def by_updates(
     executor: Executor,
-    data: BlockedData,
+    data: Facts,
     W: Array,
     H: Array,
     objective: Objective,
@@ -172,7 +197,8 @@ def by_updates(
     on_share: OnShare | None = None,
 ) -> tuple[Array, Array, int]:
     """Multiplicative updates on the engine; factors and iterations."""
-    law, rule = objective.law, DispersionRule(objective.law, data)
+    law = objective.law
+    rule = DispersionRule(law, data)  # type: ignore[arg-type]  # nothing else is asked of it
     state = make_state(data.grid, W, np.ascontiguousarray(H.T))
 
     def tell(iteration: int, value: float) -> None:
@@ -180,6 +206,15 @@ def by_updates(
         if on_share is not None:
             on_share(iteration / max_iter)
 
-    fit = run_updates(data, law, state, executor, rule, max_iter, tol, tell)
+    fit = run_updates(
+        data,  # type: ignore[arg-type]
+        law,
+        state,
+        executor,
+        rule,
+        max_iter,
+        tol,
+        tell,
+    )
     Ht = fit.state.gather("columns")
     return fit.state.gather("rows"), np.ascontiguousarray(Ht.T), fit.objective[-1][0]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from numpy.typing import NDArray
@@ -13,10 +13,12 @@ from daskfactor.engine.serial import SerialExecutor
 from daskfactor.engine.state import ChainState
 from daskfactor.errors import OptionError
 from daskfactor.io.blocks import BlockedData
+from daskfactor.io.memory import memory_budget
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.optimizers.multiplicative import DispersionRule, initial_state, run_updates
 from daskfactor.particles.descents import (
     OPTIMIZERS,
+    Facts,
     Objective,
     OnShare,
     Optimizer,
@@ -28,6 +30,7 @@ from daskfactor.particles.descents import (
     whole_matrix,
 )
 from daskfactor.particles.starts import STARTS, Start, Starts, prepare_starts
+from daskfactor.particles.state import Options
 
 Array = NDArray[Any]
 SINGLE: Final = 2**26
@@ -39,7 +42,7 @@ FILL_ITERATIONS: Final = 100
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class Ensemble(Options):
     r"""Particles by optimisation from many starts: diverse local optima of the objective.
 
     Parameters
@@ -49,9 +52,9 @@ class Ensemble:
         learnt on small synthetic problems. ``"random"``, ``"nndsvdar"`` (little diverse), or
         ``"nndsvd"``, which gives one particle.
     optimizer
-        ``"coordinate_descent"`` (scikit-learn's; beta = 2, no missing and no negative entries,
-        data that fit in memory) or ``"multiplicative"`` (ours, for any data and beta).
-        ``"auto"``: the first where it can be had.
+        ``"coordinate_descent"`` (scikit-learn's; beta = 2, no missing and no negative
+        entries) or ``"multiplicative"`` (ours, for any data and beta). ``"auto"``: the first
+        where it can be had and the data, of at most 1 GiB, are held in memory.
     max_iter, tol
         When to stop; None: 200 and 1e-4 for coordinate descent, scikit-learn's defaults, and
         300 and 1e-4 for multiplicative updates (see :class:`MultiplicativeUpdates`).
@@ -91,14 +94,6 @@ class Ensemble:
             raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
         whole_number("transfer_rank", self.transfer_rank, 1)
 
-    @property
-    def name(self) -> str:
-        return type(self).__name__
-
-    def to_dict(self) -> dict[str, Any]:
-        """The method as plain JSON values, with its class under ``"type"``."""
-        return {"type": self.name} | asdict(self)
-
 
 class Particle(NamedTuple):
     """A factorization in the order of the grid, W (I, K) and H (K, J), and what it took."""
@@ -137,11 +132,11 @@ def optimise(
     """Particles one after the other as they are finished, in the order of their numbers.
 
     Small data, and wherever coordinates descend: a task for every start, as many at a time
-    as there are lanes. Larger data, and updates on a cluster: the blocks of one start after
-    the other on all lanes, and ``on_share`` is told of each.
+    as there are lanes and whole matrices have room. Larger data: the blocks of one start
+    after the other on all lanes, and ``on_share`` is told of each.
     """
-    lanes = lanes_of(executor)
-    optimizer = choose_optimizer(method.optimizer, data, objective, lanes)
+    optimizer = choose_optimizer(method.optimizer, data, objective)
+    known = Facts.of(data)
     tol = 1e-4 if method.tol is None else method.tol
 
     def one(number: int, runner: Executor, tell: OnShare | None = None) -> Particle:
@@ -149,20 +144,20 @@ def optimise(
         W, H = starts(number)
         if optimizer == "coordinate_descent":
             iterations = method.max_iter or 200
-            X = whole_matrix(data)
+            X = whole_matrix(known)
             W, H, n_iter = by_coordinates(X, W, H, objective, iterations, tol)
         else:
             iterations = method.max_iter or 300
-            W, H, n_iter = by_updates(runner, data, W, H, objective, iterations, tol, tell)
+            W, H, n_iter = by_updates(runner, known, W, H, objective, iterations, tol, tell)
         return Particle(number, W, H, time.perf_counter() - begun, n_iter)
 
     def alone(number: int, work: Workspace) -> Particle:
         del work
         return one(number, SerialExecutor())
 
-    here = executor.name in ("serial", "lanes")
-    if optimizer == "coordinate_descent" or (here and data.nbytes <= SINGLE):
-        step = 2 * lanes if here else AWAY
+    if optimizer == "coordinate_descent" or data.nbytes <= SINGLE:
+        step = 2 * lanes_of(executor) if executor.name in ("serial", "lanes") else AWAY
+        step = max(1, min(step, memory_budget(None) // (2 * data.nbytes)))
         for at in range(0, len(numbers), step):
             with silent():
                 found = executor.map(alone, numbers[at : at + step])
@@ -186,7 +181,7 @@ def prepared(
             f'start="nndsvd" gives one and the same start, {count} particles were asked for; '
             'take start="nndsvdar" or "q_transform", or particles=1'
         )
-    optimizer = choose_optimizer(method.optimizer, data, objective, lanes_of(executor))
+    optimizer = choose_optimizer(method.optimizer, data, objective)
     fill = None if method.start == "random" else fill_missing(executor, data, objective, seed)
     return prepare_starts(
         executor,

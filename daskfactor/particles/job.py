@@ -11,7 +11,7 @@ from daskfactor.engine import Executor
 from daskfactor.engine.progress import OnEvent, Phase, RunEvent
 from daskfactor.io.blocks import BlockedData
 from daskfactor.models.silf import SILFNMF
-from daskfactor.particles.descents import Objective, choose_optimizer, lanes_of
+from daskfactor.particles.descents import Objective, choose_optimizer
 from daskfactor.particles.ensembles import Ensemble, Particle
 from daskfactor.particles.kernel import IMQ
 from daskfactor.particles.measure import AnyModel, dispersion_of
@@ -27,7 +27,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Options:
+class Settings:
     """What was asked for; plain values, written into the results."""
 
     particles: int
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     data: BlockedData
     model: AnyModel
     method: Method
-    options: Options
+    options: Settings
     runner: Executor
     on_event: OnEvent
     objective: Objective
@@ -59,7 +59,7 @@ class Job(NamedTuple):
         data: BlockedData,
         model: AnyModel,
         method: Method,
-        options: Options,
+        options: Settings,
         runner: Executor,
         on_event: OnEvent,
     ) -> "Job":
@@ -72,7 +72,7 @@ class Job(NamedTuple):
             model = replace(model, dispersion=hyper.dispersion, rate_w=rate_w, rate_h=rate_h)
             objective = Objective.of(model, hyper)
         if isinstance(method, Ensemble):
-            optimizer = choose_optimizer(method.optimizer, data, objective, lanes_of(runner))
+            optimizer = choose_optimizer(method.optimizer, data, objective)
             method = replace(method, optimizer=optimizer)
         job = cls(data, model, method, options, runner, on_event, objective)
         if isinstance(model, SILFNMF) and model.threshold == "auto":

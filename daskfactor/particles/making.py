@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from daskfactor.engine.progress import RunEvent
 from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.io.blocks import BlockedData
 from daskfactor.io.memory import memory_budget
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
@@ -23,6 +24,7 @@ from daskfactor.particles.kernel import IMQ
 from daskfactor.particles.measure import AnyModel, measure
 from daskfactor.particles.source import Particles, read
 from daskfactor.particles.weights import discrepancy, stein_weights
+from daskfactor.results.claims import claim, local_path
 from daskfactor.results.matching import Law, Reference, match, reference_from
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
@@ -36,23 +38,35 @@ FEW: Final = 0.5
 """Share of particles within the threshold below which a warning tells so."""
 
 
-def new_sink(job: Job, store: PathText | None, overwrite: bool) -> RunStore | MemorySink:
-    """Where the results go.
+def check_room(
+    data: BlockedData, model: AnyModel, count: int, store: PathText | None, overwrite: bool
+) -> None:
+    """Refuse, before anything is computed, a place where the results cannot go.
 
     Raises
     ------
     OptionError
         If they are to stay in memory and there is not enough of it.
+    StoreError
+        If something is in the way of a store.
     """
-    rows, columns = job.data.shape
-    count, width = job.options.particles, job.model.n_components
-    size = count * (rows + columns) * width * job.data.dtype.itemsize
-    if store is None and size > memory_budget(None):
+    if store is not None:
+        held = claim(local_path(fspath(store)), overwrite)
+        if held is not None:
+            held.release()
+        return
+    rows, columns = data.shape
+    size = count * (rows + columns) * model.n_components * data.dtype.itemsize
+    if size > memory_budget(None):
         raise OptionError(
-            f"{count} particles of {rows} x {columns} with {width} components take "
+            f"{count} particles of {rows} x {columns} with {model.n_components} components take "
             f"{size / 2**30:.1f} GiB, more than half of the free memory; pass store= to write them "
             "to disk, or take fewer"
         )
+
+
+def new_sink(job: Job, store: PathText | None, overwrite: bool) -> RunStore | MemorySink:
+    """Where the results go."""
     spec = job.spec(store is not None)
     if store is None:
         return MemorySink(spec)
@@ -108,7 +122,7 @@ def _write(job: Job, sink: RunStore | MemorySink, one: Particle) -> None:
         "n_iter": np.array([one.n_iter], np.int64),
     }
     if isinstance(job.model, SILFNMF):
-        stats["objective"] = job.model.factor * job.objectives(W[None], H[None])
+        stats["objective"] = job.model.factor * job.objectives(W[None], H[None]) + 0.0
         W, H = on_simplex(W, H)
     W = in_callers_order(job.data, "rows", W.astype(job.options.dtype))
     Ht = in_callers_order(job.data, "columns", H.T.astype(job.options.dtype))
@@ -176,9 +190,19 @@ def _tell_of_poor_ones(model: AnyModel, objective: NDArray[np.float64] | None) -
     good = int((objective <= (1.0 + model.smoothness) * model.eps).sum())
     if good < FEW * len(objective):
         warnings.warn(
-            f"only {good} of {len(objective)} particles have an objective within the threshold of "
-            f"{model.eps:.4g} (the best: {objective.min():.4g}); let them run longer, or pass a "
+            f"particles with an objective within the threshold of {model.eps:.4g}: only {good} of "
+            f"{len(objective)} (the best: {objective.min():.4g}); let them run longer, or pass a "
             "larger threshold",
+            SamplingWarning,
+            stacklevel=5,
+        )
+    fall = model.sharpness * model.smoothness * model.eps
+    if fall < 1.0:
+        warnings.warn(
+            f"sharpness={model.sharpness:g} hardly tells good factorizations from bad ones here: "
+            f"at 1.1 times the threshold of {model.eps:.3g} the likelihood has fallen by "
+            f"exp(-{fall:.2g}) only; pass a larger sharpness, such as "
+            f"{10 / (model.smoothness * model.eps):.2g}, or multiply the data by a number",
             SamplingWarning,
             stacklevel=5,
         )

@@ -88,7 +88,7 @@ def measure(
     found = stein_matrix(runner, data, target, particles, divergence, kernel, tangent)
     if not isinstance(model, SILFNMF):
         return Measured(found, None)
-    return Measured(found, model.factor * divergence)
+    return Measured(found, model.factor * divergence + 0.0)  # no -0.0
 
 
 def dispersion_of(runner: Executor, data: BlockedData, model: TweedieNMF, seed: int = 0) -> float:

@@ -15,9 +15,9 @@ from daskfactor.errors import DataError, OptionError
 from daskfactor.io.blocks import BlockedData
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.particles.job import Job, Options
+from daskfactor.particles.job import Job, Settings
 from daskfactor.particles.kernel import IMQ
-from daskfactor.particles.making import new_sink, run
+from daskfactor.particles.making import check_room, new_sink, run
 from daskfactor.particles.measure import AnyModel, check_model, checked_kernel, law_of_data
 from daskfactor.particles.methods import Method, checked_method, method_from_dict
 from daskfactor.random import resolve_seed
@@ -68,7 +68,7 @@ def stein_posterior(
     Parameters
     ----------
     V : array (I, J)
-        The data, as for :func:`sample`; non-negative.
+        The data, as for :func:`sample`, some of them positive.
     model
         The posterior: a :class:`SILFNMF`, under which all factorizations that are good
         enough are equally likely, or a :class:`TweedieNMF`.
@@ -89,10 +89,10 @@ def stein_posterior(
         the kernel, a matter of distances, takes one factorization in two orders for two
         modes. False leaves them as they were found.
     random_seed
-        Any whole number; the same seed gives the same particles on every executor.
+        The same seed, from 0 to 2⁶⁴ - 1, gives the same particles on every executor.
     store
-        Directory to write particles to as they are finished; :func:`resume` goes on with
-        what was cut short, and :func:`open_run` reads it.
+        Directory to write particles to as they are finished, from the end of the pilot runs
+        on; :func:`resume` goes on with what was cut short, and :func:`open_run` reads it.
     overwrite, progressbar, client, blocks, unstored, balance, allow_empty, dtype, executor,
     memory_limit, callback
         As for :func:`sample`.
@@ -120,22 +120,24 @@ def stein_posterior(
     that none of them has found: more particles, or other starts, can only bring the
     discrepancy down. It is one number for the whole; where its kernel is flat (distances
     far below its scales) or spent (far above), it tells good from bad but not near from
-    far.
+    far. The defaults of a `SILFNMF` and of its kernel are the paper's, and in the unit of
+    the data: they suit objectives far above 1. For data between 0 and 1 the likelihood may
+    hardly fall beyond the threshold, which is warned of.
 
     Masood and Doshi-Velez, algorithm 1 and equation 4.
     """
     check_model(model)
     check_free(model)
     method = checked_method(method)
-    options = Options(
-        particles=whole_number("particles", particles, 1),
-        pilot=whole_number("pilot", pilot, 1),
-        kernel=asdict(checked_kernel(model, tangent, kernel)),
-        tangent=truth("tangent", tangent),
-        align=truth("align", align),
-        seed=resolve_seed(random_seed),
-        dtype=dtype,
-    )
+    kernel = checked_kernel(model, tangent, kernel)
+    settings: dict[str, Any] = {
+        "particles": whole_number("particles", particles, 1),
+        "pilot": whole_number("pilot", pilot, 1),
+        "kernel": asdict(kernel),
+        "tangent": truth("tangent", tangent),
+        "align": truth("align", align),
+        "seed": resolve_seed(random_seed),
+    }
     with ExitStack() as stack:
         on_event = stack.enter_context(listener(progressbar, callback))
         on_event(RunEvent("load", 0, 1))
@@ -148,7 +150,9 @@ def stein_posterior(
         check_positive(data)
         model.check_shape(data.shape)
         on_event(RunEvent("load", 1, 1, message="{} x {}".format(*data.shape)))
+        check_room(data, model, settings["particles"], store, overwrite)
         runner = stack.enter_context(executing(executor, client, data, law, on_event))
+        options = Settings(**settings, dtype=str(data.dtype))
         job = Job.of(data, model, method, options, runner, on_event)
         return run(job, new_sink(job, store, overwrite))
 
@@ -189,7 +193,7 @@ def resume_particles(
             return open_run(fspath(store))
         described = json.loads(held.attrs["run"])
         _, meta = held.load_checkpoint()
-        options = Options(**described["options"])
+        options = Settings(**described["options"])
         kind = SILFNMF if described["model"]["type"] == "SILFNMF" else TweedieNMF
         model = kind.from_dict(described["model"])
         data = stack.enter_context(data_again(held, V, described, memory_limit))

@@ -154,6 +154,17 @@ class _Completed:
         return np.concatenate(self.executor.map(one, range(grid.blocks)))
 
 
+def compressed(view: SparseBlock, values: NDArray[Any] | None = None) -> Any:
+    """A sparse block, or other values in its places, as scipy has it.
+
+    Column numbers are as wide as scikit-learn takes them.
+    """
+    stored = view.values if values is None else values
+    return sparse.csr_array(
+        (stored, view.indices.astype(np.int32), view.indptr), shape=(view.m, view.n)
+    )
+
+
 def _product(
     view: BlockView | SparseBlock, side: Side, x: NDArray[Any], fill: tuple[Any, Any] | None
 ) -> Array:
@@ -175,8 +186,6 @@ def _product(
         else:
             stored = stored - np.einsum("ek,ek->e", W[rows], H[view.indices])
             low_rank = W @ (H.T @ x) if side == "rows" else H @ (W.T @ x)
-    block: Any = sparse.csr_array(
-        (stored, view.indices.astype(np.int32), view.indptr), shape=(view.m, view.n)
-    )
+    block = compressed(view, stored)
     product = (block if side == "rows" else block.T) @ x
     return np.asarray(product if low_rank is None else product + low_rank, dtype=np.float64)

@@ -21,7 +21,11 @@ STARTS: Final[tuple[Start, ...]] = get_args(Start)
 PAD: Final = 1e-2
 """Entries of components beyond the transfer rank, of the mean of those that have one."""
 LIFT: Final = 1e-2
-"""What NNDSVDar puts in place of zeros, of the mean of the data at most."""
+"""What NNDSVDar puts in place of zeros, of the mean of the factor."""
+ZERO: Final = 1e-6
+"""Entries that count as zeros there, of the mean of the factor."""
+POOL: Final = 32
+"""Transfer matrices that further components are drawn from."""
 PILOTS: Final = 2**20
 """Number of the first pilot run: what is drawn for particles is not drawn for pilots."""
 
@@ -52,7 +56,7 @@ class Starts:
         elif self.transfer is None:
             W, H = nndsvd(self.singular, self.n_components)
             if self.kind == "nndsvdar":
-                W, H = (lifted(one, self.mean, rng) for one in (W, H))
+                W, H = (lifted(one, rng) for one in (W, H))
         elif self.stacked:
             W, H = several(self.singular, self.transfer, number, self.n_components, rng)
         else:
@@ -90,7 +94,8 @@ def prepare_starts(
     if kind == "q_transform":
         rank = min(transfer_rank, *data.shape)
         singular = truncated_svd(executor, data, rank, seed, fill)
-        transfer = learn_transfer(rank, max(count, parts(n_components, rank)))
+        least = max(POOL, parts(n_components, rank)) if stacked else 1
+        transfer = learn_transfer(rank, max(count, least), seed)
         return Starts(data, n_components, kind, seed, singular, transfer, stacked)
     short = min(data.shape)
     if n_components > short:
@@ -154,9 +159,10 @@ def several(
     The first pair is the particle's own, the others are drawn. For multiplicative updates,
     which take hundreds of iterations to let small entries grow.
     """
-    rank, total = transfer.w.shape[1], len(transfer.w)
+    rank = transfer.w.shape[1]
     count = parts(n_components, rank)
-    others = rng.permutation(np.delete(np.arange(total), number))[: count - 1]
+    pool = np.arange(max(POOL, count))
+    others = rng.permutation(pool[pool != number])[: count - 1]
     halves_of = [
         q_transform(found, (transfer.w[n], transfer.h[n]), rank, rng) for n in (number, *others)
     ]
@@ -189,7 +195,12 @@ def nndsvd(found: Singular, n_components: int) -> tuple[Array, Array]:
     return W, H
 
 
-def lifted(factor: Array, mean: float, rng: np.random.Generator) -> Array:
-    """Zeros replaced by small random entries, up to about a hundredth of the data's mean."""
-    zero = factor < 1e-6
-    return np.where(zero, LIFT * mean * np.abs(rng.standard_normal(factor.shape)), factor)
+def lifted(factor: Array, rng: np.random.Generator) -> Array:
+    """Zeros replaced by small random entries, about a hundredth of the factor's mean.
+
+    scikit-learn takes the data's mean, which has another unit than factors, so that there the
+    start depends on the unit of the data.
+    """
+    size = factor.mean()
+    drawn = LIFT * size * np.abs(rng.standard_normal(factor.shape))
+    return np.where(factor <= ZERO * size, drawn, factor)

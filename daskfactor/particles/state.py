@@ -164,7 +164,7 @@ def given(problem: Problem, count: int, seed: int) -> Pair:
             particle, component = np.argwhere(~(sums > 0))[0]
             raise OptionError(
                 f"component {component} of start {particle} is zero in all of W, so that no scale "
-                "puts it on the simplex; leave that start out"
+                "puts it on the simplex; pass a start that has some of it"
             )
         W /= sums[:, None]
         H *= sums[:, :, None]

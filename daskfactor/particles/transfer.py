@@ -44,7 +44,7 @@ def learn_transfer(rank: int, count: int, seed: int = 0) -> Transfer:
 
     Synthetic matrices are products of uniform random factors of the rank, with Gaussian
     noise cut off at zero; each is factorized from five random starts. What was learnt is
-    kept for the life of the process: the same matrices serve all data.
+    kept for the life of the process: the matrices of a seed serve all data.
 
     Parameters
     ----------

@@ -16,6 +16,8 @@ Array = NDArray[np.float64]
 
 SYMMETRIC: Final = 1e-8
 """Relative asymmetry from which on a matrix is refused."""
+NEGATIVE: Final = 1e-6
+"""Eigenvalue below zero, of the largest, from which on weights are not to be trusted."""
 
 
 def checked_matrix(matrix: ArrayLike) -> Array:
@@ -140,6 +142,14 @@ def stein_weights(matrix: ArrayLike) -> Array:
 def _least_squares(K: Array, size: Array) -> Array:
     """The weights by NNLS, for u = w times ``size``, in which the diagonal is 1."""
     values, vectors = np.linalg.eigh(K / size / size[:, None])
+    if values[0] < -NEGATIVE * values[-1]:
+        warnings.warn(
+            "the Stein matrix has negative eigenvalues, so that rounding has taken its digits: "
+            "weights and discrepancy are not to be trusted; leave out the particles with the "
+            "largest entries on its diagonal, or rescale the data",
+            SamplingWarning,
+            stacklevel=3,
+        )
     values[values < len(K) * np.finfo(np.float64).eps * values[-1]] = 0.0
     root = np.sqrt(values)[:, None] * vectors.T
     system = np.vstack([root, size.min() / size])

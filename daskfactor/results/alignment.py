@@ -13,7 +13,7 @@ from daskfactor.errors import OptionError
 from daskfactor.results.matching import By, Law, Match, Reference, rearranged
 from daskfactor.results.rearrangement import rearranged_draws
 from daskfactor.results.references import Cost, Draws, best_draw, given_reference, iterated_mean
-from daskfactor.results.schema import MOMENTS, factor_dims
+from daskfactor.results.schema import MOMENTS, STEIN, factor_dims
 from daskfactor.results.trace import Trace, as_tree, require_draws
 from daskfactor.results.weights import draw_weights, over_chains
 
@@ -65,7 +65,8 @@ def align(
     -------
     DataTree
         The trace with ``posterior`` (and ``posterior_coarse``) aligned,
-        ``posterior_moments`` taken anew from the aligned draws, and a group
+        ``posterior_moments`` taken anew from the aligned draws, without ``stein`` if any
+        particle's order changed, and a group
         ``alignment``: ``permutation`` (chain, draw, component), the position in the
         input of what is now component k; ``factor`` (chain, draw, component), c above;
         ``similarity`` (chain, draw, component), the product of the two cosines (the one of
@@ -113,9 +114,17 @@ def align(
         groups[found_name] = _described(draws, found, cost)
         if name == "posterior":
             groups[MOMENTS] = moments
+    if STEIN in groups and _moved(groups["alignment"]):
+        del groups[STEIN]  # that was of the particles in their old order
     aligned = xr.DataTree.from_dict(groups)
     aligned.attrs = dict(tree.attrs)
     return aligned
+
+
+def _moved(alignment: xr.Dataset) -> bool:
+    """Whether any component of any draw changed its place."""
+    order = alignment["permutation"].transpose(..., "component").values
+    return bool((order != np.arange(order.shape[-1])).any())
 
 
 def law_of(tree: xr.DataTree) -> Law:

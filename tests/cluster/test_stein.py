@@ -1,9 +1,13 @@
 """Bands of particles on the workers of a cluster give the numbers of one machine."""
 
+import warnings
+
 import numpy as np
 import pytest
+from scipy import sparse
 
 import daskfactor as dfac
+from daskfactor.errors import SamplingWarning
 from tests.cluster.support import cluster
 
 pytestmark = pytest.mark.cluster
@@ -37,17 +41,32 @@ def test_particles_in_a_store_are_read_by_workers(tmp_path, monkeypatch):
     assert there.identical(here)
 
 
-def test_particles_made_by_workers_are_those_made_here(monkeypatch):
+def test_particles_made_by_workers_are_those_made_here():
     V = np.random.default_rng(0).gamma(2.0, size=(24, 20))
     gaps = np.where(V > 5.0, np.nan, V)
-    model, options = dfac.SILFNMF(2), {"blocks": 2, "progressbar": False, "random_seed": 1}
-    settings = options | {"particles": 3, "pilot": 1}
-    method = dfac.Ensemble(max_iter=10)
-    here = [dfac.stein_posterior(one, model, method, **settings) for one in (V, gaps)]
-    with cluster(2, processes=False) as client:
-        more = {"client": client, "executor": "tasks"}
-        for one, expected in zip((V, gaps), here, strict=True):
-            there = dfac.stein_posterior(one, model, method, **settings, **more)
+    counts = sparse.csr_array(np.floor(V))
+    ensemble = dfac.Ensemble(max_iter=10)
+    cases = [
+        (V, dfac.SILFNMF(2), ensemble, {}),
+        (gaps, dfac.SILFNMF(4), ensemble, {}),
+        (counts, dfac.SILFNMF(2), ensemble, {"unstored": "zero"}),
+        (counts, dfac.TweedieNMF(2), ensemble, {"unstored": "missing"}),
+        (V, dfac.SILFNMF(2), dfac.SimplexHMC(draws=4, tune=3, steps=2), {}),
+        (gaps, dfac.SILFNMF(2), dfac.SVGD(steps=2), {}),
+    ]
+    settings = {"blocks": 2, "progressbar": False, "random_seed": 1, "particles": 3, "pilot": 1}
+
+    def made(case, **more):
+        data, model, method, options = case
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)  # so few steps do not get far
+            return dfac.stein_posterior(data, model, method, **settings, **options, **more)
+
+    here = [made(case) for case in cases]
+    with cluster(2, processes=True) as client:
+        for number, (case, expected) in enumerate(zip(cases, here, strict=True)):
+            name = ("tasks", "ring", "auto")[number % 3]
+            there = made(case, client=client, executor=name)
             for group in ("posterior", "stein", "constant_data"):
                 assert there[group].to_dataset().identical(expected[group].to_dataset())
             np.testing.assert_array_equal(

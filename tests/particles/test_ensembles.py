@@ -13,6 +13,7 @@ from daskfactor.io.sources import as_blocks
 from daskfactor.models.divergence import divergence
 from daskfactor.particles import ensembles
 from daskfactor.particles.descents import (
+    Facts,
     Objective,
     by_coordinates,
     by_updates,
@@ -82,7 +83,7 @@ def test_updates_bring_the_objective_of_observed_entries_down(beta: float, gaps:
     values = [total(X, W, H, objective)]
     with as_blocks(X, 2, dtype="float64") as data:
         for _ in range(6):
-            W, H, n_iter = by_updates(SERIAL, data, W, H, objective, 5, 0.0)
+            W, H, n_iter = by_updates(SERIAL, Facts.of(data), W, H, objective, 5, 0.0)
             assert n_iter == 5
             values.append(total(X, W, H, objective))
     assert (np.diff(values) <= 1e-9 * values[0]).all()
@@ -151,11 +152,10 @@ def test_the_optimizer_that_data_and_model_allow() -> None:
             choose_optimizer(wanted, data, Objective(3, 1.0))
         with pytest.raises(OptionError, match="gamma priors"):
             choose_optimizer(wanted, data, SQUARES._replace(shape_h=2.0))
-        with pytest.raises(OptionError, match="whole matrix in memory"):
-            choose_optimizer(wanted, data, SQUARES, lanes=10**12)
     with as_blocks(X, 2, memory_limit=1000) as data:
         assert not data.in_memory
         assert choose_optimizer("auto", data, SQUARES) == "multiplicative"
+        assert choose_optimizer(wanted, data, SQUARES) == "coordinate_descent"
     X[0, 0] = -1.0
     with as_blocks(X, 2) as data:
         assert choose_optimizer(auto, data, SQUARES) == "multiplicative"

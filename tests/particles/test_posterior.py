@@ -151,9 +151,15 @@ def test_particles_that_are_all_the_same_are_weighed_too() -> None:
         assert np.ptp(tree["sample_stats/lp"].values) < 1e-6
 
 
+def test_a_likelihood_that_hardly_falls_is_told_of() -> None:
+    with pytest.warns(SamplingWarning, match="sharpness=2 hardly tells"):
+        posterior(1e-3 * values())
+    posterior(1e-3 * values(), dfac.SILFNMF(3, sharpness=1e9))
+
+
 def test_particles_that_are_not_good_enough_are_told_of() -> None:
-    with pytest.warns(SamplingWarning, match="only 0 of 5 particles"):
-        posterior(values(), dfac.SILFNMF(3, threshold=1e-3))
+    with pytest.warns(SamplingWarning, match="only 0 of 5"):
+        posterior(values(), dfac.SILFNMF(3, threshold=1e-3, sharpness=1e6))
 
 
 def test_a_store_holds_what_memory_would(tmp_path: Path) -> None:

@@ -213,11 +213,14 @@ def test_nndsvd_is_that_of_scikit_learn(rank: int) -> None:
         np.testing.assert_allclose(mine, its, atol=1e-8)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("kind", ["q_transform", "random", "nndsvdar", "nndsvd"])
-def test_a_start_depends_on_its_number_and_the_seed_alone(kind: Any) -> None:
+def test_a_start_depends_on_its_number_and_the_seed_alone(kind: Any, stacked: bool) -> None:
     with as_blocks(counts(), 2) as data:
-        many = prepare_starts(SERIAL, data, 4, kind, 6, 11)
-        few = prepare_starts(SERIAL, data, 4, kind, 3, 11)
+        many = prepare_starts(SERIAL, data, 4, kind, 40, 11, stacked=stacked)
+        few = prepare_starts(SERIAL, data, 4, kind, 3, 11, stacked=stacked)
+        other = prepare_starts(SERIAL, data, 4, kind, 3, 12, stacked=stacked)
+        assert np.allclose(few(1)[0], other(1)[0], atol=1e-5) == (kind == "nndsvd")
         for number in (2, 0, 1):
             for mine, its in zip(many(number), few(number), strict=True):
                 np.testing.assert_array_equal(mine, its)
@@ -230,6 +233,18 @@ def test_a_start_depends_on_its_number_and_the_seed_alone(kind: Any) -> None:
         assert alike == (kind == "nndsvd")
         if kind == "nndsvdar":
             assert (W > 0).all()
+
+
+def test_starts_scale_with_the_data() -> None:
+    X = counts()
+    for kind in ("q_transform", "random", "nndsvdar"):
+        with as_blocks(X, 2, dtype="float64") as data:
+            W, H = prepare_starts(SERIAL, data, 4, kind, 2, 0)(1)
+        for factor in (1e-8, 1e6):
+            with as_blocks(factor * X, 2, dtype="float64") as data:
+                scaled_w, scaled_h = prepare_starts(SERIAL, data, 4, kind, 2, 0)(1)
+            np.testing.assert_allclose(scaled_w, np.sqrt(factor) * W, rtol=1e-4)
+            np.testing.assert_allclose(scaled_h, np.sqrt(factor) * H, rtol=1e-4)
 
 
 def test_too_many_components_for_nndsvd() -> None:
