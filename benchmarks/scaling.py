@@ -4,7 +4,9 @@ Strong: the same sparse matrix on one single-thread worker and on two. Weak: the
 matrix doubled in both directions (four times the entries, twice the bands) on
 twice the workers, so that every worker has as many blocks in a part as before,
 each of the same size. What is compared is the wall time of a cycle (strong) and
-of a part (weak), over several segments, interleaved.
+of a part (weak), over several segments, interleaved. Beside them stands what this machine
+has to give: two runs of the single matrix on clusters of their own, which exchange nothing,
+at the same time against one at a time.
 
     python benchmarks/scaling.py [--millions 8] [--components 32] [--cycles 20] [--rounds 3]
 
@@ -16,6 +18,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from daskfactor.runs.chains import make_chain
 from daskfactor.runs.options import RunOptions
 
 BLOCKS = 4
+TWIN = "single, another"
 
 
 def matrix(millions: float) -> sparse.csr_array:
@@ -101,12 +105,17 @@ def main() -> None:
                 ("single, 1 worker", stores[0], 1),
                 ("doubled, 1 worker", stores[1], 1),
                 ("doubled, 2 workers", stores[1], 2),
+                (TWIN, stores[0], 1),
             )
         }
         seconds: dict[str, list[float]] = {name: [] for name in runs}
+        pair = [runs["single, 1 worker"], runs[TWIN]]
+        together = []
         for _ in range(arguments.rounds):
             for name, run in runs.items():
                 seconds[name].append(run.segment())
+            with ThreadPoolExecutor(2) as pool:
+                together.append(max(pool.map(Run.segment, pair)))
         for run in runs.values():
             run.close()
         busy = {name: run.busy[-1] for name, run in runs.items()}
@@ -120,6 +129,9 @@ def main() -> None:
     strong = middle["doubled, 1 worker"] / middle["doubled, 2 workers"]
     weak = middle["doubled, 2 workers"] / 2 / middle["single, 1 worker"]
     print(f"strong scaling, 1 to 2 workers: {strong:.2f} times as fast")
+    alone = statistics.mean([middle["single, 1 worker"], middle[TWIN]])
+    limit = 2 * alone / statistics.median(together)
+    print(f"two runs that exchange nothing, at once: {limit:.2f} times as fast as in turn")
     print(f"weak scaling: a part takes {weak:.2f} times as long on the doubled matrix")
 
 
