@@ -213,20 +213,7 @@ def resume(
     memory_limit: int | str | None = None,
     callback: OnEvent | None = None,
 ) -> xr.DataTree:
-    """Go on with a run where its store stopped: the same draws as an unbroken run.
-
-    Parameters
-    ----------
-    store
-        The directory that ``sample(store=...)`` wrote.
-    draws
-        Draws to add to those the store holds; None finishes what was planned, and
-        what was planned is finished in any case.
-    V
-        The data again, needed if they were neither in memory nor read from a
-        path when the run began.
-    progressbar, client, executor, memory_limit, callback
-        As for :func:`sample`.
+    """Go on with chains where their store stopped; arguments as for :func:`daskfactor.resume`.
 
     Raises
     ------

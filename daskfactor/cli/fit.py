@@ -8,6 +8,7 @@ import typer
 
 from daskfactor.cli.inputs import read_input
 from daskfactor.cli.options import (
+    Blocks,
     Cluster,
     Components,
     Debug,
@@ -15,6 +16,7 @@ from daskfactor.cli.options import (
     Input,
     Json,
     Keep,
+    Meaning,
     ModelName,
     Precision,
     Quiet,
@@ -22,7 +24,6 @@ from daskfactor.cli.options import (
     SamplerName,
     Seed,
     Store,
-    Unstored,
 )
 from daskfactor.cli.report import print_json, reporting
 from daskfactor.errors import OptionError
@@ -55,13 +56,8 @@ def fit(
             show_default=False,
         ),
     ] = None,
-    blocks: Annotated[
-        int | None, typer.Option(min=1, help="Bands per side; chosen from the data if left out.")
-    ] = None,
-    unstored: Annotated[
-        Unstored | None,
-        typer.Option(help="What an entry means that sparse input does not store."),
-    ] = None,
+    blocks: Blocks = None,
+    unstored: Meaning = None,
     balance: Annotated[
         bool, typer.Option("--balance", help="Permute sparse rows and columns for even blocks.")
     ] = False,

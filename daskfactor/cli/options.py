@@ -23,6 +23,9 @@ Store = Annotated[str, typer.Option(help="Store to write, a new directory.", sho
 Components = Annotated[
     int, typer.Option("--components", "-k", min=1, help="Rank K.", show_default=False)
 ]
+Blocks = Annotated[
+    int | None, typer.Option(min=1, help="Bands per side; chosen from the data if left out.")
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
@@ -70,6 +73,12 @@ class Unstored(StrEnum):
 
     zero = "zero"
     missing = "missing"
+
+
+Meaning = Annotated[
+    Unstored | None,
+    typer.Option(help="What an entry means that sparse input does not store."),
+]
 
 
 Cluster = Annotated[

@@ -8,17 +8,18 @@ import typer
 from daskfactor.cli.fit import connected, print_run
 from daskfactor.cli.inputs import read_input
 from daskfactor.cli.options import (
+    Blocks,
     Cluster,
     Components,
     Debug,
     ExecutorName,
     Input,
     Json,
+    Meaning,
     Precision,
     Quiet,
     Seed,
     Store,
-    Unstored,
 )
 from daskfactor.cli.report import reporting
 
@@ -54,13 +55,8 @@ def particles(
         int | None,
         typer.Option(min=1, help="Iterations of each at most; 200 or 300.", show_default=False),
     ] = None,
-    blocks: Annotated[
-        int | None, typer.Option(min=1, help="Bands per side; chosen from the data if left out.")
-    ] = None,
-    unstored: Annotated[
-        Unstored | None,
-        typer.Option(help="What an entry means that sparse input does not store."),
-    ] = None,
+    blocks: Blocks = None,
+    unstored: Meaning = None,
     seed: Seed = 0,
     dtype: Annotated[Precision, typer.Option(help="Arithmetic.")] = Precision.float32,
     executor: Annotated[

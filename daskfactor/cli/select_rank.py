@@ -9,7 +9,7 @@ import typer
 
 from daskfactor.cli.fit import connected
 from daskfactor.cli.inputs import read_input
-from daskfactor.cli.options import Cluster, Debug, ExecutorName, Json, Quiet, Seed, Unstored
+from daskfactor.cli.options import Blocks, Cluster, Debug, ExecutorName, Json, Meaning, Quiet, Seed
 from daskfactor.cli.report import print_json, reporting
 from daskfactor.errors import OptionError
 
@@ -90,13 +90,8 @@ def select_rank(
         Path | None,
         typer.Option("--output", "-o", help="Picture to write (.png, .pdf, .svg)."),
     ] = None,
-    blocks: Annotated[
-        int | None, typer.Option(min=1, help="Bands per side; chosen from the data if left out.")
-    ] = None,
-    unstored: Annotated[
-        Unstored | None,
-        typer.Option(help="What an entry means that sparse input does not store."),
-    ] = None,
+    blocks: Blocks = None,
+    unstored: Meaning = None,
     seed: Seed = 0,
     executor: Annotated[
         ExecutorName, typer.Option(help="Same numbers from each.")

@@ -7,16 +7,27 @@ every gradient step"); Liu and Wang 2016 for the step sizes.
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
 from daskfactor.particles.kernel import IMQ
 from daskfactor.particles.scores import BandScore, divergences, over_bands
 from daskfactor.particles.source import SIDES, Side
-from daskfactor.particles.state import Array, History, Made, OnProgress, Pair, Problem, given
+from daskfactor.particles.state import (
+    Array,
+    History,
+    Made,
+    OnProgress,
+    Options,
+    Pair,
+    Problem,
+    checked_step,
+    given,
+)
 from daskfactor.particles.stein import Block, assemble, squared_distances
 from daskfactor.threads import single_threaded_blas
 
@@ -24,6 +35,8 @@ MEMORY: Final = 0.9
 """Share of earlier steps in the average of squared gradients."""
 GROWTH: Final = 1.1
 """Of an automatic step that led down."""
+AUTO_STEP: Final = 0.01
+"""Of the mean entry of each factor."""
 LEAST: Final = 1e-12
 """Steps below which nothing moves any more."""
 
@@ -235,3 +248,37 @@ class Ascent:
         share = (time.perf_counter() - started) / count
         values = best if self.keep_best else here.values
         return problem.made(values, np.full(count, share), np.full(count, taken))
+
+
+@dataclass(frozen=True)
+class Descent(Options):
+    """What methods have in common whose particles move together, step by step."""
+
+    steps: int = 1000
+    step: float | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", whole_number("steps", self.steps, 1))
+        object.__setattr__(self, "step", checked_step(self.step))
+
+    def ascent(self, problem: Problem, size: float) -> Ascent:
+        """The run of steps of a method."""
+        raise NotImplementedError
+
+    def make(
+        self,
+        problem: Problem,
+        count: int,
+        seed: int,
+        on_progress: OnProgress,
+        history: History | None = None,
+    ) -> Made:
+        """``count`` particles; ``history`` is given seconds and discrepancy of every step.
+
+        Raises
+        ------
+        OptionError
+            If the starts cannot be used.
+        """
+        size = AUTO_STEP if isinstance(self.step, str) else self.step
+        return self.ascent(problem, size).run(count, seed, on_progress, history)

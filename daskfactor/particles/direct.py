@@ -21,28 +21,22 @@ Source: Masood and Doshi-Velez, section 6.2 (there called DSGD, by automatic dif
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import whole_number
-from daskfactor.particles.ascent import Ascent, Cloud, gathered, held
+from daskfactor.particles.ascent import Ascent, Cloud, Descent, gathered, held
 from daskfactor.particles.kernel import IMQ, Multiquadric
 from daskfactor.particles.scores import BandScore, over_bands
 from daskfactor.particles.source import SIDES, Side
 from daskfactor.particles.state import (
     Array,
-    History,
-    Made,
-    OnProgress,
-    Options,
     Pair,
     Problem,
-    checked_step,
 )
 from daskfactor.particles.stein import Block
-from daskfactor.particles.svgd import AUTO_STEP, apart
+from daskfactor.particles.svgd import apart
 from daskfactor.particles.svgd import direction as along_scores
 from daskfactor.particles.targets import TINY, Target, ThresholdTarget
 
@@ -151,7 +145,7 @@ def downhill(problem: Problem, cloud: Cloud, blocks: tuple[Block, Block], kernel
 
 
 @dataclass(frozen=True)
-class SteinDescent(Options):
+class SteinDescent(Descent):
     r"""Particles by gradient descent on their own Stein discrepancy.
 
     .. math:: S^2 = \frac{1}{M^2} \sum_{mn} K_{mn}
@@ -181,29 +175,7 @@ class SteinDescent(Options):
     Masood and Doshi-Velez, section 6.2.
     """
 
-    steps: int = 1000
-    step: float | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", whole_number("steps", self.steps, 1))
-        object.__setattr__(self, "step", checked_step(self.step))
-
-    def make(
-        self,
-        problem: Problem,
-        count: int,
-        seed: int,
-        on_progress: OnProgress,
-        history: History | None = None,
-    ) -> Made:
-        """``count`` particles; ``history`` is given seconds and discrepancy of every step.
-
-        Raises
-        ------
-        OptionError
-            If the starts cannot be used.
-        """
+    def ascent(self, problem: Problem, size: float) -> Ascent:
+        """Down the discrepancy; an automatic step goes nowhere else."""
         auto = isinstance(self.step, str)
-        size = AUTO_STEP if isinstance(self.step, str) else self.step
-        run = Ascent(problem, downhill, self.steps, size, only_down=auto, keep_best=True)
-        return run.run(count, seed, on_progress, history)
+        return Ascent(problem, downhill, self.steps, size, only_down=auto, keep_best=True)

@@ -94,6 +94,14 @@ class Ensemble(Options):
             raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
         whole_number("transfer_rank", self.transfer_rank, 1)
 
+    def check_count(self, count: int) -> None:
+        """Refuse many particles of a start that is always the same."""
+        if self.start == "nndsvd" and count > 1:
+            raise OptionError(
+                f'start="nndsvd" gives one and the same start, {count} particles were asked for; '
+                'take start="nndsvdar" or "q_transform", or particles=1'
+            )
+
 
 class Particle(NamedTuple):
     """A factorization in the order of the grid, W (I, K) and H (K, J), and what it took."""
@@ -176,11 +184,7 @@ def prepared(
     seed: int,
 ) -> Starts:
     """Starts of an ensemble; whatever they share is made here."""
-    if method.start == "nndsvd" and count > 1:
-        raise OptionError(
-            f'start="nndsvd" gives one and the same start, {count} particles were asked for; '
-            'take start="nndsvdar" or "q_transform", or particles=1'
-        )
+    method.check_count(count)
     optimizer = choose_optimizer(method.optimizer, data, objective)
     fill = None if method.start == "random" else fill_missing(executor, data, objective, seed)
     return prepare_starts(

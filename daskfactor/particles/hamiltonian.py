@@ -130,6 +130,14 @@ class SimplexHMC(Options):
             raise OptionError(f"target_accept must be a number between 0 and 1, got {target!r}")
         object.__setattr__(self, "target_accept", float(target))
 
+    def check_count(self, count: int) -> None:
+        """Refuse more particles than there are draws."""
+        if count > self.draws:
+            raise OptionError(
+                f"{count} particles are more than draws={self.draws} of the chain; pass "
+                f"draws={count} or more"
+            )
+
     def make(
         self,
         problem: Problem,
@@ -145,11 +153,7 @@ class SimplexHMC(Options):
         OptionError
             If there are more particles than draws, or the start has no finite density.
         """
-        if count > self.draws:
-            raise OptionError(
-                f"{count} particles are more than draws={self.draws} of the chain; pass "
-                f"draws={count} or more"
-            )
+        self.check_count(count)
         with single_threaded_blas():
             return Chain(self, problem, seed).run(count, on_progress, history)
 

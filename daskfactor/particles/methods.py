@@ -52,6 +52,12 @@ def checked_method(method: object) -> Method:
     return method
 
 
+def check_count(method: Method, count: int) -> None:
+    """Refuse more particles than a method can make."""
+    if isinstance(method, Ensemble | SimplexHMC):
+        method.check_count(count)
+
+
 def method_from_dict(values: dict[str, Any]) -> Method:
     """The method that ``to_dict`` described."""
     kind = METHODS.get(values.get("type", ""))

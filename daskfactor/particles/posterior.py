@@ -19,7 +19,7 @@ from daskfactor.particles.job import Job, Settings
 from daskfactor.particles.kernel import IMQ
 from daskfactor.particles.making import check_room, new_sink, run
 from daskfactor.particles.measure import AnyModel, check_model, checked_kernel, law_of_data
-from daskfactor.particles.methods import Method, checked_method, method_from_dict
+from daskfactor.particles.methods import Method, check_count, checked_method, method_from_dict
 from daskfactor.random import resolve_seed
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
@@ -138,6 +138,7 @@ def stein_posterior(
         "align": truth("align", align),
         "seed": resolve_seed(random_seed),
     }
+    check_count(method, settings["particles"])
     with ExitStack() as stack:
         on_event = stack.enter_context(listener(progressbar, callback))
         on_event(RunEvent("load", 0, 1))

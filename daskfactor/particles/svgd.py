@@ -1,26 +1,17 @@
 """Stein variational gradient descent on factorizations."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
 
 import numpy as np
 
-from daskfactor.checks import whole_number
-from daskfactor.particles.ascent import Ascent, Cloud, held
+from daskfactor.particles.ascent import Ascent, Cloud, Descent, held
 from daskfactor.particles.kernel import IMQ
 from daskfactor.particles.state import (
     Array,
-    History,
-    Made,
-    OnProgress,
-    Options,
     Pair,
     Problem,
-    checked_step,
 )
 from daskfactor.particles.stein import Block
-
-AUTO_STEP: Final = 0.01
 
 
 def weighed(table: Array, values: Array) -> Array:
@@ -57,7 +48,7 @@ def direction(problem: Problem, cloud: Cloud, blocks: tuple[Block, Block], kerne
 
 
 @dataclass(frozen=True)
-class SVGD(Options):
+class SVGD(Descent):
     r"""Particles that move together: along kernel-averaged scores, and away from each other.
 
     After every step entries below zero become zero and, under a :class:`SILFNMF`, columns of
@@ -86,27 +77,6 @@ class SVGD(Options):
     Doshi-Velez, section 6.2.
     """
 
-    steps: int = 1000
-    step: float | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", whole_number("steps", self.steps, 1))
-        object.__setattr__(self, "step", checked_step(self.step))
-
-    def make(
-        self,
-        problem: Problem,
-        count: int,
-        seed: int,
-        on_progress: OnProgress,
-        history: History | None = None,
-    ) -> Made:
-        """``count`` particles; ``history`` is given seconds and discrepancy of every step.
-
-        Raises
-        ------
-        OptionError
-            If the starts cannot be used.
-        """
-        size = AUTO_STEP if isinstance(self.step, str) else self.step
-        return Ascent(problem, direction, self.steps, size).run(count, seed, on_progress, history)
+    def ascent(self, problem: Problem, size: float) -> Ascent:
+        """Along the scores of all particles, and away from each other."""
+        return Ascent(problem, direction, self.steps, size)

@@ -236,6 +236,8 @@ def test_dead_components_lie_on_the_simplex() -> None:
         (values(), dfac.GaussianMF(3), {}, OptionError, "SILFNMF"),
         (values(), None, {"particles": 0}, OptionError, "particles"),
         (values(), None, {"pilot": 0}, OptionError, "pilot"),
+        (values(), None, {"method": dfac.SimplexHMC(draws=4)}, OptionError, "more than draws=4"),
+        (values(), None, {"method": dfac.Ensemble(start="nndsvd")}, OptionError, "one and the"),
         (values(), None, {"align": "yes"}, OptionError, "align must be True or False"),
         (values(), None, {"method": "adam"}, OptionError, "method must be one of Ensemble"),
         (values(), None, {"kernel": "imq"}, OptionError, "kernel must be IMQ"),
