@@ -5,6 +5,7 @@ every gradient step"); Liu and Wang 2016 for the step sizes.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
@@ -251,7 +252,7 @@ class Ascent:
 
 
 @dataclass(frozen=True)
-class Descent(Options):
+class Descent(Options, ABC):
     """What methods have in common whose particles move together, step by step."""
 
     steps: int = 1000
@@ -261,9 +262,9 @@ class Descent(Options):
         object.__setattr__(self, "steps", whole_number("steps", self.steps, 1))
         object.__setattr__(self, "step", checked_step(self.step))
 
+    @abstractmethod
     def ascent(self, problem: Problem, size: float) -> Ascent:
         """The run of steps of a method."""
-        raise NotImplementedError
 
     def make(
         self,

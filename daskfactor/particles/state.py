@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,30 +84,6 @@ class Made(NamedTuple):
     H: NDArray[Any]
     seconds: Array
     n_iter: NDArray[np.int64]
-
-
-class Method(Protocol):
-    """A way to make particles: immutable options, stored with the results."""
-
-    @property
-    def name(self) -> str: ...
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-    def make(
-        self,
-        problem: Problem,
-        count: int,
-        seed: int,
-        on_progress: OnProgress,
-        history: History | None = None,
-    ) -> Made:
-        """``count`` particles, the same from the same seed on every executor.
-
-        ``on_progress`` is told of steps done and of all steps. To ``history`` is added how
-        far the particles were from the posterior, and when.
-        """
-        ...
 
 
 class Options:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
 from daskfactor.results.alignment import align
+from daskfactor.results.matching import unit
 from daskfactor.results.trace import Trace, require_draws
 from daskfactor.results.weights import draw_weights
 
@@ -86,6 +87,4 @@ def unit_size(components: NDArray[Any], signed: bool) -> Array:
 
 def unit_length(components: NDArray[Any]) -> Array:
     """Components (K, n) of length 1; of nothing but zeros as they are."""
-    values = components.astype(np.float64)
-    length = np.linalg.norm(values, axis=1, keepdims=True)
-    return np.asarray(values / np.where(length > 0, length, 1.0))
+    return unit(components.astype(np.float64), 1)

@@ -72,10 +72,11 @@ class Match(NamedTuple):
 
 def reference_from(W: Array, H: Array) -> Reference:
     """The reference that a pair of factors is."""
-    return Reference(_unit(W, 0), _unit(H, 1))
+    return Reference(unit(W, 0), unit(H, 1))
 
 
-def _unit(factor: Array, axis: int) -> Array:
+def unit(factor: Array, axis: int) -> Array:
+    """The vectors along an axis made of length 1; of nothing but zeros as they are."""
     length = np.linalg.norm(factor, axis=axis, keepdims=True)
     return np.asarray(factor / np.where(length > 0, length, 1.0))
 
@@ -100,8 +101,8 @@ def match(
         of the angles between columns of W (their lines, where they have signs), least.
     """
     count = W.shape[1]
-    cos_w = np.asarray(reference.W.T @ _unit(W, 0), dtype=np.float64)
-    cos_h = np.asarray(reference.H @ _unit(H, 1).T, dtype=np.float64)
+    cos_w = np.asarray(reference.W.T @ unit(W, 0), dtype=np.float64)
+    cos_h = np.asarray(reference.H @ unit(H, 1).T, dtype=np.float64)
     if by == "w":  # as if H were alike everywhere
         cos_h = np.where(cos_w < 0, -1.0, 1.0) if law.signed else np.ones_like(cos_w)
     both = cos_w * cos_h
