@@ -34,14 +34,14 @@ from typing import Any
 import numpy as np
 import sparse
 
+from daskfactor.allocation.batches import Journey, run_island
+from daskfactor.allocation.compiled_model import Urns, compile_urns
 from daskfactor.allocation.counts import as_counts
-from daskfactor.allocation.islands import Journey, run_island
 from daskfactor.allocation.placement import place_counts
 from daskfactor.allocation.smc import Settings, run_smc
-from daskfactor.allocation.urns import Urns, compile_urns
 from daskfactor.allocation.variational import MeanField, run_vb
-from daskfactor.engine import make_executor
-from daskfactor.engine.progress import ignore
+from daskfactor.executors import make_executor
+from daskfactor.executors.progress import ignore
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
@@ -246,7 +246,7 @@ def tomotopy_speed(X: Any) -> None:
 
 
 def workers(cluster: bool = False) -> None:
-    from daskfactor.engine.lanes import LanesExecutor
+    from daskfactor.executors.threads import LanesExecutor
 
     if not cluster:
         compare_workers({"1 lane": LanesExecutor(1), "2 lanes": LanesExecutor(2)})

@@ -25,8 +25,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 import daskfactor as dfac
-from daskfactor.io.store import BlockStore
-from daskfactor.io.store_writer import COMPRESSIONS
+from daskfactor.data.store import BlockStore
+from daskfactor.data.store_writer import COMPRESSIONS
 
 BATCH = 2_000_000
 

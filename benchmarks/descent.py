@@ -21,17 +21,17 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from daskfactor.engine.lanes import LanesExecutor
-from daskfactor.engine.plan import CycleOptions, build_plan
-from daskfactor.grid.schedules import Reshuffled
-from daskfactor.io.sources import as_blocks
+from daskfactor.data.schedules import Reshuffled
+from daskfactor.data.sources import as_blocks
+from daskfactor.executors.plan import CycleOptions, build_plan
+from daskfactor.executors.threads import LanesExecutor
+from daskfactor.inference.chain import Setting
+from daskfactor.inference.dsgd import DSGD, _Descent
+from daskfactor.inference.options import RunOptions
+from daskfactor.inference.samplers import PSGLD
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.optimizers.dsgd import DSGD, _Descent
 from daskfactor.random import Stream, generator
-from daskfactor.runs.chain import Setting
-from daskfactor.runs.options import RunOptions
-from daskfactor.runs.tweedie import TweedieChain
-from daskfactor.samplers import PSGLD
 
 SHAPE = (6040, 3706)
 RANK = 12

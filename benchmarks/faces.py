@@ -31,14 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.decomposition import NMF
 
-from daskfactor.engine.lanes import LanesExecutor
+from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DaskfactorError
-from daskfactor.io.sources import as_blocks
+from daskfactor.executors.threads import LanesExecutor
+from daskfactor.inference.chain import Setting
+from daskfactor.inference.options import RunOptions
+from daskfactor.inference.samplers import PSGLD
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.runs.chain import Setting
-from daskfactor.runs.options import RunOptions
-from daskfactor.runs.tweedie import TweedieChain
-from daskfactor.samplers import PSGLD
 from daskfactor.threads import available_cores
 
 Array = NDArray[Any]
@@ -79,7 +79,7 @@ def ours(V: Array, iterations: int, blocks: int, likelihood: bool) -> tuple[floa
 
 def _only_moments(chain: TweedieChain) -> None:
     """Ask every cycle for its moments and none but the last for the likelihood."""
-    from daskfactor.engine.plan import CycleOptions
+    from daskfactor.executors.plan import CycleOptions
 
     def wanted(track: Any, cycle: int, end: int) -> CycleOptions:
         return CycleOptions(record=True, evaluate=cycle == end - 1)

@@ -30,10 +30,10 @@ import pyarrow.parquet as pq
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.engine.lanes import LanesExecutor
-from daskfactor.runs.chain import Setting
-from daskfactor.runs.chains import make_chain
-from daskfactor.runs.options import RunOptions
+from daskfactor.executors.threads import LanesExecutor
+from daskfactor.inference.chain import Setting
+from daskfactor.inference.chains import make_chain
+from daskfactor.inference.options import RunOptions
 
 
 def base(path: str | None) -> sparse.coo_array:

@@ -29,16 +29,16 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from daskfactor.engine.serial import SerialExecutor
-from daskfactor.io.blocks import BlockedData
-from daskfactor.io.sources import as_blocks
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.sources import as_blocks
+from daskfactor.executors.serial import SerialExecutor
+from daskfactor.inference.chain import Setting
+from daskfactor.inference.options import RunOptions
+from daskfactor.inference.samplers import PSGLD, Gibbs, Sampler
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.convergence import convergence
 from daskfactor.results.functionals import addressed_cells
-from daskfactor.runs.chain import Setting
-from daskfactor.runs.options import RunOptions
-from daskfactor.runs.tweedie import TweedieChain
-from daskfactor.samplers import PSGLD, Gibbs, Sampler
 
 Array = NDArray[np.floating]
 SPARSE_ROWS, SPARSE_MEAN = 1600, 0.05

@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 import zarr
 
-from daskfactor.engine.lanes import LanesExecutor
-from daskfactor.io.sources import as_blocks
+from daskfactor.data.sources import as_blocks
+from daskfactor.executors.threads import LanesExecutor
+from daskfactor.inference.chain import Setting
+from daskfactor.inference.options import RunOptions
+from daskfactor.inference.samplers import PSGLD
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.runs.chain import Setting
-from daskfactor.runs.options import RunOptions
-from daskfactor.runs.tweedie import TweedieChain
-from daskfactor.samplers import PSGLD
 
 BLOCKS = 8
 

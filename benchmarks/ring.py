@@ -26,18 +26,18 @@ import dask
 import numpy as np
 from distributed import Client, LocalCluster
 
-from daskfactor.engine.base import Executor
-from daskfactor.engine.cluster_tasks import ClusterTasksExecutor
-from daskfactor.engine.plan import CycleOptions, Op, Round, build_plan
-from daskfactor.engine.ring import RingExecutor
-from daskfactor.engine.serial import SerialExecutor
-from daskfactor.engine.state import BlockCells, ChainState, Evaluation, FactorBand, make_state
-from daskfactor.grid.bands import Grid
-from daskfactor.grid.schedules import Cyclic, NestedReshuffled, Reshuffled, Schedule
+from daskfactor.data.bands import Grid
+from daskfactor.data.schedules import Cyclic, NestedReshuffled, Reshuffled, Schedule
+from daskfactor.executors.base import Executor
+from daskfactor.executors.cluster_tasks import ClusterTasksExecutor
+from daskfactor.executors.plan import CycleOptions, Op, Round, build_plan
+from daskfactor.executors.ring import RingExecutor
+from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand, make_state
+from daskfactor.inference.program import LangevinProgram, prepare_state
+from daskfactor.inference.steps import ConstantStep
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.tweedie import Hyperparameters
-from daskfactor.samplers.program import LangevinProgram, prepare_state
-from daskfactor.samplers.steps import ConstantStep
 
 SCHEDULES: dict[str, Any] = {
     "reshuffled": lambda blocks, groups: Reshuffled(),
@@ -120,7 +120,7 @@ def simulated(names: Sequence[str], workers: int, blocks: int, options: Any) -> 
 
 
 def faces(names: Sequence[str], segments: int, cycles: int) -> None:
-    from daskfactor.io.sources import as_blocks
+    from daskfactor.data.sources import as_blocks
 
     V = np.random.default_rng(0).poisson(110, (10304, 400)).astype(np.float32)
     blocks, components = 8, 100

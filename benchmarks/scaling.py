@@ -27,10 +27,10 @@ from distributed import Client, LocalCluster
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.engine import make_executor
-from daskfactor.runs.chain import Setting
-from daskfactor.runs.chains import make_chain
-from daskfactor.runs.options import RunOptions
+from daskfactor.executors import make_executor
+from daskfactor.inference.chain import Setting
+from daskfactor.inference.chains import make_chain
+from daskfactor.inference.options import RunOptions
 
 BLOCKS = 4
 TWIN = "single, another"

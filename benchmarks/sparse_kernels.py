@@ -33,19 +33,19 @@ import scipy.sparse
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from daskfactor.engine import LanesExecutor
-from daskfactor.engine.plan import CycleOptions, build_plan
-from daskfactor.engine.state import ChainState, make_state
-from daskfactor.grid.schedules import Reshuffled
-from daskfactor.io.blocks import BlockedData
-from daskfactor.io.sources import as_blocks
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.schedules import Reshuffled
+from daskfactor.data.sources import as_blocks
+from daskfactor.executors import LanesExecutor
+from daskfactor.executors.plan import CycleOptions, build_plan
+from daskfactor.executors.state import ChainState, make_state
+from daskfactor.inference.program import LangevinProgram, prepare_state
+from daskfactor.inference.steps import ConstantStep
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.views import SparseBlock
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.tweedie import Hyperparameters
-from daskfactor.samplers.program import LangevinProgram, prepare_state
-from daskfactor.samplers.steps import ConstantStep
 
 Array = NDArray[Any]
 Clock = Callable[[], float]

@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
+from daskfactor.data.sources import as_blocks
 from daskfactor.demos import faces_folder, load_digits, load_faces
-from daskfactor.engine.lanes import LanesExecutor
-from daskfactor.io.sources import as_blocks
-from daskfactor.particles.descents import Objective, by_coordinates, silent, whole_matrix
-from daskfactor.particles.ensembles import Ensemble, prepared
-from daskfactor.particles.singular import consistent_signs, whole_svd
-from daskfactor.particles.starts import q_transform, random_start
-from daskfactor.particles.transfer import learn_transfer
+from daskfactor.executors.threads import LanesExecutor
+from daskfactor.stein.ensembles import Ensemble, prepared
+from daskfactor.stein.optimizers import Objective, by_coordinates, silent, whole_matrix
+from daskfactor.stein.singular import consistent_signs, whole_svd
+from daskfactor.stein.starts import q_transform, random_start
+from daskfactor.stein.transfer import learn_transfer
 from daskfactor.threads import single_threaded_blas
 
 KINDS: Sequence[Any] = ("random", "q_transform", "nndsvdar")

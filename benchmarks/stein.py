@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import daskfactor as dfac
-from daskfactor.engine import LanesExecutor, SerialExecutor
-from daskfactor.particles.scores import divergences, scores
-from daskfactor.particles.source import Particles, check_values, survey
-from daskfactor.particles.stein import stein_matrix
-from daskfactor.particles.targets import make_target
+from daskfactor.executors import LanesExecutor, SerialExecutor
+from daskfactor.stein.scores import divergences, scores
+from daskfactor.stein.source import Particles, check_values, survey
+from daskfactor.stein.stein import stein_matrix
+from daskfactor.stein.targets import make_target
 
 Array = NDArray[Any]
 

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from daskfactor.allocation.simulation import simulate
-    from daskfactor.engine import LanesExecutor, SerialExecutor, TasksExecutor
-    from daskfactor.engine.progress import RunEvent
+    from daskfactor.data.convert import convert
+    from daskfactor.data.export import export
+    from daskfactor.data.holdout import hold_out
+    from daskfactor.data.schedules import Cyclic, NestedReshuffled, Proportional, Reshuffled
+    from daskfactor.data.sources import as_blocks
     from daskfactor.evidence import (
         Chib,
         Enumeration,
@@ -21,35 +24,11 @@ if TYPE_CHECKING:
         log_evidence,
         select_rank,
     )
-    from daskfactor.grid.schedules import Cyclic, NestedReshuffled, Proportional, Reshuffled
-    from daskfactor.io.convert import convert
-    from daskfactor.io.export import export
-    from daskfactor.io.holdout import hold_out
-    from daskfactor.io.sources import as_blocks
-    from daskfactor.models.additive import GaussianAdditive
-    from daskfactor.models.allocation import AllocationModel
-    from daskfactor.models.gaussian import GaussianMF
-    from daskfactor.models.silf import SILFNMF
-    from daskfactor.models.tweedie import TweedieNMF
-    from daskfactor.optimizers import DSGD, MultiplicativeUpdates
-    from daskfactor.particles import (
-        IMQ,
-        SVGD,
-        Ensemble,
-        SimplexHMC,
-        SteinDescent,
-        stein_discrepancy,
-        stein_posterior,
-    )
-    from daskfactor.results.alignment import align
-    from daskfactor.results.diversity import component_variability, pairwise_distances
-    from daskfactor.results.prediction import monitored, predict
-    from daskfactor.results.reading import downstream, top_entries
-    from daskfactor.results.summary import summarize
-    from daskfactor.results.trace import expectation, open_run
-    from daskfactor.resuming import resume
-    from daskfactor.runs.cost import Cost, estimate_cost
-    from daskfactor.samplers import (
+    from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor
+    from daskfactor.executors.progress import RunEvent
+    from daskfactor.inference.cost import Cost, estimate_cost
+    from daskfactor.inference.optimizers import DSGD, MultiplicativeUpdates
+    from daskfactor.inference.samplers import (
         HMC,
         PSGLD,
         PSGRRLD,
@@ -60,7 +39,28 @@ if TYPE_CHECKING:
         LangevinDynamics,
         PolynomialStep,
     )
-    from daskfactor.sampling import optimize, sample
+    from daskfactor.inference.sampling import optimize, sample
+    from daskfactor.models.additive import GaussianAdditive
+    from daskfactor.models.allocation import AllocationModel
+    from daskfactor.models.gaussian import GaussianMF
+    from daskfactor.models.silf import SILFNMF
+    from daskfactor.models.tweedie import TweedieNMF
+    from daskfactor.results.alignment import align
+    from daskfactor.results.diversity import component_variability, pairwise_distances
+    from daskfactor.results.prediction import monitored, predict
+    from daskfactor.results.summary import summarize
+    from daskfactor.results.top_entries import downstream, top_entries
+    from daskfactor.results.trace import expectation, open_run
+    from daskfactor.resuming import resume
+    from daskfactor.stein import (
+        IMQ,
+        SVGD,
+        Ensemble,
+        SimplexHMC,
+        SteinDescent,
+        stein_discrepancy,
+        stein_posterior,
+    )
 
 __version__ = "0.1.0"
 
@@ -138,54 +138,54 @@ _HOME = {
     "select_rank": "daskfactor.evidence",
     "AllocationModel": "daskfactor.models.allocation",
     "GaussianAdditive": "daskfactor.models.additive",
-    "Cost": "daskfactor.runs.cost",
-    "estimate_cost": "daskfactor.runs.cost",
-    "DSGD": "daskfactor.optimizers",
-    "hold_out": "daskfactor.io.holdout",
-    "SGHMC": "daskfactor.samplers",
+    "Cost": "daskfactor.inference.cost",
+    "estimate_cost": "daskfactor.inference.cost",
+    "DSGD": "daskfactor.inference.optimizers",
+    "hold_out": "daskfactor.data.holdout",
+    "SGHMC": "daskfactor.inference.samplers",
     "GaussianMF": "daskfactor.models.gaussian",
-    "IMQ": "daskfactor.particles",
+    "IMQ": "daskfactor.stein",
     "SILFNMF": "daskfactor.models.silf",
-    "Ensemble": "daskfactor.particles",
-    "SVGD": "daskfactor.particles",
-    "SimplexHMC": "daskfactor.particles",
-    "SteinDescent": "daskfactor.particles",
-    "stein_discrepancy": "daskfactor.particles",
-    "stein_posterior": "daskfactor.particles",
-    "LanesExecutor": "daskfactor.engine",
-    "SerialExecutor": "daskfactor.engine",
-    "TasksExecutor": "daskfactor.engine",
-    "RunEvent": "daskfactor.engine.progress",
-    "Cyclic": "daskfactor.grid.schedules",
-    "NestedReshuffled": "daskfactor.grid.schedules",
-    "Proportional": "daskfactor.grid.schedules",
-    "Reshuffled": "daskfactor.grid.schedules",
-    "as_blocks": "daskfactor.io.sources",
-    "convert": "daskfactor.io.convert",
-    "export": "daskfactor.io.export",
+    "Ensemble": "daskfactor.stein",
+    "SVGD": "daskfactor.stein",
+    "SimplexHMC": "daskfactor.stein",
+    "SteinDescent": "daskfactor.stein",
+    "stein_discrepancy": "daskfactor.stein",
+    "stein_posterior": "daskfactor.stein",
+    "LanesExecutor": "daskfactor.executors",
+    "SerialExecutor": "daskfactor.executors",
+    "TasksExecutor": "daskfactor.executors",
+    "RunEvent": "daskfactor.executors.progress",
+    "Cyclic": "daskfactor.data.schedules",
+    "NestedReshuffled": "daskfactor.data.schedules",
+    "Proportional": "daskfactor.data.schedules",
+    "Reshuffled": "daskfactor.data.schedules",
+    "as_blocks": "daskfactor.data.sources",
+    "convert": "daskfactor.data.convert",
+    "export": "daskfactor.data.export",
     "TweedieNMF": "daskfactor.models.tweedie",
-    "MultiplicativeUpdates": "daskfactor.optimizers",
+    "MultiplicativeUpdates": "daskfactor.inference.optimizers",
     "align": "daskfactor.results.alignment",
     "component_variability": "daskfactor.results.diversity",
     "pairwise_distances": "daskfactor.results.diversity",
-    "downstream": "daskfactor.results.reading",
-    "top_entries": "daskfactor.results.reading",
+    "downstream": "daskfactor.results.top_entries",
+    "top_entries": "daskfactor.results.top_entries",
     "monitored": "daskfactor.results.prediction",
     "predict": "daskfactor.results.prediction",
     "summarize": "daskfactor.results.summary",
     "expectation": "daskfactor.results.trace",
     "open_run": "daskfactor.results.trace",
-    "HMC": "daskfactor.samplers",
-    "LangevinDynamics": "daskfactor.samplers",
-    "SGLD": "daskfactor.samplers",
-    "PSGLD": "daskfactor.samplers",
-    "PSGRRLD": "daskfactor.samplers",
-    "Gibbs": "daskfactor.samplers",
-    "ConstantStep": "daskfactor.samplers",
-    "PolynomialStep": "daskfactor.samplers",
-    "optimize": "daskfactor.sampling",
+    "HMC": "daskfactor.inference.samplers",
+    "LangevinDynamics": "daskfactor.inference.samplers",
+    "SGLD": "daskfactor.inference.samplers",
+    "PSGLD": "daskfactor.inference.samplers",
+    "PSGRRLD": "daskfactor.inference.samplers",
+    "Gibbs": "daskfactor.inference.samplers",
+    "ConstantStep": "daskfactor.inference.samplers",
+    "PolynomialStep": "daskfactor.inference.samplers",
+    "optimize": "daskfactor.inference.sampling",
     "resume": "daskfactor.resuming",
-    "sample": "daskfactor.sampling",
+    "sample": "daskfactor.inference.sampling",
 }
 
 

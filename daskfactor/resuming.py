@@ -5,12 +5,12 @@ from typing import Any
 
 import xarray as xr
 
-from daskfactor.engine import Executor
-from daskfactor.engine.progress import OnEvent
 from daskfactor.errors import OptionError
-from daskfactor.particles.posterior import is_particle_store, resume_particles
-from daskfactor.runs.launch import PathText
-from daskfactor.sampling import resume as resume_chains
+from daskfactor.executors import Executor
+from daskfactor.executors.progress import OnEvent
+from daskfactor.inference.sampling import resume as resume_chains
+from daskfactor.inference.setup import PathText
+from daskfactor.stein.posterior import is_particle_store, resume_particles
 
 
 def resume(

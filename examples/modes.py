@@ -36,10 +36,10 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 import daskfactor as dfac
 from daskfactor.demos import load_digits
 from daskfactor.errors import SamplingWarning
-from daskfactor.particles import discrepancy, stein_weights
-from daskfactor.particles.methods import METHODS
-from daskfactor.particles.transfer import learn_transfer
 from daskfactor.results.diversity import pairwise_distances
+from daskfactor.stein import discrepancy, stein_weights
+from daskfactor.stein.methods import METHODS
+from daskfactor.stein.transfer import learn_transfer
 
 Array = NDArray[np.floating]
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import daskfactor as dfac
-import daskfactor.runs.options
+import daskfactor.inference.options
 from daskfactor import runs
 
 SETTINGS: dict[str, Any] = {"random_seed": 11, "progressbar": False, "monitor": "missing"}

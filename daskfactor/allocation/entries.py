@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.errors import DataError
-from daskfactor.io.adapters import open_source, zarr_array
-from daskfactor.io.blocks import BlockedData
-from daskfactor.io.labels import DEFAULT_DIMS, Labels
-from daskfactor.io.sparse_data import store_source
-from daskfactor.io.sparse_source import (
+from daskfactor.data.adapters import open_source, zarr_array
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.labels import DEFAULT_DIMS, Labels
+from daskfactor.data.sparse_data import store_source
+from daskfactor.data.sparse_source import (
     SparseSource,
     is_pydata_sparse,
     is_scipy_sparse,
     meaning_of_fill,
 )
-from daskfactor.io.store import BlockStore, is_blocked_store
-from daskfactor.io.tables import Wanted
-from daskfactor.io.triple_sources import open_triples
+from daskfactor.data.store import BlockStore, is_blocked_store
+from daskfactor.data.tables import Wanted
+from daskfactor.data.triple_sources import open_triples
+from daskfactor.errors import DataError
 
 MISSING = (
     "entries that the input does not store are missing (its fill_value is NaN, or it was made with "

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from daskfactor.allocation.compiled_model import Urns
 from daskfactor.allocation.layout import rising
-from daskfactor.allocation.urns import Urns
 from daskfactor.errors import DataError
 
 COUNTABLE, LARGEST_EXPONENT = 15, 300

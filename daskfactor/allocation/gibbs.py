@@ -13,7 +13,7 @@ from daskfactor.kernels.collapsed import gibbs_sweep
 from daskfactor.random import noise_key
 
 if TYPE_CHECKING:
-    from daskfactor.allocation.urns import Urns
+    from daskfactor.allocation.compiled_model import Urns
 
 Vector = NDArray[np.float64]
 

@@ -3,7 +3,7 @@
 import warnings
 from typing import TYPE_CHECKING
 
-from daskfactor.allocation.islands import Journey
+from daskfactor.allocation.batches import Journey
 from daskfactor.allocation.moving import mover_bytes
 from daskfactor.errors import OptionError, SamplingWarning
 

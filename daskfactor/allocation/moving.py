@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.allocation.islands import (
+from daskfactor.allocation.batches import (
     WORK,
     Island,
     Journey,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from daskfactor.allocation.urns import Urns
+from daskfactor.allocation.compiled_model import Urns
 from daskfactor.models.allocation import AllocationModel
 
 Vector = NDArray[np.float64]

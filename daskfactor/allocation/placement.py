@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from daskfactor.allocation.urns import Urns
+from daskfactor.allocation.compiled_model import Urns
 from daskfactor.kernels.polya import BLOCK, Network
 
 Ints = NDArray[np.int64]

@@ -30,7 +30,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.allocation.islands import Island, Journey, run_island
+from daskfactor.allocation.batches import Island, Journey, run_island
+from daskfactor.allocation.compiled_model import Urns
 from daskfactor.allocation.limits import (
     ISLAND_BYTES,
     TRUSTED,
@@ -42,10 +43,9 @@ from daskfactor.allocation.limits import (
 )
 from daskfactor.allocation.moving import run_moving_island
 from daskfactor.allocation.placement import place_counts
-from daskfactor.allocation.urns import Urns
 from daskfactor.checks import is_number, positive_number, whole_number
-from daskfactor.engine.progress import OnEvent, RunEvent
 from daskfactor.errors import OptionError
+from daskfactor.executors.progress import OnEvent, RunEvent
 from daskfactor.kernels.resampling import SCHEMES
 
 Vector = NDArray[np.float64]

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import positive_number, whole_number
-from daskfactor.engine.progress import OnEvent, RunEvent
+from daskfactor.executors.progress import OnEvent, RunEvent
 from daskfactor.kernels.mean_field import (
     add_up,
     gamma_functions,
@@ -38,7 +38,7 @@ from daskfactor.kernels.mean_field import (
 from daskfactor.random import Stream, generator
 
 if TYPE_CHECKING:
-    from daskfactor.allocation.urns import Urns
+    from daskfactor.allocation.compiled_model import Urns
 
 Vector = NDArray[np.float64]
 Map = Callable[[Callable[[int, Any], "Start"], Sequence[int]], "list[Start]"]

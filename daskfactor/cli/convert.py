@@ -11,7 +11,7 @@ from daskfactor.cli.report import print_json, reporting
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from daskfactor.io.convert import Conversion
+    from daskfactor.data.convert import Conversion
 
 
 class Compression(StrEnum):

@@ -191,7 +191,7 @@ def connected(address: str | None) -> Iterator[Any]:
     if address is None:
         yield None
         return
-    from daskfactor.engine.choice import connect
+    from daskfactor.executors.choice import connect
 
     client = connect(address)
     try:

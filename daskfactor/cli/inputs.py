@@ -97,7 +97,7 @@ def _read_scipy(path: Path) -> Any:
 def _is_zarr_array(path: Path) -> bool:
     import zarr
 
-    from daskfactor.io.store import is_blocked_store
+    from daskfactor.data.store import is_blocked_store
 
     if is_blocked_store(str(path)):
         return True

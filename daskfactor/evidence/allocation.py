@@ -11,16 +11,16 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.allocation import smc, variational
+from daskfactor.allocation.batches import Island, Journey
+from daskfactor.allocation.compiled_model import Urns, compile_urns
 from daskfactor.allocation.counts import Counts
 from daskfactor.allocation.exact import LIMIT, enumerate_allocations
-from daskfactor.allocation.islands import Island, Journey
 from daskfactor.allocation.numbering import exchangeable, matched_mean
-from daskfactor.allocation.urns import Urns, compile_urns
 from daskfactor.checks import whole_number
-from daskfactor.engine import Executor
-from daskfactor.engine.progress import OnEvent
 from daskfactor.errors import SamplingWarning
 from daskfactor.evidence.base import Evidence, Method, Problem
+from daskfactor.executors import Executor
+from daskfactor.executors.progress import OnEvent
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
 

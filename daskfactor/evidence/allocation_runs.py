@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from daskfactor.allocation.compiled_model import compile_urns
 from daskfactor.allocation.counts import as_counts
-from daskfactor.allocation.urns import compile_urns
-from daskfactor.engine import Executor, SerialExecutor, make_executor
-from daskfactor.engine.progress import OnEvent, RunEvent, ignore
 from daskfactor.errors import OptionError
 from daskfactor.evidence.allocation import AUDIBLE, AllocationMethod, AllocationProblem
 from daskfactor.evidence.base import Evidence
+from daskfactor.executors import Executor, SerialExecutor, make_executor
+from daskfactor.executors.progress import OnEvent, RunEvent, ignore
+from daskfactor.inference.setup import listener
 from daskfactor.models.allocation import AllocationModel
-from daskfactor.runs.launch import listener
 
 
 def allocation_evidence(

@@ -7,9 +7,9 @@ from typing import Any
 
 import xarray as xr
 
-from daskfactor.engine.base import Executor
-from daskfactor.engine.progress import OnEvent
-from daskfactor.io.blocks import BlockedData
+from daskfactor.data.blocks import BlockedData
+from daskfactor.executors.base import Executor
+from daskfactor.executors.progress import OnEvent
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.tweedie import TweedieNMF
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from daskfactor.io.blocks import BlockedData
+from daskfactor.data.blocks import BlockedData
 
 
 class CarriedData:

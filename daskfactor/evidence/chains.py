@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from daskfactor.engine.progress import ignore
-from daskfactor.engine.serial import SerialExecutor
-from daskfactor.engine.state import make_state
+from daskfactor.data.blocks import BlockedData
 from daskfactor.evidence.exact import prior_draw
 from daskfactor.evidence.series import Series
-from daskfactor.io.blocks import BlockedData
+from daskfactor.executors.progress import ignore
+from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors.state import make_state
+from daskfactor.inference.chain import ChainRun, Setting
+from daskfactor.inference.chains import make_chain
+from daskfactor.inference.driver import Driver
+from daskfactor.inference.options import RunOptions
+from daskfactor.inference.passes import evaluate
+from daskfactor.inference.samplers import Sampler
+from daskfactor.inference.sinks import MemorySink
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.optimizers.passes import evaluate
-from daskfactor.runs.chain import ChainRun, Setting
-from daskfactor.runs.chains import make_chain
-from daskfactor.runs.driver import Driver
-from daskfactor.runs.options import RunOptions
-from daskfactor.runs.sinks import MemorySink
-from daskfactor.samplers import Sampler
 
 SMALLEST_MEAN = 1e-30
 """Floor of μ for likelihoods under the prior, which no gradient is taken of."""

@@ -11,9 +11,6 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import whole_number
-from daskfactor.engine.plan import CycleOptions, build_plan
-from daskfactor.engine.progress import Phase, RunEvent
-from daskfactor.engine.state import ChainState, FactorBand, split_factor
 from daskfactor.errors import ModelError, SamplingWarning
 from daskfactor.evidence.base import AnyModel, Evidence, Method, Problem
 from daskfactor.evidence.ordinates import (
@@ -23,17 +20,20 @@ from daskfactor.evidence.ordinates import (
     Ordinate,
     OrdinateProgram,
 )
+from daskfactor.executors.plan import CycleOptions, build_plan
+from daskfactor.executors.progress import Phase, RunEvent
+from daskfactor.executors.state import ChainState, FactorBand, split_factor
+from daskfactor.inference.chain import Setting
+from daskfactor.inference.gibbs_program import GibbsProgram
+from daskfactor.inference.multiplicative import mean_floor
+from daskfactor.inference.options import RunOptions
+from daskfactor.inference.program import COLUMNS, ROWS
+from daskfactor.inference.samplers import Gibbs
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.multinomial import Wide, log_likelihood
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.priors import gamma_log_density
-from daskfactor.optimizers.multiplicative import mean_floor
 from daskfactor.random import Stream, generator, noise_key
-from daskfactor.runs.chain import Setting
-from daskfactor.runs.options import RunOptions
-from daskfactor.runs.tweedie import TweedieChain
-from daskfactor.samplers import Gibbs
-from daskfactor.samplers.gibbs_program import GibbsProgram
-from daskfactor.samplers.program import COLUMNS, ROWS
 
 BATCHES = 25
 """Batches of sweeps that a standard error is taken over."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.io.blocks import BlockedData
+from daskfactor.data.blocks import BlockedData
 from daskfactor.kernels.rowwise import Entries
 from daskfactor.kernels.views import AnyBlock, SparseBlock
 from daskfactor.models.divergence import divergence

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.data.blocks import BlockedData
 from daskfactor.evidence.entries import Sides
 from daskfactor.evidence.series import Series
-from daskfactor.io.blocks import BlockedData
 from daskfactor.kernels.rowwise import LONGEST, SMALLEST, Entries, Prior, climb, log_fit, run_sweeps
 from daskfactor.models.fixed import FixedComponents
 from daskfactor.models.tweedie import TweedieNMF

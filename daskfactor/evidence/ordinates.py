@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.special import gammaln, logsumexp
 
-from daskfactor.engine.state import FactorBand
+from daskfactor.executors.state import FactorBand
+from daskfactor.inference.gibbs_program import GibbsProgram
+from daskfactor.inference.program import COLUMNS, ROWS
 from daskfactor.kernels.multinomial import Wide
 from daskfactor.kernels.permanent import log_permanent
-from daskfactor.samplers.gibbs_program import GibbsProgram
-from daskfactor.samplers.program import COLUMNS, ROWS
 
 POINT = "point"
 """Where a band carries its part of the point, in double precision."""

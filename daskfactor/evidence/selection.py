@@ -13,7 +13,8 @@ from scipy.special import logsumexp
 
 from daskfactor.allocation.counts import as_counts
 from daskfactor.checks import whole_number
-from daskfactor.engine import Executor
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.holdout import HeldOut, hold_out
 from daskfactor.errors import EngineError, OptionError
 from daskfactor.evidence.base import Method
 from daskfactor.evidence.verbs import (
@@ -24,15 +25,14 @@ from daskfactor.evidence.verbs import (
     log_evidence,
     refuse_blocks,
 )
-from daskfactor.io.blocks import BlockedData
-from daskfactor.io.holdout import HeldOut, hold_out
+from daskfactor.executors import Executor
+from daskfactor.inference.sampling import sample
+from daskfactor.inference.setup import check_data, executing, opened
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.divergence import log_density
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import resolve_seed
-from daskfactor.runs.launch import check_data, executing, opened
-from daskfactor.sampling import sample
 
 Vector = NDArray[np.float64]
 M = TypeVar("M", TweedieNMF, GaussianAdditive, AllocationModel)

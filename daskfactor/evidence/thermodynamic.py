@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from daskfactor.checks import positive_number, whole_number
-from daskfactor.engine.progress import RunEvent
+from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.evidence.additive import additive_series
 from daskfactor.evidence.base import AnyModel, Evidence, Method, Problem
@@ -21,13 +21,13 @@ from daskfactor.evidence.entries import both_sides, listed_entries
 from daskfactor.evidence.exact import prior_series, tempered_series
 from daskfactor.evidence.ladder import Rule, Vector, discretization_error, ladder, weights
 from daskfactor.evidence.series import Series, Summary, summarize
-from daskfactor.io.blocks import BlockedData
+from daskfactor.executors.progress import RunEvent
+from daskfactor.inference.likelihood import normalizer
+from daskfactor.inference.samplers import PSGRRLD, Sampler
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.divergence import has_density
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
-from daskfactor.runs.likelihood import normalizer
-from daskfactor.samplers import PSGRRLD, Sampler
 
 Choice = Sampler | Literal["exact"]
 

@@ -3,24 +3,24 @@
 from contextlib import ExitStack
 from typing import Any
 
-from daskfactor.engine import Executor
-from daskfactor.engine.progress import OnEvent, RunEvent
+from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.evidence.allocation import AllocationMethod, SequentialMonteCarlo
 from daskfactor.evidence.allocation_runs import allocation_evidence
 from daskfactor.evidence.base import AnyModel, Evidence, Method, Problem
 from daskfactor.evidence.chains import without_choices
 from daskfactor.evidence.thermodynamic import ThermodynamicIntegration
-from daskfactor.io.blocks import BlockedData
+from daskfactor.executors import Executor
+from daskfactor.executors.progress import OnEvent, RunEvent
+from daskfactor.inference.chain import Setting
+from daskfactor.inference.options import RunOptions
+from daskfactor.inference.samplers import PSGLD
+from daskfactor.inference.setup import check_data, executing, listener, opened
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import resolve_seed
-from daskfactor.runs.chain import Setting
-from daskfactor.runs.launch import check_data, executing, listener, opened
-from daskfactor.runs.options import RunOptions
-from daskfactor.runs.tweedie import TweedieChain
-from daskfactor.samplers import PSGLD
 
 EvidenceModel = AnyModel | AllocationModel
 

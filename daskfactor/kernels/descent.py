@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from daskfactor.kernels.elementwise import entry_kernels
 from daskfactor.kernels.jit import inline, jit, stack_array
-from daskfactor.kernels.meeting import meeting
+from daskfactor.kernels.paired_update import meeting
 from daskfactor.kernels.vectors import dot_row, load_row, store_row
 
 Array = NDArray[Any]

@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.buffers import DrawBuffer
-from daskfactor.results.claims import claim, local_path, lock_of
 from daskfactor.results.files import (
     DurableStore,
     WriterLock,
@@ -28,6 +27,7 @@ from daskfactor.results.files import (
     remove_leftovers,
     replace_json,
 )
+from daskfactor.results.lock import claim, local_path, lock_of
 from daskfactor.results.schema import STEIN, factor_dims
 from daskfactor.results.skeleton import (
     NODE,

@@ -11,12 +11,12 @@ import zarr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.results.committed import trimmed
 from daskfactor.results.layout import Layout, group_coords, layouts
 from daskfactor.results.schema import FORMAT_VERSION, LIBRARY, factor_dims
 from daskfactor.results.skeleton import CHECKPOINT, CONSTANTS, check_attrs, plain, read_root
 from daskfactor.results.slots import Counts, counts_of
 from daskfactor.results.spec import RunSpec
-from daskfactor.results.trimming import trimmed
 from daskfactor.results.weights import draw_weights, relative
 
 Array = NDArray[Any]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from daskfactor.allocation.batches import Island, Journey, run_island
+from daskfactor.allocation.compiled_model import Urns, compile_urns
 from daskfactor.allocation.counts import as_counts
-from daskfactor.allocation.islands import Island, Journey, run_island
 from daskfactor.allocation.placement import place_counts
 from daskfactor.allocation.smc import run_smc
-from daskfactor.allocation.urns import Urns, compile_urns
 from daskfactor.errors import SamplingWarning
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel

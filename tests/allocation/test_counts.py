@@ -10,9 +10,9 @@ import xarray as xr
 import zarr
 
 from daskfactor.allocation.counts import Counts, as_counts
+from daskfactor.data.convert import convert
+from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError, StoreError
-from daskfactor.io.convert import convert
-from daskfactor.io.sources import as_blocks
 from daskfactor.models.allocation import AllocationModel
 
 NMF = AllocationModel.nmf(2)

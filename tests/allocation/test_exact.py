@@ -3,9 +3,9 @@ import pytest
 from scipy.special import logsumexp
 
 from daskfactor.allocation import exact
+from daskfactor.allocation.compiled_model import compile_urns
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.exact import count_allocations, enumerate_allocations, enumerate_evidence
-from daskfactor.allocation.urns import compile_urns
 from daskfactor.errors import DataError
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, NAMES, TOY, TOY_EVIDENCE, toy

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import daskfactor as dfac
+from daskfactor.allocation.compiled_model import compile_urns
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.gibbs import run_gibbs
-from daskfactor.allocation.urns import compile_urns
 from daskfactor.kernels.collapsed import gibbs_sweep
 from daskfactor.models.allocation import AllocationModel
 

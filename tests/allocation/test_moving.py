@@ -10,13 +10,13 @@ import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.allocation import limits, smc
-from daskfactor.allocation.islands import LOOKS, stretch_edges
+from daskfactor.allocation.batches import LOOKS, stretch_edges
 from daskfactor.allocation.limits import estimated_seconds
 from daskfactor.allocation.smc import Settings, run_smc
-from daskfactor.engine.lanes import LanesExecutor
-from daskfactor.engine.progress import ignore
-from daskfactor.engine.serial import SerialExecutor
 from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.executors.progress import ignore
+from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors.threads import LanesExecutor
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import TOY
 from tests.allocation.particles import blocks, in_turn, journey_of, quiet, urns_of

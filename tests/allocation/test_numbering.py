@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from daskfactor.allocation.compiled_model import compile_urns
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.numbering import exchangeable, matched_mean
-from daskfactor.allocation.urns import compile_urns
 from daskfactor.models.allocation import AllocationModel
 
 X = np.random.default_rng(0).poisson(2.0, (6, 6))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, nbinom
 
+from daskfactor.allocation.compiled_model import compile_urns
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.exact import enumerate_evidence
 from daskfactor.allocation.simulation import simulate
-from daskfactor.allocation.urns import compile_urns
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.tweedie import TweedieNMF

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from daskfactor.allocation import limits
+from daskfactor.allocation.batches import stretch_edges
 from daskfactor.allocation.exact import enumerate_evidence
-from daskfactor.allocation.islands import stretch_edges
 from daskfactor.allocation.limits import estimated_seconds
 from daskfactor.allocation.smc import Settings, pooled, run_smc
-from daskfactor.engine.lanes import LanesExecutor
-from daskfactor.engine.progress import RunEvent, ignore
-from daskfactor.engine.serial import SerialExecutor
 from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.executors.progress import RunEvent, ignore
+from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors.threads import LanesExecutor
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import TOY
 from tests.allocation.particles import blocks, in_turn, journey_of, quiet, urns_of

@@ -12,9 +12,9 @@ from scipy.special import gammaln, logsumexp
 from scipy.stats import nbinom
 
 from daskfactor.allocation import tables as tables_module
+from daskfactor.allocation.compiled_model import compile_urns
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.exact import enumerate_evidence
-from daskfactor.allocation.urns import compile_urns
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, NAMES, TOY
 from tests.allocation.sequences import Network, evidence

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
+from daskfactor.allocation.compiled_model import compile_urns
 from daskfactor.allocation.counts import as_counts
-from daskfactor.allocation.urns import compile_urns
 from daskfactor.allocation.variational import MeanField, run_vb
 from daskfactor.errors import OptionError
 from daskfactor.kernels import mean_field

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 import daskfactor
 from daskfactor.cli.main import app
+from daskfactor.data.store import open_blocked_store
 from daskfactor.errors import StoreError
-from daskfactor.io.store import open_blocked_store
 
 LINES = "user,film,stars\nb,7,1.5\na,7,2\nb,9,4\nb,9,3\n"
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.runs import options
+from daskfactor.inference import options
 from tests.cluster.support import cluster
 
 SETTINGS: dict[str, Any] = {

@@ -15,15 +15,15 @@ import dask
 import numpy as np
 from distributed import Client, LocalCluster
 
-from daskfactor.engine import SerialExecutor
-from daskfactor.engine.cluster import Patience
-from daskfactor.engine.plan import CycleOptions, Op, build_plan
-from daskfactor.engine.state import ChainState, FactorBand, make_state, place_cells
+from daskfactor.data.bands import Block, Grid
+from daskfactor.data.schedules import Reshuffled, Schedule
 from daskfactor.errors import StoreError
-from daskfactor.grid.bands import Block, Grid
-from daskfactor.grid.schedules import Reshuffled, Schedule
+from daskfactor.executors import SerialExecutor
+from daskfactor.executors.cluster import Patience
+from daskfactor.executors.plan import CycleOptions, Op, build_plan
+from daskfactor.executors.state import ChainState, FactorBand, make_state, place_cells
 from daskfactor.kernels.workspace import Workspace
-from tests.engine.mixer import Mixer
+from tests.executors.mixer import Mixer
 
 IMPATIENT = Patience(start=30.0, stall=60.0, workers=30.0, grace=10.0)
 

@@ -14,20 +14,20 @@ from dask.sizeof import sizeof
 from distributed import Client, Event, LocalCluster
 from distributed.security import Security
 
-from daskfactor.engine import make_executor
-from daskfactor.engine.channel import _SUITABLE as SUITABLE
-from daskfactor.engine.choice import Trial, choose_executor
-from daskfactor.engine.cluster import Patience
-from daskfactor.engine.cluster_tasks import ClusterTasksExecutor
-from daskfactor.engine.graph import TaskResult
-from daskfactor.engine.plan import Action, CycleOptions, Op
-from daskfactor.engine.post import PLUGIN
-from daskfactor.engine.ring import RingExecutor
-from daskfactor.engine.state import FactorBand, make_state
+from daskfactor.data.bands import Block, Grid
+from daskfactor.data.schedules import Cyclic, NestedReshuffled, Proportional, Reshuffled, Schedule
+from daskfactor.data.sources import as_blocks
 from daskfactor.errors import EngineError, OptionError, StoreError
-from daskfactor.grid.bands import Block, Grid
-from daskfactor.grid.schedules import Cyclic, NestedReshuffled, Proportional, Reshuffled, Schedule
-from daskfactor.io.sources import as_blocks
+from daskfactor.executors import make_executor
+from daskfactor.executors.channel import _SUITABLE as SUITABLE
+from daskfactor.executors.choice import Trial, choose_executor
+from daskfactor.executors.cluster import Patience
+from daskfactor.executors.cluster_tasks import ClusterTasksExecutor
+from daskfactor.executors.graph import TaskResult
+from daskfactor.executors.plan import Action, CycleOptions, Op
+from daskfactor.executors.ring import RingExecutor
+from daskfactor.executors.state import FactorBand, make_state
+from daskfactor.executors.worker_plugin import PLUGIN
 from tests.cluster.support import (
     GATES,
     IMPATIENT,
@@ -38,7 +38,7 @@ from tests.cluster.support import (
     cluster,
     oracle,
 )
-from tests.engine.mixer import Mixer, bits
+from tests.executors.mixer import Mixer, bits
 
 pytestmark = pytest.mark.cluster
 
@@ -86,7 +86,7 @@ def test_the_oracles_bits_from_other_processes(name: str, elsewhere: Client) -> 
 
 def set_suitable(suitable: bool) -> None:
     """On a worker: whether it may open channels to other processes of its machine."""
-    from daskfactor.engine import channel
+    from daskfactor.executors import channel
 
     channel._SUITABLE = suitable
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from daskfactor.engine.cluster import Patience
-from daskfactor.engine.cluster_tasks import ClusterTasksExecutor
-from daskfactor.engine.ring import RingExecutor
+from daskfactor.data.bands import Block
 from daskfactor.errors import EngineError
-from daskfactor.grid.bands import Block
+from daskfactor.executors.cluster import Patience
+from daskfactor.executors.cluster_tasks import ClusterTasksExecutor
+from daskfactor.executors.ring import RingExecutor
 from tests.cluster.support import (
     GATES,
     IMPATIENT,
@@ -28,7 +28,7 @@ from tests.cluster.support import (
     oracle,
     wait_at_gate,
 )
-from tests.engine.mixer import bits
+from tests.executors.mixer import bits
 
 pytestmark = pytest.mark.cluster
 

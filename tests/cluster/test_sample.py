@@ -14,7 +14,7 @@ import scipy.sparse
 from distributed import Client
 
 import daskfactor as dfac
-from daskfactor.samplers import Sampler
+from daskfactor.inference.samplers import Sampler
 from tests.cluster.support import cluster
 
 pytestmark = [
@@ -107,5 +107,5 @@ def test_a_worker_that_dies_during_a_run(client: Client, tmp_path: Path) -> None
 
 
 def test_distributed_is_not_imported_before_it_is_used() -> None:
-    code = "import sys, daskfactor.sampling; sys.exit('distributed' in sys.modules)"
+    code = "import sys, daskfactor.inference.sampling; sys.exit('distributed' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,13 +8,13 @@ import pytest
 from scipy import stats
 from scipy.special import logsumexp
 
-from daskfactor.engine.progress import ignore
-from daskfactor.engine.serial import SerialExecutor
+from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarning
 from daskfactor.evidence.base import Evidence, Problem
 from daskfactor.evidence.chib import Chib
 from daskfactor.evidence.ordinates import Averager, Naming, entries, table
-from daskfactor.io.sources import as_blocks
+from daskfactor.executors.progress import ignore
+from daskfactor.executors.serial import SerialExecutor
 from daskfactor.kernels.permanent import log_permanent
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.tweedie import TweedieNMF

@@ -90,7 +90,7 @@ def test_large_problems_are_left_to_langevin_chains():
 
 
 def test_dispersion_is_one_for_counts_and_estimated_else():
-    from daskfactor.engine import SerialExecutor
+    from daskfactor.executors import SerialExecutor
 
     rng = np.random.default_rng(0)
     V = np.outer(rng.gamma(5, 1, 30), rng.gamma(5, 1, 20)) + rng.normal(0, 0.5, (30, 20))

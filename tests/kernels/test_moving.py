@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from daskfactor.allocation import islands, moving, placement
+from daskfactor.allocation import batches as islands
+from daskfactor.allocation import moving, placement
 from daskfactor.allocation.moving import make_chart, run_moving_island
 from daskfactor.allocation.placement import place_counts
 from daskfactor.kernels.moving import MOVES, SWEEP, Movers, start_movers, visit

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from daskfactor.allocation.islands import make_key, stretch_edges
+from daskfactor.allocation.batches import make_key, stretch_edges
 from daskfactor.kernels.philox import philox4x32
 from daskfactor.kernels.polya import CHUNK, LANES, fill_uniforms
 from daskfactor.kernels.resampling import ORDERS, PURPOSES, STATES, shuffle_orders

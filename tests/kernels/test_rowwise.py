@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from daskfactor.data.sources import as_blocks
 from daskfactor.evidence.entries import both_sides
-from daskfactor.io.sources import as_blocks
 from daskfactor.kernels import rowwise
 from daskfactor.kernels.rowwise import NEW, OLD, PROPOSED, SCRATCH, Prior
 

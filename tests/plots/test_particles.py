@@ -12,7 +12,7 @@ from daskfactor.plots.particles import diversity_plot, heaviest, weights_plot
 from daskfactor.plots.readings import OWN, SOME, scores_plot, top_entries_plot
 from daskfactor.results.diversity import pairwise_distances
 from daskfactor.results.masses import draw_masses
-from daskfactor.results.reading import downstream, top_entries
+from daskfactor.results.top_entries import downstream, top_entries
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import fake_run
 

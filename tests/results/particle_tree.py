@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from daskfactor.inference.sinks import MemorySink
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
-from daskfactor.runs.sinks import MemorySink
 
 ROWS, COLUMNS, K, M = 7, 5, 3, 6
 WEIGHTS = np.array([0.05, 0.0, 0.5, 0.25, 0.0, 0.2])

@@ -8,13 +8,13 @@ import pytest
 import xarray as xr
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.inference.sinks import MemorySink
 from daskfactor.results import store as store_module
 from daskfactor.results.schema import validate
 from daskfactor.results.slots import Slots
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import build_tree, open_run
-from daskfactor.runs.sinks import MemorySink
 from tests.results.particle_tree import (
     KERNEL,
     WEIGHTS,

@@ -10,8 +10,8 @@ from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results import diversity
 from daskfactor.results.diversity import component_variability, pairwise_distances
 from daskfactor.results.masses import draw_masses
-from daskfactor.results.reading import downstream, top_entries
 from daskfactor.results.store import RunStore
+from daskfactor.results.top_entries import downstream, top_entries
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import fake_run
 from tests.results.runs import fill, make_spec

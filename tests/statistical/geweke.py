@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.engine.plan import CycleOptions, build_plan
-from daskfactor.engine.serial import SerialExecutor
-from daskfactor.engine.state import make_state
-from daskfactor.io.sources import as_blocks
+from daskfactor.data.sources import as_blocks
+from daskfactor.executors.plan import CycleOptions, build_plan
+from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors.state import make_state
+from daskfactor.inference.program import prepare_state
+from daskfactor.inference.samplers import Sampler
 from daskfactor.models.tweedie import Hyperparameters
-from daskfactor.samplers import Sampler
-from daskfactor.samplers.program import prepare_state
 
 Array = NDArray[np.float64]
 

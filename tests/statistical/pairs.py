@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.engine import LanesExecutor
-from daskfactor.io.sources import as_blocks
+from daskfactor.data.sources import as_blocks
+from daskfactor.executors import LanesExecutor
+from daskfactor.inference.chain import Setting
+from daskfactor.inference.chains import make_chain
+from daskfactor.inference.options import RunOptions, boundaries
+from daskfactor.inference.samplers import PSGRRLD
+from daskfactor.inference.snapshot import cell_count, gather_cells
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.runs.chain import Setting
-from daskfactor.runs.chains import make_chain
-from daskfactor.runs.options import RunOptions, boundaries
-from daskfactor.runs.snapshot import cell_count, gather_cells
-from daskfactor.samplers import PSGRRLD
 from tests.statistical.exact import Case, reference_posterior
 from tests.statistical.replicas import cells_of
 

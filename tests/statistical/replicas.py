@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.engine import LanesExecutor
-from daskfactor.io.sources import as_blocks
+from daskfactor.data.sources import as_blocks
+from daskfactor.executors import LanesExecutor
+from daskfactor.inference.chain import Setting
+from daskfactor.inference.chains import make_chain
+from daskfactor.inference.options import RunOptions, boundaries
+from daskfactor.inference.samplers import PSGLD, Sampler
+from daskfactor.inference.snapshot import cell_count, gather_cells
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.runs.chain import Setting
-from daskfactor.runs.chains import make_chain
-from daskfactor.runs.options import RunOptions, boundaries
-from daskfactor.runs.snapshot import cell_count, gather_cells
-from daskfactor.samplers import PSGLD, Sampler
 from tests.statistical.exact import Case
 
 Array = NDArray[Any]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskfactor.samplers import HMC, SGLD, LangevinDynamics, Sampler
-from daskfactor.samplers.langevin import PassProgram
-from daskfactor.samplers.sgld import SubsampleProgram
+from daskfactor.inference.langevin import PassProgram
+from daskfactor.inference.samplers import HMC, SGLD, LangevinDynamics, Sampler
+from daskfactor.inference.sgld import SubsampleProgram
 from tests.statistical.replicas import run_copies
 from tests.statistical.test_posteriors import BY_NAME, Distance, HalfTheNoise
 
@@ -110,6 +110,6 @@ def test_a_gradient_that_is_not_scaled_up_is_seen() -> None:
 def test_a_mirror_that_does_not_turn_the_momentum_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("daskfactor.samplers.hmc.drift", drift_without_turning)
+    monkeypatch.setattr("daskfactor.inference.hmc.drift", drift_without_turning)
     found = run("gaussian-skewed", HMC(), **HMC_CASES["gaussian-skewed"])
     assert not found.passes, str(found)

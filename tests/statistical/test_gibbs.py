@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskfactor.engine.plan import Op
-from daskfactor.engine.state import FactorBand
+from daskfactor.executors.plan import Op
+from daskfactor.executors.state import FactorBand
+from daskfactor.inference.gibbs_program import ALLOCATED, RATES, GibbsProgram, gathered
+from daskfactor.inference.samplers import Gibbs
 from daskfactor.kernels.multinomial import add_rates
 from daskfactor.models.tweedie import Hyperparameters
-from daskfactor.samplers import Gibbs
-from daskfactor.samplers.gibbs_program import ALLOCATED, RATES, GibbsProgram, gathered
 from tests.statistical.allocations import Priors, posterior
 from tests.statistical.exact import CASES, Case, reference_posterior
 from tests.statistical.geweke import Problem, scores

@@ -16,8 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import special
 
-from daskfactor.grid.schedules import Cyclic, NestedReshuffled, Reshuffled
-from daskfactor.samplers import PSGLD
+from daskfactor.data.schedules import Cyclic, NestedReshuffled, Reshuffled
+from daskfactor.inference.samplers import PSGLD
 from tests.statistical.exact import Case, exact_posterior
 from tests.statistical.replicas import run_copies
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskfactor.engine.plan import Op
-from daskfactor.engine.state import FactorBand
-from daskfactor.grid.schedules import SCHEDULES, Cyclic, Proportional
+from daskfactor.data.schedules import SCHEDULES, Cyclic, Proportional
+from daskfactor.executors.plan import Op
+from daskfactor.executors.state import FactorBand
+from daskfactor.inference.program import LangevinProgram
+from daskfactor.inference.samplers import PSGLD, PSGRRLD
 from daskfactor.kernels.philox import fill_normals
-from daskfactor.samplers import PSGLD, PSGRRLD
-from daskfactor.samplers.program import LangevinProgram
 from tests.statistical.exact import CASES, Case, reference_posterior
 from tests.statistical.replicas import Moments, run_copies
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import daskfactor as dfac
+from daskfactor.inference.program import LangevinProgram
 from daskfactor.kernels import cir
-from daskfactor.samplers.program import LangevinProgram
 from tests.statistical.test_posteriors import BY_NAME, distance
 
 pytestmark = pytest.mark.statistical

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import daskfactor as dfac
-from daskfactor.engine import SerialExecutor
-from daskfactor.particles.hamiltonian import SimplexHMC
-from daskfactor.particles.kernel import IMQ
-from daskfactor.particles.state import Problem
-from daskfactor.particles.targets import make_target
+from daskfactor.executors import SerialExecutor
+from daskfactor.stein.hamiltonian import SimplexHMC
+from daskfactor.stein.kernel import IMQ
+from daskfactor.stein.state import Problem
+from daskfactor.stein.targets import make_target
 
 pytestmark = pytest.mark.statistical
 

@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 import daskfactor as dfac
-from daskfactor.engine import SerialExecutor
 from daskfactor.errors import SamplingWarning
-from daskfactor.particles.scores import divergences
-from daskfactor.particles.source import Particles
-from daskfactor.particles.stein import stein_matrix
-from daskfactor.particles.targets import make_target
+from daskfactor.executors import SerialExecutor
+from daskfactor.stein.scores import divergences
+from daskfactor.stein.source import Particles
+from daskfactor.stein.stein import stein_matrix
+from daskfactor.stein.targets import make_target
 
 pytestmark = pytest.mark.statistical
 

@@ -1,0 +1,390 @@
+"""The blocked sparse store: a zarr group that holds a sparse matrix block by block.
+
+A group of zarr format 3 with these attributes
+
+    format            "daskfactor-blocked-sparse"
+    format_version    1
+    shape             [I, J]
+    blocks            B, the number of row bands and of column bands
+    dtype             "float32" or "float64"
+    unstored          "zero" or "missing": what an entry that is not stored means
+    row_dim, column_dim, name, row_labels, column_labels      names, as the caller has them
+    statistics        total, minimum, maximum, is_integer, fingerprint
+    complete          true; written last, so a store without it is half a store
+
+and these arrays, with blocks one after another, row by row of blocks, each
+beginning on a chunk boundary and stored as compressed sparse rows:
+
+    values            entries, in ``dtype``; NaN is a missing entry
+    columns           column of each entry inside its block, uint16 or uint32
+    row_starts        of each block m + 1 numbers: where its rows begin, from 0; uint32 or uint64
+    block_table       (B, B, 4) int64: first entry in values and columns, first number in
+                      row_starts, entries stored, CRC-32 of the block's values, columns and
+                      row_starts, little-endian, in this order
+    block_observed    (B, B) int64; block_totals (B, B) float64, sums of the values
+    row_offsets, column_offsets      (B + 1,) edges of the bands
+    row_observed, column_observed    (I,), (J,) observed entries, in the order of the blocks
+    row_order, column_order          (I,), (J,) the caller's row or column at each place of the
+                                     blocks; only in a balanced store
+    row_label_0, column_label_0, ... coordinates, in the caller's order; texts are UTF-8 bytes
+                                     with ..._ends, where each text ends
+
+What lies between a block's end and the next chunk boundary is padding.
+"""
+
+import contextlib
+import threading
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from daskfactor.data.bands import Bands, Block, Grid
+from daskfactor.data.labels import Labels
+from daskfactor.data.memory import memory_budget
+from daskfactor.data.rawfile import ALIGNMENT
+from daskfactor.data.scratch import scratch_directory
+from daskfactor.data.sparse_storage import SparseScratch
+from daskfactor.data.statistics import Statistics, refuse_unobserved, unpermuted
+from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
+from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
+
+if TYPE_CHECKING:
+    from daskfactor.data.blocks import BlockedData
+    from daskfactor.data.storage import FloatType
+
+FORMAT = "daskfactor-blocked-sparse"
+FORMAT_VERSION = 1
+ENTRY, START, STORED, CHECKSUM = range(4)
+"""Fields of the block table."""
+
+
+class BlockStore:
+    """A blocked sparse store, open for reading. From any number of threads.
+
+    Raises
+    ------
+    StoreError
+        If there is no store, it cannot be read, or it was never finished.
+    StoreFormatError
+        If it is something else, damaged, or of a newer version.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = absolute(location)
+        self._group = _open_group(self.location)
+        attributes = dict(self._group.attrs)
+        _check_attributes(self.location, attributes)
+        try:
+            self._read_plan(attributes)
+        except DaskfactorError:
+            raise
+        except Exception as error:
+            raise StoreFormatError(
+                f"the blocked store at {self.location} is damaged ({type(error).__name__}: "
+                f"{error}); make it again with daskfactor convert"
+            ) from error
+
+    def _read_plan(self, attributes: dict[str, Any]) -> None:
+        self.unstored: str = attributes["unstored"]
+        self.dtype = np.dtype(attributes["dtype"])
+        self.grid = Grid(
+            Bands(tuple(self._array("row_offsets").tolist())),
+            Bands(tuple(self._array("column_offsets").tolist())),
+        )
+        self._table: NDArray[np.int64] = self._array("block_table")
+        if list(self.grid.shape) != attributes["shape"] or self._table.shape != (
+            self.grid.blocks,
+            self.grid.blocks,
+            4,
+        ):
+            raise ValueError("shape, offsets and block table do not agree")
+        self.statistics = self._statistics(attributes["statistics"])
+        self.labels = self._labels(attributes)
+        ordered = "row_order" in self._group
+        self.row_order = self._array("row_order") if ordered else None
+        self.col_order = self._array("column_order") if ordered else None
+        self._values = self._group["values"]
+        self._columns = self._group["columns"]
+        self._starts = self._group["row_starts"]
+
+    @property
+    def zeros(self) -> bool:
+        """Whether entries that are not stored are observed zeros."""
+        return self.unstored == "zero"
+
+    @property
+    def n_stored(self) -> NDArray[np.int64]:
+        """Entries stored in each block, (B, B)."""
+        return self._table[:, :, STORED]
+
+    def nbytes(self, block: Block, dtype: DTypeLike) -> int:
+        """Bytes of a block once it is decoded."""
+        m, n = self.grid.block_shape(block)
+        stored = int(self._table[block][STORED])
+        entry = np.dtype(dtype).itemsize + index_type(n).itemsize
+        return stored * entry + (m + 1) * pointer_type(stored).itemsize
+
+    def read(self, row: int, col: int, dtype: DTypeLike | None = None) -> SparseBlock:
+        """Block (row, col), checked against its checksum."""
+        m, n = self.grid.block_shape(Block(row, col))
+        entry, start, stored, checksum = self._table[row, col].tolist()
+        try:
+            values = np.asarray(self._values[entry : entry + stored])
+            columns = np.asarray(self._columns[entry : entry + stored])
+            starts = np.asarray(self._starts[start : start + m + 1])
+        except Exception as error:
+            raise self._broken(row, col, f"{type(error).__name__}: {error}") from error
+        if checksum_of(values, columns, starts) != checksum:
+            raise self._broken(row, col, "its checksum is not what it was when it was written")
+        values = values.astype(dtype or self.dtype, copy=False)
+        indptr = _signed(starts, pointer_type(stored))
+        return SparseBlock(indptr, _signed(columns, index_type(n)), values, m, n, self.zeros)
+
+    def _array(self, name: str) -> NDArray[Any]:
+        return np.asarray(self._group[name][...])
+
+    def _statistics(self, stored: dict[str, Any]) -> Statistics:
+        return Statistics(
+            n_observed=self._array("block_observed"),
+            row_observed=self._array("row_observed"),
+            col_observed=self._array("column_observed"),
+            total=float(stored["total"]),
+            minimum=float(stored["minimum"]),
+            maximum=float(stored["maximum"]),
+            is_integer=bool(stored["is_integer"]),
+            fingerprint=str(stored["fingerprint"]),
+            n_stored=self.n_stored,
+        )
+
+    def _labels(self, attributes: dict[str, Any]) -> Labels:
+        return Labels(
+            attributes["row_dim"],
+            attributes["column_dim"],
+            read_coordinates(self._group, "row", attributes["row_labels"]),
+            read_coordinates(self._group, "column", attributes["column_labels"]),
+            attributes.get("name"),
+        )
+
+    def _broken(self, row: int, col: int, why: str) -> StoreError:
+        return StoreError(
+            f"block ({row}, {col}) of the store at {self.location} cannot be read: {why}; make "
+            "the store again with daskfactor convert, or copy it again from where it came from"
+        )
+
+
+def is_blocked_store(location: str) -> bool:
+    """Whether a path or URL is a blocked sparse store of any version, finished or not."""
+    location = absolute(location)
+    if "://" not in location and not (Path(location) / "zarr.json").is_file():
+        return False
+    import zarr
+
+    with contextlib.suppress(Exception):
+        return bool(zarr.open_group(location, mode="r").attrs.get("format") == FORMAT)
+    return False
+
+
+def absolute(location: str) -> str:
+    """A local path made absolute; a URL as it is, but file:// as a path."""
+    if location.startswith("file://"):
+        location = location.removeprefix("file://")
+    if "://" in location:
+        return location
+    return str(Path(location).expanduser().absolute())
+
+
+def checksum_of(values: NDArray[Any], columns: NDArray[Any], starts: NDArray[Any]) -> int:
+    """CRC-32 of the arrays of one block as they lie in the store."""
+    checksum = 0
+    for array in (values, columns, starts):
+        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        checksum = zlib.crc32(little.view(np.uint8).data, checksum)
+    return checksum
+
+
+def _signed(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Small whole numbers in another type; without a copy where the bits are the same."""
+    same = numbers.dtype.itemsize == dtype.itemsize and numbers.dtype.isnative
+    return numbers.view(dtype) if same else numbers.astype(dtype)
+
+
+def read_coordinates(group: Any, side: str, names: list[dict[str, str]]) -> dict[str, NDArray[Any]]:
+    """Coordinates of one side, by name."""
+    found: dict[str, NDArray[Any]] = {}
+    for number, about in enumerate(names):
+        raw = np.asarray(group[f"{side}_label_{number}"][...])
+        if about["kind"] == "text":
+            ends = np.asarray(group[f"{side}_label_{number}_ends"][...])
+            found[about["name"]] = _texts(raw.tobytes(), ends.tolist())
+        else:
+            found[about["name"]] = raw.view(np.dtype(about["kind"]))
+    return found
+
+
+def _texts(raw: bytes, ends: list[int]) -> NDArray[Any]:
+    from daskfactor.data.keys import text_array
+
+    starts = [0, *ends[:-1]]
+    return text_array([raw[a:b].decode() for a, b in zip(starts, ends, strict=True)])
+
+
+def _open_group(location: str) -> Any:
+    import zarr
+
+    try:
+        return zarr.open_group(location, mode="r")
+    except Exception as error:
+        raise StoreError(
+            f"no store can be opened at {location} ({type(error).__name__}: {error}); give the "
+            "path or URL of a store that daskfactor convert made"
+        ) from error
+
+
+def _check_attributes(location: str, attributes: dict[str, Any]) -> None:
+    if attributes.get("format") != FORMAT:
+        raise StoreFormatError(
+            f"{location} is a zarr group, but not a blocked sparse store; give a store that "
+            "daskfactor convert made"
+        )
+    version = attributes.get("format_version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise StoreFormatError(
+            f"the blocked store at {location} has format version {version!r}, and this version of "
+            f"daskfactor reads up to {FORMAT_VERSION}; install a newer daskfactor, or convert again"
+        )
+    if attributes.get("complete") is not True:
+        raise StoreError(
+            f"the blocked store at {location} is unfinished: its conversion goes on or was "
+            "interrupted; wait for it, or convert again with overwrite"
+        )
+
+
+class StoredBlocks:
+    """Storage that reads blocks when they are wanted and decodes each of them once.
+
+    What fits in the budget is kept in memory, the rest in a scratch file of decoded
+    blocks, if there is room for one. A run visits all blocks in every cycle: throwing
+    out the oldest for the newest would hardly ever keep a block until its next turn,
+    so what is kept first stays.
+    """
+
+    def __init__(self, store: BlockStore, dtype: np.dtype[Any], budget: int) -> None:
+        self._store = store
+        self._dtype = dtype
+        self._left = budget
+        self._kept: dict[tuple[int, int], SparseBlock] = {}
+        self._lock = threading.Lock()
+        sizes = [store.nbytes(block, dtype) for block in store.grid.all_blocks()]
+        self.in_memory = sum(sizes) <= budget
+        self._largest = max(sizes) + 3 * ALIGNMENT  # each of a block's arrays starts at a multiple
+        self.place = "in memory" if self.in_memory else "in a store"
+        self._scratch: SparseScratch | None = None
+        self._written: set[tuple[int, int]] = set()
+        self._room = True
+
+    def view(self, row: int, col: int, buffer: Any = None) -> SparseBlock:
+        """One block, for reading.
+
+        From the scratch file it is read into ``buffer`` or, without one, into a buffer
+        of the calling thread, which the thread's next call overwrites.
+        """
+        found = self._kept.get((row, col))
+        if found is not None:
+            return found
+        if self._scratch is not None and (row, col) in self._written:
+            return self._scratch.view(row, col, buffer)
+        block = self._store.read(row, col, self._dtype)
+        with self._lock:
+            self._keep(Block(row, col), block)
+        return block
+
+    def _keep(self, address: Block, block: SparseBlock) -> None:
+        size = block.indptr.nbytes + block.indices.nbytes + block.values.nbytes
+        if address in self._kept or address in self._written:
+            return
+        if size <= self._left:
+            self._kept[address] = block
+            self._left -= size
+        elif self._room:
+            try:
+                if self._scratch is None:
+                    zeros = self._store.unstored == "zero"
+                    self._scratch = SparseScratch(self._store.grid, zeros, scratch_directory())
+                self._scratch.put(address, block)
+            except StoreError:  # a full disk: what is not in the file is read from the store
+                self._room = False
+            else:
+                self._written.add(address)
+
+    def new_buffer(self) -> NDArray[np.uint8] | None:
+        """A buffer for `view`, for who wants to keep several views at once."""
+        return None if self.in_memory else np.empty(self._largest, np.uint8)
+
+    def put(self, block: Block, values: Any) -> None:
+        """Nothing to take over: the blocks are in the store already."""
+
+    def prefetch(self, row: int, col: int) -> None:
+        """A hint that is not taken: a thread that reads ahead takes a core from the kernels."""
+
+    def close(self) -> None:
+        self._kept.clear()
+        if self._scratch is not None:
+            self._scratch.close()
+
+
+def open_blocked_store(
+    location: str,
+    *,
+    dtype: DTypeLike | None = None,
+    memory_limit: int | str | None = None,
+    allow_empty: bool = True,
+) -> "BlockedData":
+    """A blocked store as `BlockedData` whose blocks are read when they are wanted.
+
+    Parameters
+    ----------
+    location
+        Path or URL.
+    dtype
+        float32 or float64; by default that of the store.
+    memory_limit
+        Bytes of blocks that are kept once they were read, so that a store of any size
+        can be used; by default half of the free memory.
+    allow_empty
+        Whether rows and columns without any observed entry are accepted.
+
+    Raises
+    ------
+    StoreError, StoreFormatError
+        As for `BlockStore`.
+    DataError
+        If a row or column has no observed entry and ``allow_empty`` is False.
+    """
+    from daskfactor.data.blocks import (  # they know this module
+        BlockedData,
+        SourceInfo,
+        SparseLayout,
+    )
+
+    store = BlockStore(location)
+    found = store.statistics
+    refuse_unobserved(
+        found.n_observed,
+        unpermuted(found.row_observed, store.row_order),
+        unpermuted(found.col_observed, store.col_order),
+        store.labels,
+        allow_empty,
+    )
+    kind = cast("FloatType", np.dtype(dtype or store.dtype))
+    return BlockedData(
+        store.grid,
+        store.labels,
+        found,
+        SourceInfo("blocks", store.location, lazy=True),
+        kind,
+        StoredBlocks(store, kind, memory_budget(memory_limit)),
+        SparseLayout(store.unstored, store.row_order, store.col_order),
+    )

@@ -1,0 +1,364 @@
+"""Writing a blocked sparse store: beside its place first, and there only when it is whole."""
+
+import contextlib
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.data.bands import Block, Grid
+from daskfactor.data.labels import Labels
+from daskfactor.data.rawfile import DISK_FULL
+from daskfactor.data.statistics import Statistics
+from daskfactor.data.store import (
+    FORMAT,
+    FORMAT_VERSION,
+    absolute,
+    checksum_of,
+    is_blocked_store,
+)
+from daskfactor.errors import DaskfactorError, OptionError, StoreError
+from daskfactor.kernels.views import NARROW_COLUMNS
+
+COMPRESSIONS = ("lz4", "zstd", "none")
+LARGEST_CHUNK = 2**24
+"""Bytes; a block of more is cut into several chunks."""
+CHUNK_COST = 2**16
+"""Bytes that could be read while a chunk is found and opened."""
+SMALLEST_CHUNK = 1024
+
+
+class StoreWriter:
+    """A blocked store in the making. `finish` makes it appear; `abort` leaves nothing.
+
+    A local store is made in a folder beside its place and renamed. Elsewhere it is
+    made in its place, and only its last attribute makes it a store.
+
+    Raises
+    ------
+    StoreError
+        If something is there already that may not be replaced.
+    """
+
+    def __init__(self, location: str, *, overwrite: bool = False) -> None:
+        self.location = absolute(location)
+        self._local = "://" not in self.location
+        self._overwrite = overwrite
+        self._check_place(overwrite)
+        self._target = str(_making(Path(self.location))) if self._local else self.location
+        self._group: Any = None
+        self._begun = False
+
+    def begin(
+        self,
+        grid: Grid,
+        counts: NDArray[np.int64],
+        dtype: np.dtype[Any],
+        compression: str,
+        kept: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
+        """Make the arrays for blocks of at most ``counts`` entries, of which some will be merged.
+
+        Room is set aside for all, and chunks that stay empty take none; chunks are as long
+        as suits blocks that keep between ``kept[0]`` and ``kept[1]`` of their entries.
+        """
+        import zarr
+
+        self._grid = grid
+        self._begun = True
+        if not self._local and is_blocked_store(self.location):
+            self._remove_target()
+        self._group = zarr.open_group(self._target, mode="w-")
+        self._group.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION})
+        rows = np.repeat(np.array(grid.rows.sizes) + 1, grid.blocks)
+        widest = max(grid.cols.sizes)
+        columns = np.dtype(np.uint16 if widest <= NARROW_COLUMNS else np.uint32)
+        starts = np.dtype(np.uint32 if counts.max() < 2**32 else np.uint64)
+        usual = np.ceil(np.outer(kept, counts.ravel())).astype(np.int64).ravel()
+        self._chunk = chunk_length(usual, dtype.itemsize)
+        self._starts_chunk = chunk_length(rows, starts.itemsize)
+        entry_at, entries = _laid_out(counts.ravel(), self._chunk)
+        start_at, numbers = _laid_out(rows, self._starts_chunk)
+        codec = _codec(compression)
+        self._values = self._stream("values", entries, self._chunk, dtype, codec)
+        self._columns = self._stream("columns", entries, self._chunk, columns, codec)
+        self._starts = self._stream("row_starts", numbers, self._starts_chunk, starts, codec)
+        square = (grid.blocks, grid.blocks)
+        self._table = np.zeros((*square, 4), np.int64)
+        self._table[..., 0] = entry_at.reshape(square)
+        self._table[..., 1] = start_at.reshape(square)
+        self._totals = np.zeros(square)
+
+    def write(
+        self,
+        block: Block,
+        indptr: NDArray[Any],
+        columns: NDArray[Any],
+        values: NDArray[Any],
+    ) -> None:
+        """Write one block. From any thread: no chunk belongs to two blocks."""
+        entry, start = (int(place) for place in self._table[block][:2])
+        starts = indptr.astype(self._starts.dtype)
+        columns = columns.astype(self._columns.dtype, copy=False)
+        for array, at, data, chunk in (
+            (self._values, entry, values, self._chunk),
+            (self._columns, entry, columns, self._chunk),
+            (self._starts, start, starts, self._starts_chunk),
+        ):
+            if data.size:
+                padded = _padded(data, chunk)
+                array[at : at + padded.size] = padded
+        self._table[block][2:] = values.size, checksum_of(values, columns, starts)
+        self._totals[block] = np.nansum(values, dtype=np.float64)
+
+    def finish(
+        self,
+        statistics: Statistics,
+        labels: Labels,
+        unstored: str,
+        orders: tuple[NDArray[np.int64] | None, NDArray[np.int64] | None],
+    ) -> None:
+        """Write what is known of the whole, and make the store appear."""
+        small = {
+            "block_table": self._table,
+            "block_totals": self._totals,
+            "block_observed": statistics.n_observed,
+            "row_observed": statistics.row_observed,
+            "column_observed": statistics.col_observed,
+            "row_offsets": np.array(self._grid.rows.offsets, np.int64),
+            "column_offsets": np.array(self._grid.cols.offsets, np.int64),
+            "row_order": orders[0],
+            "column_order": orders[1],
+        }
+        for name, array in small.items():
+            if array is not None:
+                self._put(name, array)
+        attributes = {
+            "shape": list(self._grid.shape),
+            "blocks": self._grid.blocks,
+            "dtype": str(self._values.dtype),
+            "unstored": unstored,
+            "row_dim": labels.row_dim,
+            "column_dim": labels.col_dim,
+            "name": labels.name,
+            "row_labels": self._put_coordinates("row", labels.row_coords),
+            "column_labels": self._put_coordinates("column", labels.col_coords),
+            "statistics": {
+                "total": statistics.total,
+                "minimum": statistics.minimum,
+                "maximum": statistics.maximum,
+                "is_integer": statistics.is_integer,
+                "fingerprint": statistics.fingerprint,
+            },
+        }
+        self._group.attrs.update(attributes)
+        self._group.attrs["complete"] = True
+        self._appear()
+
+    def abort(self) -> None:
+        """Remove what was written, as far as that is possible."""
+        if self._begun:
+            with contextlib.suppress(Exception):
+                self._remove_target()
+
+    def nbytes(self) -> int:
+        """Bytes that the store takes."""
+        if self._local:
+            found = Path(self.location).rglob("*")
+            return sum(path.stat().st_size for path in found if path.is_file())
+        import fsspec
+
+        system, path = fsspec.core.url_to_fs(self.location)
+        return int(system.du(path))
+
+    def _check_place(self, overwrite: bool) -> None:
+        if not _exists(self.location):
+            return
+        if not is_blocked_store(self.location):
+            raise StoreError(
+                f"{self.location} exists and is no blocked store, so it is not touched; give "
+                "another name, or remove it yourself"
+            )
+        if not overwrite:
+            raise StoreError(
+                f"{self.location} exists already; give another name, or allow it to be replaced "
+                "with overwrite=True (--overwrite)"
+            )
+
+    def _stream(self, name: str, length: int, chunk: int, dtype: np.dtype[Any], codec: Any) -> Any:
+        return self._group.create_array(
+            name,
+            shape=(length,),
+            chunks=(chunk,),
+            dtype=dtype,
+            compressors=codec,
+            filters=None,
+            fill_value=0,
+        )
+
+    def _put(self, name: str, array: NDArray[Any]) -> None:
+        chunks = tuple(max(1, min(side, LARGEST_CHUNK // 8)) for side in array.shape)
+        made = self._group.create_array(
+            name, shape=array.shape, chunks=chunks, dtype=array.dtype, fill_value=0
+        )
+        if array.size:
+            made[...] = array
+
+    def _put_coordinates(
+        self, side: str, coords: Mapping[str, NDArray[Any]]
+    ) -> list[dict[str, str]]:
+        """Coordinates as arrays of numbers or bytes, which every zarr reader has."""
+        about = []
+        for number, (name, array) in enumerate(coords.items()):
+            array = np.asarray(array)
+            where = f"{side}_label_{number}"
+            if array.dtype.kind in "OSUT":
+                raw = [_bytes(item) for item in array.tolist()]
+                self._put(where, np.frombuffer(b"".join(raw), np.uint8))
+                self._put(f"{where}_ends", np.cumsum([len(item) for item in raw], dtype=np.int64))
+                about.append({"name": name, "kind": "text"})
+            else:
+                native = array.astype(array.dtype.newbyteorder("="))
+                self._put(where, native.view(np.int64) if native.dtype.kind in "mM" else native)
+                about.append({"name": name, "kind": native.dtype.str})
+        return about
+
+    def _appear(self) -> None:
+        if not self._local:
+            return
+        self._check_place(self._overwrite)  # again: a conversion takes its time
+        place = Path(self.location)
+        aside = place.with_name(f".{place.name}.replaced-{os.getpid()}")
+        if place.exists():
+            place.rename(aside)
+        try:
+            Path(self._target).rename(place)
+        except OSError:
+            if aside.exists():
+                aside.rename(place)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def _remove_target(self) -> None:
+        if self._local:
+            shutil.rmtree(self._target, ignore_errors=True)
+            return
+        import fsspec
+
+        system, path = fsspec.core.url_to_fs(self.location)
+        system.rm(path, recursive=True)
+
+
+@contextlib.contextmanager
+def writing_errors(location: str) -> Any:
+    """Trouble with a disk while a store is written, as one `StoreError`."""
+    try:
+        yield
+    except DaskfactorError:
+        raise
+    except OSError as error:
+        full = error.errno in DISK_FULL
+        cause = "there is no room left" if full else str(error)
+        remedy = "free some room" if full else "make its place writable"
+        raise StoreError(
+            f"the store {location} could not be written: {cause}; nothing was left there, so "
+            f"{remedy} and convert again"
+        ) from error
+
+
+def check_compression(compression: str) -> str:
+    """One of the codecs by name.
+
+    Raises
+    ------
+    OptionError
+        If it is none of them.
+    """
+    if compression not in COMPRESSIONS:
+        raise OptionError(
+            f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r}"
+        )
+    return compression
+
+
+def chunk_length(counts: NDArray[np.int64], itemsize: int) -> int:
+    """Entries per chunk at which reading all blocks, padding included, takes least time."""
+    largest = max(1, int(counts.max()))
+    fewest = -(-largest * itemsize // LARGEST_CHUNK)
+    candidates = {-(-largest // parts) for parts in range(fewest, fewest + 32)}
+    candidates = {max(SMALLEST_CHUNK, length) for length in candidates}
+
+    def cost(length: int) -> tuple[int, int]:
+        chunks = int((-(-counts // length)).sum())
+        return chunks * (length * itemsize + CHUNK_COST), length
+
+    return min(candidates, key=cost)
+
+
+def _laid_out(counts: Iterable[int], chunk: int) -> tuple[NDArray[np.int64], int]:
+    """Where each block begins, on a chunk boundary, and where the last one ends."""
+    lengths = -(-np.asarray(counts, np.int64) // chunk) * chunk
+    ends = np.cumsum(lengths)
+    return ends - lengths, max(chunk, int(ends[-1]))
+
+
+def _padded(data: NDArray[Any], chunk: int) -> NDArray[Any]:
+    """Data with zeros behind it up to a chunk boundary: whole chunks need not be read back."""
+    length = -(-data.size // chunk) * chunk
+    if length == data.size:
+        return data
+    padded = np.empty(length, data.dtype)
+    padded[: data.size] = data
+    padded[data.size :] = 0
+    return padded
+
+
+def _codec(compression: str) -> Any:
+    from zarr.codecs import BloscCodec
+
+    if compression == "lz4":
+        return BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")
+    if compression == "zstd":
+        return BloscCodec(cname="zstd", clevel=3, shuffle="shuffle")
+    return None
+
+
+def _bytes(item: object) -> bytes:
+    return item if isinstance(item, bytes) else str(item).encode()
+
+
+def _exists(location: str) -> bool:
+    if "://" not in location:
+        place = Path(location)
+        return place.exists() and not (place.is_dir() and not any(place.iterdir()))
+    import fsspec
+
+    system, path = fsspec.core.url_to_fs(location)
+    return bool(system.exists(path))
+
+
+def _making(place: Path) -> Path:
+    """A name beside a store for the store in the making; what dead processes left is removed."""
+    prefix = f".{place.name}.partial-{socket.gethostname()}-"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for left in place.parent.glob(f"{prefix}*"):
+        number = left.name.removeprefix(prefix).partition("-")[0]
+        if number.isdigit() and not _alive(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    return place.with_name(f"{prefix}{os.getpid()}-{uuid.uuid4().hex[:8]}")
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,136 @@
+"""The two small interfaces between the engine and everything else.
+
+A *program* knows what an operation computes and nothing of where it runs. An
+*executor* knows where and in which order operations run and nothing of what
+they compute. Every executor leaves the same bits behind: operations of one
+round share no band, and all sums are taken later in a fixed order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from daskfactor.data.blocks import BlockedData
+from daskfactor.errors import DaskfactorError, EngineError
+from daskfactor.executors.plan import Action, Op, Round
+from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.kernels.workspace import Workspace
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+OnDone = Callable[[int], None]
+
+
+class BlockProgram(Protocol):
+    """What a sampler gives the engine: one update, one evaluation."""
+
+    def update(
+        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        """Move the two bands of a block, in place."""
+        ...
+
+    def evaluate(
+        self,
+        op: Op,
+        data: BlockedData,
+        rows: FactorBand,
+        cols: FactorBand,
+        cells: BlockCells | None,
+        workspace: Workspace,
+    ) -> Evaluation:
+        """Sums over a block at the present state; moves the moments of its monitored cells."""
+        ...
+
+
+@dataclass(slots=True)
+class RunReport:
+    """What a run of a plan cost.
+
+    ``lost_segments`` counts segments that were run again because a worker was
+    lost; ``workers`` is the number of machines' processes that took part last.
+    """
+
+    wall_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    lanes: int = 1
+    workers: int = 1
+    lost_segments: int = 0
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the lanes' time spent inside block operations."""
+        total = self.wall_seconds * self.lanes
+        return self.busy_seconds / total if total else 1.0
+
+    def add(self, other: "RunReport") -> None:
+        self.wall_seconds += other.wall_seconds
+        self.busy_seconds += other.busy_seconds
+        self.lanes = other.lanes
+        self.workers = other.workers
+        self.lost_segments += other.lost_segments
+
+
+class Executor(Protocol):
+    """Runs plans and maps functions over bands."""
+
+    name: str
+    reason: str
+    report: RunReport
+
+    def run(
+        self,
+        plan: Sequence[Round],
+        program: BlockProgram,
+        state: ChainState,
+        data: BlockedData,
+        on_done: OnDone | None = None,
+    ) -> ChainState:
+        """Run every operation of a plan on a state; returns the state afterwards.
+
+        The state passed in may be changed in place and must not be used again.
+        """
+        ...
+
+    def map(self, function: Callable[[T, Workspace], R], items: Sequence[T]) -> list[R]:
+        """``function`` of every item, results in the items' order."""
+        ...
+
+    def close(self) -> None:
+        """Give threads and buffers back."""
+        ...
+
+
+def perform(
+    op: Op,
+    program: BlockProgram,
+    data: BlockedData,
+    rows: FactorBand,
+    cols: FactorBand,
+    cells: BlockCells | None,
+    workspace: Workspace,
+) -> Evaluation | None:
+    """Do one operation; an error names the block it happened in."""
+    try:
+        if op.action == Action.UPDATE:
+            program.update(op, data, rows, cols, workspace)
+            return None
+        return program.evaluate(op, data, rows, cols, cells, workspace)
+    except (DaskfactorError, MemoryError) as error:
+        error.add_note(f"in {_where(op)}")
+        raise
+    except Exception as error:
+        raise EngineError(
+            f"the update of {_where(op)} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _where(op: Op) -> str:
+    block = f"block (row band {op.block.row}, column band {op.block.col})"
+    return f"{block} in cycle {op.cycle}"
+
+
+def settle(state: ChainState, evaluations: list[Evaluation]) -> None:
+    """Put evaluations into the state in the one order that all executors share."""
+    state.evaluations.extend(sorted(evaluations, key=lambda e: (e.cycle, e.block.row, e.block.col)))

@@ -1,0 +1,154 @@
+"""Plans: what happens to which block, in which order, as plain tuples.
+
+A plan is a sequence of rounds. The operations of a round share no row band and
+no column band, and every round touches every band exactly once, so an operation
+of round n may start as soon as both of its bands have been through n rounds.
+That one rule is all an executor needs; it knows nothing of what an operation
+computes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.data.bands import Block
+from daskfactor.data.schedules import (
+    Cyclic,
+    NestedReshuffled,
+    Part,
+    Schedule,
+    diagonal_sizes,
+)
+
+Shuffle = Callable[[int], np.random.Generator]
+
+
+class Action(IntEnum):
+    """What an operation does with its block."""
+
+    UPDATE = 0
+    EVALUATE = 1
+
+
+@dataclass(frozen=True)
+class CycleOptions:
+    """What is to be done in one cycle besides the updates.
+
+    ``adapt`` gathers curvature, ``record`` adds the state at the cycle's end to
+    the moments, ``keep`` copies it as a draw, ``evaluate`` visits every block
+    once more for the log-likelihood and the monitored cells.
+    """
+
+    adapt: bool = False
+    record: bool = False
+    keep: bool = False
+    evaluate: bool = False
+
+
+class Op(NamedTuple):
+    """One block update or evaluation.
+
+    ``iteration`` counts parts over the whole run and is the noise's address;
+    ``last`` marks the last part of a cycle's updates, after which the bands are
+    in the state that the cycle leaves behind.
+    """
+
+    action: Action
+    block: Block
+    cycle: int
+    iteration: int
+    scale: float
+    last: bool
+    wanted: CycleOptions
+
+
+class Round(NamedTuple):
+    """Operations without a band in common, and the super-part they belong to."""
+
+    ops: tuple[Op, ...]
+    outer: int
+    size: int
+
+
+def build_plan(
+    schedule: Schedule,
+    observed: NDArray[np.int64],
+    cycles: range,
+    shuffle: Shuffle,
+    options: Callable[[int], CycleOptions],
+) -> tuple[Round, ...]:
+    """The rounds of a range of cycles.
+
+    Parameters
+    ----------
+    schedule
+        Which parts a cycle visits.
+    observed
+        Observed entries per block, shape (B, B); sizes on the diagonals, summed
+        by the caller's choice of parts.
+    cycles
+        Numbers of the cycles, counted from the start of the run.
+    shuffle
+        The generator that belongs to a cycle's number.
+    options
+        What else a cycle is to do.
+    """
+    blocks = observed.shape[0]
+    sizes = diagonal_sizes(observed)
+    rounds: list[Round] = []
+    for cycle in cycles:
+        parts = schedule.cycle(blocks, sizes, shuffle(cycle))
+        wanted = options(cycle)
+        rounds.extend(_updates(parts, cycle, wanted))
+        if wanted.evaluate:
+            rounds.extend(_evaluations(schedule, sizes, cycle, wanted))
+    return tuple(rounds)
+
+
+def _updates(parts: Sequence[Part], cycle: int, wanted: CycleOptions) -> list[Round]:
+    count = len(parts)
+    rounds = []
+    for position, part in enumerate(parts):
+        iteration = cycle * count + position
+        last = position == count - 1
+        ops = tuple(
+            Op(Action.UPDATE, block, cycle, iteration, part.scale, last, wanted)
+            for block in part.blocks
+        )
+        rounds.append(Round(ops, part.outer, part.size))
+    return rounds
+
+
+def _evaluations(
+    schedule: Schedule, sizes: NDArray[np.int64], cycle: int, wanted: CycleOptions
+) -> list[Round]:
+    """Every block once, in an order that suits the schedule's super-blocks."""
+    blocks = len(sizes)
+    order: Schedule = Cyclic()
+    if isinstance(schedule, NestedReshuffled):
+        order = NestedReshuffled(schedule.groups)
+    parts = order.cycle(blocks, sizes, np.random.default_rng(0))
+    return [
+        Round(
+            tuple(
+                Op(Action.EVALUATE, block, cycle, -1, 1.0, False, wanted) for block in part.blocks
+            ),
+            part.outer,
+            part.size,
+        )
+        for part in parts
+    ]
+
+
+def check_plan(plan: Sequence[Round], blocks: int) -> None:
+    """Assert that every round touches every row band and every column band exactly once."""
+    everything = set(range(blocks))
+    for number, part in enumerate(plan):
+        rows = [op.block.row for op in part.ops]
+        cols = [op.block.col for op in part.ops]
+        if len(part.ops) != blocks or set(rows) != everything or set(cols) != everything:
+            raise AssertionError(f"round {number} is not free of conflicts: {part.ops}")

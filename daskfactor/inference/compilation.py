@@ -1,0 +1,53 @@
+"""Compile the kernels before the run, so that the wait has a name."""
+
+import numpy as np
+from scipy import sparse
+
+from daskfactor.data.sources import as_blocks
+from daskfactor.executors.progress import OnEvent, RunEvent
+from daskfactor.executors.serial import SerialExecutor
+from daskfactor.inference.chain import Setting
+from daskfactor.inference.chains import make_chain
+from daskfactor.inference.options import RunOptions
+from daskfactor.models.gaussian import GaussianMF
+from daskfactor.models.tweedie import TweedieNMF
+
+_compiled: set[tuple[object, ...]] = set()
+
+TINY = np.array([[1.0, 2.0, np.nan], [3.0, 1.0, 2.0], [2.0, 2.0, 1.0]])
+
+
+def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
+    """Run a 3 x 3 matrix through the same kernels, once per kind of run and process."""
+    dtype, data = setting.options.dtype, setting.data
+    kind = (
+        type(setting.model),
+        setting.model.beta,
+        dtype,
+        data.is_sparse and data.unstored,
+        setting.sampler.name,
+        setting.sampler.majorizer,
+        getattr(setting.sampler, "transition", None),
+    )
+    if kind in _compiled:
+        return
+    on_event(RunEvent("compile", 0, 1, message="once per process"))
+    options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)
+    matrix = sparse.csr_array(TINY) if data.is_sparse else TINY
+    with as_blocks(matrix, 1, dtype=dtype, unstored=data.unstored) as tiny:
+        cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
+        small = Setting(
+            tiny, _model(setting), setting.sampler.brief(), options, SerialExecutor(), cells
+        )
+        chain = make_chain(small, 0)
+        chain.warm_start()
+        for end in (2, 4):
+            chain.advance(end)
+    _compiled.add(kind)
+    on_event(RunEvent("compile", 1, 1))
+
+
+def _model(setting: Setting) -> TweedieNMF | GaussianMF:
+    if isinstance(setting.model, GaussianMF):
+        return GaussianMF(2)
+    return TweedieNMF(2, beta=setting.model.beta, dispersion=1.0, rate_w=1.0, rate_h=1.0)

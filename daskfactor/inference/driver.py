@@ -1,0 +1,288 @@
+"""A run from its first segment to its last: chains in step, results written as they come."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.executors.progress import OnEvent, Phase, RunEvent
+from daskfactor.inference.chain import ChainRun, Setting, TrackRun
+from daskfactor.inference.chains import make_chain
+from daskfactor.inference.options import boundaries, segment_length
+from daskfactor.inference.order import in_callers_order
+from daskfactor.inference.snapshot import cell_count, gather_cells, restore, snapshot
+from daskfactor.results.extrapolation import extrapolated_moments
+
+Array = NDArray[Any]
+
+
+class Sink(Protocol):
+    """Where results go: a store on disk or arrays in memory."""
+
+    keeps_checkpoints: ClassVar[bool]
+
+    def write_draws(
+        self, chain: int, start: int, W: Array, Ht: Array, group: str = "posterior"
+    ) -> None: ...
+
+    def write_stats(
+        self, chain: int, start: int, stats: dict[str, Array], group: str = "sample_stats"
+    ) -> None: ...
+
+    def write_moments(
+        self,
+        chain: int,
+        *,
+        W_mean: Array,
+        W_var: Array,
+        Ht_mean: Array,
+        Ht_var: Array,
+        count: int,
+    ) -> None: ...
+
+    def write_monitor(self, chain: int, *, mean: Array, var: Array, count: int) -> None: ...
+
+    def checkpoint(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None: ...
+
+    def update_attrs(self, attrs: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class RunState:
+    """How far a run has come.
+
+    ``cycle`` counts the fine cycles that every chain has done; ``written`` the
+    draws, warm-up evaluations and statistics that the sink has.
+    """
+
+    chains: list[ChainRun]
+    cycle: int = 0
+    warmups: int = 0
+    seconds: float = 0.0
+    log_likelihood: float = math.nan
+    started: float = field(default_factory=time.perf_counter)
+
+
+def hyper_attrs(state: RunState) -> dict[str, float]:
+    """Hyperparameters as results name them; the dispersion is the mean over chains."""
+    attrs = state.chains[0].attrs()
+    spread = [chain.attrs()["dispersion"] for chain in state.chains]
+    return attrs | {"dispersion": float(np.mean(spread))}
+
+
+FLOPS_PER_NORMAL = 150
+SPARSE_PENALTY = 5
+"""How much dearer an operation on stored entries is than one inside a matrix product."""
+
+
+def work_per_cycle(setting: Setting) -> float:
+    """Floating-point operations of a cycle, or what takes as long; from sizes alone."""
+    data, components = setting.data, setting.model.width
+    passes = setting.sampler.work(data.grid.blocks)
+    if not data.is_sparse:
+        return passes * 8.0 * data.shape[0] * data.shape[1] * components
+    entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())
+    noise = FLOPS_PER_NORMAL * data.grid.blocks * sum(data.shape)
+    return passes * (entries + noise) * components
+
+
+class Driver:
+    """Runs all chains of a run through its segments."""
+
+    def __init__(self, setting: Setting, sink: Sink, on_event: OnEvent) -> None:
+        self.setting = setting
+        self.sink = sink
+        self.on_event = on_event
+        options = setting.options
+        self.coarseness = max(track.coarseness for track in setting.sampler.tracks)
+        shape, components = setting.data.shape, setting.model.width
+        work = work_per_cycle(setting)
+        itemsize = np.dtype(options.dtype).itemsize
+        kept = 0.0
+        if options.keep_every:
+            kept = sum(shape) * components * itemsize / (options.thin * options.keep_every)
+            kept *= options.chains  # all chains hold their draws until the segment is written
+        length = segment_length(work, kept, self.coarseness)
+        self.ends = list(boundaries(options, length, setting.split, self.coarseness))
+
+    def warmup_count(self) -> int:
+        """Evaluations while tuning: one at the end of every segment."""
+        return sum(end <= self.setting.options.tune for end in self.ends)
+
+    def start(self) -> RunState:
+        """Warm starts of all chains."""
+        state = RunState([make_chain(self.setting, n) for n in range(self.setting.options.chains)])
+        passes = self.setting.warm_passes
+        for chain in state.chains:
+            done = chain.number * passes
+
+            def report(iteration: int, objective: float, done: int = done) -> None:
+                del objective
+                self.on_event(RunEvent("warm start", done + iteration, passes * len(state.chains)))
+
+            chain.warm_start(report, None if chain.number == 0 else state.chains[0])
+        return state
+
+    def restart(self, arrays: dict[str, Array], meta: dict[str, Any]) -> RunState:
+        """The state that a checkpoint holds; from the beginning if no chain had started yet."""
+        if not meta["chains"]:
+            return self.start()
+        state = RunState([make_chain(self.setting, n) for n in range(self.setting.options.chains)])
+        for chain in state.chains:
+            prefix = f"{chain.number}/"
+            own = {
+                name.removeprefix(prefix): value
+                for name, value in arrays.items()
+                if name.startswith(prefix)
+            }
+            restore(chain, own, meta["chains"][chain.number])
+        state.cycle, state.warmups = meta["cycle"], meta["warmup_draws"]
+        state.seconds = meta["seconds"]
+        return state
+
+    def run(self, state: RunState) -> None:
+        """All segments that are still to come; a checkpoint after each."""
+        for end in self.ends:
+            if end <= state.cycle:
+                continue
+            for chain in state.chains:
+                self._advance(state, chain, end)
+            first_draws = state.cycle <= self.setting.options.tune < end
+            self._write(state, end)
+            state.cycle = end
+            if first_draws:  # a run that is cut short can be predicted from, too
+                self.sink.update_attrs(hyper_attrs(state))
+            self._checkpoint(state)
+            for chain in state.chains:
+                chain.forget()
+
+    def _advance(self, state: RunState, chain: ChainRun, end: int) -> None:
+        options = self.setting.options
+        tuning = end <= options.tune
+        offset = 0 if tuning else options.tune
+        total = (options.tune if tuning else options.cycles - options.tune) * options.chains
+        done_before = chain.number * (end - state.cycle) + options.chains * (state.cycle - offset)
+
+        def on_share(share: float) -> None:
+            done = done_before + share * (end - state.cycle)
+            phase: Phase = "tune" if tuning else "draw"
+            self.on_event(RunEvent(phase, done, total, state.log_likelihood))
+
+        chain.advance(end, on_share)
+        state.log_likelihood = chain.log_likelihood()
+        on_share(1.0)
+
+    # -- results ---------------------------------------------------------------
+
+    def _write(self, state: RunState, end: int) -> None:
+        if end <= self.setting.options.tune:
+            for chain in state.chains:
+                self._write_warmup(chain, state.warmups, end)
+            state.warmups += 1
+            return
+        for chain in state.chains:
+            self._write_stats(chain)
+            for run in chain.tracks:
+                self._write_draws(chain, run)
+            self._write_moments(chain)
+
+    def _write_warmup(self, chain: ChainRun, number: int, end: int) -> None:
+        fine = chain.tracks[0]
+        stats = {
+            "lp": np.array([chain.log_posterior(fine, end - 1)]),
+            "step_size": np.array([chain.step_size(fine, end - 1)]),
+        }
+        self.sink.write_stats(chain.number, number, stats, "warmup_sample_stats")
+
+    def _write_stats(self, chain: ChainRun) -> None:
+        """Statistics of the draws of the segment that are kept (of all, if none is)."""
+        fine = chain.tracks[0]
+        options = chain.track_options(fine.track)
+        cycles, numbers = [], []
+        for cycle in sorted(fine.fits):
+            draw = options.draw_index(cycle)
+            if draw is not None and (not options.keep_every or options.is_kept(draw)):
+                cycles.append(cycle)
+                numbers.append(draw // (options.keep_every or 1))
+        if not cycles:
+            return
+        stats = {
+            "lp": np.array([chain.log_posterior(fine, cycle) for cycle in cycles]),
+            "step_size": np.array([chain.step_size(fine, cycle) for cycle in cycles]),
+            "diverging": np.array([self._diverged(chain, cycle) for cycle in cycles]),
+            **chain.statistics(cycles),
+        }
+        self.sink.write_stats(chain.number, numbers[0], stats)
+
+    def _diverged(self, chain: ChainRun, cycle: int) -> bool:
+        """Whether this draw is the first after a roll-back."""
+        options = self.setting.options
+        span = options.thin * (options.keep_every or 1)
+        return any(cycle - span < start <= cycle for start in chain.divergences)
+
+    def _write_draws(self, chain: ChainRun, run: TrackRun) -> None:
+        options = chain.track_options(run.track)
+        count = len(run.state.rows[0].draws)
+        if not count:
+            return
+        data = self.setting.data
+        taken = (run.cycle - options.tune) // options.thin // options.keep_every
+        self.sink.write_draws(
+            chain.number,
+            taken - count,
+            in_callers_order(data, "rows", run.state.gather_draws("rows"), axis=1),
+            in_callers_order(data, "columns", run.state.gather_draws("columns"), axis=1),
+            run.track.group,
+        )
+
+    def _write_moments(self, chain: ChainRun) -> None:
+        fine, data = chain.tracks[0], self.setting.data
+        count = fine.state.rows[0].counts["moments"]
+        if not count:
+            return
+        moments: dict[str, Array] = {}
+        for name, side in (("W", "rows"), ("Ht", "columns")):
+            mean, m2 = fine.state.gather(side, "mean"), fine.state.gather(side, "m2")
+            moments[f"{name}_mean"] = in_callers_order(data, side, mean)
+            moments[f"{name}_var"] = in_callers_order(data, side, m2) / count
+        self.sink.write_moments(chain.number, **moments, count=count)
+        if fine.state.cells:
+            mean, var, count = self.monitored(chain.tracks)
+            self.sink.write_monitor(chain.number, mean=mean, var=var, count=count)
+
+    @staticmethod
+    def monitored(tracks: Sequence[TrackRun]) -> tuple[Array, Array, int]:
+        """Mean and variance of the monitored cells, extrapolated where there is a coarse track."""
+        found = []
+        for run in tracks:
+            mean = gather_cells(run, "mean").astype(np.float64)
+            variance = gather_cells(run, "m2").astype(np.float64) / (cell_count(run) or 1)
+            found.append((mean, variance))
+        count = cell_count(tracks[0]) or 0
+        if len(found) == 1:
+            return (*found[0], count)
+        return (*extrapolated_moments(found[0], found[1], nonnegative=True), count)
+
+    def _checkpoint(self, state: RunState) -> None:
+        if not self.sink.keeps_checkpoints:
+            return
+        arrays: dict[str, Array] = {}
+        chains = []
+        for chain in state.chains:
+            own, meta = snapshot(chain)
+            arrays.update({f"{chain.number}/{name}": value for name, value in own.items()})
+            chains.append(meta)
+        options = self.setting.options
+        drawn = max(0, state.cycle - options.tune) // options.thin
+        meta = {
+            "cycle": state.cycle,
+            "warmup_draws": state.warmups,
+            "draws": drawn // options.keep_every if options.keep_every else drawn,
+            "chains": chains,
+            "seconds": state.seconds + time.perf_counter() - state.started,
+        }
+        self.sink.checkpoint(arrays, meta)

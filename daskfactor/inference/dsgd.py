@@ -1,0 +1,358 @@
+"""Distributed stochastic gradient descent by strata: a point estimate from single entries.
+
+A stratum is a part of the data without a row or a column in common between its
+blocks, so its blocks can be descended at once, and that is what a plan's round is.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from daskfactor.checks import positive_number, whole_number
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.schedules import SCHEDULES, Reshuffled, Schedule
+from daskfactor.errors import OptionError
+from daskfactor.executors.base import Executor
+from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
+from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.inference.multiplicative import OnIteration, PointFit, typical_value
+from daskfactor.inference.passes import Fit, evaluate
+from daskfactor.inference.targets import Columns, make_target
+from daskfactor.kernels import blockwise
+from daskfactor.kernels.descent import descent_kernels
+from daskfactor.kernels.views import SparseBlock
+from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.gaussian import GaussianMF
+from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.random import Stream, generator
+
+GROWTH, REDUCTION = 1.05, 0.5
+"""What the bold driver multiplies the step by when the objective fell, and when it rose."""
+LOOKS = (5, 10, 15)
+"""Iterations at which the dispersion is estimated; after the last it stays."""
+LOOK_FLOOR = 1e-2
+"""Smallest μ for that, as a share of the data's mean: a projected μ may be zero."""
+PATIENCE = 5
+"""Iterations over which the objective must fall by more than ``tol``."""
+MOST_TRIALS = 12
+FIRST_TRIALS = (-4, -3)
+"""Powers of two that the search for a first step begins with."""
+SHARE = "share"
+"""Name of a band's 1 / n_i: the part of its row's prior that one entry stands for."""
+
+
+@dataclass(frozen=True)
+class DSGD:
+    """Maximum-a-posteriori fit by stochastic gradient descent, stratum by stratum.
+
+    For every observed entry, rows in a fresh random order at each visit of a
+    block, with r = (v - μ) μ^(β-2) and n_i, n_j observed entries of its row and
+    column:
+
+        w_i ← [w_i + ε (r h_j - φ λ_w / n_i)]₊     h_j ← [h_j + ε (r w_i - φ λ_h / n_j)]₊
+
+    For a real-valued model without the [·]₊, and with the pull φ λ (x - m) / n of its
+    Gaussian priors, whose precisions stay where a chain of its samplers starts.
+
+    One iteration visits every entry once. Then the bold driver: if the objective
+    fell, ε grows by 5 %; if it rose, the iteration is undone and ε halved.
+
+    Parameters
+    ----------
+    max_iter
+        Largest number of iterations, undone ones included; the search for a first
+        step takes one or two more passes.
+    step
+        ε of the first iteration, in the unit of one entry's gradient; ``"auto"``
+        tries several on the first stratum and takes the best.
+    tol
+        Stop when the objective falls by less than this share over 5 iterations;
+        0 never stops early.
+    schedule
+        Order of the strata; reshuffled every iteration by default.
+
+    Notes
+    -----
+    Gemulla, Nijkamp, Haas and Sismanis 2011, "Large-scale matrix factorization
+    with distributed stochastic gradient descent", sections 3 to 5. ε r is clipped to
+    ±1, so that entries of tiny mean do not throw their rows far off. On few entries
+    a row, the noise of single entries makes the bold driver stop short of where
+    :class:`MultiplicativeUpdates` arrives.
+    """
+
+    max_iter: int = 50
+    step: float | Literal["auto"] = "auto"
+    tol: float = 1e-4
+    schedule: Schedule = field(default_factory=Reshuffled)
+
+    def __post_init__(self) -> None:
+        whole_number("max_iter", self.max_iter, 1)
+        if isinstance(self.step, str):
+            if self.step != "auto":
+                raise OptionError(f'step must be "auto" or a positive number, got {self.step!r}')
+        else:
+            positive_number("step", self.step)
+        if not (math.isfinite(self.tol) and self.tol >= 0):
+            raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
+        if type(self.schedule).__name__ not in SCHEDULES:
+            raise OptionError(
+                f"schedule must be one of {', '.join(f'{name}()' for name in SCHEDULES)}, got "
+                f"{self.schedule!r}"
+            )
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+
+@dataclass(frozen=True)
+class DescentProgram:
+    """The block operations of one iteration; immutable, so that any executor may share it.
+
+    Attributes
+    ----------
+    beta, projected
+        Power of the divergence; whether factors are kept non-negative.
+    floor
+        Smallest mean μ the gradient is taken at.
+    columns
+        Prior means and pulls of the columns of both factors.
+    step
+        ε of this iteration.
+    seed
+        Seed of the order in which rows are visited.
+    """
+
+    beta: float
+    projected: bool
+    floor: float
+    columns: Columns
+    step: float
+    seed: int
+
+    def update(
+        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        del workspace
+        view = data.view(op.block.row, op.block.col)
+        order = generator(self.seed, 0, Stream.SCHEDULE, op.iteration, *op.block).permutation(
+            view.m
+        )
+        # The scale is B where every stratum comes up once, N / |stratum| where they are drawn.
+        step = self.step * op.scale / data.grid.blocks
+        factors = (rows.values, cols.values, rows.arrays[SHARE], cols.arrays[SHARE])
+        columns = [table.astype(rows.values.dtype) for table in self.columns]
+        rest = (order, *factors, *columns, step, self.floor)
+        partly = not all(table[2].all() for table in self.columns)
+        kernels = descent_kernels(self.beta, self.projected, rows.values.shape[1], partly)
+        if isinstance(view, SparseBlock):
+            kernels.sparse(view.indptr, view.indices, view.values, *rest)
+        else:
+            kernels.dense(view.array, view.row0, view.col0, *rest)
+
+    def evaluate(
+        self,
+        op: Op,
+        data: BlockedData,
+        rows: FactorBand,
+        cols: FactorBand,
+        cells: BlockCells | None,
+        workspace: Workspace,
+    ) -> Evaluation:
+        del cells
+        view = data.view(op.block.row, op.block.col)
+        sums = np.zeros(2)
+        blockwise.evaluate(
+            view, self.beta, rows.values, cols.values, self.floor, sums, None, workspace
+        )
+        return Evaluation(op.cycle, op.block, sums)
+
+
+def run_dsgd(
+    data: BlockedData,
+    model: TweedieNMF | GaussianMF,
+    method: DSGD,
+    executor: Executor,
+    seed: int,
+    on_iteration: OnIteration | None = None,
+) -> PointFit:
+    """Descend from a random start; the same bits on every executor.
+
+    φ is estimated while the fit is young, as :class:`MultiplicativeUpdates` does
+    it: until the first look the prior counts nothing, and after the last one φ
+    stays as it is. ``objective`` of the result lists the iterations that were kept.
+
+    Raises
+    ------
+    OptionError
+        If entries that are not stored are observed zeros, or if a prior has a shape
+        other than 1: its pull is without bounds near zero, where single steps end.
+    """
+    refuse_zeros(data)
+    refuse_shapes(model)
+    descent = _Descent(data, model, method, executor, seed)
+    descent.choose_step()
+    stalled = 0
+    for iteration in range(1, method.max_iter + 1):
+        before = descent.loss
+        descent.iterate(iteration)
+        if on_iteration is not None:
+            on_iteration(iteration, descent.loss)
+        settled = descent.look(iteration)
+        stalled = 0 if before - descent.loss > method.tol / PATIENCE * abs(before) else stalled + 1
+        if settled and method.tol > 0 and stalled >= PATIENCE:
+            break
+    return descent.result()
+
+
+def refuse_zeros(data: BlockedData) -> None:
+    """Refuse data most of whose observed entries are not stored."""
+    if data.unstored == "zero":
+        raise OptionError(
+            "DSGD visits stored entries one by one, but here every entry that is not stored is an "
+            'observed zero; use MultiplicativeUpdates, or pass unstored="missing" if that is what '
+            "such an entry means"
+        )
+
+
+def refuse_shapes(model: TweedieNMF | GaussianMF) -> None:
+    """Refuse gamma priors that are not exponential."""
+    if isinstance(model, TweedieNMF) and (model.shape_w, model.shape_h) != (1.0, 1.0):
+        raise OptionError(
+            "DSGD descends under exponential priors only, got shape_w="
+            f"{model.shape_w:g} and shape_h={model.shape_h:g}; use MultiplicativeUpdates"
+        )
+
+
+class _Descent:
+    """Where a descent is: the best state so far, its fit, the step to take next."""
+
+    def __init__(
+        self,
+        data: BlockedData,
+        model: TweedieNMF | GaussianMF,
+        method: DSGD,
+        executor: Executor,
+        seed: int,
+    ) -> None:
+        self.data, self.method, self.executor, self.seed = data, method, executor, seed
+        self.target = make_target(data, model)
+        self.state = self.target.start(executor, seed)
+        share_priors(self.state, data, self.target.columns())
+        self.fit = evaluate(executor, data, self.state, self.target.beta, self.target.floor)
+        self.step = 0.0 if isinstance(method.step, str) else float(method.step)
+        self.history: list[tuple[int, float]] = []
+
+    @property
+    def loss(self) -> float:
+        """The objective at the best state, under the present φ."""
+        return self.target.objective(self.state, self.fit)
+
+    def iterate(self, iteration: int) -> None:
+        """One pass over all strata; undone if the objective rose."""
+        state, fit = self._run(self._plan(iteration), self.step)
+        if self.target.objective(state, fit) < self.loss:
+            self.state, self.fit = state, fit
+            self.step *= GROWTH
+            self.history.append((iteration, self.loss))
+        else:
+            self.step *= REDUCTION
+
+    def look(self, iteration: int) -> bool:
+        """Estimate φ anew while the fit is young; whether it stays from now on."""
+        last = min(LOOKS[-1], self.method.max_iter)
+        if iteration in LOOKS or iteration == last:
+            target = self.target
+            floor = max(target.floor, LOOK_FLOOR * typical_value(self.data))
+            floor = floor if target.projected else target.floor
+            fit = evaluate(self.executor, self.data, self.state, target.beta, floor)
+            estimate = target.rule.at_point(fit)
+            if iteration == last:
+                target.rule.settle(estimate)
+            target.set_dispersion(target.rule.fixed or estimate)
+        return iteration >= last
+
+    def result(self) -> PointFit:
+        for band in self.state.bands():
+            del band.arrays[SHARE]
+        history = self.history or [(0, self.loss)]  # the start was the best, or all is frozen
+        return PointFit(self.state, self.target.hyper, self.fit, history)
+
+    def choose_step(self) -> None:
+        """Search, by factors of two, for the step that brings the first stratum down furthest.
+
+        It begins below the step that moves the mean of a usual entry, at the start, all
+        the way to its value: 1 / (m^(β-2) (|w|² + |h|²)), m the mean of the data.
+        """
+        if self.step:
+            return
+        trial = self._first_stratum()
+        length = mean_square(self.state.rows) + mean_square(self.state.cols)
+        unit = typical_value(self.data) ** (2.0 - self.target.beta) / length
+        found = {exponent: self._trial(trial, unit, exponent) for exponent in FIRST_TRIALS}
+        for _ in range(MOST_TRIALS - len(found)):
+            best = min(found, key=lambda exponent: found[exponent])
+            new = [exponent for exponent in (best - 1, best + 1) if exponent not in found]
+            if not new:
+                break
+            found[new[0]] = self._trial(trial, unit, new[0])
+        self.step = unit * 2.0 ** min(found, key=lambda exponent: found[exponent])
+
+    def _trial(self, plan: tuple[Round, ...], unit: float, exponent: int) -> float:
+        """Loss of the first stratum after a visit with a step of ``unit`` 2^exponent."""
+        _, fit = self._run(plan, unit * 2.0**exponent)
+        loss = -fit.negative_divergence
+        return loss if math.isfinite(loss) else math.inf
+
+    def _first_stratum(self) -> tuple[Round, ...]:
+        """The first round of the first iteration, and the evaluation of its blocks."""
+        first = self._plan(1)[0]
+        again = tuple(op._replace(action=Action.EVALUATE) for op in first.ops)
+        return first, first._replace(ops=again)
+
+    def _plan(self, iteration: int) -> tuple[Round, ...]:
+        """All strata once, and the evaluation of all blocks."""
+        return build_plan(
+            self.method.schedule,
+            self.data.n_observed,
+            range(iteration, iteration + 1),
+            lambda cycle: generator(self.seed, 0, Stream.SCHEDULE, cycle),
+            lambda cycle: CycleOptions(evaluate=True),
+        )
+
+    def _program(self, step: float) -> DescentProgram:
+        target = self.target
+        return DescentProgram(
+            target.beta, target.projected, target.floor, target.columns(), step, self.seed
+        )
+
+    def _run(self, plan: tuple[Round, ...], step: float) -> tuple[ChainState, Fit]:
+        """A copy of the best state after a plan, and the fit of the blocks it evaluated."""
+        state = self.executor.run(plan, self._program(step), self.state.copy(), self.data)
+        sums = np.sum([evaluation.values for evaluation in state.evaluations], axis=0)
+        state.forget()
+        return state, Fit(float(sums[0]), float(sums[1]))
+
+
+def mean_square(bands: list[FactorBand]) -> float:
+    """Mean of |row|² over the rows of a factor."""
+    squares = sum(float(np.vdot(band.values, band.values)) for band in bands)
+    return squares / sum(len(band.values) for band in bands)
+
+
+def share_priors(state: ChainState, data: BlockedData, columns: Columns) -> None:
+    """Give every band 1 / n_i, and rows without any observed entry their prior's mode."""
+    for bands, counts, table in (
+        (state.rows, data.row_observed, columns.rows),
+        (state.cols, data.col_observed, columns.cols),
+    ):
+        mode, _, free = table
+        for band in bands:
+            own = counts[band.offset : band.offset + len(band.values)]
+            share = np.zeros(len(own), band.values.dtype)
+            np.divide(1.0, own, out=share, where=own > 0, casting="same_kind")
+            band.arrays[SHARE] = share
+            empty = np.flatnonzero(own == 0)
+            band.values[empty] = np.where(free > 0, mode, band.values[empty])

@@ -1,0 +1,318 @@
+"""Masked multiplicative updates for any β: the samplers' warm start, and a verb of its own."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.checks import whole_number
+from daskfactor.data.blocks import BlockedData
+from daskfactor.errors import OptionError
+from daskfactor.executors.base import Executor
+from daskfactor.executors.state import ChainState, FactorBand, make_state
+from daskfactor.inference.gamma_prior import SMALLEST, gamma_update
+from daskfactor.inference.passes import Fit, Share, evaluate, shares, total, total_log
+from daskfactor.models.fixed import Mask, held
+from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
+from daskfactor.random import Stream, generator
+
+Array = NDArray[Any]
+OnIteration = Callable[[int, float], None]
+
+FIT_EVERY = 20
+"""Iterations between looks at the fit (for the dispersion and for convergence)."""
+FIRST_LOOK, LAST_LOOK = 5, 60
+"""Iterations at which the dispersion is estimated first and last."""
+
+
+@dataclass(frozen=True)
+class MultiplicativeUpdates:
+    """Maximum-a-posteriori fit by multiplicative updates of W and H in turn.
+
+    W ← W ⊙ [ ((M ⊙ V ⊙ μ^(β-2)) Hᵀ) / ((M ⊙ μ^(β-1)) Hᵀ + φ λ_w) ]^γ(β), and the
+    same for H with μ = W H taken anew; γ = 1/(2 - β) for β < 1, 1/(β - 1) for
+    β > 2, and 1 between, which never lets the objective rise. Under a gamma prior of
+    shape a it neither rises; for β = 1 and a > 1 the update is W ← (W ⊙ num + φ (a - 1))
+    / (den + φ λ_w).
+
+    With a < 1 the posterior density is infinite wherever an entry is zero, and there is
+    no maximum: entries stop at 10⁻⁶ of the start's, and where the estimate ends says
+    little of the posterior. A warning tells so; sample instead.
+
+    Parameters
+    ----------
+    max_iter
+        Largest number of iterations; one is two passes over the data.
+    tol
+        Stop when the objective falls by less than this share over 20
+        iterations; 0 never stops early.
+
+    Notes
+    -----
+    Févotte and Idier 2011, sections 3 and 4; the mask leaves missing entries out
+    of both sums. Exact zeros stay zero.
+    """
+
+    max_iter: int = 300
+    tol: float = 1e-4
+
+    def __post_init__(self) -> None:
+        whole_number("max_iter", self.max_iter, 1)
+        if not (math.isfinite(self.tol) and self.tol >= 0):
+            raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+
+@dataclass(slots=True)
+class PointFit:
+    """A point estimate on its way: the factors, the dispersion, and the objective so far."""
+
+    state: ChainState
+    hyper: Hyperparameters
+    fit: Fit
+    objective: list[tuple[int, float]]
+
+
+def exponent(beta: float) -> float:
+    """γ(β), the power under which the multiplicative update is monotone."""
+    if beta < 1:
+        return 1.0 / (2.0 - beta)
+    return 1.0 / (beta - 1.0) if beta > 2 else 1.0
+
+
+def mean_floor(data: BlockedData, beta: float) -> float:
+    """Smallest μ that gradients are taken at: 10⁻⁶ of the data's mean, 10⁻⁹ for β ≤ 0."""
+    return (1e-6 if beta > 0 else 1e-9) * typical_value(data)
+
+
+def typical_value(data: BlockedData) -> float:
+    """A positive size of the entries: their mean, or 1 if that is not positive."""
+    return float(data.mean) if data.mean > 0 else 1.0
+
+
+def initial_state(
+    data: BlockedData, n_components: int, seed: int, chain: int, stream: Stream = Stream.START
+) -> ChainState:
+    """Random positive factors under which μ has about the mean of the data."""
+    size = math.sqrt(typical_value(data) / n_components)
+    factors = []
+    for side, length in enumerate(data.shape):
+        rng = generator(seed, chain, stream, side)
+        factor = size * (0.5 + rng.random((length, n_components)))
+        factors.append(factor.astype(data.dtype))
+    return make_state(data.grid, factors[0], factors[1])
+
+
+class DispersionRule:
+    """Where φ comes from: fixed by the user, 1 for counts, or Pearson's statistic.
+
+    φ̂ = Σ (v - μ)² μ^(β-2) / N at draws of the chain. The spread of the draws
+    makes up for the degrees of freedom that the factors use; at a point estimate
+    the divisor is N less the number of parameters.
+    """
+
+    def __init__(self, model: TweedieNMF, data: BlockedData) -> None:
+        self.data = data
+        self.count = data.total_observed
+        components = min(model.n_components, *data.shape)
+        self.parameters = components * (sum(data.shape) - components)
+        if model.fixed != (None, None):
+            self.parameters = _free_parameters(data.shape, model)
+        self.counts = model.beta == 1.0 and bool(data.is_integer)
+        self.fixed: float | None = None
+        self.settled = model.dispersion != "auto"
+        if model.dispersion != "auto":
+            self.fixed = float(model.dispersion)
+
+    @property
+    def _freedom(self) -> float:
+        """Entries less parameters, but never below a tenth of the entries."""
+        return max(self.count - self.parameters, 0.1 * self.count)
+
+    def at_point(self, fit: Fit) -> float:
+        """Estimate from a point fit."""
+        if self.fixed is not None:
+            return self.fixed
+        return max(fit.pearson / self._freedom, float(np.finfo(np.float32).tiny))
+
+    def at_draw(self, fit: Fit) -> float:
+        """Estimate from a draw of the chain."""
+        if self.fixed is not None:
+            return self.fixed
+        return max(fit.pearson / self.count, float(np.finfo(np.float32).tiny))
+
+    def settle(self, estimate: float) -> None:
+        """Fix φ = 1 for counts that the point fit does not show to be no Poisson counts.
+
+        Pearson's statistic of Poisson counts has a variance of (2 + 1/μ) for
+        each degree of freedom; five standard errors away from 1 is plain enough.
+        """
+        if self.settled:
+            return
+        self.settled = True
+        freedom = self.count - self.parameters
+        enough = freedom >= max(0.1 * self.count, FEWEST)
+        error = math.sqrt((2 + 1 / typical_value(self.data)) / max(freedom, 1))
+        if self.counts and not (enough and abs(estimate - 1) > NEARLY_POISSON + 5 * error):
+            self.fixed = 1.0
+
+    def assume(self, dispersion: float) -> None:
+        """Leave φ at what the sampler takes for granted."""
+        self.fixed, self.settled = dispersion, True
+
+    def follow(self, other: "DispersionRule") -> None:
+        """Decide as another chain of the same run has decided."""
+        self.fixed, self.settled = other.fixed, other.settled
+
+
+def _free_parameters(shape: tuple[int, int], model: TweedieNMF) -> int:
+    """Entries that move, less one for each way to mix components that move on both sides."""
+    moving = [np.ones(model.n_components, bool) if mask is None else ~mask for mask in model.frozen]
+    count = sum(length * int(own.sum()) for length, own in zip(shape, moving, strict=True))
+    return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
+
+
+FEWEST = 100
+"""Degrees of freedom without which counts are taken to be Poisson."""
+NEARLY_POISSON = 0.1
+"""Counts whose dispersion is this near 1, or not surely further off, are taken to be Poisson."""
+
+
+def multiply(band: FactorBand, share: Share, penalty: float, power: float) -> None:
+    """θ ← θ (numerator / (denominator + penalty))^power, in place; 0 / 0 counts as 0."""
+    denominator = share.denominator + penalty
+    ratio = np.divide(
+        share.numerator,
+        denominator,
+        out=np.zeros_like(share.numerator),
+        where=denominator > 0,
+    )
+    np.maximum(ratio, 0, out=ratio)
+    band.values *= ratio if power == 1.0 else ratio**power
+
+
+def multiply_gamma(
+    band: FactorBand, share: Share, penalty: float, pull: float, beta: float, smallest: float
+) -> None:
+    """The same under a gamma prior, in place; ``pull`` is φ (a - 1)."""
+    denominator = np.maximum(share.denominator + penalty, np.finfo(band.values.dtype).tiny)
+    band.values[:] = gamma_update(band.values, share.numerator, denominator, pull, beta, smallest)
+
+
+def run_updates(
+    data: BlockedData,
+    model: TweedieNMF,
+    state: ChainState,
+    executor: Executor,
+    rule: DispersionRule,
+    iterations: int,
+    tol: float = 0.0,
+    on_iteration: OnIteration | None = None,
+) -> PointFit:
+    """Iterate from a state; φ is looked at anew every few iterations until it stays.
+
+    Until the first look, after five iterations, the prior counts nothing, because
+    how much it counts against the likelihood depends on φ. After 60 iterations φ
+    stays as it is, and only then can the objective be compared with itself.
+    """
+    beta, floor, frozen = model.beta, mean_floor(data, model.beta), model.frozen
+    smallest = SMALLEST * math.sqrt(typical_value(data) / model.n_components)
+    hyper = model.resolve(data.mean, rule.fixed or 1.0)
+    weight = hyper.dispersion if rule.fixed is not None else 0.0
+    history: list[tuple[int, float]] = []
+    fit = Fit(-math.inf, math.inf)
+    for iteration in range(1, iterations + 1):
+        for factor, (side, bands) in enumerate((("rows", state.rows), ("columns", state.cols))):
+            rate, shape = hyper.prior(factor)
+            pull = weight * (shape - 1.0)
+            for band, share in zip(
+                bands, shares(executor, data, state, side, beta, floor), strict=True
+            ):
+                with held(band.values, frozen[factor]):
+                    if pull:
+                        multiply_gamma(band, share, weight * rate, pull, beta, smallest)
+                    else:
+                        multiply(band, share, weight * rate, exponent(beta))
+        if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, iterations):
+            fit = evaluate(executor, data, state, beta, floor)
+            if iteration <= LAST_LOOK:
+                weight = rule.at_point(fit)
+            if iteration == LAST_LOOK:
+                rule.settle(weight)
+                weight = rule.fixed or weight
+            hyper = hyper._replace(dispersion=weight)
+            history.append((iteration, objective(state, hyper, fit, frozen)))
+            if on_iteration is not None:
+                on_iteration(iteration, history[-1][1])
+            if iteration > LAST_LOOK + FIT_EVERY and _converged(history, tol):
+                break
+        elif on_iteration is not None:
+            on_iteration(iteration, math.nan)
+    return PointFit(state, hyper, fit, history)
+
+
+def _converged(history: list[tuple[int, float]], tol: float) -> bool:
+    if len(history) < 2 or tol == 0:
+        return False
+    before, now = history[-2][1], history[-1][1]
+    return before - now <= tol * abs(before)
+
+
+def objective(
+    state: ChainState,
+    hyper: Hyperparameters,
+    fit: Fit,
+    frozen: tuple[Mask, Mask] = (None, None),
+) -> float:
+    """What the updates bring down at a given φ.
+
+    Σ d_β(v|μ) + φ (λ_w ΣW + λ_h ΣH - (a_w - 1) Σ log W - (a_h - 1) Σ log H), the
+    penalties over the entries that are not frozen.
+    """
+    prior = 0.0
+    for factor, bands in enumerate((state.rows, state.cols)):
+        rate, shape = hyper.prior(factor)
+        prior += rate * total(bands, frozen[factor])
+        if shape != 1.0:
+            prior -= (shape - 1.0) * total_log(bands, frozen[factor])
+    return -fit.negative_divergence + hyper.dispersion * prior
+
+
+def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None:
+    """Rescale so that Σ_i w_ik = Σ_j h_kj for every k, and lift exact zeros.
+
+    μ does not change by the first; the second adds 10⁻³ of each factor's mean,
+    because a step whose size is in proportion to θ cannot leave zero quickly. A
+    component that is frozen on either side keeps its scale, and frozen entries keep
+    their values.
+    """
+    sums = [
+        np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
+        for bands in (state.rows, state.cols)
+    ]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.sqrt(sums[1] / sums[0])
+    ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+    for mask in frozen:
+        if mask is not None:
+            ratio[mask] = 1.0
+    for bands, factor, mask in zip(
+        (state.rows, state.cols), (ratio, 1.0 / ratio), frozen, strict=True
+    ):
+        for band in bands:
+            band.values *= factor.astype(band.values.dtype)
+        if mask is not None and mask.all():
+            continue
+        count = sum(len(band.values) for band in bands) * (
+            bands[0].values.shape[1] if mask is None else int((~mask).sum())
+        )
+        lift = 1e-3 * total(bands, mask) / count
+        for band in bands:
+            with held(band.values, mask):
+                band.values += band.values.dtype.type(lift)

@@ -1,0 +1,101 @@
+"""Passes over the data: every band of a factor against all the blocks it meets.
+
+The sums over a band's blocks are taken in the blocks' order by one worker, so
+they have the same bits on every executor.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.data.blocks import BlockedData
+from daskfactor.executors.base import Executor
+from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.kernels import blockwise
+from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.fixed import Mask
+
+Array = NDArray[Any]
+
+
+class Fit(NamedTuple):
+    """Sums over the observed entries: -Σ d_β(v|μ) and Σ (v - μ)² μ^(β-2)."""
+
+    negative_divergence: float
+    pearson: float
+
+
+class Share(NamedTuple):
+    """Numerator and denominator of the multiplicative update, each (rows, K)."""
+
+    numerator: Array
+    denominator: Array
+
+
+def _share(
+    side: str,
+    number: int,
+    data: BlockedData,
+    state: ChainState,
+    beta: float,
+    floor: float,
+    work: Workspace,
+) -> Share:
+    """The share of one band, summed over the blocks it meets, in their order."""
+    by_rows = side == "rows"
+    own = (state.rows if by_rows else state.cols)[number].values
+    share = Share(np.zeros_like(own), np.zeros_like(own))
+    for other in range(data.grid.blocks):
+        row, col = (number, other) if by_rows else (other, number)
+        factors = (state.rows[row].values, state.cols[col].values)
+        blockwise.multiplicative(data.view(row, col), beta, by_rows, *factors, floor, *share, work)
+    return share
+
+
+def shares(
+    executor: Executor, data: BlockedData, state: ChainState, side: str, beta: float, floor: float
+) -> list[Share]:
+    """Numerators and denominators for every band of one side, at the present state."""
+    bands = range(data.grid.blocks)
+    return executor.map(
+        lambda band, work: _share(side, band, data, state, beta, floor, work), bands
+    )
+
+
+def evaluate(
+    executor: Executor, data: BlockedData, state: ChainState, beta: float, floor: float
+) -> Fit:
+    """How well a state fits, summed over blocks in row-major order."""
+
+    def one_row(row: int, work: Workspace) -> Array:
+        values = state.rows[row].values
+        sums = np.zeros((len(state.cols), 2))
+        for col, band in enumerate(state.cols):
+            blockwise.evaluate(
+                data.view(row, col), beta, values, band.values, floor, sums[col], None, work
+            )
+        return sums
+
+    table = np.concatenate(executor.map(one_row, range(data.grid.blocks)))
+    return Fit(*(float(total) for total in table.sum(axis=0)))
+
+
+def total(bands: list[FactorBand], frozen: Mask = None) -> float:
+    """Sum of all entries of a factor that are not frozen, band by band."""
+    return float(sum(float(moving(band, frozen).sum(dtype=np.float64)) for band in bands))
+
+
+def total_log(bands: list[FactorBand], frozen: Mask = None) -> float:
+    """Sum of their logarithms; a zero counts as the smallest normal number."""
+    tiny = np.finfo(bands[0].values.dtype).tiny
+    return math.fsum(
+        float(np.log(np.maximum(moving(band, frozen), tiny)).sum(dtype=np.float64))
+        for band in bands
+    )
+
+
+def moving(band: FactorBand, frozen: Mask) -> Array:
+    """The columns of a band that are not frozen."""
+    return band.values if frozen is None else band.values[:, ~frozen]

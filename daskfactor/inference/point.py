@@ -1,0 +1,116 @@
+"""Point estimates: which method fits which model, and the result as a Dataset."""
+
+import json
+import warnings
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from daskfactor.data.blocks import BlockedData
+from daskfactor.errors import DataWarning, OptionError
+from daskfactor.executors import Executor
+from daskfactor.inference.dsgd import run_dsgd
+from daskfactor.inference.gamma_prior import SMALLEST
+from daskfactor.inference.multiplicative import (
+    DispersionRule,
+    OnIteration,
+    PointFit,
+    run_updates,
+)
+from daskfactor.inference.optimizers import DSGD, MultiplicativeUpdates
+from daskfactor.inference.order import in_callers_order
+from daskfactor.inference.setup import component_names
+from daskfactor.inference.start import start_state
+from daskfactor.models.gaussian import GaussianMF
+from daskfactor.models.tweedie import TweedieNMF
+
+Method = MultiplicativeUpdates | DSGD
+
+
+def check_method(method: object, model: TweedieNMF | GaussianMF) -> Method:
+    """The method itself, or the model's own where none is named."""
+    if method is None:
+        return DSGD() if isinstance(model, GaussianMF) else MultiplicativeUpdates()
+    if not isinstance(method, Method):
+        raise OptionError(f"method must be MultiplicativeUpdates(...) or DSGD(...), got {method!r}")
+    if isinstance(model, GaussianMF) and isinstance(method, MultiplicativeUpdates):
+        raise OptionError(
+            "MultiplicativeUpdates keep factors non-negative, those of GaussianMF are not; use "
+            "DSGD(), or leave method out"
+        )
+    return method
+
+
+def fit_point(
+    data: BlockedData,
+    model: TweedieNMF | GaussianMF,
+    method: Method,
+    executor: Executor,
+    seed: int,
+    on_iteration: OnIteration,
+) -> PointFit:
+    """Run the method from a random start."""
+    if isinstance(method, DSGD):
+        return run_dsgd(data, model, method, executor, seed, on_iteration)
+    assert isinstance(model, TweedieNMF)  # see check_method
+    warn_of_spikes(model)
+    return run_updates(
+        data,
+        model,
+        start_state(data, model, seed, 0),
+        executor,
+        DispersionRule(model, data),
+        method.max_iter,
+        method.tol,
+        on_iteration,
+    )
+
+
+def warn_of_spikes(model: TweedieNMF) -> None:
+    """Say so if the posterior has no maximum: a gamma prior of shape below 1."""
+    for name, shape in (("shape_w", model.shape_w), ("shape_h", model.shape_h)):
+        if shape < 1:
+            warnings.warn(
+                f"with {name}={shape:g} the posterior density is infinite wherever an entry is "
+                f"zero, so there is no maximum: entries stop at {SMALLEST:g} of the start's; draw "
+                f"from the posterior with sample(), or take {name} of at least 1",
+                DataWarning,
+                stacklevel=4,
+            )
+
+
+def point_dataset(
+    data: BlockedData,
+    model: TweedieNMF | GaussianMF,
+    method: Method,
+    point: PointFit,
+    attrs: dict[str, Any],
+) -> xr.Dataset:
+    """Factors under the data's own names, the objective, and what they were made with."""
+    W = in_callers_order(data, "rows", point.state.gather("rows"))
+    Ht = in_callers_order(data, "columns", point.state.gather("columns"))
+    row, col = data.labels.row_dim, data.labels.col_dim
+    iterations, objective = zip(*point.objective, strict=True)
+    hyper = {name: value for name, value in point.hyper._asdict().items() if np.isscalar(value)}
+    return xr.Dataset(
+        {
+            "W": ((row, "component"), W),
+            "H": (("component", col), np.ascontiguousarray(Ht.T)),
+            "objective": ("iteration", np.array(objective)),
+        },
+        coords={
+            "component": list(component_names(model) or range(model.width)),
+            "iteration": list(iterations),
+            **{name: (row, values) for name, values in data.labels.row_coords.items()},
+            **{name: (col, values) for name, values in data.labels.col_coords.items()},
+        },
+        attrs={
+            "method": method.name,
+            "model": json.dumps(model.to_dict()),
+            **hyper,
+            "dispersion": point.hyper.dispersion,
+            "n_iter": int(iterations[-1]),
+            **attrs,
+        },
+    )

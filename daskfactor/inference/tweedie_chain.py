@@ -1,0 +1,207 @@
+"""Chains of Tweedie factorizations: multiplicative warm start, the majoriser's metric, φ."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from daskfactor.executors.base import BlockProgram
+from daskfactor.executors.state import ChainState
+from daskfactor.inference.chain import ChainRun, Setting, TrackRun
+from daskfactor.inference.likelihood import log_normalizer_sum
+from daskfactor.inference.multiplicative import (
+    DispersionRule,
+    OnIteration,
+    balance,
+    mean_floor,
+    run_updates,
+    typical_value,
+)
+from daskfactor.inference.passes import Fit, evaluate, shares
+from daskfactor.inference.program import drop_adaptation, refresh_metric
+from daskfactor.inference.samplers import Setup, Track
+from daskfactor.inference.start import start_state
+from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
+from daskfactor.random import noise_key
+
+RUNAWAY = 1e3
+"""A chain whose average μ is this many times the data's is taken to have diverged."""
+
+
+FALL = 3.0
+"""Nats per parameter below its start at which a chain no longer samples the posterior.
+
+A posterior lies about half a nat per parameter below its mode.
+"""
+
+
+class TweedieChain(ChainRun):
+    """A chain of a `TweedieNMF`."""
+
+    hyper: Hyperparameters
+    model: TweedieNMF
+
+    def __init__(self, setting: Setting, number: int) -> None:
+        super().__init__(setting, number)
+        assert isinstance(setting.model, TweedieNMF)
+        self.model = setting.model
+        self.rule = DispersionRule(self.model, setting.data)
+        if setting.sampler.dispersion is not None:
+            self.rule.assume(setting.sampler.dispersion)
+        self.hyper = Hyperparameters(1.0, 1.0, 1.0)
+        self.normalizer = 0.0
+        self.fits: tuple[float, float] | None = None
+        """Minus the divergence at the start, and where the chain is now."""
+
+    def warm_start(
+        self, on_iteration: OnIteration | None = None, like: ChainRun | None = None
+    ) -> None:
+        """Multiplicative updates, balance, and the metric there.
+
+        The run's first chain decides for all whether counts are Poisson.
+        """
+        setting = self.setting
+        if isinstance(like, TweedieChain):
+            self.rule.follow(like.rule)
+        data, model, executor = setting.data, self.model, setting.executor
+        state = start_state(data, model, setting.options.seed, self.number)
+        passes = setting.warm_passes
+        if passes:
+            start = model.without_spikes()
+            point = run_updates(
+                data, start, state, executor, self.rule, passes, on_iteration=on_iteration
+            )
+            fit = point.fit
+        else:
+            fit = evaluate(executor, data, state, model.beta, self._floor)
+        self.fits = fit.negative_divergence, fit.negative_divergence
+        estimate = self.rule.at_point(fit)
+        self.rule.settle(estimate)
+        self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
+        balance(state, model.frozen)
+        setting.sampler.prepare(state)
+        if setting.sampler.majorizer:
+            self._first_metric(state)
+        self._refresh_normalizer()
+        self.tracks = [TrackRun(setting.sampler.tracks[0], state)]
+
+    def _first_metric(self, state: ChainState) -> None:
+        setting = self.setting
+        beta = setting.model.beta
+        for side, bands in (("rows", state.rows), ("columns", state.cols)):
+            found = shares(setting.executor, setting.data, state, side, beta, self._floor)
+            for band, share in zip(bands, found, strict=True):
+                band.arrays["curvature"][:] = share.denominator
+                band.counts["curvature"] = 1
+        refresh_metric(state, self.tempered, self.model.frozen)
+
+    @property
+    def _floor(self) -> float:
+        return mean_floor(self.setting.data, self.setting.model.beta)
+
+    def _refresh_normalizer(self) -> None:
+        self.normalizer = log_normalizer_sum(
+            self.setting.data,
+            self.hyper.dispersion,
+            self.setting.model.beta,
+            self.setting.executor,
+        )
+
+    def attrs(self) -> dict[str, float]:
+        return dict(self.hyper._asdict())
+
+    def memory(self) -> dict[str, Any]:
+        return {
+            "hyper": list(self.hyper),
+            "fixed": self.rule.fixed,
+            "normalizer": self.normalizer,
+            "fits": self.fits,
+        }
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        self.hyper = Hyperparameters(*memory["hyper"])
+        self.rule.fixed = memory["fixed"]
+        self.normalizer = memory["normalizer"]
+        fits = memory.get("fits")  # runs of older versions have none
+        self.fits = None if fits is None else (fits[0], fits[1])
+
+    def doubts(self) -> str | None:
+        if not self.rule.counts or self.rule.fixed is not None:
+            return None
+        return (
+            "the data are whole numbers but no Poisson counts: their variance is "
+            f"{self.hyper.dispersion:.3g} times their mean, and the dispersion was set to that; "
+            "pass dispersion=1.0 to the model for Poisson counts all the same"
+        )
+
+    def strain(self) -> str | None:
+        if self.fits is None or not self.setting.warm_passes:
+            return None
+        parameters = sum(self.setting.data.shape) * self.model.n_components
+        fall = (self.fits[0] - self.fits[1]) / self.hyper.dispersion / parameters
+        if fall <= FALL:
+            return None
+        return (
+            f"the log-likelihood is {fall:.1f} nats per parameter below that of the start, where a "
+            "posterior would be less than one: the step is too large for data as informative as "
+            "these, and the draws are spread too widely; choose a smaller step or fewer blocks, "
+            'or use PSGLD(transition="cir") or LangevinDynamics()'
+        )
+
+    def _log_prior(self, state: ChainState, cycle: int) -> float:
+        """Log p(W) + log p(H) of the entries that move, as the bands recorded it."""
+        return math.fsum(band.sums[cycle] for band in state.bands())
+
+    def _program(self, track: Track) -> BlockProgram:
+        setting = self.setting
+        key = noise_key(setting.options.seed, self.number)
+        return setting.sampler.program(
+            Setup(
+                beta=setting.model.beta,
+                hyper=self.tempered,
+                floor=self._floor,
+                key=(int(key[0]), int(key[1])),
+                step=self.step_for(track),
+                shrink=self.shrink,
+                coarse=track.coarseness > 1,
+                blocks=setting.data.grid.blocks,
+                frozen_w=self.model.frozen[0],
+                frozen_h=self.model.frozen[1],
+                observed=setting.data.n_observed,
+            )
+        )
+
+    @property
+    def tempered(self) -> Hyperparameters:
+        """Hyperparameters of p(V | W, H)^t p(W, H): the power t divides the dispersion."""
+        return self.hyper._replace(dispersion=self.hyper.dispersion / self.setting.temperature)
+
+    def _ran_away(self, run: TrackRun) -> bool:
+        data, state = self.setting.data, run.state
+        columns = [
+            np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
+            for bands in (state.rows, state.cols)
+        ]
+        average = float(columns[0] @ columns[1]) / (data.shape[0] * data.shape[1])
+        size = max(typical_value(data), abs(data.maximum), abs(data.minimum))
+        return bool(average > RUNAWAY * size)
+
+    def _adapt(self, end: int) -> None:
+        """Estimate the dispersion anew while tuning; free what is for tuning alone after it."""
+        fine = self.tracks[0]
+        if self.fits is not None and fine.fits:
+            latest = fine.fits[max(fine.fits)].negative_divergence
+            self.fits = self.fits[0], latest
+        if end <= self.setting.frozen_from and self.rule.fixed is None:
+            estimate = self.rule.at_draw(fine.fits[fine.cycle - 1])
+            self.hyper = self.hyper._replace(dispersion=estimate)
+            if self.setting.sampler.majorizer:
+                for run in self.tracks:
+                    refresh_metric(run.state, self.tempered, self.model.frozen)
+            self._refresh_normalizer()
+        if end >= self.setting.options.tune:
+            for run in self.tracks:
+                drop_adaptation(run.state)
+
+    def _lp(self, fit: Fit) -> float:
+        return fit.negative_divergence / self.hyper.dispersion + self.normalizer

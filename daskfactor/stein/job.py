@@ -1,0 +1,148 @@
+"""What a set of particles is made from: the settings decided, the results planned."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.data.blocks import BlockedData
+from daskfactor.executors import Executor
+from daskfactor.executors.progress import OnEvent, Phase, RunEvent
+from daskfactor.inference.setup import coords_of, first_attrs, observed_with
+from daskfactor.models.silf import SILFNMF
+from daskfactor.results.spec import RunSpec
+from daskfactor.stein.ensembles import Ensemble, Particle
+from daskfactor.stein.kernel import IMQ
+from daskfactor.stein.measure import AnyModel, dispersion_of
+from daskfactor.stein.methods import Method, Task, make_particles
+from daskfactor.stein.optimizers import Objective, choose_optimizer
+from daskfactor.stein.scores import divergences
+from daskfactor.stein.source import Particles
+from daskfactor.stein.starts import PILOTS
+from daskfactor.stein.targets import make_target
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for; plain values, written into the results."""
+
+    particles: int
+    pilot: int
+    kernel: dict[str, Any]
+    tangent: bool
+    align: bool
+    seed: int
+    dtype: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Job(NamedTuple):
+    """A model whose settings are numbers, its data, and how particles are made."""
+
+    data: BlockedData
+    model: AnyModel
+    method: Method
+    options: Settings
+    runner: Executor
+    on_event: OnEvent
+    objective: Objective
+
+    @classmethod
+    def of(
+        cls,
+        data: BlockedData,
+        model: AnyModel,
+        method: Method,
+        options: Settings,
+        runner: Executor,
+        on_event: OnEvent,
+    ) -> "Job":
+        """Decide what is left ``"auto"``: threshold or dispersion and rates, the optimiser."""
+        if isinstance(model, SILFNMF):
+            objective = Objective(model.n_components, model.beta)
+        else:
+            hyper = model.resolve(data.mean, dispersion_of(runner, data, model, options.seed))
+            (rate_w, _), (rate_h, _) = hyper.prior(0), hyper.prior(1)
+            model = replace(model, dispersion=hyper.dispersion, rate_w=rate_w, rate_h=rate_h)
+            objective = Objective.of(model, hyper)
+        if isinstance(method, Ensemble):
+            optimizer = choose_optimizer(method.optimizer, data, objective)
+            method = replace(method, optimizer=optimizer)
+        job = cls(data, model, method, options, runner, on_event, objective)
+        if isinstance(model, SILFNMF) and model.threshold == "auto":
+            return job._replace(model=pilot(job))
+        return job
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """What was decided, by name."""
+        if isinstance(self.model, SILFNMF):
+            return {"threshold": self.model.eps}
+        return {
+            name: float(getattr(self.model, name)) for name in ("dispersion", "rate_w", "rate_h")
+        }
+
+    def spec(self, stored: bool) -> RunSpec:
+        """What the results will hold."""
+        data = self.data
+        parts = self.model.to_dict(), self.method.to_dict(), self.options.to_dict()
+        return RunSpec(
+            shape=(*data.shape, self.model.n_components),
+            chains=1,
+            draws=self.options.particles,
+            dims=(data.labels.row_dim, data.labels.col_dim),
+            coords=coords_of(data),
+            dtype=self.options.dtype,
+            has_weights=True,
+            has_objective=isinstance(self.model, SILFNMF),
+            observed=observed_with(data, stored),
+            attrs={
+                **first_attrs(data, *parts, self.runner),
+                "particles": self.options.particles,
+                **self.constants,
+            },
+        )
+
+    def particles(self, count: int, first: int, phase: Phase) -> Iterator[Particle]:
+        """Particles from number ``first`` on; ``count`` in all, or beyond `PILOTS`."""
+        made, end = first % PILOTS, count if first < PILOTS else PILOTS + count
+
+        def tell(share: float) -> None:
+            self.on_event(RunEvent(phase, made + share, count))
+
+        kernel, tangent = IMQ(**self.options.kernel), self.options.tangent
+        of = self.runner, self.data, self.model, self.objective, self.method, kernel, tangent
+        for one in make_particles(Task(*of, self.options.seed), end, first, tell):
+            yield one
+            made += 1
+
+    def objectives(self, W: Array, H: Array) -> NDArray[np.float64]:
+        """F of particles (M, I, K) and (M, K, J) in the order of the grid."""
+        grid = self.data.grid
+        held = Particles(W, H, grid.rows, grid.cols, None, None, self.data.dtype)
+        target = make_target(self.data, self.model, 1.0)
+        return divergences(self.runner, self.data, target, held)
+
+
+def pilot(job: Job) -> SILFNMF:
+    """The model with its threshold, by runs from random starts at default settings.
+
+    Source: Masood and Doshi-Velez, section 6.1.
+    """
+    model, count = job.model, job.options.pilot
+    assert isinstance(model, SILFNMF)
+    known = replace(model, threshold=1.0)  # any number: objectives do not depend on it
+    method = Ensemble(start="random")
+    if isinstance(job.method, Ensemble):
+        method = replace(method, optimizer=job.method.optimizer)
+    runs, objectives = job._replace(model=known, method=method), []
+    for done, one in enumerate(runs.particles(count, PILOTS, "pilot"), 1):
+        objectives.append(model.factor * float(runs.objectives(one.W[None], one.H[None])[0]))
+        job.on_event(RunEvent("pilot", done, count))
+    return model.resolve(objectives)

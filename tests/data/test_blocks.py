@@ -1,0 +1,114 @@
+"""What `BlockedData` offers beyond its blocks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from daskfactor.data.labels import Labels, usable_dims
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import DataError, OptionError
+
+
+def matrix(rows: int = 30, cols: int = 21) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    values = rng.random((rows, cols), "float32")
+    values[rng.random(values.shape) < 0.2] = np.nan
+    return values
+
+
+def test_describe_says_it_in_one_line() -> None:
+    values = np.ones((10304, 400), "float32")
+    assert as_blocks(values).describe() == (
+        "10304 x 400, all 4.1 M observed, 8 x 8 blocks, float32 in memory"
+    )
+    values[: 1030 * 5, :200] = np.nan
+    data = as_blocks(values, 4)
+    assert data.describe() == (
+        "10304 x 400, 3.1 M observed of 4.1 M, 4 x 4 blocks, float32 in memory"
+    )
+    assert repr(data) == f"<BlockedData {data.describe()}>"
+    assert as_blocks(np.ones((20, 20)), dtype="float64").describe() == (
+        "20 x 20, all 400 observed, 2 x 2 blocks, float64 in memory"
+    )
+    assert "all 2.0 k observed" in as_blocks(np.ones((50, 40))).describe()
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5, 21])
+def test_missing_cells_come_row_by_row(blocks: int) -> None:
+    values = matrix()
+    rows, cols = as_blocks(values, blocks).missing_cells()
+    assert rows.dtype == cols.dtype == np.int64
+    np.testing.assert_array_equal((rows, cols), np.nonzero(np.isnan(values)))
+
+
+def test_missing_cells_of_complete_data_are_none() -> None:
+    rows, cols = as_blocks(np.ones((5, 5))).missing_cells()
+    assert rows.shape == cols.shape == (0,)
+    assert rows.dtype == np.int64
+
+
+def test_values_come_in_the_order_asked_for() -> None:
+    values = matrix()
+    data = as_blocks(values, 4)
+    rng = np.random.default_rng(2)
+    rows, cols = rng.integers(0, 30, 200), rng.integers(0, 21, 200)
+    np.testing.assert_array_equal(data.values(rows, cols), values[rows, cols])
+    np.testing.assert_array_equal(data.values(29, 20), values[29:, 20])
+    assert data.values([], []).shape == (0,)
+    assert data.values([], []).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "message"),
+    [
+        ([0, 30], [0, 0], "row indices of cells .* from 0 to 29, .* from 0 to 30"),
+        ([0, 1], [-1, 0], "column indices of cells .* from 0 to 20, .* from -1 to 0"),
+        ([0.5], [0], "row indices .* got float64"),
+        ([0, 1], [0], "as many rows as columns, got 2 rows and 1 columns"),
+        ([[0, 1]], [0], r"row indices .* of shape \(1, 2\)"),
+        ([True, False], [0, 0], "row indices .* got bool"),
+    ],
+)
+def test_impossible_cells_are_refused(rows: list[int], cols: list[int], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        as_blocks(matrix()).values(rows, cols)
+
+
+def test_to_numpy_gives_a_copy() -> None:
+    values = matrix()
+    copy = as_blocks(values, 2).to_numpy()
+    np.testing.assert_array_equal(copy, values)
+    assert not np.shares_memory(copy, values)
+
+
+def test_buffers_fit_every_block() -> None:
+    data = as_blocks(matrix(), 4)
+    largest = max(np.prod(data.grid.block_shape(block)) for block in data.grid.all_blocks())
+    assert data.new_buffer().size >= largest
+    assert data.new_buffer().dtype == data.dtype
+
+
+def test_a_closed_source_can_be_opened_again_from_its_location(tmp_path: Path) -> None:
+    array = zarr.create_array(str(tmp_path / "a"), shape=(30, 21), chunks=(9, 8), dtype="f4")
+    array[:] = matrix()
+    with as_blocks(array) as first:
+        pass
+    assert as_blocks(first.source.location, first.grid.blocks).fingerprint == first.fingerprint
+
+
+def test_labels_name_cells() -> None:
+    labels = Labels("gene", "cells", {"gene": np.array(["a", "b"])}, {"batch": np.array([4, 5])})
+    assert labels.cell(1, 0) == "row 1 (b), column 0"
+    with pytest.raises(DataError, match="need names that differ, got x, x"):
+        Labels("x", "x")
+    with pytest.raises(DataError, match="called chain, component"):
+        Labels("chain", "x", {}, {"component": np.arange(3)})
+
+
+def test_dims_that_cannot_be_used_are_replaced() -> None:
+    assert usable_dims("a", "b") == ("a", "b")
+    assert usable_dims(None, 3) == ("row", "3")
+    assert usable_dims("a", "a") == usable_dims("chain", "b") == ("row", "column")
+    assert usable_dims("column", None) == ("row", "column")

@@ -1,0 +1,530 @@
+"""Conversion: any source, the same matrix; and whatever goes wrong, nothing half-made is left."""
+
+import errno
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anndata
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sparse as pydata
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+from scipy.io import mmwrite
+
+import daskfactor as dfac
+from daskfactor.data import conversion, tables, triples
+from daskfactor.data.bands import Grid
+from daskfactor.data.convert import Conversion, convert
+from daskfactor.data.export import export
+from daskfactor.data.sources import as_blocks
+from daskfactor.data.store import open_blocked_store
+from daskfactor.data.store_writer import StoreWriter
+from daskfactor.data.triples import Piece, TripleSource
+from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
+
+QUIET: dict[str, Any] = {"progressbar": False, "unstored": "zero"}
+
+
+def matrix(rows: int = 40, cols: int = 25) -> sparse.csr_array:
+    rng = np.random.default_rng(8)
+    dense = rng.poisson(3.0, (rows, cols)) * (rng.random((rows, cols)) < 0.3)
+    dense[rng.permutation(rows)[:cols], np.arange(cols)] = 9
+    return sparse.csr_array(dense.astype(np.float32))
+
+
+def same(data: Any, wanted: sparse.csr_array) -> bool:
+    found = data.observed_sparse()
+    return found.shape == wanted.shape and (found != wanted).nnz == 0
+
+
+def sources(folder: Path, wanted: sparse.csr_array) -> dict[str, Any]:
+    """The same matrix in every shape that keeps positions."""
+    coo = wanted.tocoo()
+    obs = pd.DataFrame(index=[f"c{n}" for n in range(wanted.shape[0])])
+    for name, form in (("csr", sparse.csr_matrix(wanted)), ("csc", sparse.csc_matrix(wanted))):
+        made = anndata.AnnData(form, obs=obs, layers={"twice": 2 * form})
+        made.write_h5ad(folder / f"{name}.h5ad")
+    mmwrite(folder / "m.mtx", coo)
+    sparse.save_npz(folder / "scipy.npz", wanted)
+    np.savez(
+        folder / "parts.npz", data=wanted.data, indices=wanted.indices.astype("u2"),
+        indptr=wanted.indptr.astype("u4"), shape=wanted.shape,
+    )  # fmt: skip
+    np.savez(folder / "coo.npz", row=coo.row, col=coo.col, data=coo.data, shape=wanted.shape)
+    convert(wanted, folder / "other.zarr", blocks=3, balance=True, **QUIET)
+    return {
+        "csr": wanted,
+        "csc matrix": sparse.csc_matrix(wanted),
+        "coo": coo,
+        "pydata": pydata.COO.from_scipy_sparse(coo),
+        "anndata": anndata.AnnData(sparse.csr_matrix(wanted), obs=obs),
+        "blocks": as_blocks(wanted, 4, unstored="zero"),
+        "a store": folder / "other.zarr",
+        "h5ad": folder / "csr.h5ad",
+        "h5ad by columns": str(folder / "csc.h5ad"),
+        "mtx": folder / "m.mtx",
+        "npz of scipy": folder / "scipy.npz",
+        "npz of parts": folder / "parts.npz",
+        "npz of triples": folder / "coo.npz",
+    }
+
+
+@pytest.mark.parametrize("piece", [7, 2**20])
+def test_every_source_gives_the_same_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(triples, "PIECE", piece)
+    wanted = matrix()
+    prints = set()
+    for name, source in sources(tmp_path, wanted).items():
+        done = convert(source, tmp_path / "s.zarr", blocks=3, overwrite=True, **QUIET)
+        data = open_blocked_store(str(tmp_path / "s.zarr"))
+        assert same(data, wanted), name
+        assert done.n_stored == wanted.nnz, name
+        prints.add(data.fingerprint)
+    assert prints == {as_blocks(wanted, 3, unstored="zero").fingerprint}
+
+
+def test_anndata_layers_and_labels(tmp_path: Path) -> None:
+    wanted = matrix()
+    found = sources(tmp_path, wanted)
+    for name in ("h5ad", "h5ad by columns"):
+        convert(found[name], tmp_path / "s.zarr", layer="twice", overwrite=True, **QUIET)
+        data = open_blocked_store(str(tmp_path / "s.zarr"))
+        assert same(data, 2 * wanted)
+        assert data.labels.row_coords["obs"][:2].tolist() == ["c0", "c1"]
+        with pytest.raises(DataError, match="no layers/x; its layers are: twice"):
+            convert(found[name], tmp_path / "x.zarr", layer="x", **QUIET)
+    with pytest.raises(OptionError, match="layer is for AnnData"):
+        convert(found["mtx"], tmp_path / "x.zarr", layer="x", **QUIET)
+
+
+entries = st.lists(
+    st.tuples(
+        st.integers(-3, 12),
+        st.sampled_from(["x", "y", "zebra", "é", "x10", "x9"]),
+        st.sampled_from([0.0, 1.0, 2.5, -4.0, np.nan]),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    lines=entries,
+    unstored=st.sampled_from(["zero", "missing"]),
+    balance=st.booleans(),
+    blocks=st.integers(1, 4),
+    dtype=st.sampled_from(["float32", "float64"]),
+    on_disk=st.booleans(),
+    kind=st.sampled_from(["parquet", "csv"]),
+)
+def test_any_table_round_trips(
+    tmp_path, lines, unstored, balance, blocks, dtype, on_disk, kind
+) -> None:
+    frame = pd.DataFrame(lines, columns=["r", "c", "v"])
+    path = tmp_path / f"t.{kind}"
+    frame.to_parquet(path) if kind == "parquet" else frame.to_csv(path, index=False)
+    rows, cols = sorted(set(frame.r)), sorted(set(frame.c))
+    cells: dict[tuple[int, int], float] = {}
+    for row, col, value in lines:
+        cell = rows.index(row), cols.index(col)
+        cells[cell] = value + (cells.get(cell, 0) if unstored == "zero" else 0)
+    wanted = np.full((len(rows), len(cols)), 0.0 if unstored == "zero" else np.nan)
+    for cell, value in cells.items():
+        wanted[cell] = value
+    options = {"blocks": min(blocks, *wanted.shape), "balance": balance, "dtype": dtype}
+    if np.isnan(wanted).all():
+        with pytest.raises(DataError, match="are missing"):
+            convert(
+                path, tmp_path / "s.zarr", unstored=unstored, overwrite=True, progressbar=False,
+                **options,
+            )  # fmt: skip
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)
+        done = convert(
+            path, tmp_path / "s.zarr", unstored=unstored, overwrite=True, progressbar=False,
+            memory_limit=0 if on_disk else None, **options,
+        )  # fmt: skip
+    data = as_blocks(tmp_path / "s.zarr", allow_empty=True, dtype=dtype)
+    np.testing.assert_array_equal(data.to_numpy(), wanted.astype(dtype))
+    assert done.n_duplicates == len(lines) - len(cells)
+    assert data.labels.col_coords["c"].tolist() == cols
+    assert data.row_order is None or balance
+
+
+def test_last_of_duplicates_counts_among_ratings(tmp_path: Path) -> None:
+    table = pa.table({"r": [0, 0, 0], "c": [0, 1, 0], "v": [1.0, 2.0, 5.0]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.warns(DataWarning, match="1 entries name a cell that was named before; the last"):
+        done = convert(
+            tmp_path / "t.parquet", tmp_path / "s.zarr", unstored="missing", progressbar=False
+        )
+    assert done.n_duplicates == 1
+    assert open_blocked_store(str(tmp_path / "s.zarr")).to_numpy().tolist() == [[5, 2]]
+
+
+def test_the_last_one_is_the_last_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever thread was first with its piece."""
+    monkeypatch.setattr(tables, "PIECE", 5)
+    monkeypatch.setattr(conversion, "available_cores", lambda: 4)
+    times = np.arange(200)
+    table = pa.table({"r": times % 3, "c": times % 2, "v": times})
+    pq.write_table(table, tmp_path / "t.parquet")
+    for limit in (None, 0):
+        with pytest.warns(DataWarning, match="194 entries name a cell"):
+            convert(
+                tmp_path / "t.parquet", tmp_path / "s.zarr", unstored="missing", overwrite=True,
+                memory_limit=limit, progressbar=False,
+            )  # fmt: skip
+        found = open_blocked_store(str(tmp_path / "s.zarr")).to_numpy()
+        assert found.tolist() == [[198, 195], [196, 199], [194, 197]]
+
+
+def test_many_duplicates_do_not_make_large_chunks(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = {"r": rng.integers(0, 20, 200_000), "c": rng.integers(0, 20, 200_000)}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    done = convert(tmp_path / "t.parquet", tmp_path / "s.zarr", compression="none", **QUIET)
+    assert done.n_stored == 400
+    assert done.nbytes < 200_000
+    assert open_blocked_store(str(tmp_path / "s.zarr")).total == 200_000
+
+
+def test_a_choice_that_was_made_is_named(tmp_path: Path) -> None:
+    with pytest.warns(DataWarning, match="taken to be observed zeros"):
+        done = convert(matrix(), tmp_path / "s.zarr", progressbar=False)
+    assert done.unstored == "zero"
+    nan = pydata.COO([[0, 1], [0, 1]], [1.0, 2.0], shape=(2, 2), fill_value=np.nan)
+    assert convert(nan, tmp_path / "n.zarr", progressbar=False).unstored == "missing"
+    assert (
+        convert(tmp_path / "n.zarr", tmp_path / "m.zarr", progressbar=False).unstored == "missing"
+    )
+
+
+def test_positions_with_a_shape(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"r": [0, 3], "c": [1, 0], "v": [1, 2]}), tmp_path / "t.parquet")
+    convert(tmp_path / "t.parquet", tmp_path / "s.zarr", shape=(5, 2), **QUIET)
+    data = open_blocked_store(str(tmp_path / "s.zarr"))
+    assert data.shape == (5, 2)
+    assert not data.labels.row_coords
+    with pytest.raises(DataError, match="in row 3, but the matrix has rows 0 to 1"):
+        convert(tmp_path / "t.parquet", tmp_path / "x.zarr", shape=(2, 2), **QUIET)
+    with pytest.raises(OptionError, match="shape is"):
+        convert(matrix(), tmp_path / "x.zarr", shape=(2, 2), **QUIET)
+
+
+def test_bad_values_name_their_cell(tmp_path: Path) -> None:
+    def refuse(value: Any, message: str, **options: Any) -> None:
+        table = pa.table({"user": ["b", "a"], "film": [5, 6], "v": [1.0, value]})
+        pq.write_table(table, tmp_path / "t.parquet")
+        with pytest.raises(DataError, match=message):
+            convert(tmp_path / "t.parquet", tmp_path / "s.zarr", **QUIET | options)
+        assert [p.name for p in tmp_path.iterdir()] == ["t.parquet"]
+
+    refuse(np.inf, r"row 0 \(a\), column 1 \(6\) is inf")
+    refuse(np.inf, r"row 0 \(a\), column 1 \(6\) is inf", dtype="float64", balance=True)
+    refuse(1e300, r"row 0 \(a\), column 1 \(6\) is 1e\+300, outside the range of float32")
+
+
+def test_options_are_checked_before_anything_is_read(tmp_path: Path) -> None:
+    for options, message in (
+        ({"dtype": "int8"}, "dtype must be"),
+        ({"unstored": "what"}, "unstored must be"),
+        ({"compression": "zip"}, "compression must be one of lz4, zstd, none"),
+        ({"shape": (0, 3)}, "shape must be"),
+        ({"blocks": 1000}, "blocks must be"),
+        ({"blocks": Grid.even((5, 5), 2)}, "the grid is for a matrix of shape"),
+        ({"memory_limit": -1}, "memory_limit must be"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            convert(matrix(), tmp_path / "s.zarr", **QUIET | options)
+    for source, message in (
+        (tmp_path / "none.csv", "does not exist"),
+        (np.ones((2, 2)), "is dense"),
+        (as_blocks(np.ones((2, 2))), "are dense"),
+        (sparse.csr_array((3, 3)), "no entries"),
+        (object(), "cannot be read"),
+    ):
+        with pytest.raises(DataError, match=message):
+            convert(source, tmp_path / "s.zarr", **QUIET)
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_our_own_stores_are_replaced(tmp_path: Path) -> None:
+    place = tmp_path / "s.zarr"
+    convert(matrix(), place, **QUIET)
+    with pytest.raises(StoreError, match="exists already"):
+        convert(matrix(), place, **QUIET)
+    convert(2 * matrix(), place, overwrite=True, **QUIET)
+    assert same(open_blocked_store(str(place)), 2 * matrix())
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("all of it")
+    with pytest.raises(StoreError, match="is not touched"):
+        convert(matrix(), precious, overwrite=True, **QUIET)
+    with pytest.raises(StoreError, match="is not touched"):
+        convert(matrix(), precious / "thesis.txt", overwrite=True, **QUIET)
+    assert (precious / "thesis.txt").read_text() == "all of it"
+    (tmp_path / "empty").mkdir()
+    convert(matrix(), tmp_path / "empty", **QUIET)
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device"), ValueError()]
+)
+def test_a_failure_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, existing: bool
+) -> None:
+    place = tmp_path / "s.zarr"
+    if existing:
+        convert(matrix(), place, **QUIET)
+    calls = []
+    write = StoreWriter.write
+
+    def failing(self: StoreWriter, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise error
+        write(self, *arguments)
+
+    monkeypatch.setattr(StoreWriter, "write", failing)
+    expected = StoreError if isinstance(error, OSError) else type(error)
+    with pytest.raises(expected) as caught:
+        convert(3 * matrix(), place, blocks=2, overwrite=True, **QUIET)
+    if isinstance(error, OSError):
+        assert "there is no room left" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == (["s.zarr"] if existing else [])
+    if existing:
+        assert same(open_blocked_store(str(place)), matrix())
+
+
+def test_a_failed_rename_puts_the_old_store_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "s.zarr"
+    convert(matrix(), place, **QUIET)
+    rename = Path.rename
+
+    def failing(self: Path, target: Any) -> Any:
+        if "partial" in self.name:
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(StoreError, match="Input/output error"):
+        convert(2 * matrix(), place, overwrite=True, **QUIET)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["s.zarr"]
+    assert same(open_blocked_store(str(place)), matrix())
+
+
+KILLED = """
+import os, signal, sys
+from scipy import sparse
+from daskfactor.data.convert import convert
+from daskfactor.data.store_writer import StoreWriter
+calls = []
+def kill(self, *arguments):
+    calls.append(1)
+    write(self, *arguments)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+write, StoreWriter.write = StoreWriter.write, kill
+convert(sparse.load_npz(sys.argv[1]), sys.argv[2], blocks=2, unstored="zero", progressbar=False)
+"""
+
+
+def test_a_killed_conversion_leaves_nothing_that_opens(tmp_path: Path) -> None:
+    sparse.save_npz(tmp_path / "m.npz", matrix())
+    folder = tmp_path / "place"
+    place = str(folder / "s.zarr")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "m.npz"), place],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == -9, done.stderr
+    (left,) = folder.iterdir()
+    assert ".partial-" in left.name
+    with pytest.raises(StoreError):
+        open_blocked_store(place)
+    convert(matrix(), place, **QUIET)
+    assert [path.name for path in folder.iterdir()] == ["s.zarr"]
+    assert same(open_blocked_store(place), matrix())
+
+
+def test_elsewhere_half_a_store_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store at a URL is made in its place; a process that dies leaves it without its end."""
+    place = "memory://killed/s.zarr"
+    monkeypatch.setattr(StoreWriter, "abort", lambda self: None)
+    monkeypatch.setattr(StoreWriter, "finish", lambda self, *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        convert(matrix(), place, **QUIET)
+    with pytest.raises(StoreError, match="unfinished"):
+        open_blocked_store(place)
+    monkeypatch.undo()
+    convert(matrix(), place, overwrite=True, **QUIET)
+    assert same(open_blocked_store(place), matrix())
+
+
+def changing(first: list[list[int]], second: list[list[int]]) -> TripleSource:
+    """A source that somebody writes to between its two readings."""
+
+    def pieces(with_values: bool) -> Any:
+        rows, cols = (np.array(side, np.int64) for side in (second if with_values else first))
+        yield Piece(rows, cols, np.ones(rows.size) if with_values else None)
+
+    return TripleSource(dfac.io.blocks.SourceInfo("csv", "t.csv", True), pieces)
+
+
+@pytest.mark.parametrize("second", [[[0, 1, 2], [0, 1, 1]], [[0, 7], [0, 1]], [[0], [0]]])
+def test_a_source_that_changes_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: list[list[int]]
+) -> None:
+    source = changing([[0, 1], [0, 1]], second)
+    monkeypatch.setattr("daskfactor.data.convert.open_triples", lambda *_: source)
+    with pytest.raises(StoreError, match="convert it again when nobody writes to it"):
+        convert("t.csv", tmp_path / "s.zarr", **QUIET)
+
+
+def test_trouble_in_a_source_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pieces(with_values: bool) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+        yield
+
+    source = TripleSource(dfac.io.blocks.SourceInfo("csv", "t.csv", True), pieces)
+    monkeypatch.setattr("daskfactor.data.convert.open_triples", lambda *_: source)
+    with pytest.raises(StoreError, match=r"reading t.csv failed after 0 pieces: OSError"):
+        convert("t.csv", tmp_path / "s.zarr", **QUIET)
+
+
+def test_balance_is_invisible_and_even(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    skewed = sparse.coo_array(
+        (
+            np.ones(4000, "f4"),
+            ((60 * rng.random(4000) ** 3).astype(int), rng.integers(0, 50, 4000)),
+        ),
+        shape=(60, 50),
+    )
+    plain = convert(skewed, tmp_path / "p.zarr", blocks=5, **QUIET)
+    even = convert(skewed, tmp_path / "b.zarr", blocks=5, balance=True, **QUIET)
+    assert even.imbalance < 1.3 < plain.imbalance
+    stores = [open_blocked_store(str(tmp_path / name)) for name in ("p.zarr", "b.zarr")]
+    assert same(stores[1], stores[0].observed_sparse())
+    wanted = as_blocks(skewed, 5, unstored="zero", balance=True)
+    assert stores[1].fingerprint == wanted.fingerprint
+    np.testing.assert_array_equal(stores[1].row_order, wanted.row_order)
+
+
+def test_stores_do_not_depend_on_threads_or_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triples, "PIECE", 16)
+    prints = set()
+    for threads, limit in ((1, None), (4, None), (4, 0)):
+        monkeypatch.setattr(conversion, "available_cores", lambda threads=threads: threads)
+        convert(matrix(), tmp_path / "s.zarr", overwrite=True, memory_limit=limit, **QUIET)
+        files = sorted(p for p in (tmp_path / "s.zarr").rglob("*") if p.is_file())
+        prints.add(tuple((p.name, p.read_bytes()) for p in files))
+    assert len(prints) == 1
+
+
+@pytest.mark.parametrize("name", ["m.npz", "m.mtx", "m.mtx.gz", "m.h5ad"])
+@pytest.mark.parametrize("balance", [False, True])
+def test_export_round_trips(tmp_path: Path, name: str, balance: bool) -> None:
+    table = pa.table({"user": ["b", "a", "é", "b"], "film": [9, 7, 7, 30], "v": [1.5, 2, 3, -1]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    options = {"progressbar": False, "blocks": 2, "unstored": "missing"}
+    convert(tmp_path / "t.parquet", tmp_path / "a.zarr", balance=balance, **options)
+    export(tmp_path / "a.zarr", tmp_path / name)
+    with pytest.raises(StoreError, match="exists already"):
+        export(tmp_path / "a.zarr", tmp_path / name)
+    export(as_blocks(tmp_path / "a.zarr"), tmp_path / name, overwrite=True)
+    convert(tmp_path / name, tmp_path / "b.zarr", **options)
+    one, two = (open_blocked_store(str(tmp_path / f"{n}.zarr")) for n in "ab")
+    assert same(two, one.observed_sparse())
+    for side in ("row", "col"):
+        (wanted,) = getattr(one.labels, f"{side}_coords").values()
+        (found,) = getattr(two.labels, f"{side}_coords").values()
+        assert list(map(str, found)) == list(map(str, wanted))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_exports_are_what_others_read(tmp_path: Path) -> None:
+    from scipy.io import mmread
+
+    convert(matrix(), tmp_path / "s.zarr", **QUIET)
+    for name, read in (("m.npz", sparse.load_npz), ("m.mtx", mmread)):
+        export(tmp_path / "s.zarr", tmp_path / name)
+        assert (sparse.csr_array(read(tmp_path / name)) != matrix()).nnz == 0
+    export(tmp_path / "s.zarr", tmp_path / "m.h5ad")
+    assert (matrix() != anndata.read_h5ad(tmp_path / "m.h5ad").X).nnz == 0
+    with pytest.raises(OptionError, match="export writes"):
+        export(tmp_path / "s.zarr", tmp_path / "m.xlsx")
+    with pytest.raises(DataError, match="dense"):
+        export(as_blocks(np.ones((2, 2))), tmp_path / "d.npz")
+
+
+def test_labels_of_every_kind_come_back(tmp_path: Path) -> None:
+    import xarray as xr
+
+    array = xr.DataArray(
+        pydata.COO([[0, 1], [0, 1]], [1.0, 2.0], shape=(2, 2)),
+        dims=("time", "site"),
+        coords={
+            "time": np.array(["2024-01-01", "2024-01-02"], "M8[ns]"),
+            "open": ("time", [True, False]),
+            "site": ["ü", ""],
+            "height": ("site", [1.5, np.nan]),
+        },
+        name="visits",
+    )
+    convert(array, tmp_path / "s.zarr", balance=True, **QUIET)
+    labels = open_blocked_store(str(tmp_path / "s.zarr")).labels
+    assert (labels.row_dim, labels.col_dim, labels.name) == ("time", "site", "visits")
+    for name, found in {**labels.row_coords, **labels.col_coords}.items():
+        np.testing.assert_array_equal(found, array[name].to_numpy())
+        assert found.dtype.kind == array[name].dtype.kind
+
+
+def test_the_report(tmp_path: Path) -> None:
+    done = convert(matrix(), tmp_path / "s.zarr", blocks=2, **QUIET)
+    assert isinstance(done, Conversion)
+    assert done.location == str(tmp_path / "s.zarr")
+    assert done.shape == (40, 25)
+    assert done.n_read == done.n_stored == matrix().nnz
+    assert done.entries_per_second == done.n_read / done.seconds
+    assert done.nbytes == sum(
+        path.stat().st_size for path in (tmp_path / "s.zarr").rglob("*") if path.is_file()
+    )
+
+
+def test_the_progress_bar_goes_to_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert(matrix(), tmp_path / "s.zarr", balance=True, unstored="zero")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    for phase in ("keys", "entries", "blocks"):
+        assert phase in captured.err
+
+
+def test_public_names() -> None:
+    assert dfac.convert is convert
+    assert dfac.export is export
+    assert os.fspath(Path("x")) == "x"

@@ -1,0 +1,106 @@
+"""Cells set aside: none lost, none invented, rows and columns left with an entry."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from daskfactor.data.holdout import hold_out
+from daskfactor.errors import DataError, OptionError
+
+
+def ratings(seed: int = 0, shape: tuple[int, int] = (30, 20)) -> sparse.csr_array:
+    rng = np.random.default_rng(seed)
+    return sparse.random_array(
+        shape, density=0.3, rng=rng, data_sampler=lambda size: 1 + rng.random(size)
+    ).tocsr()
+
+
+@given(st.integers(0, 1000), st.floats(0.05, 0.6), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_train_and_held_out_make_up_the_matrix(seed: int, share: float, keep_one: bool) -> None:
+    V = ratings(seed)
+    held = hold_out(V, share, keep_one=keep_one, random_seed=seed)
+    back = held.train + sparse.coo_array((held.values, held.cells), shape=V.shape)
+    assert held.train.nnz + held.values.size == V.nnz
+    np.testing.assert_allclose(back.toarray(), V.toarray())
+    if keep_one:
+        assert ((np.diff(held.train.indptr) > 0) == (np.diff(V.indptr) > 0)).all()
+        assert ((np.diff(held.train.tocsc().indptr) > 0) == (np.diff(V.tocsc().indptr) > 0)).all()
+
+
+def test_zeros_are_held_out_too_and_marked() -> None:
+    V = ratings()
+    held = hold_out(V, 0.25, unstored="zero", random_seed=1)
+    assert held.values.size == 150
+    assert (held.values == 0).any()
+    assert (held.values > 0).any()
+    np.testing.assert_array_equal(held.values, V.toarray()[held.cells])
+    dense = held.train.toarray()
+    assert np.isnan(dense).sum() == 150
+    assert np.isnan(dense[held.cells]).all()
+    rest = ~np.isnan(dense)
+    np.testing.assert_array_equal(dense[rest], V.toarray()[rest])
+
+
+def test_dense_and_labelled_input() -> None:
+    V = np.arange(1.0, 31).reshape(5, 6)
+    V[0, 0] = np.nan
+    held = hold_out(xr.DataArray(V, dims=("a", "b")), 0.2, random_seed=3)
+    assert held.train.dims == ("a", "b")
+    assert held.values.size == 6
+    assert not np.isnan(held.values).any()
+    np.testing.assert_array_equal(V[held.cells], held.values)
+    assert np.isnan(held.train.values).sum() == 7
+    assert np.isnan(V).sum() == 1, "the caller's own array is left alone"
+
+
+def test_the_same_seed_takes_the_same_cells() -> None:
+    first, second = (hold_out(ratings(), random_seed=7) for _ in range(2))
+    np.testing.assert_array_equal(first.cells, second.cells)
+    other = hold_out(ratings(), random_seed=8)
+    assert not np.array_equal(first.cells[0], other.cells[0])
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    with pytest.raises(OptionError, match="share must lie"):
+        hold_out(ratings(), 1.5)
+    with pytest.raises(OptionError, match="unstored"):
+        hold_out(ratings(), unstored="maybe")
+    with pytest.raises(OptionError, match="leaves none"):
+        hold_out(sparse.eye_array(4).tocsr(), 0.5)
+    with pytest.raises(DataError, match="list"):
+        hold_out([[1, 2]])
+
+
+def test_the_callers_matrix_is_left_alone_whatever_its_form() -> None:
+    """Duplicates and unsorted indices would be put in order in place."""
+    parts = (np.arange(1, 7, dtype=np.float32), [2, 0, 0, 1, 2, 0], [0, 3, 6])
+    V = sparse.csr_array(parts, shape=(2, 3))
+    before = [array.copy() for array in (V.data, V.indices, V.indptr)]
+    for unstored in ("missing", "zero"):
+        hold_out(V, 0.4, unstored=unstored, keep_one=False, random_seed=0)
+    for array, old in zip((V.data, V.indices, V.indptr), before, strict=True):
+        np.testing.assert_array_equal(array, old)
+
+
+def test_what_is_marked_as_missing_already_is_not_held_out() -> None:
+    V = ratings()
+    V.data[::3] = np.nan
+    for unstored in ("missing", "zero"):
+        held = hold_out(V, 0.3, unstored=unstored, keep_one=False, random_seed=0)
+        assert not np.isnan(held.values).any()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_cells_of_a_huge_matrix_are_all_different(share: float) -> None:
+    held = hold_out(ratings(shape=(40, 30)), share, unstored="zero", random_seed=0)
+    assert len(set(zip(*(index.tolist() for index in held.cells), strict=True))) == 1200 * share
+
+
+def test_no_matrix_of_numbers_is_refused() -> None:
+    for wrong in (np.ones(3), np.ones((2, 2, 2)), np.ones((2, 2), complex), np.array([["a", "b"]])):
+        with pytest.raises(DataError, match="matrix of real numbers"):
+            hold_out(wrong)

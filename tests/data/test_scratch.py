@@ -1,0 +1,329 @@
+"""Scratch files: the same blocks as in memory, bounded memory, nothing left behind."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import zarr
+
+from daskfactor.data.adapters import open_source
+from daskfactor.data.layout import choose_grid
+from daskfactor.data.loading import working_bytes
+from daskfactor.data.scratch import scratch_directory
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Any:
+    place = tmp_path / "scratch"
+    with dask.config.set({"temporary-directory": str(place)}):
+        yield place
+
+
+def matrix() -> np.ndarray:
+    rng = np.random.default_rng(8)
+    values = rng.gamma(2.0, 3.0, (103, 47)).astype("float32")
+    values[rng.random(values.shape) < 0.1] = np.nan
+    return values
+
+
+def test_scratch_holds_what_memory_holds(folder: Path) -> None:
+    values = matrix()
+    kept = as_blocks(values.astype("float64"), 5)
+    with as_blocks(values.astype("float64"), 5, memory_limit=0) as data:
+        assert kept.in_memory
+        assert not data.in_memory
+        assert "in memory" in kept.describe()
+        assert "in a scratch file" in data.describe()
+        assert data.fingerprint == kept.fingerprint
+        for block in data.grid.all_blocks():
+            data.prefetch(*block)
+            np.testing.assert_array_equal(data.view(*block).block, kept.view(*block).block)
+        np.testing.assert_array_equal(data.missing_cells(), kept.missing_cells())
+        np.testing.assert_array_equal(
+            data.values([1, 102], [0, 46]), kept.values([1, 102], [0, 46])
+        )
+
+
+def test_blocks_in_memory_once_the_limit_allows_it() -> None:
+    values = np.ones((256, 256))
+    assert as_blocks(values, 2, memory_limit="10 MB").in_memory
+    assert not as_blocks(values, 2, memory_limit="200 kB").in_memory
+
+
+def test_a_view_uses_the_callers_buffer_or_the_threads_own(folder: Path) -> None:
+    with as_blocks(matrix().astype("float64"), 4, memory_limit=0) as data:
+        buffer = data.new_buffer()
+        mine = data.view(0, 0, buffer)
+        assert np.shares_memory(mine.array, buffer)
+        own = data.view(1, 1)
+        assert not np.shares_memory(own.array, buffer)
+        assert np.shares_memory(own.array, data.view(2, 2).array)
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(lambda: data.view(1, 1).array).result()
+        assert not np.shares_memory(own.array, other)
+        for wrong in (buffer[:-1], buffer.astype("float64"), np.repeat(buffer, 2)[::2]):
+            with pytest.raises(OptionError, match=r"a buffer for blocks must be .* new_buffer\(\)"):
+                data.view(0, 0, wrong)
+
+
+@pytest.mark.parametrize(("memory_limit", "positioned"), [(None, True), (0, True), (0, False)])
+def test_views_from_many_threads_do_not_disturb_each_other(
+    memory_limit: int | None, positioned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not positioned:
+        monkeypatch.delattr(os, "preadv")
+    values = matrix()
+    with as_blocks(values.astype("float64"), 4, memory_limit=memory_limit) as data:
+        blocks = data.grid.all_blocks()
+        together = threading.Barrier(8)
+
+        def read(seed: int) -> int:
+            order = np.random.default_rng(seed).permutation(len(blocks) * 20) % len(blocks)
+            together.wait(timeout=30)
+            for number in order:
+                block = blocks[number]
+                data.prefetch(*block)
+                np.testing.assert_array_equal(
+                    data.view(*block).block, values[data.grid.slices(block)]
+                )
+            return len(order)
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(read, range(8))) == 8 * 20 * len(blocks)
+
+
+def open_files(folder: Path) -> list[str]:
+    """Files of this process that lie, or lay before they were unlinked, in a folder."""
+    links = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(str(link.readlink()))
+        except FileNotFoundError:
+            continue
+    return [link for link in links if link.startswith(str(folder))]
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+
+
+@needs_proc
+def test_the_scratch_file_goes_with_close_with_block_or_with_the_object(folder: Path) -> None:
+    wide = matrix().astype("float64")
+    data = as_blocks(wide, memory_limit=0)
+    assert len(open_files(folder)) == 1
+    data.close()
+    data.close()
+    assert not open_files(folder)
+    with as_blocks(wide, memory_limit=0):
+        assert len(open_files(folder)) == 1
+    assert not open_files(folder)
+    data = as_blocks(wide, memory_limit=0)
+    del data
+    assert not open_files(folder)
+    assert not list(folder.iterdir())
+
+
+@needs_proc
+def test_nothing_stays_open_after_bad_data(folder: Path) -> None:
+    values = np.ones((40, 40))
+    values[39, 39] = np.inf
+    with pytest.raises(DataError, match="row 39, column 39 is inf"):
+        as_blocks(values, memory_limit=0)
+    assert not open_files(folder)
+    assert not list(folder.iterdir())
+
+
+@needs_proc
+def test_nothing_stays_after_an_interrupt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("daskfactor.data.decode.Decoder.decode", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        as_blocks(np.ones((40, 40)), memory_limit=0)
+    assert not open_files(folder)
+    assert not list(folder.iterdir())
+
+
+KILLED = """
+import os, signal, numpy as np
+from daskfactor.data.sources import as_blocks
+data = as_blocks(np.ones((400, 400)), memory_limit=0)
+assert not data.in_memory
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
+os.kill(os.getpid(), signal.{signal})
+"""
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGINT", "SIGTERM"])
+def test_nothing_stays_after_the_process_was_killed(folder: Path, signal: str) -> None:
+    folder.mkdir()
+    code = KILLED.format(signal=signal)
+    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=False, capture_output=True
+    )
+    assert done.returncode != 0
+    assert b"AssertionError" not in done.stderr
+    assert not list(folder.iterdir())
+
+
+LIMITED = """
+import resource, numpy as np
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import StoreError
+try:
+    as_blocks(np.full((400, 400), np.inf), memory_limit=0)
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_too_little_room_is_noticed_before_the_pass(folder: Path) -> None:
+    """The limit on file sizes is real here: the kernel refuses, as on a full disk."""
+    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], env=environment, check=True, capture_output=True, text=True
+    )
+    assert f"a scratch file of 640000 bytes is needed in {folder}" in done.stdout
+    assert "there is not enough room; free some" in done.stdout
+    assert not list(folder.iterdir())
+
+
+@needs_proc
+def test_a_disk_that_fills_up_while_writing_is_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.pwrite, []
+
+    def fills_up(descriptor: int, data: Any, offset: int) -> int:
+        calls.append(offset)
+        if len(calls) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data[: max(1, len(data) // 2)], offset)
+
+    monkeypatch.setattr(os, "pwrite", fills_up)
+    with pytest.raises(StoreError, match=r"of 6400 bytes .* there is not enough room"):
+        as_blocks(np.ones((40, 40)), 2, memory_limit=0)
+    assert len(calls) == 4
+    assert not open_files(folder)
+    assert not list(folder.iterdir())
+
+
+def test_reads_and_writes_that_come_in_pieces_are_put_together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, read = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[:77], at))
+    monkeypatch.setattr(os, "preadv", lambda fd, data, at: read(fd, [data[0][:101]], at))
+    values = matrix()
+    with as_blocks(values.astype("float64"), 3, memory_limit=0) as data:
+        np.testing.assert_array_equal(data.to_numpy(), values)
+
+
+def test_a_system_without_positioned_reads_works_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pwrite", "preadv", "posix_fallocate", "posix_fadvise"):
+        monkeypatch.delattr(os, name)
+    values = matrix()
+    with as_blocks(values.astype("float64"), 3, memory_limit=0) as data:
+        data.prefetch(0, 0)
+        np.testing.assert_array_equal(data.to_numpy(), values)
+
+
+def test_a_scratch_file_that_was_cut_short_is_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with as_blocks(np.ones((40, 40)), 2, memory_limit=0) as data:
+        monkeypatch.setattr(os, "preadv", lambda *_: 0)
+        with pytest.raises(StoreError, match=r"block \(1, 0\) could not be read back .* too early"):
+            data.view(1, 0)
+
+
+@pytest.mark.parametrize("memory_limit", [None, 0])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_closed_blocks_say_so(memory_limit: int | None, dtype: str) -> None:
+    data = as_blocks(np.ones((40, 40), "float32"), dtype=dtype, memory_limit=memory_limit)
+    data.close()
+    data.prefetch(0, 0)
+    with pytest.raises(StoreError, match="these blocks were closed"):
+        data.view(0, 0)
+
+
+def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path / "file")}),
+        pytest.raises(StoreError, match=r"needed in .*file, but .*temporary-directory"),
+    ):
+        as_blocks(np.ones((40, 40)), memory_limit=0)
+
+
+def test_scratch_goes_to_the_system_directory_by_default() -> None:
+    with dask.config.set({"temporary-directory": None}):
+        assert Path(scratch_directory()).is_dir()
+
+
+def test_one_chunk_larger_than_the_limit_is_reported() -> None:
+    values = np.broadcast_to(np.float32(1), (4096, 4608))
+    with pytest.warns(DataWarning, match="memory_limit allows 1000000 bytes, but one block"):
+        as_blocks(values, 1, memory_limit="1 MB")
+
+
+PEAK = """
+import re, sys, numpy, zarr, dask
+from pathlib import Path
+from daskfactor.data.sources import as_blocks
+
+def memory(kind):
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(kind + r":\\s+(\\d+) kB", status)[1])
+
+as_blocks(numpy.ones((300, 300)), memory_limit=0).view(0, 0)
+as_blocks(sys.argv[1] + "/small", memory_limit=0).view(0, 0)
+# The peak is taken from here on: getrusage would count the parent's before it forked.
+Path("/proc/self/clear_refs").write_text("5")
+before = memory("VmRSS")
+data = as_blocks(sys.argv[1] + "/large", memory_limit="16 MiB")
+for block in data.grid.all_blocks():
+    assert (data.view(*block).block == 3).all()
+print(data.in_memory, data.total_observed, memory("VmHWM") - before)
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize("chunks", [(512, 512), (64, 4096), (333, 700), (200, 200)])
+def test_peak_memory_stays_below_the_limit(tmp_path: Path, chunks: tuple[int, int]) -> None:
+    """64 MiB of zarr under a limit of 16 MiB, measured by the kernel."""
+    for name, side in (("small", 100), ("large", 4096)):
+        array = zarr.create_array(
+            str(tmp_path / name),
+            shape=(side, side),
+            chunks=tuple(min(side, step) for step in chunks),
+            dtype="f4",
+        )
+        array[:] = 3.0
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    in_memory, observed, peak = done.stdout.split()
+    assert in_memory == "False"
+    assert int(observed) == 4096**2
+    source = open_source(tmp_path / "large")
+    grid = choose_grid(source.shape, source.chunks)
+    # What zarr's threads and the allocator hold whatever the size: 2.5 MiB with zarr 3.4.
+    fixed = 4 * 2**20
+    assert int(peak) < working_bytes(source, grid, np.dtype("f4"), 2**20) + fixed
+    assert int(peak) < 16 * 2**20

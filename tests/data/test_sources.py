@@ -1,0 +1,412 @@
+"""Every kind of input becomes the same blocks; chunks and blocks need not agree."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from daskfactor.data.adapters import open_source
+from daskfactor.data.bands import Bands, Grid
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.loading import regions, working_bytes
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import OptionError
+
+
+def matrix(rows: int = 103, cols: int = 47, dtype: str = "float32") -> np.ndarray:
+    rng = np.random.default_rng(4)
+    values = rng.gamma(2.0, 3.0, (rows, cols)).astype(dtype)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    return values
+
+
+def zarr_of(values: np.ndarray, path: Path, chunks: tuple[int, int], **options: Any) -> zarr.Array:
+    array = zarr.create_array(
+        str(path), shape=values.shape, chunks=chunks, dtype=values.dtype, **options
+    )
+    array[:] = values
+    return array
+
+
+def kinds(values: np.ndarray, folder: Path) -> dict[str, Any]:
+    masked = np.ma.MaskedArray(np.nan_to_num(values, nan=1e30), np.isnan(values))
+    stored = zarr_of(values, folder / "a.zarr", (40, 11))
+    grid = da.from_array(values, chunks=((50, 3, 50), (20, 27)))
+    xr.DataArray(values, dims=("a", "b"), name="v").to_dataset().to_netcdf(folder / "a.nc")
+    return {
+        "numpy": values,
+        "numpy wide": values.astype("float64"),
+        "numpy by columns": np.asfortranarray(values),
+        "numpy strided": np.repeat(values, 2, axis=1)[:, ::2],
+        "big-endian": values.astype(values.dtype.newbyteorder(">")),
+        "masked": masked,
+        "dask": grid,
+        "dask of masked": da.from_array(masked, chunks=(30, 30), asarray=False),
+        "zarr": stored,
+        "path": folder / "a.zarr",
+        "text": str(folder / "a.zarr"),
+        "sharded": zarr_of(values, folder / "s.zarr", (10, 6), shards=(20, 24)),
+        "xarray": xr.DataArray(values),
+        "xarray of dask": xr.DataArray(grid),
+        "xarray of a file": xr.open_dataset(folder / "a.nc", engine="h5netcdf")["v"],
+        "pandas": pd.DataFrame(values),
+        "pandas nullable": pd.DataFrame(values).convert_dtypes(),
+    }
+
+
+@pytest.mark.parametrize("memory_limit", [None, 0])
+@pytest.mark.parametrize("blocks", [1, 3, 7])
+def test_every_kind_gives_the_same_blocks(
+    tmp_path: Path, blocks: int, memory_limit: int | None
+) -> None:
+    values = matrix()
+    wanted = as_blocks(values, blocks)
+    for name, data in kinds(values, tmp_path).items():
+        with as_blocks(data, blocks, memory_limit=memory_limit) as got:
+            np.testing.assert_array_equal(got.to_numpy(), values, err_msg=name)
+            if got.grid == wanted.grid:
+                assert got.fingerprint == wanted.fingerprint, name
+                assert got.total == wanted.total, name
+                np.testing.assert_array_equal(got.n_observed, wanted.n_observed)
+    assert got.n_missing == np.isnan(values).sum()
+
+
+def test_source_info_tells_kind_and_place(tmp_path: Path) -> None:
+    data = kinds(matrix(), tmp_path)
+    found = {name: as_blocks(value).source for name, value in data.items()}
+    assert found["numpy"].kind == found["masked"].kind == "numpy"
+    assert found["dask"].kind == "dask"
+    assert found["xarray of dask"].kind == found["xarray"].kind == "xarray"
+    assert found["pandas"].kind == "pandas"
+    place = str(tmp_path / "a.zarr")
+    assert found["zarr"].location == found["path"].location == found["text"].location == place
+    assert [found[name].lazy for name in ("numpy", "xarray", "dask", "xarray of a file")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_relative_path_is_kept_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zarr_of(matrix(), tmp_path / "a.zarr", (40, 11))
+    monkeypatch.chdir(tmp_path)
+    location = as_blocks("a.zarr").source.location
+    assert location is not None
+    assert Path(location) == tmp_path / "a.zarr"
+
+
+def test_an_array_of_the_right_kind_is_not_copied() -> None:
+    values = matrix()
+    data = as_blocks(values, 3)
+    view = data.view(1, 2)
+    assert view.array is values or np.shares_memory(view.array, values)
+    assert view.array.shape == values.shape
+    assert (view.row0, view.col0, view.m, view.n) == (34, 31, 34, 16)
+    np.testing.assert_array_equal(view.block, values[34:68, 31:])
+    assert as_blocks(xr.DataArray(values), 3).view(0, 0).array.shape == values.shape
+
+
+def test_what_kernels_cannot_use_in_place_is_copied(tmp_path: Path) -> None:
+    values = matrix()
+    frozen = values.copy()
+    frozen.flags.writeable = False
+    np.save(tmp_path / "a.npy", values)
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r+")
+    for given_array in (frozen, mapped, np.asarray(mapped), values.T.copy().T):
+        data = as_blocks(given_array, 2)
+        view = data.view(0, 1)
+        assert (view.row0, view.col0) == (0, 0)
+        assert view.array.flags.c_contiguous
+        assert view.array.flags.writeable
+        assert not np.shares_memory(view.array, given_array)
+        np.testing.assert_array_equal(data.to_numpy(), values)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "longdouble"])
+def test_real_types_of_all_sizes_are_read(dtype: str) -> None:
+    values = np.random.default_rng(0).integers(0, 2, (9, 8)).astype(dtype)
+    for wanted in ("float32", np.float64):
+        data = as_blocks(values, 2, dtype=wanted)
+        assert data.dtype == wanted
+        assert data.is_integer
+        np.testing.assert_array_equal(data.to_numpy(), values.astype(wanted))
+
+
+def test_statistics_are_those_of_the_observed_entries(tmp_path: Path) -> None:
+    values = matrix(dtype="float64")
+    data = as_blocks(zarr_of(values, tmp_path / "a.zarr", (40, 11)), 4, dtype="float64")
+    seen = ~np.isnan(values)
+    np.testing.assert_array_equal(data.row_observed, seen.sum(1))
+    np.testing.assert_array_equal(data.col_observed, seen.sum(0))
+    for block in data.grid.all_blocks():
+        assert data.n_observed[block] == seen[data.grid.slices(block)].sum()
+    assert data.n_observed.dtype == np.int64
+    assert data.total_observed == seen.sum()
+    assert data.n_missing == (~seen).sum()
+    assert data.total == pytest.approx(np.nansum(values), rel=1e-13)
+    assert data.mean == pytest.approx(np.nanmean(values), rel=1e-13)
+    assert data.minimum == np.nanmin(values)
+    assert data.maximum == np.nanmax(values)
+    assert not data.is_integer
+    assert as_blocks(np.floor(values), 4, dtype="float64").is_integer
+
+
+def test_one_broken_integer_is_noticed() -> None:
+    values = np.ones((200, 90), "float32")
+    values[199, 89] = 1.5
+    assert not as_blocks(values).is_integer
+
+
+def test_fingerprint_tells_values_places_and_grids_apart() -> None:
+    values = np.abs(matrix())
+    wanted = as_blocks(values, 3).fingerprint
+    for change in (values + 1, values[::-1].copy(), values[:, ::-1].copy()):
+        assert as_blocks(change, 3).fingerprint != wanted
+    one = values.copy()
+    one[50, 20] = np.nextafter(one[50, 20], np.float32(9))
+    assert as_blocks(one, 3).fingerprint != wanted
+    assert as_blocks(values, 4).fingerprint != wanted
+    assert as_blocks(values, 3, dtype="float64").fingerprint != wanted
+
+
+def test_fingerprint_sees_every_part_of_a_large_block() -> None:
+    values = np.ones((1000, 300), "float32")
+    wanted = as_blocks(values, 1).fingerprint
+    for row in (0, 500, 999):
+        values[row, 7] = 2
+        assert as_blocks(values, 1).fingerprint != wanted
+        values[row, 7] = 1
+
+
+def test_fingerprint_ignores_what_no_kernel_can_see() -> None:
+    values = np.array([[0.0, np.nan], [1.0, 2.0]], "float32")
+    other = np.array([[-0.0, -np.nan], [1.0, 2.0]], "float32")
+    assert values.tobytes() != other.tobytes()
+    assert as_blocks(values).fingerprint == as_blocks(other).fingerprint
+
+
+def test_labels_of_xarray_are_kept() -> None:
+    values = matrix(4, 3)
+    array = xr.DataArray(
+        values,
+        dims=("gene", "cell_line"),
+        coords={
+            "gene": list("abcd"),
+            "length": ("gene", [3, 4, 5, 6]),
+            "cell_line": [10, 20, 30],
+            "batch": 7,
+            "both": (("gene", "cell_line"), values),
+        },
+        name="counts",
+    )
+    for given_array in (array, array.chunk({"gene": 2})):
+        labels = as_blocks(given_array).labels
+        assert (labels.row_dim, labels.col_dim, labels.name) == ("gene", "cell_line", "counts")
+        assert {key: list(value) for key, value in labels.row_coords.items()} == {
+            "gene": list("abcd"),
+            "length": [3, 4, 5, 6],
+        }
+        assert {key: list(value) for key, value in labels.col_coords.items()} == {
+            "cell_line": [10, 20, 30]
+        }
+
+
+def test_levels_of_a_multi_index_are_kept() -> None:
+    index = pd.MultiIndex.from_product([["a", "b"], [1, 2]], names=["letter", "digit"])
+    frame = pd.DataFrame(matrix(4, 3), index=index)
+    array = xr.DataArray(frame.to_numpy(), coords={"row": index}, dims=("row", "column"))
+    for data in (frame, array):
+        labels = as_blocks(data).labels
+        assert list(labels.row_coords) == ["letter", "digit"]
+        assert list(labels.row_coords["digit"]) == [1, 2, 1, 2]
+        assert not labels.col_coords
+
+
+def test_labels_of_pandas_are_kept() -> None:
+    frame = pd.DataFrame({"x": [1, 2], "y": [1.5, None]}, index=pd.Index(["a", "b"], name="who"))
+    data = as_blocks(frame)
+    assert (data.labels.row_dim, data.labels.col_dim) == ("who", "column")
+    assert list(data.labels.row_coords["who"]) == ["a", "b"]
+    assert list(data.labels.col_coords["column"]) == ["x", "y"]
+    np.testing.assert_array_equal(data.to_numpy(), [[1, 1.5], [2, np.nan]])
+    assert not as_blocks(pd.DataFrame(matrix(3, 3))).labels.row_coords
+
+
+def test_dimension_names_of_zarr_are_kept(tmp_path: Path) -> None:
+    named = zarr_of(matrix(), tmp_path / "a.zarr", (40, 11), dimension_names=("time", "sensor"))
+    assert as_blocks(named).labels.row_dim == "time"
+    assert as_blocks(named).labels.col_dim == "sensor"
+    clash = zarr_of(matrix(), tmp_path / "b.zarr", (40, 11), dimension_names=("draw", "sensor"))
+    assert as_blocks(clash).labels.row_dim == "row"
+
+
+def test_unwritten_zarr_chunks_have_the_fill_value(tmp_path: Path) -> None:
+    array = zarr.create_array(
+        str(tmp_path / "a.zarr"), shape=(6, 6), chunks=(3, 3), dtype="f4", fill_value=2.0
+    )
+    array[:3, :] = 1.0
+    assert as_blocks(array).mean == 1.5
+
+
+class Counted:
+    """An array that counts how often each cell is read."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, 2
+        self.reads = np.zeros(values.shape, int)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        self.reads[key] += 1
+        return self.values[key]
+
+
+@pytest.mark.parametrize("chunks", [(7, 13), (103, 5), (5, 47), (103, 47), (30, 20)])
+@pytest.mark.parametrize("blocks", [None, 1, 2, 5, 47])
+def test_every_dask_chunk_is_computed_once(chunks: tuple[int, int], blocks: int | None) -> None:
+    counted = Counted(matrix())
+    array = da.from_array(counted, chunks=chunks, meta=np.empty((0, 0), "f4"), lock=True)
+    data = as_blocks(array, blocks)
+    assert (counted.reads == 1).all()
+    np.testing.assert_array_equal(data.to_numpy(), counted.values)
+
+
+def test_reading_is_bounded_by_the_chunk_or_the_budget() -> None:
+    """Many small chunks are read together, but never more of them than the budget allows."""
+    values = np.ones((2000, 1000), "float64")
+    largest = 0
+    source = open_source(da.from_array(values, chunks=(100, 10)))
+    grid = Grid.from_chunks(source.chunks or ((), ()), 4)
+    budget = 2**18
+    seen = np.zeros(values.shape, int)
+    for rows, cols in regions(source, grid, budget):
+        largest = max(largest, (rows.stop - rows.start) * (cols.stop - cols.start) * 8)
+        seen[rows, cols] += 1
+    assert (seen == 1).all()
+    assert budget / 2 < largest <= budget
+
+
+@st.composite
+def chunked(draw: st.DrawFn) -> tuple[np.ndarray, tuple[tuple[int, ...], tuple[int, ...]], int]:
+    shape = draw(st.tuples(st.integers(1, 17), st.integers(1, 17)))
+    values = draw(
+        hnp.arrays(np.float64, shape, elements=st.integers(0, 50) | st.just(float("nan")))
+    )
+    values[np.isnan(values).all(1), 0] = 1
+    values[0, np.isnan(values).all(0)] = 1
+    chunks = tuple(
+        tuple(np.diff([0, *sorted(draw(st.sets(st.integers(1, side - 1)))), side]))
+        if side > 1
+        else (1,)
+        for side in shape
+    )
+    return values, chunks, draw(st.integers(1, min(shape)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=chunked(), memory_limit=st.sampled_from([None, 0]), own=st.booleans())
+def test_blocks_tile_the_matrix_exactly(
+    case: tuple[np.ndarray, Any, int], memory_limit: int | None, own: bool
+) -> None:
+    values, chunks, blocks = case
+    array = da.from_array(values, chunks=chunks)
+    with as_blocks(array, None if own else blocks, memory_limit=memory_limit) as data:
+        covered = np.zeros(values.shape, int)
+        for block in data.grid.all_blocks():
+            slices = data.grid.slices(block)
+            covered[slices] += 1
+            view = data.view(*block)
+            assert view.block.shape == data.grid.block_shape(block) == (view.m, view.n)
+            np.testing.assert_array_equal(view.block, values[slices].astype("f4"))
+        assert (covered == 1).all()
+        rows, cols = data.missing_cells()
+        np.testing.assert_array_equal((rows, cols), np.nonzero(np.isnan(values)))
+        assert data.total == np.nansum(values)
+        if not own:
+            assert data.grid.blocks == blocks
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=chunked(), entries=st.sampled_from([1, 5, 20, 400]))
+def test_the_projected_memory_is_an_upper_bound(
+    case: tuple[np.ndarray, Any, int], entries: int
+) -> None:
+    values, chunks, blocks = case
+    source = open_source(da.from_array(values, chunks=chunks))
+    grid = Grid.from_chunks(chunks, blocks)
+    projected = working_bytes(source, grid, np.dtype("float64"), 8 * entries)
+    seen = np.zeros(values.shape, bool)
+    parts = list(regions(source, grid, 8 * entries))
+    # A region of a lazy source counts four times while it is decoded, and once more as floats.
+    for_blocks = projected - 40 * max(seen[part].size for part in parts)
+    for part in parts:
+        assert not seen[part].any()
+        seen[part] = True
+        counts = [seen[grid.slices(block)] for block in grid.all_blocks()]
+        waiting = sum(cells.size for cells in counts if cells.any() and not cells.all())
+        assert 8 * waiting <= for_blocks
+    assert seen.all()
+
+
+def test_blocked_data_are_returned_as_they_are() -> None:
+    data = as_blocks(matrix(), 3, dtype="float64")
+    assert as_blocks(data) is data
+    assert as_blocks(data, 3) is data
+    with pytest.raises(OptionError, match="grid of 3 x 3 blocks already"):
+        as_blocks(data, 4)
+
+
+def test_a_grid_can_be_given_itself() -> None:
+    values = matrix()
+    grid = Grid(Bands((0, 10, 103)), Bands((0, 40, 47)))
+    for data in (values, da.from_array(values, chunks=(50, 9))):
+        blocks = as_blocks(data, grid)
+        assert blocks.grid == grid
+        assert as_blocks(blocks, grid) is blocks
+        np.testing.assert_array_equal(blocks.to_numpy(), values)
+    with pytest.raises(OptionError, match="the grid is for a matrix of shape"):
+        as_blocks(values.T, grid)
+
+
+def test_no_library_is_imported_for_numpy_input() -> None:
+    code = (
+        "import sys, numpy as np; from daskfactor.data.sources import as_blocks;"
+        "as_blocks(np.ones((70, 70), 'f4'));"
+        "assert not {'dask', 'zarr', 'xarray', 'pandas', 'distributed'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_options_are_checked() -> None:
+    values = matrix()
+    for options, message in [
+        ({"dtype": "float16"}, 'dtype must be "float32" or "float64", got \'float16\''),
+        ({"dtype": "nonsense"}, "dtype must be"),
+        ({"unstored": "nan"}, 'unstored must be None, "zero" or "missing"'),
+        ({"unstored": "missing"}, 'unstored is "missing", but the input is dense'),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"memory_limit": "lots"}, "memory_limit must be a number of bytes"),
+        ({"memory_limit": -1}, "memory_limit must be a number of bytes"),
+        ({"memory_limit": 1.5}, "memory_limit must be a number of bytes"),
+        ({"blocks": 0}, "blocks must be a whole number from 1 to 47"),
+        ({"blocks": 48}, "blocks must be a whole number from 1 to 47"),
+        ({"blocks": 2.0}, "blocks must be a whole number"),
+        ({"blocks": True}, "blocks must be a whole number"),
+    ]:
+        with pytest.raises(OptionError, match=message):
+            as_blocks(values, **options)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(as_blocks(values, np.int64(2), unstored="zero"), BlockedData)

@@ -1,0 +1,354 @@
+"""Sparse matrices on a grid: the blocks, what is known about them, and reading back."""
+
+import tracemalloc
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daskfactor.data import sparse_source
+from daskfactor.data.bands import Bands, Grid
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import DataWarning, OptionError
+from daskfactor.kernels.views import SparseBlock
+
+FORMATS = ("csr", "csc", "coo", "lil", "dok", "bsr", "dia")
+
+
+def counts(rows: int = 70, cols: int = 45, density: float = 0.3, seed: int = 3) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    values = rng.poisson(3.0, (rows, cols)) + 1.0
+    return np.where(rng.random((rows, cols)) < density, values, 0.0)
+
+
+def in_format(dense: np.ndarray, name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sp.SparseEfficiencyWarning)
+        return sp.coo_array(dense).asformat(name)
+
+
+def expected(dense: np.ndarray, unstored: str) -> np.ndarray:
+    return np.where(dense == 0, np.nan, dense) if unstored == "missing" else dense
+
+
+def check_blocks(data: BlockedData) -> None:
+    """Every block keeps the promises that kernels rely on."""
+    for block in data.grid.all_blocks():
+        view = data.view(*block)
+        assert isinstance(view, SparseBlock)
+        m, n = data.grid.block_shape(block)
+        assert (view.m, view.n, view.zeros) == (m, n, data.unstored == "zero")
+        assert view.indptr.shape == (m + 1,)
+        assert view.indptr.dtype == np.int32
+        assert view.indices.dtype == (np.uint16 if n <= 65536 else np.int32)
+        assert view.values.dtype == data.dtype
+        assert view.indptr[0] == 0
+        assert view.indptr[-1] == view.indices.size == view.values.size == data.n_stored[block]
+        for row in range(m):
+            own = view.indices[view.indptr[row] : view.indptr[row + 1]].astype(int)
+            assert (np.diff(own) > 0).all()
+            assert (own < n).all()
+        for part in view[:3]:
+            assert part.flags.c_contiguous
+            assert part.flags.writeable
+            assert part.flags.aligned
+        if view.zeros:
+            assert (view.values != 0).all()
+        else:
+            assert not np.isnan(view.values).any()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("unstored", ["zero", "missing"])
+@pytest.mark.parametrize("balance", [False, True])
+@pytest.mark.parametrize("memory_limit", [None, 0])
+def test_every_format_gives_the_same_blocks(
+    name: str, unstored: str, balance: bool, memory_limit: int | None
+) -> None:
+    dense = counts()
+    options: dict[str, Any] = {"unstored": unstored, "balance": balance}
+    data = as_blocks(in_format(dense, name), 4, memory_limit=memory_limit, **options)
+    kept = as_blocks(sp.csr_array(dense), 4, **options)
+    with data:
+        assert data.is_sparse
+        assert data.unstored == unstored
+        assert data.in_memory == (memory_limit is None)
+        assert data.source.kind == "scipy"
+        assert data.fingerprint == kept.fingerprint
+        check_blocks(data)
+        np.testing.assert_array_equal(data.to_numpy(), expected(dense, unstored))
+
+
+@pytest.mark.parametrize("unstored", ["zero", "missing"])
+@pytest.mark.parametrize("balance", [False, True])
+def test_statistics_are_those_of_the_dense_matrix(unstored: str, balance: bool) -> None:
+    dense = counts()
+    dense[5, 7] = np.nan
+    dense[3, 3] = 2.5
+    matrix = expected(dense, unstored)
+    data = as_blocks(sp.csr_array(dense), 4, unstored=unstored, balance=balance)
+    reference = as_blocks(matrix, 4, dtype="float32")
+    assert data.mean == pytest.approx(reference.mean)
+    for name in ("total_observed", "minimum", "maximum", "is_integer", "n_missing"):
+        assert getattr(data, name) == getattr(reference, name)
+    rows = slice(None) if data.row_order is None else data.row_order
+    cols = slice(None) if data.col_order is None else data.col_order
+    np.testing.assert_array_equal(data.row_observed, reference.row_observed[rows])
+    np.testing.assert_array_equal(data.col_observed, reference.col_observed[cols])
+    observed = ~np.isnan(matrix)
+    permuted = observed[rows][:, cols]
+    for block in data.grid.all_blocks():
+        assert data.n_observed[block] == permuted[data.grid.slices(block)].sum()
+    held_out = 1 if unstored == "zero" else 0
+    assert data.n_stored.sum() == (dense > 0).sum() + held_out
+    np.testing.assert_array_equal(data.missing_cells(), reference.missing_cells())
+
+
+@given(st.data())
+def test_any_matrix_comes_back(data: st.DataObject) -> None:
+    shape = data.draw(st.tuples(st.integers(1, 20), st.integers(1, 20)))
+    dense = np.array(
+        data.draw(
+            st.lists(
+                st.sampled_from([0.0, 0.0, 1.0, -2.5, np.nan]),
+                min_size=shape[0] * shape[1],
+                max_size=shape[0] * shape[1],
+            )
+        )
+    ).reshape(shape)
+    unstored = data.draw(st.sampled_from(["zero", "missing"]))
+    matrix = expected(dense, unstored)
+    if np.isnan(matrix).all():
+        return
+    blocks = data.draw(st.integers(1, min(shape)))
+    found = as_blocks(
+        in_format(dense, data.draw(st.sampled_from(["csr", "csc", "coo"]))),
+        blocks,
+        unstored=unstored,
+        balance=data.draw(st.booleans()),
+        memory_limit=data.draw(st.sampled_from([None, 0])),
+        allow_empty=True,
+        dtype="float64",
+    )
+    with found:
+        check_blocks(found)
+        np.testing.assert_array_equal(found.to_numpy(), matrix)
+        np.testing.assert_array_equal(found.missing_cells(), np.nonzero(np.isnan(matrix)))
+        rows, cols = np.indices(shape).reshape(2, -1)
+        np.testing.assert_array_equal(found.values(rows, cols), matrix[rows, cols])
+        again = as_blocks(
+            found.observed_sparse(), found.grid, unstored=unstored, allow_empty=True,
+            dtype="float64", balance=found.row_order is not None,
+        )  # fmt: skip
+        assert again.fingerprint == found.fingerprint
+
+
+@pytest.mark.parametrize("name", ["csr", "csc", "coo"])
+def test_a_long_matrix_comes_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_source, "PIECE", 17)
+    dense = counts(90, 40)
+    dense[50] = 1.0
+    for balance in (False, True):
+        data = as_blocks(in_format(dense, name), 5, unstored="zero", balance=balance)
+        check_blocks(data)
+        np.testing.assert_array_equal(data.to_numpy(), dense)
+
+
+def test_explicit_zeros_are_observed_where_others_are_missing() -> None:
+    matrix = sp.coo_array(([1.0, 0.0, -0.0, 4.0], ([0, 0, 1, 1], [0, 1, 0, 1])), shape=(2, 2))
+    rated = as_blocks(matrix, 1, unstored="missing")
+    assert rated.total_observed == 4
+    assert rated.minimum == 0
+    assert not np.signbit(rated.view(0, 0).values).any()
+    counted = as_blocks(matrix, 1, unstored="zero")
+    assert counted.total_observed == 4
+    assert counted.n_stored.sum() == 2
+    np.testing.assert_array_equal(rated.to_numpy(), counted.to_numpy())
+    assert rated.fingerprint != counted.fingerprint
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "float32", "float64"])
+@pytest.mark.parametrize("name", ["csr", "csc", "coo"])
+def test_duplicates_are_summed_without_wrapping(name: str, dtype: str) -> None:
+    rows, cols = [0, 0, 0, 1, 1], [1, 1, 1, 0, 0]
+    values = np.array([100, 100, 100, 1, 0]).astype(dtype)
+    coo = sp.coo_array((values, (rows, cols)), shape=(2, 2))
+    if name == "coo":
+        matrix: Any = coo
+    else:
+        kind = sp.csr_array if name == "csr" else sp.csc_array
+        indptr = [0, 3, 5] if name == "csr" else [0, 2, 5]
+        indices = cols if name == "csr" else [1, 1, 0, 0, 0]
+        held = values if name == "csr" else values[[3, 4, 0, 1, 2]]
+        matrix = kind((held, np.array(indices), np.array(indptr)), shape=(2, 2))
+    before = matrix.data.copy()
+    data = as_blocks(matrix, 1, unstored="zero")
+    total = 3 if dtype == "bool" else 300
+    np.testing.assert_array_equal(data.to_numpy(), [[0, total], [1, 0]])
+    np.testing.assert_array_equal(matrix.data, before)
+    assert matrix.data is not data.view(0, 0).values
+
+
+def test_duplicates_that_cancel_are_not_stored() -> None:
+    matrix = sp.coo_array(([1.0, -1.0, 2.0], ([0, 0, 1], [0, 0, 1])), shape=(2, 2))
+    assert as_blocks(matrix, 1, unstored="zero").n_stored.sum() == 1
+
+
+@pytest.mark.parametrize("name", ["bsr", "dia"])
+def test_padding_is_not_data(name: str) -> None:
+    dense = counts(20, 20)
+    dense[:2, :2] = [[1, 0], [0, 2]]
+    matrix = sp.bsr_array(dense, blocksize=(2, 2)) if name == "bsr" else in_format(dense, name)
+    assert np.count_nonzero(matrix.data) < matrix.data.size
+    data = as_blocks(matrix, 2, unstored="missing")
+    assert data.total_observed == np.count_nonzero(dense)
+
+
+def test_the_callers_matrix_is_left_alone() -> None:
+    dense = counts(20, 20)
+    matrix = sp.csr_array(dense)
+    parts = [part.copy() for part in (matrix.data, matrix.indices, matrix.indptr)]
+    data = as_blocks(matrix, 2, unstored="zero", dtype="float64")
+    data.view(0, 0).values[:] = -1
+    for part, before in zip((matrix.data, matrix.indices, matrix.indptr), parts, strict=True):
+        np.testing.assert_array_equal(part, before)
+
+
+def test_the_meaning_of_unstored_entries_is_said_once() -> None:
+    matrix = sp.csr_array(counts())
+    with pytest.warns(DataWarning, match='taken to be observed zeros; say unstored="zero"') as seen:
+        data = as_blocks(matrix)
+    assert seen[0].filename == __file__
+    assert data.unstored == "zero"
+    assert as_blocks(data) is data
+    assert as_blocks(data, unstored="zero") is data
+    with pytest.raises(OptionError, match="unstored is 'missing', but these data were made with"):
+        as_blocks(data, unstored="missing")
+    with pytest.raises(OptionError, match="made without balance=True"):
+        as_blocks(data, balance=True)
+
+
+def test_the_grid_follows_from_the_entries() -> None:
+    def blocks(rows: int, cols: int, entries: int, **options: Any) -> int:
+        rng = np.random.default_rng(0)
+        where = rng.choice(rows * cols, entries, replace=False)
+        matrix = sp.coo_array((np.ones(entries), np.divmod(where, cols)), shape=(rows, cols))
+        return as_blocks(matrix, unstored="zero", **options).grid.blocks
+
+    assert blocks(1000, 1000, 4 * 4 * 16_384 - 1) == 2
+    assert blocks(1000, 1000, 4 * 4 * 16_384) == 4
+    assert blocks(40_000, 3000, 10_000) == 2
+    assert blocks(1, 50_000, 20_000) == 1
+    assert blocks(1000, 1000, 2 * 10**5, workers=10) == 3
+    grid = Grid(Bands((0, 10, 70)), Bands((0, 40, 45)))
+    for balance in (False, True):
+        assert (
+            as_blocks(sp.csr_array(counts()), grid, unstored="zero", balance=balance).grid == grid
+        )
+    with pytest.raises(OptionError, match=r"grid is for a matrix of shape \(70, 45\)"):
+        as_blocks(sp.csr_array(counts(30, 30)), grid, unstored="zero")
+    with pytest.raises(OptionError, match="blocks must be a whole number from 1 to 45"):
+        as_blocks(sp.csr_array(counts()), 46, unstored="zero")
+
+
+def test_nothing_is_as_large_as_the_matrix() -> None:
+    size, entries = 10**6, 10**5
+    rng = np.random.default_rng(0)
+    where = rng.integers(0, size, entries), rng.integers(0, size, entries)
+    matrix = sp.coo_array((rng.random(entries) + 1, where), shape=(size, size))
+    tracemalloc.start()
+    try:
+        data = as_blocks(matrix, unstored="missing", balance=True, allow_empty=True)
+        row, col, value = int(where[0][0]), int(where[1][0]), float(np.float32(matrix.data[0]))
+        np.testing.assert_array_equal(data.values([row, row], [col, (col + 1) % size])[0], value)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 150e6, "a few arrays of a million numbers"
+    assert data.nbytes < 20e6
+    with pytest.raises(OptionError, match=r"too large .*observed_sparse"):
+        data.to_numpy()
+    with pytest.raises(OptionError, match="999999900000 cells are missing, too many to list"):
+        data.missing_cells()
+    assert data.observed_sparse().nnz == entries
+
+
+def test_a_large_matrix_takes_little_more_than_itself() -> None:
+    entries, rows, cols = 3_000_000, 20_000, 5_000
+    rng = np.random.default_rng(0)
+    indices = np.sort(rng.integers(0, cols, (rows, entries // rows), np.int32), 1).ravel()
+    indptr = np.arange(0, entries + 1, entries // rows)
+    matrix = sp.csr_array((rng.random(entries), indices, indptr), shape=(rows, cols))
+    size = matrix.data.nbytes + matrix.indices.nbytes
+    tracemalloc.start()
+    try:
+        data = as_blocks(matrix, unstored="zero")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2.2 * size
+    assert data.nbytes == pytest.approx(data.n_stored.sum() * 6, rel=0.1)
+    tracemalloc.start()
+    try:
+        with as_blocks(matrix, unstored="zero", memory_limit=0, balance=True) as data:
+            assert not data.in_memory
+            peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100e6
+
+
+def test_balance_evens_the_blocks_out() -> None:
+    rng = np.random.default_rng(5)
+    weight = 1 / np.arange(1, 1001)
+    weight /= weight.sum()
+    pair = rng.choice(1000, 40_000, p=weight), rng.choice(1000, 40_000, p=weight)
+    matrix = sp.coo_array((np.ones(40_000), pair), shape=(1000, 1000))
+    plain = as_blocks(matrix, 4, unstored="zero")
+    even = as_blocks(matrix, 4, unstored="zero", balance=True)
+    assert plain.imbalance > 5
+    assert even.imbalance < 1.2
+    assert even.n_stored.sum() == plain.n_stored.sum()
+    assert even.row_order is not None
+    np.testing.assert_array_equal(np.sort(even.row_order), np.arange(1000))
+    assert even.fingerprint != plain.fingerprint
+    again = as_blocks(matrix.tocsc(), even.grid, unstored="zero", balance=True)
+    assert again.fingerprint == even.fingerprint
+    assert f"largest {even.imbalance:.2f} times the mean, rows and col" in even.describe()
+
+
+def test_describe_says_it_in_one_line() -> None:
+    data = as_blocks(sp.csr_array(np.eye(200)), 2, unstored="zero")
+    assert data.describe() == (
+        "200 x 200 sparse, 200 stored of 40.0 k (others zero), 2 x 2 blocks "
+        "(largest 2.00 times the mean), float32 in memory"
+    )
+    with as_blocks(sp.csr_array(np.eye(20)), 1, unstored="missing", memory_limit=0) as data:
+        assert "(others missing), 1 x 1 blocks" in data.describe()
+        assert data.describe().endswith("float32 in a scratch file")
+    dense = as_blocks(np.ones((20, 20)))
+    assert not dense.is_sparse
+    assert dense.unstored is None
+    assert dense.nbytes == 1600
+    assert dense.n_stored.sum() == 400
+    with pytest.raises(OptionError, match=r"these blocks are dense; use to_numpy\(\)"):
+        dense.observed_sparse()
+
+
+def test_buffers_of_scratch_blocks() -> None:
+    dense = counts()
+    with as_blocks(sp.csr_array(dense), 3, unstored="zero", memory_limit=0) as data:
+        buffer = data.new_buffer()
+        mine, own = data.view(0, 0, buffer), data.view(1, 1)
+        assert np.shares_memory(mine.values, buffer)
+        assert not np.shares_memory(own.values, buffer)
+        data.prefetch(2, 2)
+        with pytest.raises(OptionError, match=r"a buffer for sparse blocks must be .* new_buffer"):
+            data.view(0, 0, buffer[:-1])
+    with pytest.raises(OSError, match="these blocks were closed"):
+        data.view(0, 0)

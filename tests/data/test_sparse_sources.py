@@ -1,0 +1,164 @@
+"""Sparse input of other libraries: the same blocks as from scipy, and names if there are any."""
+
+from pathlib import Path
+from typing import Any
+
+import anndata
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import sparse
+import xarray as xr
+
+from daskfactor.data import sparse_source
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import DataError, StoreError
+
+DENSE = np.where(
+    np.random.default_rng(7).random((60, 40)) < 0.3,
+    np.random.default_rng(8).poisson(2.0, (60, 40)) + 1.0,
+    0.0,
+).astype("float32")
+COO = sparse.COO.from_numpy(DENSE)
+
+
+def same(data: Any, *, blocks: int = 3, **options: Any) -> Any:
+    """Blocks of ``data``, which must be those of the scipy matrix, with and without memory."""
+    reference = as_blocks(sp.csr_array(DENSE), blocks, unstored="zero")
+    for extra in ({}, {"memory_limit": 0}, {"balance": True}):
+        found = as_blocks(data, reference.grid, **options, **extra)
+        np.testing.assert_array_equal(found.to_numpy(), DENSE)
+        if "balance" not in extra:
+            assert found.fingerprint == reference.fingerprint
+    return as_blocks(data, reference.grid, **options)
+
+
+@pytest.mark.parametrize("name", ["coo", "gcxs", "dok"])
+def test_arrays_of_the_sparse_package(name: str) -> None:
+    assert same(COO.asformat(name)).source.kind == "sparse"
+
+
+def test_values_of_half_precision() -> None:
+    assert same(sparse.COO(COO.coords, COO.data.astype("float16"), COO.shape)).dtype == "float32"
+
+
+@pytest.mark.parametrize("chunks", [(20, 10), (7, 40), (60, 9), ((0, 31, 29), (40,))])
+@pytest.mark.parametrize("kind", [None, sp.csr_matrix, sp.csr_array, sp.csc_matrix, sp.coo_array])
+def test_dask_arrays_with_sparse_chunks(chunks: Any, kind: Any) -> None:
+    array = da.from_array(DENSE, chunks=chunks)
+    if kind is None:
+        data = same(array.map_blocks(sparse.COO))
+    else:
+        data = same(array.map_blocks(kind, meta=kind((0, 0), dtype="f4")), unstored="zero")
+    assert data.source.kind == "dask"
+    assert data.source.lazy
+
+
+def test_the_chunk_grid_of_dask_decides_if_it_can() -> None:
+    array = da.from_array(COO, chunks=(20, 10))
+    assert as_blocks(array).grid.rows.sizes == (20, 20, 20)
+    assert as_blocks(da.from_array(COO, chunks=(5, 40))).grid.blocks == 2
+
+
+def test_every_dask_chunk_is_computed_once() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def made(block: np.ndarray, block_info: Any = None) -> Any:
+        if block_info:
+            seen.append(block_info[0]["chunk-location"])
+        return sp.csr_array(block)
+
+    array = da.from_array(DENSE, chunks=(7, 40)).map_blocks(made, meta=sp.csr_array((0, 0)))
+    as_blocks(array, unstored="zero", balance=True)
+    assert sorted(seen) == [(n, 0) for n in range(9)]
+
+
+def test_dask_chunks_that_turn_out_dense_or_broken() -> None:
+    meta = sp.csr_array((0, 0), dtype="f4")
+    array = da.from_array(DENSE, chunks=(20, 20))
+    same(array.map_blocks(np.asarray, meta=meta), unstored="zero")
+    with pytest.raises(DataError, match=r"a piece of the data is sparse .* name the kind"):
+        as_blocks(array.map_blocks(sp.csr_array, meta=np.empty((0, 0), "f4")))
+
+    rated = sparse.COO([[0], [0]], [1.0], shape=(20, 20), fill_value=np.nan)
+    zero = sparse.COO([[0], [0]], [1.0], shape=(20, 20))
+    mixed = da.map_blocks(
+        lambda block: rated, da.ones((40, 20), chunks=20), meta=zero[:0, :0], dtype="f8"
+    )
+    with pytest.raises(DataError, match="a chunk of the dask array has fill_value nan"):
+        as_blocks(mixed)
+
+    def broken(block: np.ndarray) -> Any:
+        raise RuntimeError("the sensor was off")
+
+    with pytest.raises(StoreError, match=r"reading piece 0 \(dask input\) failed: RuntimeError"):
+        as_blocks(array.map_blocks(broken, meta=meta), unstored="zero")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_xarray_keeps_its_names(lazy: bool) -> None:
+    names = [f"user {n}" for n in range(60)]
+    values = da.from_array(COO, chunks=(20, 20)) if lazy else COO
+    array = xr.DataArray(values, dims=("user", "film"), coords={"user": names}, name="stars")
+    data = same(array)
+    assert data.source.kind == "xarray"
+    assert data.labels.row_dim == "user"
+    assert data.labels.name == "stars"
+    assert data.labels.row(3) == "row 3 (user 3)"
+    broken = array.copy(data=sparse.COO([[7], [3]], [np.inf], shape=(60, 40)))
+    with pytest.raises(DataError, match=r"row 7 \(user 7\), column 3 is inf"):
+        as_blocks(broken, balance=True)
+
+
+def annotated(kind: Any) -> anndata.AnnData:
+    cells = pd.DataFrame(index=[f"cell{n}" for n in range(60)])
+    genes = pd.DataFrame(index=[f"gene{n}" for n in range(40)])
+    return anndata.AnnData(kind(DENSE), obs=cells, var=genes)
+
+
+@pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_matrix])
+@pytest.mark.parametrize("backed", [False, True])
+def test_anndata(kind: Any, backed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_source, "LEAST_LINES", 17)
+    monkeypatch.setattr(sparse_source, "DENSE_PART", 1)
+    adata = annotated(kind)
+    if backed:
+        adata.write_h5ad(tmp_path / "a.h5ad")
+        adata = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    data = same(adata, unstored="zero")
+    assert data.source.kind == "anndata"
+    assert data.source.lazy == backed
+    assert (data.labels.row_dim, data.labels.col_dim) == ("obs", "var")
+    assert data.labels.cell(2, 5) == "row 2 (cell2), column 5 (gene5)"
+    if backed:
+        adata.file.close()
+
+
+@pytest.mark.parametrize("backed", [False, True])
+def test_dense_anndata(backed: bool, tmp_path: Path) -> None:
+    adata = annotated(np.asarray)
+    if backed:
+        adata.write_h5ad(tmp_path / "a.h5ad")
+        adata = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    data = as_blocks(adata, 3)
+    assert not data.is_sparse
+    assert data.labels.row(1) == "row 1 (cell1)"
+    np.testing.assert_array_equal(data.to_numpy(), DENSE)
+    if backed:
+        adata.file.close()
+
+
+def test_layers_and_views_of_anndata() -> None:
+    adata = annotated(sp.csr_matrix)
+    adata.layers["counts"] = adata.X * 2
+    data = as_blocks(adata.layers["counts"], unstored="zero")
+    np.testing.assert_array_equal(data.to_numpy(), 2 * DENSE)
+    assert data.labels.row_dim == "row"
+    view = as_blocks(adata[10:30, [3, 5, 7]], unstored="zero")
+    np.testing.assert_array_equal(view.to_numpy(), DENSE[10:30, [3, 5, 7]])
+    assert view.labels.row(0) == "row 0 (cell10)"
+    del adata.X
+    with pytest.raises(DataError, match=r"has no X; .*adata\.layers"):
+        as_blocks(adata)

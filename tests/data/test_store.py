@@ -1,0 +1,284 @@
+"""A blocked store gives back what was put in, and says so when it cannot."""
+
+import json
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
+
+from daskfactor.data.bands import Block
+from daskfactor.data.convert import convert
+from daskfactor.data.sources import as_blocks
+from daskfactor.data.store import (
+    STORED,
+    BlockStore,
+    StoredBlocks,
+    absolute,
+    is_blocked_store,
+    open_blocked_store,
+)
+from daskfactor.data.store_writer import CHUNK_COST, SMALLEST_CHUNK, chunk_length
+from daskfactor.errors import DataError, StoreError, StoreFormatError
+
+BLOCKS = 3
+
+
+def matrix(rows: int = 50, cols: int = 33, density: float = 0.2) -> sparse.csr_array:
+    rng = np.random.default_rng(3)
+    dense = rng.poisson(2.0, (rows, cols)) * (rng.random((rows, cols)) < density)
+    dense[:, 0] = 1
+    dense[0] = 1
+    return sparse.csr_array(dense.astype(np.float32))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A small store without compression, so that every byte of its chunks counts."""
+    path = tmp_path / "data.zarr"
+    convert(matrix(), path, unstored="zero", blocks=BLOCKS, compression="none", progressbar=False)
+    return path
+
+
+def change_attributes(path: Path, **changes: object) -> None:
+    document = json.loads((path / "zarr.json").read_text())
+    for name, value in changes.items():
+        if value is None:
+            del document["attributes"][name]
+        else:
+            document["attributes"][name] = value
+    (path / "zarr.json").write_text(json.dumps(document))
+
+
+def test_blocks_are_those_of_the_matrix(store: Path) -> None:
+    found = BlockStore(str(store))
+    dense = matrix().toarray()
+    for block in found.grid.all_blocks():
+        view = found.read(*block)
+        part = dense[found.grid.slices(block)]
+        assert (view.m, view.n) == part.shape
+        assert view.zeros
+        assert view.indptr.dtype == np.int32
+        assert view.indices.dtype == np.uint16
+        assert view.values.dtype == np.float32
+        assert all(a.flags.writeable for a in (view.indptr, view.indices, view.values))
+        rebuilt = sparse.csr_array(
+            (view.values, view.indices.astype("i4"), view.indptr), part.shape
+        )
+        np.testing.assert_array_equal(rebuilt.toarray(), part)
+        assert found.nbytes(block, np.float32) == sum(
+            a.nbytes for a in (view.indptr, view.indices, view.values)
+        )
+
+
+def test_another_dtype_is_converted_on_reading(store: Path) -> None:
+    view = BlockStore(str(store)).read(0, 0, np.float64)
+    assert view.values.dtype == np.float64
+    assert open_blocked_store(str(store), dtype="float64").dtype == np.float64
+
+
+def test_wide_blocks_have_wide_column_numbers(tmp_path: Path) -> None:
+    rows, cols = np.array([0, 1]), np.array([69_999, 66_000])
+    wide = sparse.coo_array((np.ones(2, "f4"), (rows, cols)), shape=(2, 70_000))
+    convert(wide, tmp_path / "w.zarr", unstored="zero", blocks=1, progressbar=False)
+    view = BlockStore(str(tmp_path / "w.zarr")).read(0, 0)
+    assert view.indices.dtype == np.int32
+    assert view.indices.tolist() == [69_999, 66_000]
+
+
+def test_same_statistics_and_fingerprint_as_in_memory(store: Path) -> None:
+    wanted = as_blocks(matrix(), BLOCKS, unstored="zero")
+    got = as_blocks(store)
+    assert got.fingerprint == wanted.fingerprint
+    assert got.source.kind == "blocks"
+    assert (got.total, got.minimum, got.maximum) == (wanted.total, 0.0, wanted.maximum)
+    assert got.is_integer
+    for name in ("n_observed", "row_observed", "col_observed", "n_stored"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(wanted, name))
+
+
+@pytest.mark.parametrize("name", ["values", "columns", "row_starts"])
+@pytest.mark.parametrize("harm", ["change", "cut", "delete"])
+def test_a_damaged_chunk_names_its_block(store: Path, name: str, harm: str) -> None:
+    found = BlockStore(str(store))
+    table = zarr.open_group(str(store))["block_table"][1, 2]
+    array = zarr.open_group(str(store))[name]
+    chunk = int(table[1 if name == "row_starts" else 0]) // array.chunks[0]
+    path = store / name / "c" / str(chunk)
+    raw = bytearray(path.read_bytes())
+    if harm == "delete":
+        path.unlink()
+    elif harm == "cut":
+        path.write_bytes(raw[:-3])
+    else:
+        raw[5] ^= 1
+        path.write_bytes(raw)
+    with pytest.raises(StoreError, match=r"block \(1, 2\) of the store"):
+        found.read(1, 2)
+    found.read(1, 1)
+
+
+def test_padding_is_not_data(store: Path) -> None:
+    found = BlockStore(str(store))
+    last = int(found.n_stored[0, 0])
+    path = store / "values" / "c" / "0"
+    raw = bytearray(path.read_bytes())
+    assert len(raw) > 4 * last
+    raw[4 * last] ^= 1
+    path.write_bytes(raw)
+    found.read(0, 0)
+
+
+def test_what_is_no_store_says_what_it_is(tmp_path: Path, store: Path) -> None:
+    with pytest.raises(StoreError, match="no store can be opened at"):
+        BlockStore(str(tmp_path / "nothing.zarr"))
+    foreign = tmp_path / "foreign.zarr"
+    zarr.open_group(str(foreign), mode="w").create_array("x", shape=(2,), dtype="f4")
+    with pytest.raises(StoreFormatError, match="not a blocked sparse store"):
+        BlockStore(str(foreign))
+    assert not is_blocked_store(str(foreign))
+    assert not is_blocked_store(str(foreign / "x"))
+    assert not is_blocked_store(str(tmp_path))
+    assert is_blocked_store(str(store))
+    assert is_blocked_store(f"file://{store}")
+
+
+def test_a_newer_format_is_refused(store: Path) -> None:
+    change_attributes(store, format_version=2)
+    assert is_blocked_store(str(store))
+    with pytest.raises(StoreFormatError, match=r"format version 2, .* reads up to 1"):
+        BlockStore(str(store))
+
+
+def test_an_unfinished_store_is_refused(store: Path) -> None:
+    change_attributes(store, complete=None)
+    assert is_blocked_store(str(store))
+    with pytest.raises(StoreError, match="unfinished"):
+        open_blocked_store(str(store))
+
+
+@pytest.mark.parametrize("harm", ["table", "attribute", "offsets"])
+def test_a_damaged_plan_is_reported(store: Path, harm: str) -> None:
+    if harm == "table":
+        shutil.rmtree(store / "block_table")
+    elif harm == "attribute":
+        change_attributes(store, statistics=None)
+    else:
+        zarr.open_group(str(store))["row_offsets"][3] = 49
+    with pytest.raises(StoreFormatError, match="damaged"):
+        BlockStore(str(store))
+
+
+def test_rows_without_observed_entries_are_refused_unless_allowed(tmp_path: Path) -> None:
+    ratings = sparse.coo_array(([1.0, 2.0], ([0, 2], [0, 1])), shape=(3, 2))
+    path = str(tmp_path / "s.zarr")
+    convert(ratings, path, unstored="missing", blocks=1, balance=True, progressbar=False)
+    with pytest.raises(DataError, match="1 of 3 rows have no observed entry: row 1"):
+        open_blocked_store(path, allow_empty=False)
+    assert open_blocked_store(path).row_observed.sum() == 2
+
+
+def test_blocks_are_kept_within_the_budget(store: Path) -> None:
+    found = BlockStore(str(store))
+    reads: list[tuple[int, int]] = []
+    read = found.read
+    found.read = lambda row, col, dtype=None: (reads.append((row, col)), read(row, col, dtype))[1]
+    sizes = {block: found.nbytes(block, np.float32) for block in found.grid.all_blocks()}
+    budget = sum(list(sizes.values())[:4])
+    storage = StoredBlocks(found, np.dtype(np.float32), budget)
+    assert not storage.in_memory
+    for _ in range(3):
+        for block in found.grid.all_blocks():
+            storage.view(*block)
+            wanted = read(*block).values
+            np.testing.assert_array_equal(storage.view(*block).values, wanted)
+    # Four of nine blocks stay in memory, the others in a scratch file.
+    assert len(reads) == 9
+    storage.close()
+
+
+def test_without_room_for_a_scratch_file_the_store_is_read_again(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("no room")
+
+    monkeypatch.setattr("daskfactor.data.store.SparseScratch.put", full)
+    found = BlockStore(str(store))
+    storage = StoredBlocks(found, np.dtype(np.float32), 0)
+    for _ in range(2):
+        for block in found.grid.all_blocks():
+            np.testing.assert_array_equal(storage.view(*block).values, found.read(*block).values)
+    storage.close()
+
+
+def test_what_fits_stays_in_memory(store: Path) -> None:
+    found = BlockStore(str(store))
+    sizes = {block: found.nbytes(block, np.float32) for block in found.grid.all_blocks()}
+    assert StoredBlocks(found, np.dtype(np.float32), sum(sizes.values())).in_memory
+
+
+def test_reading_from_many_threads(store: Path) -> None:
+    found = BlockStore(str(store))
+    wanted = {block: found.read(*block).values.sum() for block in found.grid.all_blocks()}
+    storage = StoredBlocks(found, np.dtype(np.float32), 600)
+    barrier = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        barrier.wait()
+        order = np.random.default_rng(number).permutation(9)
+        for place in order:
+            block = Block(*divmod(int(place), 3))
+            assert storage.view(*block).values.sum() == wanted[block]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    storage.close()
+
+
+@given(
+    st.lists(st.integers(0, 50_000), min_size=1, max_size=20).filter(any),
+    st.sampled_from([2, 4, 8]),
+)
+def test_chunks_cost_no_more_than_one_chunk_a_block(counts: list[int], itemsize: int) -> None:
+    length = chunk_length(np.array(counts), itemsize)
+
+    def cost(length: int) -> int:
+        chunks = sum(-(-count // length) for count in counts)
+        return chunks * (length * itemsize + CHUNK_COST)
+
+    assert length >= SMALLEST_CHUNK
+    assert cost(length) <= cost(max(SMALLEST_CHUNK, *counts))
+
+
+def test_no_chunk_holds_two_blocks(store: Path) -> None:
+    group = zarr.open_group(str(store))
+    table = group["block_table"][...].reshape(-1, 4)
+    for name, field in (("values", 0), ("columns", 0), ("row_starts", 1)):
+        assert (table[:, field] % group[name].chunks[0] == 0).all()
+        used = (
+            table[:, STORED] if field == 0 else np.repeat(BlockStore(str(store)).grid.rows.sizes, 3)
+        )
+        assert (table[1:, field] >= (table[:, field] + used)[:-1]).all()
+
+
+def test_urls(tmp_path: Path) -> None:
+    location = "memory://blocked/data.zarr"
+    convert(matrix(), location, unstored="zero", blocks=2, progressbar=False)
+    assert is_blocked_store(location)
+    data = as_blocks(location)
+    assert (data.observed_sparse() != matrix()).nnz == 0
+    with pytest.raises(StoreError, match="exists already"):
+        convert(matrix(), location, unstored="zero", progressbar=False)
+    done = convert(
+        2 * matrix(), location, unstored="zero", blocks=3, overwrite=True, progressbar=False
+    )
+    assert done.nbytes > 0
+    assert (as_blocks(location).observed_sparse() != 2 * matrix()).nnz == 0
+    assert absolute("file:///a/b") == "/a/b"

@@ -1,0 +1,302 @@
+"""Tables of every dialect become the same triples, and bad ones say what is wrong."""
+
+import bz2
+import datetime as dt
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from daskfactor.data import keys, matrix_files, tables
+from daskfactor.data.convert import convert
+from daskfactor.data.store import open_blocked_store
+from daskfactor.errors import DataError, OptionError
+
+LINES = [("b", 30, 1.5), ("a", 7, 2.0), ("b", 7, 4.0), ("c", 1000, 0.5)]
+DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
+
+
+def text(header: bool = True, separator: str = ",") -> str:
+    lines = [separator.join(("user", "film", "stars"))] if header else []
+    lines += [separator.join(map(str, line)) for line in LINES]
+    return "\n".join(lines) + "\n"
+
+
+def converted(source: Path, **options: Any) -> Any:
+    options = {"unstored": "zero", "blocks": 1, "progressbar": False} | options
+    target = source.with_name("converted.zarr")
+    convert(source, target, overwrite=True, **options)
+    return open_blocked_store(str(target))
+
+
+def write(folder: Path, name: str, content: str) -> Path:
+    path = folder / name
+    path.write_text(content)
+    return path
+
+
+@pytest.mark.parametrize("separator", [",", "\t", ";", "|", " "])
+@pytest.mark.parametrize("header", [True, False])
+def test_separators_and_headers(tmp_path: Path, separator: str, header: bool) -> None:
+    data = converted(write(tmp_path, "t.csv", text(header, separator)))
+    np.testing.assert_array_equal(data.to_numpy(), DENSE)
+    labels = data.labels
+    assert (labels.row_dim, labels.col_dim) == (("user", "film") if header else ("row", "column"))
+    assert labels.row_coords[labels.row_dim].tolist() == ["a", "b", "c"]
+    assert labels.col_coords[labels.col_dim].tolist() == [7, 30, 1000]
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2"])
+def test_packed_text(tmp_path: Path, ending: str) -> None:
+    pack = {"gz": gzip.compress, "bz2": bz2.compress}[ending]
+    path = tmp_path / f"t.tsv.{ending}"
+    path.write_bytes(pack(text(separator="\t").encode()))
+    np.testing.assert_array_equal(converted(path).to_numpy(), DENSE)
+
+
+def test_comments_quotes_and_a_byte_order_mark(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.csv", '% made by hand\n# really\n"user","film","stars"\n"a, b",1,2\n')
+    data = converted(path)
+    assert data.labels.row_coords["user"].tolist() == ["a, b"]
+    marked = write(tmp_path, "m.csv", "\ufeff" + text())
+    assert converted(marked).labels.row_dim == "user"
+
+
+def test_columns_by_name_and_by_position(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.csv", "when,stars,film,user\n1,2.5,10,7\n2,3.5,11,7\n")
+    for choice in (
+        {"rows": "user", "columns": "film", "values": "stars"},
+        {"rows": 3, "columns": 2, "values": 1},
+        {"rows": "3", "columns": "2", "values": "1"},
+    ):
+        np.testing.assert_array_equal(converted(path, **choice).to_numpy(), [[2.5, 3.5]])
+
+
+def test_lines_are_counted(tmp_path: Path) -> None:
+    lines = "user,page,time\nu,x,1\nu,x,2\nv,x,3\nu,y,4\n"
+    path = write(tmp_path, "t.csv", lines)
+    np.testing.assert_array_equal(converted(path, values=False).to_numpy(), [[2, 1], [1, 0]])
+    pairs = write(tmp_path, "p.csv", "user,page\nu,x\nu,x\nv,x\nu,y\n")
+    np.testing.assert_array_equal(converted(pairs).to_numpy(), [[2, 1], [1, 0]])
+
+
+def test_a_wrong_name_lists_the_columns(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.csv", text())
+    with pytest.raises(DataError, match="no column 'star' for values; did you mean 'stars'"):
+        converted(path, values="star")
+    with pytest.raises(DataError, match="has no column 'x' for rows; it has the columns user, fi"):
+        converted(path, rows="x")
+    with pytest.raises(DataError, match="no column at position 9 for columns"):
+        converted(path, columns=9)
+    with pytest.raises(OptionError, match="need different columns, got user, user, stars"):
+        converted(path, columns="user")
+    single = write(tmp_path, "s.csv", "user\n1\n")
+    with pytest.raises(DataError, match=r"no column at position 1 for columns; .* single column"):
+        converted(single)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("user,film,stars\n", "has no entries"),
+        ("user,user,stars\n1,2,3\n", "two columns of one name"),
+        ("user,film,stars\n1,2,3\n1,2\n", "Expected 3 columns, got 2"),
+        ("user,film,stars\n1,2,3\n1,2,good\n", "invalid value 'good'"),
+        ("user,film,stars\n1,2,3\n,2,3\n", "nothing in the key column 'user'"),
+    ],
+)
+def test_bad_text(tmp_path: Path, content: str, message: str) -> None:
+    path = write(tmp_path, "t.csv", content)
+    with pytest.raises(DataError, match=message):
+        converted(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_keys_that_only_look_like_numbers_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "CSV_BLOCK", 64)
+    lines = "".join(f"{number},{number % 3},1\n" for number in range(20))
+    path = write(tmp_path, "t.csv", "user,film,stars\n" + lines + "x21,1,1\n")
+    data = converted(path)
+    names = data.labels.row_coords["user"].tolist()
+    assert names == sorted([*map(str, range(20)), "x21"])
+    assert data.labels.col_coords["film"].tolist() == ["0", "1", "2"]
+    dates = write(tmp_path, "d.csv", "day,film,stars\n2024-01-02,1.5,3\n2024-01-01,1.5,4\n")
+    data = converted(dates)
+    assert data.labels.row_coords["day"].tolist() == ["2024-01-01", "2024-01-02"]
+    assert data.labels.col_coords["film"].tolist() == ["1.5"]
+
+
+def test_empty_values_are_missing_cells(tmp_path: Path) -> None:
+    path = write(tmp_path, "t.csv", "user,film,stars\na,1,NA\na,2,5\nb,1,\nb,2,1\n")
+    data = converted(path)
+    np.testing.assert_array_equal(data.to_numpy(), [[np.nan, 5], [np.nan, 1]])
+    assert data.n_observed.sum() == 2
+    data = converted(path, unstored="missing")
+    assert data.n_stored.sum() == 2
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary", "int32", "uint64"])
+def test_parquet_keys(tmp_path: Path, kind: str) -> None:
+    names = ["b", "a", "b", "c"]
+    rows = {
+        "string": pa.array(names),
+        "large_string": pa.array(names, pa.large_string()),
+        "dictionary": pa.array(names).dictionary_encode(),
+        "int32": pa.array([2, 1, 2, 3], pa.int32()),
+        "uint64": pa.array([2, 1, 2, 3], pa.uint64()),
+    }[kind]
+    table = pa.table({"user": rows, "film": [30, 7, 7, 1000], "stars": [1.5, 2.0, 4.0, 0.5]})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    data = converted(tmp_path / "t.parquet")
+    np.testing.assert_array_equal(data.to_numpy(), DENSE)
+    wanted = [1, 2, 3] if "int" in kind else ["a", "b", "c"]
+    assert data.labels.row_coords["user"].tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    "values",
+    [pa.array([1, 2, None, 4], pa.int8()), pa.array([True, False, True, True]),
+     pa.array([1.5, 2, None, 4], pa.float64()), pa.array([1, 2, 3, 4], pa.float16()),
+     pa.array([1, 2, 3, 4], pa.decimal128(5, 2))],
+)  # fmt: skip
+def test_parquet_values(tmp_path: Path, values: pa.Array) -> None:
+    table = pa.table({"r": [0, 0, 1, 1], "c": [0, 1, 0, 1], "v": values})
+    pq.write_table(table, tmp_path / "t.parquet")
+    wanted = np.array([np.nan if v is None else float(v) for v in values.to_pylist()])
+    np.testing.assert_array_equal(converted(tmp_path / "t.parquet").to_numpy().ravel(), wanted)
+
+
+def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    (folder / "deep").mkdir(parents=True)
+    for number, line in enumerate(LINES):
+        path = folder / ("deep" if number % 2 else "") / f"{number}.parquet"
+        pq.write_table(pa.table({n: [v] for n, v in zip("ufs", line, strict=True)}), path)
+    (folder / "_SUCCESS").write_text("")
+    np.testing.assert_array_equal(converted(folder).to_numpy(), DENSE)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no kind of file that convert reads"):
+        converted(tmp_path / "empty")
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+
+    def refuse(message: str, **columns: Any) -> None:
+        pq.write_table(pa.table(columns), path)
+        with pytest.raises(DataError, match=message):
+            converted(path)
+
+    refuse("'r' .* holds double; keys must be", r=[1.0], c=[1], v=[1.0])
+    refuse("'v' .* holds string; values must be numbers", r=[1], c=[1], v=["x"])
+    refuse("1 lines .* nothing in the key column 'c'", r=[1, 2], c=[1, None], v=[1.0, 2.0])
+    refuse("above 2", r=pa.array([2**63 + 1], pa.uint64()), c=[1], v=[1.0])
+    path.write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        converted(path)
+
+
+def test_dates_become_texts(tmp_path: Path) -> None:
+    days = [dt.date(2024, 1, 2), dt.date(2024, 1, 1)]
+    pq.write_table(pa.table({"day": days, "c": [0, 1], "v": [1, 2]}), tmp_path / "t.parquet")
+    labels = converted(tmp_path / "t.parquet").labels
+    assert labels.row_coords["day"].tolist() == ["2024-01-01", "2024-01-02"]
+
+
+def test_names_that_results_use_themselves_give_way(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"draw": [3], "chain": [4], "v": [1]}), tmp_path / "t.parquet")
+    labels = converted(tmp_path / "t.parquet").labels
+    assert (labels.row_dim, labels.col_dim) == ("row", "column")
+
+
+@pytest.mark.parametrize("symmetry", ["general", "symmetric", "skew-symmetric"])
+@pytest.mark.parametrize("chunk", [8, 2**24])
+def test_matrix_market(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, symmetry: str, chunk: int
+) -> None:
+    monkeypatch.setattr(matrix_files, "TEXT_CHUNK", chunk)
+    body = f"%%MatrixMarket matrix coordinate real {symmetry}\n% a comment\n\n4 4 3\n"
+    body += "2 1 1.5\n\n  3 1  -2e1\n4 3 1\n"
+    path = tmp_path / "m.mtx.gz"
+    path.write_bytes(gzip.compress(body.encode()))
+    wanted = np.zeros((4, 4))
+    wanted[[1, 2, 3], [0, 0, 2]] = [1.5, -20, 1]
+    if symmetry != "general":
+        wanted += wanted.T * (1 if symmetry == "symmetric" else -1)
+    np.testing.assert_array_equal(converted(path).to_numpy(), wanted)
+
+
+def test_matrix_market_of_a_pattern_without_a_last_newline(tmp_path: Path) -> None:
+    banner = "%%MatrixMarket matrix coordinate pattern general\n"
+    path = write(tmp_path, "m.mtx", banner + "2 3 2\n1 3\n2 1")
+    np.testing.assert_array_equal(converted(path).to_numpy(), [[0, 0, 1], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("1 2 3\n", "is no Matrix Market file"),
+        ("%%MatrixMarket matrix array real general\n1 1\n2\n", "holds a array matrix"),
+        ("%%MatrixMarket matrix coordinate complex general\n1 1 1\n1 1 1 1\n", "complex numbers"),
+        ("%%MatrixMarket matrix coordinate real general\nx\n", "numbers of rows, columns"),
+        ("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1\n", "2 entries, but has 1"),
+        ("%%MatrixMarket matrix coordinate real general\n2 2 1\n3 1 1\n", "cannot be read as"),
+        ("%%MatrixMarket matrix coordinate real general\n2 2 1\n1 1 x\n", "cannot be read as"),
+    ],
+)
+def test_bad_matrix_market(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        converted(write(tmp_path, "m.mtx", content))
+
+
+def numbers(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+@pytest.mark.parametrize("largest", [4, 2**25])
+def test_number_axes_learn_any_keys(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    """A table, a table that grows both ways, and a hash give the same positions."""
+    monkeypatch.setattr(keys, "LARGEST_TABLE", largest)
+    rng = np.random.default_rng(0)
+    for spread in (1, 50, 10**12):
+        parts = [rng.integers(-spread, spread, 30) for _ in range(20)]
+        axis = keys.NumberAxis("row")
+        axis.learn(numbers())
+        for part in parts:
+            axis.learn(part)
+        learnt = axis.finish()
+        labels, counts = np.unique(np.concatenate(parts), return_counts=True)
+        if learnt.labels is not None:
+            np.testing.assert_array_equal(learnt.labels, labels)
+        np.testing.assert_array_equal(learnt.counts, counts)
+        for part in parts:
+            np.testing.assert_array_equal(labels[axis.positions(part)], part)
+
+
+def test_keys_that_are_positions_need_no_labels() -> None:
+    axis = keys.NumberAxis("row")
+    axis.learn(numbers(2, 0, 1))
+    assert axis.finish().labels is None
+
+
+def test_text_axes_ignore_names_that_no_entry_has() -> None:
+    axis = keys.TextAxis("row")
+    axis.learn(keys.Coded(numbers(2, 0), ["b", "unused", "a"]))
+    learnt = axis.finish()
+    assert learnt.labels is not None
+    assert learnt.labels.tolist() == ["a", "b"]
+    assert axis.positions(keys.Coded(numbers(1, 1), ["?", "b"])).tolist() == [1, 1]
+
+
+def test_axes_refuse_the_other_kind() -> None:
+    with pytest.raises(DataError, match="texts in another"):
+        keys.NumberAxis("row").learn(keys.Coded(numbers(0), ["a"]))
+    with pytest.raises(DataError, match="texts in another"):
+        keys.TextAxis("row").learn(numbers(0))

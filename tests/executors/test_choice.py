@@ -1,0 +1,52 @@
+"""Which executor is chosen for a cluster, and what is said about it."""
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import OptionError
+from daskfactor.executors import choice
+from daskfactor.executors.choice import block_seconds, choose_executor, connect
+
+
+def workers(adaptive: bool = False) -> Any:
+    cluster = SimpleNamespace(_adaptive=object() if adaptive else None)
+    return SimpleNamespace(nthreads=lambda: {"a": 2, "b": 2}, cluster=cluster)
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "seconds", "name", "reason"),
+    [
+        (False, 0.02, "ring", r"takes about 20 ms, .* from worker to worker \(2 of them\)"),
+        (False, 0.2, "ring", "takes about 2e\\+02 ms"),
+        (False, 2.0, "tasks", "takes about 2 s, which is worth a Dask task"),
+        (True, 0.5, "tasks", "the cluster grows and shrinks by itself; a block takes .* ms$"),
+        (True, 0.01, "tasks", "although a ring on a fixed cluster is faster"),
+    ],
+)
+def test_by_the_block_and_the_cluster(
+    adaptive: bool, seconds: float, name: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "block_seconds", lambda data, width: seconds)
+    made = choose_executor(workers(adaptive), None, 10)  # type: ignore[arg-type]
+    assert made.name == name
+    assert re.search(reason, made.reason)
+
+
+def test_the_estimate_grows_with_the_work() -> None:
+    rng = np.random.default_rng(0)
+    with as_blocks(rng.random((400, 200), dtype=np.float32), 2) as data:
+        few, many = (block_seconds(data, width) for width in (10, 20))
+        assert many == pytest.approx(2 * few)
+        assert 1e-6 < few < 1e-2
+
+
+def test_an_address_where_nobody_answers() -> None:
+    with pytest.raises(OptionError, match=r"no Dask scheduler answers at nowhere"):
+        connect("nowhere://1")
+    assert dask.config.get("scheduler", None) is None

@@ -1,0 +1,149 @@
+"""One plan, several executors, the same bits; errors that name their block."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskfactor.data.bands import Block, Grid
+from daskfactor.data.schedules import Cyclic, NestedReshuffled, Reshuffled
+from daskfactor.errors import EngineError, OptionError
+from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor, make_executor
+from daskfactor.executors.graph import group_rounds
+from daskfactor.executors.plan import CycleOptions, build_plan
+from daskfactor.executors.state import (
+    make_state,
+)
+from tests.executors.mixer import Mixer, bits, run
+
+EXECUTORS = {
+    "lanes-1": lambda: LanesExecutor(1),
+    "lanes-2": lambda: LanesExecutor(2),
+    "lanes-5": lambda: LanesExecutor(5),
+    "tasks-threads": lambda: TasksExecutor("threads", 3),
+    "tasks-synchronous": lambda: TasksExecutor("synchronous"),
+}
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+@pytest.mark.parametrize("blocks", [1, 2, 5, 8])
+def test_every_executor_leaves_the_oracles_bits(name: str, blocks: int) -> None:
+    executor = EXECUTORS[name]()
+    assert bits(run(executor, blocks, Reshuffled())) == bits(
+        run(SerialExecutor(), blocks, Reshuffled())
+    )
+    executor.close()
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+@pytest.mark.parametrize(("groups", "blocks"), [(2, 4), (2, 6), (3, 6), (1, 3)])
+def test_nested_schedules_too(name: str, groups: int, blocks: int) -> None:
+    executor = EXECUTORS[name]()
+    schedule = NestedReshuffled(groups)
+    assert bits(run(executor, blocks, schedule)) == bits(run(SerialExecutor(), blocks, schedule))
+    executor.close()
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 7), st.integers(1, 4))
+def test_lanes_never_depend_on_their_number(blocks: int, lanes: int) -> None:
+    executor = LanesExecutor(lanes)
+    assert bits(run(executor, blocks, Reshuffled())) == bits(
+        run(SerialExecutor(), blocks, Reshuffled())
+    )
+    executor.close()
+
+
+def test_a_different_order_gives_other_bits() -> None:
+    """The comparison above can fail: the mixer notices another schedule."""
+    assert bits(run(SerialExecutor(), 4, Cyclic())) != bits(run(SerialExecutor(), 4, Reshuffled()))
+
+
+def test_a_nested_schedule_makes_one_task_per_super_block() -> None:
+    plan = build_plan(
+        NestedReshuffled(2),
+        np.ones((6, 6), dtype=np.int64),
+        range(1),
+        lambda cycle: np.random.default_rng(0),
+        lambda cycle: CycleOptions(),
+    )
+    groups = group_rounds(plan)
+    assert [len(group) for group in groups] == [2, 2]
+    assert all(len(task.ops) == 9 for group in groups for task in group)
+
+
+@pytest.mark.parametrize("name", [*EXECUTORS, "serial"])
+def test_an_error_names_the_block_and_reaches_the_caller(name: str) -> None:
+    executor = SerialExecutor() if name == "serial" else EXECUTORS[name]()
+    with pytest.raises(EngineError, match=r"row band 1, column band 2.*cycle 1.*on purpose"):
+        run(executor, 3, Reshuffled(), Mixer(fail_at=Block(1, 2)))
+    again = run(executor, 3, Reshuffled())  # and the executor still works
+    assert bits(again) == bits(run(SerialExecutor(), 3, Reshuffled()))
+    executor.close()
+
+
+def test_tasks_do_not_write_to_what_they_are_given() -> None:
+    grid = Grid.even((4, 4), 2)
+    state = make_state(grid, np.ones((4, 2)), np.ones((4, 2)))
+    plan = build_plan(
+        Cyclic(),
+        np.ones((2, 2), dtype=np.int64),
+        range(1),
+        lambda cycle: np.random.default_rng(0),
+        lambda cycle: CycleOptions(),
+    )
+    after = TasksExecutor().run(plan, Mixer(), state, None)  # type: ignore[arg-type]
+    assert np.all(state.gather("rows") == 1)
+    assert np.all(after.gather("rows") != 1)
+
+
+@pytest.mark.parametrize("name", ["serial", *EXECUTORS])
+def test_map_keeps_the_order_of_its_items(name: str) -> None:
+    executor = SerialExecutor() if name == "serial" else EXECUTORS[name]()
+    assert executor.map(lambda item, work: item * item, range(20)) == [n * n for n in range(20)]
+    executor.close()
+
+
+def test_progress_counts_every_operation() -> None:
+    for executor in (SerialExecutor(), LanesExecutor(2), TasksExecutor()):
+        seen: list[int] = []
+        state = make_state(Grid.even((6, 6), 3), np.ones((6, 2)), np.ones((6, 2)))
+        plan = build_plan(
+            Cyclic(),
+            np.ones((3, 3), dtype=np.int64),
+            range(2),
+            lambda cycle: np.random.default_rng(0),
+            lambda cycle: CycleOptions(),
+        )
+        executor.run(plan, Mixer(), state, None, seen.append)  # type: ignore[arg-type]
+        assert seen == sorted(seen)
+        assert seen[-1] == 18
+
+
+def test_an_interrupt_stops_the_lanes() -> None:
+    """An exception in the watching thread ends the run and leaves no lane behind."""
+    executor = LanesExecutor(2)
+    before = threading.active_count()
+
+    def interrupt(done: int) -> None:
+        raise KeyboardInterrupt
+
+    state = make_state(Grid.even((6, 6), 3), np.ones((6, 2)), np.ones((6, 2)))
+    plan = build_plan(
+        Cyclic(),
+        np.ones((3, 3), dtype=np.int64),
+        range(2000),
+        lambda cycle: np.random.default_rng(0),
+        lambda cycle: CycleOptions(),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        executor.run(plan, Mixer(), state, None, interrupt)  # type: ignore[arg-type]
+    executor.close()
+    assert threading.active_count() <= before
+
+
+def test_an_unknown_executor_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"'lanes', 'ring', 'serial', 'tasks'.*got 'mpi'"):
+        make_executor("mpi")

@@ -1,0 +1,197 @@
+"""Ground truth for real-valued models, and a driver of the sampler's pieces."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor import as_blocks
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.schedules import Reshuffled
+from daskfactor.executors.base import Executor
+from daskfactor.executors.plan import CycleOptions, build_plan
+from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors.state import ChainState, place_cells
+from daskfactor.inference.gaussian_hyper import HyperSampler, warm_start
+from daskfactor.inference.gaussian_program import GaussianProgram, automatic_momentum_step
+from daskfactor.inference.passes import Fit
+from daskfactor.inference.steps import ConstantStep
+from daskfactor.models.gaussian import GaussianHyper, GaussianMF
+from daskfactor.random import Stream, generator, noise_key
+
+Array = NDArray[np.float64]
+
+
+def exact_one_component(
+    V: Array, noise: float, precision_w: float, precision_h: float, level: float
+) -> tuple[Array, Array]:
+    """Posterior mean and variance of ``level + w_i h_j``: two columns, quadrature over H.
+
+    Given H the rows are independent and Gaussian.
+    """
+    nodes = np.linspace(-6, 6, 401) / np.sqrt(precision_h)
+    h = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), axis=-1).reshape(-1, 2)
+    residual, seen = np.nan_to_num(V - level), ~np.isnan(V)
+    precision = precision_w + (h**2 @ seen.T) / noise
+    centre = (h @ residual.T) / noise / precision
+    log_weight = -0.5 * precision_h * (h**2).sum(axis=1)
+    log_weight += (0.5 * centre**2 * precision - 0.5 * np.log(precision)).sum(axis=1)
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    mean = np.einsum("g,gi,gj->ij", weight, centre, h)
+    second = np.einsum("g,gi,gj->ij", weight, centre**2 + 1 / precision, h**2)
+    return mean + level, second - mean**2
+
+
+class Draws(NamedTuple):
+    """Draws of the Gibbs reference: noise (T,), precisions (T, K), mean, mu (T, I, J)."""
+
+    noise: Array
+    precision: Array
+    column_bias_precision: Array
+    mean: Array
+    mu: Array
+
+
+def gibbs(V: Array, model: GaussianMF, priors: GaussianHyper, sweeps: int, seed: int) -> Draws:
+    """The whole model by Gibbs sampling in NumPy, everything ``"auto"``."""
+    rng = np.random.default_rng(seed)
+    seen, filled = (~np.isnan(V)).astype(float), np.nan_to_num(V)
+    (rows, cols), K = V.shape, model.n_components
+    W, H = rng.normal(size=(rows, K)), rng.normal(size=(cols, K))
+    a, b = np.zeros(rows), np.full(cols, np.nanmean(V))
+    noise, mean = priors.noise, priors.mean
+    lam = np.array(priors.precision_w)
+    la, lb = priors.row_bias_precision, priors.column_bias_precision
+    kept = []
+    for sweep in range(sweeps):
+        one = np.ones((cols, 1))
+        own = _regress(
+            rng,
+            filled - seen * b,
+            seen,
+            np.hstack([H, one]),
+            np.r_[lam, la],
+            noise,
+            np.zeros(K + 1),
+        )
+        W, a = own[:, :K], own[:, K]
+        prior_mean = np.r_[np.zeros(K), mean]
+        own = _regress(
+            rng,
+            (filled - seen * a[:, None]).T,
+            seen.T,
+            np.hstack([W, np.ones((rows, 1))]),
+            np.r_[lam, lb],
+            noise,
+            prior_mean,
+        )
+        H, b = own[:, :K], own[:, K]
+        mu = a[:, None] + b + W @ H.T
+        rate = 0.5 * (seen * (filled - mu) ** 2).sum() + 0.01 * priors.noise
+        noise = 1 / rng.gamma(1 + seen.sum() / 2, 1 / rate)
+        rates = 1 / np.array(priors.precision_w) + 0.5 * ((W**2).sum(0) + (H**2).sum(0))
+        lam = rng.gamma(1 + (rows + cols) / 2, 1 / rates)
+        la = rng.gamma(1 + rows / 2, 1 / (1 / priors.row_bias_precision + 0.5 * (a**2).sum()))
+        spread = 0.5 * ((b - mean) ** 2).sum()
+        lb = rng.gamma(1 + cols / 2, 1 / (1 / priors.column_bias_precision + spread))
+        mean = b.mean() + rng.normal() / np.sqrt(cols * lb)
+        if sweep >= sweeps // 10:
+            kept.append((noise, np.sort(lam), lb, mean, mu))
+    return Draws(*(np.array(values) for values in zip(*kept, strict=True)))
+
+
+def _regress(
+    rng: np.random.Generator,
+    residual: Array,
+    seen: Array,
+    X: Array,
+    precision: Array,
+    noise: float,
+    prior_mean: Array,
+) -> Array:
+    """Draws of the coefficients of every row: Bayesian linear regression on X."""
+    Q = np.einsum("ij,jk,jl->ikl", seen, X, X) / noise + np.diag(precision)
+    target = (residual * seen) @ X / noise + precision * prior_mean
+    centre = np.linalg.solve(Q, target[..., None])[..., 0]
+    factor = np.linalg.cholesky(Q)
+    z = rng.normal(size=centre.shape)
+    drawn: Array = centre + np.linalg.solve(np.swapaxes(factor, 1, 2), z[..., None])[..., 0]
+    return drawn
+
+
+class Found(NamedTuple):
+    """What a chain left: its state, and the hyperparameters after every segment of draws."""
+
+    state: ChainState
+    hypers: list[GaussianHyper]
+    priors: GaussianHyper
+
+
+def run_chain(
+    data: BlockedData,
+    model: GaussianMF,
+    *,
+    tune: int,
+    draws: int,
+    every: int = 5,
+    seed: int = 0,
+    cells: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    executor: Executor | None = None,
+    program: Any = GaussianProgram,
+    step: float | None = None,
+    friction: float | None = None,
+) -> Found:
+    """Segments of ``every`` cycles, hyperparameters drawn after each."""
+    executor = executor or SerialExecutor()
+    state, priors = warm_start(data, model, seed, 0, executor)
+    sampler, hyper = HyperSampler(model, data, priors, seed, 0), priors
+    key = noise_key(seed, 0)
+    blocks = data.grid.blocks
+    size = automatic_momentum_step(blocks, model.n_components)
+    if step is not None:
+        size = ConstantStep(step / blocks**2)
+    extra = {} if friction is None else {"friction": friction}
+    hypers = []
+    for begin in range(0, tune + draws, every):
+        end = begin + every
+        if begin == tune and cells is not None:
+            state.cells = place_cells(data.grid, *cells, data.dtype)
+        recording = begin >= tune
+
+        def wanted(cycle: int, end: int = end, recording: bool = recording) -> CycleOptions:
+            return CycleOptions(record=recording, evaluate=recording or cycle == end - 1)
+
+        plan = build_plan(
+            Reshuffled(),
+            data.n_observed,
+            range(begin, end),
+            lambda cycle: generator(seed, 0, Stream.SCHEDULE, cycle),
+            wanted,
+        )
+        words = (int(key[0]), int(key[1]))
+        state = executor.run(plan, program(hyper, model.biases, words, size, **extra), state, data)
+        residual = sum(float(e.values[1]) for e in state.evaluations if e.cycle == end - 1)
+        state.forget()
+        hyper = sampler.adapt(hyper, state, Fit(-residual / 2, residual), end, end <= tune)
+        if recording:
+            hypers.append(hyper)
+    return Found(state, hypers, priors)
+
+
+def cell_moments(state: ChainState, count: int) -> tuple[Array, Array]:
+    """Mean and population variance of every monitored cell, in the caller's order."""
+    mean, variance = np.zeros(count), np.zeros(count)
+    for cells in state.cells.values():
+        mean[cells.where] = cells.mean
+        variance[cells.where] = cells.m2 / cells.count
+    return mean, variance
+
+
+def block_copies(V: Array, copies: int) -> BlockedData:
+    """Independent copies of a small problem along the diagonal, one matrix to the sampler."""
+    rows, cols = V.shape
+    whole = np.full((rows * copies, cols * copies), np.nan)
+    for copy in range(copies):
+        whole[copy * rows : (copy + 1) * rows, copy * cols : (copy + 1) * cols] = V
+    return as_blocks(whole, 2, dtype="float64", allow_empty=True)

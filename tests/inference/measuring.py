@@ -1,0 +1,246 @@
+"""A process of its own that runs cases and prints the memory that each took, as JSON lines.
+
+``VmHWM``, the high-water mark of resident memory, is set back before each case.
+"""
+
+import ctypes
+import gc
+import json
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from daskfactor.inference.cost import estimate_cost
+from daskfactor.inference.samplers import PSGLD, PSGRRLD
+from daskfactor.inference.sampling import sample
+from daskfactor.models.gaussian import GaussianMF
+from daskfactor.models.tweedie import TweedieNMF
+
+LANES = 2
+
+
+def dense(rows, cols, dtype="float32", missing=0.0):
+    V = np.random.default_rng(0).random((rows, cols), dtype=dtype)
+    V += 0.5
+    if missing:
+        rng = np.random.default_rng(1)
+        for row in V:
+            row[rng.random(cols) < missing] = np.nan
+    return V
+
+
+def sparse(rows, cols, entries, form="csr"):
+    rng = np.random.default_rng(0)
+    at = rng.integers(0, rows, entries), rng.integers(0, cols, entries)
+    matrix = sp.csr_array((np.ones(entries, np.float32), at), (rows, cols))
+    matrix.data += 1
+    return matrix.asformat(form)
+
+
+def cheap(**options):
+    return PSGLD(warm_start=2, **options)
+
+
+def status(field):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return 1024 * int(line.split()[1])
+    raise KeyError(field)
+
+
+def settle():
+    """Give back what is free, and forget the high-water mark."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
+def measured(make, model, sampler, options):
+    """Estimate and peak of one run, in bytes."""
+    V, memory = make()
+    cost = estimate_cost(V, model, sampler, **options, **memory, lanes=LANES)
+    with tempfile.TemporaryDirectory() as folder:
+        options = dict(options)
+        if options.get("store"):
+            options["store"] = Path(folder) / "run.zarr"
+        before = settle()
+        trace = sample(V, model, sampler, random_seed=0, progressbar=False, **options, **memory)
+        peak = status("VmHWM") - before
+        del trace
+    return {"peak": peak, "estimate": cost.peak, "phase": cost.phase}
+
+
+def numpy_case(*shape, **options):
+    return lambda: (dense(*shape, **options), {"blocks": 4})
+
+
+def copied_case(*shape, **options):
+    return lambda: (dense(*shape, dtype="float64"), {"blocks": 4} | options)
+
+
+def sparse_case(*shape, unstored="missing", form="csr", **options):
+    """A sparse matrix; its options say what is not stored."""
+    own = {"unstored": unstored, "allow_empty": True, "blocks": 4} | options
+    return lambda: (sparse(*shape, form=form), own)
+
+
+SHORT = {"draws": 8, "tune": 8}
+CASES = {
+    "dense, few draws": (
+        numpy_case(20_000, 1_000),
+        TweedieNMF(64, dispersion=1.0),
+        cheap(),
+        SHORT | {"keep": "moments"},
+    ),
+    "dense, many draws": (
+        numpy_case(4_000, 1_000),
+        TweedieNMF(64),
+        cheap(),
+        {"draws": 150, "tune": 4},
+    ),
+    "dense, many draws, store": (
+        numpy_case(4_000, 1_000),
+        TweedieNMF(64),
+        cheap(),
+        {"draws": 150, "tune": 4, "store": True},
+    ),
+    "dense, wide, draws": (
+        numpy_case(500, 8_000),
+        TweedieNMF(64),
+        cheap(),
+        {"draws": 100, "tune": 4},
+    ),
+    "copied into memory": (
+        copied_case(6_000, 4_000),
+        TweedieNMF(8),
+        cheap(),
+        SHORT | {"keep": "moments"},
+    ),
+    "scratch": (
+        copied_case(6_000, 4_000, memory_limit="32 MiB"),
+        TweedieNMF(8),
+        cheap(),
+        SHORT | {"keep": "moments"},
+    ),
+    "scratch, store": (
+        copied_case(6_000, 4_000, memory_limit="32 MiB"),
+        TweedieNMF(8),
+        cheap(),
+        SHORT | {"store": True},
+    ),
+    "sparse": (
+        sparse_case(60_000, 20_000, 3_000_000),
+        TweedieNMF(32),
+        cheap(),
+        SHORT | {"keep": "moments"},
+    ),
+    "sparse columns, zeros": (
+        sparse_case(60_000, 20_000, 3_000_000, unstored="zero", form="csc"),
+        TweedieNMF(8),
+        cheap(),
+        SHORT,
+    ),
+    "sparse coo": (
+        sparse_case(20_000, 20_000, 4_000_000, form="coo"),
+        TweedieNMF(4),
+        cheap(),
+        SHORT,
+    ),
+    "two chains": (
+        numpy_case(20_000, 1_000),
+        TweedieNMF(64, dispersion=1.0),
+        cheap(),
+        SHORT | {"chains": 2, "keep": "moments"},
+    ),
+    "store, moments": (
+        numpy_case(20_000, 1_000),
+        TweedieNMF(64, dispersion=1.0),
+        cheap(),
+        SHORT | {"keep": "moments", "store": True},
+    ),
+    "Richardson-Romberg": (
+        numpy_case(20_000, 1_000),
+        TweedieNMF(32, dispersion=1.0),
+        PSGRRLD(warm_start=2),
+        SHORT,
+    ),
+    "real-valued": (
+        sparse_case(100_000, 20_000, 1_000_000),
+        GaussianMF(32),
+        None,
+        SHORT | {"keep": "moments"},
+    ),
+    "tasks": (
+        numpy_case(20_000, 1_000),
+        TweedieNMF(64, dispersion=1.0),
+        cheap(),
+        SHORT | {"keep": "moments", "executor": "tasks"},
+    ),
+    "monitored": (
+        numpy_case(3_000, 2_000, missing=0.4),
+        TweedieNMF(8),
+        cheap(),
+        SHORT | {"monitor": "missing"},
+    ),
+    "reading csr": (sparse_case(20_000, 20_000, 12_000_000), TweedieNMF(2), cheap(), SHORT),
+    "reading csc": (
+        sparse_case(20_000, 20_000, 8_000_000, form="csc"),
+        TweedieNMF(2),
+        cheap(),
+        SHORT,
+    ),
+    "reading coo": (
+        sparse_case(20_000, 20_000, 8_000_000, form="coo"),
+        TweedieNMF(2),
+        cheap(),
+        SHORT,
+    ),
+    "reading, balanced": (
+        sparse_case(20_000, 20_000, 8_000_000, balance=True),
+        TweedieNMF(2),
+        cheap(),
+        SHORT,
+    ),
+    "reading into scratch": (
+        sparse_case(20_000, 20_000, 8_000_000, memory_limit="8 MiB"),
+        TweedieNMF(2),
+        cheap(),
+        SHORT,
+    ),
+    "four chains, draws": (
+        numpy_case(4_000, 1_000),
+        TweedieNMF(32),
+        cheap(),
+        {"draws": 60, "tune": 4, "chains": 4},
+    ),
+    "small": (numpy_case(200, 100), TweedieNMF(4), cheap(), {"draws": 100, "tune": 100}),
+}
+
+
+def compile_kernels(case):
+    """Run a case on tiny data, so that kernels and imports are not counted."""
+    make, model, sampler, options = case
+    options = options | {"draws": 2, "tune": 2}
+    if sp.issparse(make()[0]):
+        for unstored in ("zero", "missing"):
+            measured(sparse_case(30, 20, 300, unstored=unstored), model, sampler, options)
+        return
+    tiny = dense(24, 24, missing=0.2)
+    tiny[0], tiny[:, 0] = 1, 1
+    measured(lambda: (tiny, {}), model, sampler, options)
+
+
+def main(names):
+    warnings.simplefilter("ignore")
+    for name in names or CASES:
+        compile_kernels(CASES[name])
+        print(json.dumps({"name": name, **measured(*CASES[name])}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,270 @@
+"""One contract for all samplers: every entry of the registry has a case here."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import xarray as xr
+from numpy.typing import NDArray
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.errors import DaskfactorError, ModelError, OptionError
+from daskfactor.inference.samplers import KINDS, Sampler, sampler_from_dict
+from daskfactor.inference.setup import check_kinds
+
+Array = NDArray[Any]
+
+
+class Case(NamedTuple):
+    """A sampler and its model; options of its class that it must refuse."""
+
+    sampler: Sampler
+    model: Any
+    refused: tuple[dict[str, Any], ...] = ()
+
+
+WARM = {"warm_start": 3}
+POISSON = dfac.TweedieNMF(2, dispersion=1.0)
+BAD_STEPS = ({"step": 0.0}, {"step": "large"}, {"step": -1}, {"step": lambda t: 0.1})
+BAD_WARM = ({"warm_start": -1}, {"warm_start": 2.5})
+BAD_METRICS = ({"preconditioner": "newton"}, {"preconditioner": "identity"})
+
+CASES = {
+    "PSGLD": Case(
+        dfac.PSGLD(**WARM),
+        POISSON,
+        (*BAD_STEPS, *BAD_WARM, *BAD_METRICS, {"schedule": "cyclic"}, {"transition": "exact"}),
+    ),
+    "PSGLD plain": Case(dfac.PSGLD(step=1e-3, preconditioner="identity", **WARM), POISSON),
+    "PSGLD exact": Case(dfac.PSGLD(transition="cir", **WARM), POISSON),
+    "PSGRRLD": Case(dfac.PSGRRLD(**WARM), POISSON, BAD_STEPS),
+    "Gibbs": Case(dfac.samplers.Gibbs(**WARM), POISSON, BAD_WARM),
+    "LangevinDynamics": Case(
+        dfac.LangevinDynamics(**WARM), POISSON, (*BAD_STEPS, *BAD_WARM, *BAD_METRICS)
+    ),
+    "LangevinDynamics plain": Case(
+        dfac.LangevinDynamics(dfac.PolynomialStep(0.01, 0.6), "identity", **WARM), POISSON
+    ),
+    "SGLD": Case(
+        dfac.SGLD(**WARM),
+        POISSON,
+        (
+            *BAD_STEPS,
+            *BAD_WARM,
+            *BAD_METRICS,
+            *({"subsample": share} for share in (0, -0.5, 1.5, True, "all", float("nan"))),
+        ),
+    ),
+    "SGLD of a third": Case(dfac.SGLD(0.01, subsample=0.3, **WARM), POISSON),
+    "HMC": Case(
+        dfac.HMC(steps=2, **WARM),
+        POISSON,
+        (
+            *BAD_STEPS,
+            *BAD_WARM,
+            {"steps": 0},
+            {"steps": 2.5},
+            *({"target_accept": rate} for rate in (0, 1, 1.5, "high", float("nan"))),
+        ),
+    ),
+    "SGHMC": Case(
+        dfac.SGHMC(),
+        dfac.GaussianMF(2),
+        (*BAD_STEPS[:3], {"friction": 0}, {"schedule": "cyclic"}),
+    ),
+}
+
+DRAWS, TUNE = 6, 10
+
+
+def test_every_kind_of_sampler_has_a_case() -> None:
+    assert {type(case.sampler).__name__ for case in CASES.values()} == set(KINDS)
+
+
+def counts() -> Array:
+    rng = np.random.default_rng(0)
+    V = rng.poisson(rng.gamma(2, 1, (7, 2)) @ rng.gamma(2, 1, (2, 6))).astype(np.float32)
+    V[rng.random(V.shape) < 0.2] = np.nan
+    V[:, 0] = V[0] = 2.0
+    V[-1, -1] = np.nan
+    return V
+
+
+def draw(name: str, V: Any = None, **options: Any) -> xr.DataTree:
+    case = CASES[name]
+    settings: dict[str, Any] = {
+        "draws": DRAWS,
+        "tune": TUNE,
+        "blocks": 2,
+        "random_seed": 5,
+        "executor": "serial",
+        "progressbar": False,
+        "monitor": "missing",
+    }
+    model = options.pop("model", case.model)
+    return dfac.sample(counts() if V is None else V, model, case.sampler, **settings | options)
+
+
+def same(one: xr.DataTree, other: xr.DataTree) -> bool:
+    """Whether all groups hold the same bits."""
+    assert set(one.children) == set(other.children)
+    return all(plain(one[group]).identical(plain(other[group])) for group in one.children)
+
+
+def plain(group: xr.DataTree) -> xr.Dataset:
+    """Values alone; a store also has the constants that a model does not use, as NaN."""
+    values = group.to_dataset().drop_attrs().compute()
+    if group.name != "constant_data":
+        return values
+    return values[[name for name, value in values.data_vars.items() if np.isfinite(value)]]
+
+
+each = pytest.mark.parametrize("name", CASES)
+main = pytest.mark.parametrize("name", [name for name in CASES if "plain" not in name])
+
+
+@main
+def test_names_dims_and_types(name: str) -> None:
+    V = xr.DataArray(counts(), dims=("gene", "sample"))
+    tree = draw(name, V, chains=2)
+    width = CASES[name].model.width
+    dims = {"chain": 2, "draw": DRAWS, "gene": 7, "component": width}
+    assert dict(tree["posterior"]["W"].sizes) == dims
+    assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "sample")
+    assert tree["posterior"]["H"].dtype == np.float32
+    assert tree["posterior"]["draw"].values.tolist() == list(range(TUNE, TUNE + DRAWS))
+    stats = tree["sample_stats"]
+    assert {"lp", "step_size", "diverging"} <= set(stats.data_vars)
+    assert ("acceptance_rate" in stats) == CASES[name].sampler.proposes
+    for variable in stats.data_vars.values():
+        assert variable.sizes == {"chain": 2, "draw": DRAWS}
+        assert np.all(np.isfinite(variable))
+    assert not np.any(stats["diverging"])
+    assert np.all(tree["warmup_sample_stats"]["step_size"] > 0)
+    assert json.loads(tree.attrs["sampler"])["type"] == type(CASES[name].sampler).__name__
+    first, second = tree["posterior"]["W"].values
+    assert not np.any(first[-1, :, :2] == second[-1, :, :2])
+
+
+@each
+def test_signs_moments_and_monitored_cells(name: str) -> None:
+    tree = draw(name)
+    posterior, moments, watched = (
+        tree[group] for group in ("posterior", "posterior_moments", "monitor")
+    )
+    W, H = posterior["W"].values, posterior["H"].values
+    if CASES[name].model is POISSON:
+        assert W.min() >= 0
+        assert H.min() >= 0
+    assert np.all(np.isfinite(W))
+    np.testing.assert_allclose(moments["W_mean"], W.mean(axis=1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(moments["H_var"], H.var(axis=1), rtol=1e-2, atol=1e-6)
+    assert watched["mean"].sizes["cell"] == np.count_nonzero(np.isnan(counts()))
+    if len(CASES[name].sampler.tracks) == 1:
+        mu = (W @ H)[:, :, watched["row_index"].values, watched["column_index"].values]
+        np.testing.assert_allclose(watched["mean"], mu.mean(axis=1), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(watched["var"], mu.var(axis=1), rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.model is POISSON])
+def test_lp_is_the_log_posterior_density_of_the_draw(name: str) -> None:
+    from daskfactor.models.divergence import log_density
+
+    V = counts()
+    model = dfac.TweedieNMF(2, dispersion=1.0, rate_w=0.7, rate_h=0.4)
+    tree = draw(name, model=model)
+    seen = ~np.isnan(V)
+    for at in (0, DRAWS - 1):
+        W, H = (tree["posterior"][factor].values[0, at] for factor in ("W", "H"))
+        wanted = log_density(V[seen], (W @ H)[seen], 1.0, 1.0).sum() + model.log_prior(
+            W, H, 0.7, 0.4
+        )
+        assert tree["sample_stats"]["lp"].values[0, at] == pytest.approx(wanted, rel=1e-5)
+
+
+@main
+def test_every_executor_and_seed(name: str) -> None:
+    """The same bits from every executor, and others from another seed."""
+    tree = draw(name)
+    assert same(tree, draw(name, executor=dfac.LanesExecutor(2)))
+    assert same(tree, draw(name, executor=dfac.TasksExecutor("synchronous")))
+    other = draw(name, random_seed=6)
+    assert not np.any(other["posterior"]["W"].values[..., :2] == tree["posterior"]["W"][..., :2])
+
+
+@main
+def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daskfactor.inference.options.LONGEST_SEGMENT", 4)
+
+    def press(event: dfac.RunEvent) -> None:
+        if event.phase == "draw" and event.done > 5:
+            raise KeyboardInterrupt
+
+    unbroken = draw(name, draws=8)
+    store = tmp_path / "run.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        draw(name, store=store, draws=8, callback=press)
+    assert dfac.open_run(store)["posterior"].sizes["draw"] == 4
+    assert same(dfac.resume(store, executor="serial", progressbar=False), unbroken)
+    longer = dfac.resume(store, draws=4, executor="serial", progressbar=False)
+    assert same(longer, draw(name, draws=12))
+
+
+@main
+def test_sparse_input_whatever_is_not_stored(name: str) -> None:
+    """What is stored where the rest is missing gives the posterior of the dense matrix."""
+    V = counts()
+    seen = ~np.isnan(V)
+    rows, cols = np.nonzero(seen)
+    table = sparse.coo_array((V[seen], (rows, cols)), V.shape)
+    means = []
+    for unstored in ("missing", "zero"):
+        tree = draw(name, table, unstored=unstored, draws=20, monitor=None)
+        assert np.all(np.isfinite(tree["posterior"]["W"]))
+        means.append(float((tree["posterior"]["W"] @ tree["posterior"]["H"]).mean()))
+    assert means[0] > 1.05 * means[1]
+
+
+@each
+def test_bad_options_are_refused_in_one_sentence(name: str) -> None:
+    case = CASES[name]
+    for options in case.refused:
+        with pytest.raises(OptionError, match=r"got .|pass a number") as caught:
+            type(case.sampler)(**options)
+        assert "\n" not in str(caught.value)
+        assert next(iter(options)) in str(caught.value) or "step" in str(caught.value)
+
+
+@each
+def test_the_other_kind_of_model_is_refused(name: str) -> None:
+    case = CASES[name]
+    other = dfac.GaussianMF(2) if case.model is POISSON else POISSON
+    with pytest.raises(DaskfactorError, match=f"cannot be sampled by {case.sampler.name}"):
+        check_kinds(other, case.sampler)
+    with pytest.raises((OptionError, ModelError)):
+        check_kinds(case.model, type(case.sampler))
+
+
+@each
+def test_stored_and_read_back(name: str) -> None:
+    sampler = CASES[name].sampler
+    values = json.loads(json.dumps(sampler.to_dict()))
+    assert sampler_from_dict(values) == sampler
+    assert type(sampler_from_dict(values)) is type(sampler)
+    assert hash(sampler) == hash(sampler_from_dict(values))
+
+
+@each
+def test_what_a_cycle_takes_is_known(name: str) -> None:
+    sampler = CASES[name].sampler
+    assert sampler.moves(4) >= 1
+    assert sampler.visits(4) >= 1
+    assert sampler.work(4) > 0
+    cost = dfac.estimate_cost(counts(), CASES[name].model, sampler, 10, 10)
+    assert cost.updates > 0
+    assert cost.peak > 0

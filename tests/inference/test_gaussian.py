@@ -1,0 +1,209 @@
+"""The pieces of the real-valued sampler: starts, hyperparameter draws, bits, log-densities."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse, stats
+
+from daskfactor import as_blocks
+from daskfactor.data.blocks import BlockedData
+from daskfactor.executors import LanesExecutor, SerialExecutor
+from daskfactor.inference.gaussian_hyper import (
+    HOLD,
+    HyperSampler,
+    log_likelihood,
+    log_prior,
+    log_prior_constant,
+    observation_weights,
+    warm_start,
+)
+from daskfactor.inference.gaussian_program import (
+    automatic_momentum_step,
+    column_table,
+    quadratic_form,
+)
+from daskfactor.inference.passes import Fit
+from daskfactor.models.gaussian import GaussianHyper, GaussianMF
+from tests.inference.gaussian_reference import Found, run_chain
+
+
+def small_data(blocks: int = 2, **settings: Any) -> BlockedData:
+    rng = np.random.default_rng(0)
+    V = rng.normal(size=(23, 17)) + rng.normal(size=17)
+    V[rng.random(V.shape) < 0.5] = np.nan
+    V[4] = np.nan
+    return as_blocks(V, blocks, allow_empty=True, **settings)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_lanes_leave_the_bits_of_the_serial_engine(blocks: int) -> None:
+    found: list[Found] = []
+    for executor in (SerialExecutor(), LanesExecutor(2)):
+        with small_data(blocks) as data:
+            found.append(run_chain(data, GaussianMF(5), tune=30, draws=20, executor=executor))
+        executor.close()
+    serial, lanes = found
+    assert serial.hypers == lanes.hypers
+    for side in ("rows", "columns"):
+        for name in (None, "momentum", "mean", "m2", "weights"):
+            np.testing.assert_array_equal(
+                serial.state.gather(side, name), lanes.state.gather(side, name)
+            )
+
+
+def test_dense_and_sparse_input_give_the_same_chain() -> None:
+    with small_data(dtype="float64") as dense:
+        V = dense.to_numpy()
+        first = run_chain(dense, GaussianMF(3), tune=30, draws=10)
+    seen = ~np.isnan(V)
+    matrix = sparse.csr_array((V[seen], np.nonzero(seen)), shape=V.shape)
+    with as_blocks(matrix, 2, dtype="float64", unstored="missing", allow_empty=True) as data:
+        assert data.is_sparse
+        second = run_chain(data, GaussianMF(3), tune=30, draws=10)
+    assert first.hypers[-1].noise == pytest.approx(second.hypers[-1].noise, rel=1e-9)
+    np.testing.assert_allclose(first.state.gather("rows"), second.state.gather("rows"), rtol=1e-7)
+
+
+def test_partner_columns_of_the_biases_stay_as_they_are() -> None:
+    with small_data() as data:
+        state = run_chain(data, GaussianMF(3), tune=30, draws=10).state
+        np.testing.assert_array_equal(state.gather("rows")[:, 4], 1)
+        np.testing.assert_array_equal(state.gather("columns")[:, 3], 1)
+        state = run_chain(data, GaussianMF(3, biases=False), tune=30, draws=10).state
+        np.testing.assert_array_equal(state.gather("rows")[:, 3], 1)
+        np.testing.assert_array_equal(state.gather("columns")[:, 3], np.float32(data.mean))
+
+
+def test_fixed_hyperparameters_stay_and_free_ones_move() -> None:
+    model = GaussianMF(3, noise=0.7, precision_w=2.0)
+    with small_data() as data:
+        last = run_chain(data, model, tune=30, draws=10).hypers[-1]
+    assert last.noise == 0.7
+    assert last.precision_w == (2.0, 2.0, 2.0)
+    assert len(set(last.precision_h)) == 3
+    with small_data() as data:
+        last = run_chain(data, GaussianMF(3), tune=30, draws=10).hypers[-1]
+    assert last.precision_w == last.precision_h
+    assert last.noise != GaussianMF(3).start(data.mean, 1.0).noise
+
+
+def test_the_metric_learns_while_tuning_only_and_nothing_is_drawn_at_first() -> None:
+    model = GaussianMF(3)
+    with small_data() as data:
+        state, priors = warm_start(data, model, 0, 0, SerialExecutor())
+        sampler = HyperSampler(model, data, priors, 0, 0)
+        fit = Fit(-50.0, 100.0)
+        held = sampler.adapt(priors, state, fit, HOLD - 1, True)
+        assert held._replace(ratio_w=1.0, ratio_h=1.0) == priors
+        assert held.ratio_w != 1.0
+        tuned = sampler.adapt(priors, state, fit, HOLD, True)
+        drawn = sampler.adapt(priors, state, fit, HOLD, False)
+        assert tuned._replace(ratio_w=1.0, ratio_h=1.0) == drawn
+        assert sampler.adapt(priors, state, fit, HOLD + 5, False).noise != drawn.noise
+        other = HyperSampler(model, data, priors, 0, 1)
+        assert other.adapt(priors, state, fit, HOLD, False).noise != drawn.noise
+
+
+def test_draws_of_the_hyperparameters_follow_their_full_conditionals() -> None:
+    """Kolmogorov and Smirnov on the probability transforms over many addresses."""
+    model = GaussianMF(2)
+    with small_data(dtype="float64") as data:
+        state, priors = warm_start(data, model, 0, 0, SerialExecutor())
+        sampler = HyperSampler(model, data, priors, 3, 0)
+        residual = 80.0
+        drawn = [
+            sampler.adapt(priors, state, Fit(-40.0, residual), cycle, False)
+            for cycle in range(1000)
+        ]
+        W, H = state.gather("rows"), state.gather("columns")
+        n, (rows, cols) = data.total_observed, data.shape
+    laws = {
+        "noise": (
+            [1 / hyper.noise for hyper in drawn],
+            stats.gamma(1 + n / 2, scale=1 / (residual / 2 + 0.01 * priors.noise)),
+        ),
+        "precision": (
+            [hyper.precision_w[1] for hyper in drawn],
+            stats.gamma(
+                1 + (rows + cols) / 2,
+                scale=1
+                / (1 / priors.precision_w[1] + ((W[:, 1] ** 2).sum() + (H[:, 1] ** 2).sum()) / 2),
+            ),
+        ),
+        "row biases": (
+            [hyper.row_bias_precision for hyper in drawn],
+            stats.gamma(
+                1 + rows / 2, scale=1 / (1 / priors.row_bias_precision + (W[:, 2] ** 2).sum() / 2)
+            ),
+        ),
+        "column biases": (
+            [hyper.column_bias_precision for hyper in drawn],
+            stats.gamma(
+                1 + cols / 2,
+                scale=1
+                / (1 / priors.column_bias_precision + ((H[:, 3] - priors.mean) ** 2).sum() / 2),
+            ),
+        ),
+        "level": (
+            [
+                (hyper.mean - H[:, 3].mean()) * np.sqrt(cols * hyper.column_bias_precision)
+                for hyper in drawn
+            ],
+            stats.norm(),
+        ),
+    }
+    for name, (values, law) in laws.items():
+        assert stats.kstest(values, law.cdf).pvalue > 1e-4, name
+
+
+def test_log_densities_are_scipys() -> None:
+    model = GaussianMF(2)
+    hyper = GaussianHyper(0.5, 1.2, 2.0, 3.0, (1.5, 0.7), (4.0, 2.5))
+    with small_data(dtype="float64") as data:
+        state, _ = warm_start(data, model, 0, 0, SerialExecutor())
+        for band in state.bands():
+            band.values[:, 2:] += np.random.default_rng(1).normal(size=band.values[:, 2:].shape)
+        W, H = state.gather("rows"), state.gather("columns")
+        expected = (
+            stats.norm(0, 1 / np.sqrt([1.5, 0.7])).logpdf(W[:, :2]).sum()
+            + stats.norm(0, 1 / np.sqrt([4.0, 2.5])).logpdf(H[:, :2]).sum()
+            + stats.norm(0, 1 / np.sqrt(2.0)).logpdf(W[:, 2]).sum()
+            + stats.norm(1.2, 1 / np.sqrt(3.0)).logpdf(H[:, 3]).sum()
+        )
+        assert log_prior(model, hyper, state) == pytest.approx(expected)
+        V = data.to_numpy()
+        seen = ~np.isnan(V)
+        residual = (V - W @ H.T)[seen]
+        fit = Fit(-0.5 * float(residual @ residual), float(residual @ residual))
+        density = stats.norm(0, np.sqrt(0.5)).logpdf(residual).sum()
+        assert log_likelihood(fit, int(seen.sum()), 0.5) == pytest.approx(density)
+
+
+def test_the_sums_that_a_cycle_leaves_make_up_the_log_prior() -> None:
+    model = GaussianMF(3, noise=0.5, precision_w=1.0, precision_h=2.0, biases=False)
+    with small_data() as data:
+        found = run_chain(data, model, tune=10, draws=5)
+        hyper = found.hypers[-1]
+        tables = column_table(hyper, model.biases)
+        sums = sum(
+            quadratic_form(band.values, table)
+            for bands, table in zip((found.state.rows, found.state.cols), tables, strict=True)
+            for band in bands
+        )
+        whole = sums + log_prior_constant(model, hyper, data.shape)
+        assert whole == pytest.approx(log_prior(model, hyper, found.state))
+
+
+def test_weights_grow_with_the_data_and_vanish_without() -> None:
+    weights = observation_weights(np.array([0, 1, 10, 1000]), 16)[:, 0]
+    assert weights[0] == 0
+    assert np.all(np.diff(weights) > 0)
+    assert weights[1] > 1
+    assert weights[3] < 1100
+
+
+def test_the_length_of_a_cycle_does_not_depend_on_the_number_of_blocks() -> None:
+    lengths = [blocks**2 * automatic_momentum_step(blocks, 8)(0) for blocks in (1, 2, 5)]
+    np.testing.assert_allclose(lengths, lengths[0])
+    assert automatic_momentum_step(2, 1)(0) < automatic_momentum_step(2, 2)(0)

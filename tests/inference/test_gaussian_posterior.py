@@ -1,0 +1,130 @@
+"""The real-valued sampler against exact posteriors, and planted bugs that must not pass."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from daskfactor import as_blocks
+from daskfactor.executors import SerialExecutor
+from daskfactor.executors.plan import Op
+from daskfactor.executors.state import FactorBand
+from daskfactor.inference.gaussian_hyper import warm_start
+from daskfactor.inference.gaussian_program import COLUMNS, GaussianProgram
+from daskfactor.models.gaussian import GaussianMF
+from tests.inference.gaussian_reference import (
+    block_copies,
+    cell_moments,
+    exact_one_component,
+    gibbs,
+    run_chain,
+)
+
+pytestmark = pytest.mark.statistical
+Array = NDArray[Any]
+NAN = float("nan")
+SMALL = np.array([[1.2, NAN], [0.3, -0.9], [NAN, 0.8]])
+COPIES = 100
+
+
+def distance(
+    noise: float, program: Any = GaussianProgram, draws: int = 2000
+) -> tuple[float, Array]:
+    """Error of the means in posterior standard deviations, and the ratios of variances."""
+    model = GaussianMF(1, noise=noise, precision_w=1.0, precision_h=1.2, biases=False)
+    rows, cols = np.indices(SMALL.shape)
+    copies = np.arange(COPIES)[:, None]
+    cells = (
+        (rows.ravel() + SMALL.shape[0] * copies).ravel(),
+        (cols.ravel() + SMALL.shape[1] * copies).ravel(),
+    )
+    with block_copies(SMALL, COPIES) as data:
+        mean, variance = exact_one_component(SMALL, noise, 1.0, 1.2, data.mean)
+        found = run_chain(
+            data, model, tune=200, draws=draws, every=50, cells=cells, program=program
+        )
+    got, within = (each.reshape(COPIES, -1) for each in cell_moments(found.state, cells[0].size))
+    away = (got.mean(axis=0) - mean.ravel()) / np.sqrt(variance.ravel())
+    ratios = (within.mean(axis=0) + got.var(axis=0)) / variance.ravel()
+    return float(np.sqrt(np.mean(away**2))), ratios
+
+
+def passes(away: float, ratios: Array) -> bool:
+    return away < 0.10 and bool(np.all((ratios > 0.90) & (ratios < 1.12)))
+
+
+@pytest.mark.parametrize("noise", [1.0, 0.3])
+def test_fixed_hyperparameters_against_quadrature(noise: float) -> None:
+    away, ratios = distance(noise)
+    assert passes(away, ratios), f"{away:.3f} {ratios.round(3)}"
+
+
+class TwiceTheGradient(GaussianProgram):
+    def update(self, op: Op, *rest: Any) -> None:
+        super().update(op._replace(scale=2 * op.scale), *rest)
+
+
+class NoScale(GaussianProgram):
+    def update(self, op: Op, *rest: Any) -> None:
+        super().update(op._replace(scale=1.0), *rest)
+
+
+class HotMomentum(GaussianProgram):
+    """The momentum a twentieth too large after every cycle."""
+
+    def _finish_cycle(self, op: Op, band: FactorBand, factor: int) -> None:
+        band.arrays["momentum"] *= 1.05
+        super()._finish_cycle(op, band, factor)
+
+
+class NoPriorOnColumns(GaussianProgram):
+    def _move(self, op: Op, band: FactorBand, gradient: Array, factor: int) -> None:
+        if factor == COLUMNS:
+            columns = self._columns[factor].astype(band.values.dtype)
+            gradient = gradient + columns[1] * (band.values - columns[0])
+        super()._move(op, band, gradient, factor)
+
+
+@pytest.mark.parametrize("bug", [TwiceTheGradient, NoScale, HotMomentum, NoPriorOnColumns])
+def test_every_planted_bug_is_seen(bug: type[GaussianProgram]) -> None:
+    away, ratios = distance(0.3, bug, 1000)
+    assert not passes(away, ratios), f"{away:.3f} {ratios.round(3)}"
+
+
+@pytest.mark.parametrize(("blocks", "heat"), [(1, 0.02), (2, 0.05)])
+def test_everything_sampled_against_gibbs(blocks: int, heat: float) -> None:
+    """Factors, biases, level, precisions and noise at once, with a row without data.
+
+    Visiting the parts in random order heats the chain by some 3 %; a single part does not.
+    """
+    rng = np.random.default_rng(3)
+    height, width, K = 36, 24, 2
+    V = 1 + 0.5 * rng.normal(size=(height, 1)) + 0.7 * rng.normal(size=width)
+    V = (
+        V
+        + rng.normal(size=(height, K)) @ rng.normal(size=(width, K)).T
+        + 0.5 * rng.normal(size=(height, width))
+    )
+    V[rng.random((height, width)) < 0.6] = NAN
+    V[5] = NAN
+    model = GaussianMF(K)
+    rows, cols = (index.ravel() for index in np.indices((height, width)))
+    with as_blocks(V, blocks, dtype="float64", allow_empty=True) as data:
+        _, priors = warm_start(data, model, 0, 0, SerialExecutor())
+        found = run_chain(data, model, tune=500, draws=12_000, cells=(rows, cols))
+    exact = gibbs(V, model, priors, 5000, 1)
+    mean, variance = cell_moments(found.state, rows.size)
+    mu = exact.mu.reshape(len(exact.mu), -1)
+    away = (mean - mu.mean(axis=0)) / mu.std(axis=0)
+    ratios = variance / mu.var(axis=0)
+    assert np.sqrt(np.mean(away**2)) < 0.06
+    assert abs(ratios.mean() - 1) < heat
+    assert abs(ratios[rows == 5].mean() - 1) < heat + 0.03
+    noise = np.array([hyper.noise for hyper in found.hypers])
+    assert abs(noise.mean() - exact.noise.mean()) < 0.2 * exact.noise.std()
+    assert abs(noise.std() / exact.noise.std() - 1) < 0.15
+    precision = np.array([np.sort(hyper.precision_w) for hyper in found.hypers])
+    np.testing.assert_allclose(precision.mean(axis=0), exact.precision.mean(axis=0), rtol=0.05)
+    level = np.array([hyper.mean for hyper in found.hypers])
+    assert abs(level.mean() - exact.mean.mean()) < 0.25 * exact.mean.std()

@@ -1,0 +1,176 @@
+"""Gibbs through `sample`: executors, precisions, resuming, refusals, frozen components."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.errors import DataError, ModelError, OptionError
+from daskfactor.inference.gibbs_program import GibbsProgram
+from daskfactor.inference.samplers import Gibbs, Setup, sampler_from_dict
+from daskfactor.inference.steps import ConstantStep
+
+QUIET: dict[str, Any] = {"progressbar": False, "random_seed": 5}
+
+
+def counts(shape: tuple[int, int] = (23, 17), K: int = 3, missing: float = 0.0) -> Any:
+    rng = np.random.default_rng(1)
+    W, H = rng.gamma(0.7, 2.0, (shape[0], K)), rng.gamma(0.7, 2.0, (K, shape[1]))
+    V = rng.poisson(W @ H).astype(np.float64)
+    V[rng.random(shape) < missing] = np.nan
+    return V
+
+
+def drawn(V: Any, sampler: Any = None, **options: Any) -> Any:
+    settings = {"draws": 6, "tune": 3, "blocks": 3, "dtype": "float64", **QUIET, **options}
+    model = settings.pop("model", dfac.TweedieNMF(3))
+    return dfac.sample(V, model, sampler or dfac.Gibbs(warm_start=3), **settings)
+
+
+def factors(trace: Any) -> tuple[Any, Any]:
+    return trace["posterior"]["W"].values, trace["posterior"]["H"].values
+
+
+def same(one: Any, other: Any) -> None:
+    for a, b in zip(factors(one), factors(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_executor_draws_the_same_bits(dtype: str) -> None:
+    V = counts(missing=0.1)
+    one = drawn(V, dtype=dtype, executor="serial", chains=2)
+    for executor in ("lanes", "tasks"):
+        same(one, drawn(V, dtype=dtype, executor=executor, chains=2))
+    W, H = factors(one)
+    assert W.dtype == dtype
+    assert (W > 0).all()
+    assert (H > 0).all()
+    assert not (W[0] == W[1]).any()
+    assert not (W[:, 1:] == W[:, :-1]).any()
+
+
+def close(one: Any, other: Any) -> None:
+    for a, b in zip(factors(one), factors(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_sparse_and_dense_inputs_agree() -> None:
+    """But for the rounding of the warm start."""
+    V = counts()
+    stored = drawn(sparse.csr_array(V), unstored="zero")
+    close(drawn(V), stored)
+
+
+def test_what_is_not_stored_may_be_missing() -> None:
+    V = counts()
+    V[V == 0] = np.nan
+    stored = sparse.csr_array(np.nan_to_num(V))
+    close(drawn(V), drawn(stored, unstored="missing"))
+
+
+def test_the_grid_changes_rounding_alone() -> None:
+    """S is drawn cell by cell and by cycle: another grid gives other sums of floats only."""
+    V = counts()
+    close(drawn(V, blocks=1), drawn(V, blocks=4))
+
+
+def test_a_resumed_run_draws_what_an_unbroken_one_does(tmp_path: Path) -> None:
+    V = counts(missing=0.1)
+    whole = drawn(V, draws=9)
+    drawn(V, draws=4, store=tmp_path / "run.zarr")
+    same(whole, dfac.resume(tmp_path / "run.zarr", draws=5, progressbar=False))
+
+
+def test_monitored_cells_are_means_over_the_draws() -> None:
+    V = counts(missing=0.1)
+    trace = drawn(V, monitor="missing", draws=20)
+    W, H = factors(trace)
+    mu = W[0] @ H[0]
+    found = dfac.monitored(trace)
+    rows, cols = np.nonzero(np.isnan(V))
+    np.testing.assert_allclose(found["mean"].values.ravel(), mu.mean(axis=0)[rows, cols], rtol=1e-9)
+
+
+def test_results_say_that_the_dispersion_is_one() -> None:
+    trace = drawn(3 * counts())  # overdispersed: PSGLD would estimate it
+    assert trace.attrs["dispersion"] == 1.0
+    assert json.loads(trace.attrs["sampler"])["type"] == "Gibbs"
+    assert (trace["sample_stats"]["step_size"].values == 1).all()
+    lp = trace["sample_stats"]["lp"].values
+    assert np.isfinite(lp).all()
+
+
+def test_lp_is_the_joint_density() -> None:
+    from scipy import stats
+
+    V = counts()
+    model = dfac.TweedieNMF(3, rate_w=0.5, rate_h=2.0)
+    trace = drawn(V, model=model, draws=3)
+    W, H = (factor[0] for factor in factors(trace))
+    exact = [
+        stats.poisson.logpmf(V, w @ h).sum()
+        + stats.expon.logpdf(w, scale=2.0).sum()
+        + stats.expon.logpdf(h, scale=0.5).sum()
+        for w, h in zip(W, H, strict=True)
+    ]
+    np.testing.assert_allclose(trace["sample_stats"]["lp"].values[0], exact, rtol=1e-9)
+
+
+REFUSED = [
+    ({"beta": 2.0}, 1.0, ModelError, r"beta=1, and the model has beta=2; use PSGLD"),
+    ({"dispersion": 2.5}, 1.0, ModelError, r"dispersion=2\.5; leave it at"),
+    ({}, 0.5, DataError, r"whole numbers, got data with fractions"),
+    ({}, 2.0**31, DataError, r"up to 2\*\*31, got one of"),
+]
+
+
+@pytest.mark.parametrize(("settings", "scale", "error", "message"), REFUSED)
+def test_refusals(settings: Any, scale: float, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        drawn(scale * counts(), model=dfac.TweedieNMF(3, **settings))
+
+
+def test_a_dispersion_of_one_may_be_said() -> None:
+    drawn(counts(), model=dfac.TweedieNMF(3, dispersion=1.0))
+
+
+def test_tempered_posteriors_are_refused() -> None:
+    from daskfactor.models.tweedie import Hyperparameters
+
+    setup = Setup(1.0, Hyperparameters(2.0, 1.0, 1.0), 1e-9, (1, 2), ConstantStep(1), 1, False, 2)
+    with pytest.raises(ModelError, match="use PSGLD"):
+        Gibbs().program(setup)
+    fine = setup._replace(hyper=setup.hyper._replace(dispersion=1.0))
+    assert isinstance(Gibbs().program(fine), GibbsProgram)
+
+
+def test_frozen_components_do_not_move() -> None:
+    V = counts()
+    rng = np.random.default_rng(2)
+    known = rng.gamma(1.0, size=(1, V.shape[1]))
+    trace = drawn(V, model=dfac.TweedieNMF(3, fixed_h=known))
+    W, H = factors(trace)
+    assert (H[0, :, 0] == known[0]).all()
+    assert not (H[0, 1:, 1:] == H[0, :-1, 1:]).any()
+    assert not (W[0, 1:] == W[0, :-1]).any()
+
+
+def test_empty_rows_come_from_the_prior() -> None:
+    V = counts((40, 12))
+    V[3:] = np.nan
+    model = dfac.TweedieNMF(3, rate_w=2.0, rate_h=1.0)
+    trace = drawn(V, model=model, draws=200, allow_empty=True)
+    free = factors(trace)[0][0, :, 3:]
+    assert abs(free.mean() * 2.0 - 1) < 5 / np.sqrt(free.size)
+
+
+def test_gibbs_is_a_value() -> None:
+    assert sampler_from_dict(Gibbs(warm_start=7).to_dict()) == Gibbs(warm_start=7)
+    assert Gibbs() != Gibbs(warm_start=0)
+    with pytest.raises(OptionError):
+        Gibbs(warm_start=-1)

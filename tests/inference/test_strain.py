@@ -1,0 +1,48 @@
+"""A step that is too large for the data is told of, and only that."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import daskfactor as dfac
+from daskfactor.errors import SamplingWarning
+from daskfactor.inference.samplers import Sampler
+
+
+def notes() -> np.ndarray:
+    """A spectrogram of six notes one after the other: every block is of one or two of them."""
+    rng = np.random.default_rng(0)
+    W, H = rng.gamma(0.3, 1, (64, 6)), np.zeros((6, 80))
+    for k in range(6):
+        H[k, 12 * k : 12 * k + 16] = np.exp(-np.arange(16) / 5)
+    return ((W @ H + 1e-3) * rng.gamma(50, 1 / 50, (64, 80))).astype(np.float32)
+
+
+def draw(sampler: Sampler, dispersion: float) -> None:
+    dfac.sample(
+        notes(),
+        dfac.TweedieNMF(6, dispersion=dispersion),
+        sampler,
+        draws=40,
+        tune=100,
+        random_seed=0,
+        blocks=8,
+        executor="serial",
+        progressbar=False,
+    )
+
+
+def test_a_chain_far_below_its_start_is_told_of() -> None:
+    with pytest.warns(SamplingWarning, match=r"nats per parameter below that of the start"):
+        draw(dfac.PSGLD(), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "dispersion"),
+    [(dfac.PSGLD(), 0.1), (dfac.PSGLD(step=0.005), 1e-4), (dfac.LangevinDynamics(), 1e-4)],
+)
+def test_a_chain_that_samples_is_not(sampler: Sampler, dispersion: float) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw(sampler, dispersion)

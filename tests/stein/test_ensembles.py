@@ -1,0 +1,190 @@
+"""Ensembles: what brings particles down, on which data, and that a particle is its number."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import OptionError
+from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors.threads import LanesExecutor
+from daskfactor.models.divergence import divergence
+from daskfactor.stein import ensembles
+from daskfactor.stein.ensembles import Ensemble, fill_missing, optimise, prepared
+from daskfactor.stein.optimizers import (
+    Facts,
+    Objective,
+    by_coordinates,
+    by_updates,
+    choose_optimizer,
+    silent,
+    whole_matrix,
+)
+from daskfactor.stein.starts import random_start
+
+SERIAL = SerialExecutor()
+SQUARES = Objective(3, 2.0)
+
+
+def positive(shape: tuple[int, int] = (30, 22), seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    X = rng.random((shape[0], 3)) @ rng.random((3, shape[1]))
+    return X * rng.gamma(20.0, 0.05, size=shape)
+
+
+def start_of(X: Any, K: int = 3, seed: int = 0) -> Any:
+    return random_start(X.shape, K, float(np.nanmean(X)), np.random.default_rng(seed))
+
+
+def total(X: Any, W: Any, H: Any, objective: Objective) -> float:
+    """The objective, written out; coordinate descent halves both of its terms alike."""
+    seen = ~np.isnan(X)
+    mu = W.astype(float) @ H.astype(float)
+    penalty = objective.rate_w * W.sum() + objective.rate_h * H.sum()
+    return float(divergence(X[seen], mu[seen], objective.beta).sum()) + (
+        objective.dispersion * float(penalty)
+    )
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("rates", [(0.0, 0.0), (0.4, 0.1)])
+def test_coordinate_descent_ends_at_a_minimum_of_the_objective(kind: str, rates: Any) -> None:
+    X = np.floor(5 * positive())
+    objective = Objective(3, 2.0, 0.7, *rates)
+    given = X if kind == "dense" else sparse.csr_array(X)
+    unstored = None if kind == "dense" else "zero"
+    with as_blocks(given, 3, dtype="float64", unstored=unstored) as data:
+        whole = whole_matrix(data)
+    found = whole.toarray() if kind == "sparse" else whole
+    np.testing.assert_array_equal(found, X)
+    with silent():
+        W, H, n_iter = by_coordinates(whole, *start_of(X), objective, 20_000, 1e-12)
+    assert n_iter > 1
+    # At a minimum the gradient is zero where an entry is positive, and not negative elsewhere.
+    residual = W @ H - X
+    for factor, gradient in (
+        (W, residual @ H.T + 0.7 * rates[0]),
+        (H, W.T @ residual + 0.7 * rates[1]),
+    ):
+        assert np.abs(gradient[factor > 1e-3]).max() < 1e-3
+        assert gradient.min() > -1e-3
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_updates_bring_the_objective_of_observed_entries_down(beta: float, gaps: bool) -> None:
+    X = positive() + 0.1
+    if gaps:
+        X = np.where(np.random.default_rng(1).random(X.shape) < 0.3, np.nan, X)
+    objective = Objective(3, beta)
+    W, H = start_of(X)
+    values = [total(X, W, H, objective)]
+    with as_blocks(X, 2, dtype="float64") as data:
+        for _ in range(6):
+            W, H, n_iter = by_updates(SERIAL, Facts.of(data), W, H, objective, 5, 0.0)
+            assert n_iter == 5
+            values.append(total(X, W, H, objective))
+    assert (np.diff(values) <= 1e-9 * values[0]).all()
+    assert values[-1] < 0.2 * values[0]
+
+
+def particles(data: Any, method: Ensemble, executor: Any, numbers: Any, **changes: Any) -> Any:
+    objective = Objective(3, **({"beta": 2.0} | changes))
+    starts = prepared(executor, data, objective, method, 7, 5)
+    return list(optimise(executor, data, objective, method, starts, list(numbers)))
+
+
+@pytest.mark.parametrize("optimizer", ["coordinate_descent", "multiplicative"])
+@pytest.mark.parametrize("start", ["q_transform", "random", "nndsvdar"])
+def test_a_particle_is_its_number_on_every_executor(start: Any, optimizer: Any) -> None:
+    method = Ensemble(start=start, optimizer=optimizer, max_iter=8)
+    with as_blocks(positive(), 3) as data:
+        whole = particles(data, method, SERIAL, range(7))
+        assert [one.number for one in whole] == list(range(7))
+        for lanes, numbers in ((1, range(7)), (2, range(3, 7)), (3, [6, 0])):
+            for one in particles(data, method, LanesExecutor(lanes), numbers):
+                np.testing.assert_array_equal(one.W, whole[one.number].W)
+                np.testing.assert_array_equal(one.H, whole[one.number].H)
+                assert one.n_iter == whole[one.number].n_iter
+                assert one.seconds > 0
+
+
+def test_starts_that_take_turns_are_the_same_as_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method = Ensemble(start="random", max_iter=8)
+    with as_blocks(positive(), 3) as data:
+        tasks = particles(data, method, LanesExecutor(2), range(3), beta=1.0)
+        monkeypatch.setattr(ensembles, "SINGLE", 0)
+        turns = particles(data, method, LanesExecutor(2), range(3), beta=1.0)
+    for one, other in zip(tasks, turns, strict=True):
+        np.testing.assert_array_equal(one.W, other.W)
+        np.testing.assert_array_equal(one.H, other.H)
+
+
+@pytest.mark.parametrize("start", ["q_transform", "nndsvdar"])
+def test_missing_entries_do_not_matter(start: Any) -> None:
+    X = positive() + 0.1
+    gaps = np.random.default_rng(4).random(X.shape) < 0.3
+    method = Ensemble(start=start, max_iter=100)
+    with as_blocks(np.where(gaps, np.nan, X), 2) as data:
+        fill = fill_missing(SERIAL, data, SQUARES, 5)
+        assert fill is not None
+        found = particles(data, method, SERIAL, range(3))
+    for one in found:
+        error = np.abs(one.W @ one.H - X)[gaps].mean() / X[gaps].mean()
+        assert error < 0.25  # the noise of an entry alone has a standard deviation of 0.22
+    with as_blocks(X, 2) as data:
+        assert fill_missing(SERIAL, data, SQUARES, 5) is None
+
+
+def test_the_optimizer_that_data_and_model_allow() -> None:
+    X = positive()
+    auto: Any = "auto"
+    wanted: Any = "coordinate_descent"
+    with as_blocks(X, 2) as data:
+        assert choose_optimizer(auto, data, SQUARES) == "coordinate_descent"
+        assert choose_optimizer(auto, data, Objective(3, 1.0)) == "multiplicative"
+        assert choose_optimizer("multiplicative", data, SQUARES) == "multiplicative"
+        with pytest.raises(OptionError, match="beta=1"):
+            choose_optimizer(wanted, data, Objective(3, 1.0))
+        with pytest.raises(OptionError, match="gamma priors"):
+            choose_optimizer(wanted, data, SQUARES._replace(shape_h=2.0))
+    with as_blocks(X, 2, memory_limit=1000) as data:
+        assert not data.in_memory
+        assert choose_optimizer("auto", data, SQUARES) == "multiplicative"
+        assert choose_optimizer(wanted, data, SQUARES) == "coordinate_descent"
+    X[0, 0] = -1.0
+    with as_blocks(X, 2) as data:
+        assert choose_optimizer(auto, data, SQUARES) == "multiplicative"
+        with pytest.raises(OptionError, match="negative"):
+            choose_optimizer(wanted, data, SQUARES)
+    X[0, 0] = np.nan
+    with as_blocks(X, 2) as data:
+        assert choose_optimizer(auto, data, SQUARES) == "multiplicative"
+        with pytest.raises(OptionError, match="missing"):
+            choose_optimizer(wanted, data, SQUARES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": "warm"}, "start must be one of"),
+        ({"optimizer": "adam"}, "optimizer must be one of"),
+        ({"max_iter": 0}, "max_iter"),
+        ({"tol": -1.0}, "tol"),
+        ({"tol": float("nan")}, "tol"),
+        ({"transfer_rank": 0}, "transfer_rank"),
+    ],
+)
+def test_options_that_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Ensemble(**options)
+
+
+def test_one_start_cannot_make_many_particles() -> None:
+    method = Ensemble(start="nndsvd")
+    with as_blocks(positive(), 2) as data, pytest.raises(OptionError, match="one and the same"):
+        prepared(SERIAL, data, SQUARES, method, 2, 0)

@@ -1,0 +1,236 @@
+"""Hamiltonian dynamics on simplex and orthant: gradients, reversibility, order, and chains."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.executors import LanesExecutor, SerialExecutor
+from daskfactor.models.silf import SILFNMF
+from daskfactor.stein import hamiltonian
+from daskfactor.stein import reparametrization as chart
+from daskfactor.stein.hamiltonian import SimplexHMC
+from daskfactor.stein.reparametrization import Chart
+from daskfactor.stein.state import History, Problem
+from daskfactor.stein.verbs import stein_discrepancy
+from tests.stein.posed import KERNEL, posed, quiet
+from tests.stein.problems import BY_NAME
+from tests.stein.problems import Problem as Case
+
+Array = NDArray[np.float64]
+
+SMALL = Case("small", SILFNMF(1, threshold=1.0), *2 * (np.array([[1.0, 0.3], [2.0, 0.1]]),))
+
+
+def begun(problem: Problem) -> tuple[Chart, chart.Spot, tuple[Array, Array]]:
+    """Coordinates, a place, and momenta that would take some entries past zero."""
+    rng = np.random.default_rng(3)
+    own = Chart(problem)
+    W, H = problem.starts
+    spot = own.look(own.place(W[0], H[0]))
+    first, second = (rng.standard_normal(one.shape) for one in spot.place)
+    return own, spot, (first, second)
+
+
+@pytest.mark.parametrize("name", ["silf, in the transition", "silf, counts", "gamma priors"])
+def test_gradients_in_the_coordinates(name: str) -> None:
+    with BY_NAME[name].open() as data:
+        own, spot, direction = begun(posed(BY_NAME[name], data, 1))
+        ends = [
+            own.look((spot.place[0] + h * direction[0], spot.place[1] + h * direction[1]))
+            for h in (1e-6, -1e-6)
+        ]
+        apart = (ends[0].log_density - ends[1].log_density) / 2e-6
+        slope = sum((g * d).sum() for g, d in zip(spot.gradient, direction, strict=True))
+        assert slope == pytest.approx(apart, rel=1e-5)
+
+
+def test_coordinates_are_those_of_the_factors() -> None:
+    case = BY_NAME["silf, above"]
+    with case.open() as data:
+        problem = posed(case, data, 1)
+        W, H = (one[0] for one in problem.starts)
+        own = Chart(problem)
+        back = own.factors(own.place(W, H))
+        np.testing.assert_allclose(back[0], W, rtol=1e-12)
+        np.testing.assert_array_equal(back[1], H)
+        W[0] = 0.0
+        W /= W.sum(axis=0)
+        lifted = own.factors(own.place(W, H))[0]
+        assert 0 < lifted[0].min() < 1e-3
+        np.testing.assert_allclose(lifted.sum(axis=0), 1.0)
+
+
+@pytest.mark.parametrize("name", ["silf, above", "gaussian"])
+def test_the_way_back_leads_to_the_start(name: str) -> None:
+    with BY_NAME[name].open() as data:
+        own, spot, momentum = begun(posed(BY_NAME[name], data, 1))
+        spread = own.spread(spot.place)
+        end, there, looks = hamiltonian.leapfrog(own, spot, momentum, spread, 0.3, 40)
+        assert looks == 40
+        turned = [np.sign(a) != np.sign(b) for a, b in zip(momentum, there, strict=True)]
+        assert any(one.any() for one in turned)
+        assert not np.allclose(end.place[1], spot.place[1], rtol=0.1)
+        back, _, _ = hamiltonian.leapfrog(own, end, (-there[0], -there[1]), spread, 0.3, 40)
+    for one, other in zip(back.place, spot.place, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_reflection() -> None:
+    place, momentum = hamiltonian.reflected(np.array([0.5, -0.2, 0.0]), np.array([1.0, -3.0, -2.0]))
+    np.testing.assert_array_equal(place, [0.5, 0.2, 0.0])
+    np.testing.assert_array_equal(momentum, [1.0, 3.0, -2.0])
+
+
+def test_volumes_stay_as_they_are() -> None:
+    """The determinant of the map of positions and momenta is ±1, with reflections too."""
+    with SMALL.open(1) as data:
+        own, spot, momentum = begun(posed(SMALL, data, 1))
+        spread, reflections = own.spread(spot.place), 0
+
+        def end(x: Array) -> Array:
+            place = x[:2].reshape(2, 1), x[2:4].reshape(1, 2)
+            u = x[4:6].reshape(2, 1), x[6:].reshape(1, 2)
+            found, there, _ = hamiltonian.leapfrog(own, own.look(place), u, spread, 0.4, 6)
+            return np.concatenate([one.ravel() for one in (*found.place, *there)])
+
+        for scale in (0.3, 3.0):
+            x = np.concatenate(
+                [one.ravel() for one in (*spot.place, *(scale * u for u in momentum))]
+            )
+            columns = [(end(x + h) - end(x - h)) / 2e-6 for h in 1e-6 * np.eye(8)]
+            assert abs(np.linalg.det(np.array(columns))) == pytest.approx(1.0, rel=1e-5)
+            reflections += int((np.sign(end(x)[4:]) != np.sign(x[4:])).any())
+        assert reflections
+
+
+def test_energy_is_kept_to_second_order() -> None:
+    case = BY_NAME["silf, above"]
+    with case.open() as data:
+        own, spot, momentum = begun(posed(case, data, 1))
+        spread, errors = own.spread(spot.place), []
+        for steps in (16, 32, 64):
+            end, there, _ = hamiltonian.leapfrog(own, spot, momentum, spread, 0.5 / steps, steps)
+            errors.append(hamiltonian.energy(end, there) - hamiltonian.energy(spot, momentum))
+    assert abs(errors[0]) > 1e-6
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.05)
+    assert errors[1] / errors[2] == pytest.approx(4, rel=0.05)
+
+
+def test_the_slope_where_the_mass_is() -> None:
+    for name, expected in (("gaussian", 1 / 0.7), ("silf, above", 4.0)):
+        with BY_NAME[name].open() as data:
+            target = posed(BY_NAME[name], data, 1).target
+            assert chart.typical_slope(target, 3.0, 26) == pytest.approx(expected)
+    with BY_NAME["silf, in the transition"].open() as data:
+        target = posed(BY_NAME["silf, in the transition"], data, 1).target
+        slope = chart.typical_slope(target, 10.0, 26)
+    d = 13 / slope + 10.0  # where it is that steep, if it is right
+    assert -target.slope(np.array([d]))[0] == pytest.approx(slope, rel=1e-6)
+
+
+def test_what_is_made() -> None:
+    """Every third of 12 draws, in the type of the data; the same again from the same seed."""
+    case, history, told = BY_NAME["silf, in the transition"], History(), []
+    options = SimplexHMC(draws=12, tune=5, steps=3)
+    with case.open(dtype="float32") as data:
+        problem = posed(case, data, 1)
+        made = options.make(problem, 4, 7, lambda *at: told.append(at), history)
+        every = options.make(problem, 12, 7, quiet)
+        other = options.make(problem, 4, 8, quiet)
+        found = stein_discrepancy(
+            (made.W, made.H), data, case.model, kernel=KERNEL, progressbar=False
+        )
+    assert told == [(done, 17) for done in range(1, 18)]
+    assert made.W.dtype == made.H.dtype == np.float32
+    np.testing.assert_array_equal(made.W, every.W[2::3])
+    np.testing.assert_array_equal(made.H, every.H[2::3])
+    assert not np.array_equal(made.H, other.H)
+    np.testing.assert_allclose(made.W.sum(axis=1), 1.0, rtol=1e-6)
+    assert min(made.W.min(), made.H.min()) >= 0
+    assert made.n_iter.tolist() == [24, 9, 9, 9]
+    assert made.seconds.min() > 0
+    assert [at for at, _ in history] == pytest.approx(np.cumsum(made.seconds))
+    assert history[-1][1] == pytest.approx(float(found["discrepancy"]), rel=1e-3)
+
+
+def test_components_that_are_constants_stay() -> None:
+    case = BY_NAME["frozen"]
+    with case.open() as data:
+        problem = posed(case, data, 1)
+        made = SimplexHMC(5, 5, 3).make(problem, 5, 0, quiet)
+    frozen = case.model.frozen[0]
+    np.testing.assert_array_equal(
+        made.W[:, :, frozen], np.repeat(problem.starts[0], 5, 0)[:, :, frozen]
+    )
+    assert made.W[:, :, ~frozen].std(axis=0).min() > 0
+
+
+def test_tuning_finds_the_acceptance_that_is_wanted() -> None:
+    case = BY_NAME["gaussian, missing, permuted"]
+    with case.open() as data:
+        chain = hamiltonian.Chain(SimplexHMC(1, 150, 5), posed(case, data, 1), 0)
+        rates = [chain.propose(number) for number in range(300)]
+    assert 0.65 < np.mean(rates[150:]) < 0.95
+
+
+def test_proposals_beyond_all_numbers_are_not_taken() -> None:
+    case = BY_NAME["silf, above"]
+    with case.open() as data:
+        problem = posed(case, data, 1)
+        with pytest.warns(SamplingWarning, match=r"only 0\.0% of the proposals were taken"):
+            made = SimplexHMC(3, 0, 4, step=1e300).make(problem, 3, 0, quiet)
+    np.testing.assert_allclose(made.W, np.repeat(problem.starts[0], 3, axis=0))
+
+
+def test_executors_give_the_same_bits() -> None:
+    case = BY_NAME["silf, above"]
+    with case.open(3, "float32") as data:
+        lanes = LanesExecutor(3)
+        one, other = (
+            SimplexHMC(4, 4, 3).make(posed(case, data, 1, executor=own), 4, 0, quiet)
+            for own in (SerialExecutor(), lanes)
+        )
+        lanes.close()
+    np.testing.assert_array_equal(one.W, other.W)
+    np.testing.assert_array_equal(one.H, other.H)
+
+
+def test_more_particles_than_draws_and_bad_starts() -> None:
+    case = BY_NAME["silf, above"]
+    with case.open() as data:
+        problem = posed(case, data, 1)
+        with pytest.raises(OptionError, match="5 particles are more than draws=4 of the chain"):
+            SimplexHMC(4).make(problem, 5, 0, quiet)
+        W, H = problem.starts
+        with pytest.raises(OptionError, match="no finite log density"):
+            SimplexHMC(4).make(problem._replace(starts=(W, H * np.nan)), 4, 0, quiet)
+
+
+def test_options() -> None:
+    assert SimplexHMC().to_dict() == {
+        "type": "SimplexHMC",
+        "draws": 1000,
+        "tune": 200,
+        "steps": 20,
+        "step": "auto",
+        "target_accept": 0.8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"draws": 0}, "draws must be a whole number of at least 1, got 0"),
+        ({"tune": -1}, "tune must be a whole number"),
+        ({"steps": 2.5}, "steps must be a whole number"),
+        ({"step": "fast"}, "step must be"),
+        ({"step": 0.0}, "step must be a positive"),
+        ({"target_accept": 1.0}, "target_accept must be a number between 0 and 1, got 1.0"),
+    ],
+)
+def test_bad_options(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        SimplexHMC(**settings)

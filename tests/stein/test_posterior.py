@@ -1,0 +1,328 @@
+"""``stein_posterior``: particles, weights and results, in memory and in a store."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.errors import DataError, OptionError, SamplingWarning, StoreError
+from daskfactor.executors.progress import RunEvent
+from daskfactor.results.schema import validate
+from daskfactor.stein.run import on_simplex
+
+ROWS, COLUMNS = 24, 18
+
+
+def values(seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    X = rng.random((ROWS, 3)) @ rng.random((3, COLUMNS))
+    return X * rng.gamma(20.0, 0.05, size=X.shape)
+
+
+def gaps(share: float = 0.2) -> Any:
+    X = values()
+    X[np.random.default_rng(1).random(X.shape) < share] = np.nan
+    return X
+
+
+def counts() -> Any:
+    return sparse.csr_array(np.random.default_rng(2).poisson(4 * values()))
+
+
+def posterior(V: Any, model: Any = None, method: Any = None, **options: Any) -> xr.DataTree:
+    model = dfac.SILFNMF(3) if model is None else model
+    settings = {"particles": 5, "pilot": 2, "random_seed": 4, "progressbar": False, "blocks": 2}
+    if "store" in options or method is None:
+        method = method or dfac.Ensemble(max_iter=120)
+    return dfac.stein_posterior(V, model, method, **(settings | options))
+
+
+def same(one: xr.DataTree, other: xr.DataTree, exact: bool = True) -> None:
+    for name in ("posterior/W", "posterior/H", "sample_stats/weight", "stein/stein_matrix"):
+        check = np.testing.assert_array_equal if exact else np.testing.assert_allclose
+        check(one[name].values, other[name].values)
+
+
+@pytest.mark.parametrize(
+    ("V", "options"),
+    [
+        (values(), {}),
+        (gaps(), {}),
+        (counts(), {"unstored": "zero"}),
+        (counts(), {"unstored": "missing", "balance": True}),
+        (xr.DataArray(values(), dims=("pixel", "band"), coords={"band": np.arange(18.0)}), {}),
+    ],
+    ids=["dense", "gaps", "zeros", "ratings", "labelled"],
+)
+def test_particles_of_every_kind_of_data(V: Any, options: Any) -> None:
+    tree = posterior(V, **options)
+    validate(tree)
+    W, H = (tree["posterior"][name].values[0] for name in "WH")
+    assert W.shape == (5, ROWS, 3)
+    assert H.shape == (5, 3, COLUMNS)
+    np.testing.assert_allclose(W.sum(axis=1), 1.0, rtol=1e-5)
+    assert min(W.min(), H.min()) >= 0
+    stats = tree["sample_stats"]
+    assert stats["weight"].sum() == pytest.approx(1.0)
+    model = dfac.SILFNMF.from_dict(json.loads(tree.attrs["model"]))
+    assert model.threshold == tree["constant_data"]["threshold"]
+    dense = V.toarray().astype(float) if sparse.issparse(V) else np.asarray(V)
+    if options.get("unstored") == "missing":
+        dense = np.where(dense == 0, np.nan, dense)
+    f = [model.objective(dense, *pair) for pair in zip(W, H, strict=True)]
+    np.testing.assert_allclose(stats["objective"].values[0], f, rtol=1e-4)
+    made = json.loads(tree.attrs["sampler"])
+    complete = np.isfinite(dense).all()
+    assert made["optimizer"] == ("coordinate_descent" if complete else "multiplicative")
+    assert max(f) < 0.5 * np.nansum((dense - np.nanmean(dense)) ** 2)
+    # What the verb says of its particles is what stein_discrepancy finds of them.
+    given = {name: value for name, value in options.items() if name == "unstored"}
+    judged = dfac.stein_discrepancy(tree, V, dfac.SILFNMF(3), progressbar=False, **given)
+    np.testing.assert_allclose(judged["stein_matrix"], tree["stein/stein_matrix"], rtol=1e-5)
+    assert float(judged["discrepancy_optimal"]) == pytest.approx(float(tree["stein/discrepancy"]))
+    assert tree["stein/discrepancy"] <= tree["stein/discrepancy_equal"]
+    if isinstance(V, xr.DataArray):
+        assert tree["posterior/W"].dims == ("chain", "draw", "pixel", "component")
+        np.testing.assert_array_equal(tree["posterior/H"]["band"], np.arange(18.0))
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
+def test_particles_of_a_tweedie_model_are_modes_of_its_posterior(beta: float) -> None:
+    V = values() + 0.1
+    model = dfac.TweedieNMF(3, beta=beta, dispersion=0.05, rate_w=0.3, rate_h=0.2)
+    method = dfac.Ensemble(start="random", max_iter=3000, tol=1e-9)
+    tree = posterior(V, model, method, dtype="float64", particles=3)
+    validate(tree)
+    assert "objective" not in tree["sample_stats"]
+    lp = tree["sample_stats"]["lp"].values[0]
+    point = dfac.optimize(
+        V, model, dfac.MultiplicativeUpdates(3000, 1e-9), progressbar=False, dtype="float64"
+    )
+    best = dfac.stein_discrepancy(
+        (point["W"].values[None], point["H"].values[None]), V, model,
+        kernel=dfac.IMQ(1.0, 1.0), progressbar=False,
+    )  # fmt: skip
+    assert lp.max() > float(best["log_density"][0]) - 0.5
+    assert tree.attrs["dispersion"] == 0.05
+
+
+@pytest.mark.parametrize("executor", ["serial", dfac.LanesExecutor(3)])
+def test_same_bits_from_every_executor(executor: Any) -> None:
+    same(posterior(gaps(), executor=executor), posterior(gaps()))
+
+
+def test_a_threshold_as_given_needs_no_pilot() -> None:
+    phases: list[str] = []
+
+    def listen(event: RunEvent) -> None:
+        phases.append(event.phase)
+
+    tree = posterior(values(), dfac.SILFNMF(3, threshold=50.0), callback=listen)
+    assert tree["constant_data"]["threshold"] == 50.0
+    assert "pilot" not in phases
+    assert phases.count("particles") == 6
+    phases.clear()
+    auto = posterior(values(), callback=listen)
+    assert phases.count("pilot") == 2
+    assert float(auto["constant_data"]["threshold"]) > auto["sample_stats"]["objective"].max()
+
+
+def test_pilots_are_runs_of_their_own() -> None:
+    tree = posterior(values(), method=dfac.Ensemble(start="random"))
+    objective = tree["sample_stats/objective"].values[0]
+    threshold = float(tree["constant_data/threshold"])
+    assert np.abs(1.2 * objective / threshold - 1.0).min() > 1e-6
+    assert 0.8 < threshold / (1.2 * objective.max()) < 1.25
+
+
+def test_particles_that_are_all_the_same_are_weighed_too() -> None:
+    """The posterior of one component has one mode, which all starts find."""
+    model = dfac.TweedieNMF(1, beta=2.0, dispersion=0.1, rate_w=1.0, rate_h=1.0)
+    method = dfac.Ensemble(start="random", max_iter=2000, tol=0.0)
+    for count in (1, 3):
+        tree = posterior(values(), model, method, particles=count, dtype="float64")
+        assert float(tree["sample_stats/weight"].sum()) == pytest.approx(1.0)
+        assert np.ptp(tree["sample_stats/lp"].values) < 1e-6
+
+
+def test_a_likelihood_that_hardly_falls_is_told_of() -> None:
+    with pytest.warns(SamplingWarning, match="sharpness=2 hardly tells"):
+        posterior(1e-3 * values())
+    posterior(1e-3 * values(), dfac.SILFNMF(3, sharpness=1e9))
+
+
+def test_particles_that_are_not_good_enough_are_told_of() -> None:
+    with pytest.warns(SamplingWarning, match="only 0 of 5"):
+        posterior(values(), dfac.SILFNMF(3, threshold=1e-3, sharpness=1e6))
+
+
+def test_a_store_holds_what_memory_would(tmp_path: Path) -> None:
+    stored = posterior(gaps(), store=tmp_path / "run.zarr")
+    same(stored, posterior(gaps()))
+    validate(stored)
+    same(dfac.open_run(tmp_path / "run.zarr"), stored)
+    with pytest.raises(StoreError):
+        posterior(gaps(), store=tmp_path / "run.zarr")
+    same(dfac.resume(tmp_path / "run.zarr", progressbar=False), stored)
+    with pytest.raises(OptionError, match="weighted together"):
+        dfac.resume(tmp_path / "run.zarr", 10, progressbar=False)
+
+
+class Stopped(Exception):
+    """What a test stops a run with."""
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 5])
+@pytest.mark.parametrize("data", ["kept", "given"])
+def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path: Path, after: int, data: str) -> None:
+    V = gaps() if data == "kept" else counts()
+    options = {} if data == "kept" else {"unstored": "zero", "balance": True}
+
+    def stop(event: RunEvent) -> None:
+        if (event.phase, event.done) == ("particles", after):
+            raise KeyboardInterrupt
+
+    path = tmp_path / "run.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        posterior(V, store=path, callback=stop, executor="serial", **options)
+    if after:
+        part = dfac.open_run(path)
+        assert part["posterior"].sizes["draw"] == after
+        assert "weight" not in part["sample_stats"]
+    again = {} if data == "kept" else {"V": V}
+    events: list[RunEvent] = []
+    whole = dfac.resume(path, progressbar=False, callback=events.append, **again)
+    assert [one.done for one in events if one.phase == "particles"] == (
+        list(range(after, 6)) if after < 5 else []
+    )
+    same(whole, posterior(V, **options))
+
+
+def test_particles_that_memory_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daskfactor.stein.run.memory_budget", lambda limit: 1000)
+    with pytest.raises(OptionError, match="pass store="):
+        posterior(values())
+    assert posterior(values(), store=tmp_path / "run.zarr")["posterior"].sizes["draw"] == 5
+
+
+def test_an_error_before_the_first_particle_leaves_nothing(tmp_path: Path) -> None:
+    def fail(event: RunEvent) -> None:
+        if event.phase == "particles":
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        posterior(values(), store=tmp_path / "run.zarr", callback=fail)
+    assert not list(tmp_path.iterdir())
+
+
+def test_dead_components_lie_on_the_simplex() -> None:
+    W = np.array([[1.0, 0.0, 2.0], [3.0, 0.0, 2.0]], np.float32)
+    H = np.arange(6, dtype=np.float32).reshape(3, 2)
+    new_w, new_h = on_simplex(W, H)
+    np.testing.assert_allclose(new_w, [[0.25, 0.5, 0.5], [0.75, 0.5, 0.5]])
+    np.testing.assert_allclose(new_w @ new_h, W @ H)
+
+
+@pytest.mark.parametrize(
+    ("V", "model", "options", "error", "message"),
+    [
+        (-values(), None, {}, DataError, "no entry is positive"),
+        (values(), dfac.GaussianMF(3), {}, OptionError, "SILFNMF"),
+        (values(), None, {"particles": 0}, OptionError, "particles"),
+        (values(), None, {"pilot": 0}, OptionError, "pilot"),
+        (values(), None, {"method": dfac.SimplexHMC(draws=4)}, OptionError, "more than draws=4"),
+        (values(), None, {"method": dfac.Ensemble(start="nndsvd")}, OptionError, "one and the"),
+        (values(), None, {"align": "yes"}, OptionError, "align must be True or False"),
+        (values(), None, {"method": "adam"}, OptionError, "method must be one of Ensemble"),
+        (values(), None, {"kernel": "imq"}, OptionError, "kernel must be IMQ"),
+        (values(), dfac.TweedieNMF(3), {"tangent": True}, OptionError, "tangent"),
+        (values(), dfac.TweedieNMF(3, fixed_w=np.ones((ROWS, 1))), {}, OptionError, "fixes some"),
+        (np.zeros((4, 3)), None, {}, DataError, "no entry is positive"),
+        (values()[:, :0], None, {}, DataError, "empty"),
+        (
+            gaps(),
+            None,
+            {"method": dfac.Ensemble(optimizer="coordinate_descent")},
+            OptionError,
+            "missing",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    tmp_path: Path, V: Any, model: Any, options: Any, error: Any, message: str
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(error, match=message) as caught:
+            posterior(V, model, store=tmp_path / "run.zarr", **options)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_one_factorization_in_two_orders_is_one_mode(tmp_path: Path, store: bool) -> None:
+    method = dfac.Ensemble(start="random", max_iter=2000, tol=1e-8)
+    V = counts()
+    options: dict[str, Any] = {"unstored": "zero", "particles": 4, "balance": True}
+    if store:
+        options["store"] = tmp_path / "run.zarr"
+    tree = posterior(V, dfac.SILFNMF(2), method, dtype="float64", **options)
+    W = tree["posterior/W"].values[0]
+    other = posterior(
+        V, dfac.SILFNMF(2), method, dtype="float64", align=False, **(options | {"store": None})
+    ).load()
+    swapped = [
+        not np.allclose(mine, its, rtol=1e-9)
+        for mine, its in zip(W, other["posterior/W"].values[0], strict=True)
+    ]
+    assert any(swapped)
+    for mine, its, turned in zip(W, other["posterior/W"].values[0], swapped, strict=True):
+        np.testing.assert_allclose(mine, its[:, ::-1] if turned else its, rtol=1e-9)
+        angles = [np.linalg.norm(mine[:, k] - W[0][:, k]) for k in (0, 1)]
+        crossed = [np.linalg.norm(mine[:, k] - W[0][:, 1 - k]) for k in (0, 1)]
+        assert sum(angles) <= sum(crossed)
+    np.testing.assert_allclose(
+        np.einsum("mik,mkj->mij", W, tree["posterior/H"].values[0]),
+        np.einsum("mik,mkj->mij", other["posterior/W"].values[0], other["posterior/H"].values[0]),
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        dfac.SimplexHMC(draws=12, tune=10, steps=3),
+        dfac.SVGD(steps=15),
+        dfac.SteinDescent(steps=5),
+    ],
+    ids=lambda method: method.name,
+)
+def test_other_methods_make_particles_too(tmp_path: Path, method: Any) -> None:
+    V = values()
+    model = dfac.SILFNMF(3, threshold=50.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)  # few steps do not get far
+        tree = posterior(V, model, method, store=tmp_path / "run.zarr")
+        same(tree, posterior(V, model, method, executor=dfac.LanesExecutor(2)))
+    validate(tree)
+    assert json.loads(tree.attrs["sampler"]) == method.to_dict()
+    W = tree["posterior/W"].values[0]
+    np.testing.assert_allclose(W.sum(axis=1), 1.0, rtol=1e-5)
+    assert not np.allclose(W[0], W[1])
+
+
+def test_weights_prefer_good_particles() -> None:
+    """One good particle and four that did not get far: the weight is where the mass is."""
+    V = values()
+    tree = posterior(V, dfac.SILFNMF(3, threshold=30.0), dfac.Ensemble(max_iter=200))
+    good = tree["posterior"]["W"].values[0, :1], tree["posterior"]["H"].values[0, :1]
+    rng = np.random.default_rng(0)
+    poor = rng.random((4, ROWS, 3)), 3 * rng.random((4, 3, COLUMNS))
+    W, H = (np.concatenate(pair) for pair in zip(good, poor, strict=True))
+    found = dfac.stein_discrepancy((W, H), V, dfac.SILFNMF(3, threshold=1.0), progressbar=False)
+    assert float(found["weight"][0]) > 0.9

@@ -1,0 +1,252 @@
+"""Starts of particles: singular vectors, their signs, transfer matrices, NNDSVD."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import DataError, OptionError
+from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors.state import make_state
+from daskfactor.executors.threads import LanesExecutor
+from daskfactor.stein.singular import Singular, consistent_signs, truncated_svd, whole_svd
+from daskfactor.stein.starts import nndsvd, prepare_starts, q_transform, random_start
+from daskfactor.stein.transfer import halves, learn_transfer
+
+SERIAL = SerialExecutor()
+
+
+def low_rank(shape: tuple[int, int] = (40, 30), rank: int = 3, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    return rng.random((shape[0], rank)) @ rng.random((rank, shape[1]))
+
+
+def with_gaps(X: Any, share: float = 0.3, seed: int = 1) -> Any:
+    return np.where(np.random.default_rng(seed).random(X.shape) < share, np.nan, X)
+
+
+def counts(seed: int = 2) -> Any:
+    return np.random.default_rng(seed).poisson(0.7, (30, 24)).astype(float)
+
+
+def product(found: Singular) -> Any:
+    return (found.left * found.values) @ found.right
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "wide"])
+@pytest.mark.parametrize("rank", [1, 3, 14])
+def test_singular_vectors_are_those_of_the_whole(kind: str, rank: int, blocks: int) -> None:
+    X = counts()
+    given = {"dense": X, "sparse": sparse.csr_array(X), "wide": X.T}[kind]
+    whole = given.toarray() if kind == "sparse" else given
+    unstored = "zero" if kind == "sparse" else None
+    with as_blocks(given, blocks, dtype="float64", unstored=unstored) as data:
+        found = truncated_svd(SERIAL, data, rank)
+    exact = whole_svd(whole, rank)
+    np.testing.assert_allclose(found.values, exact.values, rtol=1e-6)
+    np.testing.assert_allclose(product(found), product(exact), atol=1e-4)
+    assert (np.diff(found.values) <= 0).all()
+    for mine, its in zip(found, consistent_signs(found), strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+@pytest.mark.parametrize("kind", ["dense", "unstored", "stored"])
+def test_missing_entries_are_filled_in(kind: str) -> None:
+    X = with_gaps(counts() + 1.0)
+    rng = np.random.default_rng(3)
+    W, H = rng.random((30, 2)), rng.random((2, 24))
+    given: Any = X
+    unstored = None
+    if kind == "unstored":
+        rows, cols = np.nonzero(np.isfinite(X))
+        given = sparse.coo_array((X[rows, cols], (rows, cols)), shape=X.shape).tocsr()
+        unstored = "missing"
+    elif kind == "stored":
+        given, unstored = sparse.csr_array(X), "zero"
+    with as_blocks(given, 3, dtype="float64", unstored=unstored) as data:
+        fill = make_state(data.grid, W, np.ascontiguousarray(H.T))
+        found = truncated_svd(SERIAL, data, 3, fill=fill)
+        with pytest.raises(OptionError, match="missing"):
+            truncated_svd(SERIAL, data, 3)
+    exact = whole_svd(np.where(np.isnan(X), W @ H, X), 3)
+    np.testing.assert_allclose(product(found), product(exact), atol=1e-5)
+
+
+def test_same_vectors_from_every_executor() -> None:
+    with as_blocks(counts(), 4, dtype="float32") as data:
+        one = truncated_svd(SERIAL, data, 3, seed=5)
+        for lanes in (1, 2, 3):
+            other = truncated_svd(LanesExecutor(lanes), data, 3, seed=5)
+            for mine, its in zip(one, other, strict=True):
+                np.testing.assert_array_equal(mine, its)
+
+
+def bro_acar_kolda(X: Any, found: Singular) -> Singular:
+    """Algorithm 1 of the paper, with its residuals and its loops."""
+    left, right = found.left.copy(), found.right.copy()
+    for k in range(len(found.values)):
+        others = [m for m in range(len(found.values)) if m != k]
+        residual = X - (found.left[:, others] * found.values[others]) @ found.right[others]
+        s_left = s_right = 0.0
+        for j in range(X.shape[1]):
+            inner = found.left[:, k] @ residual[:, j]
+            s_left += np.sign(inner) * inner**2
+        for i in range(X.shape[0]):
+            inner = found.right[k] @ residual[i]
+            s_right += np.sign(inner) * inner**2
+        if s_left * s_right < 0:
+            if abs(s_left) < abs(s_right):
+                s_left = -s_left
+            else:
+                s_right = -s_right
+        left[:, k] *= np.sign(s_left)
+        right[k] *= np.sign(s_right)
+    return Singular(left, found.values, right)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_signs_are_those_of_bro_acar_and_kolda(seed: int) -> None:
+    X = np.random.default_rng(seed).gamma(0.5, size=(11, 8))
+    exact = whole_svd(X, 5)
+    flips = np.random.default_rng(seed).choice([-1.0, 1.0], 5)
+    turned = Singular(exact.left * flips, exact.values, exact.right * flips[:, None])
+    expected = bro_acar_kolda(X, exact)
+    for one in (exact, turned):
+        for mine, its in zip(consistent_signs(one), expected, strict=True):
+            np.testing.assert_allclose(mine, its, atol=1e-12)
+
+
+def test_data_without_singular_vectors() -> None:
+    with as_blocks(np.zeros((5, 4)) + 0.0, 1) as data, pytest.raises(DataError, match="zero"):
+        truncated_svd(SERIAL, data, 2)
+    with as_blocks(counts(), 1) as data, pytest.raises(OptionError, match="24 singular"):
+        truncated_svd(SERIAL, data, 25)
+
+
+def test_transfer_matrices_are_kept_and_begin_alike() -> None:
+    many, few = learn_transfer(3, 12), learn_transfer(3, 7)
+    assert many.w.shape == many.h.shape == (12, 3, 3)
+    assert learn_transfer(3, 12) is many
+    np.testing.assert_array_equal(many.w[:7], few.w)
+    np.testing.assert_array_equal(many.h[:7], few.h)
+    with pytest.raises(ValueError, match="read-only"):
+        many.w[0] = 0.0
+    # On low-rank data W H is close to the product of both halves of the decomposition.
+    for w, h in zip(many.w, many.h, strict=True):
+        assert np.abs(w @ h - np.eye(3)).max() < 0.6
+
+
+@pytest.mark.parametrize("shape", [(300, 200), (40, 500)])
+def test_transfer_carries_to_data_of_other_sizes(shape: tuple[int, int]) -> None:
+    X = 1e3 * low_rank(shape, 3, seed=4)
+    found = consistent_signs(whole_svd(X, 3))
+    transfer = learn_transfer(3, 10)
+    rng = np.random.default_rng(0)
+    errors = {"transfer": [], "random": []}
+    for pair in zip(*transfer, strict=True):
+        W, H = q_transform(found, pair, 3, rng)
+        errors["transfer"].append(np.linalg.norm(X - W @ H) / np.linalg.norm(X))
+        W, H = random_start(shape, 3, X.mean(), rng)
+        errors["random"].append(np.linalg.norm(X - W @ H) / np.linalg.norm(X))
+    assert max(errors["transfer"]) < 0.5 * min(errors["random"])
+
+
+def test_a_start_is_the_absolute_value_of_turned_halves() -> None:
+    X = low_rank()
+    found = consistent_signs(whole_svd(X, 3))
+    basis, weights = halves(found, 3)
+    np.testing.assert_allclose(basis @ weights, X, atol=1e-10)
+    sizes = np.linalg.norm(basis, axis=0), np.linalg.norm(weights, axis=1)
+    np.testing.assert_allclose(sizes[0], sizes[1])
+    for turn in zip(*learn_transfer(3, 4), strict=True):
+        W, H = q_transform(found, turn, 3, np.random.default_rng(0))
+        np.testing.assert_array_equal(W, np.abs(basis @ turn[0]))
+        np.testing.assert_array_equal(H, np.abs(turn[1] @ weights))
+
+
+def test_more_and_fewer_components_than_the_transfer_rank() -> None:
+    X = low_rank()
+    found = consistent_signs(whole_svd(X, 3))
+    pair = tuple(one[0] for one in learn_transfer(3, 1))
+    W, H = q_transform(found, pair, 3, np.random.default_rng(0))
+    more_w, more_h = q_transform(found, pair, 7, np.random.default_rng(0))
+    np.testing.assert_array_equal(more_w[:, :3], W)
+    np.testing.assert_array_equal(more_h[:3], H)
+    extra = more_w[:, 3:] @ more_h[3:]
+    assert 0 < extra.max() < 0.01 * (W @ H).mean()
+    fewer_w, fewer_h = q_transform(found, pair, 2, np.random.default_rng(0))
+    np.testing.assert_array_equal(fewer_w, W[:, :2])
+    np.testing.assert_array_equal(fewer_h, H[:2])
+
+
+@pytest.mark.parametrize(("width", "count"), [(3, 4), (7, 4), (7, 1), (12, 9)])
+def test_components_of_several_transfers(width: int, count: int) -> None:
+    X = low_rank()
+    with as_blocks(X, 2, dtype="float64") as data:
+        made = prepare_starts(SERIAL, data, width, "q_transform", count, 0, stacked=True)
+        own = prepare_starts(SERIAL, data, 3, "q_transform", count, 0)
+        starts = [made(number) for number in range(count)]
+        for number, (W, H) in enumerate(starts):
+            assert (W.shape, H.shape) == ((40, width), (width, 30))
+            first, _ = own(number)
+            np.testing.assert_allclose(W[:, :3] * np.sqrt(-(-width // 3)), first)
+            error = np.linalg.norm(X - W @ H) / np.linalg.norm(X)
+            assert error < 0.35  # the last transfer may lack components
+            lengths = W / np.linalg.norm(W, axis=0)
+            assert (lengths.T @ lengths - np.eye(width)).max() < 1 - 1e-9  # no component twice
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_nndsvd_is_that_of_scikit_learn(rank: int) -> None:
+    nmf = pytest.importorskip("sklearn.decomposition._nmf")
+    X = low_rank((30, 24), 4)  # scikit-learn's singular vectors are random ones, exact here
+    W, H = nndsvd(consistent_signs(whole_svd(X, rank)), rank)
+    expected_w, expected_h = nmf._initialize_nmf(X, rank, init="nndsvd", random_state=0)
+    np.testing.assert_allclose(W, expected_w, atol=1e-5)
+    np.testing.assert_allclose(H, expected_h, atol=1e-5)
+    exact = whole_svd(X, rank)
+    turned = nndsvd(Singular(-exact.left, exact.values, -exact.right), rank)
+    for mine, its in zip((W, H), turned, strict=True):
+        np.testing.assert_allclose(mine, its, atol=1e-8)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("kind", ["q_transform", "random", "nndsvdar", "nndsvd"])
+def test_a_start_depends_on_its_number_and_the_seed_alone(kind: Any, stacked: bool) -> None:
+    with as_blocks(counts(), 2) as data:
+        many = prepare_starts(SERIAL, data, 4, kind, 40, 11, stacked=stacked)
+        few = prepare_starts(SERIAL, data, 4, kind, 3, 11, stacked=stacked)
+        other = prepare_starts(SERIAL, data, 4, kind, 3, 12, stacked=stacked)
+        assert np.allclose(few(1)[0], other(1)[0], atol=1e-5) == (kind == "nndsvd")
+        for number in (2, 0, 1):
+            for mine, its in zip(many(number), few(number), strict=True):
+                np.testing.assert_array_equal(mine, its)
+                assert mine.dtype == np.float32
+                assert (mine >= 0).all()
+                assert np.isfinite(mine).all()
+        W, H = many(0)
+        assert (W.shape, H.shape) == ((30, 4), (4, 24))
+        alike = np.array_equal(many(0)[0], many(1)[0])
+        assert alike == (kind == "nndsvd")
+        if kind == "nndsvdar":
+            assert (W > 0).all()
+
+
+def test_starts_scale_with_the_data() -> None:
+    X = counts()
+    for kind in ("q_transform", "random", "nndsvdar"):
+        with as_blocks(X, 2, dtype="float64") as data:
+            W, H = prepare_starts(SERIAL, data, 4, kind, 2, 0)(1)
+        for factor in (1e-8, 1e6):
+            with as_blocks(factor * X, 2, dtype="float64") as data:
+                scaled_w, scaled_h = prepare_starts(SERIAL, data, 4, kind, 2, 0)(1)
+            np.testing.assert_allclose(scaled_w, np.sqrt(factor) * W, rtol=1e-4)
+            np.testing.assert_allclose(scaled_h, np.sqrt(factor) * H, rtol=1e-4)
+
+
+def test_too_many_components_for_nndsvd() -> None:
+    with as_blocks(counts()[:3], 1) as data, pytest.raises(OptionError, match="has 3"):
+        prepare_starts(SERIAL, data, 4, "nndsvd", 1, 0)

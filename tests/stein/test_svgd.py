@@ -1,0 +1,245 @@
+"""Stein variational gradient descent: its direction, its constraints, and where it leads."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from daskfactor.errors import OptionError
+from daskfactor.executors import LanesExecutor, SerialExecutor
+from daskfactor.models.silf import SILFNMF
+from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.stein import svgd
+from daskfactor.stein import svgd_step as ascent
+from daskfactor.stein.kernel import IMQ
+from daskfactor.stein.state import History, given
+from daskfactor.stein.stein import stein_matrix
+from daskfactor.stein.svgd import SVGD
+from daskfactor.stein.verbs import stein_discrepancy
+from daskfactor.stein.weights import discrepancy
+from tests.stein.posed import KERNEL, posed, quiet
+from tests.stein.problems import BY_NAME
+from tests.stein.problems import Problem as Case
+
+Array = NDArray[np.float64]
+
+COUNTS = np.array([[4.0, 7.0], [2.0, 5.0]])
+POISSON = Case("two by two", TweedieNMF(1, dispersion=1.0, rate_w=1.0, rate_h=1.0), COUNTS, COUNTS)
+
+
+def measured(pair: tuple[Array, Array], data: Any, model: Any, kernel: IMQ) -> float:
+    found = stein_discrepancy(pair, data, model, kernel=kernel, progressbar=False)
+    return float(found["discrepancy"])
+
+
+def kernel_value(theta: tuple[Array, Array], other: tuple[Array, Array]) -> float:
+    """Equation 7, written out."""
+    total = 0.0
+    settings = (KERNEL.scale_w, KERNEL.power_w), (KERNEL.scale_h, KERNEL.power_h)
+    for x, y, (c, b) in zip(theta, other, settings, strict=True):
+        total += (c**2 + ((x - y) ** 2).sum()) ** b / (2 * c ** (2 * b))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "tangent"), [("silf, in the transition", True), ("gaussian", False), ("frozen", False)]
+)
+def test_direction_is_that_of_liu_and_wang(name: str, tangent: bool) -> None:
+    """Mean of k s + ∇k over pairs, the gradient of the kernel by finite differences."""
+    case = BY_NAME[name]
+    with case.open() as data:
+        problem = posed(case, data, 3, tangent=tangent)
+        cloud = ascent.evaluate(problem, problem.starts)
+        found = svgd.direction(problem, cloud, ascent.blocks_of(problem, cloud), KERNEL)
+    pairs = list(zip(*problem.starts, strict=True))
+    for m in range(3):
+        expected = [np.zeros_like(one) for one in pairs[m]]
+        for n in range(3):
+            k = kernel_value(pairs[n], pairs[m])
+            for block in range(2):
+                expected[block] += k * cloud.scores[block][n] / 3
+                for at in np.ndindex(expected[block].shape):
+                    step = [np.zeros_like(one) for one in pairs[n]]
+                    step[block][at] = 1e-5
+                    up, down = (
+                        tuple(x + sign * e for x, e in zip(pairs[n], step, strict=True))
+                        for sign in (1, -1)
+                    )
+                    slope = kernel_value(up, pairs[m]) - kernel_value(down, pairs[m])
+                    expected[block][at] += slope / 2e-5 / 3
+        if name == "frozen":
+            expected[0][:, case.model.frozen[0]] = 0
+        for own, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(own[m], other, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "tangent"), [("silf, in the transition", True), ("frozen", False)]
+)
+def test_discrepancies_are_those_of_the_stein_matrix(name: str, tangent: bool) -> None:
+    case = BY_NAME[name]
+    with case.open() as data:
+        problem = posed(case, data, 4, tangent=tangent)
+        cloud = ascent.evaluate(problem, problem.starts)
+        found = ascent.equal_discrepancy(ascent.blocks_of(problem, cloud), KERNEL)
+        where = problem.executor, data, problem.target, problem.particles(*problem.starts)
+        matrix = stein_matrix(*where, cloud.divergence, KERNEL, tangent).matrix
+    assert found == pytest.approx(discrepancy(matrix), rel=1e-12)
+
+
+def test_components_that_are_constants_stay() -> None:
+    case = BY_NAME["frozen"]
+    with case.open() as data:
+        problem = posed(case, data, 4)
+        made = SVGD(20).make(problem, 4, 0, quiet)
+    frozen = case.model.frozen[0]
+    np.testing.assert_array_equal(made.W[:, :, frozen], problem.starts[0][:, :, frozen])
+    assert np.all(made.W[:, :, ~frozen] != problem.starts[0][:, :, ~frozen])
+
+
+def test_the_nearest_point_of_the_simplex() -> None:
+    """Every column less one number, cut off at zero, adds up to 1."""
+    x = np.random.default_rng(0).standard_normal((3, 6, 4)) * np.array([0.1, 0.5, 2.0, 50.0])
+    found = ascent.onto_simplex(x)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
+    assert found.min() == 0.0
+    shift = np.where(found > 0, x - found, -np.inf).max(axis=1, keepdims=True)
+    np.testing.assert_allclose(found, np.maximum(x - shift, 0), atol=1e-12)
+    np.testing.assert_allclose(ascent.onto_simplex(found), found, atol=1e-12)
+
+
+def test_one_particle_climbs_to_the_mode() -> None:
+    """w_i = r_i / (1 + Σh) and h_j = c_j / (1 + Σw), so that Σw = Σh = (√(4n + 1) - 1) / 2."""
+    with POISSON.open(1) as data:
+        problem = posed(POISSON, data, 1)
+        made = SVGD(400, 0.01).make(problem, 1, 0, quiet)
+    total = (np.sqrt(4 * COUNTS.sum() + 1) - 1) / 2
+    np.testing.assert_allclose(made.W[0, :, 0], COUNTS.sum(axis=1) / (1 + total), rtol=0.02)
+    np.testing.assert_allclose(made.H[0, 0], COUNTS.sum(axis=0) / (1 + total), rtol=0.02)
+
+
+def test_particles_move_to_the_posterior() -> None:
+    """From far away, to its mean of μ, and with most of its spread."""
+    rng = np.random.default_rng(0)
+    starts = 6 * rng.gamma(5, 0.2, (40, 2, 1)), 0.2 * rng.gamma(5, 0.2, (40, 1, 2))
+    kernel = IMQ(1.0, 1.0)
+    with POISSON.open(1) as data:
+        problem = posed(POISSON, data, 40, starts=starts, kernel=kernel)
+        made = SVGD(400, 0.1).make(problem, 40, 0, quiet)
+        before, after = (
+            measured(own, data, POISSON.model, kernel) for own in (starts, (made.W, made.H))
+        )
+    mean = np.array([[3.3199, 6.1655], [2.2132, 4.1103]])
+    variance = np.array([[2.0515, 4.4742], [1.1352, 2.7148]])
+    mu = made.W @ made.H
+    assert np.abs((mu.mean(axis=0) - mean) / np.sqrt(variance)).max() < 0.2
+    assert np.abs(((starts[0] @ starts[1]).mean(axis=0) - mean) / np.sqrt(variance)).max() > 0.5
+    ratio = mu.var(axis=0) / variance
+    assert 0.45 < ratio.min() < ratio.max() < 1.2
+    assert after < 0.02 * before
+
+
+def test_what_is_made() -> None:
+    case, history, told = BY_NAME["silf, in the transition"], History(), []
+    with case.open(dtype="float32") as data:
+        problem = posed(case, data, 4)
+        made = SVGD(10).make(problem, 4, 0, lambda *at: told.append(at), history)
+        found = measured((made.W, made.H), data, case.model, KERNEL)
+    assert told[-1] == (10, 10)
+    assert made.W.dtype == np.float32
+    assert made.W.shape == (4, 7, 2)
+    assert made.H.shape == (4, 2, 6)
+    np.testing.assert_allclose(made.W.sum(axis=1), 1.0, rtol=1e-6)
+    assert min(made.W.min(), made.H.min()) >= 0
+    assert made.n_iter.tolist() == [10] * 4
+    assert len(history) == 11
+    assert made.seconds.sum() >= history[-1][0] > history[0][0] > 0
+    assert history[-1][1] == pytest.approx(found, rel=1e-3)
+
+
+def test_one_start_is_made_into_several() -> None:
+    case = BY_NAME["frozen"]
+    with case.open() as data:
+        problem = posed(case, data, 1)
+        made = SVGD(1, 1e-9).make(problem, 3, 0, quiet)
+        again = SVGD(1, 1e-9).make(problem, 3, 0, quiet)
+        other = SVGD(1, 1e-9).make(problem, 3, 1, quiet)
+        with pytest.raises(OptionError, match="4 particles need one start or 4 of them, got 3"):
+            SVGD(1).make(posed(case, data, 3), 4, 0, quiet)
+    W, H = problem.starts
+    np.testing.assert_allclose(made.W[0], W[0], rtol=1e-6)
+    spread = np.log(made.H[1:] / H[0])
+    assert 0.05 < spread.std() < 0.15
+    frozen = case.model.frozen[0]
+    np.testing.assert_array_equal(made.W[2][:, frozen], W[0][:, frozen])
+    np.testing.assert_array_equal(made.H, again.H)
+    assert not np.array_equal(made.H[1], other.H[1])
+
+
+@pytest.mark.parametrize("name", ["silf, above", "gaussian"])
+def test_steps_beyond_all_numbers_are_taken_back(name: str) -> None:
+    case = BY_NAME[name]
+    with case.open(dtype="float32") as data:
+        problem = posed(case, data, 3)
+        stuck = SVGD(3, 1e300).make(problem, 3, 0, quiet)
+        later = SVGD(160, 1e40).make(problem, 3, 0, quiet)
+    W, H = problem.starts
+    np.testing.assert_array_equal(stuck.H, H.astype(np.float32))
+    np.testing.assert_allclose(stuck.W, W, rtol=1e-6)
+    assert np.isfinite(later.W).all()
+    assert np.isfinite(later.H).all()
+    assert not np.array_equal(later.H, stuck.H)
+
+
+def test_starts_are_put_on_the_simplex() -> None:
+    """Columns of W divided by their sums, rows of H multiplied with them; WH stays."""
+    case = BY_NAME["silf, above"]
+    with case.open() as data:
+        W, H = posed(case, data, 3).starts
+        found = given(posed(case, data, 3, starts=(W * 3.0, H)), 3, 0)
+    np.testing.assert_allclose(found[0], W, rtol=1e-12)
+    np.testing.assert_allclose(found[1], 3.0 * H, rtol=1e-12)
+
+
+def test_starts_without_a_density_are_refused() -> None:
+    case = BY_NAME["silf, above"]
+    with case.open() as data:
+        W, H = posed(case, data, 3).starts
+        H[1, 0, 0] = np.inf
+        with pytest.raises(OptionError, match="start 1 has no finite density"):
+            SVGD(1).make(posed(case, data, 3, starts=(W, H)), 3, 0, quiet)
+        W[2, :, 1] = 0
+        with pytest.raises(OptionError, match="component 1 of start 2 is zero in all of W"):
+            SVGD(1).make(posed(case, data, 3, starts=(W, H)), 3, 0, quiet)
+
+
+def test_executors_give_the_same_bits() -> None:
+    case = BY_NAME["silf, above"]
+    with case.open(3, "float32") as data:
+        lanes = LanesExecutor(3)
+        one, other = (
+            SVGD(5).make(posed(case, data, 3, executor=own), 3, 0, quiet)
+            for own in (SerialExecutor(), lanes)
+        )
+        lanes.close()
+    np.testing.assert_array_equal(one.W, other.W)
+    np.testing.assert_array_equal(one.H, other.H)
+
+
+def test_options() -> None:
+    assert SVGD(7).to_dict() == {"type": "SVGD", "steps": 7, "step": "auto"}
+    assert isinstance(BY_NAME["silf, above"].model, SILFNMF)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+        ({"step": 0}, "step must be a positive"),
+        ({"step": "fast"}, "step must be \"auto\" or a positive number, got 'fast'"),
+    ],
+)
+def test_bad_options(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        SVGD(**settings)
