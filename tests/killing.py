@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 
 import daskfactor as dfac
-import daskfactor.inference.options
-from daskfactor import runs
+from daskfactor.inference import options
 
 SETTINGS: dict[str, Any] = {"random_seed": 11, "progressbar": False, "monitor": "missing"}
 SAMPLERS = [dfac.PSGLD(warm_start=10), dfac.PSGRRLD(warm_start=10)]
-runs.options.LONGEST_SEGMENT = 40  # checkpoints more often than a run this small would have
+options.LONGEST_SEGMENT = 40  # checkpoints more often than a run this small would have
 
 
 def data() -> np.ndarray:

@@ -41,7 +41,7 @@ CASES = {
     "PSGLD plain": Case(dfac.PSGLD(step=1e-3, preconditioner="identity", **WARM), POISSON),
     "PSGLD exact": Case(dfac.PSGLD(transition="cir", **WARM), POISSON),
     "PSGRRLD": Case(dfac.PSGRRLD(**WARM), POISSON, BAD_STEPS),
-    "Gibbs": Case(dfac.samplers.Gibbs(**WARM), POISSON, BAD_WARM),
+    "Gibbs": Case(dfac.Gibbs(**WARM), POISSON, BAD_WARM),
     "LangevinDynamics": Case(
         dfac.LangevinDynamics(**WARM), POISSON, (*BAD_STEPS, *BAD_WARM, *BAD_METRICS)
     ),
