@@ -1,13 +1,15 @@
 """Where figures come from: matplotlib, imported late, without touching anybody's backend."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xarray as xr
 
 from daskfactor.errors import OptionError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK = "#333333"
@@ -57,6 +59,19 @@ def chain_colors(count: int) -> list[str]:
     """Colors that keep chains apart, also for color-blind readers."""
     palette = ["#20639b", "#d1682b", "#3b8f5c", "#8e5aa8", "#a88a12", "#5b6770"]
     return [palette[index % len(palette)] for index in range(count)]
+
+
+def tidy(ax: "Axes", labelsize: float = 7) -> None:
+    """Take the frame above and to the right away, and make ticks small."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=labelsize, colors=INK, length=2)
+
+
+def short_label(label: Any, longest: int = 22) -> str:
+    """Write a label in few letters: dates without needless digits, long text cut."""
+    text = np.datetime_as_string(label, unit="auto") if isinstance(label, np.datetime64) else label
+    text = f"{text:.6g}" if isinstance(text, float | np.floating) else str(text)
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def save(figure: "Figure", path: Path) -> None:

@@ -1,14 +1,15 @@
 """The components of a factorization with their uncertainty."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
-from daskfactor.plots.canvas import ACCENT, INK, group, new_figure
+from daskfactor.plots.canvas import ACCENT, INK, group, new_figure, short_label, tidy
 from daskfactor.results.alignment import align
+from daskfactor.results.schema import factor_dims
 from daskfactor.results.weights import draw_weights, is_particles, over_chains
 
 if TYPE_CHECKING:
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 FloatArray = NDArray[np.float64]
+
+_MOST_LABELS: Final = 40
+"""Entries of which every one gets its label below the axis."""
+_FEW_LABELS: Final = 8
+"""Labels below the axis of more entries than that."""
+_LINE: Final = 60
+"""Letters that fit side by side below one axis."""
 
 
 def factor_moments(
@@ -157,9 +165,10 @@ def components(
     shares = component_shares(w_mean, h_mean)
     names = _names(tree)
     chosen = np.argsort(-shares, kind="stable")[:count]
-    target = new_figure(9.0, 0.9 * len(chosen) + 0.6) if figure is None else figure
+    dims = factor_dims(tree)
+    target = new_figure(9.0, 0.9 * len(chosen) + 0.9) if figure is None else figure
     axes: NDArray[np.object_] = target.subplots(
-        len(chosen), 2, squeeze=False, width_ratios=(1, 3) if image_shape else (1, 1)
+        len(chosen), 2, squeeze=False, width_ratios=(1, 3) if image_shape else (1, 1), sharex="col"
     )
     for (left, right), k in zip(axes, chosen, strict=True):
         if image_shape is None:
@@ -173,9 +182,38 @@ def components(
         if chain is None:
             told += f"\nin {float(group(tree, 'alignment')['share'][k]):.0%}"
         left.set_ylabel(told, rotation=0, ha="right", va="center", fontsize=8)
-    axes[0, 0].set_title("W, by row", loc="left", fontsize=9, color=INK)
-    axes[0, 1].set_title("H, by column", loc="left", fontsize=9, color=INK)
+    for column, (name, dim) in enumerate(zip("WH", dims, strict=True)):
+        axes[0, column].set_title(f"{name}, by {dim}", loc="left", fontsize=9, color=INK)
+        if column or image_shape is None:
+            _name_entries(axes[-1, column], tree, dim)
     return target.get_figure(root=True)
+
+
+def _name_entries(ax: "Axes", tree: xr.DataTree, dim: str) -> None:
+    """Write the labels of a dimension below an axis, all of them where there is room."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+
+    name = next(name for name in ("posterior_moments", "posterior") if name in tree.children)
+    moments = group(tree, name)
+    count = moments.sizes[dim]
+    ax.set_xlabel(dim, fontsize=8)
+    if dim not in moments.coords:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return
+    labels = [short_label(label) for label in moments[dim].values]
+    crowded = count > _MOST_LABELS
+    ax.xaxis.set_major_locator(
+        MaxNLocator(_FEW_LABELS, integer=True) if crowded else FixedLocator(range(count))
+    )
+
+    def label(position: float, _: int | None = None) -> str:
+        at = round(position)
+        return labels[at] if 0 <= at < count else ""
+
+    ax.xaxis.set_major_formatter(FuncFormatter(label))
+    shown = labels[:: max(1, count // _FEW_LABELS)] if crowded else labels
+    if sum(map(len, shown)) > _LINE:  # side by side they would touch
+        ax.tick_params(axis="x", labelrotation=45 if crowded else 90)
 
 
 def _profile(ax: "Axes", mean: FloatArray, sd: FloatArray) -> None:
@@ -187,7 +225,4 @@ def _profile(ax: "Axes", mean: FloatArray, sd: FloatArray) -> None:
     if not signed:
         ax.set_ylim(bottom=0)
     ax.set_xlim(-0.5, mean.size - 0.5)
-    ax.margins(x=0)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    ax.tick_params(labelsize=6, colors=INK, length=2)
+    tidy(ax, 6)

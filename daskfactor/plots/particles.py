@@ -8,7 +8,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
-from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, group, new_figure
+from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, group, new_figure, tidy
 from daskfactor.results.diversity import pairwise_distances
 from daskfactor.results.masses import draw_masses
 from daskfactor.results.trace import Trace, as_tree
@@ -140,13 +140,6 @@ def _name_ticks(ax: "Axes", names: Sequence[str], order: NDArray[np.int64]) -> N
     long = max(len(name) for name in names) > 3 or order.size > 24
     shown = [names[at] for at in order]
     ax.set_xticks(np.arange(order.size), shown, rotation=90 if long else 0)
-
-
-def tidy(ax: "Axes") -> None:
-    """Small ticks, no frame above and to the right."""
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    ax.tick_params(labelsize=7, colors=INK, length=2)
 
 
 def diversity_plot(

@@ -9,7 +9,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
-from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, new_figure, save
+from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, new_figure, save, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +87,5 @@ def _curve(
         mfc="white",
     )
     ax.plot([best], [float(table[name].sel(rank=best))], "o", ms=5, color=ACCENT, zorder=5)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
+    tidy(ax)
     ax.set_xticks(ranks)
-    ax.tick_params(labelsize=7, colors=INK)

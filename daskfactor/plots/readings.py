@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
-from daskfactor.plots.canvas import ACCENT, INK, QUIET, chain_colors, new_figure
-from daskfactor.plots.particles import heaviest, particle_names, tidy
+from daskfactor.plots.canvas import ACCENT, INK, QUIET, chain_colors, new_figure, short_label, tidy
+from daskfactor.plots.particles import heaviest, particle_names
 from daskfactor.results.masses import component_positions
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ OWN: Final = "#d1682b"
 SOME: Final = "#7fa6c9"
 _DOT: Final = "#8d9dac"
 _MARKERS: Final = "osD^vPX*"
-_LONGEST: Final = 22
 _MOST_ROWS: Final = 3
 _MOST_LINES: Final = 4
 
@@ -121,7 +120,7 @@ def _bars(ax: "Axes", labels: NDArray[Any], lengths: FloatArray, colors: list[st
     at = np.arange(labels.size)
     ax.barh(at, np.abs(lengths), height=0.72, color=colors)
     for y, label, length in zip(at, labels, lengths, strict=True):
-        text = _short(label) if length >= 0 else f"{_short(label)} (−)"
+        text = short_label(label) if length >= 0 else f"{short_label(label)} (−)"
         ax.annotate(
             text,
             (abs(length), y),
@@ -138,12 +137,6 @@ def _bars(ax: "Axes", labels: NDArray[Any], lengths: FloatArray, colors: list[st
     for side in ("top", "right", "bottom"):
         ax.spines[side].set_visible(False)
     ax.spines["left"].set_color(QUIET)
-
-
-def _short(label: Any) -> str:
-    text = np.datetime_as_string(label, unit="auto") if isinstance(label, np.datetime64) else label
-    text = str(text)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
 def _legend(figure: "Figure | SubFigure", lists: int) -> None:

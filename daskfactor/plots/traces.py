@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, chain_colors, group, new_figure
+from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, chain_colors, group, new_figure, tidy
 from daskfactor.results.weights import is_particles
 
 if TYPE_CHECKING:
@@ -62,8 +62,17 @@ def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) ->
     whole.set_ylabel("log density", fontsize=8)
     for ax in (whole, zoom):
         _tidy(ax)
-    if len(colors) > 1:
-        zoom.legend(fontsize=7, frameon=False)
+    handles, labels = zoom.get_legend_handles_labels()
+    told = dict(zip(labels, handles, strict=True))  # every chain may mark divergences
+    if len(told) > 1:
+        target.legend(
+            told.values(),
+            told.keys(),
+            loc="outside lower center",  # inside the axes it would cover traces
+            ncols=min(len(told), 8),
+            fontsize=7,
+            frameon=False,
+        )
     return target.get_figure(root=True)
 
 
@@ -152,9 +161,7 @@ def _mark_divergences(ax: "Axes", draw: NDArray[np.integer], stats: xr.Dataset, 
 
 
 def _tidy(ax: "Axes", what: str = "cycle") -> None:
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
+    tidy(ax)
     ax.set_xlabel(what, fontsize=8)
-    ax.tick_params(labelsize=7, colors=INK)
     ax.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
     ax.yaxis.get_offset_text().set_fontsize(7)

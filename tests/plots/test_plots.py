@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import xarray as xr
 from matplotlib.figure import Figure
 
 import daskfactor as dfac
@@ -124,3 +125,51 @@ def test_a_suffix_that_is_no_picture_is_refused(tmp_path):
     with pytest.raises(OptionError, match="no suffix of a picture"):
         save(plots.trace_plot(fake_run()), tmp_path / "run.doc")
     assert not list(tmp_path.iterdir())
+
+
+def renamed(tree, names):
+    def rename(group):
+        return group.rename({old: new for old, new in names.items() if old in group.dims})
+
+    return tree.map_over_datasets(rename)
+
+
+def test_components_are_told_by_the_names_of_the_data():
+    figure = plots.components(renamed(fake_run(), {"column": "sample"}))
+    left, right = figure.axes[-2:]
+    assert [figure.axes[0].get_title("left"), figure.axes[1].get_title("left")] == [
+        "W, by row",
+        "H, by sample",
+    ]
+    assert (left.get_xlabel(), right.get_xlabel()) == ("row", "sample")
+    figure.draw_without_rendering()
+    told = [tick.get_text() for tick in left.get_xticklabels()]
+    assert told == [f"r{row}" for row in range(SHAPE[0])]
+
+
+def test_of_many_entries_some_have_their_labels_below():
+    rng = np.random.default_rng(0)
+    V = xr.DataArray(
+        rng.poisson(3.0, (120, 9)),
+        dims=("time", "sensor"),
+        coords={"time": np.arange("2026-01-01", "2026-05-01", dtype="datetime64[D]")},
+    )
+    trace = dfac.sample(V, dfac.TweedieNMF(2), draws=3, tune=3, random_seed=0, progressbar=False)
+    figure = plots.components(trace)
+    left, right = figure.axes[-2:]
+    figure.draw_without_rendering()
+    told = [tick.get_text() for tick in left.get_xticklabels() if tick.get_text()]
+    assert 2 <= len(told) <= 12
+    assert told[0] == "2026-01-01"
+    assert [tick.get_text() for tick in right.get_xticklabels()][1] in {"0", "1", "2"}
+
+
+def test_the_legend_covers_no_trace():
+    figure = plots.trace_plot(fake_run(chains=2))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["chain 0", "diverging", "chain 1"]
+    box = legend.get_window_extent()
+    assert not any(ax.get_window_extent().overlaps(box) for ax in figure.axes)
+    assert all(ax.get_legend() is None for ax in figure.axes)
