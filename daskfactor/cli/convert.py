@@ -1,25 +1,16 @@
 """``daskfactor convert``."""
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from daskfactor.cli.options import Debug, Json, Precision, Quiet, Unstored
+from daskfactor.cli import options as o
 from daskfactor.cli.report import print_json, reporting
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from daskfactor.data.convert import Conversion
-
-
-class Compression(StrEnum):
-    """Codecs of a store."""
-
-    lz4 = "lz4"
-    zstd = "zstd"
-    none = "none"
 
 
 def convert(
@@ -37,13 +28,7 @@ def convert(
             metavar="STORE", help="Store to make, for example data.zarr.", show_default=False
         ),
     ],
-    unstored: Annotated[
-        Unstored | None,
-        typer.Option(
-            help="What a cell without entry is: zero in counts, missing in ratings.",
-            show_default=False,
-        ),
-    ] = None,
+    unstored: o.Meaning = None,
     rows: Annotated[
         str | None,
         typer.Option(help="Column with row keys: name, or position from 0.", show_default="first"),
@@ -75,17 +60,15 @@ def convert(
     layer: Annotated[
         str | None, typer.Option(help="Layer of an .h5ad file, not X.", show_default=False)
     ] = None,
-    blocks: Annotated[
-        int | None, typer.Option(min=1, help="Bands per side; chosen from the data if left out.")
-    ] = None,
+    blocks: o.Blocks = None,
     balance: Annotated[
         bool,
         typer.Option("--balance", help="Permute rows and columns, unseen, for even blocks."),
     ] = False,
-    dtype: Annotated[Precision, typer.Option(help="Type of the values.")] = Precision.float32,
+    dtype: Annotated[o.Precision, typer.Option(help="Type of the values.")] = "float32",
     compression: Annotated[
-        Compression, typer.Option(help="zstd is smaller, none is read fastest.")
-    ] = Compression.lz4,
+        Literal["lz4", "zstd", "none"], typer.Option(help="zstd is smaller, none is read fastest.")
+    ] = "lz4",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace STORE if it is a blocked store.")
     ] = False,
@@ -93,9 +76,9 @@ def convert(
         str | None,
         typer.Option(help="Memory to use, as 4GiB; half of what is free if left out."),
     ] = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
 ) -> None:
     """Turn a table or file of a sparse matrix into a store that can be fitted, of any size.
 
@@ -134,11 +117,11 @@ def convert(
             header=header,
             layer=layer,
             shape=shape,
-            unstored=None if unstored is None else unstored.value,
+            unstored=unstored,
             blocks=blocks,
             balance=balance,
-            dtype=dtype.value,
-            compression=compression.value,
+            dtype=dtype,
+            compression=compression,
             overwrite=overwrite,
             memory_limit=memory,
             progressbar=not quiet,
@@ -152,7 +135,7 @@ def convert(
 
 
 def conversion_table(done: "Conversion") -> "Table":
-    """What was made, a line per fact."""
+    """Tell what was made, a line per fact."""
     from rich.filesize import decimal
     from rich.table import Table
 

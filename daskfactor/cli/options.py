@@ -1,10 +1,15 @@
 """Options that several commands share."""
 
-from enum import StrEnum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+
+Precision = Literal["float32", "float64"]
+Unstored = Literal["zero", "missing"]
+Keep = Literal["auto", "draws", "moments"]
 
 Run = Annotated[
     str,
@@ -20,67 +25,29 @@ Input = Annotated[
     ),
 ]
 Store = Annotated[str, typer.Option(help="Store to write, a new directory.", show_default=False)]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the run that the store holds, if there is one.")
+]
 Components = Annotated[
     int, typer.Option("--components", "-k", min=1, help="Rank K.", show_default=False)
 ]
 Blocks = Annotated[
     int | None, typer.Option(min=1, help="Bands per side; chosen from the data if left out.")
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
-Seed = Annotated[
-    int, typer.Option("--seed", min=0, help="Same seed, data and settings: same draws.")
-]
-Output = Annotated[
-    Path, typer.Option("--output", "-o", help="Picture to write (.png, .pdf, .svg).")
-]
-
-
-class ModelName(StrEnum):
-    """Models by their names on the command line."""
-
-    tweedie = "tweedie"
-    gaussian = "gaussian"
-
-
-class SamplerName(StrEnum):
-    """Samplers by their names on the command line."""
-
-    psgld = "psgld"
-    psgrrld = "psgrrld"
-    gibbs = "gibbs"
-    hmc = "hmc"
-    langevin = "langevin"
-    sgld = "sgld"
-    sghmc = "sghmc"
-
-
-class ExecutorName(StrEnum):
-    """Executors by their names on the command line."""
-
-    auto = "auto"
-    lanes = "lanes"
-    serial = "serial"
-    tasks = "tasks"
-    ring = "ring"
-
-
-class Unstored(StrEnum):
-    """What an entry means that a sparse matrix does not store."""
-
-    zero = "zero"
-    missing = "missing"
-
-
 Meaning = Annotated[
     Unstored | None,
-    typer.Option(help="What an entry means that sparse input does not store."),
+    typer.Option(
+        help="What a cell that sparse input does not store is: zero in counts, missing in ratings.",
+        show_default=False,
+    ),
 ]
-
-
+Arithmetic = Annotated[Precision, typer.Option(help="Arithmetic.")]
+Executor = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|threads|serial|tasks|ring", help="Where blocks are updated; same draws."
+    ),
+]
 Cluster = Annotated[
     str | None,
     typer.Option(
@@ -88,18 +55,47 @@ Cluster = Annotated[
         show_default=False,
     ),
 ]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, help="Same seed, data and settings: same draws.")
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Picture to write (.png, .pdf, .svg).", show_default=False),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
 
 
-class Precision(StrEnum):
-    """Types that can be computed in."""
+def sampler_named(text: str) -> Any:
+    """Make the sampler whose name begins with ``text``, in letters of any case."""
+    import daskfactor as dfac
+    from daskfactor.inference.base import Sampler
 
-    float32 = "float32"
-    float64 = "float64"
+    known = {
+        name: kind
+        for name in dir(dfac)
+        if isinstance(kind := getattr(dfac, name), type) and issubclass(kind, Sampler)
+    }
+    meant = [name for name in known if name.lower().startswith(text.lower())]
+    meant = [name for name in meant if name.lower() == text.lower()] or meant
+    if len(meant) != 1:
+        raise typer.BadParameter(f"{text!r} names none of {', '.join(known)}, or more than one")
+    return known[meant[0]]()
 
 
-class Keep(StrEnum):
-    """What a run keeps."""
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """Connect to the scheduler at an address; without one there is no client, None."""
+    if address is None:
+        yield None
+        return
+    from daskfactor.executors.choice import connect
 
-    auto = "auto"
-    draws = "draws"
-    moments = "moments"
+    client = connect(address)
+    try:
+        yield client
+    finally:
+        client.close()  # type: ignore[no-untyped-call]

@@ -1,16 +1,13 @@
 """``daskfactor predict``."""
 
-import csv
 import re
 import sys
-from enum import StrEnum
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
-from daskfactor.cli.options import Debug, Json, Run
+from daskfactor.cli import options as o
 from daskfactor.cli.report import print_json, reporting
 from daskfactor.errors import OptionError
 
@@ -18,15 +15,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-class Of(StrEnum):
-    """What an interval is about."""
-
-    mean = "mean"
-    observation = "observation"
-
-
 def predict(
-    run: Run,
+    run: o.Run,
     rows: Annotated[
         str | None,
         typer.Option(
@@ -40,7 +30,7 @@ def predict(
         float, typer.Option(min=0.0, max=1.0, help="Probability that an interval holds.")
     ] = 0.9,
     of: Annotated[
-        Of | None,
+        Literal["mean", "observation"] | None,
         typer.Option(
             help="Interval of the mean WH, or of a new observation of the cell; left out, the "
             "latter where the model has one.",
@@ -50,8 +40,8 @@ def predict(
     output: Annotated[
         str, typer.Option("--output", "-o", help="File: .csv, .nc or .zarr; - is CSV on stdout.")
     ] = "-",
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
 ) -> None:
     """Predict cells: posterior mean, standard deviation and interval, observed or not.
 
@@ -69,45 +59,58 @@ def predict(
             raise OptionError(f"--output is a .csv, .nc or .zarr file, or -, got {output!r}")
         import daskfactor as dfac
 
-        tree = dfac.open_run(run)
-        rows_wanted = named(tree, 0, rows, "--rows")
-        columns_wanted = named(tree, 1, columns, "--columns")
-        result = dfac.predict(
-            tree,
-            rows=rows_wanted,
-            columns=columns_wanted,
-            interval=interval,
-            of=None if of is None else of.value,
-        )
-        result = with_positions(result, rows_wanted, columns_wanted)
+        tree, labels = unlabelled(dfac.open_run(run))
+        chosen = {
+            dim: None if text is None else positions(text, size, option)
+            for (dim, size), (text, option) in zip(
+                factor_sizes(tree).items(),
+                ((rows, "--rows"), (columns, "--columns")),
+                strict=True,
+            )
+        }
+        at_rows, at_columns = chosen.values()
+        result = dfac.predict(tree, rows=at_rows, columns=at_columns, interval=interval, of=of)
+        result = labelled(result, chosen, labels)
         write(result, kind, output)
         if as_json:
             print_json({"output": output, "sizes": dict(result.sizes), "variables": list(result)})
 
 
-def named(tree: "xr.DataTree", axis: int, text: str | None, option: str) -> Any:
-    """Positions as `predict` wants them: labels, where the data had labels."""
-    if text is None:
-        return None
+def factor_sizes(tree: "xr.DataTree") -> dict[str, int]:
+    """Give the numbers of rows and of columns under the names of the data."""
     from daskfactor.results.schema import factor_dims
 
-    dim = factor_dims(tree)[axis]
     group = "posterior" if "posterior" in tree.children else "posterior_moments"
-    factors = tree.children[group].to_dataset()
-    chosen = positions(text, factors.sizes[dim], option)
-    return factors[dim].values[chosen] if dim in factors.coords else chosen
+    sizes = tree.children[group].to_dataset().sizes
+    return {dim: sizes[dim] for dim in factor_dims(tree)}
 
 
-def with_positions(result: "xr.Dataset", rows: Any, columns: Any) -> "xr.Dataset":
-    """Positions as coordinates of chosen rows and columns that have no labels of their own."""
-    dims = [str(dim) for dim in result["mean"].dims]
-    chosen = zip(dims, (rows, columns), strict=True)
-    new = {d: (d, at) for d, at in chosen if at is not None and d not in result.coords}
-    return result.assign_coords(new)
+def unlabelled(tree: "xr.DataTree") -> tuple["xr.DataTree", dict[str, Any]]:
+    """Take the labels of rows and columns away: positions are meant, and labels may repeat."""
+    dims = list(factor_sizes(tree))
+    labels: dict[str, Any] = {}
+    for group in tree.children.values():
+        labels |= {dim: group.coords[dim] for dim in dims if dim in group.coords}
+    bare = tree.map_over_datasets(lambda group: group.drop_vars(dims, errors="ignore"))
+    bare.attrs |= tree.attrs
+    return bare, labels
+
+
+def labelled(
+    result: "xr.Dataset", chosen: dict[str, list[int] | None], labels: dict[str, Any]
+) -> "xr.Dataset":
+    """Give predictions the labels of their cells, or else the positions that were asked for."""
+    for dim, at in chosen.items():
+        if dim in labels:
+            values = labels[dim].values
+            result = result.assign_coords({dim: values if at is None else values[at]})
+        elif at is not None:
+            result = result.assign_coords({dim: at})
+    return result
 
 
 def positions(text: str, size: int, option: str) -> list[int]:
-    """``"0:3,7"`` as ``[0, 1, 2, 7]``.
+    """Read ``"0:3,7"`` as ``[0, 1, 2, 7]``.
 
     Raises
     ------
@@ -145,34 +148,16 @@ def write(result: "xr.Dataset", kind: str, output: str) -> None:
 
 
 def write_csv(result: "xr.Dataset", file: TextIO) -> None:
-    """One line a cell: its two labels, then every variable; computed and written by row chunks."""
-    row_dim, column_dim = (str(dim) for dim in result["mean"].dims)
-    names = list(_columns(result))
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([row_dim, column_dim, *names])
-    column_labels = _labels(result, column_dim)
-    start = 0
-    for size in _row_chunks(result):
-        part = result.isel({row_dim: slice(start, start + size)}).load()
-        labels = product(_labels(part, row_dim, start), column_labels)
-        cells = zip(*(_columns(part)[name] for name in names), strict=True)
-        for label, cell in zip(labels, cells, strict=True):
-            writer.writerow([*label, *(f"{value:.7g}" for value in cell)])
+    """Write a line for each cell: its two labels, then every variable.
+
+    Rows are computed and written by chunks, so that memory holds one chunk alone.
+    """
+    dims = [str(dim) for dim in result["mean"].dims]
+    mean, start = result["mean"], 0
+    for size in mean.chunks[0] if mean.chunks else mean.shape[:1]:
+        part = result.isel({dims[0]: slice(start, start + size)}).load()
+        if dims[0] not in part.coords:
+            part = part.assign_coords({dims[0]: range(start, start + size)})
+        table = part.to_dataframe(dim_order=dims)[[str(name) for name in result.data_vars]]
+        table.to_csv(file, header=not start, float_format="%.7g", lineterminator="\n")
         start += size
-
-
-def _row_chunks(result: "xr.Dataset") -> tuple[int, ...]:
-    """Rows that are computed together anyway."""
-    mean = result["mean"]
-    return mean.chunks[0] if mean.chunks else (mean.shape[0],)
-
-
-def _columns(result: "xr.Dataset") -> dict[str, Any]:
-    """Every variable flattened over the cells."""
-    return {str(name): array.data.ravel() for name, array in result.data_vars.items()}
-
-
-def _labels(result: "xr.Dataset", dim: str, start: int = 0) -> list[Any]:
-    if dim in result.coords:
-        return list(result[dim].values.tolist())
-    return list(range(start, start + result.sizes[dim]))

@@ -2,13 +2,14 @@
 
 import json
 import math
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -20,15 +21,21 @@ from daskfactor.errors import (
     StoreError,
 )
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 UNEXPECTED = 1
 REFUSED = 3
 STORE = 4
 DIVERGED = 5
 INTERRUPTED = 130
 
+OPTIONS: set[str] = set()
+"""Names of all options of the commands, as Python has them; the application fills them in."""
+
 
 def exit_code(error: BaseException) -> int:
-    """The exit code that stands for an error."""
+    """Find the exit code that stands for an error."""
     match error:
         case KeyboardInterrupt():
             return INTERRUPTED
@@ -90,11 +97,25 @@ def _file_trouble(error: OSError) -> str:
     return str(error) or type(error).__name__
 
 
+def _in_words_of_the_shell(text: str) -> str:
+    """Rewrite arguments of Python, such as ``overwrite=True``, as options of the commands."""
+
+    def option(match: re.Match[str]) -> str:
+        name, value = match[1], match[2].strip("\"'")
+        if name not in OPTIONS:
+            return match[0]
+        told = f"--{name.replace('_', '-')}"
+        return told if value == "True" else f"{told} {value}"
+
+    text = text.replace("resume(path, V=...)", "daskfactor resume RUN --data FILE")
+    return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?)""", option, text)
+
+
 def _fail(error: BaseException, text: str, debug: bool) -> None:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(" ".join(text.split()), err=True)
+    typer.echo(" ".join(_in_words_of_the_shell(text).split()), err=True)
     raise typer.Exit(exit_code(error)) from None
 
 
@@ -109,20 +130,33 @@ def _show_warning(usual: Any) -> Any:
     ) -> None:
         if issubclass(category, DaskfactorWarning):
             typer.secho("note: ", fg="yellow", err=True, nl=False)
-            typer.echo(" ".join(str(message).split()), err=True)
+            typer.echo(_in_words_of_the_shell(" ".join(str(message).split())), err=True)
         else:
             usual(message, category, filename, lineno, file, line)
 
     return show
 
 
+def print_run(tree: "xr.DataTree", store: str, as_json: bool) -> None:
+    """Print what a run was and came to, as a table or as JSON."""
+    from rich.console import Console
+
+    from daskfactor.cli.summary import run_summary, summary_table
+
+    summary = run_summary(tree, store)
+    if as_json:
+        print_json(summary)
+    else:
+        Console().print(summary_table(summary))
+
+
 def print_json(values: Mapping[str, Any]) -> None:
-    """One JSON object on stdout; numbers that JSON does not know become null."""
+    """Print one JSON object on stdout; numbers that JSON does not know become null."""
     typer.echo(json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def plain(value: Any) -> Any:
-    """A value in JSON's own types."""
+    """Turn a value into JSON's own types."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,15 +1,12 @@
 """``daskfactor select-rank``."""
 
 import re
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from daskfactor.cli.fit import connected
+from daskfactor.cli import options as o
 from daskfactor.cli.inputs import read_input
-from daskfactor.cli.options import Blocks, Cluster, Debug, ExecutorName, Json, Meaning, Quiet, Seed
 from daskfactor.cli.report import print_json, reporting
 from daskfactor.errors import OptionError
 
@@ -18,29 +15,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Kind(StrEnum):
-    """Models by their names on the command line."""
-
-    tweedie = "tweedie"
-    allocation = "allocation"
-
-
 def select_rank(
-    input: Annotated[  # noqa: A002 - the name that the help shows
-        str,
-        typer.Argument(
-            metavar="INPUT",
-            help="Matrix, as for fit; FILE:NAME picks one of several.",
-            show_default=False,
-        ),
-    ],
+    input: o.Input,  # noqa: A002 - the name that the help shows
     ranks: Annotated[
         str, typer.Option(help="FIRST:LAST, both included, or a list such as 2,4,8.")
     ] = "1:10",
     model: Annotated[
-        Kind,
+        Literal["tweedie", "allocation"],
         typer.Option(help="tweedie: W H with a law of beta; allocation: sparse counts as tokens."),
-    ] = Kind.tweedie,
+    ] = "tweedie",
     beta: Annotated[
         float | None,
         typer.Option(
@@ -86,20 +69,15 @@ def select_rank(
         int | None,
         typer.Option(min=10, help="Of tweedie: draws at the full likelihood.", show_default=False),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Picture to write (.png, .pdf, .svg)."),
-    ] = None,
-    blocks: Blocks = None,
-    unstored: Meaning = None,
-    seed: Seed = 0,
-    executor: Annotated[
-        ExecutorName, typer.Option(help="Same numbers from each.")
-    ] = ExecutorName.auto,
-    cluster: Cluster = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    output: o.Picture = None,
+    blocks: o.Blocks = None,
+    unstored: o.Meaning = None,
+    seed: o.Seed = 0,
+    executor: o.Executor = "auto",
+    cluster: o.Cluster = None,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
 ) -> None:
     """Compare numbers of components by their log evidence and by cells left out.
 
@@ -117,7 +95,7 @@ def select_rank(
         data = read_input(input)
         import daskfactor as dfac
 
-        if model == Kind.tweedie:
+        if model == "tweedie":
             _refuse(model, concentration=concentration, bound=bound or None)
             question, method = _factorization(numbers[0], beta, dispersion, temperatures, draws)
         else:
@@ -132,7 +110,7 @@ def select_rank(
             total = 1.0 if concentration is None else concentration
             question = dfac.AllocationModel.nmf(numbers[0], concentration=total)
             method = dfac.VariationalBayes() if bound else dfac.SequentialMonteCarlo()
-        with connected(cluster) as client:
+        with o.connected(cluster) as client:
             table = dfac.select_rank(
                 data,
                 question,
@@ -141,9 +119,9 @@ def select_rank(
                 "auto" if held_out is None else held_out,
                 seed,
                 blocks=blocks,
-                unstored=None if unstored is None else unstored.value,
+                unstored=unstored,
                 client=client,
-                executor=executor.value,
+                executor=executor,
                 progressbar=not quiet,
             )
         if output is not None:
@@ -167,7 +145,7 @@ def _factorization(
     temperatures: int | None,
     draws: int | None,
 ) -> tuple[Any, Any]:
-    """Model and method of ``--model tweedie``."""
+    """Make model and method of ``--model tweedie``."""
     import daskfactor as dfac
 
     model = dfac.TweedieNMF(
@@ -179,11 +157,11 @@ def _factorization(
     return model, dfac.ThermodynamicIntegration(temperatures=steps, draws=draws)
 
 
-def _refuse(model: Kind, **options: float | None) -> None:
-    """Options that belong to the other model."""
+def _refuse(model: str, **options: float | None) -> None:
+    """Refuse options that belong to the other model."""
     given = [name for name, value in options.items() if value is not None]
     if given:
-        other = Kind.tweedie if model == Kind.allocation else Kind.allocation
+        other = "tweedie" if model == "allocation" else "allocation"
         raise OptionError(
             f"--{given[0].replace('_', '-')} belongs to --model {other}, got it with {model}; "
             "leave one of them out"

@@ -1,4 +1,4 @@
-"""What there is to know about a run, as plain values and as a table."""
+"""Summaries of a run, as plain values and as a table."""
 
 import json
 import math
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def run_summary(tree: "xr.DataTree", store: str | None = None) -> dict[str, Any]:
-    """Data, model, sampler, draws and health of a run, in JSON's own types."""
+    """Summarize data, model, sampler, draws and health of a run, in JSON's own types."""
     attrs = tree.attrs
     summary: dict[str, Any] = {
         "store": store,
@@ -35,15 +35,23 @@ def run_summary(tree: "xr.DataTree", store: str | None = None) -> dict[str, Any]
     summary["sampling_time"] = attrs.get("sampling_time")
     summary["created_at"] = attrs.get("created_at")
     summary["daskfactor"] = attrs.get("inference_library_version")
-    if store is not None and particles is None:
-        summary["resume"] = f"daskfactor resume {store} --draws 500"
-    elif store is not None and particles is not None and particles["with_weight"] is None:
+    if store is not None and not _finished(summary):
         summary["resume"] = f"daskfactor resume {store}"
+    elif store is not None and particles is None:
+        summary["resume"] = f"daskfactor resume {store} --draws 500"
     return summary
 
 
+def _finished(summary: Mapping[str, Any]) -> bool:
+    """Tell whether all that was planned is there."""
+    if "particles" in summary:
+        return summary["particles"]["with_weight"] is not None
+    planned = summary["draws"]
+    return planned is None or summary["draws_done"] >= planned
+
+
 def draws_done(tree: "xr.DataTree") -> int:
-    """Draws that every chain of a run has taken, whether they were kept or not."""
+    """Count the draws that every chain of a run has taken, kept or not."""
     if _is_particles(tree):
         return int(tree["sample_stats"].sizes["draw"])
     if "posterior_moments" in tree.children:
@@ -58,7 +66,7 @@ def _is_particles(tree: "xr.DataTree") -> bool:
 
 
 def particle_summary(tree: "xr.DataTree") -> dict[str, Any] | None:
-    """How many particles there are and what they are worth; None for draws of a sampler."""
+    """Count particles and what they are worth; None for draws of a sampler."""
     if not _is_particles(tree):
         return None
     from daskfactor.results.weights import draw_weights, effective_number
@@ -86,7 +94,7 @@ def particle_summary(tree: "xr.DataTree") -> dict[str, Any] | None:
 
 
 def _data(tree: "xr.DataTree") -> dict[str, Any]:
-    """What the run says of its data, with the names of rows and columns."""
+    """Read what the run says of its data, with the names of rows and columns."""
     data = dict(_decoded(tree.attrs.get("data")) or {})
     if {"posterior", "posterior_moments"} & set(tree.children):
         from daskfactor.results.schema import factor_dims
@@ -103,7 +111,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _health(tree: "xr.DataTree") -> dict[str, Any]:
-    """Divergences, level and drift of the log density; None where there are no draws."""
+    """Count divergences, and measure level and drift of the log density; None without draws."""
     import numpy as np
 
     known = "sample_stats" in tree.children and "lp" in tree["sample_stats"].data_vars
@@ -128,7 +136,7 @@ def _health(tree: "xr.DataTree") -> dict[str, Any]:
 
 
 def summary_table(summary: Mapping[str, Any]) -> "Table":
-    """The summary for people."""
+    """Lay the summary out for people."""
     from rich import box
     from rich.table import Table
 
@@ -153,7 +161,8 @@ def _lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("made", _made_line(summary)),
     ]
     if "resume" in summary:
-        lines.append(("to finish" if "particles" in summary else "more draws", summary["resume"]))
+        more = summary["resume"].endswith("--draws 500")
+        lines.append(("more draws" if more else "to finish", summary["resume"]))
     return lines
 
 
@@ -169,7 +178,7 @@ def _data_line(data: Mapping[str, Any]) -> str:
 
 
 def _call(value: Any) -> str:
-    """``{"name": "PSGLD", "step": "auto"}`` as ``PSGLD(step=auto)``."""
+    """Write ``{"name": "PSGLD", "step": "auto"}`` as ``PSGLD(step=auto)``."""
     if not isinstance(value, Mapping):
         return str(value)
     name = next((str(value[key]) for key in ("name", "type", "kind") if key in value), "")

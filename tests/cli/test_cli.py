@@ -1,5 +1,4 @@
 import json
-import shutil
 import subprocess
 import sys
 
@@ -21,8 +20,6 @@ from daskfactor.errors import (
     StoreError,
     StoreFormatError,
 )
-from daskfactor.results.spec import RunSpec
-from daskfactor.results.store import RunStore
 from tests.fake_run import fake_run
 
 
@@ -110,15 +107,15 @@ def test_fit_hands_its_options_on(invoke, matrix, sampled):
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     (call,) = sampled
-    np.testing.assert_array_equal(call.pop("V"), np.ones((6, 5)))
+    data = call.pop("V")
+    assert (data.shape, data.grid.blocks, data.dtype) == ((6, 5), 2, np.float64)
     model = call.pop("model")
     assert (model.n_components, model.beta) == (3, 2.0)
     assert type(call.pop("sampler")) is daskfactor.PSGRRLD
     assert call == {
-        "draws": 8, "tune": 6, "chains": 2, "thin": 3, "blocks": 2, "random_seed": 9,
-        "dtype": "float64", "executor": "serial", "keep": "moments", "monitor": "missing",
-        "progressbar": False, "store": "run.zarr", "client": None, "unstored": None,
-        "balance": False, "allow_empty": False,
+        "draws": 8, "tune": 6, "chains": 2, "thin": 3, "random_seed": 9,
+        "executor": "serial", "keep": "moments", "monitor": "missing",
+        "progressbar": False, "store": "run.zarr", "client": None, "overwrite": False,
     }  # fmt: skip
 
 
@@ -283,14 +280,63 @@ def test_demo_prints_its_scores(invoke, tmp_path, monkeypatch):
     assert (tmp_path / "d.png").exists()
 
 
-def test_forget_run_deletes_nothing_but_runs(tmp_path):
-    target = tmp_path / "run.zarr"
-    demos.forget_run(str(target))
+def test_demo_replaces_nothing_but_runs(invoke, tmp_path):
+    target = tmp_path / "notes.zarr"
     zarr.create_group(target, attributes={"inference_library": "another"})
-    with pytest.raises(StoreFormatError):
-        demos.forget_run(str(target))
-    assert target.exists()
-    shutil.rmtree(target)
-    RunStore.create(target, RunSpec(shape=(4, 3, 2), chains=1, draws=5)).close()
-    demos.forget_run(str(target))
-    assert not target.exists()
+    result = invoke("demo", "digits", "--store", target, "--overwrite", "--tune", 1, "--draws", 1)
+    assert result.exit_code == 4, result.output
+    assert zarr.open_group(target, mode="r").attrs["inference_library"] == "another"
+
+
+def test_fit_replaces_a_run_when_told_to(invoke, matrix, tmp_path):
+    store = tmp_path / "run.zarr"
+    short = ("--store", store, "-k", 2, "--draws", 2, "--tune", 2, "--quiet")
+    assert invoke("fit", matrix, *short).exit_code == 0
+    refused = invoke("fit", matrix, *short)
+    assert refused.exit_code == 4
+    assert "--overwrite" in refused.stderr
+    assert "overwrite=True" not in refused.stderr
+    assert invoke("fit", matrix, *short, "--overwrite", "--seed", 5).exit_code == 0
+    assert daskfactor.open_run(str(store)).attrs["random_seed"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "told"),
+    [
+        ("pass overwrite=True to replace it", "pass --overwrite to replace it"),
+        ('say unstored="missing" or unstored="zero"', "say --unstored missing or --unstored zero"),
+        ("with allow_empty=True", "with --allow-empty"),
+        ("beta=1.5 is outside", "--beta 1.5 is outside"),
+        ("nothing=True is an option of ours", "nothing=True is an option of ours"),
+        ("pass it again: resume(path, V=...)", "again: daskfactor resume RUN --data FILE"),
+    ],
+)
+def test_errors_speak_of_options_as_the_shell_has_them(invoke, matrix, sampled, sentence, told):
+    sampled.raises = OptionError(sentence)
+    assert told in fit(invoke, matrix).stderr
+
+
+@pytest.mark.parametrize("name", ["psgld", "PSGLD", "langevin", "LangevinDynamics", "sgl", "gib"])
+def test_samplers_go_by_the_beginning_of_their_names(invoke, matrix, sampled, name):
+    assert fit(invoke, matrix, "--sampler", name).exit_code == 0
+    (call,) = sampled
+    assert type(call["sampler"]).__name__.lower().startswith(name.lower())
+
+
+@pytest.mark.parametrize("name", ["nuts", "psg", ""])
+def test_samplers_that_nobody_could_mean_are_refused(invoke, matrix, name):
+    result = fit(invoke, matrix, "--sampler", name)
+    assert result.exit_code == 2
+    assert "PSGLD" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("done", "advice"), [(20, "resume run.zarr --draws 500"), (7, "resume run.zarr")]
+)
+def test_info_says_how_to_go_on(invoke, store, monkeypatch, done, advice):
+    tree = fake_run(draws=done)
+    tree.attrs["draws"] = 20
+    monkeypatch.setattr(daskfactor, "open_run", lambda path: tree, raising=False)
+    found = json.loads(invoke("info", store, "--json").stdout)["resume"]
+    assert found == f"daskfactor {advice.replace('run.zarr', str(store))}"
+    assert ("to finish" in invoke("info", store).stdout) == (done == 7)

@@ -33,11 +33,12 @@ def calls(monkeypatch):
     calls = []
 
     def predict(trace, *, rows, columns, interval, of):
-        rows, columns = (None if x is None else x.tolist() for x in (rows, columns))
         calls.append({"rows": rows, "columns": columns, "interval": interval, "of": of})
-        # Labels are handed over, so that positions and labels cannot be mistaken here.
-        numbers = range(12) if rows is None else [int(name.removeprefix("r")) for name in rows]
-        return predictions(numbers, range(7) if columns is None else columns)
+        # Positions are handed over with a trace that has no labels to mistake them for.
+        assert not {"row", "column"} & set(trace["posterior"].coords)
+        numbers = range(12) if rows is None else rows
+        found = predictions(numbers, range(7) if columns is None else columns)
+        return found.drop_vars(["row", "column"])
 
     monkeypatch.setattr(daskfactor, "open_run", lambda path: fake_run(), raising=False)
     monkeypatch.setattr(daskfactor, "predict", predict, raising=False)
@@ -72,9 +73,7 @@ def test_impossible_positions_are_refused(text):
 def test_csv_on_stdout_has_a_line_for_every_cell(calls):
     result = invoke("--rows", "0,3", "--columns", "1:3", "--interval", 0.5, "--of", "observation")
     assert result.exit_code == 0, result.output
-    assert calls == [
-        {"rows": ["r0", "r3"], "columns": [1, 2], "interval": 0.5, "of": "observation"}
-    ]
+    assert calls == [{"rows": [0, 3], "columns": [1, 2], "interval": 0.5, "of": "observation"}]
     lines = list(csv.reader(io.StringIO(result.stdout)))
     assert lines[0] == ["row", "column", "mean", "sd", "lower", "upper"]
     assert lines[1:] == [
@@ -113,3 +112,19 @@ def test_an_existing_store_is_left_alone(calls, tmp_path):
 def test_outputs_that_make_no_sense_are_refused_before_the_work(calls, arguments):
     assert invoke(*arguments).exit_code == 3
     assert not calls
+
+
+def test_rows_of_one_label_are_told_apart_by_their_positions(tmp_path):
+    V = xr.DataArray(
+        np.random.default_rng(0).poisson(3.0, (8, 6)), dims=("row", "column"),
+        coords={"row": list("aabbccdd")},
+    )  # fmt: skip
+    store = tmp_path / "run.zarr"
+    model = daskfactor.TweedieNMF(2)
+    trace = daskfactor.sample(V, model, draws=4, tune=4, store=store, random_seed=0)
+    result = CliRunner().invoke(app, ["predict", str(store), "--rows", "3,2", "--columns", "5"])
+    assert result.exit_code == 0, result.output
+    lines = list(csv.reader(io.StringIO(result.stdout)))
+    whole = daskfactor.predict(trace)["mean"].values
+    assert [line[:2] for line in lines[1:]] == [["b", "5"], ["b", "5"]]
+    np.testing.assert_allclose([float(line[2]) for line in lines[1:]], whole[[3, 2], 5], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""``daskfactor plot``."""
+"""``daskfactor info`` and ``daskfactor plot``."""
 
 import re
 from pathlib import Path
@@ -6,14 +6,58 @@ from typing import Annotated
 
 import typer
 
-from daskfactor.cli.options import Debug, Json, Output, Run
+from daskfactor.cli import options as o
 from daskfactor.cli.report import print_json, reporting
 from daskfactor.errors import OptionError
 
 
+def info(
+    run: o.Run,
+    diagnose: Annotated[
+        bool,
+        typer.Option(
+            "--diagnose",
+            help="Read all draws and tell what of them has converged, or what particles agree on.",
+        ),
+    ] = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Tell what a run is, how far it has come, whether it is healthy, and how to go on.
+
+    Works on finished, running and interrupted runs.
+
+        daskfactor info run.zarr
+
+        daskfactor info run.zarr --diagnose
+
+        daskfactor info run.zarr --json | python -m json.tool
+    """
+    with reporting(debug):
+        from rich.console import Console
+
+        import daskfactor as dfac
+        from daskfactor.cli.summary import run_summary, summary_table
+
+        tree = dfac.open_run(run)
+        summary = run_summary(tree, run)
+        found = dfac.summarize(tree) if diagnose else None
+        if found is not None:
+            summary["convergence"] = {
+                "verdict": found.verdict,
+                "functionals": found.to_dataframe().to_dict(orient="index"),
+            }
+        if as_json:
+            print_json(summary)
+        else:
+            Console().print(summary_table(summary))
+            if found is not None:
+                typer.echo(str(found))
+
+
 def plot(
-    run: Run,
-    output: Output = Path("run.png"),
+    run: o.Run,
+    output: o.Picture = Path("run.png"),
     components: Annotated[
         int, typer.Option("--components", "-k", min=1, help="How many components to draw.")
     ] = 6,
@@ -23,8 +67,8 @@ def plot(
             help="HEIGHTxWIDTH, if the rows are pixels: draws W as pictures.", show_default=False
         ),
     ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
 ) -> None:
     """Draw the trace of the log density and the strongest components with their spread.
 
@@ -41,6 +85,7 @@ def plot(
         from daskfactor.plots import overview
         from daskfactor.plots.canvas import save
 
+        output = Path("run.png") if output is None else output
         tree = dfac.open_run(run)
         save(overview(tree, image_shape=shape, count=components, title=run), output)
         if as_json:
