@@ -41,10 +41,10 @@ from daskfactor.allocation.placement import place_counts
 from daskfactor.allocation.smc import Settings, run_smc
 from daskfactor.allocation.variational import MeanField, run_vb
 from daskfactor.executors import make_executor
-from daskfactor.executors.progress import ignore
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
+from daskfactor.progress import ignore
 
 SIZES = tuple(10**n for n in range(2, 7))
 TOTALS = tuple(10**n for n in range(3, 7))

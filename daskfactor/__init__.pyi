@@ -21,7 +21,6 @@ from .evidence import select_rank as select_rank
 from .executors import LanesExecutor as LanesExecutor
 from .executors import SerialExecutor as SerialExecutor
 from .executors import TasksExecutor as TasksExecutor
-from .executors.progress import RunEvent as RunEvent
 from .inference.cost import Cost as Cost
 from .inference.cost import estimate_cost as estimate_cost
 from .inference.optimizers import DSGD as DSGD
@@ -42,6 +41,7 @@ from .models.allocation import AllocationModel as AllocationModel
 from .models.gaussian import GaussianMF as GaussianMF
 from .models.silf import SILFNMF as SILFNMF
 from .models.tweedie import TweedieNMF as TweedieNMF
+from .progress import RunEvent as RunEvent
 from .results.alignment import align as align
 from .results.diversity import component_variability as component_variability
 from .results.diversity import pairwise_distances as pairwise_distances

@@ -7,9 +7,9 @@ import xarray as xr
 
 from daskfactor.errors import OptionError
 from daskfactor.executors import Executor
-from daskfactor.executors.progress import OnEvent
 from daskfactor.inference.sampling import resume as resume_chains
 from daskfactor.inference.setup import PathText
+from daskfactor.progress import OnEvent
 from daskfactor.stein.posterior import is_particle_store, resume_particles
 
 

@@ -45,8 +45,8 @@ from daskfactor.allocation.moving import run_moving_island
 from daskfactor.allocation.placement import place_counts
 from daskfactor.checks import is_number, positive_number, whole_number
 from daskfactor.errors import OptionError
-from daskfactor.executors.progress import OnEvent, RunEvent
 from daskfactor.kernels.resampling import SCHEMES
+from daskfactor.progress import OnEvent, RunEvent
 
 Vector = NDArray[np.float64]
 Map = Callable[[Callable[[Any, Any], Any], Any], list[Any]]

@@ -28,13 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import positive_number, whole_number
-from daskfactor.executors.progress import OnEvent, RunEvent
 from daskfactor.kernels.mean_field import (
     add_up,
     gamma_functions,
     inner,
     share_out,
 )
+from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.random import Stream, generator
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import numpy as np
 
 from daskfactor.data.balance import balanced_order
 from daskfactor.data.bands import Block, Grid
-from daskfactor.data.bar import Report
 from daskfactor.data.buffer import Places, Spill
 from daskfactor.data.decode import Decoder
 from daskfactor.data.keys import Axis, Learnt, PositionAxis, axis_for
@@ -27,6 +26,7 @@ from daskfactor.data.triples import KeysAreText, Piece, TripleSource
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError, StoreError
 from daskfactor.kernels.triples import Compressed, compress, triple_type
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
+from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.threads import available_cores
 
 MOST_THREADS = 8
@@ -44,14 +44,14 @@ class Task:
         zeros: bool,
         dtype: FloatType,
         limit: int,
-        report: Report,
+        on_event: OnEvent,
     ) -> None:
         self.source = source
         self.writer = writer
         self.zeros = zeros
         self.dtype = dtype
         self.limit = limit
-        self.report = report
+        self.on_event = on_event
         self.entries = 0
         self.doubles = 0
         self._threads = min(MOST_THREADS, available_cores())
@@ -103,7 +103,7 @@ class Task:
         done = 0
         for size in _in_order(jobs, self._threads):
             done += size
-            self.report("entries", done, max(done, self.entries))
+            self.on_event(RunEvent("entries", done, max(done, self.entries)))
         if done != self.entries:
             raise _changed(self.source, self.entries, done)
         decoder.warn()
@@ -139,7 +139,7 @@ class Task:
         done = 0
         for size in _in_order(((finish, (block,)) for block in blocks), threads):
             done += size
-            self.report("blocks", done, self.entries)
+            self.on_event(RunEvent("blocks", done, self.entries))
         statistics = builder.finish(allow_empty=True)
         self._warn_of_doubles()
         self.writer.finish(
@@ -174,8 +174,8 @@ class Task:
                 axes[1].learn(piece.cols)
                 other.result()
                 self.entries += _size(piece)
-                self.report("keys", self.entries, self.source.entries)
-        self.report("keys", self.entries, self.entries)
+                self.on_event(RunEvent("keys", self.entries, self.source.entries or 0))
+        self.on_event(RunEvent("keys", self.entries, self.entries))
         return axes or _position_axes((0, 0))
 
     def _compressed(self, block: Block) -> Compressed:

@@ -11,7 +11,6 @@ from numpy.typing import DTypeLike
 
 from daskfactor.checks import whole_number
 from daskfactor.data.bands import Grid
-from daskfactor.data.bar import entries_bar
 from daskfactor.data.conversion import Task
 from daskfactor.data.memory import memory_budget
 from daskfactor.data.storage import FloatType
@@ -20,6 +19,7 @@ from daskfactor.data.tables import Column, Wanted
 from daskfactor.data.triple_sources import open_triples
 from daskfactor.data.triples import TripleSource
 from daskfactor.errors import DataWarning, OptionError
+from daskfactor.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ def convert(
     writer = StoreWriter(str(store), overwrite=overwrite)
     wanted = Wanted(rows, columns, values, header)
     triples = _with_shape(open_triples(source, wanted, layer), shape)
-    with writing_errors(writer.location), entries_bar(progressbar) as report:
-        task = Task(triples, writer, _meaning(unstored, triples), kind, limit, report)
+    with writing_errors(writer.location), progress_bar(progressbar) as on_event:
+        task = Task(triples, writer, _meaning(unstored, triples), kind, limit, on_event)
         try:
             task.read_keys(balance, blocks)
             task.read_entries()

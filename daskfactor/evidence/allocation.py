@@ -20,9 +20,9 @@ from daskfactor.checks import whole_number
 from daskfactor.errors import SamplingWarning
 from daskfactor.evidence.base import Evidence, Method, Problem
 from daskfactor.executors import Executor
-from daskfactor.executors.progress import OnEvent
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
+from daskfactor.progress import OnEvent
 
 Vector = NDArray[np.float64]
 Columns = Mapping[str, tuple[Sequence[str], Any]]

@@ -12,9 +12,9 @@ from daskfactor.errors import OptionError
 from daskfactor.evidence.allocation import AUDIBLE, AllocationMethod, AllocationProblem
 from daskfactor.evidence.base import Evidence
 from daskfactor.executors import Executor, SerialExecutor, make_executor
-from daskfactor.executors.progress import OnEvent, RunEvent, ignore
 from daskfactor.inference.setup import listener
 from daskfactor.models.allocation import AllocationModel
+from daskfactor.progress import OnEvent, RunEvent, ignore
 
 
 def allocation_evidence(

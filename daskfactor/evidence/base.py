@@ -9,9 +9,9 @@ import xarray as xr
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
-from daskfactor.executors.progress import OnEvent
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import OnEvent
 
 AnyModel = TweedieNMF | GaussianAdditive
 

@@ -7,7 +7,6 @@ import numpy as np
 from daskfactor.data.blocks import BlockedData
 from daskfactor.evidence.exact import prior_draw
 from daskfactor.evidence.series import Series
-from daskfactor.executors.progress import ignore
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.chain import ChainRun, Setting
@@ -18,6 +17,7 @@ from daskfactor.inference.passes import evaluate
 from daskfactor.inference.samplers import Sampler
 from daskfactor.inference.sinks import MemorySink
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import ignore
 
 SMALLEST_MEAN = 1e-30
 """Floor of μ for likelihoods under the prior, which no gradient is taken of."""

@@ -21,7 +21,6 @@ from daskfactor.evidence.ordinates import (
     OrdinateProgram,
 )
 from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.executors.progress import Phase, RunEvent
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.gibbs_program import GibbsProgram
@@ -33,6 +32,7 @@ from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.multinomial import Wide, log_likelihood
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.priors import gamma_log_density
+from daskfactor.progress import Phase, RunEvent
 from daskfactor.random import Stream, generator, noise_key
 
 BATCHES = 25

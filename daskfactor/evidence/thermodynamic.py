@@ -21,12 +21,12 @@ from daskfactor.evidence.entries import both_sides, listed_entries
 from daskfactor.evidence.exact import prior_series, tempered_series
 from daskfactor.evidence.ladder import Rule, Vector, discretization_error, ladder, weights
 from daskfactor.evidence.series import Series, Summary, summarize
-from daskfactor.executors.progress import RunEvent
 from daskfactor.inference.likelihood import normalizer
 from daskfactor.inference.samplers import PSGRRLD, Sampler
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.divergence import has_density
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import RunEvent
 from daskfactor.random import Stream, generator
 
 Choice = Sampler | Literal["exact"]

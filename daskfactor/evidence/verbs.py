@@ -11,7 +11,6 @@ from daskfactor.evidence.base import AnyModel, Evidence, Method, Problem
 from daskfactor.evidence.chains import without_choices
 from daskfactor.evidence.thermodynamic import ThermodynamicIntegration
 from daskfactor.executors import Executor
-from daskfactor.executors.progress import OnEvent, RunEvent
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.samplers import PSGLD
@@ -20,6 +19,7 @@ from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.random import resolve_seed
 
 EvidenceModel = AnyModel | AllocationModel

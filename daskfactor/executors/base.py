@@ -93,8 +93,16 @@ class Executor(Protocol):
         """
         ...
 
-    def map(self, function: Callable[[T, Workspace], R], items: Sequence[T]) -> list[R]:
-        """``function`` of every item, results in the items' order."""
+    def map(
+        self,
+        function: Callable[[T, Workspace], R],
+        items: Sequence[T],
+        name: str = "pass-over-data",
+    ) -> list[R]:
+        """Return ``function`` of every item, in the items' order.
+
+        ``name`` says what is computed, for those who watch a cluster's dashboard.
+        """
         ...
 
     def close(self) -> None:

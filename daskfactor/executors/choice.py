@@ -29,10 +29,11 @@ SPARSE_SPEED = 1e9
 
 
 class Choice(NamedTuple):
-    """An executor's name, and the sentence that says why."""
+    """An executor's name, the sentence that says why, and the same for a status line."""
 
     name: str
     reason: str
+    short: str
 
 
 @dataclass(frozen=True)
@@ -75,31 +76,36 @@ def choose_executor(
     """
     seconds = block_seconds(data, width) if trial is None else measure_seconds(client, trial)
     choice = _choose(client, seconds, "about " if trial is None else "")
-    logger.info('executor "%s": %s', *choice)
+    logger.info('executor "%s": %s', choice.name, choice.reason)
     return choice
 
 
 def _choose(client: Any, seconds: float, about: str) -> Choice:
     workers = len(client.nthreads())
-    takes = f"a block takes {about}{_duration(seconds)}"
+    duration = f"{about}{_duration(seconds)}"
+    takes, blocks = f"a block takes {duration}", f"blocks of {duration}"
     if getattr(getattr(client, "cluster", None), "_adaptive", None) is not None:
-        short = "" if seconds >= TASK_WORTHY else ", although a ring on a fixed cluster is faster"
-        return Choice("tasks", f"the cluster grows and shrinks by itself; {takes}{short}")
+        but = "" if seconds >= TASK_WORTHY else ", although a ring on a fixed cluster is faster"
+        reason = f"the cluster grows and shrinks by itself; {takes}{but}"
+        return Choice("tasks", reason, "adaptive cluster")
     if seconds >= LONG_BLOCK:
         return Choice(
             "tasks",
             f"{takes}, which is worth a Dask task on any of the {workers} workers, also on those "
             "that come later, and the less is lost with a worker",
+            blocks,
         )
     return Choice(
         "ring",
         f"{takes}, less than Dask tasks are worth, so bands pass from worker to worker "
         f"({workers} of them)",
+        blocks,
     )
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds >= 1 else f"{seconds * 1e3:.2g} ms"
+    value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms")
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
 
 
 def measure_seconds(client: "Client", trial: Trial) -> float:
@@ -119,7 +125,7 @@ def measure_seconds(client: "Client", trial: Trial) -> float:
         )
         cluster.await_workers()
         future = cluster.submit(
-            time_operation, cluster.shares.pack(work), key=f"time-a-block-{cluster.fresh()}"
+            time_operation, cluster.shares.pack(work), key=f"time-block-{cluster.fresh()}"
         )
         cluster.wait([future], cluster.check_any)
         return float(cluster.gather(future, cluster.check_any))

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
 import uuid
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import dask
-from distributed import Client, KilledWorker
+from distributed import Client, KilledWorker, get_worker, secede
 from distributed.comm.core import CommClosedError
 
 from daskfactor.errors import DaskfactorError, EngineError, OptionError
@@ -90,6 +91,7 @@ class Cluster:
                 "client was made with asynchronous=True, which this package cannot wait for; "
                 "make one without"
             )
+        _leave_thread_pool()
         self.client: Any = client  # so much of it is without types
         self.patience = patience
         self.shares = Shares()
@@ -298,6 +300,16 @@ class Cluster:
             self.client.unsubscribe_topic(self.topic)
         self._listening = False
         self.shares.close()
+
+
+def _leave_thread_pool() -> None:
+    """Make room for other tasks if this is one: those it waits for may need its thread."""
+    try:
+        get_worker()
+    except ValueError:
+        return  # not inside a task
+    with contextlib.suppress(KeyError):  # the task has left it already
+        secede()  # type: ignore[no-untyped-call]
 
 
 def _reason(futures: Sequence[Any]) -> str:

@@ -103,8 +103,13 @@ class ClusterTasksExecutor:
         )
         return state
 
-    def map(self, function: Callable[[T, Workspace], R], items: Sequence[T]) -> list[R]:
-        return map_on_cluster(self._cluster, self.report, function, items)
+    def map(
+        self,
+        function: Callable[[T, Workspace], R],
+        items: Sequence[T],
+        name: str = "pass-over-data",
+    ) -> list[R]:
+        return map_on_cluster(self._cluster, self.report, function, items, name)
 
     def close(self) -> None:
         self._cluster.close()
@@ -143,7 +148,7 @@ class _Piece:
         futures: list[Any] = []
         try:
             starts = {}
-            context = self._send(self._context(number), f"context{token}", futures)
+            context = self._send(self._context(number), f"send-program{token}", futures)
             for key, value in split_state(self.state, self.groups[0][0].size).items():
                 name = "-".join(str(part) for part in key) + token
                 starts[key] = self._send(value, name, futures)

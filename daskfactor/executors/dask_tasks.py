@@ -100,9 +100,14 @@ class TasksExecutor:
         self.report.add(RunReport(time.perf_counter() - started, busy, self.num_workers))
         return after
 
-    def map(self, function: Callable[[T, Workspace], R], items: Sequence[T]) -> list[R]:
+    def map(
+        self,
+        function: Callable[[T, Workspace], R],
+        items: Sequence[T],
+        name: str = "pass-over-data",
+    ) -> list[R]:
         graph: Graph = {
-            ("map", number): (_call, Opaque(function), Opaque(item))
+            (name, number): (_call, Opaque(function), Opaque(item))
             for number, item in enumerate(items)
         }
         return [result.value for result in self._compute(graph, list(graph))]

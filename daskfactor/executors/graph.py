@@ -179,7 +179,7 @@ def build_graph(
     for number, group in enumerate(groups):
         after: Graph = {}
         for task in group:
-            name = f"update-cycle-{task.ops[0].cycle}{token}"
+            name = f"update-block-{task.ops[0].cycle}{token}"
             key = (name, number, task.row, task.col)
             cells = ("start-cells", task.row, task.col)
             graph[key] = (
@@ -192,11 +192,11 @@ def build_graph(
             )
             after["start-rows", task.row] = after["start-columns", task.col] = key
             if split:
-                after["start-columns", task.col] = (f"columns{token}", *key[1:])
-                graph[f"columns{token}", *key[1:]] = (only_cols, key)
+                after["start-columns", task.col] = (f"hand-on-columns{token}", *key[1:])
+                graph[f"hand-on-columns{token}", *key[1:]] = (only_cols, key)
             if cells in now and any(op.action == Action.EVALUATE for op in task.ops):
-                after[cells] = (f"cells{token}", *key[1:])
-                graph[f"cells{token}", *key[1:]] = (only_cells, key)
+                after[cells] = (f"hand-on-cells{token}", *key[1:])
+                graph[f"hand-on-cells{token}", *key[1:]] = (only_cells, key)
         now.update(after)
     cols = sorted(key for key in starts if key[0] == "start-columns")
     cells_ends = [value for key, value in now.items() if key[0] == "start-cells"]

@@ -39,6 +39,7 @@ def map_on_cluster(
     report: RunReport,
     function: Callable[[T, Workspace], R],
     items: Sequence[T],
+    name: str,
 ) -> list[R]:
     """``function`` of every item; run again when workers are lost."""
     if not items:
@@ -50,11 +51,9 @@ def map_on_cluster(
         threads = sum(cluster.await_workers().values())
         batches = min(len(items), threads)
         edges = [len(items) * n // batches for n in range(batches + 1)]
-        sent = cluster.submit(same, packed, key=f"function-{cluster.fresh()}")
+        sent = cluster.submit(same, packed, key=f"send-{name}-{cluster.fresh()}")
         futures = [
-            cluster.submit(
-                call_batch, sent, list(items[low:high]), key=f"map-batch-{cluster.fresh()}"
-            )
+            cluster.submit(call_batch, sent, list(items[low:high]), key=f"{name}-{cluster.fresh()}")
             for low, high in itertools.pairwise(edges)
         ]
         seen, finished, quiet = time.monotonic(), 0, Waited()

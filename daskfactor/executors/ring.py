@@ -125,8 +125,13 @@ class RingExecutor:
                 )
             time.sleep(0.1)
 
-    def map(self, function: Callable[[T, Workspace], R], items: Sequence[T]) -> list[R]:
-        return map_on_cluster(self._cluster, self.report, function, items)
+    def map(
+        self,
+        function: Callable[[T, Workspace], R],
+        items: Sequence[T],
+        name: str = "pass-over-data",
+    ) -> list[R]:
+        return map_on_cluster(self._cluster, self.report, function, items, name)
 
     def close(self) -> None:
         self._cluster.close()

@@ -60,7 +60,13 @@ class SerialExecutor:
         self.report.add(RunReport(time.perf_counter() - started, busy, 1))
         return state
 
-    def map(self, function: Callable[[T, Workspace], R], items: Sequence[T]) -> list[R]:
+    def map(
+        self,
+        function: Callable[[T, Workspace], R],
+        items: Sequence[T],
+        name: str = "pass-over-data",
+    ) -> list[R]:
+        del name  # nobody watches threads
         with single_threaded_blas():
             return [function(item, self._workspace) for item in items]
 

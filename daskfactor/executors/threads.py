@@ -171,7 +171,13 @@ class LanesExecutor:
             ledger.fail(error)
         return evaluations, busy
 
-    def map(self, function: Callable[[T, Workspace], R], items: Sequence[T]) -> list[R]:
+    def map(
+        self,
+        function: Callable[[T, Workspace], R],
+        items: Sequence[T],
+        name: str = "pass-over-data",
+    ) -> list[R]:
+        del name  # nobody watches threads
         spare = list(self._workspaces)
 
         def call(item: T) -> R:

@@ -4,13 +4,13 @@ import numpy as np
 from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
-from daskfactor.executors.progress import OnEvent, RunEvent
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.chains import make_chain
 from daskfactor.inference.options import RunOptions
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import OnEvent, RunEvent
 
 _compiled: set[tuple[object, ...]] = set()
 

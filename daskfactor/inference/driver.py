@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.executors.progress import OnEvent, Phase, RunEvent
 from daskfactor.inference.chain import ChainRun, Setting, TrackRun
 from daskfactor.inference.chains import make_chain
 from daskfactor.inference.options import boundaries, segment_length
 from daskfactor.inference.order import in_callers_order
 from daskfactor.inference.snapshot import cell_count, gather_cells, restore, snapshot
+from daskfactor.progress import OnEvent, Phase, RunEvent
 from daskfactor.results.extrapolation import extrapolated_moments
 
 Array = NDArray[Any]

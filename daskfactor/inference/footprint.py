@@ -14,7 +14,6 @@ import numpy as np
 
 from daskfactor.data.schedules import NestedReshuffled
 from daskfactor.errors import OptionError
-from daskfactor.executors.progress import ignore
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.driver import Driver, work_per_cycle
 from daskfactor.inference.gaussian_hyper import HYPER_EVERY
@@ -24,6 +23,7 @@ from daskfactor.inference.sinks import MemorySink
 from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.workspace import tile_rows
 from daskfactor.models.gaussian import GaussianMF
+from daskfactor.progress import ignore
 from daskfactor.results.layout import CHUNK_BYTES
 
 OPERATION_BYTES = 256

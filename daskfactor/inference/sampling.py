@@ -10,7 +10,6 @@ import xarray as xr
 
 from daskfactor.checks import whole_number
 from daskfactor.executors import Executor
-from daskfactor.executors.progress import OnEvent, RunEvent
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.compilation import compile_kernels
 from daskfactor.inference.driver import Driver
@@ -40,6 +39,7 @@ from daskfactor.inference.setup import (
 )
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.random import resolve_seed
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run

@@ -24,7 +24,6 @@ from daskfactor.errors import DataError, DataWarning, ModelError, OptionError, S
 from daskfactor.executors import Executor, make_executor
 from daskfactor.executors.choice import choose_executor
 from daskfactor.executors.machine import machine_attrs
-from daskfactor.executors.progress import OnEvent, RunEvent, ignore, progress_bar
 from daskfactor.inference.calibration import block_trial
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.compilation import compile_kernels
@@ -36,6 +35,7 @@ from daskfactor.inference.sinks import MemorySink
 from daskfactor.models.fixed import FixedComponents
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import FIXED, TweedieNMF
+from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
 from daskfactor.results.schema import FORMAT_VERSION
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.store import RunStore
@@ -174,8 +174,8 @@ def executing(
         executor, reason = "lanes", "no client was given"
         if client is not None:
             trial = block_trial(data, model)
-            executor, reason = choose_executor(client, data, model.width, trial)
-            on_event(RunEvent("load", 1, 1, message=f"{executor}: {reason}"))
+            executor, reason, short = choose_executor(client, data, model.width, trial)
+            on_event(RunEvent("load", 1, 1, message=f"{executor}: {short}"))
     made = make_executor(executor, client)
     if made is not executor:
         made.reason = reason

@@ -12,7 +12,6 @@ from daskfactor.checks import truth, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import Executor
-from daskfactor.executors.progress import OnEvent, RunEvent
 from daskfactor.inference.setup import (
     PathText,
     check_data,
@@ -23,6 +22,7 @@ from daskfactor.inference.setup import (
 )
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.random import resolve_seed
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.memory import memory_budget
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.executors.progress import RunEvent
 from daskfactor.inference.order import in_callers_order
 from daskfactor.inference.setup import PathText
 from daskfactor.inference.sinks import MemorySink
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import RunEvent
 from daskfactor.results.lock import claim, local_path
 from daskfactor.results.matching import Law, Reference, match, reference_from
 from daskfactor.results.store import RunStore

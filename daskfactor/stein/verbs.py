@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import Executor
-from daskfactor.executors.progress import RunEvent
 from daskfactor.inference.setup import check_data, executing, listener, opened
 from daskfactor.models.silf import SILFNMF
+from daskfactor.progress import RunEvent
 from daskfactor.results.schema import factor_dims
 from daskfactor.results.trace import Trace, require_draws
 from daskfactor.stein.kernel import IMQ

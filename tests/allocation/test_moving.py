@@ -14,10 +14,10 @@ from daskfactor.allocation.batches import LOOKS, stretch_edges
 from daskfactor.allocation.limits import estimated_seconds
 from daskfactor.allocation.smc import Settings, run_smc
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.executors.progress import ignore
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.executors.threads import LanesExecutor
 from daskfactor.models.allocation import AllocationModel
+from daskfactor.progress import ignore
 from tests.allocation.cases import TOY
 from tests.allocation.particles import blocks, in_turn, journey_of, quiet, urns_of
 

@@ -10,10 +10,10 @@ from daskfactor.allocation.exact import enumerate_evidence
 from daskfactor.allocation.limits import estimated_seconds
 from daskfactor.allocation.smc import Settings, pooled, run_smc
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.executors.progress import RunEvent, ignore
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.executors.threads import LanesExecutor
 from daskfactor.models.allocation import AllocationModel
+from daskfactor.progress import RunEvent, ignore
 from tests.allocation.cases import TOY
 from tests.allocation.particles import blocks, in_turn, journey_of, quiet, urns_of
 

@@ -13,11 +13,11 @@ from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarnin
 from daskfactor.evidence.base import Evidence, Problem
 from daskfactor.evidence.chib import Chib
 from daskfactor.evidence.ordinates import Averager, Naming, entries, table
-from daskfactor.executors.progress import ignore
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.kernels.permanent import log_permanent
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import ignore
 from tests.statistical.allocations import Priors, posterior
 from tests.statistical.exact import CASES, reference_posterior
 

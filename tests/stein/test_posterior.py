@@ -12,7 +12,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError, SamplingWarning, StoreError
-from daskfactor.executors.progress import RunEvent
+from daskfactor.progress import RunEvent
 from daskfactor.results.schema import validate
 from daskfactor.stein.run import on_simplex
 

@@ -1,4 +1,4 @@
-"""What a run tells of itself while it goes on, and a progress bar that shows it."""
+"""What long work tells of itself while it goes on, and a progress bar that shows it."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -19,11 +19,32 @@ from rich.table import Column
 from rich.text import Text
 
 Phase = Literal[
-    "compile", "load", "warm start", "tune", "draw", "save", "pilot", "particles", "weights"
+    "compile",
+    "load",
+    "warm start",
+    "tune",
+    "draw",
+    "save",
+    "pilot",
+    "particles",
+    "weights",
+    "keys",
+    "entries",
+    "blocks",
 ]
 
-UNITS: Final = {"pilot": "runs", "particles": "runs"}
-"""What is counted in a phase, where it is not cycles."""
+_MILLION_ENTRIES = ("M entries", 1e-6)
+_UNITS: Final = {
+    "pilot": ("runs", 1.0),
+    "particles": ("runs", 1.0),
+    "keys": _MILLION_ENTRIES,
+    "entries": _MILLION_ENTRIES,
+    "blocks": _MILLION_ENTRIES,
+}
+"""What is counted in a phase where it is not cycles, and in which multiple."""
+
+NOTE_WIDTH: Final = 30
+"""Characters of a message that fit beside the bar in a terminal of 80."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +52,8 @@ class RunEvent:
     """A step of a run.
 
     ``done`` and ``total`` count cycles over all chains (iterations in the warm
-    start); ``log_likelihood`` is the latest that was computed, or NaN.
+    start, entries in a conversion); a total of 0 is one that nobody knows.
+    ``log_likelihood`` is the latest that was computed, or NaN.
     """
 
     phase: Phase
@@ -45,34 +67,39 @@ OnEvent = Callable[[RunEvent], None]
 
 
 def ignore(event: RunEvent) -> None:
-    """A listener for runs that nobody watches."""
+    """Listen to a run that nobody watches."""
 
 
 class _RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        unit = UNITS.get(task.description, "cycles")
-        return Text(f"{speed:.4g} {unit}/s" if speed else "", style="cyan")
+        unit, multiple = _UNITS.get(task.description, ("cycles", 1.0))
+        return Text(f"{speed * multiple:.4g} {unit}/s" if speed else "", style="cyan")
+
+
+class _ShareColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.percentage:>3.0f} %" if task.total else "")
 
 
 def _column(width: int) -> Column:
-    """A column that keeps its width in a narrow terminal; the last one gives way."""
+    """Make a column that keeps its width in a narrow terminal; the last one gives way."""
     return Column(no_wrap=True, min_width=width)
 
 
 @contextmanager
 def progress_bar(enabled: bool = True) -> Iterator[OnEvent]:
-    """A progress bar on standard error: phase, share done, rate, time left, log-likelihood."""
+    """Show a line per phase on standard error: share done, rate, time left, log-likelihood."""
     if not enabled:
         yield ignore
         return
     bar = Progress(
         TextColumn("{task.description}", table_column=_column(10)),
         BarColumn(bar_width=10, table_column=_column(10)),
-        TextColumn("{task.percentage:>3.0f} %", table_column=_column(5)),
+        _ShareColumn(table_column=_column(5)),
         _RateColumn(table_column=_column(13)),
         TimeRemainingColumn(compact=True, table_column=_column(5)),
-        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, max_width=30)),
+        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, max_width=NOTE_WIDTH)),
         console=Console(stderr=True),
     )
     tasks: dict[str, Task] = {}
@@ -81,7 +108,7 @@ def progress_bar(enabled: bool = True) -> Iterator[OnEvent]:
         if event.phase not in tasks:
             for other in tasks.values():
                 bar.update(other.id, completed=other.total)
-            number = bar.add_task(event.phase, total=event.total or 1.0, note="")
+            number = bar.add_task(event.phase, total=event.total or None, note="")
             tasks[event.phase] = bar.tasks[bar.task_ids.index(number)]
         task = tasks[event.phase]
         note = event.message
@@ -90,7 +117,7 @@ def progress_bar(enabled: bool = True) -> Iterator[OnEvent]:
         bar.update(
             task.id,
             completed=event.done,
-            total=event.total or 1.0,
+            total=event.total or None,
             note=note or task.fields["note"],
         )
 
