@@ -475,6 +475,12 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         OptionError,
         r"even draws; got 3, pass 4",
     ),
+    "components": (
+        V0,
+        {"model": dfac.TweedieNMF(10**12)},
+        OptionError,
+        r"n_components=1000000000000 takes .* GiB .* free; take fewer components",
+    ),
     "model": (V0, {"model": "nmf"}, OptionError, r"model must be a model"),
     "sampler": (V0, {"sampler": "psgld"}, OptionError, r"sampler must be one of PSGLD"),
 }

@@ -1,18 +1,18 @@
 """How an evidence of counts is run: data read, kernels compiled, an executor for its tasks."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from daskfactor.allocation.compiled_model import compile_urns
-from daskfactor.allocation.counts import as_counts
+from daskfactor.allocation.counts import Counts, as_counts
 from daskfactor.errors import OptionError
 from daskfactor.evidence.allocation import AUDIBLE, AllocationMethod, AllocationProblem
 from daskfactor.evidence.base import Evidence
-from daskfactor.executors import Executor, SerialExecutor, make_executor
-from daskfactor.inference.setup import listener
+from daskfactor.executors import Executor, SerialExecutor
+from daskfactor.executors.choice import Choice
+from daskfactor.inference.session import session_of
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.progress import OnEvent, RunEvent, ignore
 
@@ -35,17 +35,32 @@ def allocation_evidence(
             f"unstored={unstored!r} does not go with an AllocationModel, which has no missing "
             "cells: what its data do not store is zero; leave it out"
         )
-    with ExitStack() as stack:
-        on_event = stack.enter_context(listener(progressbar, callback))
-        on_event(RunEvent("load", 0, 1))
+
+    def load(stack: ExitStack) -> tuple[Counts, str]:
+        del stack  # nothing is left open
         counts = as_counts(X, model)
-        told = f"{counts.total} tokens in {len(counts.values)} cells"
-        on_event(RunEvent("load", 1, 1, message=told))
-        urns = method.prepared(counts, model, seed)
-        runner = stack.enter_context(_mapping(executor, client))
-        if runner.name in AUDIBLE:
-            _compile(method, on_event)
-        return method.estimate_counts(AllocationProblem(model, urns, seed, runner, on_event))
+        return counts, f"{counts.total} tokens in {len(counts.values)} cells"
+
+    with session_of(
+        load,
+        _suits,
+        random_seed=seed,
+        progressbar=progressbar,
+        client=client,
+        executor=executor,
+        callback=callback,
+    ) as run:
+        urns = method.prepared(run.data, model, seed)
+        if run.executor.name in AUDIBLE:
+            _compile(method, run.on_event)
+        problem = AllocationProblem(model, urns, seed, run.executor, run.on_event)
+        return method.estimate_counts(problem)
+
+
+def _suits(client: Any, counts: Counts) -> Choice:
+    """Tasks: what is spread over workers are pieces of work that know nothing of each other."""
+    del client, counts
+    return Choice("tasks", "the pieces of work are independent", "independent pieces")
 
 
 _compiled: set[str] = set()
@@ -61,16 +76,3 @@ def _compile(method: AllocationMethod, on_event: OnEvent) -> None:
     method.brief().estimate_counts(AllocationProblem(model, urns, 0, SerialExecutor(), ignore))
     _compiled.add(method.name)
     on_event(RunEvent("compile", 1, 1))
-
-
-@contextmanager
-def _mapping(executor: str | Executor, client: Any) -> Iterator[Executor]:
-    """An executor for independent tasks, closed afterwards unless it is the caller's own."""
-    if isinstance(executor, str) and executor == "auto":
-        executor = "lanes" if client is None else "tasks"
-    made = make_executor(executor, client)
-    try:
-        yield made
-    finally:
-        if made is not executor:
-            made.close()

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -13,7 +12,6 @@ from scipy.special import logsumexp
 
 from daskfactor.allocation.counts import as_counts
 from daskfactor.checks import whole_number
-from daskfactor.data.blocks import BlockedData
 from daskfactor.data.holdout import HeldOut, hold_out
 from daskfactor.errors import EngineError, OptionError
 from daskfactor.evidence.base import Method
@@ -27,7 +25,7 @@ from daskfactor.evidence.verbs import (
 )
 from daskfactor.executors import Executor
 from daskfactor.inference.sampling import sample
-from daskfactor.inference.setup import check_data, executing, opened
+from daskfactor.inference.session import session
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.divergence import log_density
@@ -136,9 +134,12 @@ def select_rank(
         options["unstored"] = unstored
         fits = [_fit(X, _ranked(model, rank), method, seed, options, None) for rank in numbers]
         return _table(numbers, fits)
-    with ExitStack() as stack:
-        data = stack.enter_context(opened(V, blocks, dtype="float32", unstored=unstored))
-        decided = _decided(data, model, max(numbers), seed, options)
+    with session(
+        V, model, blocks, unstored, random_seed=seed, executor="serial", progressbar=False
+    ) as run:
+        data = run.data
+        phi = chosen_dispersion(data, _ranked(model, max(numbers)), seed, run.executor)
+        decided = replace(model, dispersion=phi)
         held = None
         if share:
             held = hold_out(V, share, unstored=data.unstored or "missing", random_seed=seed)
@@ -181,16 +182,6 @@ def _ranked(model: M, rank: int) -> M:
     if isinstance(model, AllocationModel):
         return model.with_components(rank)
     return replace(model, n_components=rank)
-
-
-def _decided(
-    data: BlockedData, model: TweedieNMF, largest: int, seed: int, options: dict[str, Any]
-) -> TweedieNMF:
-    """The model with the one dispersion that all ranks share."""
-    check_data(model, data)
-    with executing("serial", None, data, model, lambda event: None) as runner:
-        phi = chosen_dispersion(data, _ranked(model, largest), seed, runner)
-    return replace(model, dispersion=phi)
 
 
 def _fit(

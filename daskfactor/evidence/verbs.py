@@ -1,6 +1,5 @@
 """The public verb ``log_evidence``, and how a model's settings are fixed for it."""
 
-from contextlib import ExitStack
 from typing import Any
 
 from daskfactor.data.blocks import BlockedData
@@ -14,12 +13,12 @@ from daskfactor.executors import Executor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.samplers import PSGLD
-from daskfactor.inference.setup import check_data, executing, listener, opened
+from daskfactor.inference.session import session
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.progress import OnEvent, RunEvent
+from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
 
 EvidenceModel = AnyModel | AllocationModel
@@ -101,17 +100,20 @@ def log_evidence(
         )
     if isinstance(model, GaussianAdditive):
         return method.estimate_additive(V, model, seed)
-    with ExitStack() as stack:
-        on_event = stack.enter_context(listener(progressbar, callback))
-        on_event(RunEvent("load", 0, 1))
-        data = stack.enter_context(opened(V, blocks, dtype="float32", unstored=unstored))
-        check_data(model, data)
-        model.check_shape(data.shape)
-        on_event(RunEvent("load", 1, 1, message="{} x {}".format(*data.shape)))
-        runner = stack.enter_context(executing(executor, client, data, model, on_event))
-        phi = chosen_dispersion(data, model, seed, runner)
-        decided = without_choices(model, data, phi)
-        return method.estimate(Problem(data, decided, seed, runner, on_event))
+    with session(
+        V,
+        model,
+        blocks,
+        unstored,
+        random_seed=seed,
+        progressbar=progressbar,
+        client=client,
+        executor=executor,
+        callback=callback,
+    ) as run:
+        phi = chosen_dispersion(run.data, model, seed, run.executor)
+        decided = without_choices(model, run.data, phi)
+        return method.estimate(Problem(run.data, decided, seed, run.executor, run.on_event))
 
 
 def check_evidence_model(model: object) -> None:

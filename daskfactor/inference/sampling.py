@@ -2,7 +2,6 @@
 
 import json
 import time
-from contextlib import ExitStack
 from os import fspath
 from typing import Any
 
@@ -17,22 +16,18 @@ from daskfactor.inference.monitor import monitored_cells
 from daskfactor.inference.options import RunOptions, choose_keep
 from daskfactor.inference.point import Method, check_method, fit_point, point_dataset
 from daskfactor.inference.samplers import Sampler, sampler_from_dict
+from daskfactor.inference.session import session, session_again
 from daskfactor.inference.setup import (
     PathText,
     cells_of,
-    check_data,
     check_kinds,
     check_model,
     check_schedule,
     closing_attrs,
-    data_again,
     default_sampler,
-    executing,
     extended,
     kept_index,
-    listener,
     model_from_dict,
-    opened,
     report_trouble,
     run_from_start,
     with_fixed_values,
@@ -40,7 +35,6 @@ from daskfactor.inference.setup import (
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent, RunEvent
-from daskfactor.random import resolve_seed
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 
@@ -156,7 +150,6 @@ def sample(
     check_model(model)
     sampler = default_sampler(model) if sampler is None else sampler
     check_kinds(model, sampler)
-    seed = resolve_seed(random_seed)
     counts = {
         "draws": whole_number("draws", draws, 1),
         "tune": whole_number("tune", tune, 0),
@@ -164,28 +157,26 @@ def sample(
         "thin": whole_number("thin", thin, 1),
     }
     sampler.check_lengths(counts["draws"], counts["tune"])
-    with ExitStack() as stack:
-        on_event = stack.enter_context(listener(progressbar, callback))
-        on_event(RunEvent("load", 0, 1))
-        data = stack.enter_context(
-            opened(
-                V,
-                blocks,
-                dtype=dtype,
-                unstored=unstored,
-                balance=balance,
-                allow_empty=allow_empty,
-                memory_limit=memory_limit,
-            )
-        )
-        check_data(model, data)
+    more = {"balance": balance, "allow_empty": allow_empty, "dtype": dtype}
+    with session(
+        V,
+        model,
+        blocks,
+        unstored,
+        reading=more | {"memory_limit": memory_limit},
+        random_seed=random_seed,
+        progressbar=progressbar,
+        client=client,
+        executor=executor,
+        callback=callback,
+    ) as run:
+        data = run.data
         sampler.check_data(data)
-        on_event(RunEvent("load", 1, 1, message="{} x {}".format(*data.shape)))
         bytes_per_draw = sum(data.shape) * model.width * data.dtype.itemsize
         shares = [1 / track.coarseness for track in sampler.tracks]
         options = RunOptions(
             **counts,
-            seed=seed,
+            seed=run.seed,
             keep=keep,  # type: ignore[arg-type]  # checked by choose_keep
             keep_every=choose_keep(
                 keep,
@@ -197,9 +188,8 @@ def sample(
         )
         check_schedule(sampler, data)
         cells = monitored_cells(monitor, data)
-        runner = stack.enter_context(executing(executor, client, data, model, on_event))
-        setting = Setting(data, model, sampler, options, runner, cells)
-        return run_from_start(setting, store, overwrite, on_event)
+        setting = Setting(data, model, sampler, options, run.executor, cells)
+        return run_from_start(setting, store, overwrite, run.on_event)
 
 
 def resume(
@@ -222,35 +212,41 @@ def resume(
     DataError
         If ``V`` is needed, or is not the data that the run began with.
     """
-    with ExitStack() as stack:
-        on_event = stack.enter_context(listener(progressbar, callback))
-        run = stack.enter_context(RunStore.open(fspath(store), mode="r+"))
-        arrays, meta = run.load_checkpoint()
-        described = json.loads(run.attrs["run"])
+    with RunStore.open(fspath(store), mode="r+") as held:
+        arrays, meta = held.load_checkpoint()
+        described = json.loads(held.attrs["run"])
         options = RunOptions(**described["options"])
         if draws is not None:
             options = extended(options, meta, whole_number("draws", draws, 1))
         model = with_fixed_values(model_from_dict(described["model"]), arrays)
         sampler = sampler_from_dict(described["sampler"])
         sampler.check_lengths(options.draws, options.tune)
-        data = stack.enter_context(data_again(run, V, described, memory_limit))
-        cells = cells_of(run.spec)
-        runner = stack.enter_context(executing(executor, client, data, model, on_event))
-        setting = Setting(data, model, sampler, options, runner, cells)
-        if draws is not None:
-            described["options"] = options.to_dict()
-            run.update_attrs({"run": json.dumps(described), "draws": options.draws})
-        index = kept_index(options)
-        if len(index) > run.draws:  # also after a kill between the two
-            run.extend(len(index), index)
-        if meta["chains"] and meta["cycle"] >= options.cycles:
-            return open_run(fspath(store))
-        compile_kernels(setting, on_event)
-        driver = Driver(setting, run, on_event)
-        state = driver.restart(arrays, meta)
-        driver.run(state)
-        report_trouble(state)
-        run.finish(closing_attrs(state))
+        with session_again(
+            held,
+            V,
+            model,
+            memory_limit,
+            progressbar=progressbar,
+            client=client,
+            executor=executor,
+            callback=callback,
+        ) as run:
+            cells = cells_of(held.spec)
+            setting = Setting(run.data, model, sampler, options, run.executor, cells)
+            if draws is not None:
+                described["options"] = options.to_dict()
+                held.update_attrs({"run": json.dumps(described), "draws": options.draws})
+            index = kept_index(options)
+            if len(index) > held.draws:  # also after a kill between the two
+                held.extend(len(index), index)
+            if meta["chains"] and meta["cycle"] >= options.cycles:
+                return open_run(fspath(store))
+            compile_kernels(setting, run.on_event)
+            driver = Driver(setting, held, run.on_event)
+            state = driver.restart(arrays, meta)
+            driver.run(state)
+            report_trouble(state)
+            held.finish(closing_attrs(state))
     return open_run(fspath(store))
 
 
@@ -304,30 +300,27 @@ def optimize(
     """
     check_model(model)
     method = check_method(method, model)
-    seed = resolve_seed(random_seed)
-    with ExitStack() as stack:
-        on_event = stack.enter_context(listener(progressbar, callback))
-        data = stack.enter_context(
-            opened(
-                V,
-                blocks,
-                dtype=dtype,
-                unstored=unstored,
-                balance=balance,
-                allow_empty=allow_empty,
-                memory_limit=memory_limit,
-            )
-        )
-        check_data(model, data)
-        runner = stack.enter_context(executing(executor, client, data, model, on_event))
+    more = {"balance": balance, "allow_empty": allow_empty, "dtype": dtype}
+    with session(
+        V,
+        model,
+        blocks,
+        unstored,
+        reading=more | {"memory_limit": memory_limit},
+        random_seed=random_seed,
+        progressbar=progressbar,
+        client=client,
+        executor=executor,
+        callback=callback,
+    ) as run:
         started = time.perf_counter()
         point = fit_point(
-            data,
+            run.data,
             model,
             method,
-            runner,
-            seed,
-            lambda done, value: on_event(RunEvent("warm start", done, method.max_iter)),
+            run.executor,
+            run.seed,
+            lambda done, value: run.on_event(RunEvent("warm start", done, method.max_iter)),
         )
-        made = {"random_seed": str(seed), "seconds": time.perf_counter() - started}
-        return point_dataset(data, model, method, point, made)
+        made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
+        return point_dataset(run.data, model, method, point, made)

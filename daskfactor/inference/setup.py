@@ -4,8 +4,6 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from os import PathLike, fspath
@@ -16,15 +14,11 @@ import xarray as xr
 from numpy.typing import NDArray
 
 import daskfactor
-from daskfactor.data.bands import Bands, Grid
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import diagonal_sizes
-from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DataError, DataWarning, ModelError, OptionError, SamplingWarning
-from daskfactor.executors import Executor, make_executor
-from daskfactor.executors.choice import choose_executor
+from daskfactor.errors import DataWarning, OptionError, SamplingWarning
+from daskfactor.executors import Executor
 from daskfactor.executors.machine import machine_attrs
-from daskfactor.inference.calibration import block_trial
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.compilation import compile_kernels
 from daskfactor.inference.driver import Driver, RunState, hyper_attrs
@@ -35,7 +29,7 @@ from daskfactor.inference.sinks import MemorySink
 from daskfactor.models.fixed import FixedComponents
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import FIXED, TweedieNMF
-from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
+from daskfactor.progress import OnEvent, ignore
 from daskfactor.results.schema import FORMAT_VERSION
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.store import RunStore
@@ -45,12 +39,6 @@ PathText = str | PathLike[str]
 
 SMALL_DATA = 2**28
 """Bytes of data that a trace in memory holds a copy of; a store always does."""
-
-MEANING = ("unstored", "balance", "allow_empty")
-"""Options of `as_blocks` that a run remembers besides the grid and the dtype."""
-
-ZEROS_AT_NO_COST = (1.0, 2.0)
-"""Powers at which column sums or Gram matrices stand for all the zeros of a block."""
 
 NOT_STARTED: dict[str, Any] = {
     "cycle": 0,
@@ -93,28 +81,6 @@ def check_kinds(model: object, sampler: object) -> None:
     sampler.check_model(model)
 
 
-def check_data(model: TweedieNMF | GaussianMF, data: BlockedData) -> None:
-    """Refuse values that the law cannot have produced or that the precision cannot hold."""
-    model.check_values(data.minimum, data.maximum)
-    if isinstance(model, TweedieNMF):
-        model.check_shape(data.shape)
-    if data.unstored == "zero" and model.beta not in ZEROS_AT_NO_COST:
-        raise ModelError(
-            f"with beta={model.beta:g} every zero of a sparse matrix costs as much as a stored "
-            f"entry ({data.shape[0]} x {data.shape[1]} cells); use beta=1 or beta=2, where zeros "
-            'cost nothing, pass unstored="missing", or pass a dense array'
-        )
-    size = max(abs(data.maximum), abs(data.minimum))
-    powers = max(2.0, abs(2.0 - model.beta))
-    limit = float(np.finfo(data.dtype).max) ** (0.8 / powers)
-    if size > 0 and not 1 / limit < size < limit:
-        raise DataError(
-            f"the data go up to {size:.3g}, which {data.dtype} arithmetic with "
-            f"beta={model.beta:g} cannot work with (between {1 / limit:.0e} and {limit:.0e}); "
-            'rescale the data, for example divide them by their mean, or pass dtype="float64"'
-        )
-
-
 def check_schedule(sampler: Sampler, data: BlockedData) -> None:
     """Refuse a schedule that this grid cannot have, before anything is written."""
     blocks = data.grid.blocks
@@ -139,51 +105,6 @@ def report_trouble(state: RunState) -> None:
     strain = next(filter(None, (chain.strain() for chain in state.chains)), None)
     if strain is not None and not rolled_back:
         warnings.warn(strain, SamplingWarning, stacklevel=4)
-
-
-@contextmanager
-def listener(progressbar: bool, callback: OnEvent | None) -> Iterator[OnEvent]:
-    """Join the progress bar and the caller's callback into one listener."""
-    with progress_bar(progressbar) as show:
-
-        def listen(event: RunEvent) -> None:
-            show(event)
-            (callback or ignore)(event)
-
-        yield listen
-
-
-@contextmanager
-def opened(V: Any, blocks: int | Grid | None, **options: Any) -> Iterator[BlockedData]:
-    """The data on their grid, closed afterwards unless they are the caller's own."""
-    data = as_blocks(V, blocks, **options)
-    try:
-        yield data
-    finally:
-        if data is not V:
-            data.close()
-
-
-@contextmanager
-def executing(
-    executor: str | Executor, client: Any, data: BlockedData, model: Any, on_event: OnEvent
-) -> Iterator[Executor]:
-    """An executor by name or as it is, closed afterwards unless it is the caller's own."""
-    reason = "as asked for"
-    if isinstance(executor, str) and executor == "auto":
-        executor, reason = "lanes", "no client was given"
-        if client is not None:
-            trial = block_trial(data, model)
-            executor, reason, short = choose_executor(client, data, model.width, trial)
-            on_event(RunEvent("load", 1, 1, message=f"{executor}: {short}"))
-    made = make_executor(executor, client)
-    if made is not executor:
-        made.reason = reason
-    try:
-        yield made
-    finally:
-        if made is not executor:
-            made.close()
 
 
 def run_from_start(
@@ -251,43 +172,6 @@ def cells_of(spec: RunSpec) -> Cells | None:
     if spec.monitor_rows is None or spec.monitor_columns is None:
         return None
     return spec.monitor_rows.astype(np.int64), spec.monitor_columns.astype(np.int64)
-
-
-@contextmanager
-def data_again(
-    run: RunStore,
-    V: Any,
-    described: dict[str, Any],
-    memory_limit: int | str | None,
-) -> Iterator[BlockedData]:
-    """The data the run began with: given again, kept in the run, or read from where they were."""
-    saved = json.loads(run.attrs["data"])
-    source = V
-    if source is None:
-        tree = open_run(run.path)
-        if "observed_data" in tree.children:
-            source = tree["observed_data"]["V"].load()
-        elif described["source"]["location"] is not None:
-            source = described["source"]["location"]
-        else:
-            raise DataError(
-                f"the run at {run.path} was made from a {described['source']['kind']} object that "
-                "is not kept with it; pass the data again: resume(path, V=...)"
-            )
-    grid = Grid(Bands(tuple(saved["row_offsets"])), Bands(tuple(saved["column_offsets"])))
-    meaning = {name: saved[name] for name in MEANING if name in saved}
-    dtype = described["options"]["dtype"]
-    data = as_blocks(source, grid, dtype=dtype, memory_limit=memory_limit, **meaning)
-    try:
-        if data.fingerprint != saved["fingerprint"]:
-            raise DataError(
-                f"the data are not those that the run at {run.path} began with: "
-                f"got {data.fingerprint}, the run has {saved['fingerprint']}"
-            )
-        yield data
-    finally:
-        if data is not V:
-            data.close()
 
 
 def model_from_dict(values: dict[str, Any]) -> TweedieNMF | GaussianMF:

@@ -1,7 +1,6 @@
 """The public verb ``stein_posterior``: a few weighted factorizations in place of many draws."""
 
 import json
-from contextlib import ExitStack
 from dataclasses import asdict
 from os import fspath
 from typing import Any
@@ -12,18 +11,11 @@ from daskfactor.checks import truth, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import Executor
-from daskfactor.inference.setup import (
-    PathText,
-    check_data,
-    data_again,
-    executing,
-    listener,
-    opened,
-)
+from daskfactor.inference.session import session, session_again
+from daskfactor.inference.setup import PathText
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.progress import OnEvent, RunEvent
-from daskfactor.random import resolve_seed
+from daskfactor.progress import OnEvent
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.stein.job import Job, Settings
@@ -136,25 +128,28 @@ def stein_posterior(
         "kernel": asdict(kernel),
         "tangent": truth("tangent", tangent),
         "align": truth("align", align),
-        "seed": resolve_seed(random_seed),
     }
     check_count(method, settings["particles"])
-    with ExitStack() as stack:
-        on_event = stack.enter_context(listener(progressbar, callback))
-        on_event(RunEvent("load", 0, 1))
-        meaning = {"unstored": unstored, "balance": balance, "allow_empty": allow_empty}
-        data = stack.enter_context(
-            opened(V, blocks, dtype=dtype, memory_limit=memory_limit, **meaning)
-        )
-        law = law_of_data(model)
-        check_data(law, data)
+    law = law_of_data(model)
+    more = {"balance": balance, "allow_empty": allow_empty, "dtype": dtype}
+    with session(
+        V,
+        law,
+        blocks,
+        unstored,
+        reading=more | {"memory_limit": memory_limit},
+        random_seed=random_seed,
+        progressbar=progressbar,
+        client=client,
+        executor=executor,
+        callback=callback,
+    ) as opened:
+        data = opened.data
         check_positive(data)
         model.check_shape(data.shape)
-        on_event(RunEvent("load", 1, 1, message="{} x {}".format(*data.shape)))
         check_room(data, model, settings["particles"], store, overwrite)
-        runner = stack.enter_context(executing(executor, client, data, law, on_event))
-        options = Settings(**settings, dtype=str(data.dtype))
-        job = Job.of(data, model, method, options, runner, on_event)
+        options = Settings(**settings, seed=opened.seed, dtype=str(data.dtype))
+        job = Job.of(data, model, method, options, opened.executor, opened.on_event)
         return run(job, new_sink(job, store, overwrite))
 
 
@@ -187,9 +182,7 @@ def resume_particles(
     callback: OnEvent | None = None,
 ) -> xr.DataTree:
     """Make the particles that a store lacks, and weigh them; what :func:`resume` calls."""
-    with ExitStack() as stack:
-        on_event = stack.enter_context(listener(progressbar, callback))
-        held = stack.enter_context(RunStore.open(fspath(store), mode="r+"))
+    with RunStore.open(fspath(store), mode="r+") as held:
         if "stein" in held.tree().children:
             return open_run(fspath(store))
         described = json.loads(held.attrs["run"])
@@ -197,12 +190,20 @@ def resume_particles(
         options = Settings(**described["options"])
         kind = SILFNMF if described["model"]["type"] == "SILFNMF" else TweedieNMF
         model = kind.from_dict(described["model"])
-        data = stack.enter_context(data_again(held, V, described, memory_limit))
         law = law_of_data(model)
-        runner = stack.enter_context(executing(executor, client, data, law, on_event))
-        method = method_from_dict(described["sampler"])
-        job = Job.of(data, model, method, options, runner, on_event)
-        return run(job, held, (int(meta["draws"]), float(meta.get("seconds", 0.0))))
+        with session_again(
+            held,
+            V,
+            law,
+            memory_limit,
+            progressbar=progressbar,
+            client=client,
+            executor=executor,
+            callback=callback,
+        ) as opened:
+            method = method_from_dict(described["sampler"])
+            job = Job.of(opened.data, model, method, options, opened.executor, opened.on_event)
+            return run(job, held, (int(meta["draws"]), float(meta.get("seconds", 0.0))))
 
 
 def is_particle_store(store: PathText) -> bool:

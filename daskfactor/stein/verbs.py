@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -13,9 +12,8 @@ from numpy.typing import ArrayLike
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import Executor
-from daskfactor.inference.setup import check_data, executing, listener, opened
+from daskfactor.inference.session import session
 from daskfactor.models.silf import SILFNMF
-from daskfactor.progress import RunEvent
 from daskfactor.results.schema import factor_dims
 from daskfactor.results.trace import Trace, require_draws
 from daskfactor.stein.kernel import IMQ
@@ -130,19 +128,22 @@ def stein_discrepancy(
     model = _with_decided(model, given.decided)
     law = law_of_data(model)
     dtype = "float64" if np.dtype(given.W.dtype) == np.float64 else "float32"
-    with ExitStack() as stack:
-        on_event = stack.enter_context(listener(progressbar, None))
-        on_event(RunEvent("load", 0, 1))
-        data = stack.enter_context(opened(V, blocks, dtype=dtype, unstored=unstored))
-        check_data(law, data)
-        model.check_shape(data.shape)
-        ours = Particles.of(given.W, given.H, data).loaded()
+    with session(
+        V,
+        law,
+        blocks,
+        unstored,
+        reading={"dtype": dtype},
+        progressbar=progressbar,
+        client=client,
+        executor=executor,
+    ) as run:
+        model.check_shape(run.data.shape)
+        ours = Particles.of(given.W, given.H, run.data).loaded()
         check_width(ours, model)
         if weights is not None:
             weights = checked_weights(weights, ours.count)
-        on_event(RunEvent("load", 1, 1, message="{} x {}".format(*data.shape)))
-        runner = stack.enter_context(executing(executor, client, data, law, on_event))
-        measured = measure(runner, data, model, ours, kernel, tangent)
+        measured = measure(run.executor, run.data, model, ours, kernel, tangent)
     return _dataset(measured, weights, given, model, tangent)
 
 

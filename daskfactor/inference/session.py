@@ -1,0 +1,241 @@
+"""The preamble that all verbs share: who listens, a seed, the data on their grid, an executor."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cached_property, partial
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
+
+import numpy as np
+
+from daskfactor.data.bands import Bands, Grid
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.memory import available_memory
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import DataError, ModelError, OptionError
+from daskfactor.executors import Executor, make_executor
+from daskfactor.executors.choice import Choice, choose_executor
+from daskfactor.inference.calibration import block_trial
+from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
+from daskfactor.random import resolve_seed
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import open_run
+
+ZEROS_AT_NO_COST = (1.0, 2.0)
+"""Powers at which column sums or Gram matrices stand for all the zeros of a block."""
+
+D = TypeVar("D")
+Load = Callable[[ExitStack], tuple[D, str]]
+"""Opens data, has them closed with the stack, and gives them with a few words on their size."""
+
+
+class Options(TypedDict, total=False):
+    """What every verb is told of its place, its seed and its listeners; as for `sample`."""
+
+    random_seed: int | None
+    progressbar: bool
+    client: Any
+    executor: str | Executor
+    callback: OnEvent | None
+
+
+class Session(Generic[D]):
+    """Data that are open and checked, a seed, who is told of progress, and an executor.
+
+    Attributes
+    ----------
+    seed
+        Root of all random numbers.
+    on_event
+        Takes a `RunEvent`, shows it and hands it to the caller's callback.
+    data
+        What the verb works on; closed with the session unless they are the caller's own.
+    """
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        load: Load[D],
+        choose: Callable[[Any, D], Choice],
+        options: Options,
+    ) -> None:
+        self._stack, self._choose, self._options = stack, choose, options
+        self.seed = resolve_seed(options.get("random_seed"))
+        self.on_event = stack.enter_context(
+            _listener(options.get("progressbar", True), options.get("callback"))
+        )
+        self.on_event(RunEvent("load", 0, 1))
+        self.data, size = load(stack)
+        self.on_event(RunEvent("load", 1, 1, message=size))
+
+    @cached_property
+    def executor(self) -> Executor:
+        """The executor asked for, or one that suits, closed with the session.
+
+        It is made when it is first asked for, so that a verb can refuse what it has to
+        refuse before a cluster is bothered.
+        """
+        executor, client = self._options.get("executor", "auto"), self._options.get("client")
+        reason = "as asked for"
+        if isinstance(executor, str) and executor == "auto":
+            executor, reason = "lanes", "no client was given"
+            if client is not None:
+                executor, reason, short = self._choose(client, self.data)
+                self.on_event(RunEvent("load", 1, 1, message=f"{executor}: {short}"))
+        made = make_executor(executor, client)
+        if made is not executor:
+            made.reason = reason
+            self._stack.callback(made.close)
+        return made
+
+
+@contextmanager
+def session_of(
+    load: Load[D], choose: Callable[[Any, D], Choice], **options: Unpack[Options]
+) -> Iterator[Session[D]]:
+    """Open what a verb needs whose data are no matrix on a grid.
+
+    ``choose`` says of a client and the data which executor suits.
+    """
+    with ExitStack() as stack:
+        yield Session(stack, load, choose, options)
+
+
+@contextmanager
+def session(
+    V: Any,
+    model: Any,
+    blocks: int | Grid | None = None,
+    unstored: str | None = None,
+    *,
+    reading: Mapping[str, Any] | None = None,
+    check: Callable[[BlockedData], None] | None = None,
+    **options: Unpack[Options],
+) -> Iterator[Session[BlockedData]]:
+    """Open what a verb on a matrix needs: ``with session(V, model, ...) as run``.
+
+    Parameters
+    ----------
+    V, blocks, unstored
+        As for `as_blocks`.
+    model
+        What the data are checked against, and a block update is timed with.
+    reading
+        More options of `as_blocks`, such as ``{"dtype": "float64"}``.
+    check
+        Refuses data; left out, whether the model can have produced them.
+    options
+        As the verbs have them.
+
+    Raises
+    ------
+    DataError, ModelError, OptionError, GridError
+        If data, model or options cannot be used.
+    """
+
+    def load(stack: ExitStack) -> tuple[BlockedData, str]:
+        data = as_blocks(V, blocks, unstored=unstored, **(reading or {}))
+        if data is not V:
+            stack.callback(data.close)
+        (check or partial(check_data, model))(data)
+        return data, "{} x {}".format(*data.shape)
+
+    def choose(client: Any, data: BlockedData) -> Choice:
+        return choose_executor(client, data, model.width, block_trial(data, model))
+
+    with session_of(load, choose, **options) as run:
+        yield run
+
+
+@contextmanager
+def session_again(
+    run: RunStore, V: Any, model: Any, memory_limit: int | str | None, **options: Unpack[Options]
+) -> Iterator[Session[BlockedData]]:
+    """Open what a stored run needs to go on, with the data that it began with.
+
+    They are those given again, kept in the run, or read from where they were.
+
+    Raises
+    ------
+    DataError
+        If they must be given, or are not those the run began with.
+    """
+    saved = json.loads(run.attrs["data"])
+    described = json.loads(run.attrs["run"])
+    source = _source_again(run, described["source"]) if V is None else V
+
+    def check(data: BlockedData) -> None:
+        if data.fingerprint != saved["fingerprint"]:
+            raise DataError(
+                f"the data are not those that the run at {run.path} began with: "
+                f"got {data.fingerprint}, the run has {saved['fingerprint']}"
+            )
+
+    grid = Grid(Bands(tuple(saved["row_offsets"])), Bands(tuple(saved["column_offsets"])))
+    reading = {name: saved[name] for name in ("balance", "allow_empty") if name in saved}
+    reading |= {"dtype": described["options"]["dtype"], "memory_limit": memory_limit}
+    unstored = saved.get("unstored")
+    with session(source, model, grid, unstored, reading=reading, check=check, **options) as found:
+        yield found
+
+
+def _source_again(run: RunStore, source: dict[str, Any]) -> Any:
+    """The data as they were kept in a stored run, or the place that they were read from."""
+    tree = open_run(run.path)
+    if "observed_data" in tree.children:
+        return tree["observed_data"]["V"].load()
+    if source["location"] is None:
+        raise DataError(
+            f"the run at {run.path} was made from a {source['kind']} object that is not kept with "
+            "it; pass the data again: resume(path, V=...)"
+        )
+    return source["location"]
+
+
+@contextmanager
+def _listener(progressbar: bool, callback: OnEvent | None) -> Iterator[OnEvent]:
+    """Join the progress bar and the caller's callback into one listener."""
+    with progress_bar(progressbar) as show:
+
+        def listen(event: RunEvent) -> None:
+            show(event)
+            (callback or ignore)(event)
+
+        yield listen
+
+
+def check_data(model: Any, data: BlockedData) -> None:
+    """Refuse values that the law cannot have produced or that the precision cannot hold."""
+    model.check_values(data.minimum, data.maximum)
+    if isinstance(model, TweedieNMF):
+        model.check_shape(data.shape)
+    if data.unstored == "zero" and model.beta not in ZEROS_AT_NO_COST:
+        raise ModelError(
+            f"with beta={model.beta:g} every zero of a sparse matrix costs as much as a stored "
+            f"entry ({data.shape[0]} x {data.shape[1]} cells); use beta=1 or beta=2, where zeros "
+            'cost nothing, pass unstored="missing", or pass a dense array'
+        )
+    size = max(abs(data.maximum), abs(data.minimum))
+    powers = max(2.0, abs(2.0 - model.beta))
+    limit = float(np.finfo(data.dtype).max) ** (0.8 / powers)
+    if size > 0 and not 1 / limit < size < limit:
+        raise DataError(
+            f"the data go up to {size:.3g}, which {data.dtype} arithmetic with "
+            f"beta={model.beta:g} cannot work with (between {1 / limit:.0e} and {limit:.0e}); "
+            "rescale the data, for example divide them by their mean, or pass "
+            'as_blocks(V, dtype="float64")'
+        )
+    check_factors(model.n_components, model.width, data.shape, data.dtype.itemsize)
+
+
+def check_factors(n_components: int, width: int, shape: tuple[int, ...], itemsize: int) -> None:
+    """Refuse factors that memory cannot hold even once, before anything is made of that size."""
+    size = sum(shape) * width * itemsize
+    free = available_memory()
+    if size > free:
+        raise OptionError(
+            f"n_components={n_components} takes {size / 2**30:,.1f} GiB for one W and one H of "
+            f"{' x '.join(map(str, shape))} data, and {free / 2**30:,.1f} GiB of memory are free; "
+            "take fewer components"
+        )
