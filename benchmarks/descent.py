@@ -28,7 +28,7 @@ from daskfactor.executors.threads import LanesExecutor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.dsgd import DSGD, _Descent
 from daskfactor.inference.options import RunOptions
-from daskfactor.inference.samplers import PSGLD
+from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator

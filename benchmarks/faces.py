@@ -36,7 +36,7 @@ from daskfactor.errors import DaskfactorError
 from daskfactor.executors.threads import LanesExecutor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
-from daskfactor.inference.samplers import PSGLD
+from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.threads import available_cores

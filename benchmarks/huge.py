@@ -32,7 +32,6 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.executors.threads import LanesExecutor
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.chains import make_chain
 from daskfactor.inference.options import RunOptions
 
 
@@ -106,7 +105,7 @@ def child(store: str, components: int, cycles: int, limit: str | None) -> None:
     )
     with dfac.as_blocks(store, memory_limit=limit) as data:
         options = RunOptions(cycles + 2, 1, 1, 1, 0, "moments", 0, "float32")
-        chain = make_chain(Setting(data, model, sampler, options, executor), 0)
+        chain = Setting(data, model, sampler, options, executor).chain(0)
         chain.warm_start()
         chain.advance(1)
         begun = time.perf_counter()

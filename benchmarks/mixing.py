@@ -32,9 +32,11 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors.serial import SerialExecutor
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
+from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.options import RunOptions
-from daskfactor.inference.samplers import PSGLD, Gibbs, Sampler
+from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.convergence import convergence

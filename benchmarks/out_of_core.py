@@ -32,7 +32,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.executors.threads import LanesExecutor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
-from daskfactor.inference.samplers import PSGLD
+from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
 

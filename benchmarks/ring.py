@@ -34,8 +34,8 @@ from daskfactor.executors.plan import CycleOptions, Op, Round, build_plan
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand, make_state
+from daskfactor.inference.base import ConstantStep
 from daskfactor.inference.program import LangevinProgram, prepare_state
-from daskfactor.inference.steps import ConstantStep
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.tweedie import Hyperparameters
 

@@ -29,7 +29,6 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.executors import make_executor
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.chains import make_chain
 from daskfactor.inference.options import RunOptions
 
 BLOCKS = 4
@@ -63,7 +62,7 @@ class Run:
         options = RunOptions(1000, 0, 1, 1, 0, "moments", 0, "float32")
         model = dfac.TweedieNMF(components, beta=1.0, dispersion=1.0)
         sampler = dfac.PSGLD(warm_start=0)
-        self.chain: Any = make_chain(Setting(self.data, model, sampler, options, self.executor), 0)
+        self.chain: Any = Setting(self.data, model, sampler, options, self.executor).chain(0)
         self.chain.warm_start()
         self.cycles = cycles
         self.busy: list[float] = []

@@ -39,8 +39,8 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, make_state
+from daskfactor.inference.base import ConstantStep
 from daskfactor.inference.program import LangevinProgram, prepare_state
-from daskfactor.inference.steps import ConstantStep
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.views import SparseBlock

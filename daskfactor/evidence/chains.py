@@ -9,12 +9,11 @@ from daskfactor.evidence.exact import prior_draw
 from daskfactor.evidence.series import Series
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.executors.state import make_state
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import ChainRun, Setting
-from daskfactor.inference.chains import make_chain
-from daskfactor.inference.driver import Driver
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.passes import evaluate
-from daskfactor.inference.samplers import Sampler
+from daskfactor.inference.run import Driver
 from daskfactor.inference.sinks import MemorySink
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import ignore
@@ -49,7 +48,7 @@ def sampled_fits(
     seed, number = address
     options = _options(sampler, lengths, seed, str(data.dtype))
     setting = Setting(data, model, sampler, options, SerialExecutor(), temperature=t)
-    chain = make_chain(setting, number)
+    chain = setting.chain(number)
     chain.warm_start()
     found: list[list[float]] = [[] for _ in sampler.tracks]
     for end in Driver(setting, MemorySink(), ignore).ends:

@@ -23,11 +23,10 @@ from daskfactor.evidence.ordinates import (
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.gibbs_program import GibbsProgram
+from daskfactor.inference.gibbs import Gibbs, GibbsProgram
 from daskfactor.inference.multiplicative import mean_floor
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.program import COLUMNS, ROWS
-from daskfactor.inference.samplers import Gibbs
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.multinomial import Wide, log_likelihood
 from daskfactor.models.additive import GaussianAdditive

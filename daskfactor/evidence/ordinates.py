@@ -20,7 +20,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import gammaln, logsumexp
 
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.gibbs_program import GibbsProgram
+from daskfactor.inference.gibbs import GibbsProgram
 from daskfactor.inference.program import COLUMNS, ROWS
 from daskfactor.kernels.multinomial import Wide
 from daskfactor.kernels.permanent import log_permanent

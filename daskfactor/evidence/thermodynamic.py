@@ -21,8 +21,9 @@ from daskfactor.evidence.entries import both_sides, listed_entries
 from daskfactor.evidence.exact import prior_series, tempered_series
 from daskfactor.evidence.ladder import Rule, Vector, discretization_error, ladder, weights
 from daskfactor.evidence.series import Series, Summary, summarize
-from daskfactor.inference.likelihood import normalizer
-from daskfactor.inference.samplers import PSGRRLD, Sampler
+from daskfactor.inference.base import Sampler
+from daskfactor.inference.passes import normalizer
+from daskfactor.inference.psgrrld import PSGRRLD
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.divergence import has_density
 from daskfactor.models.tweedie import TweedieNMF

@@ -12,7 +12,7 @@ from daskfactor.evidence.thermodynamic import ThermodynamicIntegration
 from daskfactor.executors import Executor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
-from daskfactor.inference.samplers import PSGLD
+from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.session import session
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.additive import GaussianAdditive

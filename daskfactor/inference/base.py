@@ -2,17 +2,86 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.checks import positive_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import SCHEDULES, Schedule
+from daskfactor.errors import OptionError
 from daskfactor.executors.base import BlockProgram
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.steps import StepSize
-from daskfactor.models.tweedie import Hyperparameters
+
+if TYPE_CHECKING:
+    from daskfactor.inference.chain import ChainRun, Setting
+
+
+class StepSize(Protocol):
+    """A step size for every iteration, counted from 0."""
+
+    def __call__(self, iteration: int) -> float:
+        """The step of one iteration."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which :func:`step_from_dict` makes it again."""
+        ...
+
+
+@dataclass(frozen=True)
+class ConstantStep:
+    """ε_t = ε (Şimşekli et al. 2017, section 5)."""
+
+    size: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", positive_number("the step size", self.size))
+
+    def __call__(self, iteration: int) -> float:
+        return self.size
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": "ConstantStep", "size": self.size}
+
+
+@dataclass(frozen=True)
+class PolynomialStep:
+    """ε_t = (a / (t + 1))^b with ½ < b ≤ 1 (Şimşekli et al. 2015, equation 4)."""
+
+    a: float
+    b: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "a", positive_number("a of PolynomialStep", self.a))
+        object.__setattr__(self, "b", positive_number("b of PolynomialStep", self.b))
+        if not 0.5 < self.b <= 1:
+            raise OptionError(f"b of PolynomialStep must be in (0.5, 1], got {self.b!r}")
+
+    def __call__(self, iteration: int) -> float:
+        return float((self.a / (iteration + 1)) ** self.b)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": "PolynomialStep", "a": self.a, "b": self.b}
+
+
+def step_from_dict(values: dict[str, Any]) -> StepSize:
+    """The step that ``to_dict`` described."""
+    kinds = {"ConstantStep": ConstantStep, "PolynomialStep": PolynomialStep}
+    arguments = {name: value for name, value in values.items() if name != "type"}
+    step: StepSize = kinds[values["type"]](**arguments)
+    return step
+
+
+def automatic_step(blocks: int, n_components: int) -> ConstantStep:
+    """The step of the majoriser metric: min(0.2, 1/B), at most 0.05 for one or two components.
+
+    It has no unit: y = ε/c is a share of the multiplicative update's own step,
+    whatever the scale of the data, and B·ε ≥ 4 would be visibly wrong.
+    """
+    largest = 0.05 if n_components <= 2 else 0.2
+    return ConstantStep(min(largest, 1.0 / blocks))
 
 
 @dataclass(frozen=True)
@@ -33,8 +102,8 @@ class Setup(NamedTuple):
 
     Attributes
     ----------
-    beta, hyper, floor
-        The model's power and hyperparameters, and the smallest mean μ.
+    model, hyper, floor
+        The model, its present hyperparameters, and the smallest mean μ.
     key
         Two 32-bit words that key the chain's noise.
     step, shrink
@@ -43,22 +112,18 @@ class Setup(NamedTuple):
         Whether this is the coarse chain of a pair.
     blocks
         B, bands a side.
-    frozen_w, frozen_h
-        Which components of W and of H must stay as they are, (K,) booleans; None: none.
     observed
         Observed entries of every block, (B, B), for samplers that draw from them.
     """
 
-    beta: float
-    hyper: Hyperparameters
+    model: Any
+    hyper: Any
     floor: float
     key: tuple[int, int]
     step: StepSize
     shrink: float
     coarse: bool
     blocks: int
-    frozen_w: NDArray[np.bool_] | None = None
-    frozen_h: NDArray[np.bool_] | None = None
     observed: NDArray[np.int64] | None = None
 
 
@@ -121,6 +186,10 @@ class Sampler(ABC):
         """Arrays of the factors' shape that a chain carries while it tunes, and after."""
         return (6, 4) if self.majorizer else (3, 3)
 
+    @abstractmethod
+    def chain(self, setting: "Setting", number: int) -> "ChainRun":
+        """Make a chain of a run, not started yet."""
+
     def prepare(self, state: ChainState) -> None:
         """Give every band the arrays that the sampler's operations keep per entry."""
         del state
@@ -129,9 +198,9 @@ class Sampler(ABC):
         """The same with the shortest warm start, to compile its kernels with."""
         return self
 
+    @abstractmethod
     def program(self, setup: Setup) -> BlockProgram:
-        """The block operations of one chain of a `TweedieNMF`."""
-        raise NotImplementedError
+        """Make the block operations of one track at its present hyperparameters."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:

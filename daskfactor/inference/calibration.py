@@ -6,9 +6,9 @@ from daskfactor.data.bands import Block
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.choice import Trial
 from daskfactor.executors.plan import Action, CycleOptions, Op
+from daskfactor.inference.base import ConstantStep
 from daskfactor.inference.multiplicative import initial_state, mean_floor
 from daskfactor.inference.program import LangevinProgram, prepare_state
-from daskfactor.inference.samplers import ConstantStep
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 

@@ -14,11 +14,10 @@ from daskfactor.errors import DivergenceError
 from daskfactor.executors.base import BlockProgram, Executor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, place_cells
+from daskfactor.inference.base import Sampler, Track
 from daskfactor.inference.multiplicative import OnIteration
 from daskfactor.inference.options import ADAPT_EVERY, FROZEN_FROM, RunOptions
-from daskfactor.inference.order import positions
 from daskfactor.inference.passes import Fit
-from daskfactor.inference.samplers import Sampler, Track
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
@@ -30,6 +29,21 @@ Model = TweedieNMF | GaussianMF
 OnShare = Callable[[float], None]
 
 MOST_REDUCTIONS = 20
+
+
+def positions(order: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+    """Where on the grid each of the caller's rows lies; None if they are not permuted."""
+    if order is None:
+        return None
+    position = np.empty_like(order)
+    position[order] = np.arange(order.size)
+    return position
+
+
+def in_callers_order(data: BlockedData, side: str, values: Array, axis: int = 0) -> Array:
+    """Rows (or columns) of a factor as the caller numbers them."""
+    position = positions(data.row_order if side == "rows" else data.col_order)
+    return values if position is None else np.take(values, position, axis=axis)
 
 
 @dataclass
@@ -58,6 +72,10 @@ class Setting:
     executor: Executor
     cells: Cells | None = None
     temperature: float = 1.0
+
+    def chain(self, number: int) -> "ChainRun":
+        """Make one of the run's chains, not started yet."""
+        return self.sampler.chain(self, number)
 
     @property
     def split(self) -> int:

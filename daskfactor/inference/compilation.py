@@ -6,7 +6,6 @@ from scipy import sparse
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.chains import make_chain
 from daskfactor.inference.options import RunOptions
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
@@ -39,7 +38,7 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
         small = Setting(
             tiny, _model(setting), setting.sampler.brief(), options, SerialExecutor(), cells
         )
-        chain = make_chain(small, 0)
+        chain = small.chain(0)
         chain.warm_start()
         for end in (2, 4):
             chain.advance(end)

@@ -9,11 +9,11 @@ from numpy.typing import DTypeLike
 from daskfactor.checks import whole_number
 from daskfactor.data.bands import Grid
 from daskfactor.errors import OptionError
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.footprint import FLOPS, Footprint, Place, count_cells
 from daskfactor.inference.options import RunOptions, choose_keep
 from daskfactor.inference.outline import Wanted, outline
-from daskfactor.inference.samplers import Sampler
 from daskfactor.inference.setup import check_kinds, check_model, default_sampler
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF

@@ -15,9 +15,9 @@ import numpy as np
 from daskfactor.data.schedules import NestedReshuffled
 from daskfactor.errors import OptionError
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.driver import Driver, work_per_cycle
-from daskfactor.inference.gaussian_hyper import HYPER_EVERY
+from daskfactor.inference.gaussian import HYPER_EVERY
 from daskfactor.inference.outline import Outline
+from daskfactor.inference.run import Driver, work_per_cycle
 from daskfactor.inference.setup import SMALL_DATA
 from daskfactor.inference.sinks import MemorySink
 from daskfactor.kernels.blockwise import SLAB

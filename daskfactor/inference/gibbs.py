@@ -3,16 +3,119 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
+
 from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import Passes, Schedule
 from daskfactor.errors import DataError, ModelError
-from daskfactor.executors.state import ChainState
-from daskfactor.inference.base import Sampler, Setup, Track
-from daskfactor.inference.gibbs_program import PASSES, GibbsProgram
-from daskfactor.inference.program import prepare_state
-from daskfactor.inference.psgld import warm_passes
-from daskfactor.inference.steps import ConstantStep, StepSize
+from daskfactor.executors.plan import Action, Op
+from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.inference.base import ConstantStep, Setup, StepSize, Track
+from daskfactor.inference.program import COLUMNS, ROWS, evaluate_block, finish_cycle, prepare_state
+from daskfactor.inference.tweedie_chain import NonNegativeSampler
+from daskfactor.kernels.multinomial import Wide, add_rates, allocate
+from daskfactor.kernels.variates import fill_gamma
+from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.fixed import Mask, held
+from daskfactor.models.tweedie import Hyperparameters
+
+PASSES = 2
+"""Passes over the data in a cycle: one in which W moves, one in which H does."""
+ALLOCATED, RATES = "allocated", "rates"
+"""Sums of S, and of the other factor, that a band gathers until it moves."""
+
+
+@dataclass(frozen=True)
+class GibbsProgram:
+    """One chain's block operations; immutable, so that any executor may share it.
+
+    Attributes
+    ----------
+    hyper
+        Rates and shapes of the priors.
+    floor
+        Smallest mean μ that the fit is evaluated at.
+    key
+        Two 32-bit words that key the chain's numbers; they are addressed by the cycle
+        and by global rows and columns.
+    frozen
+        Of W and of H, which components never move.
+    """
+
+    hyper: Hyperparameters
+    floor: float
+    key: tuple[int, int]
+    frozen: tuple[Mask, Mask] = (None, None)
+
+    def update(
+        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        del workspace
+        blocks = data.grid.blocks
+        position = op.iteration % (PASSES * blocks)
+        view = data.view(op.block.row, op.block.col)
+        if position < blocks:
+            offsets, key = (rows.offset, cols.offset), np.array(self.key, dtype=np.uint32)
+            sums = gathered(rows, ALLOCATED), gathered(cols, ALLOCATED)
+            allocate(view, rows.values, cols.values, offsets, key, op.cycle, *sums)
+            add_rates(view, True, cols.values, gathered(rows, RATES))
+            if position == blocks - 1:
+                self._move(rows, ROWS, op.cycle)
+            return
+        add_rates(view, False, rows.values, gathered(cols, RATES))
+        if op.last:
+            self._move(cols, COLUMNS, op.cycle)
+            for band, factor in ((rows, ROWS), (cols, COLUMNS)):
+                finish_cycle(op, band, *self.hyper.prior(factor), self.frozen[factor])
+
+    def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
+        """Draw a band from its conditional."""
+        shapes, rates = self._conditional(band, factor)
+        key = np.array(self.key, dtype=np.uint32)
+        with held(band.values, self.frozen[factor]):
+            fill_gamma(shapes, rates, key, cycle, factor, band.offset, band.values)
+
+    def _conditional(self, band: FactorBand, factor: int) -> tuple[Wide, Wide]:
+        """Shapes and rates of a band's entries; what it had gathered is used up."""
+        rate, shape = self.hyper.prior(factor)
+        shapes, rates = band.arrays.pop(ALLOCATED), band.arrays.pop(RATES)
+        shapes += shape
+        np.maximum(rates, 0.0, out=rates)  # taking missing cells off again may round
+        rates += rate
+        return shapes, rates
+
+    def touches(self, op: Op) -> tuple[str, ...]:
+        """Names of a band's arrays that an operation reads or writes.
+
+        Without the sums: they are made and used up inside a cycle, so they are in no
+        state, and whatever has no name here travels with its band.
+        """
+        return self.changes(op)
+
+    def changes(self, op: Op) -> tuple[str, ...]:
+        """Names of a band's arrays that an operation writes."""
+        moves = op.action == Action.UPDATE and op.last and op.wanted.record
+        return ("mean", "m2") if moves else ()
+
+    def evaluate(
+        self,
+        op: Op,
+        data: BlockedData,
+        rows: FactorBand,
+        cols: FactorBand,
+        cells: BlockCells | None,
+        workspace: Workspace,
+    ) -> Evaluation:
+        return evaluate_block(op, data, rows, cols, cells, workspace, (1.0, self.floor))
+
+
+def gathered(band: FactorBand, name: str) -> Wide:
+    """Sums that a band carries until it moves, from zero; exact in double precision."""
+    if name not in band.arrays:
+        band.arrays[name] = np.zeros(band.values.shape)
+    return band.arrays[name]
+
 
 LARGEST_COUNT = 2**31
 """Counts up to which binomials are drawn without loss."""
@@ -23,7 +126,7 @@ small, 60 if all are large."""
 
 
 @dataclass(frozen=True)
-class Gibbs(Sampler):
+class Gibbs(NonNegativeSampler):
     r"""Gibbs sampling for Poisson counts: draws from the exact posterior, no step to choose.
 
     .. math:: s_{ij\cdot} \sim \mathrm{Mult}(v_{ij}; w_{ik} h_{kj}), \quad
@@ -91,10 +194,6 @@ class Gibbs(Sampler):
                 "or count in larger units"
             )
 
-    def warm_passes(self, entries: int, n_components: int) -> int:
-        """Passes of the warm start for data with this many stored entries."""
-        return warm_passes(self.warm_start, entries, n_components)
-
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """A sweep has no step; 1 stands in the results."""
         del track, blocks, n_components
@@ -134,7 +233,7 @@ class Gibbs(Sampler):
             hyper=setup.hyper,
             floor=setup.floor,
             key=setup.key,
-            frozen=(setup.frozen_w, setup.frozen_h),
+            frozen=setup.model.frozen,
         )
 
     def brief(self) -> Self:

@@ -1,25 +1,73 @@
 """Hamiltonian Monte Carlo (HMC) on whole gradients, mirrored at zero."""
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskfactor.checks import is_number, positive_number, whole_number
+from daskfactor.data.bands import Block
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import Passes, Schedule
 from daskfactor.errors import OptionError
-from daskfactor.executors.plan import Action, Op
+from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
-from daskfactor.inference.base import Sampler, Setup, Track
-from daskfactor.inference.program import COLUMNS, ROWS, evaluate_block
-from daskfactor.inference.psgld import warm_passes
-from daskfactor.inference.steps import ConstantStep, StepSize
+from daskfactor.inference.base import ConstantStep, Setup, StepSize, Track
+from daskfactor.inference.chain import ChainRun, OnShare, Setting, TrackRun
+from daskfactor.inference.multiplicative import OnIteration
+from daskfactor.inference.passes import Fit, shares
+from daskfactor.inference.program import COLUMNS, ROWS, evaluate_block, finish_cycle
+from daskfactor.inference.tweedie_chain import NonNegativeSampler, TweedieChain
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.hamiltonian import drift, kick
+from daskfactor.kernels.langevin import accumulate_moments
+from daskfactor.kernels.philox import fill_normals
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.priors import clipped_gamma_log_density
 from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.random import Stream, generator, noise_key
+
+GAMMA, OFFSET, DECAY = 0.05, 10.0, 0.75
+"""How strongly log ε is drawn to its start, how many cycles are damped, and how weights fall."""
+REACH = math.log(10.0)
+"""Steps that are tried gravitate to ten times the first one: large ones are cheap to try."""
+
+
+@dataclass(frozen=True)
+class DualAveraging:
+    """log ε and its average after ``count`` cycles.
+
+    log ε ← log(10 ε₁) - √t / γ / (t + t₀) Σ (δ - α),  the average with weights t^(-κ)
+
+    ``start`` is log ε₁, ``error`` the averaged δ - α.
+
+    Source: Hoffman and Gelman 2014, "The No-U-Turn Sampler", equation 6 and algorithm 5.
+    """
+
+    start: float
+    log_step: float
+    log_average: float
+    error: float = 0.0
+    count: int = 0
+
+    @classmethod
+    def at(cls, step: float) -> "DualAveraging":
+        """Before the first cycle."""
+        start = math.log(step)
+        return cls(start, start, start)
+
+    def after(self, acceptance: float, target: float) -> "DualAveraging":
+        """With one more cycle's acceptance probability."""
+        count = self.count + 1
+        share = 1.0 / (count + OFFSET)
+        error = (1.0 - share) * self.error + share * (target - acceptance)
+        log_step = self.start + REACH - math.sqrt(count) / GAMMA * error
+        weight = count**-DECAY
+        average = weight * log_step + (1.0 - weight) * self.log_average
+        return replace(self, log_step=log_step, log_average=average, error=error, count=count)
+
 
 FIRST_STEP = 0.5
 """Step that tuning begins with, for one entry; d of them take d^(-1/4) as much."""
@@ -97,7 +145,7 @@ class HamiltonianProgram:
 
 
 @dataclass(frozen=True)
-class HMC(Sampler):
+class HMC(NonNegativeSampler):
     """Hamiltonian Monte Carlo on W and H: exact, at the price of several passes a draw.
 
     Each cycle draws momenta p ~ Normal(0, m), goes ``steps`` leapfrog steps
@@ -157,10 +205,6 @@ class HMC(Sampler):
             whole_number("warm_start", self.warm_start, 0)
         object.__setattr__(self, "schedule", Passes(self.steps))
 
-    def warm_passes(self, entries: int, n_components: int) -> int:
-        """Passes of the warm start for data with this many stored entries."""
-        return warm_passes(self.warm_start, entries, n_components)
-
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """The step that a chain begins with, of one entry (see `first_step`)."""
         del track, blocks, n_components
@@ -196,8 +240,13 @@ class HMC(Sampler):
                 band.arrays.setdefault(name, np.zeros_like(band.values))
             band.counts.setdefault("moments", 0)
 
+    def chain(self, setting: Setting, number: int) -> ChainRun:
+        return HMCChain(setting, number)
+
     def program(self, setup: Setup) -> HamiltonianProgram:
-        return HamiltonianProgram(setup.beta, setup.hyper, setup.floor, setup.step(0), self.steps)
+        return HamiltonianProgram(
+            setup.model.beta, setup.hyper, setup.floor, setup.step(0), self.steps
+        )
 
     def brief(self) -> Self:
         return replace(self, warm_start=2, steps=1)
@@ -214,3 +263,229 @@ class HMC(Sampler):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         return cls(**{name: value for name, value in values.items() if name != "type"})
+
+
+Array = NDArray[Any]
+
+JITTER = 0.2
+"""A cycle's step is ε times a uniform factor within 1 ± this."""
+SLAB = 2**16
+"""Monitored cells that are predicted together."""
+
+
+class Place(NamedTuple):
+    """Where a cycle starts: what a rejection goes back to."""
+
+    values: list[Array]
+    gradients: list[Array]
+    fit: Fit
+
+
+class HMCChain(TweedieChain):
+    """A chain of a `TweedieNMF` under `HMC`.
+
+    Between cycles a band's ``"gradient"`` is that of its ``values``, and ``fit`` is
+    their fit; both are None or zero before the first cycle.
+    """
+
+    sampler: HMC
+
+    def __init__(self, setting: Setting, number: int) -> None:
+        super().__init__(setting, number)
+        assert isinstance(setting.sampler, HMC)
+        self.sampler = setting.sampler
+        entries = sum(setting.data.shape) * setting.model.width
+        self.averaging = DualAveraging.at(self.sampler.first_step(entries))
+        self.fit: Fit | None = None
+        self.size = math.exp(self.averaging.log_step)
+        self.sizes: dict[int, float] = {}
+        self.acceptance: dict[int, float] = {}
+
+    def warm_start(
+        self, on_iteration: OnIteration | None = None, like: ChainRun | None = None
+    ) -> None:
+        super().warm_start(on_iteration, like)
+        self._set_masses(self.tracks[0].state)
+
+    def _set_masses(self, state: ChainState) -> None:
+        """S = 1/√m with 1/m = (θ + 1/c) / c: the width of Gamma(cθ + 1, c); 0 where frozen.
+
+        c is the denominator of the multiplicative update at the start.
+        """
+        setting, hyper = self.setting, self.tempered
+        for side, factor, bands in (("rows", ROWS, state.rows), ("columns", COLUMNS, state.cols)):
+            found = shares(
+                setting.executor, setting.data, state, side, self.model.beta, self._floor
+            )
+            frozen = self._frozen(factor)
+            for band, share in zip(bands, found, strict=True):
+                c = share.denominator / hyper.dispersion + hyper.prior(factor)[0]
+                band.arrays["spread"][:] = np.sqrt((band.values + 1.0 / c) / c)
+                if frozen is not None:
+                    band.arrays["spread"][:, frozen] = 0
+
+    def _frozen(self, factor: int) -> NDArray[np.bool_] | None:
+        return self.model.frozen[factor]
+
+    # -- what a checkpoint holds ---------------------------------------------------
+
+    def memory(self) -> dict[str, Any]:
+        fit = None if self.fit is None else list(self.fit)
+        return super().memory() | {"fit": fit, "averaging": asdict(self.averaging)}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        super().recall(memory)
+        self.fit = None if memory["fit"] is None else Fit(*memory["fit"])
+        self.averaging = DualAveraging(**memory["averaging"])
+
+    def forget(self) -> None:
+        super().forget()
+        self.sizes.clear()
+        self.acceptance.clear()
+
+    def statistics(self, cycles: list[int]) -> dict[str, Array]:
+        return {"acceptance_rate": np.array([self.acceptance[cycle] for cycle in cycles])}
+
+    # -- steps -----------------------------------------------------------------------
+
+    def step_for(self, track: Track) -> StepSize:
+        """The step of the present cycle."""
+        del track
+        return ConstantStep(self.size)
+
+    def step_size(self, run: TrackRun, cycle: int) -> float:
+        """ε at a cycle of the running segment."""
+        del run
+        return self.sizes[cycle]
+
+    def _size_at(self, cycle: int, jitter: float) -> float:
+        if not isinstance(self.sampler.step, str):
+            base = self.sampler.step
+        elif cycle < self.setting.options.tune or not self.averaging.count:
+            base = math.exp(self.averaging.log_step)
+        else:
+            base = math.exp(self.averaging.log_average)
+        return base * (1.0 + JITTER * (2.0 * jitter - 1.0)) * self.shrink
+
+    # -- cycles ----------------------------------------------------------------------
+
+    def _run_stretch(
+        self, run: TrackRun, end: int, on_share: OnShare | None, before: float, share: float
+    ) -> None:
+        first = run.cycle
+        if self.fit is None:
+            self._look(run)
+        for cycle in range(first, end):
+            self._cycle(run, cycle)
+            self._record(run, cycle, self._wanted(run.track, cycle, end))
+            run.cycle = cycle + 1
+            if on_share is not None:
+                on_share(before + share * (run.cycle - first) / (end - first))
+
+    def _look(self, run: TrackRun) -> None:
+        """Gradient and fit where the chain starts."""
+        program = self._program(run.track)
+        assert isinstance(program, HamiltonianProgram)
+        self.fit = self._run(
+            run,
+            run.cycle,
+            HamiltonianProgram(program.beta, program.hyper, program.floor, program.size, passes=0),
+        )
+
+    def _run(self, run: TrackRun, cycle: int, program: HamiltonianProgram) -> Fit:
+        """A program's passes from the present values; the fit where they lead."""
+        setting = self.setting
+        plan = build_plan(
+            Passes(program.passes or 1),
+            setting.data.n_observed,
+            range(cycle, cycle + 1),
+            lambda cycle: np.random.default_rng(0),  # passes have one order only
+            lambda cycle: CycleOptions(evaluate=True),
+        )
+        run.state = setting.executor.run(plan, program, run.state, setting.data)
+        sums = np.sum([evaluation.values for evaluation in run.state.evaluations], axis=0)
+        run.state.evaluations.clear()
+        return Fit(float(sums[0]), float(sums[1]))
+
+    def _cycle(self, run: TrackRun, cycle: int) -> None:
+        """Propose, and accept or go back."""
+        options = self.setting.options
+        assert self.fit is not None
+        rng = generator(options.seed, self.number, Stream.ACCEPTANCE, cycle)
+        jitter, threshold = rng.random(2)
+        self.size = self.sizes[cycle] = self._size_at(cycle, float(jitter))
+        bands = run.state.bands()
+        start = Place(
+            [band.values.copy() for band in bands],
+            [band.arrays["gradient"].copy() for band in bands],
+            self.fit,
+        )
+        self._draw_momenta(run.state, cycle)
+        before = self._energy(run.state, self.fit)
+        program = self._program(run.track)
+        assert isinstance(program, HamiltonianProgram)
+        with np.errstate(all="ignore"):  # a proposal may run away: it is then rejected
+            for factor, own in ((ROWS, run.state.rows), (COLUMNS, run.state.cols)):
+                for band in own:
+                    program.kick(band, factor, 0.5)
+                    program.drift(band)
+            self.fit = self._run(run, cycle, program)
+            change = self._energy(run.state, self.fit) - before
+        probability = math.exp(min(0.0, -change)) if math.isfinite(change) else 0.0
+        if not threshold < probability:
+            self._go_back(run.state, start)
+        self.acceptance[cycle] = probability
+        if cycle < options.tune:
+            self.averaging = self.averaging.after(probability, self.sampler.target_accept)
+
+    def _draw_momenta(self, state: ChainState, cycle: int) -> None:
+        key = noise_key(self.setting.options.seed, self.number)
+        for factor, bands in ((ROWS, state.rows), (COLUMNS, state.cols)):
+            for band in bands:
+                fill_normals(band.arrays["momentum"], key, cycle, factor, band.offset)
+
+    def _energy(self, state: ChainState, fit: Fit) -> float:
+        """-log p(V | W, H)^t p(W, H) but for a constant, and that of the momenta."""
+        hyper = self.tempered
+        parts = [-fit.negative_divergence / hyper.dispersion]
+        for factor, bands in ((ROWS, state.rows), (COLUMNS, state.cols)):
+            frozen = self._frozen(factor)
+            for band in bands:
+                free = band.values if frozen is None else band.values[:, ~frozen]
+                parts.append(-clipped_gamma_log_density(free, *hyper.prior(factor)))
+                u = band.arrays["momentum"]
+                parts.append(0.5 * float(np.sum(np.square(u, dtype=np.float64))))
+        return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan
+
+    def _go_back(self, state: ChainState, start: Place) -> None:
+        for band, values, gradient in zip(
+            state.bands(), start.values, start.gradients, strict=True
+        ):
+            band.values[:] = values
+            band.arrays["gradient"][:] = gradient
+        self.fit = start.fit
+
+    def _record(self, run: TrackRun, cycle: int, wanted: CycleOptions) -> None:
+        """What other samplers record inside operations, of the state that was decided on."""
+        op = Op(Action.UPDATE, Block(0, 0), cycle, -1, 1.0, True, wanted)
+        for factor, bands in ((ROWS, run.state.rows), (COLUMNS, run.state.cols)):
+            for band in bands:
+                finish_cycle(op, band, *self.hyper.prior(factor), self._frozen(factor))
+        if wanted.record:
+            for block, cells in run.state.cells.items():
+                row, col = run.state.rows[block.row], run.state.cols[block.col]
+                watch(cells, row.values, col.values)
+        if wanted.evaluate:
+            assert self.fit is not None
+            run.fits[cycle] = self.fit
+            run.densities[cycle] = self._lp(self.fit) + self._log_prior(run.state, cycle)
+
+
+def watch(cells: BlockCells, W: Array, H: Array) -> None:
+    """Add the means at the monitored cells of a block to their moments."""
+    cells.count += 1
+    mu = np.empty_like(cells.mean)
+    for start in range(0, mu.size, SLAB):
+        span = slice(start, start + SLAB)
+        mu[span] = np.einsum("ck,ck->c", W[cells.rows[span]], H[cells.cols[span]])
+    accumulate_moments(mu[:, None], cells.count, cells.mean[:, None], cells.m2[:, None])

@@ -16,10 +16,17 @@ from daskfactor.data.schedules import Passes, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.inference.base import Sampler, Setup, Track
+from daskfactor.inference.base import (
+    ConstantStep,
+    Setup,
+    StepSize,
+    Track,
+    automatic_step,
+    step_from_dict,
+)
 from daskfactor.inference.program import COLUMNS, ROWS, LangevinProgram, prepare_state
-from daskfactor.inference.psgld import Preconditioner, warm_passes
-from daskfactor.inference.steps import ConstantStep, StepSize, automatic_step, step_from_dict
+from daskfactor.inference.psgld import Preconditioner
+from daskfactor.inference.tweedie_chain import NonNegativeSampler
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.workspace import Workspace
 
@@ -72,7 +79,7 @@ class PassProgram(LangevinProgram):
         return ("gradient", *found) if op.action == Action.UPDATE else found
 
 
-class PassSampler(Sampler):
+class PassSampler(NonNegativeSampler):
     """What samplers share that step on gradients over all blocks.
 
     A subclass is a frozen dataclass with the fields ``step``, ``preconditioner`` and
@@ -122,10 +129,6 @@ class PassSampler(Sampler):
     def carried(self) -> tuple[float, float]:
         return (7, 5) if self.majorizer else (4, 4)
 
-    def warm_passes(self, entries: int, n_components: int) -> int:
-        """Passes of the warm start for data with this many stored entries."""
-        return warm_passes(self.warm_start, entries, n_components)
-
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """The step of one track on a grid of ``blocks`` x ``blocks``."""
         del track
@@ -145,14 +148,14 @@ class PassSampler(Sampler):
     def _fields(self, setup: Setup) -> dict[str, Any]:
         """Arguments of a program of Langevin steps."""
         return {
-            "beta": setup.beta,
+            "beta": setup.model.beta,
             "hyper": setup.hyper,
             "floor": setup.floor,
             "key": setup.key,
             "step": setup.step,
             "shrink": setup.shrink,
             "majorizer": self.majorizer,
-            "frozen": (setup.frozen_w, setup.frozen_h),
+            "frozen": setup.model.frozen,
         }
 
     def to_dict(self) -> dict[str, Any]:

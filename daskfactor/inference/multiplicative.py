@@ -13,13 +13,71 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
-from daskfactor.inference.gamma_prior import SMALLEST, gamma_update
 from daskfactor.inference.passes import Fit, Share, evaluate, shares, total, total_log
 from daskfactor.models.fixed import Mask, held
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
+
+SMALLEST = 1e-6
+"""Where entries stop, as a share of those of the start: with a < 1 the objective has no end."""
+NEWTON_STEPS = 12
+
+
+def gamma_update(
+    theta: Array, numerator: Array, denominator: Array, pull: float, beta: float, smallest: float
+) -> Array:
+    """The new θ, in double precision.
+
+    Parameters
+    ----------
+    theta, numerator, denominator
+        Of one band, (rows, K); the denominator with φ λ in it, positive.
+    pull
+        p = φ (a - 1), not zero.
+    beta
+        Power of the divergence.
+    smallest
+        Least value of an entry, old or new.
+    """
+    old = np.maximum(theta.astype(np.float64), smallest)
+    num = np.maximum(numerator.astype(np.float64), 0.0)
+    den = denominator.astype(np.float64)
+    share = np.abs(pull) / old
+    if pull < 0:
+        ratio = _power_root(num, den + share, beta)
+    elif beta == 1.0:
+        ratio = (num + share) / den
+    else:
+        ratio = _root(num, den, share, beta)
+    return np.asarray(np.maximum(old * ratio, smallest))
+
+
+def _power_root(num: Array, den: Array, beta: float) -> Array:
+    """(num / den)^γ(β)."""
+    power = 1.0 / (2.0 - beta) if beta < 1.0 else 1.0 / max(beta - 1.0, 1.0)
+    return np.asarray((num / den) ** power)
+
+
+def _root(num: Array, den: Array, share: Array, beta: float) -> Array:
+    """The one positive r with den r^m = num r^n + share, by Newton steps that never overshoot.
+
+    (m, n) is (1, β - 1) for β < 1 and (β, 1) for β ≥ 2. den r^m - num r^n - share is
+    concave in the first case and convex in the second, where it increases, and the steps
+    begin below the root in the first and above it in the second.
+    """
+    alone, prior = _power_root(num, den, beta), share / den
+    if beta < 1.0:
+        m, n, r = 1.0, beta - 1.0, np.maximum(alone, prior)
+    else:
+        m, n, r = beta, 1.0, alone + prior ** (1.0 / beta)
+    for _ in range(NEWTON_STEPS):
+        value = den * r**m - num * r**n - share
+        r = r - value / (m * den * r ** (m - 1.0) - n * num * r ** (n - 1.0))
+    return np.asarray(r)
+
+
 OnIteration = Callable[[int, float], None]
 
 FIT_EVERY = 20
@@ -316,3 +374,25 @@ def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None
         for band in bands:
             with held(band.values, mask):
                 band.values += band.values.dtype.type(lift)
+
+
+def start_state(data: BlockedData, model: TweedieNMF, seed: int, chain: int) -> ChainState:
+    """Random positive factors under which μ has about the mean of the data.
+
+    Frozen components have their values, in the grid's order of rows and columns, and
+    the free ones are on their scale.
+    """
+    state = initial_state(data, model.n_components, seed, chain)
+    if model.fixed == (None, None):
+        return state
+    tilt = model.tilt(data.mean)
+    for bands, fixed, order, scale in (
+        (state.rows, model.fixed[0], data.row_order, tilt),
+        (state.cols, model.fixed[1], data.col_order, 1.0 / tilt),
+    ):
+        for band in bands:
+            band.values *= band.values.dtype.type(scale)
+            if fixed is not None:
+                here = slice(band.offset, band.offset + len(band.values))
+                fixed.put(band.values, here if order is None else order[here])
+    return state

@@ -10,18 +10,18 @@ import xarray as xr
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors import Executor
-from daskfactor.inference.dsgd import run_dsgd
-from daskfactor.inference.gamma_prior import SMALLEST
+from daskfactor.inference.chain import in_callers_order
+from daskfactor.inference.dsgd import DSGD, run_dsgd
 from daskfactor.inference.multiplicative import (
+    SMALLEST,
     DispersionRule,
+    MultiplicativeUpdates,
     OnIteration,
     PointFit,
     run_updates,
+    start_state,
 )
-from daskfactor.inference.optimizers import DSGD, MultiplicativeUpdates
-from daskfactor.inference.order import in_callers_order
 from daskfactor.inference.setup import component_names
-from daskfactor.inference.start import start_state
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 

@@ -3,41 +3,73 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import SCHEDULES, Reshuffled, Schedule
 from daskfactor.errors import DataError, OptionError
-from daskfactor.executors.state import ChainState
+from daskfactor.executors.plan import Op
+from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.base import (
-    Sampler,
+    ConstantStep,
     Setup,
+    StepSize,
     Track,
+    automatic_step,
     schedule_from_dict,
     schedule_to_dict,
+    step_from_dict,
 )
-from daskfactor.inference.cir_program import CirProgram
-from daskfactor.inference.program import LangevinProgram, prepare_state
-from daskfactor.inference.steps import ConstantStep, StepSize, automatic_step, step_from_dict
+from daskfactor.inference.program import COLUMNS, ROWS, LangevinProgram, prepare_state
+from daskfactor.inference.tweedie_chain import NonNegativeSampler
+from daskfactor.kernels import blockwise
+from daskfactor.kernels.cir import cir_step
+from daskfactor.kernels.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class CirProgram(LangevinProgram):
+    """One chain's block operations, with exact transitions in the majoriser's metric."""
+
+    def update(
+        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        view, blocks = data.view(op.block.row, op.block.col), data.grid.blocks
+        scale = op.scale / self.hyper.dispersion
+        curvatures = np.zeros_like(rows.values), np.zeros_like(cols.values)
+        gradients = blockwise.gradient_curvature(
+            view, self.beta, rows.values, cols.values, scale, self.floor, *curvatures, workspace
+        )
+        key, size = np.array(self.key, dtype=np.uint32), self.step_size(op.iteration)
+        for factor, band in ((ROWS, rows), (COLUMNS, cols)):
+            if op.wanted.adapt:
+                weight = band.values.dtype.type(op.scale / blocks)
+                band.arrays["gathered"] += weight * curvatures[factor]
+            cir_step(
+                band.values,
+                gradients[factor],
+                curvatures[factor],
+                band.arrays["metric"],
+                scale,
+                size,
+                *self.hyper.prior(factor),
+                key,
+                op.iteration,
+                factor,
+                band.offset,
+            )
+        if op.last:
+            self._finish(op, rows, ROWS)
+            self._finish(op, cols, COLUMNS)
+
 
 Preconditioner = Literal["majorizer", "identity"]
 Transition = Literal["euler", "cir"]
 
 
-MOST_PASSES, FEWEST_PASSES = 100, 20
-DEAR_PASS = 1e9
-"""Entries times components from which on a warm start takes fewer passes."""
-
-
-def warm_passes(asked: int | Literal["auto"], entries: int, n_components: int) -> int:
-    """Passes of the warm start: fewer where a pass is dear."""
-    if asked != "auto":
-        return asked
-    affordable = int(MOST_PASSES * DEAR_PASS / max(1, entries * n_components))
-    return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
-
-
 @dataclass(frozen=True)
-class PSGLD(Sampler):
+class PSGLD(NonNegativeSampler):
     """Langevin dynamics on conflict-free parts of the data.
 
     In the majoriser's metric (the default), with c the averaged denominator of
@@ -136,10 +168,6 @@ class PSGLD(Sampler):
                 f'{data.minimum:g}; leave transition at "euler", or mask the negative values'
             )
 
-    def warm_passes(self, entries: int, n_components: int) -> int:
-        """Passes of the warm start for data with this many stored entries."""
-        return warm_passes(self.warm_start, entries, n_components)
-
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """The step of one track on a grid of ``blocks`` x ``blocks``."""
         del track
@@ -157,7 +185,7 @@ class PSGLD(Sampler):
     def program(self, setup: Setup) -> LangevinProgram:
         kind = CirProgram if self.transition == "cir" else LangevinProgram
         return kind(
-            beta=setup.beta,
+            beta=setup.model.beta,
             hyper=setup.hyper,
             floor=setup.floor,
             key=setup.key,
@@ -165,7 +193,7 @@ class PSGLD(Sampler):
             shrink=setup.shrink,
             majorizer=self.majorizer,
             coarse=setup.coarse,
-            frozen=(setup.frozen_w, setup.frozen_h),
+            frozen=setup.model.frozen,
         )
 
     def brief(self) -> Self:

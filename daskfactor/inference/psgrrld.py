@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from daskfactor.errors import OptionError
-from daskfactor.inference.base import Track
+from daskfactor.inference.base import StepSize, Track
 from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.steps import StepSize
 
 
 @dataclass(frozen=True)

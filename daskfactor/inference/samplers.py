@@ -1,48 +1,28 @@
-"""Samplers: what an iteration does to a block, and what a run needs to know of it."""
+"""Find samplers by name: the package's public names are the one list of them."""
 
+from functools import cache
 from typing import Any
 
+import daskfactor
 from daskfactor.errors import StoreFormatError
-from daskfactor.inference.base import Sampler, Setup, Track
-from daskfactor.inference.gibbs import Gibbs
-from daskfactor.inference.hmc import HMC
-from daskfactor.inference.langevin import LangevinDynamics
-from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.psgrrld import PSGRRLD
-from daskfactor.inference.sghmc import SGHMC
-from daskfactor.inference.sgld import SGLD
-from daskfactor.inference.steps import ConstantStep, PolynomialStep, StepSize
+from daskfactor.inference.base import Sampler
 
-__all__ = [
-    "HMC",
-    "KINDS",
-    "PSGLD",
-    "PSGRRLD",
-    "SGHMC",
-    "SGLD",
-    "ConstantStep",
-    "Gibbs",
-    "LangevinDynamics",
-    "PolynomialStep",
-    "Sampler",
-    "Setup",
-    "StepSize",
-    "Track",
-    "sampler_from_dict",
-]
 
-KINDS: dict[str, type[Sampler]] = {
-    kind.__name__: kind for kind in (PSGLD, PSGRRLD, SGHMC, Gibbs, LangevinDynamics, SGLD, HMC)
-}
-"""All samplers by name."""
+@cache
+def samplers() -> dict[str, type[Sampler]]:
+    """Return all samplers by name; imports whatever the package has."""
+    values = (getattr(daskfactor, name) for name in dir(daskfactor))
+    kinds = (value for value in values if isinstance(value, type) and issubclass(value, Sampler))
+    return {kind.__name__: kind for kind in kinds}
 
 
 def sampler_from_dict(values: dict[str, Any]) -> Sampler:
-    """The sampler that ``to_dict`` described."""
-    kind = KINDS.get(values.get("type", ""))
-    if kind is None:
+    """Make the sampler that ``to_dict`` described."""
+    name = values.get("type")
+    kind = getattr(daskfactor, str(name), None)
+    if not (isinstance(kind, type) and issubclass(kind, Sampler)):
         raise StoreFormatError(
-            f"the run was made by a sampler called {values.get('type')!r}, which this version does "
-            f"not have; it knows {', '.join(KINDS)}"
+            f"the run was made by a sampler called {name!r}, which this version does not have; it "
+            f"knows {', '.join(samplers())}"
         )
     return kind.from_dict(values)

@@ -9,13 +9,14 @@ import xarray as xr
 
 from daskfactor.checks import whole_number
 from daskfactor.executors import Executor
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.compilation import compile_kernels
-from daskfactor.inference.driver import Driver
 from daskfactor.inference.monitor import monitored_cells
 from daskfactor.inference.options import RunOptions, choose_keep
 from daskfactor.inference.point import Method, check_method, fit_point, point_dataset
-from daskfactor.inference.samplers import Sampler, sampler_from_dict
+from daskfactor.inference.run import Driver
+from daskfactor.inference.samplers import sampler_from_dict
 from daskfactor.inference.session import session, session_again
 from daskfactor.inference.setup import (
     PathText,

@@ -19,12 +19,15 @@ from daskfactor.data.schedules import diagonal_sizes
 from daskfactor.errors import DataWarning, OptionError, SamplingWarning
 from daskfactor.executors import Executor
 from daskfactor.executors.machine import machine_attrs
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.compilation import compile_kernels
-from daskfactor.inference.driver import Driver, RunState, hyper_attrs
 from daskfactor.inference.monitor import Cells
 from daskfactor.inference.options import RunOptions
-from daskfactor.inference.samplers import KINDS, PSGLD, SGHMC, Sampler
+from daskfactor.inference.psgld import PSGLD
+from daskfactor.inference.run import Driver, RunState, hyper_attrs
+from daskfactor.inference.samplers import samplers
+from daskfactor.inference.sghmc import SGHMC
 from daskfactor.inference.sinks import MemorySink
 from daskfactor.models.fixed import FixedComponents
 from daskfactor.models.gaussian import GaussianMF
@@ -68,12 +71,11 @@ def check_kinds(model: object, sampler: object) -> None:
     """Refuse what is not a model or not a sampler, and a pair that does not go together."""
     check_model(model)
     if not isinstance(sampler, Sampler):
-        raise OptionError(
-            f"sampler must be one of {', '.join(f'{kind}(...)' for kind in KINDS)}, got {sampler!r}"
-        )
+        known = ", ".join(f"{kind}(...)" for kind in samplers())
+        raise OptionError(f"sampler must be one of {known}, got {sampler!r}")
     kind = type(model).__name__
     if kind not in sampler.models:
-        right = [name for name, known in KINDS.items() if kind in known.models]
+        right = [name for name, known in samplers().items() if kind in known.models]
         raise OptionError(
             f"{kind} cannot be sampled by {sampler.name}: it takes "
             f"{' or '.join(f'{name}()' for name in right)}; leave sampler out for the right one"

@@ -13,10 +13,9 @@ from daskfactor.data.schedules import Passes, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import Setup
+from daskfactor.inference.base import ConstantStep, Setup, StepSize, automatic_step
 from daskfactor.inference.langevin import PassProgram, PassSampler, Step
 from daskfactor.inference.psgld import Preconditioner
-from daskfactor.inference.steps import ConstantStep, StepSize, automatic_step
 from daskfactor.kernels.subsample import Address, add_subsample
 from daskfactor.kernels.workspace import Workspace
 

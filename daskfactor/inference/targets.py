@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
+from daskfactor.inference.gaussian import column_table, warm_start
 from daskfactor.inference.multiplicative import (
     DispersionRule,
     mean_floor,
     objective,
+    start_state,
 )
 from daskfactor.inference.passes import Fit
-from daskfactor.inference.start import start_state
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 
@@ -107,9 +108,6 @@ class RealValued:
         self.rule = DispersionRule(law, data)
 
     def start(self, executor: Executor, seed: int) -> ChainState:
-        # Samplers may import optimisers, so that at the top of the module this would be a circle.
-        from daskfactor.inference.gaussian_hyper import warm_start
-
         state, self.hyper = warm_start(self.data, self.model, seed, 0, executor)
         for band in state.bands():
             band.arrays.clear()
@@ -120,8 +118,6 @@ class RealValued:
         self.hyper = self.hyper._replace(noise=dispersion)
 
     def columns(self) -> Columns:
-        from daskfactor.inference.gaussian_program import column_table
-
         tables = []
         for mean, precision, _, free in column_table(self.hyper, self.model.biases):
             tables.append(np.stack([mean, self.hyper.noise * precision * free, free]))

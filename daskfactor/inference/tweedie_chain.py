@@ -1,26 +1,25 @@
 """Chains of Tweedie factorizations: multiplicative warm start, the majoriser's metric, φ."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from daskfactor.executors.base import BlockProgram
 from daskfactor.executors.state import ChainState
+from daskfactor.inference.base import Sampler, Setup, Track
 from daskfactor.inference.chain import ChainRun, Setting, TrackRun
-from daskfactor.inference.likelihood import log_normalizer_sum
 from daskfactor.inference.multiplicative import (
     DispersionRule,
     OnIteration,
     balance,
     mean_floor,
     run_updates,
+    start_state,
     typical_value,
 )
-from daskfactor.inference.passes import Fit, evaluate, shares
+from daskfactor.inference.passes import Fit, evaluate, log_normalizer_sum, shares
 from daskfactor.inference.program import drop_adaptation, refresh_metric
-from daskfactor.inference.samplers import Setup, Track
-from daskfactor.inference.start import start_state
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import noise_key
 
@@ -157,7 +156,7 @@ class TweedieChain(ChainRun):
         key = noise_key(setting.options.seed, self.number)
         return setting.sampler.program(
             Setup(
-                beta=setting.model.beta,
+                model=self.model,
                 hyper=self.tempered,
                 floor=self._floor,
                 key=(int(key[0]), int(key[1])),
@@ -165,8 +164,6 @@ class TweedieChain(ChainRun):
                 shrink=self.shrink,
                 coarse=track.coarseness > 1,
                 blocks=setting.data.grid.blocks,
-                frozen_w=self.model.frozen[0],
-                frozen_h=self.model.frozen[1],
                 observed=setting.data.n_observed,
             )
         )
@@ -205,3 +202,32 @@ class TweedieChain(ChainRun):
 
     def _lp(self, fit: Fit) -> float:
         return fit.negative_divergence / self.hyper.dispersion + self.normalizer
+
+
+MOST_PASSES, FEWEST_PASSES = 100, 20
+DEAR_PASS = 1e9
+"""Entries times components from which on a warm start takes fewer passes."""
+
+
+def _warm_passes(asked: int | Literal["auto"], entries: int, n_components: int) -> int:
+    """Passes of the warm start: fewer where a pass is dear."""
+    if asked != "auto":
+        return asked
+    affordable = int(MOST_PASSES * DEAR_PASS / max(1, entries * n_components))
+    return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
+
+
+class NonNegativeSampler(Sampler):
+    """A sampler of non-negative models, which starts from multiplicative updates.
+
+    A subclass is a frozen dataclass with the field ``warm_start``.
+    """
+
+    warm_start: int | Literal["auto"]
+
+    def warm_passes(self, entries: int, n_components: int) -> int:
+        """Passes of the warm start for data with this many stored entries."""
+        return _warm_passes(self.warm_start, entries, n_components)
+
+    def chain(self, setting: Setting, number: int) -> ChainRun:
+        return TweedieChain(setting, number)

@@ -13,9 +13,7 @@ import numpy as np
 
 from daskfactor.checks import is_number, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.inference.averaging import DualAveraging
-from daskfactor.inference.hmc import FIRST_STEP
-from daskfactor.inference.hmc_chain import JITTER
+from daskfactor.inference.hmc import FIRST_STEP, JITTER, DualAveraging
 from daskfactor.random import Stream, generator
 from daskfactor.stein.reparametrization import Chart, Spot
 from daskfactor.stein.scores import divergences

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.memory import memory_budget
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.inference.order import in_callers_order
+from daskfactor.inference.chain import in_callers_order
 from daskfactor.inference.setup import PathText
 from daskfactor.inference.sinks import MemorySink
 from daskfactor.models.silf import SILFNMF

@@ -14,7 +14,7 @@ import scipy.sparse
 from distributed import Client
 
 import daskfactor as dfac
-from daskfactor.inference.samplers import Sampler
+from daskfactor.inference.base import Sampler
 from tests.cluster.support import cluster
 
 pytestmark = [

@@ -12,10 +12,10 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.executors.state import ChainState, place_cells
-from daskfactor.inference.gaussian_hyper import HyperSampler, warm_start
-from daskfactor.inference.gaussian_program import GaussianProgram, automatic_momentum_step
+from daskfactor.inference.base import ConstantStep
+from daskfactor.inference.gaussian import HyperSampler, warm_start
 from daskfactor.inference.passes import Fit
-from daskfactor.inference.steps import ConstantStep
+from daskfactor.inference.sghmc import GaussianProgram, automatic_momentum_step
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from daskfactor.random import Stream, generator, noise_key
 

@@ -15,7 +15,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from daskfactor.inference.cost import estimate_cost
-from daskfactor.inference.samplers import PSGLD, PSGRRLD
+from daskfactor.inference.psgld import PSGLD
+from daskfactor.inference.psgrrld import PSGRRLD
 from daskfactor.inference.sampling import sample
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF

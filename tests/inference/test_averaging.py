@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from daskfactor.inference.averaging import DualAveraging
+from daskfactor.inference.hmc import DualAveraging
 
 
 @pytest.mark.parametrize("target", [0.6, 0.8, 0.9])

@@ -12,7 +12,8 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
-from daskfactor.inference.samplers import KINDS, Sampler, sampler_from_dict
+from daskfactor.inference.base import Sampler
+from daskfactor.inference.samplers import sampler_from_dict, samplers
 from daskfactor.inference.setup import check_kinds
 
 Array = NDArray[Any]
@@ -81,7 +82,7 @@ DRAWS, TUNE = 6, 10
 
 
 def test_every_kind_of_sampler_has_a_case() -> None:
-    assert {type(case.sampler).__name__ for case in CASES.values()} == set(KINDS)
+    assert {type(case.sampler).__name__ for case in CASES.values()} == set(samplers())
 
 
 def counts() -> Array:

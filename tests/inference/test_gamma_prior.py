@@ -5,7 +5,7 @@ import pytest
 
 import daskfactor as dfac
 from daskfactor.errors import DataWarning, OptionError
-from daskfactor.inference.gamma_prior import gamma_update
+from daskfactor.inference.multiplicative import gamma_update
 from daskfactor.models.divergence import divergence
 
 BETAS = [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0]

@@ -9,21 +9,19 @@ from scipy import sparse, stats
 from daskfactor import as_blocks
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import LanesExecutor, SerialExecutor
-from daskfactor.inference.gaussian_hyper import (
+from daskfactor.inference.gaussian import (
     HOLD,
     HyperSampler,
+    column_table,
     log_likelihood,
     log_prior,
     log_prior_constant,
     observation_weights,
+    quadratic_form,
     warm_start,
 )
-from daskfactor.inference.gaussian_program import (
-    automatic_momentum_step,
-    column_table,
-    quadratic_form,
-)
 from daskfactor.inference.passes import Fit
+from daskfactor.inference.sghmc import automatic_momentum_step
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from tests.inference.gaussian_reference import Found, run_chain
 

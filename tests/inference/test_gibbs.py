@@ -10,9 +10,9 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, ModelError, OptionError
-from daskfactor.inference.gibbs_program import GibbsProgram
-from daskfactor.inference.samplers import Gibbs, Setup, sampler_from_dict
-from daskfactor.inference.steps import ConstantStep
+from daskfactor.inference.base import ConstantStep, Setup
+from daskfactor.inference.gibbs import Gibbs, GibbsProgram
+from daskfactor.inference.samplers import sampler_from_dict
 
 QUIET: dict[str, Any] = {"progressbar": False, "random_seed": 5}
 
@@ -142,7 +142,8 @@ def test_a_dispersion_of_one_may_be_said() -> None:
 def test_tempered_posteriors_are_refused() -> None:
     from daskfactor.models.tweedie import Hyperparameters
 
-    setup = Setup(1.0, Hyperparameters(2.0, 1.0, 1.0), 1e-9, (1, 2), ConstantStep(1), 1, False, 2)
+    model, hyper = dfac.TweedieNMF(2), Hyperparameters(2.0, 1.0, 1.0)
+    setup = Setup(model, hyper, 1e-9, (1, 2), ConstantStep(1), 1, False, 2)
     with pytest.raises(ModelError, match="use PSGLD"):
         Gibbs().program(setup)
     fine = setup._replace(hyper=setup.hyper._replace(dispersion=1.0))

@@ -7,7 +7,7 @@ import pytest
 
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
-from daskfactor.inference.samplers import Sampler
+from daskfactor.inference.base import Sampler
 
 
 def notes() -> np.ndarray:

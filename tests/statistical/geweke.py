@@ -18,8 +18,8 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.executors.state import make_state
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.program import prepare_state
-from daskfactor.inference.samplers import Sampler
 from daskfactor.models.tweedie import Hyperparameters
 
 Array = NDArray[np.float64]

@@ -14,10 +14,9 @@ from scipy import sparse
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.chains import make_chain
 from daskfactor.inference.options import RunOptions, boundaries
-from daskfactor.inference.samplers import PSGRRLD
-from daskfactor.inference.snapshot import cell_count, gather_cells
+from daskfactor.inference.psgrrld import PSGRRLD
+from daskfactor.inference.run import cell_count, gather_cells
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import Case, reference_posterior
 from tests.statistical.replicas import cells_of
@@ -73,7 +72,7 @@ def run_pair(case: Case, sampler: PSGRRLD, copies: int, draws: int, seed: int = 
         )
         options = RunOptions(draws, 200, 1, 1, seed, "moments", 0, "float64")
         executor = LanesExecutor(2)
-        chain = make_chain(Setting(data, model, sampler, options, executor, (rows, cols)), 0)
+        chain = Setting(data, model, sampler, options, executor, (rows, cols)).chain(0)
         chain.warm_start()
         for end in boundaries(options, 500, chain.setting.split, 2):
             chain.advance(end)

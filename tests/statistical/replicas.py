@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.chains import make_chain
 from daskfactor.inference.options import RunOptions, boundaries
-from daskfactor.inference.samplers import PSGLD, Sampler
-from daskfactor.inference.snapshot import cell_count, gather_cells
+from daskfactor.inference.psgld import PSGLD
+from daskfactor.inference.run import cell_count, gather_cells
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import Case
 
@@ -82,7 +82,7 @@ def run_copies(
         options = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
         cells = cells_of(case.V.shape, copies)
         executor = LanesExecutor(2)
-        chain = make_chain(Setting(data, model, sampler, options, executor, cells), 0)
+        chain = Setting(data, model, sampler, options, executor, cells).chain(0)
         if program is not None:
             own = chain._program
             chain._program = lambda track: program(**vars(own(track)))  # type: ignore[method-assign]

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskfactor.inference.langevin import PassProgram
-from daskfactor.inference.samplers import HMC, SGLD, LangevinDynamics, Sampler
-from daskfactor.inference.sgld import SubsampleProgram
+from daskfactor.inference.base import Sampler
+from daskfactor.inference.hmc import HMC
+from daskfactor.inference.langevin import LangevinDynamics, PassProgram
+from daskfactor.inference.sgld import SGLD, SubsampleProgram
 from tests.statistical.replicas import run_copies
 from tests.statistical.test_posteriors import BY_NAME, Distance, HalfTheNoise
 

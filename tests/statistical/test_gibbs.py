@@ -7,8 +7,7 @@ import pytest
 
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.gibbs_program import ALLOCATED, RATES, GibbsProgram, gathered
-from daskfactor.inference.samplers import Gibbs
+from daskfactor.inference.gibbs import ALLOCATED, RATES, Gibbs, GibbsProgram, gathered
 from daskfactor.kernels.multinomial import add_rates
 from daskfactor.models.tweedie import Hyperparameters
 from tests.statistical.allocations import Priors, posterior

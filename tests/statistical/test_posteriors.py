@@ -11,7 +11,8 @@ from daskfactor.data.schedules import SCHEDULES, Cyclic, Proportional
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.program import LangevinProgram
-from daskfactor.inference.samplers import PSGLD, PSGRRLD
+from daskfactor.inference.psgld import PSGLD
+from daskfactor.inference.psgrrld import PSGRRLD
 from daskfactor.kernels.philox import fill_normals
 from tests.statistical.exact import CASES, Case, reference_posterior
 from tests.statistical.replicas import Moments, run_copies

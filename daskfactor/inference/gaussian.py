@@ -6,6 +6,7 @@ Every draw has an address, (seed, chain, cycle).
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.executors.base import Executor
+from daskfactor.executors.base import BlockProgram, Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
-from daskfactor.inference.gaussian_program import NO_FLOOR, column_table, quadratic_form
+from daskfactor.inference.base import Setup, Track
+from daskfactor.inference.chain import ChainRun, Setting, TrackRun
+from daskfactor.inference.multiplicative import OnIteration
 from daskfactor.inference.passes import Fit, evaluate
+from daskfactor.inference.program import COLUMNS, ROWS
 from daskfactor.kernels.momentum import sums_of_squares
-from daskfactor.models.gaussian import GaussianHyper, GaussianMF
-from daskfactor.random import Stream, generator
+from daskfactor.models.gaussian import BIAS_SHARE, GaussianHyper, GaussianMF
+from daskfactor.random import Stream, generator, noise_key
 
 Array = NDArray[Any]
 
+NO_FLOOR = -math.inf
 HYPER_EVERY = 10
 """Cycles between draws of the hyperparameters: the longest segment of a chain."""
 HOLD = 20
@@ -229,6 +234,41 @@ def _learn_ratios(
     return hyper._replace(ratio_w=ratios[0], ratio_h=ratios[1])
 
 
+def column_table(hyper: GaussianHyper, biases: bool) -> tuple[Array, Array]:
+    """What the momentum kernels need of each column, for W and for H: (4, K') each.
+
+    Rows: prior mean, prior precision, curvature for each unit of data, 1 where it moves.
+    """
+    K = len(hyper.precision_w)
+    width = K + (2 if biases else 1)
+    tables = []
+    for factor, own, other, ratio in (
+        (ROWS, hyper.precision_w, hyper.precision_h, hyper.ratio_w),
+        (COLUMNS, hyper.precision_h, hyper.precision_w, hyper.ratio_h),
+    ):
+        table = np.zeros((4, width))
+        table[1] = 1.0
+        table[1, :K] = own
+        table[2, :K] = ratio / (hyper.noise * np.asarray(other))
+        table[2, K:] = 1.0 / hyper.noise
+        table[3, :K] = 1.0
+        if biases:
+            rows = factor == ROWS
+            mean = 0.0 if rows else hyper.mean
+            precision = hyper.row_bias_precision if rows else hyper.column_bias_precision
+            table[:, K if rows else K + 1] = mean, precision, 1.0 / hyper.noise, 1.0
+        tables.append(table)
+    return tables[0], tables[1]
+
+
+def quadratic_form(values: Array, columns: Array) -> float:
+    """-½ Σ λ (x - m)² over the columns that move: log-prior but for its constant."""
+    mean, precision, _, free = columns
+    squares = np.zeros(values.shape[1])
+    sums_of_squares(values, mean, squares)
+    return float(-0.5 * np.sum(free * precision * squares))
+
+
 def log_prior_constant(model: GaussianMF, hyper: GaussianHyper, shape: tuple[int, int]) -> float:
     """What `quadratic_form` leaves out of log p(W) + log p(H), biases included."""
     result = 0.0
@@ -250,3 +290,113 @@ def log_prior(model: GaussianMF, hyper: GaussianHyper, state: ChainState) -> flo
 def log_likelihood(fit: Fit, n_observed: int, noise: float) -> float:
     """-Σ (v - μ)² / (2φ) - n/2 log(2πφ)."""
     return -0.5 * fit.pearson / noise - 0.5 * n_observed * math.log(2 * math.pi * noise)
+
+
+RUNAWAY = 1e3
+"""A chain whose mean squared residual is this many times the data's variance has diverged."""
+
+
+class GaussianChain(ChainRun):
+    """A chain of a `GaussianMF`."""
+
+    hyper: GaussianHyper
+    priors: GaussianHyper
+    model: GaussianMF
+
+    def __init__(self, setting: Setting, number: int) -> None:
+        super().__init__(setting, number)
+        assert isinstance(setting.model, GaussianMF)
+        self.model = setting.model
+        self.noise_sum = 0.0
+        self.noise_draws = 0
+
+    def warm_start(
+        self, on_iteration: OnIteration | None = None, like: ChainRun | None = None
+    ) -> None:
+        """A draw from the prior, whose scales fit mean and variance of the data."""
+        del on_iteration, like
+        setting = self.setting
+        state, self.hyper = warm_start(
+            setting.data, self.model, setting.options.seed, self.number, setting.executor
+        )
+        self.priors = self.hyper
+        for band in state.bands():
+            band.arrays |= {name: np.zeros_like(band.values) for name in ("mean", "m2")}
+            band.counts["moments"] = 0
+        self.tracks = [TrackRun(setting.sampler.tracks[0], state)]
+
+    def attrs(self) -> dict[str, float]:
+        """The noise is the mean over the draws so far, which predictions are made with."""
+        noise = self.noise_sum / self.noise_draws if self.noise_draws else self.hyper.noise
+        values = {
+            "dispersion": noise,
+            "precision_w": float(np.mean(self.hyper.precision_w)),
+            "precision_h": float(np.mean(self.hyper.precision_h)),
+        }
+        if self.model.biases:
+            values["row_bias_precision"] = self.hyper.row_bias_precision
+            values["column_bias_precision"] = self.hyper.column_bias_precision
+        return values
+
+    def memory(self) -> dict[str, Any]:
+        return {
+            "hyper": self.hyper.to_dict(),
+            "priors": self.priors.to_dict(),
+            "noise": [self.noise_sum, self.noise_draws],
+        }
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        self.hyper = GaussianHyper.from_dict(memory["hyper"])
+        self.priors = GaussianHyper.from_dict(memory["priors"])
+        self.noise_sum, self.noise_draws = memory["noise"]
+
+    def _stops(self, start: int, end: int) -> Iterator[int]:
+        """Every few cycles, at multiples of that, so that segments do not matter."""
+        yield from range(start - start % HYPER_EVERY + HYPER_EVERY, end, HYPER_EVERY)
+        yield end
+
+    def _between(self, run: TrackRun, start: int, stop: int) -> None:
+        setting = self.setting
+        draws = sum(setting.options.draw_index(cycle) is not None for cycle in range(start, stop))
+        self.noise_sum += draws * self.hyper.noise
+        self.noise_draws += draws
+        if stop % HYPER_EVERY:
+            return  # a segment's end must leave no trace in the draws
+        sampler = HyperSampler(
+            self.model, setting.data, self.priors, setting.options.seed, self.number
+        )
+        self.hyper = sampler.adapt(
+            self.hyper, run.state, run.fits[stop - 1], stop, stop <= setting.frozen_from
+        )
+
+    def _program(self, track: Track) -> BlockProgram:
+        setting = self.setting
+        key = noise_key(setting.options.seed, self.number)
+        return setting.sampler.program(
+            Setup(
+                model=self.model,
+                hyper=self.hyper,
+                floor=NO_FLOOR,
+                key=(int(key[0]), int(key[1])),
+                step=self.step_for(track),
+                shrink=self.shrink,
+                coarse=False,
+                blocks=setting.data.grid.blocks,
+            )
+        )
+
+    def _log_prior(self, state: ChainState, cycle: int) -> float:
+        constant = log_prior_constant(self.model, self.hyper, self.setting.data.shape)
+        return constant + math.fsum(band.sums[cycle] for band in state.bands())
+
+    def _ran_away(self, run: TrackRun) -> bool:
+        count = self.setting.data.total_observed
+        variance = 1.0 / (BIAS_SHARE * self.priors.row_bias_precision)  # of the data
+        limit = RUNAWAY * variance * count
+        return any(fit.pearson > limit for fit in run.fits.values())
+
+    def _adapt(self, end: int) -> None:
+        """Nothing more: hyperparameters are drawn inside the segment."""
+
+    def _lp(self, fit: Fit) -> float:
+        return log_likelihood(fit, self.setting.data.total_observed, self.hyper.noise)
