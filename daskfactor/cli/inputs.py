@@ -44,7 +44,7 @@ def read_input(text: str) -> Any:
         return _read_npz(path, name)
     if suffix in TABLES:
         return read_table(path)
-    if suffix == ".zarr" and name is None and _is_zarr_array(path):
+    if path.is_dir() and name is None and _is_matrix_store(path):
         return str(path)
     return _read_labelled(path, name)
 
@@ -94,18 +94,11 @@ def _read_scipy(path: Path) -> Any:
     return sparse.load_npz(path)
 
 
-def _is_zarr_array(path: Path) -> bool:
-    import zarr
+def _is_matrix_store(path: Path) -> bool:
+    """Whether a folder is something that `as_blocks` opens, or refuses with the right sentence."""
+    from daskfactor.data.store import zarr_kind
 
-    from daskfactor.data.store import is_blocked_store
-
-    if is_blocked_store(str(path)):
-        return True
-
-    try:
-        return isinstance(zarr.open(str(path), mode="r"), zarr.Array)
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, xarray says it better
-        return False
+    return zarr_kind(str(path)) in ("blocks", "array", "run")
 
 
 def _read_labelled(path: Path, name: str | None) -> "xr.DataArray":

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import SourceInfo
 from daskfactor.data.decode import KINDS, check_dtype, matrix_shape
-from daskfactor.data.labels import Labels, usable_dims
+from daskfactor.data.labels import Labels, storable, usable_dims
 from daskfactor.data.layout import Chunks, expand_chunks
 from daskfactor.data.sparse_source import (
     SparseSource,
@@ -29,6 +29,7 @@ from daskfactor.data.sparse_source import (
     is_sparse,
 )
 from daskfactor.data.statistics import NAMED
+from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DataError, StoreError
 
 
@@ -149,6 +150,11 @@ def zarr_array(location: str) -> tuple[Any, str]:
         ) from error
     if isinstance(found, zarr.Array):
         return found, location
+    if zarr_kind(location) == "run":
+        raise DataError(
+            f"{location} is a run of daskfactor, not data: read its results with open_run, or go "
+            "on with it by resume; pass the data that it was made from"
+        )
     inside = ", ".join(sorted(name for name, _ in found.arrays())) or "none"
     raise DataError(
         f"{location} is a zarr group, not an array; pass the path of one of its arrays ({inside})"
@@ -246,7 +252,7 @@ def _xarray_labels(array: Any) -> Labels:
         levels = getattr(array.indexes.get(key), "nlevels", 1)
         # The tuples of a MultiIndex cannot be stored; its levels are coordinates of their own.
         if len(coord.dims) == 1 and not (key in array.dims and levels > 1):
-            found[coord.dims[0]][str(key)] = coord.to_numpy()
+            found[coord.dims[0]][str(key)] = storable(str(key), coord.to_numpy())
     name = None if array.name is None else str(array.name)
     return Labels(str(row_dim), str(col_dim), found[row_dim], found[col_dim], name)
 
@@ -264,6 +270,7 @@ def _axis_coords(dim: str, index: Any) -> dict[str, NDArray[Any]]:
     """Labels of a pandas axis; a plain numbering is no label."""
     if index.nlevels > 1:
         names = [f"{dim}_{n}" if name is None else str(name) for n, name in enumerate(index.names)]
-        return {name: index.get_level_values(n).to_numpy() for n, name in enumerate(names)}
+        levels = [index.get_level_values(n).to_numpy() for n in range(index.nlevels)]
+        return {name: storable(name, level) for name, level in zip(names, levels, strict=True)}
     counted = type(index).__name__ == "RangeIndex" and index.name is None
-    return {} if counted else {dim: index.to_numpy()}
+    return {} if counted else {dim: storable(dim, index.to_numpy())}

@@ -18,12 +18,31 @@ Locate = Callable[[int], tuple[int, int]]
 """From the position of an entry, counted row by row, to its row and column in the matrix."""
 
 
+_ADVICE = {
+    "c": "take their modulus (numpy.abs) or their real part (numpy.real)",
+    "M": "turn times into numbers, for example (V - V.min()) / numpy.timedelta64(1, 's')",
+    "m": "turn times into numbers, for example V / numpy.timedelta64(1, 's')",
+}
+
+
 def check_dtype(dtype: np.dtype[Any]) -> None:
     """Refuse what is not a real number."""
     if dtype.kind not in KINDS:
+        advice = _ADVICE.get(dtype.kind, "convert them, for example with .astype('float64')")
         raise DataError(
             f"the entries have dtype {dtype}; they must be real numbers (bool, integer or float, "
-            "NaN where missing); convert them, for example with .astype('float64')"
+            f"NaN where missing); {advice}"
+        )
+
+
+def check_shape(piece: Any, wanted: tuple[int, int], row0: int, col0: int) -> None:
+    """Refuse a piece of another shape than its source had said."""
+    if tuple(np.shape(piece)) != wanted:
+        raise DataError(
+            f"the data say that their piece at row {row0}, column {col0} is {wanted[0]} x "
+            f"{wanted[1]}, but reading it gave shape {tuple(np.shape(piece))}; if they are a dask "
+            "array, name the true chunks where you make it (map_blocks(..., chunks=...)), or call "
+            "its compute_chunk_sizes()"
         )
 
 

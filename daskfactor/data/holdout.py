@@ -7,6 +7,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskfactor.data.sparse_source import canonical
 from daskfactor.errors import DataError, OptionError
 from daskfactor.random import resolve_seed
 
@@ -109,9 +110,7 @@ def _from_dense(V: NDArray[Any], share: float, keep_one: bool, rng: np.random.Ge
 def _from_sparse(
     V: Any, share: float, zeros: bool, keep_one: bool, rng: np.random.Generator
 ) -> HeldOut:
-    # A copy: adding duplicates up would change the caller's own arrays.
-    csr = sparse.csr_array(V, dtype=np.result_type(V.dtype, np.float32), copy=True)
-    csr.sum_duplicates()
+    csr = sparse.csr_array(canonical(V, zeros)).astype(np.result_type(V.dtype, np.float32))
     if zeros:
         return _with_zeros(csr, share, rng)
     coo = csr.tocoo()

@@ -1,12 +1,14 @@
 """Names of rows and columns: what the user's own labels were, kept for the results."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.errors import DataError
+from daskfactor.errors import DataError, DataWarning
 
 DEFAULT_DIMS = ("row", "column")
 RESERVED = frozenset({"chain", "draw", "warmup_draw", "component", "cell", "W", "H"})
@@ -62,6 +64,26 @@ def usable_dims(row: object, col: object) -> tuple[str, str]:
     if row_dim == col_dim or not RESERVED.isdisjoint((row_dim, col_dim)):
         return DEFAULT_DIMS
     return row_dim, col_dim
+
+
+def storable(name: str, labels: NDArray[Any]) -> NDArray[Any]:
+    """Labels as a store can keep them: times with a zone as UTC, periods as their names."""
+    if labels.dtype.kind != "O":
+        return labels
+    import pandas as pd
+
+    index = pd.Index(labels)
+    if isinstance(index, pd.DatetimeIndex) and index.tz is not None:
+        warnings.warn(
+            f"the labels {name!r} are times with the zone {index.tz}; they are kept as times in "
+            "UTC, without zone",
+            DataWarning,
+            stacklevel=4,
+        )
+        return np.asarray(index.tz_convert(None))
+    if isinstance(index, pd.PeriodIndex):
+        return np.asarray([str(period) for period in index])
+    return labels
 
 
 def _label(dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:

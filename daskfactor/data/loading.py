@@ -16,7 +16,7 @@ import numpy as np
 
 from daskfactor.data.adapters import Source
 from daskfactor.data.bands import Bands, Block, Grid
-from daskfactor.data.decode import Decoder
+from daskfactor.data.decode import Decoder, check_shape
 from daskfactor.data.layout import chunk_bands
 from daskfactor.data.statistics import Statistics, StatisticsBuilder
 from daskfactor.data.storage import FloatArray, FloatType, Storage, WholeArray
@@ -56,7 +56,10 @@ def load(
 def read(source: Source, region: Region) -> Any:
     """One region of the source; what goes wrong there is reported with its place."""
     try:
-        return source.read(*region)
+        found = source.read(*region)
+        sides = (region[0].stop - region[0].start, region[1].stop - region[1].start)
+        check_shape(found, sides, region[0].start, region[1].start)
+        return found
     except (DaskfactorError, MemoryError):
         raise
     except Exception as error:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import SourceInfo
 from daskfactor.data.keys import text_array
 from daskfactor.data.labels import DEFAULT_DIMS, Labels, usable_dims
+from daskfactor.data.sparse_source import from_backed
 from daskfactor.data.tables import Wanted, opened, require
 from daskfactor.data.triples import Piece, TripleSource, compressed_pieces, coordinate_pieces
 from daskfactor.errors import DataError
@@ -126,38 +127,33 @@ def open_npz(location: str, wanted: Wanted) -> TripleSource:
 
 def open_h5ad(location: str, layer: str | None) -> TripleSource:
     """The matrix X, or a layer, of an AnnData file; read in pieces, whatever its size."""
-    require("h5py", "anndata", "AnnData files")
+    io = require("anndata.io", "anndata", "AnnData files")
     key = "X" if layer is None else f"layers/{layer}"
     with _h5(location) as file:
         if key not in file:
             layers = ", ".join(file.get("layers", {})) or "none"
             raise DataError(f"{location} has no {key}; its layers are: {layers}")
-        node = file[key]
-        kind = str(node.attrs.get("encoding-type", "array")).removesuffix("_matrix")
-        if kind not in ("csr", "csc"):
+        if not hasattr(file[key], "keys"):
             raise DataError(
-                f"{key} of {location} is dense ({kind}); convert is for sparse matrices: pass it "
-                "to as_blocks or sample as an array, or make it sparse first"
+                f"{key} of {location} is dense; convert is for sparse matrices: pass it to "
+                "as_blocks or sample as an array, or make it sparse first"
             )
-        shape = tuple(int(side) for side in node.attrs["shape"])
-        labels = Labels(
-            "obs", "var", _index_of(file, "obs", shape[0]), _index_of(file, "var", shape[1])
-        )
-        indptr = node["indptr"][:].astype(np.int64)
+        source = from_backed(io.sparse_dataset(file[key]))
+        entries = int(file[key]["data"].shape[0])
+        sides = {name: _index_of(io, file[name]) if name in file else {} for name in ("obs", "var")}
 
     def pieces(with_values: bool) -> Iterator[Piece]:
         with _h5(location) as file:
-            node = file[key]
-            yield from compressed_pieces(
-                indptr, node["indices"], node["data"], kind == "csr", with_values
-            )
+            for part in from_backed(io.sparse_dataset(file[key])).pieces():
+                rows, cols = (np.asarray(side, np.int64) for side in (part.rows, part.cols))
+                yield Piece(rows, cols, part.values if with_values else None)
 
     return TripleSource(
         SourceInfo("h5ad", location, lazy=True),
         pieces,
-        (shape[0], shape[1]),
-        labels,
-        int(indptr[-1]),
+        source.shape,
+        Labels("obs", "var", sides["obs"], sides["var"]),
+        entries,
     )
 
 
@@ -265,12 +261,11 @@ def _h5(location: str) -> Any:
         raise DataError(f"{location} is no AnnData file that can be read: {error}") from error
 
 
-def _index_of(file: Any, group: str, size: int) -> dict[str, NDArray[Any]]:
+def _index_of(io: Any, group: Any) -> dict[str, NDArray[Any]]:
     """Names of observations or variables, unless they are just 0, 1, 2, ..."""
-    node = file.get(group)
-    if node is None or "_index" not in node.attrs:
+    key = group.attrs.get("_index") if hasattr(group, "keys") else None
+    names = io.read_elem(group).index if key is None else io.read_elem(group[key])
+    texts = text_array([str(name) for name in np.asarray(names, object)])
+    if all(name == str(number) for number, name in enumerate(texts)):
         return {}
-    names = node[node.attrs["_index"]].asstr()[:]
-    if all(name == str(number) for number, name in enumerate(names)):
-        return {}
-    return {group: names.astype(np.str_)} if size else {}
+    return {group.name.strip("/"): texts}

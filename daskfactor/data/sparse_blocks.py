@@ -84,6 +84,7 @@ class Assembler:
         self._orders = orders
         self._decoder = decoder
         self._zeros = zeros
+        self.doubles = 0
 
     def assemble(self, block: Block, groups: list[tuple[NDArray[Any], ...]]) -> SparseBlock:
         """The block of these entries; an entry that says nothing new is not stored.
@@ -96,6 +97,7 @@ class Assembler:
         rows, cols, values = joined(groups)
         groups.clear()
         csr = sparse.coo_array((summable(values), (rows, cols)), shape=(m, n)).tocsr()
+        self.doubles += values.size - csr.nnz
         del rows, cols, values
 
         def locate(position: int) -> tuple[int, int]:

@@ -83,7 +83,7 @@ def store_source(store: BlockStore) -> SparseSource:
         store.dtype,
         store.labels,
         SourceInfo("blocks", store.location, lazy=True),
-        lambda: _store_pieces(store),
+        lambda add=True: _store_pieces(store),
         store.unstored,
         None if store.row_order is not None else (store.grid.rows.sizes, store.grid.cols.sizes),
     )

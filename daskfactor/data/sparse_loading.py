@@ -12,7 +12,7 @@ from daskfactor.data.bands import Block, Grid
 from daskfactor.data.decode import Decoder
 from daskfactor.data.layout import choose_grid
 from daskfactor.data.sparse_blocks import Assembler, Dealer, gathered
-from daskfactor.data.sparse_source import Piece, SparseSource
+from daskfactor.data.sparse_source import Piece, SparseSource, doubled
 from daskfactor.data.sparse_statistics import Orders, SparseStatisticsBuilder
 from daskfactor.data.sparse_storage import SparseCache, SparseScratch, Spool
 from daskfactor.data.statistics import Statistics
@@ -102,11 +102,11 @@ def _counted(
 ) -> tuple[_Counts, Callable[[], Iterator[Piece]]]:
     counts = _Counts(source.shape, wish.zeros, wish.balance)
     if not source.info.lazy:
-        for piece in _read(source):
+        for piece in _read(source, wish.zeros):
             counts.add(piece)
-        return counts, lambda: _read(source)
+        return counts, lambda: _read(source, wish.zeros)
     done = []
-    for number, piece in enumerate(gathered(_read(source))):
+    for number, piece in enumerate(gathered(_read(source, wish.zeros))):
         counts.add(piece)
         staged.append(number, (piece.rows, piece.cols, piece.values))
         done.append(piece.done)
@@ -119,9 +119,9 @@ def _counted(
     return counts, again
 
 
-def _read(source: SparseSource) -> Iterator[Piece]:
+def _read(source: SparseSource, add: bool) -> Iterator[Piece]:
     """The pieces of a source; what goes wrong there is reported with its place."""
-    pieces = source.pieces()
+    pieces = source.pieces(add)
     for number in count():
         try:
             piece = next(pieces, None)
@@ -192,6 +192,8 @@ def _fill(
             finished += 1
     for band in range(finished, grid.blocks):
         finish(band)
+    if assembler.doubles and not wish.zeros:
+        raise doubled(assembler.doubles)
     statistics = builder.finish(wish.allow_empty)
     decoder.warn()
     return statistics

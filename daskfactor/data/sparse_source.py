@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskfactor.data.blocks import SourceInfo
-from daskfactor.data.decode import check_dtype, matrix_shape
+from daskfactor.data.decode import check_dtype, check_shape, matrix_shape
 from daskfactor.data.labels import Labels
 from daskfactor.data.layout import Chunks
 from daskfactor.errors import DataError
@@ -45,14 +45,15 @@ class SparseSource:
     """A matrix of which only some entries are stored.
 
     ``unstored`` is what the input itself says about the others, or None;
-    ``pieces`` starts the stream anew at every call.
+    ``pieces`` starts the stream anew at every call; called with False it refuses entries
+    that name a cell again rather than adding them up.
     """
 
     shape: tuple[int, int]
     dtype: np.dtype[Any]
     labels: Labels
     info: SourceInfo
-    pieces: Callable[[], Iterator[Piece]]
+    pieces: Callable[..., Iterator[Piece]]
     unstored: str | None = None
     chunks: Chunks | None = None
 
@@ -61,9 +62,13 @@ def from_scipy(matrix: Any) -> SparseSource:
     """A scipy sparse matrix or array of any format."""
     shape = matrix_shape(matrix.shape)
     check_dtype(matrix.dtype)
-    once = cache(lambda: _canonical(matrix))
+    once = cache(lambda add: canonical(matrix, add))
     return SparseSource(
-        shape, matrix.dtype, Labels(), SourceInfo("scipy"), lambda: _compressed(once())
+        shape,
+        matrix.dtype,
+        Labels(),
+        SourceInfo("scipy"),
+        lambda add=True: _compressed(once(add)),
     )
 
 
@@ -76,7 +81,7 @@ def from_pydata(array: Any) -> SparseSource:
         array.dtype,
         Labels(),
         SourceInfo("sparse"),
-        lambda: pydata_pieces(array),
+        lambda add=True: pydata_pieces(array),
         meaning_of_fill(array.fill_value),
     )
 
@@ -92,7 +97,7 @@ def from_sparse_dask(array: Any, shape: tuple[int, int]) -> SparseSource:
         array.dtype,
         Labels(),
         SourceInfo("dask", lazy=True),
-        lambda: _dask_pieces(array, sizes, fill),
+        lambda add=True: _dask_pieces(array, sizes, fill, add),
         fill,
         (rows, cols),
     )
@@ -107,7 +112,7 @@ def from_backed(dataset: Any) -> SparseSource:
         dataset.dtype,
         Labels(),
         SourceInfo("anndata", lazy=True),
-        lambda: _backed_pieces(dataset, shape),
+        lambda add=True: _backed_pieces(dataset, shape, add),
     )
 
 
@@ -127,9 +132,9 @@ def is_sparse(data: object) -> bool:
     return is_scipy_sparse(data) or is_pydata_sparse(data)
 
 
-def sparse_pieces(data: Any) -> Iterator[Piece]:
+def sparse_pieces(data: Any, add: bool = True) -> Iterator[Piece]:
     """The entries of a sparse matrix of either kind."""
-    return scipy_pieces(data) if is_scipy_sparse(data) else pydata_pieces(data)
+    return scipy_pieces(data, add) if is_scipy_sparse(data) else pydata_pieces(data)
 
 
 def meaning_of_fill(fill: Any) -> str:
@@ -144,9 +149,9 @@ def meaning_of_fill(fill: Any) -> str:
     )
 
 
-def scipy_pieces(matrix: Any) -> Iterator[Piece]:
+def scipy_pieces(matrix: Any, add: bool = True) -> Iterator[Piece]:
     """The stored entries of a scipy matrix, duplicates summed, explicit zeros among them."""
-    return _compressed(_canonical(matrix))
+    return _compressed(canonical(matrix, add))
 
 
 def pydata_pieces(array: Any) -> Iterator[Piece]:
@@ -156,46 +161,49 @@ def pydata_pieces(array: Any) -> Iterator[Piece]:
     return _coordinates(rows, cols, coo.data, coo.shape)
 
 
-def _dask_pieces(array: Any, sizes: list[tuple[int, ...]], fill: str | None) -> Iterator[Piece]:
+def _dask_pieces(
+    array: Any, sizes: list[tuple[int, ...]], fill: str | None, add: bool
+) -> Iterator[Piece]:
     row0 = 0
     for i, height in enumerate(sizes[0]):
         col0 = 0
         for j, width in enumerate(sizes[1]):
             if height and width:
                 chunk = array.blocks[i, j].compute()
+                check_shape(chunk, (height, width), row0, col0)
                 last = j == len(sizes[1]) - 1
-                yield from _moved(_chunk_pieces(chunk, fill), row0, col0)
+                yield from _moved(_chunk_pieces(chunk, fill, add), row0, col0)
                 if last:
                     yield _nothing(array.dtype, row0 + height)
             col0 += width
         row0 += height
 
 
-def _chunk_pieces(chunk: Any, fill: str | None) -> Iterator[Piece]:
+def _chunk_pieces(chunk: Any, fill: str | None, add: bool) -> Iterator[Piece]:
     if is_pydata_sparse(chunk) and meaning_of_fill(chunk.fill_value) != fill:
         raise DataError(
             f"a chunk of the dask array has fill_value {chunk.fill_value}, unlike the array "
             "itself; give all chunks one fill_value"
         )
     if is_sparse(chunk):
-        return sparse_pieces(chunk)
+        return sparse_pieces(chunk, add)
     # Operations on sparse chunks may give dense ones.
     dense = np.asarray(chunk)
     rows, cols = np.indices(dense.shape).reshape(2, -1)
     return _coordinates(rows, cols, dense.ravel(), chunk.shape)
 
 
-def _backed_pieces(dataset: Any, shape: tuple[int, int]) -> Iterator[Piece]:
+def _backed_pieces(dataset: Any, shape: tuple[int, int], add: bool) -> Iterator[Piece]:
     by_rows = dataset.format == "csr"
     length, width = shape if by_rows else shape[::-1]
     step = max(LEAST_LINES, DENSE_PART // width)
     for start in range(0, length, step):
         part = slice(start, min(length, start + step))
         if by_rows:
-            yield from _moved(scipy_pieces(dataset[part]), start, 0)
+            yield from _moved(scipy_pieces(dataset[part], add), start, 0)
             yield _nothing(dataset.dtype, part.stop)
         else:
-            yield from _moved(scipy_pieces(dataset[:, part]), 0, start)
+            yield from _moved(scipy_pieces(dataset[:, part], add), 0, start)
 
 
 def _moved(pieces: Iterator[Piece], row0: int, col0: int) -> Iterator[Piece]:
@@ -212,17 +220,23 @@ def _nothing(dtype: Any, done: int) -> Piece:
     return Piece(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, dtype), done)
 
 
-def _canonical(matrix: Any) -> Any:
+def canonical(matrix: Any, add: bool = True) -> Any:
     """Compressed rows or columns without duplicates: the matrix itself if it is that already.
 
     Diagonals (dia) and small dense blocks (bsr) are padded with zeros that nobody
     stored on purpose, so theirs are left out.
+
+    Raises
+    ------
+    DataError
+        If the matrix is damaged, or has duplicates and they may not be added up.
     """
     if matrix.format == "coo":
         _check_indices(matrix.row, matrix.shape[0], "row")
         _check_indices(matrix.col, matrix.shape[1], "column")
         pairs = (matrix.row, matrix.col)
-        return sparse.coo_array((summable(matrix.data), pairs), shape=matrix.shape).tocsr()
+        found = sparse.coo_array((summable(matrix.data), pairs), shape=matrix.shape).tocsr()
+        return _unless_doubled(found, matrix.data.size, add)
     if matrix.format not in ("csr", "csc"):
         found = matrix.tocsr()
         if matrix.format in ("bsr", "dia"):
@@ -237,8 +251,26 @@ def _canonical(matrix: Any) -> Any:
     found = kind(parts, shape=matrix.shape)  # shares the arrays, but not what was noted about them
     if not found.has_canonical_format:
         found = kind((summable(parts[0]), *parts[1:]), shape=matrix.shape, copy=True)
+        stored = found.nnz
         found.sum_duplicates()
+        return _unless_doubled(found, stored, add)
     return found
+
+
+def _unless_doubled(found: Any, stored: int, add: bool) -> Any:
+    if not add and found.nnz < stored:
+        raise doubled(stored - found.nnz)
+    return found
+
+
+def doubled(count: int) -> DataError:
+    """The error for entries that name a cell again where a cell has one value."""
+    return DataError(
+        f"{count} entries name a cell that another entry names already, but with "
+        'unstored="missing" (ratings, for example) a cell has one value; keep one of each, or add '
+        "them up yourself first, for example with the matrix's sum_duplicates(); counts, which "
+        'add up by themselves, go with unstored="zero"'
+    )
 
 
 def summable(values: NDArray[Any]) -> NDArray[Any]:

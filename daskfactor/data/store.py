@@ -10,7 +10,10 @@ A group of zarr format 3 with these attributes
     unstored          "zero" or "missing": what an entry that is not stored means
     row_dim, column_dim, name, row_labels, column_labels      names, as the caller has them
     statistics        total, minimum, maximum, is_integer, fingerprint
+    arrays            of each array below its shape, dtype and, if it is not a stream of blocks,
+                      the CRC-32 of its contents, little-endian
     complete          true; written last, so a store without it is half a store
+    checksum          CRC-32 of all other attributes as JSON with sorted keys; written with complete
 
 and these arrays, with blocks one after another, row by row of blocks, each
 beginning on a chunk boundary and stored as compressed sparse rows:
@@ -29,14 +32,15 @@ beginning on a chunk boundary and stored as compressed sparse rows:
     row_label_0, column_label_0, ... coordinates, in the caller's order; texts are UTF-8 bytes
                                      with ..._ends, where each text ends
 
-What lies between a block's end and the next chunk boundary is padding.
+What lies between a block's end and the next chunk boundary is padding. Every chunk ends with
+zarr's crc32c. Stores of version 0.1.0 have neither that nor ``arrays`` nor ``checksum``.
 """
 
-import contextlib
+import json
 import threading
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -59,6 +63,11 @@ FORMAT = "daskfactor-blocked-sparse"
 FORMAT_VERSION = 1
 ENTRY, START, STORED, CHECKSUM = range(4)
 """Fields of the block table."""
+STREAMS = ("values", "columns", "row_starts")
+DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
+
+Kind = Literal["blocks", "run", "array", "group"]
+"""What a zarr directory may be: a blocked store, a run store, or what somebody else made."""
 
 
 class BlockStore:
@@ -77,15 +86,13 @@ class BlockStore:
         self._group = _open_group(self.location)
         attributes = dict(self._group.attrs)
         _check_attributes(self.location, attributes)
+        self._listed: dict[str, Any] | None = attributes.get("arrays")
         try:
             self._read_plan(attributes)
         except DaskfactorError:
             raise
         except Exception as error:
-            raise StoreFormatError(
-                f"the blocked store at {self.location} is damaged ({type(error).__name__}: "
-                f"{error}); make it again with daskfactor convert"
-            ) from error
+            raise _unreadable(self.location, error) from error
 
     def _read_plan(self, attributes: dict[str, Any]) -> None:
         self.unstored: str = attributes["unstored"]
@@ -103,12 +110,10 @@ class BlockStore:
             raise ValueError("shape, offsets and block table do not agree")
         self.statistics = self._statistics(attributes["statistics"])
         self.labels = self._labels(attributes)
-        ordered = "row_order" in self._group
+        ordered = "row_order" in (self._group if self._listed is None else self._listed)
         self.row_order = self._array("row_order") if ordered else None
         self.col_order = self._array("column_order") if ordered else None
-        self._values = self._group["values"]
-        self._columns = self._group["columns"]
-        self._starts = self._group["row_starts"]
+        self._values, self._columns, self._starts = (self._stream(name) for name in STREAMS)
 
     @property
     def zeros(self) -> bool:
@@ -136,15 +141,27 @@ class BlockStore:
             columns = np.asarray(self._columns[entry : entry + stored])
             starts = np.asarray(self._starts[start : start + m + 1])
         except Exception as error:
-            raise self._broken(row, col, f"{type(error).__name__}: {error}") from error
-        if checksum_of(values, columns, starts) != checksum:
-            raise self._broken(row, col, "its checksum is not what it was when it was written")
+            raise _unreadable(self.location, error, f"block ({row}, {col}) of ") from error
+        if crc32(values, columns, starts) != checksum:
+            why = ValueError("its checksum is not what it was when it was written")
+            raise _unreadable(self.location, why, f"block ({row}, {col}) of ")
         values = values.astype(dtype or self.dtype, copy=False)
         indptr = _signed(starts, pointer_type(stored))
         return SparseBlock(indptr, _signed(columns, index_type(n)), values, m, n, self.zeros)
 
+    def _stream(self, name: str) -> Any:
+        """An array of the store, unread; its shape and type as they were written."""
+        array = self._group[name]
+        about = [list(array.shape), str(array.dtype)]
+        if self._listed is not None and self._listed[name][:2] != about:
+            raise ValueError(f"{name} has another shape or type than when it was written")
+        return array
+
     def _array(self, name: str) -> NDArray[Any]:
-        return np.asarray(self._group[name][...])
+        found = np.asarray(self._stream(name)[...])
+        if self._listed is not None and self._listed[name][2] != crc32(found):
+            raise ValueError(f"{name} has other contents than when it was written")
+        return found
 
     def _statistics(self, stored: dict[str, Any]) -> Statistics:
         return Statistics(
@@ -163,28 +180,51 @@ class BlockStore:
         return Labels(
             attributes["row_dim"],
             attributes["column_dim"],
-            read_coordinates(self._group, "row", attributes["row_labels"]),
-            read_coordinates(self._group, "column", attributes["column_labels"]),
+            self._coordinates("row", attributes["row_labels"]),
+            self._coordinates("column", attributes["column_labels"]),
             attributes.get("name"),
         )
 
-    def _broken(self, row: int, col: int, why: str) -> StoreError:
-        return StoreError(
-            f"block ({row}, {col}) of the store at {self.location} cannot be read: {why}; make "
-            "the store again with daskfactor convert, or copy it again from where it came from"
-        )
+    def _coordinates(self, side: str, names: list[dict[str, str]]) -> dict[str, NDArray[Any]]:
+        """Coordinates of one side, by name."""
+        found: dict[str, NDArray[Any]] = {}
+        for number, about in enumerate(names):
+            raw = self._array(f"{side}_label_{number}")
+            if about["kind"] == "text":
+                ends = self._array(f"{side}_label_{number}_ends")
+                found[about["name"]] = _texts(raw.tobytes(), ends.tolist())
+            else:
+                found[about["name"]] = raw.view(np.dtype(about["kind"]))
+        return found
+
+
+def zarr_kind(location: str) -> Kind | None:
+    """Tell what a zarr directory is by what it contains, whatever its name; None if it is none.
+
+    A run store is a group that `sample` made. A blocked store that was damaged, or never
+    finished, is one all the same: opening it says what is wrong with it.
+    """
+    import zarr
+
+    location = absolute(location)
+    local = "://" not in location
+    table = local and (Path(location) / "block_table").is_dir()
+    if local and not any((Path(location) / name).is_file() for name in DOCUMENTS):
+        return "blocks" if table else None
+    try:
+        node = zarr.open(store=location, mode="r")
+    except Exception:  # noqa: BLE001 - whatever its document is, it is no zarr that can be opened
+        return "blocks" if table else None
+    if isinstance(node, zarr.Array):
+        return "array"
+    if table or node.attrs.get("format") == FORMAT:
+        return "blocks"
+    return "run" if node.attrs.get("inference_library") == "daskfactor" else "group"
 
 
 def is_blocked_store(location: str) -> bool:
     """Whether a path or URL is a blocked sparse store of any version, finished or not."""
-    location = absolute(location)
-    if "://" not in location and not (Path(location) / "zarr.json").is_file():
-        return False
-    import zarr
-
-    with contextlib.suppress(Exception):
-        return bool(zarr.open_group(location, mode="r").attrs.get("format") == FORMAT)
-    return False
+    return zarr_kind(location) == "blocks"
 
 
 def absolute(location: str) -> str:
@@ -196,32 +236,25 @@ def absolute(location: str) -> str:
     return str(Path(location).expanduser().absolute())
 
 
-def checksum_of(values: NDArray[Any], columns: NDArray[Any], starts: NDArray[Any]) -> int:
-    """CRC-32 of the arrays of one block as they lie in the store."""
+def crc32(*arrays: NDArray[Any]) -> int:
+    """CRC-32 of arrays as they lie in the store, one after another."""
     checksum = 0
-    for array in (values, columns, starts):
+    for array in arrays:
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        checksum = zlib.crc32(little.view(np.uint8).data, checksum)
+        checksum = zlib.crc32(little.reshape(-1).view(np.uint8).data, checksum)
     return checksum
+
+
+def attributes_checksum(attributes: dict[str, Any]) -> int:
+    """CRC-32 of all attributes of a store but the checksum itself."""
+    others = {key: value for key, value in attributes.items() if key != "checksum"}
+    return zlib.crc32(json.dumps(others, sort_keys=True).encode())
 
 
 def _signed(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Small whole numbers in another type; without a copy where the bits are the same."""
     same = numbers.dtype.itemsize == dtype.itemsize and numbers.dtype.isnative
     return numbers.view(dtype) if same else numbers.astype(dtype)
-
-
-def read_coordinates(group: Any, side: str, names: list[dict[str, str]]) -> dict[str, NDArray[Any]]:
-    """Coordinates of one side, by name."""
-    found: dict[str, NDArray[Any]] = {}
-    for number, about in enumerate(names):
-        raw = np.asarray(group[f"{side}_label_{number}"][...])
-        if about["kind"] == "text":
-            ends = np.asarray(group[f"{side}_label_{number}_ends"][...])
-            found[about["name"]] = _texts(raw.tobytes(), ends.tolist())
-        else:
-            found[about["name"]] = raw.view(np.dtype(about["kind"]))
-    return found
 
 
 def _texts(raw: bytes, ends: list[int]) -> NDArray[Any]:
@@ -237,6 +270,8 @@ def _open_group(location: str) -> Any:
     try:
         return zarr.open_group(location, mode="r")
     except Exception as error:
+        if is_blocked_store(location):
+            raise _unreadable(location, ValueError(str(error))) from error
         raise StoreError(
             f"no store can be opened at {location} ({type(error).__name__}: {error}); give the "
             "path or URL of a store that daskfactor convert made"
@@ -245,21 +280,41 @@ def _open_group(location: str) -> Any:
 
 def _check_attributes(location: str, attributes: dict[str, Any]) -> None:
     if attributes.get("format") != FORMAT:
+        if is_blocked_store(location):
+            raise _unreadable(location, ValueError("its attributes are not those of a store"))
         raise StoreFormatError(
             f"{location} is a zarr group, but not a blocked sparse store; give a store that "
             "daskfactor convert made"
         )
     version = attributes.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise StoreFormatError(
             f"the blocked store at {location} has format version {version!r}, and this version of "
-            f"daskfactor reads up to {FORMAT_VERSION}; install a newer daskfactor, or convert again"
+            f"daskfactor reads up to {FORMAT_VERSION}, from 1; install a newer daskfactor, or "
+            "convert again"
         )
+    checksum = attributes.get("checksum")
+    if (checksum is not None or "arrays" in attributes) and (
+        checksum != attributes_checksum(attributes)
+    ):
+        raise _unreadable(location, ValueError("its attributes were changed"))
     if attributes.get("complete") is not True:
         raise StoreError(
             f"the blocked store at {location} is unfinished: its conversion goes on or was "
             "interrupted; wait for it, or convert again with overwrite"
         )
+
+
+def _unreadable(location: str, error: Exception, what: str = "") -> StoreError:
+    """The error for a store, or a block of it, that is damaged or cannot be reached."""
+    reason = f"{error}" if type(error) is ValueError else f"{type(error).__name__}: {error}"
+    advice = "convert the data again, or copy the store again from where it came from"
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+        return StoreError(
+            f"{what}the store at {location} cannot be read ({reason}); check that its files can "
+            f"be reached, or {advice}"
+        )
+    return StoreFormatError(f"{what}the store at {location} is damaged ({reason}); {advice}")
 
 
 class StoredBlocks:

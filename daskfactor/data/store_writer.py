@@ -19,8 +19,10 @@ from daskfactor.data.statistics import Statistics
 from daskfactor.data.store import (
     FORMAT,
     FORMAT_VERSION,
+    STREAMS,
     absolute,
-    checksum_of,
+    attributes_checksum,
+    crc32,
     is_blocked_store,
 )
 from daskfactor.errors import DaskfactorError, OptionError, StoreError
@@ -53,6 +55,7 @@ class StoreWriter:
         self._check_place(overwrite)
         self._target = str(_making(Path(self.location))) if self._local else self.location
         self._group: Any = None
+        self._checksums: dict[str, int] = {}
         self._begun = False
 
     def begin(
@@ -85,10 +88,10 @@ class StoreWriter:
         self._starts_chunk = chunk_length(rows, starts.itemsize)
         entry_at, entries = _laid_out(counts.ravel(), self._chunk)
         start_at, numbers = _laid_out(rows, self._starts_chunk)
-        codec = _codec(compression)
-        self._values = self._stream("values", entries, self._chunk, dtype, codec)
-        self._columns = self._stream("columns", entries, self._chunk, columns, codec)
-        self._starts = self._stream("row_starts", numbers, self._starts_chunk, starts, codec)
+        codecs = _codecs(compression)
+        self._values = self._stream("values", entries, self._chunk, dtype, codecs)
+        self._columns = self._stream("columns", entries, self._chunk, columns, codecs)
+        self._starts = self._stream("row_starts", numbers, self._starts_chunk, starts, codecs)
         square = (grid.blocks, grid.blocks)
         self._table = np.zeros((*square, 4), np.int64)
         self._table[..., 0] = entry_at.reshape(square)
@@ -114,7 +117,7 @@ class StoreWriter:
             if data.size:
                 padded = _padded(data, chunk)
                 array[at : at + padded.size] = padded
-        self._table[block][2:] = values.size, checksum_of(values, columns, starts)
+        self._table[block][2:] = values.size, crc32(values, columns, starts)
         self._totals[block] = np.nansum(values, dtype=np.float64)
 
     def finish(
@@ -157,8 +160,9 @@ class StoreWriter:
                 "fingerprint": statistics.fingerprint,
             },
         }
-        self._group.attrs.update(attributes)
-        self._group.attrs["complete"] = True
+        attributes |= {"arrays": self._listed(), "complete": True}
+        found = dict(self._group.attrs) | attributes
+        self._group.attrs.update(attributes | {"checksum": attributes_checksum(found)})
         self._appear()
 
     def abort(self) -> None:
@@ -191,22 +195,36 @@ class StoreWriter:
                 "with overwrite=True (--overwrite)"
             )
 
-    def _stream(self, name: str, length: int, chunk: int, dtype: np.dtype[Any], codec: Any) -> Any:
+    def _stream(self, name: str, length: int, chunk: int, dtype: np.dtype[Any], codecs: Any) -> Any:
         return self._group.create_array(
             name,
             shape=(length,),
             chunks=(chunk,),
             dtype=dtype,
-            compressors=codec,
+            compressors=codecs,
             filters=None,
             fill_value=0,
         )
 
+    def _listed(self) -> dict[str, Any]:
+        """Shape, type and contents of every array, by which a store is checked."""
+        streams = dict.fromkeys(STREAMS)
+        return {
+            name: [list(self._group[name].shape), str(self._group[name].dtype), checksum]
+            for name, checksum in (streams | self._checksums).items()
+        }
+
     def _put(self, name: str, array: NDArray[Any]) -> None:
         chunks = tuple(max(1, min(side, LARGEST_CHUNK // 8)) for side in array.shape)
         made = self._group.create_array(
-            name, shape=array.shape, chunks=chunks, dtype=array.dtype, fill_value=0
+            name,
+            shape=array.shape,
+            chunks=chunks,
+            dtype=array.dtype,
+            compressors=_codecs("zstd"),
+            fill_value=0,
         )
+        self._checksums[name] = crc32(array)
         if array.size:
             made[...] = array
 
@@ -319,14 +337,14 @@ def _padded(data: NDArray[Any], chunk: int) -> NDArray[Any]:
     return padded
 
 
-def _codec(compression: str) -> Any:
-    from zarr.codecs import BloscCodec
+def _codecs(compression: str) -> list[Any]:
+    """A compressor, and behind it a checksum of what is stored."""
+    from zarr.codecs import BloscCodec, Crc32cCodec
 
-    if compression == "lz4":
-        return BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")
-    if compression == "zstd":
-        return BloscCodec(cname="zstd", clevel=3, shuffle="shuffle")
-    return None
+    if compression == "none":
+        return [Crc32cCodec()]
+    level = {"lz4": 5, "zstd": 3}[compression]
+    return [BloscCodec(cname=compression, clevel=level, shuffle="shuffle"), Crc32cCodec()]
 
 
 def _bytes(item: object) -> bytes:

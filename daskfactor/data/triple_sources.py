@@ -11,7 +11,7 @@ from daskfactor.data.blocks import BlockedData, SourceInfo
 from daskfactor.data.matrix_files import open_h5ad, open_matrix_market, open_npz
 from daskfactor.data.sparse_reading import row_of_entries
 from daskfactor.data.sparse_source import SparseSource
-from daskfactor.data.store import is_blocked_store, open_blocked_store
+from daskfactor.data.store import is_blocked_store, open_blocked_store, zarr_kind
 from daskfactor.data.tables import Wanted, open_csv, open_parquet
 from daskfactor.data.triples import Piece, TripleSource
 from daskfactor.errors import DataError, OptionError
@@ -67,6 +67,10 @@ def _open_path(location: str, wanted: Wanted, layer: str | None) -> TripleSource
         return openers[suffix]()
     if is_blocked_store(location):
         return _of_blocks(open_blocked_store(location))
+    if zarr_kind(location) == "run":
+        raise DataError(
+            f"{location} is a run of daskfactor, not data; pass the data that it was made from"
+        )
     if Path(location).is_dir() and any(Path(location).rglob("*.parquet")):
         return open_parquet(location, wanted)
     raise DataError(

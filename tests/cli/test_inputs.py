@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from scipy import sparse
 
+import daskfactor as dfac
 from daskfactor.cli.inputs import read_input, read_table
 from daskfactor.errors import DataError
 
@@ -117,3 +119,9 @@ def test_what_cannot_be_read_says_what_can(tmp_path):
     (tmp_path / "v.docx").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"cannot be read; give \.npy"):
         read_input(str(tmp_path / "v.docx"))
+
+
+def test_a_store_of_any_name_is_known_by_what_it_contains(tmp_path):
+    place = tmp_path / "t.zarr.blocks"
+    dfac.convert(sparse.eye_array(4, format="csr"), place, unstored="zero", progressbar=False)
+    assert read_input(str(place)) == str(place)

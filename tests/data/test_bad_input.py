@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 import zarr
+from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, DataWarning, StoreError
@@ -37,9 +38,14 @@ BAD: list[tuple[Any, str]] = [
     (np.ones((0, 4)), "the data are empty, shape 0 x 4"),
     (pd.DataFrame(), "the data are empty, shape 0 x 0"),
     (ONES.astype(complex), "the entries have dtype complex128; they must be real numbers"),
-    (ONES.astype(object), "the entries have dtype object"),
+    (ONES.astype(complex), r"take their modulus \(numpy.abs\) or their real part"),
+    (ONES.astype(object), r"the entries have dtype object.*astype\('float64'\)"),
     (ONES.astype(str), "the entries have dtype <U"),
-    (ONES.astype("M8[s]"), "the entries have dtype datetime64"),
+    (ONES.astype("M8[s]"), "the entries have dtype datetime64.*turn times into numbers"),
+    (
+        da.ones((8, 18), chunks=4).map_blocks(lambda b: b[:0], dtype="f8", meta=ONES[:0]),
+        r"their piece at row 0, column 0 is .* gave shape \(0, \d+\); .*compute_chunk",
+    ),
     (da.ones((4, 4), dtype=complex), "the entries have dtype complex128"),
     ([[1.0, 2.0]], "data of type list cannot be read; pass a NumPy array"),
     (None, "data of type NoneType cannot be read"),
@@ -188,3 +194,20 @@ def test_a_damaged_zarr_chunk_is_named(tmp_path: Path, limit: int | None) -> Non
     message = str(caught.value)
     assert f"reading rows 4 to 7, columns 4 to 7 of {tmp_path / 'a'} (zarr input)" in message
     assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("chunks", [((0, 20), (18,)), ((10, 0, 10), (9, 0, 9))])
+def test_chunks_of_no_size_are_nothing(chunks: Any) -> None:
+    empty = da.from_array(np.ones((20, 18)), chunks=chunks)
+    for memory_limit in (None, 0):
+        assert as_blocks(empty, 2, memory_limit=memory_limit).total == 360
+    sparse_chunks = empty.map_blocks(sparse.csr_array, meta=sparse.csr_array((0, 0)))
+    assert as_blocks(sparse_chunks, 2, unstored="zero").total == 360
+
+
+def test_a_sparse_chunk_of_another_shape_is_refused() -> None:
+    chunked = da.ones((8, 18), chunks=4).map_blocks(
+        lambda b: sparse.csr_array(b[:0]), meta=sparse.csr_array((0, 0)), dtype="f8"
+    )
+    with pytest.raises(DataError, match=r"is 4 x 4, but reading it gave shape \(0, 4\)"):
+        as_blocks(chunked, 2, unstored="zero")

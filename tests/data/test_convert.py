@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anndata
+import h5py
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -106,6 +107,34 @@ def test_anndata_layers_and_labels(tmp_path: Path) -> None:
             convert(found[name], tmp_path / "x.zarr", layer="x", **QUIET)
     with pytest.raises(OptionError, match="layer is for AnnData"):
         convert(found["mtx"], tmp_path / "x.zarr", layer="x", **QUIET)
+
+
+def test_names_of_observations_may_be_nullable_text(tmp_path: Path) -> None:
+    """As anndata writes them where pandas keeps text in its own type, the default from pandas 3."""
+    wanted = matrix()
+    obs, var = (
+        pd.DataFrame(index=pd.Index([f"{side}{n}" for n in range(size)], dtype="string"))
+        for side, size in (("c", wanted.shape[0]), ("g", wanted.shape[1]))
+    )
+    with anndata.settings.override(allow_write_nullable_strings=True):
+        made = anndata.AnnData(sparse.csr_matrix(wanted), obs=obs, var=var)
+        anndata.io.write_h5ad(tmp_path / "x.h5ad", made)
+    with h5py.File(tmp_path / "x.h5ad") as file:
+        assert isinstance(file["obs"][file["obs"].attrs["_index"]], h5py.Group)
+    convert(tmp_path / "x.h5ad", tmp_path / "s.zarr", **QUIET)
+    data = open_blocked_store(str(tmp_path / "s.zarr"))
+    assert same(data, wanted)
+    assert data.labels.row_coords["obs"][:2].tolist() == ["c0", "c1"]
+    assert data.labels.col_coords["var"][:2].tolist() == ["g0", "g1"]
+
+
+def test_a_run_is_not_converted(tmp_path: Path) -> None:
+    dfac.sample(
+        matrix().toarray() + 1, dfac.TweedieNMF(2, dispersion=1.0), draws=2, tune=2, random_seed=0,
+        store=tmp_path / "run.zarr", progressbar=False,
+    )  # fmt: skip
+    with pytest.raises(DataError, match="is a run of daskfactor, not data"):
+        convert(tmp_path / "run.zarr", tmp_path / "s.zarr", **QUIET)
 
 
 entries = st.lists(

@@ -19,9 +19,10 @@ from hypothesis.extra import numpy as hnp
 from daskfactor.data.adapters import open_source
 from daskfactor.data.bands import Bands, Grid
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.holdout import hold_out
 from daskfactor.data.loading import regions, working_bytes
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import OptionError
+from daskfactor.errors import DataWarning, OptionError
 
 
 def matrix(rows: int = 103, cols: int = 47, dtype: str = "float32") -> np.ndarray:
@@ -410,3 +411,30 @@ def test_options_are_checked() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert isinstance(as_blocks(values, np.int64(2), unstored="zero"), BlockedData)
+
+
+@pytest.mark.parametrize("kind", ["xarray", "pandas"])
+def test_times_with_a_zone_become_utc_and_periods_their_names(kind: str) -> None:
+    V = np.ones((3, 2))
+    zoned = pd.date_range("2024-03-30 12:00", periods=3, tz="Europe/Berlin", name="t")
+    months = pd.period_range("2024-01", periods=3, freq="M", name="t")
+
+    def labels(index: pd.Index) -> Any:
+        data: Any = pd.DataFrame(V, index=index)
+        if kind == "xarray":
+            data = xr.DataArray(V, dims=("t", "x"), coords={"t": index})
+        return as_blocks(data).labels.row_coords["t"]
+
+    with pytest.warns(DataWarning, match="'t' are times with the zone Europe/Berlin; .* in UTC"):
+        found = labels(zoned)
+    assert found.dtype.kind == "M"
+    assert (pd.DatetimeIndex(found, tz="UTC") == zoned).all()
+    assert labels(months).tolist() == ["2024-01", "2024-02", "2024-03"]
+
+
+def test_labels_of_text_and_none_are_held_out_and_read() -> None:
+    labels = np.array(["a", None, "b"], object)
+    array = xr.DataArray(np.ones((3, 4)), dims=("r", "c"), coords={"r": labels})
+    held = hold_out(array, 0.2, random_seed=0)
+    assert held.train["r"].to_numpy().tolist() == labels.tolist()
+    assert as_blocks(held.train).labels.row_coords["r"].tolist() == labels.tolist()

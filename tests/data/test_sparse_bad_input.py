@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 import sparse
 
+from daskfactor.data.holdout import hold_out
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, DataWarning, OptionError
 
@@ -109,3 +110,43 @@ def test_fill_values_decide() -> None:
         as_blocks(rated, unstored="zero")
     with pytest.raises(DataError, match=r"fill_value 1.0; it must be 0 .* or NaN"):
         as_blocks(sparse.COO(coo.coords, coo.data, coo.shape, fill_value=1.0))
+
+
+def doubled(name: str) -> Any:
+    rows, cols, values = [0, 0, 1, 2, 2, 2], [1, 1, 0, 2, 2, 0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    coo = sp.coo_array((values, (rows, cols)), shape=(3, 3))
+    if name == "coo":
+        return coo
+    order = np.lexsort((cols, rows)) if name == "csr" else np.lexsort((rows, cols))
+    long, short = (rows, cols) if name == "csr" else (cols, rows)
+    pointers = np.searchsorted(np.array(long)[order], np.arange(4))
+    parts = (np.array(values)[order], np.array(short)[order], pointers)
+    matrix = (sp.csr_array if name == "csr" else sp.csc_array)(parts, shape=(3, 3))
+    if name != "dask":
+        return matrix
+    import dask.array as da
+
+    return da.from_array(np.zeros((3, 3)), chunks=3).map_blocks(
+        lambda _: doubled("csr"), meta=sp.csr_array((0, 0))
+    )
+
+
+@pytest.mark.parametrize("balance", [False, True])
+@pytest.mark.parametrize("name", ["coo", "csr", "csc", "dask"])
+def test_a_rating_that_is_there_twice_is_refused(name: str, balance: bool) -> None:
+    with pytest.raises(DataError, match=r'^2 entries name a cell that .*"missing".*sum_duplicates'):
+        as_blocks(doubled(name), 1, unstored="missing", balance=balance)
+    counted = as_blocks(doubled(name), 1, unstored="zero", balance=balance)
+    assert counted.to_numpy().tolist() == [[0, 3, 0], [3, 0, 0], [6, 0, 9]]
+
+
+def test_ratings_held_out_are_of_one_value_and_one_place() -> None:
+    with pytest.raises(DataError, match="2 entries name a cell"):
+        hold_out(doubled("coo"), 0.4)
+    assert hold_out(doubled("coo"), 0.4, unstored="zero", random_seed=0).train.shape == (3, 3)
+    with pytest.raises(DataError, match="column indices go from -1 to 3"):
+        hold_out(damaged(indices=[-1, 1, 2, 3]), 0.4)
+    displaced = sp.coo_array(np.eye(4))
+    displaced.coords[0][1] = -1
+    with pytest.raises(DataError, match="row indices go from -1 to 3"):
+        hold_out(displaced, 0.4)

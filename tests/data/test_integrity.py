@@ -1,0 +1,199 @@
+"""Damage to a blocked store is noticed, whatever byte of whatever file it hits."""
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from scipy import sparse
+
+from daskfactor.data.convert import convert
+from daskfactor.data.sources import as_blocks
+from daskfactor.data.store import BlockStore, open_blocked_store, zarr_kind
+from daskfactor.errors import DataError, StoreError, StoreFormatError
+
+
+def matrix() -> sparse.csr_array:
+    rng = np.random.default_rng(5)
+    dense = rng.poisson(2.0, (17, 11)) + (rng.random((17, 11)) < 0.5)
+    return sparse.csr_array(dense.astype(np.float32))
+
+
+def labelled() -> Any:
+    import anndata
+    import pandas as pd
+
+    obs, var = (pd.DataFrame(index=[f"{side}{n}" for n in range(size)]) for side, size in
+                (("cell", 17), ("gene", 11)))  # fmt: skip
+    return anndata.AnnData(sparse.csr_matrix(matrix()), obs=obs, var=var)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "s.zarr"
+    convert(labelled(), path, unstored="zero", blocks=2, balance=True, progressbar=False)
+    return path
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Everything that a run would take from a store."""
+    data = as_blocks(path, allow_empty=True)
+    return {
+        "matrix": data.to_numpy(),
+        "blocks": [tuple(a.tobytes() for a in data.view(*b)[:3]) for b in data.grid.all_blocks()],
+        "labels": [
+            *(v.tolist() for v in data.labels.row_coords.values()),
+            *(v.tolist() for v in data.labels.col_coords.values()),
+            (data.labels.row_dim, data.labels.col_dim, data.labels.name),
+        ],
+        "facts": (
+            data.fingerprint, data.total, data.minimum, data.maximum, data.is_integer,
+            data.unstored, data.grid, str(data.dtype),
+        ),
+        "orders": (data.row_order, data.col_order),
+        "counts": (data.n_observed, data.n_stored, data.row_observed, data.col_observed),
+    }  # fmt: skip
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
+    return bool(a == b)
+
+
+def refused_or_same(path: Path, wanted: dict[str, Any]) -> str:
+    """What became of a damaged store: any other error, or other data, fail the test."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = contents(path)
+    except StoreFormatError as error:
+        return "refused" if str(path) in str(error) else f"refused without its place: {error}"
+    assert equal(found, wanted)
+    return "same"
+
+
+def files(path: Path) -> list[Path]:
+    return sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("harm", ["delete", "cut", "flip"])
+def test_damage_is_refused_or_harmless(whole: Path, tmp_path: Path, harm: str) -> None:
+    wanted = contents(whole)
+    rng = np.random.default_rng(11)
+    path = tmp_path / "s.zarr"
+    shutil.copytree(whole, path)
+    refused = 0
+    for name in files(whole):
+        raw = (whole / name).read_bytes()
+        count = 40 if name == Path("zarr.json") else 2
+        places = [0, *rng.integers(0, len(raw), count if harm == "flip" else 1).tolist()]
+        for place in places if harm != "delete" else [0]:
+            if harm == "delete":
+                (path / name).unlink()
+            elif harm == "cut":
+                (path / name).write_bytes(raw[:place])
+            else:
+                changed = bytearray(raw)
+                changed[place] ^= 1 << int(rng.integers(8))
+                (path / name).write_bytes(changed)
+            found = refused_or_same(path, wanted)
+            refused += found == "refused"
+            # Chunks hold data and a checksum: there is no harmless place in one that is read.
+            harmless = name.name == "zarr.json" or name.parts[0] == "block_totals"
+            assert found == "refused" or harmless, (name, place)
+        (path / name).write_bytes(raw)
+    assert refused > 20
+
+
+@pytest.mark.parametrize("name", ["row_order", "column_order", "row_label_0", "block_observed"])
+def test_arrays_that_must_be_there_are_missed(whole: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "s.zarr"
+    shutil.copytree(whole, path)
+    shutil.rmtree(path / name)
+    with pytest.raises(StoreFormatError, match=r"damaged.*convert"):
+        contents(path)
+
+
+def test_every_array_carries_a_checksum(whole: Path) -> None:
+    for name, array in zarr.open_group(str(whole), mode="r").arrays():
+        codecs = [codec["name"] for codec in array.metadata.to_dict()["codecs"]]
+        assert codecs[-1] == "crc32c", name
+
+
+def old_store(whole: Path, path: Path) -> None:
+    """A store as version 0.1.0 wrote it: no list of arrays, no checksums but those of blocks."""
+    old = zarr.open_group(str(path), mode="w")
+    group = zarr.open_group(str(whole), mode="r")
+    attributes = dict(group.attrs)
+    for name in ("arrays", "checksum"):
+        del attributes[name]
+    old.attrs.update(attributes)
+    for name, array in group.arrays():
+        made = old.create_array(
+            name, shape=array.shape, chunks=array.chunks, dtype=array.dtype, fill_value=0
+        )
+        made[...] = array[...]
+
+
+def test_a_store_of_the_first_version_still_opens(whole: Path, tmp_path: Path) -> None:
+    old_store(whole, tmp_path / "old.zarr")
+    assert equal(contents(tmp_path / "old.zarr"), contents(whole))
+
+
+@pytest.mark.parametrize("version", [0, -1, True, "1", 1.5, None])
+def test_versions_that_never_were_are_refused(whole: Path, tmp_path: Path, version: Any) -> None:
+    old_store(whole, tmp_path / "old.zarr")
+    document = json.loads((tmp_path / "old.zarr" / "zarr.json").read_text())
+    document["attributes"]["format_version"] = version
+    (tmp_path / "old.zarr" / "zarr.json").write_text(json.dumps(document))
+    with pytest.raises(StoreFormatError, match="format version"):
+        open_blocked_store(str(tmp_path / "old.zarr"))
+
+
+def test_what_a_zarr_directory_is(whole: Path, tmp_path: Path) -> None:
+    assert zarr_kind(str(whole)) == "blocks"
+    named = tmp_path / "blocks.of.mine"
+    shutil.copytree(whole, named)
+    assert zarr_kind(str(named)) == "blocks"
+    zarr.create_array(str(tmp_path / "a.zarr"), data=np.eye(3))
+    assert zarr_kind(str(tmp_path / "a.zarr")) == "array"
+    zarr.open_group(str(tmp_path / "g"), mode="w")
+    assert zarr_kind(str(tmp_path / "g")) == "group"
+    assert zarr_kind(str(tmp_path)) is None
+    assert zarr_kind(str(tmp_path / "nothing")) is None
+
+
+def test_a_run_is_no_data(tmp_path: Path) -> None:
+    import daskfactor as dfac
+
+    place = tmp_path / "run.zarr"
+    dfac.sample(
+        matrix().toarray(), dfac.TweedieNMF(2, dispersion=1.0), draws=2, tune=2, random_seed=0, store=place,
+        progressbar=False,
+    )  # fmt: skip
+    assert zarr_kind(str(place)) == "run"
+    with pytest.raises(DataError, match=r"is a run of daskfactor.*open_run.*resume"):
+        as_blocks(place)
+
+
+def test_what_is_gone_for_the_moment_is_no_damage(whole: Path) -> None:
+    """An error of the file system is told as such, so that reading may be tried again."""
+
+    class Away:
+        def __getitem__(self, part: object) -> None:
+            raise TimeoutError("the network is away")
+
+    found = BlockStore(str(whole))
+    found._values = Away()
+    with pytest.raises(StoreError, match=r"block \(0, 0\) of .*cannot be read.*away") as caught:
+        found.read(0, 0)
+    assert not isinstance(caught.value, StoreFormatError)
