@@ -177,9 +177,14 @@ def test_a_run_is_no_data(tmp_path: Path) -> None:
 
     place = tmp_path / "run.zarr"
     dfac.sample(
-        matrix().toarray(), dfac.TweedieNMF(2, dispersion=1.0), draws=2, tune=2, random_seed=0, store=place,
+        matrix().toarray(),
+        dfac.TweedieNMF(2, dispersion=1.0),
+        draws=2,
+        tune=2,
+        random_seed=0,
+        store=place,
         progressbar=False,
-    )  # fmt: skip
+    )
     assert zarr_kind(str(place)) == "run"
     with pytest.raises(DataError, match=r"is a run of daskfactor.*open_run.*resume"):
         as_blocks(place)
