@@ -231,6 +231,7 @@ def canonical(matrix: Any, add: bool = True) -> Any:
     DataError
         If the matrix is damaged, or has duplicates and they may not be added up.
     """
+    found: Any
     if matrix.format == "coo":
         _check_indices(matrix.row, matrix.shape[0], "row")
         _check_indices(matrix.col, matrix.shape[1], "column")

@@ -343,8 +343,9 @@ def _codecs(compression: str) -> list[Any]:
 
     if compression == "none":
         return [Crc32cCodec()]
-    level = {"lz4": 5, "zstd": 3}[compression]
-    return [BloscCodec(cname=compression, clevel=level, shuffle="shuffle"), Crc32cCodec()]
+    cname: Any = compression
+    level = {"lz4": 5, "zstd": 3}[cname]
+    return [BloscCodec(cname=cname, clevel=level, shuffle="shuffle"), Crc32cCodec()]
 
 
 def _bytes(item: object) -> bytes:
