@@ -82,12 +82,10 @@ def warm_up(components: int) -> None:
     tiny = sparse.random_array((200, 100), density=0.2, rng=np.random.default_rng(0))
     for unstored in ("missing", "zero"):
         dfac.sample(
-            tiny.tocsr(),
+            dfac.as_blocks(tiny.tocsr(), unstored=unstored, allow_empty=True),
             dfac.TweedieNMF(components, dispersion=1.0),
             draws=2,
             tune=2,
-            unstored=unstored,
-            allow_empty=True,
             progressbar=False,
         )
 

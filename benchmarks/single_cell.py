@@ -73,13 +73,11 @@ def log_negative_binomial(values: Array, mean: Array, variance: Array) -> float:
 def ours(held: Any, components: int, seed: int, draws: int) -> Score:
     started = time.perf_counter()
     trace = dfac.sample(
-        held.train,
+        dfac.as_blocks(held.train, unstored="zero", balance=True),
         dfac.TweedieNMF(components, beta=1.0, dispersion=1.0),
         draws=draws,
         tune=draws,
         random_seed=seed,
-        unstored="zero",
-        balance=True,
         monitor=held.cells,
         keep="moments",
         progressbar=False,

@@ -44,15 +44,11 @@ def fit(held: object, model: object, draws: int) -> tuple[xr.Dataset, float]:
     """Predictions of the held-out ratings, and the seconds they took."""
     started = time.perf_counter()
     trace = dfac.sample(
-        held.train,
+        dfac.as_blocks(held.train, 2, unstored="missing", balance=True, allow_empty=True),
         model,
         draws=draws,
         tune=max(100, draws // 4),
         random_seed=0,
-        blocks=2,
-        unstored="missing",
-        balance=True,
-        allow_empty=True,
         monitor=held.cells,
         keep="moments",
         progressbar=False,

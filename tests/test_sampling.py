@@ -79,7 +79,7 @@ def test_every_executor_draws_the_same_bits(name: str, shape: tuple[int, int], b
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_law_and_precision_runs_and_stays_positive(beta: float, dtype: str) -> None:
     V = counts() + 1
-    tree = dfac.sample(V, dfac.TweedieNMF(3, beta=beta), dtype=dtype, **QUICK)
+    tree = dfac.sample(dfac.as_blocks(V, dtype=dtype), dfac.TweedieNMF(3, beta=beta), **QUICK)
     for name in ("W", "H"):
         assert tree["posterior"][name].dtype == dtype
         assert np.all(np.isfinite(tree["posterior"][name]))
@@ -182,7 +182,7 @@ def test_lp_is_the_log_posterior_density_of_the_draw() -> None:
 
     V = counts()
     model = dfac.TweedieNMF(2, rate_w=0.7, rate_h=0.4)
-    tree = dfac.sample(V, model, **QUICK, dtype="float64")
+    tree = dfac.sample(dfac.as_blocks(V, dtype="float64"), model, **QUICK)
     assert tree.attrs["dispersion"] == 1.0
     W, H = tree["posterior"]["W"].values[0], tree["posterior"]["H"].values[0]
     seen = ~np.isnan(V)
@@ -463,7 +463,18 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "seed": (V0, {"random_seed": -4}, OptionError, r"random_seed must be between 0 and"),
     "float seed": (V0, {"random_seed": 0.5}, OptionError, r"random_seed must be a whole number"),
     "blocks": (V0, {"blocks": 6}, OptionError, r"1 to 5"),
-    "dtype": (V0, {"dtype": "int8"}, OptionError, r"float32"),
+    "dtype": (
+        V0,
+        {"dtype": "int8"},
+        OptionError,
+        r"^dtype= can be given to as_blocks only: sample\(as_blocks\(V, dtype='int8'\), \.\.\.\)$",
+    ),
+    "moved options": (
+        V0,
+        {"memory_limit": 7, "balance": True},
+        OptionError,
+        r"^balance= and memory_limit= .*\(as_blocks\(V, balance=True, memory_limit=7\), \.\.\.\)$",
+    ),
     "executor": (V0, {"executor": "gpu"}, OptionError, r"got 'gpu'"),
     "client": (V0, {"client": object()}, OptionError, r"client must be a dask.distributed Client"),
     "monitor": (V0, {"monitor": "everything"}, OptionError, r'"missing"'),

@@ -117,12 +117,12 @@ def select_rank(
                 numbers,
                 method,
                 "auto" if held_out is None else held_out,
-                seed,
+                random_seed=seed,
+                progressbar=not quiet,
+                client=client,
                 blocks=blocks,
                 unstored=unstored,
-                client=client,
                 executor=executor,
-                progressbar=not quiet,
             )
         if output is not None:
             from daskfactor.plots import plot_ranks

@@ -25,11 +25,12 @@ from daskfactor.evidence.verbs import (
 )
 from daskfactor.executors import Executor
 from daskfactor.inference.sampling import sample
-from daskfactor.inference.session import session
+from daskfactor.inference.session import session, verb
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.divergence import log_density
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
 
 Vector = NDArray[np.float64]
@@ -54,19 +55,21 @@ class Fit(NamedTuple):
     bound: bool = False
 
 
+@verb
 def select_rank(
     V: Any,
     model: EvidenceModel,
     ranks: Iterable[int] = range(1, 11),
     method: Method | None = None,
     held_out: float | Literal["auto"] | None = "auto",
-    random_seed: int | None = 0,
     *,
+    random_seed: int | None = 0,
+    progressbar: bool = True,
+    client: Any = None,
     blocks: int | None = None,
     unstored: str | None = None,
-    client: Any = None,
     executor: str | Executor = "auto",
-    progressbar: bool = True,
+    callback: OnEvent | None = None,
 ) -> xr.Dataset:
     """Log evidence of every rank, and how well each predicts cells that it has not seen.
 
@@ -90,7 +93,7 @@ def select_rank(
         :class:`AllocationModel`.
     random_seed
         Any whole number.
-    blocks, unstored, client, executor, progressbar
+    progressbar, client, blocks, unstored, executor, callback
         As for :func:`log_evidence`.
 
     Returns
@@ -124,7 +127,12 @@ def select_rank(
     share = _checked_share(held_out, model)
     numbers = _checked_ranks(ranks)
     seed = resolve_seed(random_seed)
-    options: dict[str, Any] = {"client": client, "executor": executor, "progressbar": progressbar}
+    options: dict[str, Any] = {
+        "progressbar": progressbar,
+        "client": client,
+        "executor": executor,
+        "callback": callback,
+    }
     if isinstance(model, GaussianAdditive):
         fits = [_fit(V, _ranked(model, rank), method, seed, options, None) for rank in numbers]
         return _table(numbers, fits)

@@ -13,7 +13,7 @@ from daskfactor.executors import Executor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.session import session
+from daskfactor.inference.session import session, verb
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.allocation import AllocationModel
@@ -24,17 +24,18 @@ from daskfactor.random import resolve_seed
 EvidenceModel = AnyModel | AllocationModel
 
 
+@verb
 def log_evidence(
     V: Any,
     model: EvidenceModel,
     method: Method | None = None,
     *,
     random_seed: int | None = None,
+    progressbar: bool = True,
+    client: Any = None,
     blocks: int | None = None,
     unstored: str | None = None,
-    client: Any = None,
     executor: str | Executor = "auto",
-    progressbar: bool = True,
     callback: OnEvent | None = None,
 ) -> Evidence:
     r"""Log marginal likelihood of data: log p(V) = log ∫ p(V | W, H) p(W, H) dW dH.
@@ -54,7 +55,7 @@ def log_evidence(
         :class:`VariationalBayes`, :class:`Enumeration`.
     random_seed
         Any whole number; the same seed gives the same estimate on every executor.
-    blocks, unstored, client, executor, progressbar, callback
+    progressbar, client, blocks, unstored, executor, callback
         As for :func:`sample`. What is spread over lanes or workers are whole chains, one
         for each temperature; islands of particles or starts for an
         :class:`AllocationModel`, which has no use for ``blocks``.

@@ -8,15 +8,18 @@ from numpy.typing import DTypeLike
 
 from daskfactor.checks import whole_number
 from daskfactor.data.bands import Grid
+from daskfactor.data.outline import Wanted, outline
 from daskfactor.errors import OptionError
+from daskfactor.executors.choice import choose_executor
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.footprint import FLOPS, Footprint, Place, count_cells
 from daskfactor.inference.options import RunOptions, choose_keep
-from daskfactor.inference.outline import Wanted, outline
+from daskfactor.inference.session import verb
 from daskfactor.inference.setup import check_kinds, check_model, default_sampler
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import OnEvent
 from daskfactor.threads import available_cores
 
 if TYPE_CHECKING:
@@ -144,6 +147,7 @@ BYTES = (
 )
 
 
+@verb
 def estimate_cost(
     V: Any,
     model: TweedieNMF | GaussianMF,
@@ -153,19 +157,23 @@ def estimate_cost(
     chains: int = 1,
     thin: int = 1,
     *,
+    random_seed: int | None = None,
     keep: str = "auto",
     monitor: Any = None,
     store: Any = None,
+    overwrite: bool = False,
+    progressbar: bool = True,
+    client: Any = None,
     blocks: int | Grid | None = None,
     unstored: str | None = None,
-    balance: bool = False,
-    allow_empty: bool = False,
-    dtype: DTypeLike = "float32",
-    executor: str = "lanes",
-    memory_limit: int | str | None = None,
-    workers: int = 1,
+    executor: str = "auto",
+    callback: OnEvent | None = None,
+    workers: int | None = None,
     lanes: int | None = None,
     entries: int | None = None,
+    dtype: DTypeLike = "float32",
+    balance: bool = False,
+    memory_limit: int | str | None = None,
 ) -> Cost:
     """What :func:`sample` with the same arguments would take, from metadata alone.
 
@@ -176,19 +184,22 @@ def estimate_cost(
 
     Parameters
     ----------
-    V, model, sampler, draws, tune, chains, thin, keep, monitor, store
-        As for :func:`sample`; of ``store`` only whether there is one counts.
-    blocks, unstored, balance, allow_empty, dtype, memory_limit
-        As for :func:`as_blocks`. Sparse entries are taken to lie evenly; with the
-        result of :func:`as_blocks` they are counted.
-    executor
-        ``"lanes"``, ``"serial"``, ``"tasks"`` or ``"ring"``.
-    workers
-        Processes of a cluster that share the work.
-    lanes
-        Threads of each of them; by default this machine's cores.
+    V, model, sampler, draws, tune, chains, thin, keep, monitor, store, blocks, unstored
+        As for :func:`sample`; of ``store`` only whether there is one counts. Sparse
+        entries are taken to lie evenly; with the result of :func:`as_blocks` they are
+        counted.
+    client, executor
+        As for :func:`sample`; ``"ring"`` and ``"tasks"`` need no client here. ``"auto"``
+        with a client takes the time of a block from its size.
+    random_seed, overwrite, progressbar, callback
+        Cost nothing; they are there so that the arguments of :func:`sample` can be passed.
+    workers, lanes
+        Processes that share the work, and threads of each of them: those of the client,
+        or one process with this machine's cores.
     entries
         Stored entries of a sparse input that does not say how many it has.
+    dtype, balance, memory_limit
+        As :func:`as_blocks` would be told.
 
     Returns
     -------
@@ -204,7 +215,7 @@ def estimate_cost(
     -----
     The estimate is an upper one: tests hold it against the memory that runs take.
     """
-    del allow_empty  # whether it is needed shows when the data are read
+    del random_seed, overwrite, progressbar, callback
     check_model(model)
     sampler = default_sampler(model) if sampler is None else sampler
     check_kinds(model, sampler)
@@ -215,12 +226,6 @@ def estimate_cost(
         "thin": whole_number("thin", thin, 1),
     }
     sampler.check_lengths(draws, tune)
-    workers = whole_number("workers", workers, 1)
-    lanes = available_cores() if lanes is None else whole_number("lanes", lanes, 1)
-    if executor not in ("lanes", "serial", "tasks", "ring"):
-        raise OptionError(
-            f'executor must be "lanes", "serial", "tasks" or "ring", got {executor!r}'
-        )
     kind = cast("FloatType", np.dtype(dtype))
     data = outline(V, Wanted(blocks, kind, unstored, balance, memory_limit, None, entries))
     shares = [1 / track.coarseness for track in sampler.tracks]
@@ -235,8 +240,25 @@ def estimate_cost(
     )
     plain = cast("BlockedData", data)
     setting = Setting(plain, model, sampler, options, cast("Executor", None))
-    place = Place(executor, workers, 1 if executor == "serial" else lanes, store is not None)
+    if executor == "auto":
+        executor = "lanes" if client is None else choose_executor(client, plain, model.width).name
+    place = _place(executor, client, workers, lanes, store is not None)
     return cost_of(Footprint(setting, data, count_cells(monitor, data), place))
+
+
+def _place(
+    executor: str, client: Any, workers: int | None, lanes: int | None, stored: bool
+) -> Place:
+    """Where the run is to happen, with as many threads as it has there."""
+    if executor not in ("lanes", "threads", "serial", "tasks", "ring"):
+        raise OptionError(
+            f'executor must be "auto", "threads", "serial", "tasks" or "ring", got {executor!r}'
+        )
+    threads = {} if client is None else client.nthreads()
+    workers = len(threads) or 1 if workers is None else whole_number("workers", workers, 1)
+    usual = max(threads.values(), default=available_cores())
+    lanes = usual if lanes is None else whole_number("lanes", lanes, 1)
+    return Place(executor, workers, 1 if executor == "serial" else lanes, stored)
 
 
 def cost_of(footprint: Footprint) -> Cost:

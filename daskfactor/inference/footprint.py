@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from daskfactor.data.outline import Outline
 from daskfactor.data.schedules import NestedReshuffled
 from daskfactor.errors import OptionError
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.gaussian import HYPER_EVERY
-from daskfactor.inference.outline import Outline
 from daskfactor.inference.run import Driver, work_per_cycle
 from daskfactor.inference.setup import SMALL_DATA
 from daskfactor.inference.sinks import MemorySink

@@ -17,7 +17,7 @@ from daskfactor.inference.options import RunOptions, choose_keep
 from daskfactor.inference.point import Method, check_method, fit_point, point_dataset
 from daskfactor.inference.run import Driver
 from daskfactor.inference.samplers import sampler_from_dict
-from daskfactor.inference.session import session, session_again
+from daskfactor.inference.session import session, session_again, verb
 from daskfactor.inference.setup import (
     PathText,
     cells_of,
@@ -40,6 +40,7 @@ from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 
 
+@verb
 def sample(
     V: Any,
     model: TweedieNMF | GaussianMF,
@@ -58,11 +59,7 @@ def sample(
     client: Any = None,
     blocks: int | None = None,
     unstored: str | None = None,
-    balance: bool = False,
-    allow_empty: bool = False,
-    dtype: str = "float32",
     executor: str | Executor = "auto",
-    memory_limit: int | str | None = None,
     callback: OnEvent | None = None,
 ) -> xr.DataTree:
     """Draw factors from the posterior of a matrix: W, H ~ p(W, H | V).
@@ -76,7 +73,8 @@ def sample(
         NumPy array (NaN = missing), masked array, scipy or pydata/sparse matrix, dask
         array of any of these, zarr array, path or URL of one or of a store that
         :func:`convert` wrote, AnnData, xarray.DataArray, pandas.DataFrame, or the
-        result of :func:`as_blocks`.
+        result of :func:`as_blocks`, which has further options: double precision, a
+        limit of memory, even blocks, rows and columns without entries.
     model
         What the data are taken to be.
     sampler
@@ -111,20 +109,10 @@ def sample(
     unstored
         What an entry that sparse input does not store means: ``"zero"`` or
         ``"missing"``.
-    balance
-        Whether to permute rows and columns of sparse input so that blocks hold
-        about equally many entries; results are in the caller's order all the same.
-    allow_empty
-        Whether rows and columns without any observed entry are accepted; their
-        factors are then drawn from the prior.
-    dtype
-        ``"float32"`` or ``"float64"`` for factors and arithmetic.
     executor
         ``"auto"``: threads of this process (``"lanes"``), or with a client whatever
         suits its workers and the time a block takes (``"ring"`` or ``"tasks"``);
         ``"serial"``, or an executor object. All give the same draws.
-    memory_limit
-        Bytes of decoded data to hold in memory; beyond it, a scratch file.
     callback
         Called with a :class:`RunEvent` as the run goes on.
 
@@ -158,13 +146,11 @@ def sample(
         "thin": whole_number("thin", thin, 1),
     }
     sampler.check_lengths(counts["draws"], counts["tune"])
-    more = {"balance": balance, "allow_empty": allow_empty, "dtype": dtype}
     with session(
         V,
         model,
         blocks,
         unstored,
-        reading=more | {"memory_limit": memory_limit},
         random_seed=random_seed,
         progressbar=progressbar,
         client=client,
@@ -251,6 +237,7 @@ def resume(
     return open_run(fspath(store))
 
 
+@verb
 def optimize(
     V: Any,
     model: TweedieNMF | GaussianMF,
@@ -261,20 +248,15 @@ def optimize(
     client: Any = None,
     blocks: int | None = None,
     unstored: str | None = None,
-    balance: bool = False,
-    allow_empty: bool = False,
-    dtype: str = "float32",
     executor: str | Executor = "auto",
-    memory_limit: int | str | None = None,
     callback: OnEvent | None = None,
 ) -> xr.Dataset:
     """One point estimate of the factors: the fit that the samplers start from.
 
     Parameters
     ----------
-    V, blocks, unstored, balance, allow_empty, dtype, client, executor,
-    memory_limit, progressbar, callback
-        As for :func:`sample`.
+    V
+        The data, as for :func:`sample`.
     model
         What the data are taken to be; its priors count as penalties.
     method
@@ -282,6 +264,8 @@ def optimize(
         :class:`TweedieNMF`, the latter for a :class:`GaussianMF`.
     random_seed
         Seed of the random start.
+    progressbar, client, blocks, unstored, executor, callback
+        As for :func:`sample`.
 
     Returns
     -------
@@ -301,13 +285,11 @@ def optimize(
     """
     check_model(model)
     method = check_method(method, model)
-    more = {"balance": balance, "allow_empty": allow_empty, "dtype": dtype}
     with session(
         V,
         model,
         blocks,
         unstored,
-        reading=more | {"memory_limit": memory_limit},
         random_seed=random_seed,
         progressbar=progressbar,
         client=client,

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cached_property, partial
-from typing import Any, Generic, TypedDict, TypeVar, Unpack
+from functools import cached_property, partial, wraps
+from inspect import signature
+from typing import Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -25,7 +26,12 @@ from daskfactor.results.trace import open_run
 ZEROS_AT_NO_COST = (1.0, 2.0)
 """Powers at which column sums or Gram matrices stand for all the zeros of a block."""
 
+MOVED: Final = ("balance", "allow_empty", "dtype", "memory_limit")
+"""Options that verbs once had, and `as_blocks` alone has now."""
+
 D = TypeVar("D")
+P = ParamSpec("P")
+R = TypeVar("R")
 Load = Callable[[ExitStack], tuple[D, str]]
 """Opens data, has them closed with the stack, and gives them with a few words on their size."""
 
@@ -88,6 +94,24 @@ class Session(Generic[D]):
             made.reason = reason
             self._stack.callback(made.close)
         return made
+
+
+def verb(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a verb say where its former options are now; any other unknown one is a TypeError."""
+    former = [name for name in MOVED if name not in signature(function).parameters]
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        moved = [name for name in former if name in kwargs]
+        if moved:
+            given = ", ".join(f"{name}={kwargs[name]!r}" for name in moved)
+            raise OptionError(
+                f"{' and '.join(f'{name}=' for name in moved)} can be given to as_blocks only: "
+                f"{function.__name__}(as_blocks(V, {given}), ...)"
+            )
+        return function(*args, **kwargs)
+
+    return checked
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from daskfactor.checks import truth, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import Executor
-from daskfactor.inference.session import session, session_again
+from daskfactor.inference.session import session, session_again, verb
 from daskfactor.inference.setup import PathText
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
@@ -25,6 +25,7 @@ from daskfactor.stein.methods import Method, check_count, checked_method, method
 from daskfactor.stein.run import check_room, new_sink, run
 
 
+@verb
 def stein_posterior(
     V: Any,
     model: AnyModel,
@@ -42,11 +43,7 @@ def stein_posterior(
     client: Any = None,
     blocks: int | None = None,
     unstored: str | None = None,
-    balance: bool = False,
-    allow_empty: bool = False,
-    dtype: str = "float32",
     executor: str | Executor = "auto",
-    memory_limit: int | str | None = None,
     callback: OnEvent | None = None,
 ) -> xr.DataTree:
     r"""A posterior made of a few factorizations with probability masses.
@@ -85,8 +82,7 @@ def stein_posterior(
     store
         Directory to write particles to as they are finished, from the end of the pilot runs
         on; :func:`resume` goes on with what was cut short, and :func:`open_run` reads it.
-    overwrite, progressbar, client, blocks, unstored, balance, allow_empty, dtype, executor,
-    memory_limit, callback
+    overwrite, progressbar, client, blocks, unstored, executor, callback
         As for :func:`sample`.
 
     Returns
@@ -131,13 +127,11 @@ def stein_posterior(
     }
     check_count(method, settings["particles"])
     law = law_of_data(model)
-    more = {"balance": balance, "allow_empty": allow_empty, "dtype": dtype}
     with session(
         V,
         law,
         blocks,
         unstored,
-        reading=more | {"memory_limit": memory_limit},
         random_seed=random_seed,
         progressbar=progressbar,
         client=client,

@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import Executor
-from daskfactor.inference.session import session
+from daskfactor.inference.session import session, verb
 from daskfactor.models.silf import SILFNMF
+from daskfactor.progress import OnEvent
 from daskfactor.results.schema import factor_dims
 from daskfactor.results.trace import Trace, require_draws
 from daskfactor.stein.kernel import IMQ
@@ -40,6 +41,7 @@ class Given(NamedTuple):
     decided: dict[str, float]
 
 
+@verb
 def stein_discrepancy(
     particles: Trace | Pair,
     V: Any,
@@ -49,11 +51,12 @@ def stein_discrepancy(
     tangent: bool = False,
     kernel: IMQ | None = None,
     most: int = 200,
+    progressbar: bool = True,
+    client: Any = None,
     blocks: int | None = None,
     unstored: str | None = None,
-    client: Any = None,
     executor: str | Executor = "auto",
-    progressbar: bool = True,
+    callback: OnEvent | None = None,
 ) -> xr.Dataset:
     r"""Kernelised Stein discrepancy of some factorizations from a posterior: smaller is nearer.
 
@@ -90,7 +93,7 @@ def stein_discrepancy(
     most
         Largest number of draws of a run that is looked at: of more, one in two, in three
         and so on is. Time grows with their number, a matrix with its square.
-    blocks, unstored, client, executor, progressbar
+    progressbar, client, blocks, unstored, executor, callback
         As for :func:`sample`.
 
     Returns
@@ -137,6 +140,7 @@ def stein_discrepancy(
         progressbar=progressbar,
         client=client,
         executor=executor,
+        callback=callback,
     ) as run:
         model.check_shape(run.data.shape)
         ours = Particles.of(given.W, given.H, run.data).loaded()

@@ -13,8 +13,8 @@ from daskfactor.evidence import selection
 def asked(monkeypatch):
     asked = []
 
-    def select_rank(V, model, ranks, method, held_out, seed, **options):
-        asked.append((V.shape, model, list(ranks), method, held_out, seed, options))
+    def select_rank(V, model, ranks, method, held_out, *, random_seed, **options):
+        asked.append((V.shape, model, list(ranks), method, held_out, random_seed, options))
         fits = [selection.Fit(-abs(r - 2) * 5.0, 0.5, 0.1, 1.0, None) for r in ranks]
         return selection._table(list(ranks), fits)
 

@@ -56,11 +56,10 @@ def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path: Path) -> None:
     dfac.convert(dying.data(), store, unstored="missing", blocks=2, progressbar=False)
     settings = {"draws": 12, "tune": 6, "random_seed": 1, "progressbar": False}
     model = dfac.GaussianMF(3)
-    alone = dfac.sample(store, model, executor="serial", allow_empty=True, **settings)
+    data = dfac.as_blocks(store, allow_empty=True)
+    alone = dfac.sample(data, model, executor="serial", **settings)
     with cluster(2, processes=False) as client:
-        found = dfac.sample(
-            store, model, client=client, executor="ring", allow_empty=True, **settings
-        )
+        found = dfac.sample(data, model, client=client, executor="ring", **settings)
     same(found, alone)
 
 

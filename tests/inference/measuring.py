@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
+from daskfactor.data.sources import as_blocks
 from daskfactor.inference.cost import estimate_cost
 from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.psgrrld import PSGRRLD
@@ -22,6 +23,7 @@ from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 
 LANES = 2
+READING = ("allow_empty", "balance", "dtype", "memory_limit")
 
 
 def dense(rows, cols, dtype="float32", missing=0.0):
@@ -64,15 +66,18 @@ def settle():
 def measured(make, model, sampler, options):
     """Estimate and peak of one run, in bytes."""
     V, memory = make()
-    cost = estimate_cost(V, model, sampler, **options, **memory, lanes=LANES)
+    reading = {name: memory.pop(name) for name in READING if name in memory}
+    known = {name: value for name, value in reading.items() if name != "allow_empty"}
+    cost = estimate_cost(V, model, sampler, **options, **memory, **known, lanes=LANES)
     with tempfile.TemporaryDirectory() as folder:
         options = dict(options)
         if options.get("store"):
             options["store"] = Path(folder) / "run.zarr"
         before = settle()
-        trace = sample(V, model, sampler, random_seed=0, progressbar=False, **options, **memory)
-        peak = status("VmHWM") - before
-        del trace
+        with as_blocks(V, memory.get("blocks"), unstored=memory.get("unstored"), **reading) as data:
+            trace = sample(data, model, sampler, random_seed=0, progressbar=False, **options)
+            peak = status("VmHWM") - before
+            del trace
     return {"peak": peak, "estimate": cost.peak, "phase": cost.phase}
 
 

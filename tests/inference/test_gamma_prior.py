@@ -61,7 +61,9 @@ def test_the_objective_never_rises(beta, shapes):
 
 def optimize(V, model):
     method = dfac.MultiplicativeUpdates(max_iter=200, tol=0)
-    return dfac.optimize(V, model, method, random_seed=0, progressbar=False, dtype="float64")
+    return dfac.optimize(
+        dfac.as_blocks(V, dtype="float64"), model, method, random_seed=0, progressbar=False
+    )
 
 
 def test_ends_where_the_gradient_of_the_posterior_is_zero():
@@ -69,7 +71,9 @@ def test_ends_where_the_gradient_of_the_posterior_is_zero():
     V = rng.poisson(6.0, (9, 7)).astype(float)
     model = dfac.TweedieNMF(1, dispersion=2.0, rate_w=1.0, rate_h=2.0, shape_w=3.0, shape_h=1.5)
     method = dfac.MultiplicativeUpdates(max_iter=3000, tol=0)
-    fit = dfac.optimize(V, model, method, random_seed=0, progressbar=False, dtype="float64")
+    fit = dfac.optimize(
+        dfac.as_blocks(V, dtype="float64"), model, method, random_seed=0, progressbar=False
+    )
     W, H = fit["W"].values, fit["H"].values
     R = (V / (W @ H) - 1) / 2.0
     np.testing.assert_allclose(R @ H.T - 1.0 + 2.0 / W, 0, atol=1e-6)

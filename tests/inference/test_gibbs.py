@@ -26,9 +26,12 @@ def counts(shape: tuple[int, int] = (23, 17), K: int = 3, missing: float = 0.0) 
 
 
 def drawn(V: Any, sampler: Any = None, **options: Any) -> Any:
-    settings = {"draws": 6, "tune": 3, "blocks": 3, "dtype": "float64", **QUIET, **options}
+    settings = {"draws": 6, "tune": 3, **QUIET, **options}
     model = settings.pop("model", dfac.TweedieNMF(3))
-    return dfac.sample(V, model, sampler or dfac.Gibbs(warm_start=3), **settings)
+    reading = {"dtype": "float64", "unstored": settings.pop("unstored", None)}
+    reading |= {name: settings.pop(name) for name in ("dtype", "allow_empty") if name in settings}
+    data = dfac.as_blocks(V, settings.pop("blocks", 3), **reading)
+    return dfac.sample(data, model, sampler or dfac.Gibbs(warm_start=3), **settings)
 
 
 def factors(trace: Any) -> tuple[Any, Any]:

@@ -84,16 +84,13 @@ def test_a_known_factor_leaves_conjugate_posteriors(sampler: dfac.PSGLD) -> None
     V = np.repeat(v, 200, axis=1)
     model = dfac.TweedieNMF(1, dispersion=1.0, rate_h=1.5, shape_h=2.0, fixed_w=W)
     tree = dfac.sample(
-        V,
+        dfac.as_blocks(V, 2, dtype="float64", allow_empty=True),
         model,
         sampler,
         draws=1500,
         tune=300,
-        blocks=2,
-        dtype="float64",
         random_seed=0,
         keep="moments",
-        allow_empty=True,
         progressbar=False,
     )
     np.testing.assert_array_equal(tree["posterior_moments"]["W_mean"].values[0], W)

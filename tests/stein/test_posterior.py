@@ -35,12 +35,20 @@ def counts() -> Any:
     return sparse.csr_array(np.random.default_rng(2).poisson(4 * values()))
 
 
+READING = ("dtype", "balance", "allow_empty", "memory_limit")
+
+
 def posterior(V: Any, model: Any = None, method: Any = None, **options: Any) -> xr.DataTree:
     model = dfac.SILFNMF(3) if model is None else model
     settings = {"particles": 5, "pilot": 2, "random_seed": 4, "progressbar": False, "blocks": 2}
     if "store" in options or method is None:
         method = method or dfac.Ensemble(max_iter=120)
-    return dfac.stein_posterior(V, model, method, **(settings | options))
+    settings |= options
+    reading = {name: settings.pop(name) for name in READING if name in settings}
+    if reading:
+        blocks, unstored = settings.pop("blocks"), settings.pop("unstored", None)
+        V = dfac.as_blocks(V, blocks, unstored=unstored, **reading)
+    return dfac.stein_posterior(V, model, method, **settings)
 
 
 def same(one: xr.DataTree, other: xr.DataTree, exact: bool = True) -> None:
@@ -102,7 +110,10 @@ def test_particles_of_a_tweedie_model_are_modes_of_its_posterior(beta: float) ->
     assert "objective" not in tree["sample_stats"]
     lp = tree["sample_stats"]["lp"].values[0]
     point = dfac.optimize(
-        V, model, dfac.MultiplicativeUpdates(3000, 1e-9), progressbar=False, dtype="float64"
+        dfac.as_blocks(V, dtype="float64"),
+        model,
+        dfac.MultiplicativeUpdates(3000, 1e-9),
+        progressbar=False,
     )
     best = dfac.stein_discrepancy(
         (point["W"].values[None], point["H"].values[None]), V, model,
