@@ -26,7 +26,7 @@ import dask
 import numpy as np
 from distributed import Client, LocalCluster
 
-from daskfactor.data.bands import Grid
+from daskfactor.data.grid import Grid
 from daskfactor.data.schedules import Cyclic, NestedReshuffled, Reshuffled, Schedule
 from daskfactor.executors.base import Executor
 from daskfactor.executors.cluster_tasks import ClusterTasksExecutor

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.bands import Block
+from daskfactor.data.grid import Block
 from daskfactor.data.rawfile import ALIGNMENT, Extent, RawFile
 from daskfactor.errors import StoreError, StoreFormatError
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.data import sparse_reading
-from daskfactor.data.bands import Block, Grid
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.labels import Labels
 from daskfactor.data.sparse_reading import short
 from daskfactor.data.statistics import Statistics

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.bands import Block, Grid
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.keys import Positions
 from daskfactor.data.rawfile import Extent, RawFile
 from daskfactor.kernels.triples import count_blocks, deal_blocks, triple_type

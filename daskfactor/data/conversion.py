@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from daskfactor.data.balance import balanced_order
-from daskfactor.data.bands import Block, Grid
 from daskfactor.data.buffer import Places, Spill
 from daskfactor.data.decode import Decoder
+from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid
 from daskfactor.data.keys import Axis, Learnt, PositionAxis, axis_for
 from daskfactor.data.labels import Labels
-from daskfactor.data.layout import choose_grid
 from daskfactor.data.scratch import scratch_directory
 from daskfactor.data.sparse_statistics import Orders, SparseStatisticsBuilder
 from daskfactor.data.statistics import Statistics

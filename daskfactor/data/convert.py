@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from daskfactor.checks import whole_number
-from daskfactor.data.bands import Grid
 from daskfactor.data.conversion import Task
+from daskfactor.data.grid import Grid
 from daskfactor.data.memory import memory_budget
 from daskfactor.data.storage import FloatType
 from daskfactor.data.store_writer import StoreWriter, check_compression, writing_errors

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from daskfactor.data.adapters import Source
-from daskfactor.data.bands import Bands, Block, Grid
 from daskfactor.data.decode import Decoder, check_shape
-from daskfactor.data.layout import chunk_bands
+from daskfactor.data.grid import Bands, Block, Grid, chunk_bands
 from daskfactor.data.statistics import Statistics, StatisticsBuilder
 from daskfactor.data.storage import FloatArray, FloatType, Storage, WholeArray
 from daskfactor.errors import DaskfactorError, StoreError

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.adapters import Source, open_source
-from daskfactor.data.bands import Grid
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.layout import choose_grid
+from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import working_bytes
 from daskfactor.data.memory import memory_budget
 from daskfactor.data.sources import LEAST_READ, MOST_READ

@@ -6,7 +6,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 
-from daskfactor.data.bands import Block, Grid
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.storage import BlockView, FloatType, SparseBlock
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 

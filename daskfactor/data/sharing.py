@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from daskfactor.data.adapters import Source, open_source
-from daskfactor.data.bands import Block, Grid
 from daskfactor.data.blockfile import BlockFile
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.decode import Decoder
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.labels import Labels
 from daskfactor.data.loading import read
 from daskfactor.data.memory import memory_budget

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.data.balance import inverse
-from daskfactor.data.bands import Bands, Block, Grid
 from daskfactor.data.decode import Decoder
+from daskfactor.data.grid import Bands, Block, Grid, inverse
 from daskfactor.data.sparse_source import PIECE, Piece, summable
 from daskfactor.data.sparse_statistics import Orders, cell_of
 from daskfactor.data.sparse_storage import Spool, joined

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from daskfactor.data.bands import Block, Grid
 from daskfactor.data.blocks import BlockedData, SourceInfo, SparseLayout
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.sparse_loading import Wish, load_sparse
 from daskfactor.data.sparse_reading import row_of_entries
 from daskfactor.data.sparse_source import Piece, SparseSource

@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from daskfactor.data.balance import balanced_order
-from daskfactor.data.bands import Block, Grid
 from daskfactor.data.decode import Decoder
-from daskfactor.data.layout import choose_grid
+from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid
 from daskfactor.data.sparse_blocks import Assembler, Dealer, gathered
 from daskfactor.data.sparse_source import Piece, SparseSource, doubled
 from daskfactor.data.sparse_statistics import Orders, SparseStatisticsBuilder

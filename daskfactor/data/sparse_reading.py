@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.balance import inverse
-from daskfactor.data.bands import Block
+from daskfactor.data.grid import Block, inverse
 from daskfactor.data.storage import FloatArray, SparseBlock
 from daskfactor.errors import OptionError
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.bands import Block, Grid
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.labels import Labels
 from daskfactor.data.rawfile import as_bytes
 from daskfactor.data.statistics import Statistics, infinite, refuse_unobserved, unpermuted

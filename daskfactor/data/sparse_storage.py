@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.bands import Block, Grid
 from daskfactor.data.blockfile import BlockFile
+from daskfactor.data.grid import Block, Grid
 from daskfactor.errors import OptionError
 from daskfactor.kernels.views import SparseBlock
 

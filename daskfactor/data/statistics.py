@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.bands import Block, Grid
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.labels import Labels
 from daskfactor.data.storage import FloatArray
 from daskfactor.errors import DataError

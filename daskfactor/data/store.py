@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from daskfactor.data.bands import Bands, Block, Grid
+from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.labels import Labels
 from daskfactor.data.memory import memory_budget
 from daskfactor.data.rawfile import ALIGNMENT

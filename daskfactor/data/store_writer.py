@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.bands import Block, Grid
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.labels import Labels
 from daskfactor.data.rawfile import DISK_FULL
 from daskfactor.data.statistics import Statistics

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from daskfactor.data.bands import Block
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Block
 from daskfactor.executors.base import BlockProgram, perform, settle
 from daskfactor.executors.plan import Action, Op, Round
 from daskfactor.executors.records import Records, bare, with_own, with_records

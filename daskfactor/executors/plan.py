@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.bands import Block
+from daskfactor.data.grid import Block
 from daskfactor.data.schedules import (
     Cyclic,
     NestedReshuffled,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from daskfactor.data.bands import Block
+from daskfactor.data.grid import Block
 from daskfactor.executors.state import Array, Evaluation, FactorBand
 
 

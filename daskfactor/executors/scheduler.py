@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.bands import Block
+from daskfactor.data.grid import Block
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round
 from daskfactor.executors.state import Array, FactorBand
 from daskfactor.executors.transfer_plan import Travel, late

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from distributed import get_worker
 
-from daskfactor.data.bands import Block
+from daskfactor.data.grid import Block
 from daskfactor.executors.base import BlockProgram, perform
 from daskfactor.executors.messages import Attempt, Parcel, opened
 from daskfactor.executors.plan import Op

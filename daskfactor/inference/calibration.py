@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from daskfactor.data.bands import Block
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Block
 from daskfactor.executors.choice import Trial
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.inference.base import ConstantStep

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from daskfactor.checks import whole_number
-from daskfactor.data.bands import Grid
+from daskfactor.data.grid import Grid
 from daskfactor.data.outline import Wanted, outline
 from daskfactor.errors import OptionError
 from daskfactor.executors.choice import choose_executor

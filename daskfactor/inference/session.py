@@ -9,8 +9,8 @@ from typing import Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
-from daskfactor.data.bands import Bands, Grid
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.memory import available_memory
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.data.bands import Grid
 from daskfactor.data.blocks import BlockedData, BlockView, SparseBlock
+from daskfactor.data.grid import Grid
 from daskfactor.data.storage import FloatType
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor

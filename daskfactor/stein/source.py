@@ -6,8 +6,8 @@ from typing import Any, Final, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.bands import Bands
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Bands
 from daskfactor.data.memory import memory_budget
 from daskfactor.data.storage import FloatType
 from daskfactor.errors import OptionError

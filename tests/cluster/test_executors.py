@@ -14,7 +14,7 @@ from dask.sizeof import sizeof
 from distributed import Client, Event, LocalCluster
 from distributed.security import Security
 
-from daskfactor.data.bands import Block, Grid
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.schedules import Cyclic, NestedReshuffled, Proportional, Reshuffled, Schedule
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import EngineError, OptionError, StoreError

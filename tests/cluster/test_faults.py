@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from daskfactor.data.bands import Block
+from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import Patience
 from daskfactor.executors.cluster_tasks import ClusterTasksExecutor

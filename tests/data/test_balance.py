@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskfactor.data.balance import balanced_order, inverse
-from daskfactor.data.bands import Bands
+from daskfactor.data.grid import Bands, balanced_order, inverse
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.data())

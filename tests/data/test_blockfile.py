@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from daskfactor.data.bands import Block
 from daskfactor.data.blockfile import BlockFile
+from daskfactor.data.grid import Block
 from daskfactor.data.rawfile import RawFile
 from daskfactor.errors import StoreError, StoreFormatError
 

@@ -23,9 +23,9 @@ from scipy.io import mmwrite
 
 import daskfactor as dfac
 from daskfactor.data import conversion, tables, triples
-from daskfactor.data.bands import Grid
 from daskfactor.data.convert import Conversion, convert
 from daskfactor.data.export import export
+from daskfactor.data.grid import Grid
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.store import open_blocked_store
 from daskfactor.data.store_writer import StoreWriter

@@ -5,14 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskfactor.data.bands import Bands, Block, Grid
-from daskfactor.data.parts import diagonal, nested
+from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.schedules import (
     Cyclic,
     NestedReshuffled,
     Proportional,
     Reshuffled,
+    diagonal,
     diagonal_sizes,
+    nested,
 )
 from daskfactor.errors import GridError, OptionError
 

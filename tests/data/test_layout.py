@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskfactor.data.layout import choose_grid, default_blocks, expand_chunks
+from daskfactor.data.grid import choose_grid, default_blocks, expand_chunks
 from daskfactor.errors import OptionError
 
 

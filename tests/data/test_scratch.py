@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 from daskfactor.data.adapters import open_source
-from daskfactor.data.layout import choose_grid
+from daskfactor.data.grid import choose_grid
 from daskfactor.data.loading import working_bytes
 from daskfactor.data.scratch import scratch_directory
 from daskfactor.data.sources import as_blocks

@@ -15,9 +15,9 @@ import scipy.sparse as sp
 import zarr
 
 from daskfactor.data import sharing
-from daskfactor.data.bands import Block, Grid
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.convert import convert
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.reader import BlockReader
 from daskfactor.data.sharing import DataHandle, share
 from daskfactor.data.sources import as_blocks

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from daskfactor.data.adapters import open_source
-from daskfactor.data.bands import Bands, Grid
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.holdout import hold_out
 from daskfactor.data.loading import regions, working_bytes
 from daskfactor.data.sources import as_blocks

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskfactor.data import sparse_source
-from daskfactor.data.bands import Bands, Grid
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.kernels.views import SparseBlock

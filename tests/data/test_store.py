@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from daskfactor.data.bands import Block
 from daskfactor.data.convert import convert
+from daskfactor.data.grid import Block
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.store import (
     STORED,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskfactor.data.bands import Block, Grid
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.schedules import Cyclic, NestedReshuffled, Reshuffled
 from daskfactor.errors import EngineError, OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor, make_executor

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskfactor.data.bands import Grid
+from daskfactor.data.grid import Grid
 from daskfactor.data.schedules import (
     Cyclic,
     NestedReshuffled,
