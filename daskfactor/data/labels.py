@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from daskfactor.errors import DataError, DataWarning
 
 DEFAULT_DIMS = ("row", "column")
-RESERVED = frozenset({"chain", "draw", "warmup_draw", "component", "cell", "W", "H"})
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,6 @@ class Labels:
         names = [self.row_dim, self.col_dim]
         names += [key for key in self.row_coords if key != self.row_dim]
         names += [key for key in self.col_coords if key != self.col_dim]
-        clashes = sorted(RESERVED.intersection(names))
-        if clashes:
-            raise DataError(
-                f"the data have dimensions or coordinates called {', '.join(clashes)}, names that "
-                "the results use themselves; rename them, for example with DataArray.rename"
-            )
         if len(set(names)) < len(names):
             raise DataError(
                 "dimensions and coordinates of rows and columns need names that differ, "
@@ -58,12 +51,10 @@ class Labels:
 
 
 def usable_dims(row: object, col: object) -> tuple[str, str]:
-    """Two dimension names from a source that may have none, equal ones or reserved ones."""
+    """Name two dimensions whose source may have no names for them, or equal ones."""
     row_dim = DEFAULT_DIMS[0] if row is None else str(row)
     col_dim = DEFAULT_DIMS[1] if col is None else str(col)
-    if row_dim == col_dim or not RESERVED.isdisjoint((row_dim, col_dim)):
-        return DEFAULT_DIMS
-    return row_dim, col_dim
+    return DEFAULT_DIMS if row_dim == col_dim else (row_dim, col_dim)
 
 
 def storable(name: str, labels: NDArray[Any]) -> NDArray[Any]:

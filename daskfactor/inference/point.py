@@ -24,6 +24,7 @@ from daskfactor.inference.multiplicative import (
 from daskfactor.inference.setup import component_names
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.results.schema import beside
 
 Method = MultiplicativeUpdates | DSGD
 
@@ -90,9 +91,12 @@ def point_dataset(
     """Factors under the data's own names, the objective, and what they were made with."""
     W = in_callers_order(data, "rows", point.state.gather("rows"))
     Ht = in_callers_order(data, "columns", point.state.gather("columns"))
-    row, col = data.labels.row_dim, data.labels.col_dim
+    labels = data.labels
+    given = dict.fromkeys([labels.row_dim, labels.col_dim, *labels.row_coords, *labels.col_coords])
+    name = beside(given, {"W", "H", "objective", "component", "iteration"})
+    row, col = name[labels.row_dim], name[labels.col_dim]
     iterations, objective = zip(*point.objective, strict=True)
-    hyper = {name: value for name, value in point.hyper._asdict().items() if np.isscalar(value)}
+    hyper = {key: value for key, value in point.hyper._asdict().items() if np.isscalar(value)}
     return xr.Dataset(
         {
             "W": ((row, "component"), W),
@@ -102,8 +106,8 @@ def point_dataset(
         coords={
             "component": list(component_names(model) or range(model.width)),
             "iteration": list(iterations),
-            **{name: (row, values) for name, values in data.labels.row_coords.items()},
-            **{name: (col, values) for name, values in data.labels.col_coords.items()},
+            **{name[own]: (row, values) for own, values in labels.row_coords.items()},
+            **{name[own]: (col, values) for own, values in labels.col_coords.items()},
         },
         attrs={
             "method": method.name,

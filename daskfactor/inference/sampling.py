@@ -226,14 +226,16 @@ def resume(
             index = kept_index(options)
             if len(index) > held.draws:  # also after a kill between the two
                 held.extend(len(index), index)
-            if meta["chains"] and meta["cycle"] >= options.cycles:
-                return open_run(fspath(store))
-            compile_kernels(setting, run.on_event)
+            complete = meta["chains"] and meta["cycle"] >= options.cycles
             driver = Driver(setting, held, run.on_event)
+            if not complete:
+                compile_kernels(setting, run.on_event)
             state = driver.restart(arrays, meta)
             driver.run(state)
-            report_trouble(state)
-            held.finish(closing_attrs(state))
+            if not complete:
+                report_trouble(state)
+            # Also of a complete run, which may have been killed before it was closed.
+            held.finish(closing_attrs(state, held.attrs if complete else {}))
     return open_run(fspath(store))
 
 

@@ -208,7 +208,8 @@ def _source_again(run: RunStore, source: dict[str, Any]) -> Any:
     """The data as they were kept in a stored run, or the place that they were read from."""
     tree = open_run(run.path)
     if "observed_data" in tree.children:
-        return tree["observed_data"]["V"].load()
+        # By threads of this process: a client that is about may have no workers left.
+        return tree["observed_data"]["V"].load(scheduler="threads")
     if source["location"] is None:
         raise DataError(
             f"the run at {run.path} was made from a {source['kind']} object that is not kept with "

@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from os import PathLike, fspath
@@ -297,12 +298,17 @@ def first_attrs(
     }
 
 
-def closing_attrs(state: RunState) -> dict[str, Any]:
-    """Attributes that are known at the end: hyperparameters, seconds, roll-backs."""
-    chains = state.chains
+def closing_attrs(state: RunState, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Attributes that are known at the end: hyperparameters, seconds, roll-backs.
+
+    ``known``: what a store has already of a run that is complete, so that nothing was run now.
+    """
+    chains, known = state.chains, known or {}
+    seconds = state.seconds + (0.0 if known else time.perf_counter() - state.started)
+    busy = chains[0].setting.executor.report.utilisation
     return {
         **hyper_attrs(state),
-        "sampling_time": state.seconds + time.perf_counter() - state.started,
+        "sampling_time": max(seconds, known.get("sampling_time", 0.0)),
         "divergences": sum(len(chain.divergences) for chain in chains),
-        "utilisation": chains[0].setting.executor.report.utilisation,
+        "utilisation": known.get("utilisation", busy),
     }

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from os import PathLike
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -151,7 +151,7 @@ def _frozen(stored: Any, width: int) -> NDArray[np.int64]:
 
 
 def _factors_of(reference: Any) -> tuple[Array, Array]:
-    if isinstance(reference, xr.DataTree | str | Path):
+    if isinstance(reference, xr.DataTree | str | PathLike):
         tree = as_tree(reference)
         aligned = tree if "alignment" in tree.children else align(tree)
         moments = over_chains(aligned, aligned[MOMENTS].to_dataset())

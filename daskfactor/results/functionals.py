@@ -34,6 +34,7 @@ class Series(NamedTuple):
     kind: str
     values: Array
     share: float = float("nan")
+    least_share: float = float("nan")
 
 
 def addressed_cells(shape: tuple[int, int], count: int, seed: int) -> Cells:
@@ -101,6 +102,12 @@ def _singular_values(gram_w: Array, gram_h: Array) -> Array:
     return np.sqrt(np.maximum(found[::-1][:SPECTRUM], 0.0))
 
 
+def shares_of(alignment: xr.Dataset) -> tuple[Array, Array]:
+    """Shares of the draws in which components appear: of all, and of the chain with the fewest."""
+    by_chain = alignment["share_by_chain"].transpose("chain", "component").values
+    return alignment["share"].values, np.nanmin(by_chain, axis=0)
+
+
 def aligned_series(series: list[Series], alignment: xr.Dataset, law: Law) -> list[Series]:
     """Sizes of the components in one order, from those in the order of the draws.
 
@@ -108,9 +115,9 @@ def aligned_series(series: list[Series], alignment: xr.Dataset, law: Law) -> lis
     """
     sizes_drawn = np.stack([one.values for one in series if one.kind == "component"], axis=-1)
     order = alignment["permutation"].transpose("chain", "draw", "component").values
-    shares = alignment["share"].values
+    shares, least = shares_of(alignment)
     found = np.take_along_axis(sizes_drawn, order[..., : law.components], axis=-1)
     return [
-        Series(f"aligned[{k}]", "aligned", found[..., k], float(shares[k]))
+        Series(f"aligned[{k}]", "aligned", found[..., k], float(shares[k]), float(least[k]))
         for k in range(law.components)
     ]

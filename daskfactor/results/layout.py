@@ -1,5 +1,6 @@
 """How the variables of a given run lie in memory and on disk: dims, shapes, chunks, labels."""
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import xarray as xr
 from daskfactor.results.schema import (
     COLUMN,
     MOMENTS,
+    MONITOR,
     OF_CYCLES,
     OF_PARTICLES,
     REGISTRY,
@@ -86,7 +88,8 @@ def _layout(variable: Variable, spec: RunSpec) -> Layout:
     dtype = _dtype(variable.kind, spec)
     shape = tuple(sizes[dim] for dim in variable.dims)
     chunks = _chunks(variable.dims, shape, dtype.itemsize)
-    names = {ROW: spec.dims[0], COLUMN: spec.dims[1]}
+    inner = spec.names(variable.group)
+    names = {ROW: inner[spec.dims[0]], COLUMN: inner[spec.dims[1]]}
     dims = tuple(names.get(dim, dim) for dim in variable.dims)
     fill: float | int | bool = {"b": False, "i": 0, "u": 0}.get(dtype.kind, float("nan"))
     return Layout(variable, dims, shape, dtype, chunks, fill)
@@ -137,20 +140,29 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
         )
     if "warmup_draw" in dims:
         own["warmup_draw"] = np.arange(spec.warmup_draws)
-    if group == "monitor":
-        return _cell_coords(spec).assign_coords(own)
-    keep = {n for dim, n in zip((ROW, COLUMN), spec.dims, strict=True) if dim in dims}
-    names = [name for name, coord in spec.labels.coords.items() if set(coord.dims) <= keep]
-    return spec.labels[names].assign_coords(own) if keep else xr.Dataset(coords=own)
+    index: dict[str, Any] = {
+        n: None for dim, n in zip((ROW, COLUMN), spec.dims, strict=True) if dim in dims
+    }
+    if group == MONITOR:
+        own["row_index"] = ("cell", np.asarray(spec.monitor_rows, dtype=np.int64))
+        own["column_index"] = ("cell", np.asarray(spec.monitor_columns, dtype=np.int64))
+        index = dict(zip(spec.dims, (own["row_index"], own["column_index"]), strict=True))
+    users = _user_coords(group, spec, index) if index else {}
+    return xr.Dataset(coords=users).assign_coords(own)
 
 
-def _cell_coords(spec: RunSpec) -> xr.Dataset:
-    """Positions of the monitored cells, and their labels where the user has some."""
-    rows = np.asarray(spec.monitor_rows, dtype=np.int64)
-    columns = np.asarray(spec.monitor_columns, dtype=np.int64)
-    index = {spec.dims[0]: xr.DataArray(rows, dims="cell")}
-    index[spec.dims[1]] = xr.DataArray(columns, dims="cell")
-    present = {dim: at for dim, at in index.items() if dim in spec.labels.sizes}
-    picked = spec.labels.isel(present)
-    positions = {"row_index": ("cell", rows), "column_index": ("cell", columns)}
-    return picked.assign_coords(positions)
+def _user_coords(group: str, spec: RunSpec, index: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's labels along the dimensions in ``index``, under their names in a group.
+
+    ``index`` says which of them are taken, and along which dimension they then are; None: all.
+    """
+    inner = spec.names(group)
+    found: dict[str, Any] = {}
+    for name, coord in spec.labels.coords.items():
+        dim = str(coord.dims[0]) if coord.dims else None
+        if dim is None:
+            found[inner[str(name)]] = ((), coord.values)
+        elif dim in index:
+            along, at = index[dim] or (inner[dim], slice(None))
+            found[inner[str(name)]] = (along, coord.values[at])
+    return found

@@ -13,7 +13,7 @@ from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.models.predictive import observation_interval, observation_variance
 from daskfactor.results.cellwise import Draws, Lazy, blockwise, draws_of, moments, quantiles
 from daskfactor.results.extrapolation import extrapolated_moments
-from daskfactor.results.schema import factor_dims
+from daskfactor.results.schema import CELL_INDICES, beside, factor_dims, own_names
 from daskfactor.results.selection import Cells, select
 from daskfactor.results.trace import Trace, as_tree, require_draws
 from daskfactor.results.weights import draw_weights
@@ -90,7 +90,7 @@ def predict(
     dims = factor_dims(tree)
     law = _law(tree)
     of = _what(of, law)
-    cells = select(tree["posterior"].to_dataset(), dims, rows, columns)
+    cells = select(*_labelled(tree, dims), rows, columns)
     fine = draws_of(tree["posterior"].to_dataset(), dims, cells, draw_weights(tree))
     fine_moments = moments(fine)
     mean, variance = _extrapolated(tree, dims, cells, fine_moments, law)
@@ -100,9 +100,25 @@ def predict(
         sd = da.sqrt(variance)
         lower, upper = _of_mean(fine, fine_moments, (mean, variance), law, interval)
     values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
-    result = xr.Dataset({name: (cells.dims, value) for name, value in values.items()})
-    result = result.assign_coords(cells.coords.coords).isel(dict.fromkeys(cells.dropped, 0))
+    named = [name for name in (*cells.coords.variables, *cells.dims) if isinstance(name, str)]
+    names: dict[Any, str] = dict(beside(named, values))
+    moved = {n: names[n] for n in cells.coords.variables.keys() | cells.coords.dims if n in values}
+    along = [names.get(dim, dim) for dim in cells.dims]
+    result = xr.Dataset({name: (along, value) for name, value in values.items()})
+    result = result.assign_coords(cells.coords.rename(moved).coords)
+    result = result.isel({names.get(dim, dim): 0 for dim in cells.dropped})
     return result.assign_attrs(of=of, interval=interval)
+
+
+def _labelled(tree: xr.DataTree, dims: tuple[str, str]) -> tuple[xr.Dataset, dict[str, int]]:
+    """Labels of rows and columns, and the lengths of both, all under the user's own names."""
+    group, names = tree["posterior"].to_dataset(), own_names(tree)
+    labels = {
+        names.get(name, name): ([names.get(d, d) for d in coord.dims], coord.data, coord.attrs)
+        for name, coord in group.coords.items()
+        if set(coord.dims) <= set(dims)
+    }
+    return xr.Dataset(coords=labels), {names.get(dim, dim): group.sizes[dim] for dim in dims}
 
 
 def _check_options(interval: float, of: str | None) -> None:
@@ -243,11 +259,13 @@ def monitored(trace: Trace, *, interval: float = 0.9, of: Of | None = None) -> x
         sd = np.sqrt(variance)
         lower, upper = _matched_interval(mean, variance, law, interval)
     values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
-    names = [name for name, coord in group.coords.items() if coord.dims == ("cell",)]
-    result = group.drop_vars(list(group.data_vars))[names]
-    return result.assign({name: ("cell", value) for name, value in values.items()}).assign_attrs(
-        of=of, interval=interval
-    )
+    own = {name: group[name].variable for name in CELL_INDICES}
+    users = [n for n, coord in group.coords.items() if coord.dims == ("cell",) and n not in own]
+    given = {name: str(own_names(tree).get(name, name)) for name in users}
+    shown = beside(given.values(), {"cell", *own, *values})
+    result = xr.Dataset({name: ("cell", value) for name, value in values.items()})
+    result = result.assign_coords({shown[given[n]]: group[n].variable for n in users} | own)
+    return result.assign_attrs(of=of, interval=interval)
 
 
 def _pooled(group: xr.Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -4,7 +4,8 @@ Names and dimensions are ArviZ's where ArviZ has one. ``{row}`` and ``{column}``
 stand for the user's own dimension names.
 """
 
-from collections.abc import Hashable, Sequence
+import json
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -87,31 +88,59 @@ WEIGHTED = frozenset({"lp", "weight"})
 """Statistics of particles that are known only when all particles are there."""
 OF_PARTICLES = frozenset({"weight", "seconds", "n_iter"})
 OF_CYCLES = frozenset({"step_size", "diverging"})
-# Groups with neither rows nor columns, where a label of the data cannot be in the way.
-_APART = OF_PARTICLES | {"objective", "threshold", "stein_matrix"}
-_APART |= {"discrepancy", "discrepancy_equal"}
-
+MONITOR = "monitor"
 CELL_INDICES = ("row_index", "column_index")
-RESERVED = frozenset(
-    {"chain", "draw", "warmup_draw", "component", "cell", *CELL_INDICES}
-    | ({variable.name for variable in REGISTRY} - _APART)
-)
+RENAMED = "renamed"
+"""Attribute of a tree: the user's own names of what has another one in it, as JSON."""
+
+
+def _own_names(*groups: str) -> frozenset[str]:
+    """Names of the variables of some groups, and of the dimensions that are not the user's."""
+    own = [variable for variable in REGISTRY if variable.group in groups]
+    dims = {dim for variable in own for dim in variable.dims} - {ROW, COLUMN}
+    return frozenset(dims | {variable.name for variable in own})
+
+
+_FACTOR_NAMES = _own_names("posterior", "posterior_coarse", MOMENTS, "observed_data")
+_CELL_NAMES = _own_names(MONITOR) | set(CELL_INDICES)
+
+
+def beside(names: Iterable[str], own: Collection[str]) -> dict[str, str]:
+    """Give every name of the user's one that is not among ``own``: with underscores at its end.
+
+    A name that is free stays as it is. The others become the same whatever ``own`` is, so that
+    one has at most two forms in all the groups of a tree.
+    """
+    names = list(names)
+    taken = {*names, *_FACTOR_NAMES, *_CELL_NAMES, *own}
+
+    def free(name: str) -> str:
+        while name in taken:
+            name += "_"
+        return name
+
+    return {name: free(name) if name in own else name for name in names}
+
+
+def names_in(group: str, names: Iterable[str]) -> dict[str, str]:
+    """What the user's dimensions and coordinates are called in a group of the results."""
+    return beside(names, _CELL_NAMES if group == MONITOR else _FACTOR_NAMES)
+
+
+def own_names(tree: xr.DataTree) -> dict[Any, str]:
+    """The user's names of those dimensions and coordinates that have others in the tree."""
+    return dict(json.loads(tree.attrs.get(RENAMED, "{}")))
 
 
 def check_dims(dims: Sequence[Hashable]) -> None:
-    """Refuse names of the data's dimensions that the results need themselves.
+    """Refuse names of the data's dimensions that cannot be written to a store.
 
     Raises
     ------
     DataError
-        If a name is reserved, or if rows and columns share one name.
+        If a name is no text, or if rows and columns share one name.
     """
     for dim in dims:
-        if dim in RESERVED:
-            raise DataError(
-                f"a dimension of the data is named {dim!r}, a name that the results need "
-                f"themselves; rename it first, for example V.rename({{{dim!r}: 'my_{dim}'}})"
-            )
         if not isinstance(dim, str) or not dim or "/" in dim:
             raise DataError(
                 f"a dimension of the data is named {dim!r}; "

@@ -1,6 +1,6 @@
 """Which cells of the matrix a prediction is for: labels, positions, slices, grids, points."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,15 +24,15 @@ class Cells(NamedTuple):
     dropped: tuple[Hashable, ...]
 
 
-def select(group: xr.Dataset, dims: tuple[str, str], rows: Any, columns: Any) -> Cells:
+def select(labels: xr.Dataset, sizes: Mapping[str, int], rows: Any, columns: Any) -> Cells:
     """Resolve what a user says of rows and columns against the labels of a group.
 
     Parameters
     ----------
-    group
-        Dataset with the user's coordinates.
-    dims
-        Names of rows and columns.
+    labels
+        The user's coordinates.
+    sizes
+        Names of rows and of columns, and how many there are.
     rows, columns
         None (all), a label, an array of labels, a slice, or a boolean mask; integer
         positions where there is no coordinate. Two DataArrays that share their one
@@ -44,19 +44,24 @@ def select(group: xr.Dataset, dims: tuple[str, str], rows: Any, columns: Any) ->
         If a label or position does not exist, or the two do not go together.
     """
     points = _shared_dim(rows, columns)
-    row_at = _positions(group, dims[0], rows, "rows")
-    column_at = _positions(group, dims[1], columns, "columns")
+    dims = tuple(sizes)
+    row_at, column_at = (
+        _positions(labels, dim, sizes[dim], key, what)
+        for dim, key, what in zip(dims, (rows, columns), ("rows", "columns"), strict=True)
+    )
     if points is None:
-        coords = _grid_coords(group, dims, row_at, column_at)
+        chosen = dict(zip(dims, (row_at, column_at), strict=True))
+        coords = labels.isel({dim: at for dim, at in chosen.items() if dim in labels.sizes})
         keys = zip(dims, (rows, columns), strict=True)
-        dropped = tuple(dim for dim, key in keys if _is_scalar(key))
+        # A label may be that of many rows: then all of them are meant.
+        dropped = tuple(d for d, key in keys if _is_scalar(key) and len(chosen[d]) == 1)
         return Cells(row_at, column_at, None, dims, coords, dropped)
     if len(row_at) != len(column_at):
         raise OptionError(
             f"rows and columns that share the dimension {points!r} must be equally long, "
             f"got {len(row_at)} and {len(column_at)}"
         )
-    coords = _point_coords(group, dims, points, rows, row_at, columns, column_at)
+    coords = _point_coords(labels, dims, points, rows, row_at, columns, column_at)
     return Cells(row_at, column_at, points, (points,), coords, ())
 
 
@@ -77,8 +82,7 @@ def _is_scalar(key: Any) -> bool:
     return key is not None and not isinstance(key, slice) and np.ndim(key) == 0
 
 
-def _positions(group: xr.Dataset, dim: str, key: Any, what: str) -> Positions:
-    size = group.sizes[dim]
+def _positions(labels: xr.Dataset, dim: str, size: int, key: Any, what: str) -> Positions:
     if key is None:
         return np.arange(size)
     if isinstance(key, xr.DataArray):
@@ -87,28 +91,28 @@ def _positions(group: xr.Dataset, dim: str, key: Any, what: str) -> Positions:
         raise OptionError(f"{what} must be one-dimensional, got {np.ndim(key)} dimensions")
     at = xr.DataArray(np.arange(size), dims=dim)
     mask = not isinstance(key, slice) and np.asarray(key).dtype == bool
-    labelled = dim in group.coords and not mask
+    labelled = dim in labels.coords and not mask
     if isinstance(key, list | tuple | set | pd.Index | pd.Series):
         key = np.asarray(list(key))
     if np.ndim(key) == 1 and len(key) == 0:
         return np.arange(0)
     try:
         if labelled:
-            found = at.assign_coords({dim: group.coords[dim]}).sel({dim: key})
+            found = at.assign_coords({dim: labels.coords[dim]}).sel({dim: key})
         else:
             found = at.isel({dim: key})
     except (KeyError, IndexError, TypeError, ValueError, pd.errors.InvalidIndexError) as error:
-        raise OptionError(_unknown(group, dim, key, what, labelled)) from error
+        raise OptionError(_unknown(labels, dim, size, key, what, labelled)) from error
     return np.atleast_1d(np.asarray(found.values, dtype=np.int64))
 
 
-def _unknown(group: xr.Dataset, dim: str, key: Any, what: str, labelled: bool) -> str:
+def _unknown(labels: xr.Dataset, dim: str, size: int, key: Any, what: str, labelled: bool) -> str:
     if not labelled:
         return (
-            f"{what}={key!r} does not fit the {group.sizes[dim]} positions of {dim!r}, which has "
-            f"no labels; pass integers from 0 to {group.sizes[dim] - 1}, a slice or a mask"
+            f"{what}={key!r} does not fit the {size} positions of {dim!r}, which has "
+            f"no labels; pass integers from 0 to {size - 1}, a slice or a mask"
         )
-    index = group.indexes[dim]
+    index = labels.indexes[dim]
     first = ", ".join(repr(label) for label in index[:3].tolist())
     if not index.is_unique:
         return f"the labels of {dim!r} are not unique; select {what} with a boolean mask"
@@ -121,18 +125,9 @@ def _unknown(group: xr.Dataset, dim: str, key: Any, what: str, labelled: bool) -
     )
 
 
-def _grid_coords(
-    group: xr.Dataset, dims: tuple[str, str], rows: Positions, columns: Positions
-) -> xr.Dataset:
-    names = [name for name, coord in group.coords.items() if set(coord.dims) <= set(dims)]
-    along = zip(dims, (rows, columns), strict=True)
-    kept = group.reset_coords()[names].set_coords(names)
-    return kept.isel({dim: at for dim, at in along if dim in kept.sizes})
-
-
 def _point_coords(
-    group: xr.Dataset,
-    dims: tuple[str, str],
+    labels: xr.Dataset,
+    dims: tuple[Hashable, ...],
     points: Hashable,
     rows: xr.DataArray,
     row_at: Positions,
@@ -142,9 +137,8 @@ def _point_coords(
     """Labels of every point, or its positions where there are none, and what it brought along."""
     coords: dict[Hashable, Any] = {}
     for dim, at in zip(dims, (row_at, column_at), strict=True):
-        labels = group[dim].values[at] if dim in group.coords else at
         if dim != points:
-            coords[dim] = (points, labels)
+            coords[dim] = (points, labels[dim].values[at] if dim in labels.coords else at)
     brought = {
         name: coord
         for key in (rows, columns)

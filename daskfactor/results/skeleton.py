@@ -22,6 +22,7 @@ from daskfactor.results.spec import RunSpec
 CHECKPOINT: Final = "checkpoint"
 STATE: Final = "state"
 NODE: Final = "zarr.json"
+BLOCKED: Final = "daskfactor-blocked-sparse"
 CONSTANTS: Final = ("dispersion", "rate_w", "rate_h", "threshold")
 
 
@@ -122,7 +123,7 @@ def _root_document(root: Path, spec: RunSpec) -> dict[str, Any]:
         path.parent.relative_to(root).as_posix(): read_json(path)
         for path in sorted(root.rglob(NODE))
     }
-    attrs = plain(spec.attrs) | {"inference_library": LIBRARY, "format_version": FORMAT_VERSION}
+    attrs = plain(spec.root_attrs)
     shown = {
         name: node
         for name, node in nodes.items()
@@ -159,9 +160,12 @@ def read_root(root: Path) -> dict[str, Any]:
     try:
         document = read_json(root / NODE)
         attrs = document["attributes"]
+        check_attrs(root, attrs)
         _ = document["consolidated_metadata"]["metadata"]["sample_stats/lp"]["shape"]
     except FileNotFoundError as error:
         raise StoreFormatError(f"{root} is not a run store of {LIBRARY}: no {NODE}") from error
+    except StoreFormatError:
+        raise
     except (ValueError, KeyError, TypeError, NotADirectoryError) as error:
         found = _library_of(root)
         raise StoreFormatError(
@@ -169,7 +173,6 @@ def read_root(root: Path) -> dict[str, Any]:
             if found == LIBRARY
             else f"{root} is not a run store of {LIBRARY}; pass the path given as store="
         ) from error
-    check_attrs(root, attrs)
     return dict(document)
 
 
@@ -190,10 +193,20 @@ def check_attrs(root: object, attrs: Any) -> None:
         In both cases.
     """
     version = attrs.get("format_version")
+    if attrs.get("format") == BLOCKED:
+        raise StoreFormatError(
+            f"{root} is a matrix that {LIBRARY}.convert wrote, not a run: pass it as V to "
+            f"{LIBRARY}.sample, or to daskfactor fit"
+        )
     if attrs.get("inference_library") != LIBRARY or not isinstance(version, int):
         raise StoreFormatError(
             f"{root} is a zarr group but not a run store of {LIBRARY}; "
             "pass the path given as store="
+        )
+    if version < 1:
+        raise StoreFormatError(
+            f"{root} is a damaged run store: it says that its format version is {version}, and "
+            "the first one is 1; restore it from a copy"
         )
     if version > FORMAT_VERSION:
         raise StoreFormatError(

@@ -1,5 +1,6 @@
 """What a run will hold: all that must be known before its first draw, checked."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,14 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import DataError, OptionError
-from daskfactor.results.schema import RESERVED, check_dims
+from daskfactor.results.schema import (
+    FORMAT_VERSION,
+    LIBRARY,
+    MONITOR,
+    RENAMED,
+    check_dims,
+    names_in,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +65,7 @@ class RunSpec:
     Raises
     ------
     DataError
-        If a dimension or coordinate has a name that the results need
-        themselves, or labels that do not fit.
+        If a dimension has no usable name, or labels do not fit.
     OptionError
         If a count is impossible.
     """
@@ -99,6 +106,23 @@ class RunSpec:
         if self.draw_index is None:
             return np.arange(self.draws, dtype=np.int64)
         return np.asarray(self.draw_index, dtype=np.int64)
+
+    def names(self, group: str) -> dict[str, str]:
+        """What the user's dimensions and coordinates are called in a group."""
+        return names_in(group, dict.fromkeys([*self.dims, *map(str, self.labels.coords)]))
+
+    @property
+    def root_attrs(self) -> dict[str, Any]:
+        """Attributes of the root, complete."""
+        renamed = {
+            inner: name
+            for group in ("posterior", MONITOR)
+            for name, inner in self.names(group).items()
+            if inner != name and (group != MONITOR or self.n_monitor)
+        }
+        own = {"inference_library": LIBRARY, "format_version": FORMAT_VERSION}
+        own |= {RENAMED: json.dumps(renamed)} if renamed else {}
+        return {**self.attrs, **own}
 
     @cached_property
     def labels(self) -> xr.Dataset:
@@ -183,11 +207,6 @@ def _values(value: Any) -> Any:
 
 
 def _check_coord(name: str, coord: xr.DataArray, lengths: Mapping[str, int]) -> None:
-    if name in RESERVED:
-        raise DataError(
-            f"a coordinate of the data is named {name!r}, a name that the results need "
-            "themselves; rename or drop it first"
-        )
     if coord.ndim > 1 or not set(coord.dims) <= set(lengths):
         raise DataError(
             f"the coordinate {name!r} has dimensions {coord.dims}; "

@@ -28,7 +28,7 @@ from daskfactor.results.files import (
     replace_json,
 )
 from daskfactor.results.lock import claim, local_path, lock_of
-from daskfactor.results.schema import STEIN, factor_dims
+from daskfactor.results.schema import STEIN, own_names
 from daskfactor.results.skeleton import (
     NODE,
     describe_group,
@@ -156,11 +156,14 @@ class RunStore:
         """What the run holds, read back from the store; without the observed data."""
         layout = self._slots.layout
         with xr.open_datatree(str(self.path), engine="zarr", consolidated=True) as tree:
-            row, column = factor_dims(tree)
             held = "posterior_moments" if "posterior_moments" in tree.children else "posterior"
             moments = tree[held].to_dataset()
-            own = ("chain", "draw", "component")
-            coords = {str(n): (c.dims, c.values) for n, c in moments.coords.items() if n not in own}
+            own, given = ("chain", "draw", "component"), own_names(tree)
+            coords = {
+                given.get(str(n), str(n)): ([given.get(str(d), str(d)) for d in c.dims], c.values)
+                for n, c in moments.coords.items()
+                if n not in own
+            }
             cells = tree["monitor"].to_dataset() if "monitor" in tree.children else None
             cycles = tree["sample_stats"].to_dataset()["draw"].values
         return RunSpec(
@@ -168,7 +171,7 @@ class RunStore:
             chains=self.chains,
             draws=self.draws,
             warmup_draws=self.warmup_draws,
-            dims=(row, column),
+            dims=tuple(layout["dims"]),
             coords=coords,
             dtype=layout["dtype"],
             keep=layout["keep"],

@@ -18,6 +18,7 @@ from daskfactor.results.functionals import (
     addressed_cells,
     aligned_series,
     factor_series,
+    shares_of,
 )
 from daskfactor.results.particle_summary import particle_summary
 from daskfactor.results.particle_verdict import particle_lines
@@ -95,8 +96,9 @@ def summarize(trace: Trace, *, cells: int = 32, random_seed: int = 0) -> Summary
     -------
     Summary
         A Dataset over ``functional`` with ``kind``, ``mean``, ``sd``, ``rhat``,
-        ``ess_bulk``, ``ess_tail`` and, for aligned components, ``share``: of the draws in
-        which the component appears. ``.to_dataframe()`` makes it a table, ``print`` shows
+        ``ess_bulk``, ``ess_tail`` and, for aligned components, ``share``, of the draws in
+        which the component appears, and ``least_share``, of those of the chain that has it in
+        the fewest. ``.to_dataframe()`` makes it a table, ``print`` shows
         the worst of each kind and the verdict, which is also ``.verdict``. Of particles:
         ``mean`` and ``sd`` by weight, ``one_particle``, the largest share of the variance
         that a single one makes, and ``share``; the attributes ``particles``,
@@ -152,17 +154,12 @@ def _posterior_series(tree: xr.DataTree, cells: int, seed: int) -> tuple[list[Se
     chosen = addressed_cells((group.sizes[row], group.sizes[column]), cells, seed)
     series = factor_series(group, law, chosen)
     if "alignment" in tree.children:
-        shares = tree["alignment"].to_dataset()["share"].values
-        components = iter(range(law.components))
-        return [
-            one
-            if one.kind != "component"
-            else one._replace(
-                name=one.name.replace("component", "aligned"),
-                kind="aligned",
-                share=float(shares[next(components)]),
-            )
-            for one in series
+        shares, least = shares_of(tree["alignment"].to_dataset())
+        others = [one for one in series if one.kind != "component"]
+        own = [one for one in series if one.kind == "component"]
+        return others + [
+            Series(f"aligned[{k}]", "aligned", one.values, float(shares[k]), float(least[k]))
+            for k, one in enumerate(own)
         ], False
     if law.free.size < 2:
         return series, False
@@ -199,6 +196,7 @@ def _summary(series: list[Series], seen: Seen) -> Summary:
             "ess_bulk": ("functional", found[:, 1]),
             "ess_tail": ("functional", found[:, 2]),
             "share": ("functional", [one.share for one in series]),
+            "least_share": ("functional", [one.least_share for one in series]),
         },
         coords={
             "functional": [one.name for one in series],

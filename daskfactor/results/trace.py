@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +14,14 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results.committed import trimmed
 from daskfactor.results.layout import Layout, group_coords, layouts
-from daskfactor.results.schema import FORMAT_VERSION, LIBRARY, factor_dims
+from daskfactor.results.schema import LIBRARY, factor_dims
 from daskfactor.results.skeleton import CHECKPOINT, CONSTANTS, check_attrs, plain, read_root
 from daskfactor.results.slots import Counts, counts_of
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.weights import draw_weights, relative
 
 Array = NDArray[Any]
-Trace = xr.DataTree | str | Path
+Trace = xr.DataTree | str | PathLike[str]
 
 _READ_BYTES: Final = 64 * 2**20
 _FACTORS: Final = frozenset({"posterior", "posterior_coarse"})
@@ -63,9 +64,8 @@ def build_tree(
             groups[group] = _dataset(group, spec, plan, found).assign_attrs(
                 plain((group_attrs or {}).get(group, {}))
             )
-    attrs = plain(spec.attrs) | {"inference_library": LIBRARY, "format_version": FORMAT_VERSION}
     tree = xr.DataTree.from_dict(dict(groups))
-    tree.attrs = attrs
+    tree.attrs = plain(spec.root_attrs)
     return tree
 
 
@@ -113,7 +113,7 @@ def _dataset(
     return trimmed.assign(variables)
 
 
-def open_run(path: str | Path) -> xr.DataTree:
+def open_run(path: str | PathLike[str]) -> xr.DataTree:
     """Open the run at ``path`` lazily: the draws that its last checkpoint vouches for.
 
     Works while the run is still going on and after it was killed. With chains at
@@ -141,7 +141,7 @@ def open_run(path: str | Path) -> xr.DataTree:
     return committed_tree(path, None)
 
 
-def committed_tree(path: str | Path, counts: Counts | None) -> xr.DataTree:
+def committed_tree(path: str | PathLike[str], counts: Counts | None) -> xr.DataTree:
     """The tree at ``path`` cut to ``counts``, or to what its newest checkpoint vouches for."""
     if "://" not in str(path):
         if not Path(path).exists():
@@ -164,11 +164,22 @@ def committed_tree(path: str | Path, counts: Counts | None) -> xr.DataTree:
     return trimmed(tree, counts)
 
 
-def as_tree(trace: Trace) -> xr.DataTree:
+def as_tree(trace: Any) -> xr.DataTree:
     """The tree of a trace given as such or as the path of a run store."""
     if isinstance(trace, xr.DataTree):
         return trace
-    return open_run(trace)
+    if isinstance(trace, str | PathLike):
+        return open_run(trace)
+    if isinstance(trace, xr.Dataset) and {"W", "H"} <= set(trace.data_vars):
+        raise OptionError(
+            "a trace has draws, and this is the point estimate of daskfactor.optimize, which has "
+            "none: its prediction is point['W'] @ point['H']; for intervals and alignment pass "
+            "the result of daskfactor.sample"
+        )
+    raise OptionError(
+        "a trace is the result of daskfactor.sample or the path of its store, got "
+        f"{'None' if trace is None else type(trace).__name__}"
+    )
 
 
 def require_draws(trace: Trace, purpose: str) -> xr.DataTree:

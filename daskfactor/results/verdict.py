@@ -13,7 +13,7 @@ BAD_RHAT: Final = 1.05
 ESS_PER_CHAIN: Final = 100
 """Of Vehtari et al. 2021, sections 4 and 5: 50 for each half of a chain."""
 RARE: Final = 0.5
-"""Share of draws below which a component is not one of the whole posterior."""
+"""Share of a chain's draws below which a component is not one of the whole posterior."""
 
 State = Literal["good", "few", "apart"]
 
@@ -32,7 +32,7 @@ class Section(NamedTuple):
     apart
         Number of those with an R-hat above the bad one.
     rare
-        Number of components that appear in fewer than half of the draws.
+        Number of components that appear in fewer than half of the draws of some chain.
     """
 
     kind: str
@@ -86,7 +86,7 @@ def sections_of(summary: xr.Dataset) -> list[Section]:
 def _section(summary: xr.Dataset, kind: str, mask: np.ndarray) -> Section:
     names = summary["functional"].values[mask]
     rhat, bulk, tail, share = (
-        summary[name].values[mask] for name in ("rhat", "ess_bulk", "ess_tail", "share")
+        summary[name].values[mask] for name in ("rhat", "ess_bulk", "ess_tail", "least_share")
     )
     known = np.isfinite(bulk)
     rare = int(np.sum(share < RARE))
@@ -189,7 +189,8 @@ def _of_components(of: dict[str, Section], seen: Seen) -> list[str]:
     if aligned.rare:
         said.append(
             f"{aligned.rare} of {aligned.total} components appear in fewer than half of the "
-            "draws: chains found different ones, or they are too weak to tell apart. Do not "
+            "draws of some chain: chains found different ones, or they are too weak to tell "
+            "apart. Do not "
             "interpret these; W H may be trusted as far as it has converged."
         )
     elif aligned.apart:

@@ -176,10 +176,9 @@ def factors_of(job: Job, sink: RunStore | MemorySink) -> tuple[Any, Any]:
         W, Ht = sink.draws["posterior"]
         return W[0], Ht[0].swapaxes(1, 2)
     group = sink.tree()["posterior"].to_dataset()
-    row, column = job.data.labels.row_dim, job.data.labels.col_dim
     return (
-        group["W"].transpose("chain", "draw", row, "component").data[0],
-        group["H"].transpose("chain", "draw", "component", column).data[0],
+        group["W"].transpose("chain", "draw", ..., "component").data[0],
+        group["H"].transpose("chain", "draw", "component", ...).data[0],
     )
 
 

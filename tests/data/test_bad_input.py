@@ -61,14 +61,6 @@ BAD: list[tuple[Any, str]] = [
     (without([3], []), r"1 of 20 rows have no observed entry: row 3; .* drop it"),
     (without([], [0, 7]), "2 of 12 columns have no observed entry: column 0, column 7"),
     (without(list(range(2, 10)), []), "8 of 20 rows .* row 2, row 3, row 4, row 5, row 6 and 3 mo"),
-    (xr.DataArray(ONES, dims=("draw", "x")), "dimensions or coordinates called draw, names that"),
-    (xr.DataArray(ONES, dims=("a", "b"), coords={"W": ("a", range(6))}), "called W, names that"),
-    (
-        xr.DataArray(ONES, dims=("a", "b"), coords={"b": range(4), "c": ("a", range(6))}).rename(
-            c="component"
-        ),
-        "called component",
-    ),
 ]
 
 

@@ -9,6 +9,7 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.models.predictive import observation_interval
 from daskfactor.results import cellwise
@@ -364,3 +365,27 @@ def test_monitored_interval_of_the_mean_is_gamma_or_normal():
     real = make_spec(attrs={**ATTRS, "model": json.dumps({"type": "GaussianMF", "beta": 2})})
     found = monitored(build_tree(real, {"monitor": values}), of="mean", interval=0.9)
     np.testing.assert_allclose(found["lower"][1:], 2 - 2 * 1.6448536269514722)
+
+
+def test_a_label_of_many_rows_names_all_of_them():
+    labels = ["a", "b", "a", "c", "a", "d", "e"]
+    tree = memory_tree(make_spec(coords={"gene": labels}))
+    found = predict(tree, rows="a", of="mean")
+    assert found["mean"].dims == ("gene", "day")
+    assert found["gene"].values.tolist() == ["a", "a", "a"]
+    whole = predict(tree, of="mean")["mean"].values
+    np.testing.assert_allclose(found["mean"].values, whole[[0, 2, 4]], rtol=1e-6)
+    assert predict(tree, rows="b", of="mean")["mean"].dims == ("day",)
+    in_order = memory_tree(make_spec(coords={"gene": sorted(labels)}))
+    assert predict(in_order, rows="a", of="mean")["gene"].values.tolist() == ["a", "a", "a"]
+
+
+def test_what_is_no_trace_is_told_so():
+    point = xr.Dataset({"W": (("x", "component"), np.ones((2, 1)))})
+    point["H"] = (("component", "y"), np.ones((1, 3)))
+    for verb in (predict, dfac.align, dfac.summarize, dfac.monitored):
+        with pytest.raises(OptionError, match="point estimate of"):
+            verb(point)
+        for wrong, name in ((None, "None"), (3, "int"), (np.ones(3), "ndarray")):
+            with pytest.raises(OptionError, match=f"path of its store, got {name}"):
+                verb(wrong)

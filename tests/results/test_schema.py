@@ -9,15 +9,7 @@ from daskfactor.errors import DataError, OptionError, StoreFormatError
 from daskfactor.results.layout import CHUNK_BYTES, layouts
 from daskfactor.results.schema import REGISTRY, check_dims, factor_dims, validate
 from daskfactor.results.spec import RunSpec
-from tests.results.runs import I, J, K, make_spec, memory_tree
-
-
-@pytest.mark.parametrize("name", ["chain", "draw", "component", "cell", "W", "lp", "row_index"])
-def test_dimension_names_of_the_results_are_refused(name):
-    with pytest.raises(DataError, match=f"{name}.*rename"):
-        check_dims((name, "column"))
-    with pytest.raises(DataError, match=f"{name}.*rename"):
-        RunSpec(shape=(I, J, K), chains=1, draws=1, dims=("row", name))
+from tests.results.runs import I, K, make_spec, memory_tree
 
 
 def test_rows_and_columns_cannot_share_a_name():
@@ -36,7 +28,6 @@ def test_dimension_names_are_plain_text(name):
     [
         ({"gene": ["a"]}, "1 labels|conflicting"),
         ({"other": np.arange(3)}, "must run along"),
-        ({"W": ("gene", np.arange(I))}, "'W'"),
         ({"gene": np.array([{}] * I, dtype=object)}, "labels of dtype object"),
         ({"gene": np.array(["a", 1, *"bcdef"], dtype=object)}, "labels of dtype object"),
         ({"gene": np.zeros((I, 2))}, "coordinates"),

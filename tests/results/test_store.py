@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse
 import xarray as xr
 import zarr
 
+from daskfactor import convert
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results.files import DurableStore
 from daskfactor.results.schema import validate
@@ -421,12 +423,21 @@ def test_missing_and_foreign_paths_are_told_apart(tmp_path):
     document = json.loads(root.read_text())
     document["attributes"]["format_version"] = 99
     root.write_text(json.dumps(document))
+    RunStore.create(tmp_path / "older", spec).close()
+    root = tmp_path / "older" / "zarr.json"
+    document = json.loads(root.read_text())
+    document["attributes"]["format_version"] = 0
+    root.write_text(json.dumps(document))
+    matrix = scipy.sparse.csr_array(np.eye(3))
+    convert(matrix, tmp_path / "matrix.zarr", unstored="zero", progressbar=False)
     for name, match in {
         "folder": "not a run store",
         "file": "not a run store",
         "group.zarr": "not a run store",
         "set.zarr": "not a run store",
         "broken": "damaged",
+        "older": "format version is 0, and the first one is 1",
+        "matrix.zarr": r"a matrix that daskfactor.convert wrote.*as V to daskfactor.sample",
         "newer": "format version 99.*upgrade",
     }.items():
         for opener in (RunStore.open, open_run, lambda path: RunStore.open(path, "r+")):

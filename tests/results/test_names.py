@@ -1,0 +1,164 @@
+"""The user's names of dimensions and coordinates go in and out whatever they are."""
+
+import itertools
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import daskfactor as dfac
+from daskfactor.results.schema import REGISTRY, beside, factor_dims, own_names
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import as_tree
+from tests.results.runs import I, J, fill, make_spec, memory_tree
+
+OURS = sorted(
+    {variable.name for variable in REGISTRY}
+    | {dim for variable in REGISTRY for dim in variable.dims if "{" not in dim}
+    | {variable.group for variable in REGISTRY}
+    | {"row_index", "column_index", "mean", "sd", "lower", "upper", "iteration"}
+    | {"permutation", "factor", "similarity", "share", "share_by_chain", "alignment"}
+    | {"functional", "kind", "rhat", "rank", "label", "value", "score", "particle", "distance"}
+    | {"obs", "var", "row", "column", "x", "x_", "chain_", "var_", "mean_"}
+)
+PAIRS = [*itertools.pairwise(OURS), (OURS[-1], OURS[0])]
+QUICK = {"draws": 3, "tune": 2, "random_seed": 0, "progressbar": False}
+
+
+def matrix(row: str, column: str, **coords) -> xr.DataArray:
+    V = np.random.default_rng(0).poisson(3.0, (I, J)) + 1.0
+    labels = {row: [f"g{i}" for i in range(I)], column: np.arange(J) * 10} | coords
+    return xr.DataArray(V, labels, (row, column))
+
+
+def spec_of(row: str, column: str, extra: str | None = None):
+    coords = {row: [f"g{i}" for i in range(I)], column: np.arange(J) * 10}
+    coords |= {} if extra is None else {extra: (row, np.linspace(0, 1, I))}
+    V = np.arange(35.0).reshape(I, J)
+    return make_spec(dims=(row, column), coords=coords, observed=V, has_coarse=True)
+
+
+def check_tree(tree: xr.DataTree, spec, ordinary: xr.DataTree) -> None:
+    """Its values are those of the same run with ordinary names, and its labels the user's."""
+    for group, node in ordinary.children.items():
+        assert set(tree[group].data_vars) == set(node.data_vars)
+        for name, array in node.data_vars.items():
+            np.testing.assert_array_equal(tree[group][name].values, array.values)
+    inner = factor_dims(tree)
+    names = own_names(tree)
+    assert tuple(names.get(dim, dim) for dim in inner) == spec.dims
+    for dim in inner:
+        np.testing.assert_array_equal(
+            tree["posterior"][dim].values, spec.labels[names.get(dim, dim)].values
+        )
+
+
+def check_readings(trace, spec) -> None:
+    row, column = spec.dims
+    predicted = dfac.predict(trace, rows=["g3", "g1"], of="mean")
+    shown = beside([row, column], {"mean", "sd", "lower", "upper"})
+    assert predicted["mean"].dims == (shown[row], shown[column])
+    assert predicted[shown[row]].values.tolist() == ["g3", "g1"]
+    assert predicted[shown[column]].values.tolist() == list(range(0, 10 * J, 10))
+    points = {
+        "rows": xr.DataArray(["g3", "g1"], dims="mean"),
+        "columns": xr.DataArray([20, 0], dims="mean"),
+    }
+    cells = dfac.predict(trace, **points, of="mean")
+    expected = predicted["mean"].values[[0, 1], [2, 0]]
+    np.testing.assert_allclose(cells["mean"].values, expected, rtol=1e-6)
+    told = dfac.monitored(trace, of="mean")
+    assert told["mean"].dims == ("cell",)
+    inside = beside(
+        [row, column],
+        {"mean", "sd", "lower", "upper", "cell"} | {"row_index", "column_index"},
+    )
+    np.testing.assert_array_equal(told[inside[row]].values, ["g0", "g3", "g3"])
+    np.testing.assert_array_equal(told[inside[column]].values, [10, 10, 40])
+    aligned = dfac.align(trace)
+    assert factor_dims(aligned) == factor_dims(as_tree(trace))
+    again = dfac.align(trace, aligned)
+    assert np.isfinite(again["posterior_moments"]["W_mean"].values).all()
+    np.testing.assert_allclose(
+        dfac.predict(aligned, of="mean")["mean"].values,
+        dfac.predict(trace, of="mean")["mean"].values,
+        rtol=1e-5,
+    )
+    assert np.isfinite(dfac.summarize(trace, cells=2)["mean"].values).all()
+    assert dfac.top_entries(trace, 2)["label"].values[0, 0, 0, 0].startswith("g")
+
+
+@pytest.fixture(scope="module")
+def ordinary() -> xr.DataTree:
+    return memory_tree(spec_of("gene", "day"))
+
+
+@pytest.mark.parametrize(
+    ("row", "column"), [("chain", "W"), ("obs", "var"), ("cell", "mean"), ("count", "row_index")]
+)
+def test_no_name_is_in_the_way_of_readings(tmp_path, row, column, ordinary):
+    spec = spec_of(row, column)
+    with RunStore.create(tmp_path / "run.zarr", spec) as store:
+        fill(store, spec)
+        found = store.spec
+    assert found.dims == spec.dims
+    xr.testing.assert_equal(found.labels, spec.labels)
+    stored, kept = dfac.open_run(tmp_path / "run.zarr"), memory_tree(spec)
+    xr.testing.assert_identical(stored.load(), kept)
+    check_tree(stored, spec, ordinary)
+    check_readings(tmp_path / "run.zarr", spec)
+
+
+def test_no_name_is_in_the_way_of_a_tree(ordinary):
+    for row, column in PAIRS:
+        spec = spec_of(row, column)
+        check_tree(memory_tree(spec), spec, ordinary)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from(OURS), min_size=3, max_size=3, unique=True))
+def test_no_further_coordinate_is_in_the_way(ordinary, names):
+    row, column, extra = names
+    spec = spec_of(row, column, extra)
+    tree = memory_tree(spec)
+    check_tree(tree, spec, ordinary)
+    shown = beside(names, {"mean", "sd", "lower", "upper"})
+    picked = dfac.predict(tree, rows="g3", of="mean")
+    assert picked["mean"].dims == (shown[column],)
+    assert float(picked[shown[extra]]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", ["chain", "mean"])
+def test_runs_take_any_name(tmp_path, name):
+    V = matrix(name, "day")
+    V[2, 3] = np.nan
+    path = tmp_path / "run.zarr"
+    trace = dfac.sample(V, dfac.TweedieNMF(2), monitor="missing", store=path, **QUICK)
+    ordinary = dfac.sample(matrix("a", "b").copy(data=V.values), dfac.TweedieNMF(2), **QUICK)
+    np.testing.assert_array_equal(trace["posterior"]["W"], ordinary["posterior"]["W"])
+    longer = dfac.resume(path, draws=2, progressbar=False)
+    assert longer["posterior"].sizes["draw"] == 5
+    assert dfac.monitored(path)["row_index"].values.tolist() == [2]
+    point = dfac.optimize(V, dfac.TweedieNMF(2), random_seed=0, progressbar=False)
+    assert point["W"].shape == (I, 2)
+    dfac.align(trace, point)
+    assert dfac.hold_out(V, 0.2, random_seed=0)[0].shape == V.shape
+
+
+def test_annotated_data_go_in_as_they_are():
+    anndata = pytest.importorskip("anndata")
+    pandas = pytest.importorskip("pandas")
+    V = matrix("obs", "var")
+    adata = anndata.AnnData(
+        V.values.astype("f4"),
+        obs=pandas.DataFrame(index=V["obs"].values),
+        var=pandas.DataFrame(index=[f"v{j}" for j in range(J)]),
+    )
+    cells = (np.array([1, 2]), np.array([0, 3]))
+    trace = dfac.sample(adata, dfac.TweedieNMF(2), monitor=cells, **QUICK)
+    assert trace["posterior"]["H"].dims == ("chain", "draw", "component", "var")
+    assert dfac.predict(trace)["mean"].dims == ("obs", "var")
+    assert dfac.monitored(trace)["var"].values.tolist() == ["v0", "v3"]
+    dfac.stein_posterior(adata, dfac.SILFNMF(2), particles=2, random_seed=0, progressbar=False)
