@@ -90,7 +90,7 @@ class Walk:
             band.values[:] = counts.W[band.offset : band.offset + len(band.values)]
         for band in state.cols:
             band.values[:] = counts.H.T[band.offset : band.offset + len(band.values)]
-        if sampler.majorizer:
+        if "metric" in sampler.arrays:
             self.chain._first_metric(state)
         self.cells = addressed_cells(counts.data.shape, CELLS, 0)
         self.seen: list[Array] = []

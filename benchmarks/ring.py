@@ -141,7 +141,7 @@ def faces(names: Sequence[str], segments: int, cycles: int) -> None:
             rng.gamma(1.0, 1.0, (10304, components)).astype(np.float32),
             rng.gamma(1.0, 1.0, (400, components)).astype(np.float32),
         )
-        prepare_state(state, majorizer=False)
+        prepare_state(state)
         return state
 
     with (

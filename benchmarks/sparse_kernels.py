@@ -39,7 +39,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, make_state
-from daskfactor.inference.base import ConstantStep
+from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
 from daskfactor.inference.program import LangevinProgram, prepare_state
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.jit import jit
@@ -164,7 +164,7 @@ def whole(matrix: scipy.sparse.csr_array, zeros: bool) -> SparseBlock:
 def start(data: BlockedData, K: int) -> ChainState:
     """A state near the data's mean, with one typical metric per band: speed is the same for any."""
     state = make_state(data.grid, *factors(K, data.mean))
-    prepare_state(state, majorizer=True)
+    prepare_state(state, (*MOMENTS, *METRIC))
     for band, counts in zip(
         state.bands(),
         [*data.n_observed.sum(axis=1), *data.n_observed.sum(axis=0)],

@@ -493,7 +493,12 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         r"n_components=1000000000000 takes .* GiB .* free; take fewer components",
     ),
     "model": (V0, {"model": "nmf"}, OptionError, r"model must be a model"),
-    "sampler": (V0, {"sampler": "psgld"}, OptionError, r"sampler must be one of PSGLD"),
+    "sampler": (
+        V0,
+        {"sampler": "psgld"},
+        OptionError,
+        r"sampler must be one of .*, PSGLD\(\.\.\.\), .* got 'psgld'",
+    ),
 }
 
 

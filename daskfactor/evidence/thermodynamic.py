@@ -130,7 +130,7 @@ class ThermodynamicIntegration(Method):
                 "beta = 2, 0, -1 or 0 < beta <= 1"
             )
         if isinstance(self.sampler, Sampler):
-            if "TweedieNMF" not in self.sampler.models or self.sampler.name == "Gibbs":
+            if not self.sampler.tempers:
                 raise ModelError(
                     f"{self.sampler.name} does not sample powers of a TweedieNMF's likelihood; "
                     "use PSGRRLD(), HMC(), or leave sampler out"

@@ -1,8 +1,8 @@
 """What every sampler is to a run: its timetable, and the operations of its chains."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from dataclasses import Field, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,17 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import SCHEDULES, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import BlockProgram
-from daskfactor.executors.state import ChainState
 
 if TYPE_CHECKING:
     from daskfactor.inference.chain import ChainRun, Setting
+
+
+MOMENTS = ("mean", "m2")
+"""Running moments of every entry."""
+METRIC = ("metric", "curvature", "gathered")
+"""The majoriser's metric, and what it is learnt from."""
+TUNING = METRIC[1:]
+"""What only tuning needs."""
 
 
 class StepSize(Protocol):
@@ -26,7 +33,7 @@ class StepSize(Protocol):
         ...
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which :func:`step_from_dict` makes it again."""
+        """Return plain values, with the class under ``"type"``."""
         ...
 
 
@@ -66,22 +73,45 @@ class PolynomialStep:
         return {"type": "PolynomialStep", "a": self.a, "b": self.b}
 
 
-def step_from_dict(values: dict[str, Any]) -> StepSize:
-    """The step that ``to_dict`` described."""
-    kinds = {"ConstantStep": ConstantStep, "PolynomialStep": PolynomialStep}
-    arguments = {name: value for name, value in values.items() if name != "type"}
-    step: StepSize = kinds[values["type"]](**arguments)
-    return step
+Step = StepSize | float | Literal["auto"]
 
 
 def automatic_step(blocks: int, n_components: int) -> ConstantStep:
-    """The step of the majoriser metric: min(0.2, 1/B), at most 0.05 for one or two components.
+    """Choose the step of the majoriser metric: min(0.2, 1/B), at most 0.05 for K of 1 or 2.
 
     It has no unit: y = ε/c is a share of the multiplicative update's own step,
     whatever the scale of the data, and B·ε ≥ 4 would be visibly wrong.
     """
     largest = 0.05 if n_components <= 2 else 0.2
     return ConstantStep(min(largest, 1.0 / blocks))
+
+
+def checked_step(step: Step) -> StepSize | Literal["auto"]:
+    """Return a step option as a step size, or ``"auto"``; a number becomes a constant step.
+
+    Raises
+    ------
+    OptionError
+        If it is none of these.
+    """
+    if isinstance(step, str):
+        if step == "auto":
+            return "auto"
+        raise OptionError(f'step must be "auto", a number or a step size, got {step!r}')
+    if not callable(step):
+        return ConstantStep(step)
+    if not hasattr(step, "to_dict"):
+        raise OptionError(
+            f'step must be "auto", a number, ConstantStep or PolynomialStep, got {step!r}'
+        )
+    return step
+
+
+def check_schedule(schedule: object) -> None:
+    """Refuse what is no order of the parts."""
+    if type(schedule).__name__ not in SCHEDULES:
+        known = ", ".join(f"{name}()" for name in SCHEDULES)
+        raise OptionError(f"schedule must be one of {known}, got {schedule!r}")
 
 
 @dataclass(frozen=True)
@@ -127,25 +157,65 @@ class Setup(NamedTuple):
     observed: NDArray[np.int64] | None = None
 
 
-class Sampler(ABC):
-    """A choice of algorithm with its options; immutable, and stored with the results."""
+class Work(NamedTuple):
+    """What a cycle takes on a grid of B x B blocks.
 
-    models: ClassVar[tuple[str, ...]] = ("TweedieNMF",)
+    Attributes
+    ----------
+    moves
+        Steps of a cycle: the iterations that the step size counts.
+    visits
+        How often the cycle's operations come to every block.
+    passes
+        Work of the updates, in passes over all the data.
+    """
+
+    moves: int
+    visits: int = 1
+    passes: float = 1.0
+
+
+class Sampler(ABC):
+    """A choice of algorithm with its options; immutable, and stored with the results.
+
+    A subclass is a frozen dataclass, alone in its module with its block operations and, if
+    it needs one of its own, its chain. Nothing but ``daskfactor/__init__.pyi`` lists it.
+
+    Attributes
+    ----------
+    tracks
+        Chains that run side by side from one start; more than one are extrapolated.
+    schedule
+        Order in which a cycle visits the parts of the data.
+    nonnegative
+        Whether it samples non-negative factors, or real-valued ones.
+    statistics
+        Names of what it tells of a draw besides density, step and divergence.
+    biased
+        Whether draws are off by an amount that shrinks with the step.
+    tempers
+        Whether it samples powers of the likelihood.
+    dispersion
+        What it takes the dispersion to be; None: the model's own.
+    learns_every
+        Cycles between draws of hyperparameters; None: none are drawn.
+    """
+
     tracks: ClassVar[tuple[Track, ...]] = (Track("chain", "posterior", 1),)
-    proposes: ClassVar[bool] = False
-    """Whether draws are proposed and accepted or repeated, at a rate that results hold."""
     schedule: Schedule
+    nonnegative: ClassVar[bool] = True
+    statistics: ClassVar[tuple[str, ...]] = ()
+    biased: ClassVar[bool] = True
+    tempers: ClassVar[bool] = True
     dispersion: ClassVar[float | None] = None
-    """The dispersion that the sampler takes for granted; None: the model's own."""
+    learns_every: ClassVar[int | None] = None
+    warm_start: int | Literal["auto"] = 0
 
     @property
     def name(self) -> str:
         return type(self).__name__
 
-    @property
-    def majorizer(self) -> bool:
-        """Whether bands carry the majoriser's metric."""
-        return False
+    # -- what it is right for --------------------------------------------------
 
     def check_model(self, model: Any) -> None:
         """Raise ModelError if this model is not one that the sampler is right for."""
@@ -156,69 +226,77 @@ class Sampler(ABC):
         del data
 
     def check_lengths(self, draws: int, tune: int) -> None:
-        """Raise OptionError if a run cannot have this many cycles: most can."""
-        del draws, tune
+        """Raise OptionError if a track cannot take its share of so many cycles."""
+        coarsest = max(track.coarseness for track in self.tracks)
+        for name, value in (("draws", draws), ("tune", tune)):
+            if value % coarsest:
+                raise OptionError(
+                    f"{self.name} takes {coarsest} fine cycles for each coarse one and needs "
+                    f"{name} that {coarsest} divides; got {value}, pass "
+                    f"{value + coarsest - value % coarsest}"
+                )
 
-    @abstractmethod
-    def warm_passes(self, entries: int, n_components: int) -> int:
-        """Passes of the warm start for data with this many stored entries."""
+    # -- what a run needs to know ----------------------------------------------
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of what bands carry for each entry, besides its value."""
+        return MOMENTS
+
+    def carried(self, width: int) -> tuple[float, float]:
+        """Count arrays of a factor's shape that a chain holds while it tunes, and after."""
+        del width
+        count = 1 + len(self.arrays)
+        return count, count - sum(name in self.arrays for name in TUNING)
+
+    def work(self, blocks: int) -> Work:
+        """Tell what a cycle takes on a grid of ``blocks`` x ``blocks``."""
+        return Work(blocks)
 
     @abstractmethod
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        """The step of one track on a grid of ``blocks`` x ``blocks``."""
+        """Choose the step of one track on a grid of ``blocks`` x ``blocks``."""
 
-    def moves(self, blocks: int) -> int:
-        """Steps of a cycle: the iterations that the step size counts."""
-        return blocks
+    def for_compilation(self) -> Self:
+        """Return the same with the shortest warm start, to compile its kernels with."""
+        return self
 
-    def visits(self, blocks: int) -> int:
-        """How often a cycle's operations come to every block."""
-        del blocks
-        return 1
-
-    def work(self, blocks: int) -> float:
-        """Work of a cycle's updates, in passes over all the data."""
-        del blocks
-        return 1.0
-
-    @property
-    def carried(self) -> tuple[float, float]:
-        """Arrays of the factors' shape that a chain carries while it tunes, and after."""
-        return (6, 4) if self.majorizer else (3, 3)
+    # -- what it does ----------------------------------------------------------
 
     @abstractmethod
     def chain(self, setting: "Setting", number: int) -> "ChainRun":
         """Make a chain of a run, not started yet."""
 
-    def prepare(self, state: ChainState) -> None:
-        """Give every band the arrays that the sampler's operations keep per entry."""
-        del state
-
-    def brief(self) -> "Sampler":
-        """The same with the shortest warm start, to compile its kernels with."""
-        return self
-
     @abstractmethod
     def program(self, setup: Setup) -> BlockProgram:
         """Make the block operations of one track at its present hyperparameters."""
 
-    @abstractmethod
+    # -- as plain values -------------------------------------------------------
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the class under ``"type"``, from which it is made again."""
+        """Return plain values, with the class under ``"type"``, that `from_dict` takes."""
+        options = {field.name: getattr(self, field.name) for field in _options(self)}
+        return {"type": self.name} | {name: _plain(value) for name, value in options.items()}
 
     @classmethod
-    @abstractmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The sampler that ``to_dict`` described."""
+        """Make the sampler that `to_dict` described; options that it lacks are the usual ones."""
+        own = {field.name for field in _options(cls)}
+        return cls(**{name: _made(value) for name, value in values.items() if name in own})
 
 
-def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
-    """Plain values of a schedule."""
-    return {"type": type(schedule).__name__, **vars(schedule)}
+def _options(sampler: Any) -> list[Field[Any]]:
+    return [field for field in fields(sampler) if field.init]
 
 
-def schedule_from_dict(values: dict[str, Any]) -> Schedule:
-    """The schedule that `schedule_to_dict` described."""
-    options = dict(values)
-    made: Schedule = SCHEDULES[options.pop("type")](**options)
-    return made
+def _plain(value: Any) -> Any:
+    if type(value).__name__ in SCHEDULES:
+        return {"type": type(value).__name__, **vars(value)}
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def _made(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kinds = {"ConstantStep": ConstantStep, "PolynomialStep": PolynomialStep, **SCHEDULES}
+    return kinds[value["type"]](**{name: own for name, own in value.items() if name != "type"})

@@ -6,7 +6,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Block
 from daskfactor.executors.choice import Trial
 from daskfactor.executors.plan import Action, CycleOptions, Op
-from daskfactor.inference.base import ConstantStep
+from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
 from daskfactor.inference.multiplicative import initial_state, mean_floor
 from daskfactor.inference.program import LangevinProgram, prepare_state
 from daskfactor.models.gaussian import GaussianMF
@@ -20,7 +20,7 @@ def block_trial(data: BlockedData, model: TweedieNMF | GaussianMF) -> Trial | No
     if not isinstance(model, TweedieNMF):
         return None
     state = initial_state(data, model.n_components, 0, 0)
-    prepare_state(state, majorizer=True)
+    prepare_state(state, (*MOMENTS, *METRIC))
     for band in state.bands():
         band.arrays["metric"][:] = 1.0
     program = LangevinProgram(

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,9 @@ Model = TweedieNMF | GaussianMF
 OnShare = Callable[[float], None]
 
 MOST_REDUCTIONS = 20
+MOST_PASSES, FEWEST_PASSES = 100, 20
+DEAR_PASS = 1e9
+"""Entries times components from which on a warm start takes fewer passes."""
 
 
 def positions(order: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
@@ -92,9 +95,13 @@ class Setting:
 
     @property
     def warm_passes(self) -> int:
-        """Passes of the warm start."""
+        """Passes of the warm start: fewer where a pass is dear."""
         entries = int(self.data.n_stored.sum())
-        return self.sampler.warm_passes(entries, self.model.n_components)
+        asked = self.sampler.warm_start
+        if asked != "auto":
+            return asked
+        affordable = int(MOST_PASSES * DEAR_PASS / max(1, entries * self.model.n_components))
+        return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
 
     @property
     def placed_cells(self) -> Cells | None:
@@ -164,20 +171,15 @@ class ChainRun(ABC):
     def _lp(self, fit: Fit) -> float:
         """Log-likelihood from a fit's sums."""
 
-    def _stops(self, start: int, end: int) -> Iterable[int]:
-        """Cycles inside a segment after which `_between` is called; the last is its end."""
-        del start
-        return (end,)
-
     def _between(self, run: TrackRun, start: int, stop: int) -> None:
         """Learn from the cycles up to ``stop``; a divergence takes it back."""
         del run, start, stop
 
-    def doubts(self) -> str | None:
+    def model_warning(self) -> str | None:
         """What the user should be told about data and model at the end of the run."""
         return None
 
-    def strain(self) -> str | None:
+    def sampler_warning(self) -> str | None:
         """What the user should be told about the sampler at the end of the run."""
         return None
 
@@ -244,7 +246,8 @@ class ChainRun(ABC):
         self, run: TrackRun, end: int, on_share: OnShare | None, before: float, share: float
     ) -> None:
         start, length = run.cycle, end - run.cycle
-        for stop in self._stops(start, end):
+        every = self.setting.sampler.learns_every or end
+        for stop in (*range(start - start % every + every, end, every), end):
             done = before + share * (run.cycle - start) / length
             first = run.cycle
             self._run_stretch(run, stop, on_share, done, share * (stop - first) / length)
@@ -291,7 +294,7 @@ class ChainRun(ABC):
 
     def step_size(self, run: TrackRun, cycle: int) -> float:
         """The last step of a cycle, reductions included."""
-        moves = self.setting.sampler.moves(self.setting.data.grid.blocks)
+        moves = self.setting.sampler.work(self.setting.data.grid.blocks).moves
         return float(self.step_for(run.track)((cycle + 1) * moves - 1)) * self.shrink
 
     def statistics(self, cycles: list[int]) -> dict[str, Array]:

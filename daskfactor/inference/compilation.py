@@ -24,9 +24,7 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
         setting.model.beta,
         dtype,
         data.is_sparse and data.unstored,
-        setting.sampler.name,
-        setting.sampler.majorizer,
-        getattr(setting.sampler, "transition", None),
+        setting.sampler.for_compilation(),
     )
     if kind in _compiled:
         return
@@ -36,7 +34,12 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     with as_blocks(matrix, 1, dtype=dtype, unstored=data.unstored) as tiny:
         cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
         small = Setting(
-            tiny, _model(setting), setting.sampler.brief(), options, SerialExecutor(), cells
+            tiny,
+            _model(setting),
+            setting.sampler.for_compilation(),
+            options,
+            SerialExecutor(),
+            cells,
         )
         chain = small.chain(0)
         chain.warm_start()

@@ -16,7 +16,6 @@ from daskfactor.data.outline import Outline
 from daskfactor.data.schedules import NestedReshuffled
 from daskfactor.errors import OptionError
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.gaussian import HYPER_EVERY
 from daskfactor.inference.run import Driver, work_per_cycle
 from daskfactor.inference.setup import SMALL_DATA
 from daskfactor.inference.sinks import MemorySink
@@ -91,10 +90,7 @@ class Footprint:
     @property
     def arrays(self) -> tuple[float, float]:
         """Arrays of the factors' shape that a chain carries while it tunes, and after."""
-        if isinstance(self.model, GaussianMF):
-            own = 4 + 1 / self.width  # values, momentum, mean, m2; the rows' weights
-            return own, own
-        return self.setting.sampler.carried
+        return self.setting.sampler.carried(self.width)
 
     def state(self, arrays: float) -> int:
         """One chain with all its tracks."""
@@ -107,10 +103,9 @@ class Footprint:
 
     @cached_property
     def stops(self) -> list[int]:
-        """Cycles at which plans end: real-valued models draw hyperparameters in between."""
-        if not isinstance(self.model, GaussianMF):
-            return self.ends
-        return sorted({*self.ends, *range(HYPER_EVERY, self.options.cycles, HYPER_EVERY)})
+        """Cycles at which plans end: where segments do, and where hyperparameters are drawn."""
+        every = self.setting.sampler.learns_every or self.options.cycles
+        return sorted({*self.ends, *range(every, self.options.cycles, every)})
 
     @cached_property
     def longest(self) -> int:
@@ -242,7 +237,7 @@ class Footprint:
     @property
     def updates(self) -> int:
         """Block updates and evaluations of the whole run."""
-        visits = self.setting.sampler.visits(self.data.grid.blocks)
+        visits = self.setting.sampler.work(self.data.grid.blocks).visits
         return self.data.grid.blocks**2 * (visits * self.all_cycles + self.evaluations)
 
     @property

@@ -6,7 +6,6 @@ Every draw has an address, (seed, chain, cycle).
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -349,11 +348,6 @@ class GaussianChain(ChainRun):
         self.hyper = GaussianHyper.from_dict(memory["hyper"])
         self.priors = GaussianHyper.from_dict(memory["priors"])
         self.noise_sum, self.noise_draws = memory["noise"]
-
-    def _stops(self, start: int, end: int) -> Iterator[int]:
-        """Every few cycles, at multiples of that, so that segments do not matter."""
-        yield from range(start - start % HYPER_EVERY + HYPER_EVERY, end, HYPER_EVERY)
-        yield end
 
     def _between(self, run: TrackRun, start: int, stop: int) -> None:
         setting = self.setting

@@ -1,18 +1,17 @@
 """Gibbs sampling of Poisson factorizations: exact, no step to choose."""
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import Passes, Schedule
 from daskfactor.errors import DataError, ModelError
 from daskfactor.executors.plan import Action, Op
-from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
-from daskfactor.inference.base import ConstantStep, Setup, StepSize, Track
-from daskfactor.inference.program import COLUMNS, ROWS, evaluate_block, finish_cycle, prepare_state
+from daskfactor.executors.state import BlockCells, Evaluation, FactorBand
+from daskfactor.inference.base import ConstantStep, Setup, StepSize, Track, Work
+from daskfactor.inference.program import COLUMNS, ROWS, evaluate_block, finish_cycle
 from daskfactor.inference.tweedie_chain import NonNegativeSampler
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
 from daskfactor.kernels.variates import fill_gamma
@@ -161,11 +160,9 @@ class Gibbs(NonNegativeSampler):
     warm_start: int | Literal["auto"] = "auto"
 
     dispersion: ClassVar[float | None] = 1.0
+    biased: ClassVar[bool] = False
+    tempers: ClassVar[bool] = False
     schedule: ClassVar[Schedule] = Passes(PASSES)  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        if self.warm_start != "auto":
-            whole_number("warm_start", self.warm_start, 0)
 
     def check_model(self, model: Any) -> None:
         """Refuse any law but Poisson's."""
@@ -199,28 +196,15 @@ class Gibbs(NonNegativeSampler):
         del track, blocks, n_components
         return ConstantStep(1.0)
 
-    def moves(self, blocks: int) -> int:
-        """A sweep is one step."""
+    def work(self, blocks: int) -> Work:
+        """A sweep is one step; random numbers are dear."""
         del blocks
-        return 1
+        return Work(1, PASSES, WORK)
 
-    def visits(self, blocks: int) -> int:
-        """How often a cycle's operations come to every block."""
-        del blocks
-        return PASSES
-
-    def work(self, blocks: int) -> float:
-        """Work of a cycle's updates, in passes over all the data: random numbers are dear."""
-        del blocks
-        return WORK
-
-    @property
-    def carried(self) -> tuple[float, float]:
-        """Arrays of the factors' shape: values, two moments, two sums in double precision."""
+    def carried(self, width: int) -> tuple[float, float]:
+        """Count values, two moments, and two sums in double precision."""
+        del width
         return 7, 7
-
-    def prepare(self, state: ChainState) -> None:
-        prepare_state(state, majorizer=False)
 
     def program(self, setup: Setup) -> GibbsProgram:
         if setup.hyper.dispersion != 1.0:
@@ -235,13 +219,3 @@ class Gibbs(NonNegativeSampler):
             key=setup.key,
             frozen=setup.model.frozen,
         )
-
-    def brief(self) -> Self:
-        return replace(self, warm_start=2)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"type": self.name, "warm_start": self.warm_start}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        return cls(warm_start=values["warm_start"])

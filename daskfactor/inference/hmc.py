@@ -14,7 +14,7 @@ from daskfactor.data.schedules import Passes, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
-from daskfactor.inference.base import ConstantStep, Setup, StepSize, Track
+from daskfactor.inference.base import MOMENTS, ConstantStep, Setup, StepSize, Track, Work
 from daskfactor.inference.chain import ChainRun, OnShare, Setting, TrackRun
 from daskfactor.inference.multiplicative import OnIteration
 from daskfactor.inference.passes import Fit, shares
@@ -188,9 +188,11 @@ class HMC(NonNegativeSampler):
     warm_start: int | Literal["auto"] = "auto"
     schedule: Schedule = field(default=Passes(10), init=False, repr=False)
 
-    proposes: ClassVar[bool] = True
+    statistics: ClassVar[tuple[str, ...]] = ("acceptance_rate",)
+    biased: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.step, str):
             if self.step != "auto":
                 raise OptionError(f'step must be "auto" or a number, got {self.step!r}')
@@ -201,8 +203,6 @@ class HMC(NonNegativeSampler):
         if not is_number(target) or not 0 < target < 1:
             raise OptionError(f"target_accept must be a number between 0 and 1, got {target!r}")
         object.__setattr__(self, "target_accept", float(target))
-        if self.warm_start != "auto":
-            whole_number("warm_start", self.warm_start, 0)
         object.__setattr__(self, "schedule", Passes(self.steps))
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
@@ -216,29 +216,19 @@ class HMC(NonNegativeSampler):
             return self.step
         return FIRST_STEP * math.pow(entries, -0.25)
 
-    def moves(self, blocks: int) -> int:
+    def work(self, blocks: int) -> Work:
+        """Count one visit for each step, and one for the energy where they lead."""
         del blocks
-        return 1
-
-    def visits(self, blocks: int) -> int:
-        """Once for each step and once for the energy where they lead."""
-        del blocks
-        return self.steps + 1
-
-    def work(self, blocks: int) -> float:
-        del blocks
-        return self.steps + 1 / 3
+        return Work(1, self.steps + 1, self.steps + 1 / 3)
 
     @property
-    def carried(self) -> tuple[float, float]:
-        """Values, gradient, momentum, spread, moments; values and gradient to go back to."""
-        return 8, 8
+    def arrays(self) -> tuple[str, ...]:
+        return (*MOMENTS, "gradient", "momentum", "spread")
 
-    def prepare(self, state: ChainState) -> None:
-        for band in state.bands():
-            for name in ("mean", "m2", "gradient", "momentum", "spread"):
-                band.arrays.setdefault(name, np.zeros_like(band.values))
-            band.counts.setdefault("moments", 0)
+    def carried(self, width: int) -> tuple[float, float]:
+        """Count values and gradients to go back to, too."""
+        tuning, after = super().carried(width)
+        return tuning + 2, after + 2
 
     def chain(self, setting: Setting, number: int) -> ChainRun:
         return HMCChain(setting, number)
@@ -248,21 +238,8 @@ class HMC(NonNegativeSampler):
             setup.model.beta, setup.hyper, setup.floor, setup.step(0), self.steps
         )
 
-    def brief(self) -> Self:
-        return replace(self, warm_start=2, steps=1)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "type": self.name,
-            "step": self.step,
-            "steps": self.steps,
-            "target_accept": self.target_accept,
-            "warm_start": self.warm_start,
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        return cls(**{name: value for name, value in values.items() if name != "type"})
+    def for_compilation(self) -> Self:
+        return replace(super().for_compilation(), steps=1)
 
 
 Array = NDArray[Any]

@@ -5,32 +5,18 @@ and moves neither; the last block of a pass that a band meets has all the others
 before it, and moves it. Sums follow the plan, so every executor gives the same bits.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import Literal
 
-import numpy as np
-
-from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import Passes, Schedule
-from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Action, Op
-from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.inference.base import (
-    ConstantStep,
-    Setup,
-    StepSize,
-    Track,
-    automatic_step,
-    step_from_dict,
-)
-from daskfactor.inference.program import COLUMNS, ROWS, LangevinProgram, prepare_state
-from daskfactor.inference.psgld import Preconditioner
-from daskfactor.inference.tweedie_chain import NonNegativeSampler
+from daskfactor.executors.state import FactorBand
+from daskfactor.inference.base import Setup, Step, StepSize, Work, automatic_step
+from daskfactor.inference.program import COLUMNS, ROWS, LangevinProgram
+from daskfactor.inference.psgld import LangevinSampler, Preconditioner
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.workspace import Workspace
-
-Step = StepSize | float | Literal["auto"]
 
 
 class PassProgram(LangevinProgram):
@@ -79,101 +65,15 @@ class PassProgram(LangevinProgram):
         return ("gradient", *found) if op.action == Action.UPDATE else found
 
 
-class PassSampler(NonNegativeSampler):
-    """What samplers share that step on gradients over all blocks.
-
-    A subclass is a frozen dataclass with the fields ``step``, ``preconditioner`` and
-    ``warm_start``; it says what a cycle is and what the automatic step is.
-    """
-
-    step: Step
-    preconditioner: Preconditioner
-    warm_start: int | Literal["auto"]
-
-    def __post_init__(self) -> None:
-        if self.preconditioner not in ("majorizer", "identity"):
-            raise OptionError(
-                f'preconditioner must be "majorizer" or "identity", got {self.preconditioner!r}'
-            )
-        self._check_step()
-        if self.warm_start != "auto":
-            whole_number("warm_start", self.warm_start, 0)
-
-    def _check_step(self) -> None:
-        if isinstance(self.step, str):
-            if self.step != "auto":
-                raise OptionError(
-                    f'step must be "auto", a number or a step size, got {self.step!r}'
-                )
-            if not self.majorizer:
-                raise OptionError(
-                    "the plain step has no automatic size; pass a number such as step=1e-5, or "
-                    'use preconditioner="majorizer"'
-                )
-        elif not callable(self.step):
-            object.__setattr__(self, "step", ConstantStep(self.step))
-        elif not hasattr(self.step, "to_dict"):
-            raise OptionError(
-                f'step must be "auto", a number, ConstantStep or PolynomialStep, got {self.step!r}'
-            )
-
-    def automatic(self, blocks: int, n_components: int) -> StepSize:
-        """What ``step="auto"`` is."""
-        raise NotImplementedError
+class PassSampler(LangevinSampler):
+    """A sampler that steps on gradients over all blocks."""
 
     @property
-    def majorizer(self) -> bool:
-        return self.preconditioner == "majorizer"
-
-    @property
-    def carried(self) -> tuple[float, float]:
-        return (7, 5) if self.majorizer else (4, 4)
-
-    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        """The step of one track on a grid of ``blocks`` x ``blocks``."""
-        del track
-        if isinstance(self.step, str):
-            return self.automatic(blocks, n_components)
-        assert not isinstance(self.step, int | float)  # made a ConstantStep above
-        return self.step
-
-    def prepare(self, state: ChainState) -> None:
-        prepare_state(state, self.majorizer)
-        for band in state.bands():
-            band.arrays["gradient"] = np.zeros_like(band.values)
+    def arrays(self) -> tuple[str, ...]:
+        return (*super().arrays, "gradient")
 
     def program(self, setup: Setup) -> LangevinProgram:
         return PassProgram(**self._fields(setup))
-
-    def _fields(self, setup: Setup) -> dict[str, Any]:
-        """Arguments of a program of Langevin steps."""
-        return {
-            "beta": setup.model.beta,
-            "hyper": setup.hyper,
-            "floor": setup.floor,
-            "key": setup.key,
-            "step": setup.step,
-            "shrink": setup.shrink,
-            "majorizer": self.majorizer,
-            "frozen": setup.model.frozen,
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        step = self.step
-        assert not isinstance(step, int | float)  # made a ConstantStep above
-        return {
-            "type": self.name,
-            "step": step if isinstance(step, str) else step.to_dict(),
-            "preconditioner": self.preconditioner,
-            "warm_start": self.warm_start,
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        options = {name: value for name, value in values.items() if name != "type"}
-        if not isinstance(options["step"], str):
-            options["step"] = step_from_dict(options["step"])
-        return cls(**options)
 
 
 @dataclass(frozen=True)
@@ -225,9 +125,6 @@ class LangevinDynamics(PassSampler):
         del blocks
         return automatic_step(1, n_components)
 
-    def moves(self, blocks: int) -> int:
+    def work(self, blocks: int) -> Work:
         del blocks
-        return 1
-
-    def brief(self) -> Self:
-        return replace(self, warm_start=2)
+        return Work(1)

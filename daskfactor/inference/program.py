@@ -10,6 +10,7 @@ followed by the plain step or by the step in the majoriser's metric. At the end 
 cycle every sampler of a `TweedieNMF` calls `finish_cycle`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
-from daskfactor.inference.base import StepSize
+from daskfactor.inference.base import MOMENTS, TUNING, StepSize
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
 from daskfactor.kernels.views import AnyBlock
@@ -220,12 +221,9 @@ def set_metric(band: FactorBand, dispersion: float, rate: float, frozen: Mask = 
         band.arrays["metric"][:, frozen] = np.inf
 
 
-def prepare_state(state: ChainState, majorizer: bool) -> None:
-    """Give every band the arrays that the update keeps per entry."""
+def prepare_state(state: ChainState, names: Iterable[str] = MOMENTS) -> None:
+    """Give every band arrays of zeros by these names, one number for each entry."""
     for band in state.bands():
-        names = ["mean", "m2"]
-        if majorizer:
-            names += ["metric", "curvature", "gathered"]
         for name in names:
             band.arrays.setdefault(name, np.zeros_like(band.values))
         band.counts.setdefault("moments", 0)
@@ -245,5 +243,5 @@ def refresh_metric(
 def drop_adaptation(state: ChainState) -> None:
     """Free what only tuning needs; the metric stays."""
     for band in state.bands():
-        band.arrays.pop("gathered", None)
-        band.arrays.pop("curvature", None)
+        for name in TUNING:
+            band.arrays.pop(name, None)

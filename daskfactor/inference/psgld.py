@@ -1,27 +1,27 @@
 """Parallel stochastic-gradient Langevin dynamics (P-SGLD)."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
-from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import SCHEDULES, Reshuffled, Schedule
+from daskfactor.data.schedules import Reshuffled, Schedule
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.plan import Op
-from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import (
-    ConstantStep,
+    METRIC,
+    MOMENTS,
     Setup,
+    Step,
     StepSize,
     Track,
     automatic_step,
-    schedule_from_dict,
-    schedule_to_dict,
-    step_from_dict,
+    check_schedule,
+    checked_step,
 )
-from daskfactor.inference.program import COLUMNS, ROWS, LangevinProgram, prepare_state
+from daskfactor.inference.program import COLUMNS, ROWS, LangevinProgram
 from daskfactor.inference.tweedie_chain import NonNegativeSampler
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.cir import cir_step
@@ -68,8 +68,66 @@ Preconditioner = Literal["majorizer", "identity"]
 Transition = Literal["euler", "cir"]
 
 
+class LangevinSampler(NonNegativeSampler):
+    """Options that all samplers share which take Langevin steps.
+
+    A subclass is a frozen dataclass with the fields ``step``, ``preconditioner`` and
+    ``warm_start``.
+    """
+
+    step: Step
+    preconditioner: Preconditioner
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.preconditioner not in ("majorizer", "identity"):
+            raise OptionError(
+                f'preconditioner must be "majorizer" or "identity", got {self.preconditioner!r}'
+            )
+        object.__setattr__(self, "step", checked_step(self.step))
+        if self.step == "auto" and not self.majorizer:
+            raise OptionError(
+                "the plain step has no automatic size; pass a number such as step=1e-5, or use "
+                'preconditioner="majorizer"'
+            )
+
+    @property
+    def majorizer(self) -> bool:
+        """Whether steps are taken in the majoriser's metric."""
+        return self.preconditioner == "majorizer"
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        return (*MOMENTS, *METRIC) if self.majorizer else MOMENTS
+
+    def automatic(self, blocks: int, n_components: int) -> StepSize:
+        """Choose what ``step="auto"`` is."""
+        return automatic_step(blocks, n_components)
+
+    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
+        del track
+        if isinstance(self.step, str):
+            return self.automatic(blocks, n_components)
+        assert not isinstance(self.step, int | float)  # see `checked_step`
+        return self.step
+
+    def _fields(self, setup: Setup) -> dict[str, Any]:
+        """Return the arguments of a `LangevinProgram`."""
+        return {
+            "beta": setup.model.beta,
+            "hyper": setup.hyper,
+            "floor": setup.floor,
+            "key": setup.key,
+            "step": setup.step,
+            "shrink": setup.shrink,
+            "majorizer": self.majorizer,
+            "coarse": setup.coarse,
+            "frozen": setup.model.frozen,
+        }
+
+
 @dataclass(frozen=True)
-class PSGLD(NonNegativeSampler):
+class PSGLD(LangevinSampler):
     """Langevin dynamics on conflict-free parts of the data.
 
     In the majoriser's metric (the default), with c the averaged denominator of
@@ -117,48 +175,22 @@ class PSGLD(NonNegativeSampler):
     "Large-scale stochastic sampling from the probability simplex".
     """
 
-    step: StepSize | float | Literal["auto"] = "auto"
+    step: Step = "auto"
     preconditioner: Preconditioner = "majorizer"
     schedule: Schedule = field(default_factory=Reshuffled)
     warm_start: int | Literal["auto"] = "auto"
     transition: Transition = "euler"
 
     def __post_init__(self) -> None:
-        if self.preconditioner not in ("majorizer", "identity"):
-            raise OptionError(
-                f'preconditioner must be "majorizer" or "identity", got {self.preconditioner!r}'
-            )
         if self.transition not in ("euler", "cir"):
             raise OptionError(f'transition must be "euler" or "cir", got {self.transition!r}')
+        super().__post_init__()
         if self.transition == "cir" and self.preconditioner != "majorizer":
             raise OptionError(
                 'transition="cir" is a transition of the diffusion in the majoriser\'s metric; '
                 'leave preconditioner at "majorizer", or transition at "euler"'
             )
-        if isinstance(self.step, str) and self.step != "auto":
-            raise OptionError(f'step must be "auto", a number or a step size, got {self.step!r}')
-        if self.step == "auto" and self.preconditioner == "identity":
-            raise OptionError(
-                "the plain step has no automatic size; pass a number such as step=1e-5, or use "
-                'preconditioner="majorizer"'
-            )
-        if type(self.schedule).__name__ not in SCHEDULES:
-            raise OptionError(
-                f"schedule must be one of {', '.join(f'{name}()' for name in SCHEDULES)}, got "
-                f"{self.schedule!r}"
-            )
-        if callable(self.step) and not hasattr(self.step, "to_dict"):
-            raise OptionError(
-                f'step must be "auto", a number, ConstantStep or PolynomialStep, got {self.step!r}'
-            )
-        if not isinstance(self.step, str) and not callable(self.step):
-            object.__setattr__(self, "step", ConstantStep(self.step))
-        if self.warm_start != "auto":
-            whole_number("warm_start", self.warm_start, 0)
-
-    @property
-    def majorizer(self) -> bool:
-        return self.preconditioner == "majorizer"
+        check_schedule(self.schedule)
 
     def check_data(self, data: BlockedData) -> None:
         """Refuse negative data under exact transitions: no gamma law has their numerator."""
@@ -168,55 +200,6 @@ class PSGLD(NonNegativeSampler):
                 f'{data.minimum:g}; leave transition at "euler", or mask the negative values'
             )
 
-    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        """The step of one track on a grid of ``blocks`` x ``blocks``."""
-        del track
-        return self._base_step(blocks, n_components)
-
-    def _base_step(self, blocks: int, n_components: int) -> StepSize:
-        if isinstance(self.step, str):
-            return automatic_step(blocks, n_components)
-        assert not isinstance(self.step, int | float)  # made a ConstantStep above
-        return self.step
-
-    def prepare(self, state: ChainState) -> None:
-        prepare_state(state, self.majorizer)
-
     def program(self, setup: Setup) -> LangevinProgram:
         kind = CirProgram if self.transition == "cir" else LangevinProgram
-        return kind(
-            beta=setup.model.beta,
-            hyper=setup.hyper,
-            floor=setup.floor,
-            key=setup.key,
-            step=setup.step,
-            shrink=setup.shrink,
-            majorizer=self.majorizer,
-            coarse=setup.coarse,
-            frozen=setup.model.frozen,
-        )
-
-    def brief(self) -> Self:
-        return replace(self, warm_start=2)
-
-    def to_dict(self) -> dict[str, Any]:
-        step = self.step if isinstance(self.step, str) else self._base_step(1, 1).to_dict()
-        return {
-            "type": self.name,
-            "step": step,
-            "preconditioner": self.preconditioner,
-            "schedule": schedule_to_dict(self.schedule),
-            "warm_start": self.warm_start,
-            "transition": self.transition,
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        step = values["step"]
-        return cls(
-            step="auto" if isinstance(step, str) else step_from_dict(step),
-            preconditioner=values["preconditioner"],
-            schedule=schedule_from_dict(values["schedule"]),
-            warm_start=values["warm_start"],
-            transition=values.get("transition", "euler"),
-        )
+        return kind(**self._fields(setup))

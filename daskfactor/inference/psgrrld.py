@@ -57,13 +57,5 @@ class PSGRRLD(PSGLD):
             )
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        base = self._base_step(blocks, n_components)
+        base = super().step_for(track, blocks, n_components)
         return ScaledStep(base) if track.coarseness == 1 else base
-
-    def check_lengths(self, draws: int, tune: int) -> None:
-        for name, value in (("draws", draws), ("tune", tune)):
-            if value % 2:
-                raise OptionError(
-                    f"PSGRRLD takes two fine cycles for each coarse one and needs an even "
-                    f"{name}; got {value}, pass {value + 1}"
-                )

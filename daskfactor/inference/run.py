@@ -170,7 +170,7 @@ SPARSE_PENALTY = 5
 def work_per_cycle(setting: Setting) -> float:
     """Floating-point operations of a cycle, or what takes as long; from sizes alone."""
     data, components = setting.data, setting.model.width
-    passes = setting.sampler.work(data.grid.blocks)
+    passes = setting.sampler.work(data.grid.blocks).passes
     if not data.is_sparse:
         return passes * 8.0 * data.shape[0] * data.shape[1] * components
     entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())

@@ -75,8 +75,8 @@ def check_kinds(model: object, sampler: object) -> None:
         known = ", ".join(f"{kind}(...)" for kind in samplers())
         raise OptionError(f"sampler must be one of {known}, got {sampler!r}")
     kind = type(model).__name__
-    if kind not in sampler.models:
-        right = [name for name, known in samplers().items() if kind in known.models]
+    if model.nonnegative != sampler.nonnegative:  # type: ignore[attr-defined]  # checked above
+        right = [name for name, own in samplers().items() if own.nonnegative != sampler.nonnegative]
         raise OptionError(
             f"{kind} cannot be sampled by {sampler.name}: it takes "
             f"{' or '.join(f'{name}()' for name in right)}; leave sampler out for the right one"
@@ -102,12 +102,12 @@ def report_trouble(state: RunState) -> None:
             SamplingWarning,
             stacklevel=4,
         )
-    doubts = state.chains[0].doubts()
-    if doubts is not None:
-        warnings.warn(doubts, DataWarning, stacklevel=4)
-    strain = next(filter(None, (chain.strain() for chain in state.chains)), None)
-    if strain is not None and not rolled_back:
-        warnings.warn(strain, SamplingWarning, stacklevel=4)
+    of_model = state.chains[0].model_warning()
+    if of_model is not None:
+        warnings.warn(of_model, DataWarning, stacklevel=4)
+    of_sampler = next(filter(None, (chain.sampler_warning() for chain in state.chains)), None)
+    if of_sampler is not None and not rolled_back:
+        warnings.warn(of_sampler, SamplingWarning, stacklevel=4)
 
 
 def run_from_start(
@@ -230,7 +230,7 @@ def _spec(setting: Setting, observed: NDArray[Any] | None) -> RunSpec:
         dtype=options.dtype,
         keep="draws" if options.keep_every else "moments",
         has_coarse=len(setting.sampler.tracks) > 1,
-        has_acceptance=setting.sampler.proposes,
+        has_acceptance=bool(setting.sampler.statistics),
         monitor_rows=cells[0],
         monitor_columns=cells[1],
         draw_index=index,

@@ -3,29 +3,35 @@
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import positive_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import SCHEDULES, Reshuffled, Schedule
-from daskfactor.errors import OptionError
+from daskfactor.data.schedules import Reshuffled, Schedule
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, Evaluation, FactorBand
 from daskfactor.inference.base import (
+    MOMENTS,
     ConstantStep,
     Sampler,
     Setup,
+    Step,
     StepSize,
     Track,
-    schedule_from_dict,
-    schedule_to_dict,
-    step_from_dict,
+    check_schedule,
+    checked_step,
 )
 from daskfactor.inference.chain import ChainRun, Setting
-from daskfactor.inference.gaussian import NO_FLOOR, GaussianChain, column_table, quadratic_form
+from daskfactor.inference.gaussian import (
+    HYPER_EVERY,
+    NO_FLOOR,
+    GaussianChain,
+    column_table,
+    quadratic_form,
+)
 from daskfactor.inference.program import COLUMNS, ROWS, evaluate_block
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments
@@ -184,31 +190,27 @@ class SGHMC(Sampler):
     parts of Şimşekli et al. 2015, section 3.
     """
 
-    step: StepSize | float | Literal["auto"] = "auto"
+    step: Step = "auto"
     friction: float = CYCLE_FRICTION
     schedule: Schedule = field(default_factory=Reshuffled)
 
-    models: ClassVar[tuple[str, ...]] = ("GaussianMF",)
+    nonnegative: ClassVar[bool] = False
+    tempers: ClassVar[bool] = False
+    learns_every: ClassVar[int | None] = HYPER_EVERY
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "friction", positive_number("friction", self.friction))
-        if type(self.schedule).__name__ not in SCHEDULES:
-            raise OptionError(
-                f"schedule must be one of {', '.join(f'{name}()' for name in SCHEDULES)}, got "
-                f"{self.schedule!r}"
-            )
-        if isinstance(self.step, str):
-            if self.step != "auto":
-                raise OptionError(
-                    f'step must be "auto", a number or a step size, got {self.step!r}'
-                )
-        elif not callable(self.step):
-            object.__setattr__(self, "step", ConstantStep(self.step))
+        check_schedule(self.schedule)
+        object.__setattr__(self, "step", checked_step(self.step))
 
-    def warm_passes(self, entries: int, n_components: int) -> int:
-        """None: a chain starts from a draw of its prior."""
-        del entries, n_components
-        return 0
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        return (*MOMENTS, "momentum", "weights")
+
+    def carried(self, width: int) -> tuple[float, float]:
+        """Count the weights as one column."""
+        own = 4 + 1 / width
+        return own, own
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """The step of one track on a grid of ``blocks`` x ``blocks``."""
@@ -229,22 +231,4 @@ class SGHMC(Sampler):
             step=setup.step,
             shrink=setup.shrink,
             friction=self.friction,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        automatic = isinstance(self.step, str)
-        return {
-            "type": self.name,
-            "step": "auto" if automatic else self.step_for(self.tracks[0], 1, 1).to_dict(),
-            "friction": self.friction,
-            "schedule": schedule_to_dict(self.schedule),
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        step = values["step"]
-        return cls(
-            step="auto" if isinstance(step, str) else step_from_dict(step),
-            friction=values["friction"],
-            schedule=schedule_from_dict(values["schedule"]),
         )

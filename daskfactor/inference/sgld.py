@@ -1,8 +1,8 @@
 """Stochastic-gradient Langevin dynamics (SGLD): entries drawn with replacement."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,8 @@ from daskfactor.data.schedules import Passes, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import ConstantStep, Setup, StepSize, automatic_step
-from daskfactor.inference.langevin import PassProgram, PassSampler, Step
+from daskfactor.inference.base import ConstantStep, Setup, Step, StepSize, Work, automatic_step
+from daskfactor.inference.langevin import PassProgram, PassSampler
 from daskfactor.inference.psgld import Preconditioner
 from daskfactor.kernels.subsample import Address, add_subsample
 from daskfactor.kernels.workspace import Workspace
@@ -147,17 +147,15 @@ class SGLD(PassSampler):
                 f"draws, above 0 and at most 1, got {share!r}"
             )
         object.__setattr__(self, "subsample", float(share))
-        object.__setattr__(self, "schedule", Passes(self.moves(1)))
+        object.__setattr__(self, "schedule", Passes(self.work(1).moves))
 
     def share(self, blocks: int) -> float:
         """|Ω| / N on a grid of ``blocks`` x ``blocks``."""
         return 1.0 / blocks if isinstance(self.subsample, str) else self.subsample
 
-    def moves(self, blocks: int) -> int:
-        return max(1, round(1.0 / self.share(blocks)))
-
-    def visits(self, blocks: int) -> int:
-        return self.moves(blocks)
+    def work(self, blocks: int) -> Work:
+        moves = max(1, round(1.0 / self.share(blocks)))
+        return Work(moves, moves)
 
     def automatic(self, blocks: int, n_components: int) -> StepSize:
         """The gradient of a share f has noise in 1 / f, which widens the posterior as ε / f."""
@@ -170,11 +168,5 @@ class SGLD(PassSampler):
             **self._fields(setup),
             observed=np.ascontiguousarray(setup.observed, np.int64).tobytes(),
             entries=max(1, round(total * self.share(setup.blocks))),
-            passes=self.moves(setup.blocks),
+            passes=self.work(setup.blocks).moves,
         )
-
-    def brief(self) -> Self:
-        return replace(self, warm_start=2)
-
-    def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"subsample": self.subsample}

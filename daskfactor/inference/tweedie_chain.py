@@ -1,10 +1,12 @@
 """Chains of Tweedie factorizations: multiplicative warm start, the majoriser's metric, φ."""
 
 import math
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, Self
 
 import numpy as np
 
+from daskfactor.checks import whole_number
 from daskfactor.executors.base import BlockProgram
 from daskfactor.executors.state import ChainState
 from daskfactor.inference.base import Sampler, Setup, Track
@@ -19,7 +21,7 @@ from daskfactor.inference.multiplicative import (
     typical_value,
 )
 from daskfactor.inference.passes import Fit, evaluate, log_normalizer_sum, shares
-from daskfactor.inference.program import drop_adaptation, refresh_metric
+from daskfactor.inference.program import drop_adaptation, prepare_state, refresh_metric
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import noise_key
 
@@ -78,8 +80,8 @@ class TweedieChain(ChainRun):
         self.rule.settle(estimate)
         self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
         balance(state, model.frozen)
-        setting.sampler.prepare(state)
-        if setting.sampler.majorizer:
+        prepare_state(state, setting.sampler.arrays)
+        if "metric" in setting.sampler.arrays:
             self._first_metric(state)
         self._refresh_normalizer()
         self.tracks = [TrackRun(setting.sampler.tracks[0], state)]
@@ -124,7 +126,7 @@ class TweedieChain(ChainRun):
         fits = memory.get("fits")  # runs of older versions have none
         self.fits = None if fits is None else (fits[0], fits[1])
 
-    def doubts(self) -> str | None:
+    def model_warning(self) -> str | None:
         if not self.rule.counts or self.rule.fixed is not None:
             return None
         return (
@@ -133,7 +135,7 @@ class TweedieChain(ChainRun):
             "pass dispersion=1.0 to the model for Poisson counts all the same"
         )
 
-    def strain(self) -> str | None:
+    def sampler_warning(self) -> str | None:
         if self.fits is None or not self.setting.warm_passes:
             return None
         parameters = sum(self.setting.data.shape) * self.model.n_components
@@ -192,7 +194,7 @@ class TweedieChain(ChainRun):
         if end <= self.setting.frozen_from and self.rule.fixed is None:
             estimate = self.rule.at_draw(fine.fits[fine.cycle - 1])
             self.hyper = self.hyper._replace(dispersion=estimate)
-            if self.setting.sampler.majorizer:
+            if "metric" in self.setting.sampler.arrays:
                 for run in self.tracks:
                     refresh_metric(run.state, self.tempered, self.model.frozen)
             self._refresh_normalizer()
@@ -204,30 +206,20 @@ class TweedieChain(ChainRun):
         return fit.negative_divergence / self.hyper.dispersion + self.normalizer
 
 
-MOST_PASSES, FEWEST_PASSES = 100, 20
-DEAR_PASS = 1e9
-"""Entries times components from which on a warm start takes fewer passes."""
-
-
-def _warm_passes(asked: int | Literal["auto"], entries: int, n_components: int) -> int:
-    """Passes of the warm start: fewer where a pass is dear."""
-    if asked != "auto":
-        return asked
-    affordable = int(MOST_PASSES * DEAR_PASS / max(1, entries * n_components))
-    return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
-
-
 class NonNegativeSampler(Sampler):
     """A sampler of non-negative models, which starts from multiplicative updates.
 
     A subclass is a frozen dataclass with the field ``warm_start``.
     """
 
-    warm_start: int | Literal["auto"]
+    warm_start: int | Literal["auto"] = "auto"
 
-    def warm_passes(self, entries: int, n_components: int) -> int:
-        """Passes of the warm start for data with this many stored entries."""
-        return _warm_passes(self.warm_start, entries, n_components)
+    def __post_init__(self) -> None:
+        if self.warm_start != "auto":
+            whole_number("warm_start", self.warm_start, 0)
+
+    def for_compilation(self) -> Self:
+        return replace(self, warm_start=2)  # type: ignore[type-var]  # subclasses are dataclasses
 
     def chain(self, setting: Setting, number: int) -> ChainRun:
         return TweedieChain(setting, number)

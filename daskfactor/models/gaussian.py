@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,8 @@ class GaussianMF(StoredModel):
     Markov chain Monte Carlo", equations 1 to 3, with diagonal precisions in place of
     the Wishart law and with biases.
     """
+
+    nonnegative: ClassVar[bool] = False
 
     n_components: int
     _: KW_ONLY

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -86,6 +86,8 @@ class TweedieNMF(StoredModel):
     ----------
     Şimşekli et al. 2017, section 2; Şimşekli et al. 2015, section 4.
     """
+
+    nonnegative: ClassVar[bool] = True
 
     n_components: int
     _: KW_ONLY

@@ -139,7 +139,9 @@ def test_names_dims_and_types(name: str) -> None:
     assert tree["posterior"]["draw"].values.tolist() == list(range(TUNE, TUNE + DRAWS))
     stats = tree["sample_stats"]
     assert {"lp", "step_size", "diverging"} <= set(stats.data_vars)
-    assert ("acceptance_rate" in stats) == CASES[name].sampler.proposes
+    assert set(stats.data_vars) - {"lp", "step_size", "diverging"} == set(
+        CASES[name].sampler.statistics
+    )
     for variable in stats.data_vars.values():
         assert variable.sizes == {"chain": 2, "draw": DRAWS}
         assert np.all(np.isfinite(variable))
@@ -263,9 +265,10 @@ def test_stored_and_read_back(name: str) -> None:
 @each
 def test_what_a_cycle_takes_is_known(name: str) -> None:
     sampler = CASES[name].sampler
-    assert sampler.moves(4) >= 1
-    assert sampler.visits(4) >= 1
-    assert sampler.work(4) > 0
+    work = sampler.work(4)
+    assert work.moves >= 1
+    assert work.visits >= 1
+    assert work.passes > 0
     cost = dfac.estimate_cost(counts(), CASES[name].model, sampler, 10, 10)
     assert cost.updates > 0
     assert cost.peak > 0

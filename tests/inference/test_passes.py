@@ -69,9 +69,9 @@ def test_shares_are_a_function_of_their_address() -> None:
 
 
 def test_sgld_takes_as_many_iterations_as_make_up_a_pass() -> None:
-    assert dfac.SGLD().moves(6) == 6
-    assert dfac.SGLD(subsample=0.3).moves(6) == 3
-    assert dfac.SGLD(subsample=0.9).moves(6) == 1
+    assert dfac.SGLD().work(6).moves == 6
+    assert dfac.SGLD(subsample=0.3).work(6).moves == 3
+    assert dfac.SGLD(subsample=0.9).work(6).moves == 1
     assert dfac.SGLD().step_for(dfac.SGLD.tracks[0], 4, 5)(0) == pytest.approx(0.2 / 4)
     stepping = dfac.SGLD(dfac.PolynomialStep(0.01, 1.0), subsample=0.25, warm_start=3)
     tree = draw(stepping, tune=2)

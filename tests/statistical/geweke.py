@@ -110,7 +110,7 @@ def scores(
         V = draw_data(problem, W, H, rng)
         with as_blocks(V, 2, dtype="float64", unstored="missing", allow_empty=True) as data:
             state = make_state(data.grid, stacked(W), stacked(H))
-            prepare_state(state, majorizer=False)
+            prepare_state(state)
             plan = build_plan(
                 sampler.schedule,
                 data.n_observed,
