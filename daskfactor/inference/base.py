@@ -230,10 +230,10 @@ class Sampler(ABC):
         coarsest = max(track.coarseness for track in self.tracks)
         for name, value in (("draws", draws), ("tune", tune)):
             if value % coarsest:
+                right = f"an even {name}" if coarsest == 2 else f"multiples of it as {name}"
                 raise OptionError(
                     f"{self.name} takes {coarsest} fine cycles for each coarse one and needs "
-                    f"{name} that {coarsest} divides; got {value}, pass "
-                    f"{value + coarsest - value % coarsest}"
+                    f"{right}; got {value}, pass {value + coarsest - value % coarsest}"
                 )
 
     # -- what a run needs to know ----------------------------------------------
