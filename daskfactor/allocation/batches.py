@@ -41,6 +41,10 @@ STRETCHES = 256
 """The weights are looked at every T / STRETCHES tokens, rounded up to an even number."""
 LOOKS = 1024
 """As `STRETCHES`, for particles that move: those that have become alike by then stay so."""
+GROWTH = 0.04
+"""Share of its tokens that a particle takes up between two moves. Measured with 64 particles
+on letter pairs, blocks and tensors of 300 to 1600 tokens: from 0.1 to 0.02 the spread of log
+estimates falls by a third while the time grows four times."""
 WORK = 1e8
 """States weighed in one call of the kernel: under a second, so that Ctrl-C is heard."""
 _KEY = np.array([0x8F14E45F, 0x2C9341CA], np.uint32)  # keeps these uniforms apart from others'
@@ -51,7 +55,7 @@ class Journey(NamedTuple):
 
     ``resampling``: a name of `SCHEMES` or None; ``least``: share of P below which to resample;
     ``own``: whether every particle has an order of its own; ``keep``: whether to return counts;
-    ``moves``: sweeps after a resampling, see ``moving.py``.
+    ``moves``: sweeps at a time, see ``moving.py``.
     """
 
     placement: Placement
@@ -70,6 +74,14 @@ class Journey(NamedTuple):
     def edges(self) -> NDArray[np.int64]:
         """Numbers of tokens after which the weights are looked at."""
         return stretch_edges(self.placement.tokens, LOOKS if self.moves else STRETCHES)
+
+    @property
+    def moved(self) -> NDArray[np.uint8]:
+        """1 for the stretches after which particles move; without resampling they never do."""
+        edges = self.edges
+        if not self.moves or self.resampling is None:
+            return np.zeros(len(edges) - 1, np.uint8)
+        return move_schedule(edges)
 
 
 class Island(NamedTuple):
@@ -92,6 +104,21 @@ def stretch_edges(tokens: int, stretches: int = STRETCHES) -> NDArray[np.int64]:
     """Edges of about so many stretches of tokens: first 0, last T; all even but T."""
     step = 2 * -(-tokens // (2 * stretches))
     return np.append(np.arange(0, tokens, step), tokens).astype(np.int64)
+
+
+def move_schedule(edges: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Mark the stretches after which particles move: all at first, then fewer and fewer.
+
+    The tokens between two moves are `GROWTH` of those before, so that all sweeps together
+    visit about T / GROWTH tokens. The weights must have no say in it, see
+    ``kernels/moving.py``; and after the last token nothing is left to gain.
+    """
+    moved = np.zeros(len(edges) - 1, np.uint8)
+    last = 0
+    for e, end in enumerate(edges[1:-1]):
+        if end >= (1 + GROWTH) * last:
+            moved[e], last = 1, end
+    return moved
 
 
 def make_key(seed: int) -> Words:
@@ -122,6 +149,7 @@ def make_walk(journey: Journey, island: int) -> Walk:
         key=make_key(journey.seed),
         scheme=NEVER if journey.resampling is None else SCHEMES[journey.resampling],
         least=journey.least * journey.particles,
+        moved=journey.moved,
         ess=np.zeros(len(edges) - 1),
         resampled=np.zeros(len(edges) - 1, np.uint8),
         level=np.zeros(1),

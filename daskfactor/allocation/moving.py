@@ -1,4 +1,4 @@
-"""One island of particles that move: as in ``islands.py``, with Gibbs sweeps after resampling.
+"""One island of particles that move: as in ``batches.py``, with Gibbs sweeps now and then.
 
 Particles keep the states of all their tokens and plain tables, so that a token can be taken
 out of its urns again; see ``kernels/moving.py``.

@@ -4,9 +4,9 @@
 
 over particles that take the tokens of X in a random order and draw their hidden parts from
 the urns. Time is proportional to tokens times particles times states, whatever the size
-of X; with moves (``moving.py``), to that times half the number of resamplings.
+of X; moves (``moving.py``) take up to 26 times that each.
 
-Particles live on *islands* (``islands.py``): each has P of them, one order of the tokens,
+Particles live on *islands* (``batches.py``): each has P of them, one order of the tokens,
 its own resampling, and an unbiased estimate of p(X). log p(X) is the log of their mean and
 its error comes from their spread. Numbers grow in two ways:
 
@@ -74,7 +74,7 @@ class Settings:
     max_particles
         On all islands together; with fewer than the target asks for, a SamplingWarning.
     moves
-        Gibbs sweeps over a particle's past tokens after every resampling; 0 for none.
+        Gibbs sweeps over a particle's past tokens, on a fixed schedule; 0 for none.
     resampling
         "systematic", "stratified", "residual", "multinomial", or None: never.
     threshold

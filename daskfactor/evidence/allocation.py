@@ -133,13 +133,13 @@ class SequentialMonteCarlo(smc.Settings, AllocationMethod):
         moves they stop growing before, if the islands' spread says that many times as many
         would be needed.
     moves
-        Collapsed Gibbs sweeps over a particle's earlier tokens, after every resampling.
-        Without them (0, the paper's procedure) particles soon descend from a few ancestors,
-        and estimates for hundreds of tokens with structure miss by tens of nats. A sweep
-        costs as much as all tokens before it did: a particle takes the time of
-        T (1 + resamplings · moves / 2) tokens, with a resampling every four to thirty
-        tokens, and keeps whole tables. Without moves time is linear in T, and an island
-        needs far more particles for the same error.
+        Collapsed Gibbs sweeps over a particle's earlier tokens, whenever these have grown by
+        4 % (a schedule that does not look at the weights, which keeps the estimate
+        unbiased). Without them (0, the paper's procedure) particles soon descend from a few
+        ancestors, and estimates for hundreds of tokens with structure miss by tens of nats.
+        A particle takes the time of up to T (1 + 26 moves) tokens, and keeps whole tables;
+        without moves an island needs far more particles for the same error. Particles that
+        are never resampled do not move.
     resampling
         ``"systematic"``, ``"stratified"``, ``"residual"``, ``"multinomial"``, or None:
         never (plain importance sampling).

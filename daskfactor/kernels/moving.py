@@ -1,13 +1,18 @@
-"""Particles that move: Pólya urns, with Gibbs sweeps over past tokens after resampling.
+"""Particles that move: Pólya urns, with Gibbs sweeps over past tokens now and then.
 
-A particle takes a token as in ``polya.py``. After every resampling at token τ it visits
+A particle takes a token as in ``polya.py``. At tokens τ that are chosen beforehand it visits
 tokens 1 .. τ again, one after the other: takes the token out of its urns, weighs all states,
 
     w[h] = prod_n (alpha_n + C[m, n, h]) / (A_n + D[m, n, h]),
 
 draws one of them and puts the token back. That leaves p(z_1 .. z_τ | x_1 .. x_τ) as it is,
-so that weights need no change and estimates stay unbiased, while copies of one particle
-become different ones. A visit and a first step are one piece of code.
+so that weights need no change, while copies of one particle become different ones. A visit
+and a first step are one piece of code.
+
+Estimates stay unbiased only because the weights have no say in when particles move. To move
+them whenever they were resampled would replace the states of just those sets of particles
+whose weights are uneven, and leave the others as they are: estimates of p(X) of nine tokens
+by 8 particles then are 5 % too small on average.
 
 Uniforms have the address (token // 2, particle, island, tag); see ``philox.py``.
 
@@ -292,7 +297,7 @@ def travel(
 
     Parameters
     ----------
-    moves : sweeps after a resampling, at least 1
+    moves : sweeps after a stretch that ``way.moved`` marks, at least 1
     cursor : (4,), updated: stretch, sweep (0: the first step), particle, token; at first zeros
     work : factors to compute in this call, about a nanosecond each
     """
@@ -317,11 +322,9 @@ def travel(
         if q < size:
             cursor[2], cursor[3] = q, begin
             continue
-        again = sweep < moves
-        if sweep == 0:
-            again = look(way, e, movers.log_weights, s)
-            if again:
-                _inherit(movers, s.parents, end)
+        again = sweep < moves and way.moved[e] == 1
+        if sweep == 0 and look(way, e, movers.log_weights, s):
+            _inherit(movers, s.parents, end)
         cursor[2] = 0
         if again:
             cursor[1], cursor[3] = sweep + 1, 0

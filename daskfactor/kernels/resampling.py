@@ -56,6 +56,7 @@ class Walk(NamedTuple):
     ``edges``: (E + 1,), tokens between which the weights are looked at
     ``island``, ``tag``, ``key``: address of its uniforms; ``tag`` is a multiple of PURPOSES
     ``scheme``: of `SCHEMES`, or `NEVER`;  ``least``: effective size below which to resample
+    ``moved``: (E,), 1 after which stretches particles that can move do so
     ``ess``, ``resampled``: (E,), written;  ``level``: (1,), log of the weights' common factor
     """
 
@@ -65,6 +66,7 @@ class Walk(NamedTuple):
     key: Words
     scheme: int
     least: float
+    moved: NDArray[np.uint8]
     ess: Wide
     resampled: NDArray[np.uint8]
     level: Wide

@@ -1,5 +1,6 @@
 """Particles that move, as a run uses them; what they do is in tests/kernels/test_moving.py."""
 
+import itertools
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.allocation import limits, smc
-from daskfactor.allocation.batches import LOOKS, stretch_edges
+from daskfactor.allocation.batches import GROWTH, LOOKS, move_schedule, stretch_edges
 from daskfactor.allocation.limits import estimated_seconds
 from daskfactor.allocation.smc import Settings, run_smc
 from daskfactor.errors import OptionError, SamplingWarning
@@ -78,6 +79,20 @@ def test_never_resampled_never_moved() -> None:
     np.testing.assert_array_equal(one.edges, two.edges)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 9, 300, 10_001])
+def test_schedule(tokens: int) -> None:
+    """Particles move whenever their tokens have grown by a share, and not after the last one."""
+    edges = stretch_edges(tokens, LOOKS)
+    ends = edges[1:][move_schedule(edges) == 1]
+    assert tokens not in ends
+    for end, following in itertools.pairwise(ends):
+        assert following >= (1 + GROWTH) * end
+        assert following == end + edges[1] or following - edges[1] < (1 + GROWTH) * end
+    assert ends.sum() <= tokens * (1 + 1 / GROWTH)
+    if tokens > edges[1]:
+        assert ends[0] == edges[1]
+
+
 @pytest.mark.parametrize(
     ("spread", "particles", "grows"),
     [
@@ -102,7 +117,7 @@ def test_growth(spread: float, particles: int, grows: int) -> None:
 
 
 def test_rounds_grow() -> None:
-    model = AllocationModel.nmf(3, concentration={"r": 1.0, "i": 0.3, "j": 0.3})
+    model = AllocationModel.nmf(4, concentration={"r": 1.0, "i": 0.1, "j": 0.1})
     start = Settings(particles=8, islands=4, target=1e9, max_particles=2**12)
     urns = urns_of(blocks(300), model)
     found = quiet(urns, start, 1, in_turn, ignore)

@@ -101,13 +101,13 @@ class Reference:
                 add(self.urns, self.orders[p, t], self.z[p, t], self.C[p], self.D[p], -1)
                 self.draw(p, t, u)
 
-    def resample(self, e: int) -> bool:
+    def resample(self, e: int) -> None:
         """By the weights of the particles, whose factors that never vary are still in."""
         journey, P = self.journey, len(self.z)
         weights = np.exp(self.logs - self.logs.max())
         mean, weights = weights.mean(), weights / weights.sum()
         if journey.resampling is None or 1 / (weights**2).sum() >= journey.least * P:
-            return False
+            return
         self.level += self.logs.max() + math.log(mean)
         offspring, parents = np.empty(P, np.int64), np.empty(P, np.int64)
         draws = uniforms(P, e, self.island, self.tag + OFFSPRING)
@@ -117,10 +117,10 @@ class Reference:
             array[:] = array[parents]
         self.logs[:] = 0
         self.resampled += 1
-        return True
 
     def run(self) -> "Reference":
         edges, scale = self.journey.edges, np.log(self.urns.values)
+        moves, last = self.journey.moves, 0
         P = range(len(self.z))
         draws = [uniforms(self.urns.total, p, self.island, self.tag + STATES) for p in P]
         for e in range(len(edges) - 1):
@@ -129,9 +129,13 @@ class Reference:
                     log_u = self.draw(p, t, draws[p][t])
                     self.logs[p] += log_u - scale[self.orders[p, t]]
                     self.logs[p] -= log_known(self.urns, self.orders[p], t)
-            if edges[e + 1] < self.urns.total and self.resample(e):
-                for s in range(self.journey.moves):
-                    self.sweep(edges[e + 1], e * self.journey.moves + s + 1)
+            if edges[e + 1] == self.urns.total:
+                break
+            self.resample(e)
+            if moves and edges[e + 1] >= (1 + islands.GROWTH) * last:
+                last = edges[e + 1]
+                for s in range(moves):
+                    self.sweep(last, e * moves + s + 1)
         return self
 
 
