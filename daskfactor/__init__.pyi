@@ -30,9 +30,9 @@ from .inference.gibbs import Gibbs as Gibbs
 from .inference.hmc import HMC as HMC
 from .inference.langevin import LangevinDynamics as LangevinDynamics
 from .inference.multiplicative import MultiplicativeUpdates as MultiplicativeUpdates
+from .inference.point import optimize as optimize
 from .inference.psgld import PSGLD as PSGLD
 from .inference.psgrrld import PSGRRLD as PSGRRLD
-from .inference.sampling import optimize as optimize
 from .inference.sampling import sample as sample
 from .inference.sghmc import SGHMC as SGHMC
 from .inference.sgld import SGLD as SGLD

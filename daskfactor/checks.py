@@ -1,6 +1,8 @@
 """Checks of single arguments, with the one sentence that each failure deserves."""
 
 import math
+import sys
+import warnings
 from numbers import Integral, Real
 from typing import Any
 
@@ -51,3 +53,12 @@ def positive_number(name: str, value: Any) -> float:
     if not (is_number(value) and math.isfinite(value) and value > 0):
         raise OptionError(f"{name} must be a positive finite number, got {value!r}")
     return float(value)
+
+
+def warn(message: str, kind: type[Warning]) -> None:
+    """Warn at the line outside this package from which it was called, however deep we are."""
+    level, frame = 2, sys._getframe(1)
+    inside = ("daskfactor", "contextlib")
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in inside:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, kind, stacklevel=level)

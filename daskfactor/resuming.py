@@ -1,16 +1,20 @@
 """The public verb ``resume``: go on with a run of any kind where its store stopped."""
 
-from os import fspath
+import json
+from os import PathLike, fspath
 from typing import Any
 
 import xarray as xr
 
 from daskfactor.errors import OptionError
 from daskfactor.executors import Executor
-from daskfactor.inference.sampling import resume as resume_chains
-from daskfactor.inference.setup import PathText
+from daskfactor.inference import sampling
+from daskfactor.inference.sampling import PathText
+from daskfactor.inference.session import Options
 from daskfactor.progress import OnEvent
-from daskfactor.stein.posterior import is_particle_store, resume_particles
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import open_run
+from daskfactor.stein import posterior
 
 
 def resume(
@@ -49,19 +53,28 @@ def resume(
     OptionError
         If ``draws`` are asked for of a set of particles.
     """
-    options: dict[str, Any] = {
-        "V": V,
-        "progressbar": progressbar,
-        "client": client,
-        "executor": executor,
-        "memory_limit": memory_limit,
-        "callback": callback,
-    }
-    if not is_particle_store(store):
-        return resume_chains(store, draws, **options)
-    if draws is not None:
-        raise OptionError(
-            f"the run at {fspath(store)} is a set of particles that are weighted together, got "
-            f"draws={draws}; leave draws out to finish it, or make a larger set anew"
-        )
-    return resume_particles(store, **options)
+    path = _path(store)
+    options = Options(progressbar=progressbar, client=client, executor=executor, callback=callback)
+    with RunStore.open(path, mode="r+") as held:
+        described = json.loads(held.attrs["run"])
+        if "particles" not in held.attrs:
+            sampling.go_on(held, described, draws, V, memory_limit, **options)
+        elif draws is None:
+            posterior.go_on(held, described, V, memory_limit, **options)
+        else:
+            raise OptionError(
+                f"the run at {path} is a set of particles that are weighted together, got "
+                f"draws={draws}; leave draws out to finish it, or make a larger set anew"
+            )
+    return open_run(path)
+
+
+def _path(store: object) -> str:
+    """Give the path of a store, or one of the objects that stand for one."""
+    if isinstance(store, str | PathLike):
+        return str(fspath(store))
+    raise OptionError(
+        f"resume takes the path of the store that sample(store=...) wrote, got a "
+        f"{type(store).__name__}; a result that was kept in memory cannot go on: pass store= when "
+        "the run begins"
+    )

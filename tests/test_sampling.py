@@ -1,5 +1,6 @@
 """The contract of ``sample``, ``resume`` and ``optimize``, over samplers and executors."""
 
+import inspect
 import json
 import warnings
 from pathlib import Path
@@ -21,6 +22,7 @@ from daskfactor.errors import (
     OptionError,
     SamplingWarning,
     StoreError,
+    StoreFormatError,
 )
 
 QUICK = {"draws": 6, "tune": 10, "random_seed": 3, "progressbar": False}
@@ -568,3 +570,69 @@ def test_stores_in_the_way_are_left_alone(tmp_path: Path) -> None:
         dfac.resume(tmp_path / "nothing.zarr")
     with pytest.raises(StoreError):
         dfac.resume(tmp_path / "run.zarr")
+
+
+def test_only_a_path_goes_on(tmp_path: Path) -> None:
+    trace = dfac.sample(V0, dfac.TweedieNMF(2), **QUICK)
+    for other in (trace, trace["posterior"].to_dataset(), None, 3):
+        with pytest.raises(
+            OptionError, match=r"resume takes the path .* got a \w+; .* store="
+        ) as one:
+            dfac.resume(other)
+        assert "\n" not in str(one.value)
+
+
+def test_a_run_that_this_version_cannot_go_on_with_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "run.zarr"
+    dfac.sample(V0, dfac.TweedieNMF(2), store=path, **QUICK)
+    document = json.loads((path / "zarr.json").read_text())
+    described = json.loads(document["attributes"]["run"])
+    described["options"]["flavour"] = "sweet"
+    document["attributes"]["run"] = json.dumps(described)
+    (path / "zarr.json").write_text(json.dumps(document))
+    with pytest.raises(StoreFormatError, match=r"begun by daskfactor 0\.1\.0 .*flavour.* anew$"):
+        dfac.resume(path, draws=2, progressbar=False)
+
+
+def test_warnings_point_at_the_line_that_asked() -> None:
+    with pytest.warns(DataWarning, match="nothing is monitored") as seen:
+        dfac.sample(np.nan_to_num(V0, nan=1), dfac.TweedieNMF(2), monitor="missing", **QUICK)
+    with pytest.warns(DataWarning, match="no maximum") as also:
+        dfac.optimize(V0, dfac.TweedieNMF(2, shape_w=0.5), progressbar=False)
+    assert {one.filename for one in [*seen, *also]} == {__file__}
+
+
+def test_verbs_have_the_same_options_in_the_same_order() -> None:
+    order = list(inspect.signature(dfac.sample).parameters)
+    common = order[order.index("random_seed") :]
+    for verb in (
+        dfac.optimize,
+        dfac.stein_posterior,
+        dfac.stein_discrepancy,
+        dfac.log_evidence,
+        dfac.select_rank,
+        dfac.estimate_cost,
+    ):
+        own = [name for name in inspect.signature(verb).parameters if name in common]
+        assert own == [name for name in common if name in own]
+        assert {"progressbar", "client", "blocks", "unstored", "executor", "callback"} <= set(own)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+            verb(V0, dfac.TweedieNMF(2), colour="red")
+    assert list(inspect.signature(dfac.estimate_cost).parameters)[: len(order)] == order
+
+
+@pytest.mark.parametrize("name", ["balance", "allow_empty", "dtype", "memory_limit"])
+def test_verbs_say_where_their_former_options_are(name: str) -> None:
+    model: Any = dfac.TweedieNMF(2)
+    pair = np.ones((1, 6, 2)), np.ones((1, 2, 5))
+    calls: dict[str, Any] = {
+        "optimize": lambda **more: dfac.optimize(V0, model, **more),
+        "stein_posterior": lambda **more: dfac.stein_posterior(V0, model, **more),
+        "stein_discrepancy": lambda **more: dfac.stein_discrepancy(pair, V0, model, **more),
+        "log_evidence": lambda **more: dfac.log_evidence(V0, model, **more),
+        "select_rank": lambda **more: dfac.select_rank(V0, model, [1], **more),
+    }
+    for verb, call in calls.items():
+        wanted = rf"^{name}= can be given to as_blocks only: {verb}\(as_blocks\(V, {name}=1\), "
+        with pytest.raises(OptionError, match=wanted):
+            call(**{name: 1})

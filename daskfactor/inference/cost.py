@@ -14,9 +14,9 @@ from daskfactor.executors.choice import choose_executor
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.footprint import FLOPS, Footprint, Place, count_cells
-from daskfactor.inference.options import RunOptions, choose_keep
+from daskfactor.inference.options import checked_lengths, plan_run
+from daskfactor.inference.sampling import checked_sampler
 from daskfactor.inference.session import verb
-from daskfactor.inference.setup import check_kinds, check_model, default_sampler
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent
@@ -216,29 +216,13 @@ def estimate_cost(
     The estimate is an upper one: tests hold it against the memory that runs take.
     """
     del random_seed, overwrite, progressbar, callback
-    check_model(model)
-    sampler = default_sampler(model) if sampler is None else sampler
-    check_kinds(model, sampler)
-    counts = {
-        "draws": whole_number("draws", draws, 1),
-        "tune": whole_number("tune", tune, 0),
-        "chains": whole_number("chains", chains, 1),
-        "thin": whole_number("thin", thin, 1),
-    }
-    sampler.check_lengths(draws, tune)
+    sampler = checked_sampler(model, sampler)
+    lengths = {"draws": draws, "tune": tune, "chains": chains, "thin": thin}
+    lengths = checked_lengths(sampler, lengths)
     kind = cast("FloatType", np.dtype(dtype))
     data = outline(V, Wanted(blocks, kind, unstored, balance, memory_limit, None, entries))
-    shares = [1 / track.coarseness for track in sampler.tracks]
-    draw = sum(data.shape) * model.width * data.dtype.itemsize
-    every = choose_keep(keep, draws, draw * chains * sum(shares), round(1 / min(shares)))
-    options = RunOptions(
-        **counts,
-        seed=0,
-        keep=keep,  # type: ignore[arg-type]  # checked by choose_keep
-        keep_every=every,
-        dtype=str(data.dtype),
-    )
     plain = cast("BlockedData", data)
+    options = plan_run(plain, model.width, sampler, keep, seed=0, **lengths)
     setting = Setting(plain, model, sampler, options, cast("Executor", None))
     if executor == "auto":
         executor = "lanes" if client is None else choose_executor(client, plain, model.width).name

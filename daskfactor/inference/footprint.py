@@ -16,8 +16,8 @@ from daskfactor.data.outline import Outline
 from daskfactor.data.schedules import NestedReshuffled
 from daskfactor.errors import OptionError
 from daskfactor.inference.chain import Setting
+from daskfactor.inference.description import SMALL_DATA
 from daskfactor.inference.run import Driver, work_per_cycle
-from daskfactor.inference.setup import SMALL_DATA
 from daskfactor.inference.sinks import MemorySink
 from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.workspace import tile_rows

@@ -1,12 +1,12 @@
 """Which cells to watch: the caller's ways of naming them, turned into indices."""
 
-import warnings
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from daskfactor.checks import warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 
@@ -38,10 +38,9 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
         if monitor != "missing":
             raise OptionError(f"{ALLOWED}; got {monitor!r}")
         if data.n_missing == 0:
-            warnings.warn(
+            warn(
                 'monitor="missing", but no cell is missing: nothing is monitored',
                 DataWarning,
-                stacklevel=4,
             )
         return _or_none(data.missing_cells())
     if isinstance(monitor, xr.DataArray):

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from daskfactor.checks import whole_number
+from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
+from daskfactor.inference.base import Sampler
 
 Keep = Literal["auto", "draws", "moments"]
 
@@ -62,6 +65,32 @@ class RunOptions:
 
     def kept_cycles(self) -> list[int]:
         return [c for draw, c in enumerate(self.draw_cycles()) if self.is_kept(draw)]
+
+
+def checked_lengths(sampler: Sampler, lengths: dict[str, Any]) -> dict[str, int]:
+    """Give ``draws``, ``tune``, ``chains`` and ``thin`` as whole numbers that a run can have."""
+    found = {
+        name: whole_number(name, value, 0 if name == "tune" else 1)
+        for name, value in lengths.items()
+    }
+    sampler.check_lengths(found["draws"], found["tune"])
+    return found
+
+
+def plan_run(
+    data: BlockedData, width: int, sampler: Sampler, keep: str, seed: int, **lengths: int
+) -> RunOptions:
+    """Decide how many draws are kept, from what one takes of the memory for all."""
+    shares = [1 / track.coarseness for track in sampler.tracks]
+    each = sum(data.shape) * width * data.dtype.itemsize * lengths["chains"] * sum(shares)
+    every = choose_keep(keep, lengths["draws"], each, round(1 / min(shares)))
+    return RunOptions(
+        **lengths,
+        seed=seed,
+        keep=keep,  # type: ignore[arg-type]  # checked by choose_keep
+        keep_every=every,
+        dtype=str(data.dtype),
+    )
 
 
 def choose_keep(keep: str, draws: int, bytes_per_draw: float, coarseness: int = 1) -> int:

@@ -1,16 +1,18 @@
-"""Point estimates: which method fits which model, and the result as a Dataset."""
+"""Point estimates: the verb ``optimize``, which method fits which model, the result."""
 
 import json
-import warnings
+import time
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from daskfactor.checks import warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors import Executor
 from daskfactor.inference.chain import in_callers_order
+from daskfactor.inference.description import component_names
 from daskfactor.inference.dsgd import DSGD, run_dsgd
 from daskfactor.inference.multiplicative import (
     SMALLEST,
@@ -21,12 +23,86 @@ from daskfactor.inference.multiplicative import (
     run_updates,
     start_state,
 )
-from daskfactor.inference.setup import component_names
+from daskfactor.inference.sampling import check_model
+from daskfactor.inference.session import session, verb
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.results.schema import beside
 
 Method = MultiplicativeUpdates | DSGD
+
+
+@verb
+def optimize(
+    V: Any,
+    model: TweedieNMF | GaussianMF,
+    method: Method | None = None,
+    *,
+    random_seed: int | None = None,
+    progressbar: bool = True,
+    client: Any = None,
+    blocks: int | None = None,
+    unstored: str | None = None,
+    executor: str | Executor = "auto",
+    callback: OnEvent | None = None,
+) -> xr.Dataset:
+    """One point estimate of the factors: the fit that the samplers start from.
+
+    Parameters
+    ----------
+    V
+        The data, as for :func:`sample`.
+    model
+        What the data are taken to be; its priors count as penalties.
+    method
+        :class:`MultiplicativeUpdates` or :class:`DSGD`; by default the former for a
+        :class:`TweedieNMF`, the latter for a :class:`GaussianMF`.
+    random_seed
+        Seed of the random start.
+    progressbar, client, blocks, unstored, executor, callback
+        As for :func:`sample`.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``W`` (row, component), ``H`` (component, column), ``objective``
+        (iteration): Σ d_β(v|μ) + φ(λ_w ΣW + λ_h ΣH) with -φ(a - 1) Σ log for gamma
+        priors of shape a, or φ times the Gaussian penalties.
+
+    Raises
+    ------
+    DataError, ModelError, OptionError
+        If data, model or options cannot be used.
+
+    Notes
+    -----
+    Févotte and Idier 2011; Gemulla et al. 2011.
+    """
+    check_model(model)
+    method = check_method(method, model)
+    with session(
+        V,
+        model,
+        blocks,
+        unstored,
+        random_seed=random_seed,
+        progressbar=progressbar,
+        client=client,
+        executor=executor,
+        callback=callback,
+    ) as run:
+        started = time.perf_counter()
+        point = fit_point(
+            run.data,
+            model,
+            method,
+            run.executor,
+            run.seed,
+            lambda done, value: run.on_event(RunEvent("warm start", done, method.max_iter)),
+        )
+        made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
+        return point_dataset(run.data, model, method, point, made)
 
 
 def check_method(method: object, model: TweedieNMF | GaussianMF) -> Method:
@@ -72,12 +148,11 @@ def warn_of_spikes(model: TweedieNMF) -> None:
     """Say so if the posterior has no maximum: a gamma prior of shape below 1."""
     for name, shape in (("shape_w", model.shape_w), ("shape_h", model.shape_h)):
         if shape < 1:
-            warnings.warn(
+            warn(
                 f"with {name}={shape:g} the posterior density is infinite wherever an entry is "
                 f"zero, so there is no maximum: entries stop at {SMALLEST:g} of the start's; draw "
                 f"from the posterior with sample(), or take {name} of at least 1",
                 DataWarning,
-                stacklevel=4,
             )
 
 

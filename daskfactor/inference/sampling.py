@@ -1,43 +1,49 @@
-"""The public verbs that run something: ``sample``, ``resume``, ``optimize``."""
+"""Drawing from a posterior: the verb ``sample``, and how a stored run goes on."""
 
 import json
-import time
-from os import fspath
-from typing import Any
+import shutil
+from dataclasses import replace
+from os import PathLike, fspath
+from typing import Any, Unpack
 
+import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
-from daskfactor.checks import whole_number
+from daskfactor.checks import warn, whole_number
+from daskfactor.data.schedules import diagonal_sizes
+from daskfactor.errors import DataWarning, OptionError, SamplingWarning
 from daskfactor.executors import Executor
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.compilation import compile_kernels
-from daskfactor.inference.monitor import monitored_cells
-from daskfactor.inference.options import RunOptions, choose_keep
-from daskfactor.inference.point import Method, check_method, fit_point, point_dataset
-from daskfactor.inference.run import Driver
-from daskfactor.inference.samplers import sampler_from_dict
-from daskfactor.inference.session import session, session_again, verb
-from daskfactor.inference.setup import (
-    PathText,
-    cells_of,
-    check_kinds,
-    check_model,
-    check_schedule,
-    closing_attrs,
-    default_sampler,
-    extended,
-    kept_index,
-    model_from_dict,
-    report_trouble,
-    run_from_start,
-    with_fixed_values,
-)
+from daskfactor.inference.description import closing_attrs, kept_index, run_spec
+from daskfactor.inference.monitor import Cells, monitored_cells
+from daskfactor.inference.options import RunOptions, checked_lengths, plan_run
+from daskfactor.inference.psgld import PSGLD
+from daskfactor.inference.run import Driver, RunState
+from daskfactor.inference.samplers import sampler_from_dict, samplers
+from daskfactor.inference.session import Options, as_begun, session, session_again, verb
+from daskfactor.inference.sghmc import SGHMC
+from daskfactor.inference.sinks import MemorySink
+from daskfactor.models.fixed import FixedComponents
 from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.progress import OnEvent, RunEvent
+from daskfactor.models.tweedie import FIXED, TweedieNMF
+from daskfactor.progress import OnEvent
+from daskfactor.results.spec import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
+
+PathText = str | PathLike[str]
+
+NOT_STARTED: dict[str, Any] = {
+    "cycle": 0,
+    "draws": 0,
+    "warmup_draws": 0,
+    "chains": [],
+    "seconds": 0.0,
+}
+"""The checkpoint of a run whose warm start has not ended: resuming begins it again."""
 
 
 @verb
@@ -136,16 +142,9 @@ def sample(
     -----
     Şimşekli et al. 2017 (P-SGLD, P-SGRRLD); Şimşekli et al. 2015.
     """
-    check_model(model)
-    sampler = default_sampler(model) if sampler is None else sampler
-    check_kinds(model, sampler)
-    counts = {
-        "draws": whole_number("draws", draws, 1),
-        "tune": whole_number("tune", tune, 0),
-        "chains": whole_number("chains", chains, 1),
-        "thin": whole_number("thin", thin, 1),
-    }
-    sampler.check_lengths(counts["draws"], counts["tune"])
+    sampler = checked_sampler(model, sampler)
+    lengths = {"draws": draws, "tune": tune, "chains": chains, "thin": thin}
+    lengths = checked_lengths(sampler, lengths)
     with session(
         V,
         model,
@@ -159,153 +158,167 @@ def sample(
     ) as run:
         data = run.data
         sampler.check_data(data)
-        bytes_per_draw = sum(data.shape) * model.width * data.dtype.itemsize
-        shares = [1 / track.coarseness for track in sampler.tracks]
-        options = RunOptions(
-            **counts,
-            seed=run.seed,
-            keep=keep,  # type: ignore[arg-type]  # checked by choose_keep
-            keep_every=choose_keep(
-                keep,
-                counts["draws"],
-                bytes_per_draw * counts["chains"] * sum(shares),
-                round(1 / min(shares)),
-            ),
-            dtype=str(data.dtype),
+        options = plan_run(data, model.width, sampler, keep, seed=run.seed, **lengths)
+        # Refuses a schedule that this grid cannot have, before anything is written.
+        sampler.schedule.cycle(
+            data.grid.blocks, diagonal_sizes(data.n_observed), np.random.default_rng(0)
         )
-        check_schedule(sampler, data)
         cells = monitored_cells(monitor, data)
         setting = Setting(data, model, sampler, options, run.executor, cells)
-        return run_from_start(setting, store, overwrite, run.on_event)
+        return _from_start(setting, store, overwrite, run.on_event)
 
 
-def resume(
-    store: PathText,
-    draws: int | None = None,
-    *,
-    V: Any = None,
-    progressbar: bool = True,
-    client: Any = None,
-    executor: str | Executor = "auto",
-    memory_limit: int | str | None = None,
-    callback: OnEvent | None = None,
+def check_model(model: object) -> None:
+    """Refuse anything that is not a model."""
+    if not isinstance(model, TweedieNMF | GaussianMF):
+        raise OptionError(
+            "model must be a model such as TweedieNMF(n_components=20) or "
+            f"GaussianMF(n_components=20), got {model!r}"
+        )
+
+
+def checked_sampler(model: object, sampler: object) -> Sampler:
+    """Give the sampler, or a model's own; refuse what does not go together."""
+    check_model(model)
+    if sampler is None:
+        return SGHMC() if isinstance(model, GaussianMF) else PSGLD()
+    if not isinstance(sampler, Sampler):
+        known = ", ".join(f"{kind}(...)" for kind in samplers())
+        raise OptionError(f"sampler must be one of {known}, got {sampler!r}")
+    kind = type(model).__name__
+    if model.nonnegative != sampler.nonnegative:  # type: ignore[attr-defined]  # checked above
+        right = [name for name, own in samplers().items() if own.nonnegative != sampler.nonnegative]
+        raise OptionError(
+            f"{kind} cannot be sampled by {sampler.name}: it takes "
+            f"{' or '.join(f'{name}()' for name in right)}; leave sampler out for the right one"
+        )
+    sampler.check_model(model)
+    return sampler
+
+
+def _from_start(
+    setting: Setting, store: PathText | None, overwrite: bool, on_event: OnEvent
 ) -> xr.DataTree:
-    """Go on with chains where their store stopped; arguments as for :func:`daskfactor.resume`.
+    """Do everything after the checks: compile, warm start, segments, results."""
+    spec = run_spec(setting, store is not None)
+    sink: RunStore | MemorySink = MemorySink(spec)
+    if store is not None:
+        sink = RunStore.create(fspath(store), spec, overwrite=overwrite)
+        sink.checkpoint(fixed_arrays(setting.model), NOT_STARTED)
+    try:
+        compile_kernels(setting, on_event)
+        driver = Driver(setting, sink, on_event)
+        state = driver.start()
+        driver.run(state)
+        _report_trouble(state)
+        closing = closing_attrs(state)
+        if isinstance(sink, MemorySink):
+            return sink.tree(spec, closing)
+        sink.finish(closing)
+    except Exception:
+        if isinstance(sink, RunStore) and not sink.load_checkpoint()[1]["chains"]:
+            sink.close()
+            shutil.rmtree(sink.path, ignore_errors=True)  # the run never began
+        raise
+    finally:
+        if isinstance(sink, RunStore):
+            sink.close()
+    return open_run(sink.path)
 
-    Raises
-    ------
-    StoreError, StoreFormatError
-        If there is no run there, or it is damaged or of a newer version.
-    DataError
-        If ``V`` is needed, or is not the data that the run began with.
-    """
-    with RunStore.open(fspath(store), mode="r+") as held:
-        arrays, meta = held.load_checkpoint()
-        described = json.loads(held.attrs["run"])
-        options = RunOptions(**described["options"])
-        if draws is not None:
-            options = extended(options, meta, whole_number("draws", draws, 1))
+
+def go_on(
+    held: RunStore,
+    described: dict[str, Any],
+    draws: int | None,
+    V: Any,
+    memory_limit: int | str | None,
+    **options: Unpack[Options],
+) -> None:
+    """Finish a stored run of chains, with ``draws`` more; what `daskfactor.resume` calls."""
+    arrays, meta = held.load_checkpoint()
+    with as_begun(held):
+        planned = RunOptions(**described["options"])
         model = with_fixed_values(model_from_dict(described["model"]), arrays)
         sampler = sampler_from_dict(described["sampler"])
-        sampler.check_lengths(options.draws, options.tune)
-        with session_again(
-            held,
-            V,
-            model,
-            memory_limit,
-            progressbar=progressbar,
-            client=client,
-            executor=executor,
-            callback=callback,
-        ) as run:
-            cells = cells_of(held.spec)
-            setting = Setting(run.data, model, sampler, options, run.executor, cells)
-            if draws is not None:
-                described["options"] = options.to_dict()
-                held.update_attrs({"run": json.dumps(described), "draws": options.draws})
-            index = kept_index(options)
-            if len(index) > held.draws:  # also after a kill between the two
-                held.extend(len(index), index)
-            complete = meta["chains"] and meta["cycle"] >= options.cycles
-            driver = Driver(setting, held, run.on_event)
-            if not complete:
-                compile_kernels(setting, run.on_event)
-            state = driver.restart(arrays, meta)
-            driver.run(state)
-            if not complete:
-                report_trouble(state)
-            # Also of a complete run, which may have been killed before it was closed.
-            held.finish(closing_attrs(state, held.attrs if complete else {}))
-    return open_run(fspath(store))
+    if draws is not None:
+        planned = extended(planned, meta, whole_number("draws", draws, 1))
+    sampler.check_lengths(planned.draws, planned.tune)
+    with session_again(held, V, model, memory_limit, **options) as run:
+        setting = Setting(run.data, model, sampler, planned, run.executor, cells_of(held.spec))
+        if draws is not None:
+            text = json.dumps(described | {"options": planned.to_dict()})
+            held.update_attrs({"run": text, "draws": planned.draws})
+        index = kept_index(planned)
+        if len(index) > held.draws:  # also after a kill between the two
+            held.extend(len(index), index)
+        complete = meta["chains"] and meta["cycle"] >= planned.cycles
+        if not complete:
+            compile_kernels(setting, run.on_event)
+        driver = Driver(setting, held, run.on_event)
+        state = driver.restart(arrays, meta)
+        driver.run(state)
+        if not complete:
+            _report_trouble(state)
+        # Also of a complete run, which may have been killed before it was closed.
+        held.finish(closing_attrs(state, held.attrs if complete else None))
 
 
-@verb
-def optimize(
-    V: Any,
-    model: TweedieNMF | GaussianMF,
-    method: Method | None = None,
-    *,
-    random_seed: int | None = None,
-    progressbar: bool = True,
-    client: Any = None,
-    blocks: int | None = None,
-    unstored: str | None = None,
-    executor: str | Executor = "auto",
-    callback: OnEvent | None = None,
-) -> xr.Dataset:
-    """One point estimate of the factors: the fit that the samplers start from.
-
-    Parameters
-    ----------
-    V
-        The data, as for :func:`sample`.
-    model
-        What the data are taken to be; its priors count as penalties.
-    method
-        :class:`MultiplicativeUpdates` or :class:`DSGD`; by default the former for a
-        :class:`TweedieNMF`, the latter for a :class:`GaussianMF`.
-    random_seed
-        Seed of the random start.
-    progressbar, client, blocks, unstored, executor, callback
-        As for :func:`sample`.
-
-    Returns
-    -------
-    xarray.Dataset
-        ``W`` (row, component), ``H`` (component, column), ``objective``
-        (iteration): Σ d_β(v|μ) + φ(λ_w ΣW + λ_h ΣH) with -φ(a - 1) Σ log for gamma
-        priors of shape a, or φ times the Gaussian penalties.
-
-    Raises
-    ------
-    DataError, ModelError, OptionError
-        If data, model or options cannot be used.
-
-    Notes
-    -----
-    Févotte and Idier 2011; Gemulla et al. 2011.
-    """
-    check_model(model)
-    method = check_method(method, model)
-    with session(
-        V,
-        model,
-        blocks,
-        unstored,
-        random_seed=random_seed,
-        progressbar=progressbar,
-        client=client,
-        executor=executor,
-        callback=callback,
-    ) as run:
-        started = time.perf_counter()
-        point = fit_point(
-            run.data,
-            model,
-            method,
-            run.executor,
-            run.seed,
-            lambda done, value: run.on_event(RunEvent("warm start", done, method.max_iter)),
+def _report_trouble(state: RunState) -> None:
+    """Warn of roll-backs and of counts that are no Poisson counts; once per run."""
+    rolled_back = sum(len(chain.divergences) for chain in state.chains)
+    if rolled_back:
+        smallest = min(chain.shrink for chain in state.chains)
+        warn(
+            f"{rolled_back} segments diverged and were run again with a smaller step (down to "
+            f"{smallest:.2g} of the one asked for); draws after that are marked in "
+            "sample_stats/diverging; choose a smaller step to avoid this",
+            SamplingWarning,
         )
-        made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
-        return point_dataset(run.data, model, method, point, made)
+    of_model = state.chains[0].model_warning()
+    if of_model is not None:
+        warn(of_model, DataWarning)
+    of_sampler = next(filter(None, (chain.sampler_warning() for chain in state.chains)), None)
+    if of_sampler is not None and not rolled_back:
+        warn(of_sampler, SamplingWarning)
+
+
+def fixed_arrays(model: TweedieNMF | GaussianMF) -> dict[str, NDArray[Any]]:
+    """Values of frozen components, for the checkpoint of a run that has no state yet."""
+    if not isinstance(model, TweedieNMF):
+        return {}
+    pairs = zip(FIXED, model.fixed, strict=True)
+    return {name: own.values for name, own in pairs if own is not None and own.values is not None}
+
+
+def with_fixed_values(
+    model: TweedieNMF | GaussianMF, arrays: dict[str, NDArray[Any]]
+) -> TweedieNMF | GaussianMF:
+    """The model of a stored run that has no state yet, its frozen components' values known."""
+    if not isinstance(model, TweedieNMF):
+        return model
+    known: dict[str, Any] = {
+        name: FixedComponents(own.frozen, arrays[name])
+        for name, own in zip(FIXED, model.fixed, strict=True)
+        if own is not None and name in arrays
+    }
+    return replace(model, **known)
+
+
+def extended(options: RunOptions, meta: dict[str, Any], more: int) -> RunOptions:
+    """The options of a run with ``more`` draws than its checkpoint holds."""
+    done = max(0, meta["cycle"] - options.tune) // options.thin
+    return replace(options, draws=max(done + more, options.draws))
+
+
+def cells_of(spec: RunSpec) -> Cells | None:
+    """Monitored cells of a run that was stored."""
+    if spec.monitor_rows is None or spec.monitor_columns is None:
+        return None
+    return spec.monitor_rows.astype(np.int64), spec.monitor_columns.astype(np.int64)
+
+
+def model_from_dict(values: dict[str, Any]) -> TweedieNMF | GaussianMF:
+    """The model that ``to_dict`` described."""
+    if values.get("type") == "GaussianMF":
+        return GaussianMF.from_dict(values)
+    return TweedieNMF.from_dict(values)

@@ -9,11 +9,12 @@ from typing import Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
+import daskfactor
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.memory import available_memory
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DataError, ModelError, OptionError
+from daskfactor.errors import DaskfactorError, DataError, ModelError, OptionError, StoreFormatError
 from daskfactor.executors import Executor, make_executor
 from daskfactor.executors.choice import Choice, choose_executor
 from daskfactor.inference.calibration import block_trial
@@ -202,6 +203,22 @@ def session_again(
     unstored = saved.get("unstored")
     with session(source, model, grid, unstored, reading=reading, check=check, **options) as found:
         yield found
+
+
+@contextmanager
+def as_begun(run: RunStore) -> Iterator[None]:
+    """Turn a description of a run that this version cannot read into one sentence."""
+    try:
+        yield
+    except DaskfactorError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        begun = run.attrs.get("inference_library_version", "an unknown version")
+        raise StoreFormatError(
+            f"the run at {run.path} was begun by daskfactor {begun} with options that this version "
+            f"({daskfactor.__version__}) does not have ({error}); finish it with that version, or "
+            "begin it anew"
+        ) from error
 
 
 def _source_again(run: RunStore, source: dict[str, Any]) -> Any:

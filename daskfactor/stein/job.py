@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import Executor
-from daskfactor.inference.setup import coords_of, first_attrs, observed_with
+from daskfactor.inference.description import coords_of, first_attrs, observed_with
 from daskfactor.models.silf import SILFNMF
 from daskfactor.progress import OnEvent, Phase, RunEvent
 from daskfactor.results.spec import RunSpec

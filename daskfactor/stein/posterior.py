@@ -1,9 +1,7 @@
 """The public verb ``stein_posterior``: a few weighted factorizations in place of many draws."""
 
-import json
 from dataclasses import asdict
-from os import fspath
-from typing import Any
+from typing import Any, Unpack
 
 import xarray as xr
 
@@ -11,13 +9,12 @@ from daskfactor.checks import truth, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import Executor
-from daskfactor.inference.session import session, session_again, verb
-from daskfactor.inference.setup import PathText
+from daskfactor.inference.sampling import PathText
+from daskfactor.inference.session import Options, as_begun, session, session_again, verb
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent
 from daskfactor.results.store import RunStore
-from daskfactor.results.trace import open_run
 from daskfactor.stein.job import Job, Settings
 from daskfactor.stein.kernel import IMQ
 from daskfactor.stein.measure import AnyModel, check_model, checked_kernel, law_of_data
@@ -165,42 +162,23 @@ def check_positive(data: BlockedData) -> None:
         )
 
 
-def resume_particles(
-    store: PathText,
-    *,
-    V: Any = None,
-    progressbar: bool = True,
-    client: Any = None,
-    executor: str | Executor = "auto",
-    memory_limit: int | str | None = None,
-    callback: OnEvent | None = None,
-) -> xr.DataTree:
-    """Make the particles that a store lacks, and weigh them; what :func:`resume` calls."""
-    with RunStore.open(fspath(store), mode="r+") as held:
-        if "stein" in held.tree().children:
-            return open_run(fspath(store))
-        described = json.loads(held.attrs["run"])
-        _, meta = held.load_checkpoint()
-        options = Settings(**described["options"])
+def go_on(
+    held: RunStore,
+    described: dict[str, Any],
+    V: Any,
+    memory_limit: int | str | None,
+    **options: Unpack[Options],
+) -> None:
+    """Make the particles that a store lacks, and weigh them; what `daskfactor.resume` calls."""
+    if "stein" in held.tree().children:
+        return
+    _, meta = held.load_checkpoint()
+    with as_begun(held):
+        settings = Settings(**described["options"])
         kind = SILFNMF if described["model"]["type"] == "SILFNMF" else TweedieNMF
         model = kind.from_dict(described["model"])
-        law = law_of_data(model)
-        with session_again(
-            held,
-            V,
-            law,
-            memory_limit,
-            progressbar=progressbar,
-            client=client,
-            executor=executor,
-            callback=callback,
-        ) as opened:
-            method = method_from_dict(described["sampler"])
-            job = Job.of(opened.data, model, method, options, opened.executor, opened.on_event)
-            return run(job, held, (int(meta["draws"]), float(meta.get("seconds", 0.0))))
-
-
-def is_particle_store(store: PathText) -> bool:
-    """Whether a directory holds the particles of this verb, finished or not."""
-    with RunStore.open(fspath(store), mode="r") as held:
-        return "particles" in held.attrs
+        method = method_from_dict(described["sampler"])
+    law = law_of_data(model)
+    with session_again(held, V, law, memory_limit, **options) as opened:
+        job = Job.of(opened.data, model, method, settings, opened.executor, opened.on_event)
+        run(job, held, (int(meta["draws"]), float(meta.get("seconds", 0.0))))

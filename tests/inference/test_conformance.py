@@ -14,7 +14,7 @@ import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.samplers import sampler_from_dict, samplers
-from daskfactor.inference.setup import check_kinds
+from daskfactor.inference.sampling import checked_sampler
 
 Array = NDArray[Any]
 
@@ -248,9 +248,9 @@ def test_the_other_kind_of_model_is_refused(name: str) -> None:
     case = CASES[name]
     other = dfac.GaussianMF(2) if case.model is POISSON else POISSON
     with pytest.raises(DaskfactorError, match=f"cannot be sampled by {case.sampler.name}"):
-        check_kinds(other, case.sampler)
+        checked_sampler(other, case.sampler)
     with pytest.raises((OptionError, ModelError)):
-        check_kinds(case.model, type(case.sampler))
+        checked_sampler(case.model, type(case.sampler))
 
 
 @each
