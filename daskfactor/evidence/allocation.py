@@ -191,6 +191,11 @@ class SequentialMonteCarlo(smc.Settings, AllocationMethod):
         )
         return compile_urns(model.with_thinning(self.thin), kept)
 
+    def remedy(self, discretization: bool) -> str:
+        """Say what makes an error smaller."""
+        del discretization
+        return f"raise max_particles above {self.max_particles}, or thin the counts"
+
     def brief(self) -> Self:
         few: dict[str, Any] = {"particles": 2, "islands": 2, "max_particles": 4, "target": 1e9}
         return replace(self, **few, thin=None, keep="means")

@@ -96,6 +96,11 @@ class Method(ABC):
         """Raise ModelError if the method is not right for a model."""
         del model
 
+    def remedy(self, discretization: bool) -> str:
+        """Say what makes an error smaller: that of the integral over temperatures, or the other."""
+        del discretization
+        return "raise draws"
+
     @abstractmethod
     def estimate(self, problem: Problem) -> Evidence:
         """Log p(V) of a factorization."""

@@ -1,6 +1,7 @@
 """``select_rank``: the evidence of every rank, and beside it the score of cells left out."""
 
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -13,7 +14,7 @@ from scipy.special import logsumexp
 from daskfactor.allocation.counts import as_counts
 from daskfactor.checks import whole_number
 from daskfactor.data.holdout import HeldOut, hold_out
-from daskfactor.errors import EngineError, OptionError
+from daskfactor.errors import EngineError, OptionError, SamplingWarning
 from daskfactor.evidence.base import Method
 from daskfactor.evidence.verbs import (
     EvidenceModel,
@@ -38,6 +39,8 @@ M = TypeVar("M", TweedieNMF, GaussianAdditive, AllocationModel)
 
 SIGNIFICANT = 2.0
 """Standard errors of a difference within which two ranks are not told apart."""
+COARSE = 1.0
+"""Nats of error up to which ranks that are not told apart are called a tie."""
 HELD_OUT = 0.1
 """Share of cells that are left out of a factorization by default."""
 DRAWS, TUNE, THIN = 200, 500, 5
@@ -105,8 +108,11 @@ def select_rank(
         ``held_out_standard_error`` and ``held_out_difference_error``, that of the
         difference to the best rank, cell by cell. Attributes: ``best``,
         ``not_distinguishable`` (ranks within two standard errors of the best),
-        ``best_held_out`` and ``held_out_not_distinguishable``,
-        ``verdict``, a sentence, and ``bound`` ("lower") if the method gives lower bounds.
+        ``at_edge`` ("largest" or "smallest" if the best is the last rank on that side, or
+        ""), ``decides`` (False if errors are as large as the differences between ranks;
+        there is a SamplingWarning then), ``best_held_out`` and
+        ``held_out_not_distinguishable``, ``verdict``, a few sentences, and ``bound``
+        ("lower") if the method gives lower bounds.
         `daskfactor.plots.plot_ranks` draws it.
 
     Raises
@@ -135,13 +141,13 @@ def select_rank(
     }
     if isinstance(model, GaussianAdditive):
         fits = [_fit(V, _ranked(model, rank), method, seed, options, None) for rank in numbers]
-        return _table(numbers, fits)
+        return _table(numbers, fits, method)
     if isinstance(model, AllocationModel):
         refuse_blocks(blocks)
         X = as_counts(V, model)
         options["unstored"] = unstored
         fits = [_fit(X, _ranked(model, rank), method, seed, options, None) for rank in numbers]
-        return _table(numbers, fits)
+        return _table(numbers, fits, method)
     with session(
         V, model, blocks, unstored, random_seed=seed, executor="serial", progressbar=False
     ) as run:
@@ -158,7 +164,7 @@ def select_rank(
                 )
         options |= {"blocks": blocks, "unstored": data.unstored}
         fits = [_fit(data, _ranked(decided, rank), method, seed, options, held) for rank in numbers]
-    return _table(numbers, fits)
+    return _table(numbers, fits, method)
 
 
 def _checked_share(held_out: Any, model: EvidenceModel) -> float:
@@ -238,7 +244,7 @@ def _scores(model: TweedieNMF, held: HeldOut, seed: int, options: dict[str, Any]
     return np.asarray(logsumexp(densities, axis=0) - np.log(len(means)), dtype=np.float64)
 
 
-def _table(ranks: list[int], fits: list[Fit]) -> xr.Dataset:
+def _table(ranks: list[int], fits: list[Fit], method: Method) -> xr.Dataset:
     columns = {
         "log_evidence": [fit.value for fit in fits],
         "standard_error": [fit.standard_error for fit in fits],
@@ -267,7 +273,12 @@ def _table(ranks: list[int], fits: list[Fit]) -> xr.Dataset:
             for rank, is_near in zip(ranks, near, strict=True)
             if is_near and rank != ranks[leader]
         ]
-    attrs["verdict"] = _verdict(attrs)
+    doubt = _doubt(ranks, fits, close, method)
+    attrs["at_edge"] = _edge(ranks, best)
+    attrs["decides"] = not doubt
+    attrs["verdict"] = " ".join(filter(None, [_verdict(attrs), doubt]))
+    if doubt:
+        warnings.warn(doubt, SamplingWarning, stacklevel=4)
     return xr.Dataset(
         {name: ("rank", np.asarray(values, dtype=np.float64)) for name, values in columns.items()},
         coords={"rank": ranks},
@@ -294,6 +305,35 @@ def _by_evidence(ranks: list[int], fits: list[Fit]) -> tuple[int, list[int]]:
     ]
 
 
+def _edge(ranks: list[int], best: int) -> str:
+    """The end of the ranks tried that the best one is at: "largest", "smallest" or ""."""
+    if best == ranks[-1]:
+        return "largest"
+    return "smallest" if best == ranks[0] > 1 else ""
+
+
+def _doubt(ranks: list[int], fits: list[Fit], close: list[int], method: Method) -> str:
+    """Say so where errors are as large as what they are to decide, and what helps."""
+    errors = np.array([np.hypot(fit.standard_error, fit.discretization_error) for fit in fits])
+    span = float(np.ptp([fit.value for fit in fits]))
+    useless = [
+        rank
+        for rank, error in zip(ranks, errors, strict=True)
+        if error > COARSE and SIGNIFICANT * error >= span
+    ]
+    worst = fits[int(errors.argmax())]
+    help_ = method.remedy(worst.discretization_error > worst.standard_error)
+    size = f"{errors.max():,.0f} nats, and the evidences of all ranks lie within {span:,.0f}"
+    if len(ranks) > 1 and len(close) == len(ranks) - 1 and errors.max() > COARSE:
+        return (
+            f"This does not decide between the ranks: errors are up to {size}. To decide, {help_}."
+        )
+    if len(ranks) > 1 and useless:
+        which = ", ".join(map(str, useless))
+        return f"The evidence of rank {which} cannot be used: its error is up to {size}; {help_}."
+    return ""
+
+
 def _error(table: Vector) -> Vector:
     """Standard errors of the means of rows, cells taken as independent."""
     return np.asarray(table.std(axis=1, ddof=1) / np.sqrt(table.shape[1]), dtype=np.float64)
@@ -303,6 +343,9 @@ def _verdict(attrs: dict[str, Any]) -> str:
     """One sentence, or two where the two ways to choose disagree."""
     what = "lower bound of the evidence" if attrs.get("bound") else "evidence"
     text = f"The {what} is largest at rank {attrs['best']}"
+    if attrs["at_edge"]:
+        end = attrs["at_edge"]
+        text += f", the {end} that was tried, so {end[:-2]}r ranks may do better: try them too"
     if attrs["not_distinguishable"]:
         others = ", ".join(map(str, attrs["not_distinguishable"]))
         text += f", from which its errors do not tell {others}"

@@ -165,6 +165,13 @@ class ThermodynamicIntegration(Method):
             return 1.0
         return max(float(t ** (3 / self.power)), FEWEST_DRAWS if exact else LEAST_TUNED)
 
+    def remedy(self, discretization: bool) -> str:
+        """Say what makes an error smaller."""
+        if not discretization:
+            return "raise draws and tune"
+        more = f"raise temperatures above {self.temperatures}"
+        return more if self.power > 1 else f"leave power={self.power:g} out, or {more}"
+
     # -- the estimate -------------------------------------------------------------
 
     def estimate(self, problem: Problem) -> Evidence:

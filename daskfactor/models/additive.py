@@ -54,13 +54,29 @@ class GaussianAdditive(StoredModel):
         Raises
         ------
         DataError
-            If there are none, or one is not finite.
+            If they are no vector of numbers, there are none, or one is missing or not finite.
         """
-        values: NDArray[np.float64] = np.asarray(x, dtype=np.float64)
-        if values.ndim != 1 or not values.size or not np.isfinite(values).all():
+        try:
+            given = np.asanyarray(x)  # keeps a mask
+        except (RuntimeError, TypeError, ValueError):  # of a sparse array, or of uneven lists
+            given = np.empty((), dtype=object)
+        if given.dtype.kind not in "biuf":
             raise DataError(
-                "GaussianAdditive takes a vector of at least one finite observation, got shape "
-                f"{values.shape}; drop missing observations first"
+                f"GaussianAdditive takes a vector of real numbers, got {type(x).__name__} of dtype "
+                f"{getattr(x, 'dtype', given.dtype)}; make it a NumPy array of these first, sparse "
+                "data with .todense() or .toarray()"
+            )
+        values = np.asarray(given, dtype=np.float64)
+        if values.ndim != 1 or not values.size:
+            raise DataError(
+                "GaussianAdditive takes a vector of at least one observation, got shape "
+                f"{values.shape}; pass its entries as one vector, for example with .ravel()"
+            )
+        gone = int(np.count_nonzero(np.ma.getmaskarray(given) | ~np.isfinite(values)))
+        if gone:
+            raise DataError(
+                f"GaussianAdditive has no missing observations, but {gone} of {values.size} are "
+                "masked or not finite; drop these first"
             )
         return values
 

@@ -2,7 +2,7 @@
 
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -20,7 +20,8 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
     """Log evidence over ranks, the held-out score below it, the best of each filled.
 
     Bars are two standard errors: of the evidence, both of its errors together; of the
-    score, that of the difference to the best rank.
+    score, that of the difference to the best rank. Beside the title stands whether the best
+    rank is at the edge of those tried, and whether errors are too large to decide.
 
     Parameters
     ----------
@@ -51,6 +52,7 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
     what = "log evidence" if "bound" not in table.attrs else "log evidence, lower bound"
     axes[0].set_ylabel(f"{what} (nats)", fontsize=8)
     axes[0].set_title("evidence", loc="left", fontsize=9, color=INK)
+    axes[0].set_title(_caution(table.attrs), loc="right", fontsize=7, color=WARN)
     for rank in table.attrs["not_distinguishable"]:
         value = float(table["log_evidence"].sel(rank=rank))
         axes[0].plot([rank], [value], "o", ms=9, mfc="none", mec=WARN, label="within the errors")
@@ -66,6 +68,14 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
     if path is not None:
         save(figure, Path(fspath(path)))
     return figure
+
+
+def _caution(attrs: dict[str, Any]) -> str:
+    """What to know before the best rank is taken."""
+    if not attrs.get("decides", True):
+        return "errors as large as the differences: not decided"
+    end = attrs.get("at_edge")
+    return f"best at the {end} rank tried: try {end[:-2]}r ones" if end else ""
 
 
 def _curve(

@@ -16,7 +16,7 @@ def asked(monkeypatch):
     def select_rank(V, model, ranks, method, held_out, *, random_seed, **options):
         asked.append((V.shape, model, list(ranks), method, held_out, random_seed, options))
         fits = [selection.Fit(-abs(r - 2) * 5.0, 0.5, 0.1, 1.0, None) for r in ranks]
-        return selection._table(list(ranks), fits)
+        return selection._table(list(ranks), fits, method)
 
     monkeypatch.setattr(daskfactor, "select_rank", select_rank)
     return asked

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 import daskfactor as dfac
-from daskfactor.errors import DataError, OptionError
+from daskfactor.errors import DataError, OptionError, SamplingWarning
 from daskfactor.evidence import selection
 from daskfactor.evidence.base import Evidence, Method
 
@@ -74,14 +74,92 @@ def fit(value, scores, error=0.1):
 
 
 def test_disagreement_is_put_into_words():
-    close = selection._table([2, 5], [fit(0, [-1, -2, -1.0]), fit(-0.2, [-1, -1.9, -1.02])])
+    method = MadeUp([])
+    close = selection._table([2, 5], [fit(0, [-1, -2, -1.0]), fit(-0.2, [-1, -1.9, -1.02])], method)
     assert close.attrs["not_distinguishable"] == [5]
     assert "do not tell 5" in close.attrs["verdict"]
     assert "predicted best at rank 5, though not clearly" in close.attrs["verdict"]
-    far = selection._table([2, 5], [fit(0, [-2, -3, -2.0]), fit(-9, [-1, -1.9, -1.0])])
+    far = selection._table([2, 5], [fit(0, [-2, -3, -2.0]), fit(-9, [-1, -1.9, -1.0])], method)
     assert far.attrs["held_out_not_distinguishable"] == []
     assert "and clearly better" in far.attrs["verdict"]
     np.testing.assert_allclose(far["held_out_difference_error"][1], 0)
+
+
+def plain(value, error=0.1, discretization=0.0):
+    return selection.Fit(value, error, discretization, 1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "values", "edge", "said"),
+    [
+        ([1, 2, 3], (-9, -5, 0), "largest", "rank 3, the largest that was tried, so larger ranks"),
+        ([2, 3], (0, -5), "smallest", "rank 2, the smallest that was tried, so smaller ranks may"),
+        ([1, 2], (0, -5), "", "largest at rank 1."),
+        ([2, 3, 4], (-5, 0, -5), "", "largest at rank 3."),
+    ],
+)
+def test_edge_of_the_ranks(ranks, values, edge, said):
+    table = selection._table(ranks, [plain(value) for value in values], MadeUp([]))
+    assert table.attrs["at_edge"] == edge
+    assert table.attrs["decides"]
+    assert said in table.attrs["verdict"]
+
+
+UNIFORM = dfac.ThermodynamicIntegration(power=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "fits", "said"),
+    [
+        (
+            dfac.ThermodynamicIntegration(),
+            [plain(-9e3, 50.0, 4e4), plain(-3e3, 20.0, 3.6e4), plain(0, 10.0, 2e4)],
+            "up to 40,000 nats, and the evidences of all ranks lie within 9,000. To decide, raise",
+        ),
+        (UNIFORM, [plain(0, 2.0, 80.0), plain(-90, 2.0, 50.0)], "leave power=1 out, or raise temp"),
+        (UNIFORM, [plain(0, 80.0, 2.0), plain(-90, 2.0, 50.0)], "To decide, raise draws and tune."),
+        (dfac.Chib(), [plain(0, 8.0), plain(-9, 2.0)], "To decide, raise draws."),
+        (
+            dfac.SequentialMonteCarlo(),
+            [plain(0, 0.1), plain(-50, 0.1), plain(-9, 40.0)],
+            "all ranks lie within 50; raise max_particles above 16384, or thin the counts.",
+        ),
+    ],
+)
+def test_errors_as_large_as_the_differences(method, fits, said, tmp_path):
+    ranks = list(range(1, len(fits) + 1))
+    with pytest.warns(SamplingWarning, match="nats, and the evidences of all ranks lie within"):
+        table = selection._table(ranks, fits, method)
+    assert not table.attrs["decides"]
+    assert said in table.attrs["verdict"]
+    text = [axes.get_title("right") for axes in dfac.plots.plot_ranks(table).axes]
+    assert text == ["errors as large as the differences: not decided"]
+    table.to_zarr(tmp_path / "ranks.zarr", consolidated=False)  # attributes can be stored
+
+
+def test_a_rank_whose_error_is_useless():
+    fits = [plain(0), plain(-50), plain(-9, 40.0)]
+    with pytest.warns(SamplingWarning, match="evidence of rank 3 cannot be used: its error is up"):
+        table = selection._table([1, 2, 3], fits, MadeUp([]))
+    assert table.attrs["best"] == 1
+
+
+def test_a_tie_within_small_errors_is_no_doubt():
+    table = selection._table([1, 2], [plain(0.2, 0.3), plain(0, 0.3)], MadeUp([]))
+    assert table.attrs["decides"]
+    assert table.attrs["not_distinguishable"] == [2]
+
+
+def test_a_ladder_that_is_too_short_decides_nothing():
+    rng = np.random.default_rng(0)
+    V = rng.poisson(rng.exponential(20, (12, 3)) @ rng.exponential(20, (3, 9))) * 1.0
+    method = dfac.ThermodynamicIntegration(temperatures=4, power=1, draws=50, tune=50)
+    with pytest.warns(SamplingWarning) as told:
+        table = dfac.select_rank(
+            V, dfac.TweedieNMF(1), [1, 2], method, held_out=None, progressbar=False
+        )
+    assert any("does not decide between the ranks" in str(each.message) for each in told)
+    assert "does not decide between the ranks" in table.attrs["verdict"]
 
 
 def test_additive_model_has_ranks_too():

@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+import scipy.sparse as sp
+import sparse
 from scipy import stats
 from scipy.special import logsumexp
 
@@ -31,3 +33,23 @@ def test_it_is_stored_and_checked():
         MODEL.log_evidence(np.ones((2, 2)))
     with pytest.raises(DataError, match="finite"):
         MODEL.log_evidence([1.0, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (sparse.COO(np.arange(3.0)), "real numbers, got COO of dtype float64; .* with .todense()"),
+        (sp.csr_matrix(np.eye(3)), "real numbers, got csr_matrix of dtype float64; .* .toarray()"),
+        (np.array([1 + 2j]), "real numbers, got ndarray of dtype complex128"),
+        (np.array(["a"]), "real numbers, got ndarray of dtype <U1"),
+        (np.array(["2020-01-01"], "M8[D]"), r"got ndarray of dtype datetime64\[D\]"),
+        ([[1.0], [1.0, 2.0]], "real numbers, got list"),
+        (None, "real numbers, got NoneType"),
+        (np.ma.masked_array([1.0, 2.0], [True, False]), "1 of 2 are masked or not finite"),
+        ([], r"at least one observation, got shape \(0,\)"),
+    ],
+)
+def test_what_is_no_vector_of_numbers(x, said):
+    for verb in (dfac.log_evidence, dfac.select_rank):
+        with pytest.raises(DataError, match=said):
+            verb(x, MODEL, progressbar=False)
