@@ -20,11 +20,11 @@ from daskfactor.evidence.verbs import (
     EvidenceModel,
     check_evidence_model,
     checked_method,
-    chosen_dispersion,
     log_evidence,
     refuse_blocks,
 )
 from daskfactor.executors import Executor
+from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.session import session, verb
 from daskfactor.models.additive import GaussianAdditive

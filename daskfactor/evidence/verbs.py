@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.evidence.allocation import AllocationMethod, SequentialMonteCarlo
 from daskfactor.evidence.allocation_runs import allocation_evidence
@@ -10,14 +9,10 @@ from daskfactor.evidence.base import AnyModel, Evidence, Method, Problem
 from daskfactor.evidence.chains import without_choices
 from daskfactor.evidence.thermodynamic import ThermodynamicIntegration
 from daskfactor.executors import Executor
-from daskfactor.inference.chain import Setting
-from daskfactor.inference.options import RunOptions
-from daskfactor.inference.psgld import PSGLD
+from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.session import session, verb
-from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.allocation import AllocationModel
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
 
@@ -163,15 +158,3 @@ def refuse_blocks(blocks: int | None) -> None:
 
 def _article(kind: str) -> str:
     return "an" if kind[0] in "AEIOU" else "a"
-
-
-def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor: Executor) -> float:
-    """The model's dispersion; of ``"auto"``: 1 for counts, else an estimate at a point fit."""
-    if model.dispersion != "auto":
-        return float(model.dispersion)
-    if model.beta == 1.0 and data.is_integer:
-        return 1.0
-    options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
-    chain = TweedieChain(Setting(data, model, PSGLD(), options, executor), 0)
-    chain.warm_start()
-    return float(chain.hyper.dispersion)

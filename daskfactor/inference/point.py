@@ -11,7 +11,7 @@ from daskfactor.checks import warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors import Executor
-from daskfactor.inference.chain import in_callers_order
+from daskfactor.inference.chain import Setting, in_callers_order
 from daskfactor.inference.description import component_names
 from daskfactor.inference.dsgd import DSGD, run_dsgd
 from daskfactor.inference.multiplicative import (
@@ -23,6 +23,8 @@ from daskfactor.inference.multiplicative import (
     run_updates,
     start_state,
 )
+from daskfactor.inference.options import RunOptions
+from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.sampling import check_model
 from daskfactor.inference.session import session, verb
 from daskfactor.models.gaussian import GaussianMF
@@ -193,3 +195,15 @@ def point_dataset(
             **attrs,
         },
     )
+
+
+def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor: Executor) -> float:
+    """The model's dispersion; of ``"auto"``: 1 for counts, else an estimate at a point fit."""
+    if model.dispersion != "auto":
+        return float(model.dispersion)
+    if model.beta == 1.0 and data.is_integer:
+        return 1.0
+    options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
+    chain = Setting(data, model, PSGLD(), options, executor).chain(0)
+    chain.warm_start()
+    return float(chain.hyper.dispersion)

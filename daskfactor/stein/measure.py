@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors import Executor
+from daskfactor.inference.point import chosen_dispersion
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein.kernel import IMQ
@@ -95,6 +96,4 @@ def dispersion_of(runner: Executor, data: BlockedData, model: TweedieNMF, seed: 
     """The model's; of ``"auto"`` what an evidence takes, which may need a fit."""
     if model.dispersion != "auto":
         return float(model.dispersion)
-    from daskfactor.evidence.verbs import chosen_dispersion  # few runs need it
-
     return chosen_dispersion(data, model, seed, runner)

@@ -6,7 +6,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarning
-from daskfactor.evidence.verbs import chosen_dispersion
+from daskfactor.inference.point import chosen_dispersion
 
 X = np.array([[2.0, 1, 0, 4], [0, 3, 1, 1], [5, 0, 2, 0]])
 SHORT = dfac.ThermodynamicIntegration(temperatures=4, draws=200, tune=20)
