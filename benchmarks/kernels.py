@@ -44,6 +44,7 @@ from daskfactor.kernels.jit import jit
 from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.tweedie_law import Tweedie
 
 Array = NDArray[Any]
 Timed = dict[str, Callable[[], Any]]
@@ -57,11 +58,12 @@ TARGET_SECONDS = 0.02
 COMPILE = """
 import time, numpy as np
 from daskfactor.kernels.dense import dense_kernels
+from daskfactor.models.tweedie_law import Tweedie
 from daskfactor.kernels.langevin import accumulate_moments, metric_step
 from daskfactor.kernels.workspace import Workspace
 start, start_cpu = time.perf_counter(), time.process_time()
 W, H, V = (np.ones(shape, np.float32) for shape in ((8, 4), (6, 4), (8, 6)))
-b, k = Workspace().arrays(8, 6, 4), dense_kernels(1.0)
+b, k = Workspace().arrays(8, 6, 4), dense_kernels(Tweedie(1.0))
 cells, out, key = np.zeros(1, np.int32), np.zeros(2), np.zeros(2, np.uint32)
 k.gradient(V, 0, 0, W, H, 1.0, 1e-6, b.GW, b.GH, b.tile)
 k.gradient_curvature(V, 0, 0, W, H, 1.0, 1e-6, b.GW, b.GH, W, H, b.tile, b.tile2)
@@ -140,11 +142,11 @@ def gradient_functions(m: int, n: int, components: int, dtype: Any) -> Timed:
         "plain NumPy, beta=1": lambda: numpy_gradient(V, W, H),
     }
     for beta in BETAS:
-        kernel = dense_kernels(beta).gradient
+        kernel = dense_kernels(Tweedie(beta)).gradient
         timed[f"gradient, beta={beta:g}"] = lambda kernel=kernel: kernel(
             V, 0, 0, W, H, 1.0, 1e-6, b.GW, b.GH, b.tile
         )
-    k = dense_kernels(1.0)
+    k = dense_kernels(Tweedie(1.0))
     timed["gradient_curvature, beta=1"] = lambda: k.gradient_curvature(
         V, 0, 0, W, H, 1.0, 1e-6, b.GW, b.GH, CW, CH, b.tile, b.tile2
     )

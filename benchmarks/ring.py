@@ -38,6 +38,7 @@ from daskfactor.inference.base import ConstantStep
 from daskfactor.inference.program import LangevinProgram, prepare_state
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.tweedie_law import Tweedie
 
 SCHEDULES: dict[str, Any] = {
     "reshuffled": lambda blocks, groups: Reshuffled(),
@@ -126,7 +127,7 @@ def faces(names: Sequence[str], segments: int, cycles: int) -> None:
     blocks, components = 8, 100
     data = as_blocks(V, blocks)
     program = LangevinProgram(
-        beta=1.0,
+        likelihood=Tweedie(1.0),
         hyper=Hyperparameters(1.0, 1.0, 1.0),
         floor=1e-6,
         key=(1, 2),

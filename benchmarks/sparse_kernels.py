@@ -46,6 +46,7 @@ from daskfactor.kernels.jit import jit
 from daskfactor.kernels.views import SparseBlock
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.tweedie_law import Tweedie
 
 Array = NDArray[Any]
 Clock = Callable[[], float]
@@ -108,17 +109,17 @@ def kernel_calls(view: SparseBlock, beta: float, K: int) -> Timed:
     W, H = factors(K, 3.0)
     CW, DW, CH, DH = (np.zeros_like(factor) for factor in (W, W, H, H))
     work, out = Workspace(), np.zeros(2)
-    step = (view, beta, W, H, 1.0, FLOOR)
+    step = (view, Tweedie(beta), W, H, 1.0, FLOOR)
     calls: dict[str, Callable[[], Any]] = {
         "gradient": lambda: blockwise.gradient(*step, work),
         "with curvature": lambda: blockwise.gradient_curvature(*step, CW, CH, work),
         "rows' share": lambda: blockwise.multiplicative(
-            view, beta, True, W, H, FLOOR, CW, DW, work
+            view, Tweedie(beta), True, W, H, FLOOR, CW, DW, work
         ),
         "columns' share": lambda: blockwise.multiplicative(
-            view, beta, False, W, H, FLOOR, CH, DH, work
+            view, Tweedie(beta), False, W, H, FLOOR, CH, DH, work
         ),
-        "evaluate": lambda: blockwise.evaluate(view, beta, W, H, FLOOR, out, None, work),
+        "evaluate": lambda: blockwise.evaluate(view, Tweedie(beta), W, H, FLOOR, out, None, work),
     }
     return {name: clocked(call, time.thread_time) for name, call in calls.items()}
 
@@ -181,7 +182,7 @@ def epoch_call(
     """Seconds of one cycle, from a segment of a few."""
     executor, state = LanesExecutor(lanes), start(data, K)
     program = LangevinProgram(
-        beta=beta,
+        likelihood=Tweedie(beta),
         hyper=Hyperparameters(1.0, 1.0, 1.0),
         floor=FLOOR,
         key=(1, 2),

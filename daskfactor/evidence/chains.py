@@ -31,7 +31,7 @@ def prior_fits(
     for draw in range(draws):
         W, H = (factor.astype(data.dtype) for factor in prior_draw(model, data, rng))
         state = make_state(data.grid, W, H)
-        fit = evaluate(executor, data, state, model.beta, SMALLEST_MEAN)
+        fit = evaluate(executor, data, state, model.likelihood, SMALLEST_MEAN)
         fits[draw] = fit.negative_divergence
     return Series(fits)
 

@@ -205,7 +205,7 @@ class _Sweeps:
         key = noise_key(problem.seed, 0)
         self.program = GibbsProgram(
             hyper=model.resolve(data.mean, 1.0),
-            floor=mean_floor(data, 1.0),
+            floor=mean_floor(data, model.likelihood),
             key=(int(key[0]), int(key[1])),
             frozen=model.frozen,
         )

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.kernels.rowwise import Entries
 from daskfactor.kernels.views import AnyBlock, SparseBlock
-from daskfactor.models.divergence import divergence
+from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 
@@ -24,38 +24,31 @@ class Sides(NamedTuple):
     constant: float
 
 
-def listed_entries(data: BlockedData, beta: float) -> int:
+def listed_entries(data: BlockedData, likelihood: Likelihood) -> int:
     """How many cells a sweep over rows looks at.
 
-    Zeros need no look for β = 1; cells that sparse input leaves out as missing do, because
-    they are taken off the sums over all.
+    Zeros need no look where they are summed over rows; cells that sparse input leaves out as
+    missing do, because they are taken off the sums over all.
     """
-    if data.is_sparse and data.unstored == "zero" and beta == 1.0:
+    if data.is_sparse and data.unstored == "zero" and likelihood.zeros == "constant":
         return int(data.n_stored.sum())
     return data.shape[0] * data.shape[1] if data.is_sparse else data.total_observed
 
 
-def both_sides(data: BlockedData, beta: float) -> Sides:
+def both_sides(data: BlockedData, likelihood: Likelihood) -> Sides:
     """Copies of the observed entries, in the grid's order, for `daskfactor.kernels.rowwise`."""
+    summed = likelihood.zeros == "constant"
     found = [
-        _cells(data.view(block.row, block.col), beta, *_corner(data, block.row, block.col))
+        _cells(data.view(block.row, block.col), summed, *_corner(data, block.row, block.col))
         for block in data.grid.all_blocks()
     ]
     seen = np.concatenate([cells for cells, _ in found], axis=1)
     gone = np.concatenate([cells for _, cells in found], axis=1)
-    values = seen[2]
-    constant = -float(divergence(values, np.ones(1), beta).sum())
-    if beta == 1.0:
-        constant += values.size
-    elif beta == 0.0:
-        constant += float(values.sum())
-    else:
-        constant -= float((values / (beta - 1) - 1 / beta).sum())
     rows, cols = data.shape
     return Sides(
         _by_rows(seen, gone, (rows, cols)),
         _by_rows(seen[[1, 0, 2]], gone[[1, 0, 2]], (cols, rows)),
-        constant,
+        likelihood.fit_constant(seen[2]),
     )
 
 
@@ -63,8 +56,11 @@ def _corner(data: BlockedData, row: int, col: int) -> tuple[int, int]:
     return data.grid.rows.offsets[row], data.grid.cols.offsets[col]
 
 
-def _cells(view: AnyBlock, beta: float, row0: int, col0: int) -> tuple[Array, Array]:
-    """(rows, columns, values) of the entries to list and of the missing ones, (3, n) each."""
+def _cells(view: AnyBlock, summed: bool, row0: int, col0: int) -> tuple[Array, Array]:
+    """(rows, columns, values) of the entries to list and of the missing ones, (3, n) each.
+
+    Zeros are not listed if they are ``summed`` over rows.
+    """
     if isinstance(view, SparseBlock):
         rows = np.repeat(np.arange(view.m), np.diff(view.indptr))
         stored = np.stack([rows + row0, view.indices.astype(np.int64) + col0, view.values])
@@ -73,13 +69,13 @@ def _cells(view: AnyBlock, beta: float, row0: int, col0: int) -> tuple[Array, Ar
             missing = _complement(view, stored[:2], row0, col0)
             return stored[:, ~np.isnan(stored[2])], missing
         listed = stored[:, ~missing]
-        if beta != 1.0:
+        if not summed:
             zeros = _complement(view, stored[:2], row0, col0)
             listed = np.concatenate([listed, zeros], axis=1)
         return listed, stored[:, missing]
     block = np.asarray(view.block, dtype=np.float64)
     missing = np.isnan(block)
-    listed = ~missing & (block != 0) if beta == 1.0 else ~missing
+    listed = ~missing & (block != 0) if summed else ~missing
     return _positions(block, listed, row0, col0), _positions(block, missing, row0, col0)
 
 

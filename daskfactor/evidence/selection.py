@@ -29,7 +29,6 @@ from daskfactor.inference.sampling import sample
 from daskfactor.inference.session import session, verb
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.allocation import AllocationModel
-from daskfactor.models.divergence import log_density
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
@@ -240,7 +239,7 @@ def _scores(model: TweedieNMF, held: HeldOut, seed: int, options: dict[str, Any]
     H = np.swapaxes(posterior["H"].values[0], 1, 2)[:, held.cells[1], :]
     means = np.einsum("dck,dck->dc", W, H, dtype=np.float64)
     means = np.maximum(means, np.finfo(np.float32).tiny)
-    densities = log_density(held.values, means, float(model.dispersion), model.beta)
+    densities = model.likelihood.log_density(held.values, means, float(model.dispersion))
     return np.asarray(logsumexp(densities, axis=0) - np.log(len(means)), dtype=np.float64)
 
 

@@ -25,7 +25,6 @@ from daskfactor.inference.base import Sampler
 from daskfactor.inference.passes import normalizer
 from daskfactor.inference.psgrrld import PSGRRLD
 from daskfactor.models.additive import GaussianAdditive
-from daskfactor.models.divergence import has_density
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import RunEvent
 from daskfactor.random import Stream, generator
@@ -124,9 +123,9 @@ class ThermodynamicIntegration(Method):
     def check(self, model: AnyModel) -> None:
         if isinstance(model, GaussianAdditive):
             return
-        if not has_density(model.beta):
+        if not model.likelihood.has_density:
             raise ModelError(
-                f"the law with beta={model.beta:g} has no density to integrate; an evidence needs "
+                f"the law with {model.likelihood} has no density to integrate; an evidence needs "
                 "beta = 2, 0, -1 or 0 < beta <= 1"
             )
         if isinstance(self.sampler, Sampler):
@@ -148,7 +147,7 @@ class ThermodynamicIntegration(Method):
         """The sampler that is used."""
         if self.sampler is not None:
             return self.sampler
-        work = listed_entries(data, model.beta) * model.n_components
+        work = listed_entries(data, model.likelihood) * model.n_components
         return "exact" if work <= SMALL else PSGRRLD()
 
     def _lengths(self, exact: bool) -> tuple[int, int, int]:
@@ -178,7 +177,7 @@ class ThermodynamicIntegration(Method):
         data, model = problem.data, problem.model
         choice = self.choice(data, model)
         lengths = self._lengths(choice == "exact")
-        sides = both_sides(data, model.beta) if choice == "exact" else None
+        sides = both_sides(data, model.likelihood) if choice == "exact" else None
         carried = cast("BlockedData", CarriedData(data))
         one = partial(_one_temperature, model, carried, choice, sides, problem.seed, lengths)
         temperatures = ladder(self.temperatures, self.power)
@@ -190,7 +189,7 @@ class ThermodynamicIntegration(Method):
         # The hottest chains, which are the longest, come first.
         found = problem.executor.map(watched, items[::-1])[::-1]
         phi = float(model.dispersion)
-        level = normalizer(data, phi, model.beta, problem.executor)
+        level = normalizer(data, phi, model.likelihood, problem.executor)
         level += (sides.constant if sides is not None else 0.0) / phi
         made = {
             "sampler": choice if isinstance(choice, str) else choice.name,

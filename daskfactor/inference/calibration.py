@@ -24,9 +24,9 @@ def block_trial(data: BlockedData, model: TweedieNMF | GaussianMF) -> Trial | No
     for band in state.bands():
         band.arrays["metric"][:] = 1.0
     program = LangevinProgram(
-        beta=model.beta,
+        likelihood=model.likelihood,
         hyper=Hyperparameters(1.0, 1.0, 1.0),
-        floor=mean_floor(data, model.beta),
+        floor=mean_floor(data, model.likelihood),
         key=(0, 0),
         step=ConstantStep(TINY_STEP),
     )

@@ -7,8 +7,6 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
-from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent, RunEvent
 
 _compiled: set[tuple[object, ...]] = set()
@@ -21,7 +19,7 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     dtype, data = setting.options.dtype, setting.data
     kind = (
         type(setting.model),
-        setting.model.beta,
+        setting.model.likelihood,
         dtype,
         data.is_sparse and data.unstored,
         setting.sampler.for_compilation(),
@@ -35,7 +33,7 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
         cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
         small = Setting(
             tiny,
-            _model(setting),
+            setting.model.for_compilation(),
             setting.sampler.for_compilation(),
             options,
             SerialExecutor(),
@@ -47,9 +45,3 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
             chain.advance(end)
     _compiled.add(kind)
     on_event(RunEvent("compile", 1, 1))
-
-
-def _model(setting: Setting) -> TweedieNMF | GaussianMF:
-    if isinstance(setting.model, GaussianMF):
-        return GaussianMF(2)
-    return TweedieNMF(2, beta=setting.model.beta, dispersion=1.0, rate_w=1.0, rate_h=1.0)

@@ -25,6 +25,7 @@ from daskfactor.kernels.descent import descent_kernels
 from daskfactor.kernels.views import SparseBlock
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.gaussian import GaussianMF
+from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
 
@@ -113,7 +114,7 @@ class DescentProgram:
 
     Attributes
     ----------
-    beta, projected
+    likelihood, projected
         Power of the divergence; whether factors are kept non-negative.
     floor
         Smallest mean μ the gradient is taken at.
@@ -125,7 +126,7 @@ class DescentProgram:
         Seed of the order in which rows are visited.
     """
 
-    beta: float
+    likelihood: Likelihood
     projected: bool
     floor: float
     columns: Columns
@@ -146,7 +147,7 @@ class DescentProgram:
         columns = [table.astype(rows.values.dtype) for table in self.columns]
         rest = (order, *factors, *columns, step, self.floor)
         partly = not all(table[2].all() for table in self.columns)
-        kernels = descent_kernels(self.beta, self.projected, rows.values.shape[1], partly)
+        kernels = descent_kernels(self.likelihood, self.projected, rows.values.shape[1], partly)
         if isinstance(view, SparseBlock):
             kernels.sparse(view.indptr, view.indices, view.values, *rest)
         else:
@@ -165,7 +166,7 @@ class DescentProgram:
         view = data.view(op.block.row, op.block.col)
         sums = np.zeros(2)
         blockwise.evaluate(
-            view, self.beta, rows.values, cols.values, self.floor, sums, None, workspace
+            view, self.likelihood, rows.values, cols.values, self.floor, sums, None, workspace
         )
         return Evaluation(op.cycle, op.block, sums)
 
@@ -241,7 +242,7 @@ class _Descent:
         self.target = make_target(data, model)
         self.state = self.target.start(executor, seed)
         share_priors(self.state, data, self.target.columns())
-        self.fit = evaluate(executor, data, self.state, self.target.beta, self.target.floor)
+        self.fit = evaluate(executor, data, self.state, self.target.likelihood, self.target.floor)
         self.step = 0.0 if isinstance(method.step, str) else float(method.step)
         self.history: list[tuple[int, float]] = []
 
@@ -267,7 +268,7 @@ class _Descent:
             target = self.target
             floor = max(target.floor, LOOK_FLOOR * typical_value(self.data))
             floor = floor if target.projected else target.floor
-            fit = evaluate(self.executor, self.data, self.state, target.beta, floor)
+            fit = evaluate(self.executor, self.data, self.state, target.likelihood, floor)
             estimate = target.rule.at_point(fit)
             if iteration == last:
                 target.rule.settle(estimate)
@@ -290,7 +291,7 @@ class _Descent:
             return
         trial = self._first_stratum()
         length = mean_square(self.state.rows) + mean_square(self.state.cols)
-        unit = typical_value(self.data) ** (2.0 - self.target.beta) / length
+        unit = self.target.likelihood.unit(typical_value(self.data)) / length
         found = {exponent: self._trial(trial, unit, exponent) for exponent in FIRST_TRIALS}
         for _ in range(MOST_TRIALS - len(found)):
             best = min(found, key=lambda exponent: found[exponent])
@@ -325,7 +326,7 @@ class _Descent:
     def _program(self, step: float) -> DescentProgram:
         target = self.target
         return DescentProgram(
-            target.beta, target.projected, target.floor, target.columns(), step, self.seed
+            target.likelihood, target.projected, target.floor, target.columns(), step, self.seed
         )
 
     def _run(self, plan: tuple[Round, ...], step: float) -> tuple[ChainState, Fit]:

@@ -78,7 +78,7 @@ def _variance(data: BlockedData, model: GaussianMF, executor: Executor) -> float
     level = model.pack("columns", nothing[1], np.full(data.shape[1], data.mean), data.mean)
     rows = model.pack("rows", nothing[0], np.zeros(data.shape[0]), data.mean)
     state = make_state(data.grid, rows.astype(data.dtype), level.astype(data.dtype))
-    fit = evaluate(executor, data, state, 2.0, NO_FLOOR)
+    fit = evaluate(executor, data, state, model.likelihood, NO_FLOOR)
     return fit.pearson / data.total_observed
 
 

@@ -18,6 +18,7 @@ from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.fixed import Mask, held
 from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.tweedie_law import POISSON
 
 PASSES = 2
 """Passes over the data in a cycle: one in which W moves, one in which H does."""
@@ -106,7 +107,7 @@ class GibbsProgram:
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
-        return evaluate_block(op, data, rows, cols, cells, workspace, (1.0, self.floor))
+        return evaluate_block(op, data, rows, cols, cells, workspace, (POISSON, self.floor))
 
 
 def gathered(band: FactorBand, name: str) -> Wide:
@@ -166,9 +167,9 @@ class Gibbs(NonNegativeSampler):
 
     def check_model(self, model: Any) -> None:
         """Refuse any law but Poisson's."""
-        if model.beta != 1.0:
+        if not model.likelihood.counts:
             raise ModelError(
-                f"Gibbs() samples Poisson counts, beta=1, and the model has beta={model.beta:g}; "
+                f"Gibbs() samples Poisson counts, beta=1, and the model has {model.likelihood}; "
                 "use PSGLD() for any other power"
             )
         if model.dispersion not in ("auto", 1.0):

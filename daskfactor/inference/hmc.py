@@ -25,6 +25,7 @@ from daskfactor.kernels.hamiltonian import drift, kick
 from daskfactor.kernels.langevin import accumulate_moments
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.priors import clipped_gamma_log_density
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.random import Stream, generator, noise_key
@@ -83,7 +84,7 @@ class HamiltonianProgram:
 
     Attributes
     ----------
-    beta, hyper, floor
+    likelihood, hyper, floor
         The model, and the smallest mean μ.
     size
         ε, the time of a step.
@@ -91,7 +92,7 @@ class HamiltonianProgram:
         Passes of a cycle; 0 only adds the gradients up.
     """
 
-    beta: float
+    likelihood: Likelihood
     hyper: Hyperparameters
     floor: float
     size: float
@@ -101,7 +102,7 @@ class HamiltonianProgram:
         self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
     ) -> None:
         view = data.view(op.block.row, op.block.col)
-        block = (view, self.beta, rows.values, cols.values, op.scale, self.floor)
+        block = (view, self.likelihood, rows.values, cols.values, op.scale, self.floor)
         shares = blockwise.gradient(*block, workspace)
         rows.arrays["gradient"] += shares[0]
         cols.arrays["gradient"] += shares[1]
@@ -141,7 +142,7 @@ class HamiltonianProgram:
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
-        return evaluate_block(op, data, rows, cols, cells, workspace, (self.beta, self.floor))
+        return evaluate_block(op, data, rows, cols, cells, workspace, (self.likelihood, self.floor))
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ class HMC(NonNegativeSampler):
 
     def program(self, setup: Setup) -> HamiltonianProgram:
         return HamiltonianProgram(
-            setup.model.beta, setup.hyper, setup.floor, setup.step(0), self.steps
+            setup.model.likelihood, setup.hyper, setup.floor, setup.step(0), self.steps
         )
 
     def for_compilation(self) -> Self:
@@ -292,7 +293,7 @@ class HMCChain(TweedieChain):
         setting, hyper = self.setting, self.tempered
         for side, factor, bands in (("rows", ROWS, state.rows), ("columns", COLUMNS, state.cols)):
             found = shares(
-                setting.executor, setting.data, state, side, self.model.beta, self._floor
+                setting.executor, setting.data, state, side, self.model.likelihood, self._floor
             )
             frozen = self._frozen(factor)
             for band, share in zip(bands, found, strict=True):
@@ -366,7 +367,9 @@ class HMCChain(TweedieChain):
         self.fit = self._run(
             run,
             run.cycle,
-            HamiltonianProgram(program.beta, program.hyper, program.floor, program.size, passes=0),
+            HamiltonianProgram(
+                program.likelihood, program.hyper, program.floor, program.size, passes=0
+            ),
         )
 
     def _run(self, run: TrackRun, cycle: int, program: HamiltonianProgram) -> Fit:

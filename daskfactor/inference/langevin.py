@@ -45,7 +45,7 @@ class PassProgram(LangevinProgram):
         """Add the block's share of the gradients, and of the curvature while it is learnt."""
         view = data.view(op.block.row, op.block.col)
         scale = op.scale / self.hyper.dispersion
-        block = (view, self.beta, rows.values, cols.values, scale, self.floor)
+        block = (view, self.likelihood, rows.values, cols.values, scale, self.floor)
         if op.wanted.adapt and self.majorizer:
             curvatures = rows.arrays["gathered"], cols.arrays["gathered"]
             shares = blockwise.gradient_curvature(*block, *curvatures, workspace)

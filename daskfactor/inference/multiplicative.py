@@ -15,6 +15,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.passes import Fit, Share, evaluate, shares, total, total_log
 from daskfactor.models.fixed import Mask, held
+from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator
 
@@ -26,7 +27,12 @@ NEWTON_STEPS = 12
 
 
 def gamma_update(
-    theta: Array, numerator: Array, denominator: Array, pull: float, beta: float, smallest: float
+    theta: Array,
+    numerator: Array,
+    denominator: Array,
+    pull: float,
+    likelihood: Likelihood,
+    smallest: float,
 ) -> Array:
     """The new θ, in double precision.
 
@@ -36,8 +42,8 @@ def gamma_update(
         Of one band, (rows, K); the denominator with φ λ in it, positive.
     pull
         p = φ (a - 1), not zero.
-    beta
-        Power of the divergence.
+    likelihood
+        Its majoriser's powers (m, n) say what is solved: D r^m = num r^n + p / θ.
     smallest
         Least value of an entry, old or new.
     """
@@ -46,32 +52,24 @@ def gamma_update(
     den = denominator.astype(np.float64)
     share = np.abs(pull) / old
     if pull < 0:
-        ratio = _power_root(num, den + share, beta)
-    elif beta == 1.0:
+        ratio = (num / (den + share)) ** likelihood.exponent
+    elif likelihood.majorizer == (1.0, 0.0):
         ratio = (num + share) / den
     else:
-        ratio = _root(num, den, share, beta)
+        ratio = _root(num, den, share, likelihood)
     return np.asarray(np.maximum(old * ratio, smallest))
 
 
-def _power_root(num: Array, den: Array, beta: float) -> Array:
-    """(num / den)^γ(β)."""
-    power = 1.0 / (2.0 - beta) if beta < 1.0 else 1.0 / max(beta - 1.0, 1.0)
-    return np.asarray((num / den) ** power)
-
-
-def _root(num: Array, den: Array, share: Array, beta: float) -> Array:
+def _root(num: Array, den: Array, share: Array, likelihood: Likelihood) -> Array:
     """The one positive r with den r^m = num r^n + share, by Newton steps that never overshoot.
 
-    (m, n) is (1, β - 1) for β < 1 and (β, 1) for β ≥ 2. den r^m - num r^n - share is
-    concave in the first case and convex in the second, where it increases, and the steps
-    begin below the root in the first and above it in the second.
+    den r^m - num r^n - share is concave for n < 0 and m = 1 and convex for m > 1 and n = 1,
+    where it increases, and the steps begin below the root in the first case and above it in
+    the second.
     """
-    alone, prior = _power_root(num, den, beta), share / den
-    if beta < 1.0:
-        m, n, r = 1.0, beta - 1.0, np.maximum(alone, prior)
-    else:
-        m, n, r = beta, 1.0, alone + prior ** (1.0 / beta)
+    m, n = likelihood.majorizer
+    alone, prior = (num / den) ** likelihood.exponent, share / den
+    r = np.maximum(alone, prior) if n < 0 else alone + prior ** (1.0 / m)
     for _ in range(NEWTON_STEPS):
         value = den * r**m - num * r**n - share
         r = r - value / (m * den * r ** (m - 1.0) - n * num * r ** (n - 1.0))
@@ -137,16 +135,9 @@ class PointFit:
     objective: list[tuple[int, float]]
 
 
-def exponent(beta: float) -> float:
-    """γ(β), the power under which the multiplicative update is monotone."""
-    if beta < 1:
-        return 1.0 / (2.0 - beta)
-    return 1.0 / (beta - 1.0) if beta > 2 else 1.0
-
-
-def mean_floor(data: BlockedData, beta: float) -> float:
-    """Smallest μ that gradients are taken at: 10⁻⁶ of the data's mean, 10⁻⁹ for β ≤ 0."""
-    return (1e-6 if beta > 0 else 1e-9) * typical_value(data)
+def mean_floor(data: BlockedData, likelihood: Likelihood) -> float:
+    """Smallest μ that gradients are taken at."""
+    return likelihood.floor(typical_value(data))
 
 
 def typical_value(data: BlockedData) -> float:
@@ -182,7 +173,7 @@ class DispersionRule:
         self.parameters = components * (sum(data.shape) - components)
         if model.fixed != (None, None):
             self.parameters = _free_parameters(data.shape, model)
-        self.counts = model.beta == 1.0 and bool(data.is_integer)
+        self.counts = model.likelihood.counts and bool(data.is_integer)
         self.fixed: float | None = None
         self.settled = model.dispersion != "auto"
         if model.dispersion != "auto":
@@ -256,11 +247,18 @@ def multiply(band: FactorBand, share: Share, penalty: float, power: float) -> No
 
 
 def multiply_gamma(
-    band: FactorBand, share: Share, penalty: float, pull: float, beta: float, smallest: float
+    band: FactorBand,
+    share: Share,
+    penalty: float,
+    pull: float,
+    likelihood: Likelihood,
+    smallest: float,
 ) -> None:
     """The same under a gamma prior, in place; ``pull`` is φ (a - 1)."""
     denominator = np.maximum(share.denominator + penalty, np.finfo(band.values.dtype).tiny)
-    band.values[:] = gamma_update(band.values, share.numerator, denominator, pull, beta, smallest)
+    band.values[:] = gamma_update(
+        band.values, share.numerator, denominator, pull, likelihood, smallest
+    )
 
 
 def run_updates(
@@ -279,7 +277,8 @@ def run_updates(
     how much it counts against the likelihood depends on φ. After 60 iterations φ
     stays as it is, and only then can the objective be compared with itself.
     """
-    beta, floor, frozen = model.beta, mean_floor(data, model.beta), model.frozen
+    likelihood, frozen = model.likelihood, model.frozen
+    floor = mean_floor(data, likelihood)
     smallest = SMALLEST * math.sqrt(typical_value(data) / model.n_components)
     hyper = model.resolve(data.mean, rule.fixed or 1.0)
     weight = hyper.dispersion if rule.fixed is not None else 0.0
@@ -290,15 +289,15 @@ def run_updates(
             rate, shape = hyper.prior(factor)
             pull = weight * (shape - 1.0)
             for band, share in zip(
-                bands, shares(executor, data, state, side, beta, floor), strict=True
+                bands, shares(executor, data, state, side, likelihood, floor), strict=True
             ):
                 with held(band.values, frozen[factor]):
                     if pull:
-                        multiply_gamma(band, share, weight * rate, pull, beta, smallest)
+                        multiply_gamma(band, share, weight * rate, pull, likelihood, smallest)
                     else:
-                        multiply(band, share, weight * rate, exponent(beta))
+                        multiply(band, share, weight * rate, likelihood.exponent)
         if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, iterations):
-            fit = evaluate(executor, data, state, beta, floor)
+            fit = evaluate(executor, data, state, likelihood, floor)
             if iteration <= LAST_LOOK:
                 weight = rule.at_point(fit)
             if iteration == LAST_LOOK:

@@ -16,8 +16,8 @@ from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.workspace import Workspace
-from daskfactor.models.divergence import log_normalizer
 from daskfactor.models.fixed import Mask
+from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 
@@ -41,7 +41,7 @@ def _share(
     number: int,
     data: BlockedData,
     state: ChainState,
-    beta: float,
+    likelihood: Likelihood,
     floor: float,
     work: Workspace,
 ) -> Share:
@@ -52,22 +52,29 @@ def _share(
     for other in range(data.grid.blocks):
         row, col = (number, other) if by_rows else (other, number)
         factors = (state.rows[row].values, state.cols[col].values)
-        blockwise.multiplicative(data.view(row, col), beta, by_rows, *factors, floor, *share, work)
+        blockwise.multiplicative(
+            data.view(row, col), likelihood, by_rows, *factors, floor, *share, work
+        )
     return share
 
 
 def shares(
-    executor: Executor, data: BlockedData, state: ChainState, side: str, beta: float, floor: float
+    executor: Executor,
+    data: BlockedData,
+    state: ChainState,
+    side: str,
+    likelihood: Likelihood,
+    floor: float,
 ) -> list[Share]:
     """Numerators and denominators for every band of one side, at the present state."""
     bands = range(data.grid.blocks)
     return executor.map(
-        lambda band, work: _share(side, band, data, state, beta, floor, work), bands
+        lambda band, work: _share(side, band, data, state, likelihood, floor, work), bands
     )
 
 
 def evaluate(
-    executor: Executor, data: BlockedData, state: ChainState, beta: float, floor: float
+    executor: Executor, data: BlockedData, state: ChainState, likelihood: Likelihood, floor: float
 ) -> Fit:
     """How well a state fits, summed over blocks in row-major order."""
 
@@ -76,7 +83,7 @@ def evaluate(
         sums = np.zeros((len(state.cols), 2))
         for col, band in enumerate(state.cols):
             blockwise.evaluate(
-                data.view(row, col), beta, values, band.values, floor, sums[col], None, work
+                data.view(row, col), likelihood, values, band.values, floor, sums[col], None, work
             )
         return sums
 
@@ -103,32 +110,30 @@ def moving(band: FactorBand, frozen: Mask) -> Array:
     return band.values if frozen is None else band.values[:, ~frozen]
 
 
-CHEAP = (2.0, 1.0, 0.5, 0.0, -1.0)
-"""Powers whose density has a closed form."""
-
-
 def log_normalizer_sum(
-    data: BlockedData, dispersion: float, beta: float, executor: Executor
+    data: BlockedData, dispersion: float, likelihood: Likelihood, executor: Executor
 ) -> float:
     """Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries.
 
-    Zero, so that log-likelihoods are relative ones, for powers without a closed
+    Zero, so that log-likelihoods are relative ones, for laws without a closed
     form, where it would cost a series per entry.
     """
-    return normalizer(data, dispersion, beta, executor) if beta in CHEAP else 0.0
+    return normalizer(data, dispersion, likelihood, executor) if likelihood.closed_form else 0.0
 
 
-def normalizer(data: BlockedData, dispersion: float, beta: float, executor: Executor) -> float:
-    """Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries, for every β with a density."""
+def normalizer(
+    data: BlockedData, dispersion: float, likelihood: Likelihood, executor: Executor
+) -> float:
+    """Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries, for every law with a density."""
 
     def one_row(row: int, work: Workspace) -> float:
         del work
         total = 0.0
         for col in range(data.grid.blocks):
             for values, zeros in observed_values(data.view(row, col)):
-                total += float(log_normalizer(values, dispersion, beta).sum())
+                total += float(likelihood.log_normalizer(values, dispersion).sum())
                 if zeros:
-                    total += zeros * float(log_normalizer(np.zeros(1), dispersion, beta)[0])
+                    total += zeros * float(likelihood.log_normalizer(np.zeros(1), dispersion)[0])
         return total
 
     return float(sum(executor.map(one_row, range(data.grid.blocks))))

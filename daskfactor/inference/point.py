@@ -201,7 +201,7 @@ def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor:
     """The model's dispersion; of ``"auto"``: 1 for counts, else an estimate at a point fit."""
     if model.dispersion != "auto":
         return float(model.dispersion)
-    if model.beta == 1.0 and data.is_integer:
+    if model.likelihood.counts and data.is_integer:
         return 1.0
     options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
     chain = Setting(data, model, PSGLD(), options, executor).chain(0)

@@ -26,6 +26,7 @@ from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_s
 from daskfactor.kernels.views import AnyBlock
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.fixed import Mask, held
+from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.priors import clipped_gamma_log_density
 from daskfactor.models.tweedie import Hyperparameters
 
@@ -39,7 +40,7 @@ class LangevinProgram:
 
     Attributes
     ----------
-    beta, hyper
+    likelihood, hyper
         The model: power of the divergence; dispersion φ, rates and shapes of the priors.
     floor
         Smallest mean μ the gradient is taken at.
@@ -56,7 +57,7 @@ class LangevinProgram:
         Of W and of H, which components never move.
     """
 
-    beta: float
+    likelihood: Likelihood
     hyper: Hyperparameters
     floor: float
     key: tuple[int, int]
@@ -97,7 +98,7 @@ class LangevinProgram:
         a cycle, N / (B |part|) where parts are drawn.
         """
         scale = op.scale / self.hyper.dispersion
-        block = (view, self.beta, rows.values, cols.values, scale, self.floor)
+        block = (view, self.likelihood, rows.values, cols.values, scale, self.floor)
         if not (op.wanted.adapt and self.majorizer):
             return blockwise.gradient(*block, workspace)
         CW, CH = np.zeros_like(rows.values), np.zeros_like(cols.values)
@@ -140,7 +141,7 @@ class LangevinProgram:
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
-        return evaluate_block(op, data, rows, cols, cells, workspace, (self.beta, self.floor))
+        return evaluate_block(op, data, rows, cols, cells, workspace, (self.likelihood, self.floor))
 
     def touches(self, op: Op) -> tuple[str, ...]:
         """Names of a band's arrays that an operation reads or writes."""
@@ -196,17 +197,17 @@ def evaluate_block(
     cols: FactorBand,
     cells: BlockCells | None,
     workspace: Workspace,
-    law: tuple[float, float],
+    law: tuple[Likelihood, float],
 ) -> Evaluation:
-    """Sums of fit over a block under a law (β, smallest μ); moves its monitored cells."""
+    """Sums of fit over a block under a law (likelihood, smallest μ); moves its monitored cells."""
     view = data.view(op.block.row, op.block.col)
     watched = None
     if cells is not None and op.wanted.record:
         cells.count += 1
         watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
     sums = np.zeros(2)
-    beta, floor = law
-    blockwise.evaluate(view, beta, rows.values, cols.values, floor, sums, watched, workspace)
+    likelihood, floor = law
+    blockwise.evaluate(view, likelihood, rows.values, cols.values, floor, sums, watched, workspace)
     return Evaluation(op.cycle, op.block, sums)
 
 

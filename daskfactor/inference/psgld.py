@@ -39,7 +39,14 @@ class CirProgram(LangevinProgram):
         scale = op.scale / self.hyper.dispersion
         curvatures = np.zeros_like(rows.values), np.zeros_like(cols.values)
         gradients = blockwise.gradient_curvature(
-            view, self.beta, rows.values, cols.values, scale, self.floor, *curvatures, workspace
+            view,
+            self.likelihood,
+            rows.values,
+            cols.values,
+            scale,
+            self.floor,
+            *curvatures,
+            workspace,
         )
         key, size = np.array(self.key, dtype=np.uint32), self.step_size(op.iteration)
         for factor, band in ((ROWS, rows), (COLUMNS, cols)):
@@ -114,7 +121,7 @@ class LangevinSampler(NonNegativeSampler):
     def _fields(self, setup: Setup) -> dict[str, Any]:
         """Return the arguments of a `LangevinProgram`."""
         return {
-            "beta": setup.model.beta,
+            "likelihood": setup.model.likelihood,
             "hyper": setup.hyper,
             "floor": setup.floor,
             "key": setup.key,

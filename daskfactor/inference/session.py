@@ -18,14 +18,10 @@ from daskfactor.errors import DaskfactorError, DataError, ModelError, OptionErro
 from daskfactor.executors import Executor, make_executor
 from daskfactor.executors.choice import Choice, choose_executor
 from daskfactor.inference.calibration import block_trial
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
-
-ZEROS_AT_NO_COST = (1.0, 2.0)
-"""Powers at which column sums or Gram matrices stand for all the zeros of a block."""
 
 MOVED: Final = ("balance", "allow_empty", "dtype", "memory_limit")
 """Options that verbs once had, and `as_blocks` alone has now."""
@@ -250,21 +246,20 @@ def _listener(progressbar: bool, callback: OnEvent | None) -> Iterator[OnEvent]:
 def check_data(model: Any, data: BlockedData) -> None:
     """Refuse values that the law cannot have produced or that the precision cannot hold."""
     model.check_values(data.minimum, data.maximum)
-    if isinstance(model, TweedieNMF):
-        model.check_shape(data.shape)
-    if data.unstored == "zero" and model.beta not in ZEROS_AT_NO_COST:
+    model.check_shape(data.shape)
+    if data.unstored == "zero" and model.likelihood.zeros is None:
         raise ModelError(
-            f"with beta={model.beta:g} every zero of a sparse matrix costs as much as a stored "
+            f"with {model.likelihood} every zero of a sparse matrix costs as much as a stored "
             f"entry ({data.shape[0]} x {data.shape[1]} cells); use beta=1 or beta=2, where zeros "
             'cost nothing, pass unstored="missing", or pass a dense array'
         )
     size = max(abs(data.maximum), abs(data.minimum))
-    powers = max(2.0, abs(2.0 - model.beta))
+    powers = model.likelihood.steepest_power
     limit = float(np.finfo(data.dtype).max) ** (0.8 / powers)
     if size > 0 and not 1 / limit < size < limit:
         raise DataError(
             f"the data go up to {size:.3g}, which {data.dtype} arithmetic with "
-            f"beta={model.beta:g} cannot work with (between {1 / limit:.0e} and {limit:.0e}); "
+            f"{model.likelihood} cannot work with (between {1 / limit:.0e} and {limit:.0e}); "
             "rescale the data, for example divide them by their mean, or pass "
             'as_blocks(V, dtype="float64")'
         )

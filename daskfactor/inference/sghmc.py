@@ -38,6 +38,7 @@ from daskfactor.kernels.langevin import accumulate_moments
 from daskfactor.kernels.momentum import drift, kick_drift, refresh
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.gaussian import GaussianHyper
+from daskfactor.models.tweedie_law import NORMAL
 
 Array = NDArray[Any]
 
@@ -107,7 +108,7 @@ class GaussianProgram:
         view = data.view(op.block.row, op.block.col)
         scale = op.scale / self.hyper.noise
         gradients = blockwise.gradient(
-            view, 2.0, rows.values, cols.values, scale, NO_FLOOR, workspace
+            view, NORMAL, rows.values, cols.values, scale, NO_FLOOR, workspace
         )
         self._move(op, rows, gradients[0], ROWS)
         self._move(op, cols, gradients[1], COLUMNS)
@@ -151,7 +152,7 @@ class GaussianProgram:
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
-        return evaluate_block(op, data, rows, cols, cells, workspace, (2.0, NO_FLOOR))
+        return evaluate_block(op, data, rows, cols, cells, workspace, (NORMAL, NO_FLOOR))
 
     def touches(self, op: Op) -> tuple[str, ...]:
         """Names of a band's arrays that an operation reads or writes."""

@@ -79,7 +79,7 @@ class SubsampleProgram(PassProgram):
             curvature = (rows.arrays["gathered"], cols.arrays["gathered"], weight)
         add_subsample(
             data.view(op.block.row, op.block.col),
-            self.beta,
+            self.likelihood,
             rows.values,
             cols.values,
             count,

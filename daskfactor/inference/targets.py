@@ -18,6 +18,7 @@ from daskfactor.inference.multiplicative import (
 )
 from daskfactor.inference.passes import Fit
 from daskfactor.models.gaussian import GaussianMF
+from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.tweedie import TweedieNMF
 
 Array = NDArray[Any]
@@ -37,7 +38,7 @@ class Target(Protocol):
     pull φ λ is the same everywhere; else priors are Gaussian and pull with φ λ (x - m).
     """
 
-    beta: float
+    likelihood: Likelihood
     floor: float
     projected: bool
     hyper: Any
@@ -71,7 +72,7 @@ class NonNegative:
 
     def __init__(self, data: BlockedData, model: TweedieNMF) -> None:
         self.data, self.model = data, model
-        self.beta, self.floor = model.beta, mean_floor(data, model.beta)
+        self.likelihood, self.floor = model.likelihood, mean_floor(data, model.likelihood)
         self.rule = DispersionRule(model, data)
         self.hyper = model.resolve(data.mean, self.rule.fixed or 1.0)
         self.set_dispersion(self.rule.fixed or 0.0)
@@ -100,10 +101,10 @@ class NonNegative:
 class RealValued:
     """A `GaussianMF`, its precisions where a chain starts: Σ (v - μ)²/2 + φ Σ λ (x - m)²/2."""
 
-    beta, floor, projected = 2.0, -math.inf, False
+    floor, projected = -math.inf, False
 
     def __init__(self, data: BlockedData, model: GaussianMF) -> None:
-        self.data, self.model = data, model
+        self.data, self.model, self.likelihood = data, model, model.likelihood
         law = TweedieNMF(model.n_components, beta=2.0, dispersion=model.noise)
         self.rule = DispersionRule(law, data)
 

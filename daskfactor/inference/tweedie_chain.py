@@ -74,7 +74,7 @@ class TweedieChain(ChainRun):
             )
             fit = point.fit
         else:
-            fit = evaluate(executor, data, state, model.beta, self._floor)
+            fit = evaluate(executor, data, state, model.likelihood, self._floor)
         self.fits = fit.negative_divergence, fit.negative_divergence
         estimate = self.rule.at_point(fit)
         self.rule.settle(estimate)
@@ -88,9 +88,9 @@ class TweedieChain(ChainRun):
 
     def _first_metric(self, state: ChainState) -> None:
         setting = self.setting
-        beta = setting.model.beta
+        likelihood = self.model.likelihood
         for side, bands in (("rows", state.rows), ("columns", state.cols)):
-            found = shares(setting.executor, setting.data, state, side, beta, self._floor)
+            found = shares(setting.executor, setting.data, state, side, likelihood, self._floor)
             for band, share in zip(bands, found, strict=True):
                 band.arrays["curvature"][:] = share.denominator
                 band.counts["curvature"] = 1
@@ -98,13 +98,13 @@ class TweedieChain(ChainRun):
 
     @property
     def _floor(self) -> float:
-        return mean_floor(self.setting.data, self.setting.model.beta)
+        return mean_floor(self.setting.data, self.model.likelihood)
 
     def _refresh_normalizer(self) -> None:
         self.normalizer = log_normalizer_sum(
             self.setting.data,
             self.hyper.dispersion,
-            self.setting.model.beta,
+            self.model.likelihood,
             self.setting.executor,
         )
 

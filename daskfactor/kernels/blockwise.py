@@ -18,6 +18,7 @@ from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.sparse import sparse_kernels
 from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock
 from daskfactor.kernels.workspace import Buffers, Gradients, Workspace
+from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Cells = tuple[NDArray[np.int32], NDArray[np.int32], Array, Array, int]
@@ -40,7 +41,7 @@ def _sparse(
 
 def gradient(
     view: AnyBlock,
-    beta: float,
+    likelihood: Likelihood,
     W: Array,
     H: Array,
     scale: float,
@@ -55,17 +56,17 @@ def gradient(
     if isinstance(view, SparseBlock):
         block, scratch = _sparse(view, W, H, work)
         out = scratch.GW, scratch.GH
-        kernels = sparse_kernels(beta, view.zeros, W.shape[1])
+        kernels = sparse_kernels(likelihood, view.zeros, W.shape[1])
         kernels.gradient(*block, scale, floor, *out, scratch.gram, scratch.sums)
         return out
     window, buffers = _dense(view, W, H, work)
-    dense_kernels(beta).gradient(*window, scale, floor, buffers.GW, buffers.GH, buffers.tile)
+    dense_kernels(likelihood).gradient(*window, scale, floor, buffers.GW, buffers.GH, buffers.tile)
     return buffers.GW, buffers.GH
 
 
 def gradient_curvature(
     view: AnyBlock,
-    beta: float,
+    likelihood: Likelihood,
     W: Array,
     H: Array,
     scale: float,
@@ -78,18 +79,18 @@ def gradient_curvature(
     if isinstance(view, SparseBlock):
         block, scratch = _sparse(view, W, H, work)
         out = scratch.GW, scratch.GH
-        kernels = sparse_kernels(beta, view.zeros, W.shape[1])
+        kernels = sparse_kernels(likelihood, view.zeros, W.shape[1])
         kernels.gradient_curvature(*block, scale, floor, *out, CW, CH, scratch.gram, scratch.sums)
         return out
     window, buffers = _dense(view, W, H, work)
     tile, tile2, GW, GH = buffers
-    dense_kernels(beta).gradient_curvature(*window, scale, floor, GW, GH, CW, CH, tile, tile2)
+    dense_kernels(likelihood).gradient_curvature(*window, scale, floor, GW, GH, CW, CH, tile, tile2)
     return GW, GH
 
 
 def multiplicative(
     view: AnyBlock,
-    beta: float,
+    likelihood: Likelihood,
     by_rows: bool,
     W: Array,
     H: Array,
@@ -106,19 +107,19 @@ def multiplicative(
     """
     if isinstance(view, SparseBlock):
         block, scratch = _sparse(view, W, H, work)
-        sparse = sparse_kernels(beta, view.zeros, W.shape[1])
+        sparse = sparse_kernels(likelihood, view.zeros, W.shape[1])
         share = sparse.multiplicative_rows if by_rows else sparse.multiplicative_cols
         share(*block, floor, num, den, scratch.gram, scratch.sums)
         return
     window, buffers = _dense(view, W, H, work)
-    dense = dense_kernels(beta)
+    dense = dense_kernels(likelihood)
     share = dense.multiplicative_rows if by_rows else dense.multiplicative_cols
     share(*window, floor, num, den, buffers.tile, buffers.tile2)
 
 
 def evaluate(
     view: AnyBlock,
-    beta: float,
+    likelihood: Likelihood,
     W: Array,
     H: Array,
     floor: float,
@@ -141,12 +142,12 @@ def evaluate(
         cells = (none, none, nothing, nothing, 1)
     if isinstance(view, SparseBlock):
         block, scratch = _sparse(view, W, H, work)
-        sparse_kernels(beta, view.zeros, W.shape[1]).evaluate(
+        sparse_kernels(likelihood, view.zeros, W.shape[1]).evaluate(
             *block, floor, scratch.sums, scratch.wide, out, *cells
         )
         return
     window, buffers = _dense(view, W, H, work)
-    dense_kernels(beta).evaluate(*window, floor, buffers.tile, out, *cells)
+    dense_kernels(likelihood).evaluate(*window, floor, buffers.tile, out, *cells)
 
 
 def observed_values(view: AnyBlock) -> Iterator[tuple[NDArray[np.float64], int]]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from daskfactor.kernels.blas import add_matmul_nn, add_matmul_tn, matmul_nn, matmul_nt
 from daskfactor.kernels.elementwise import tile_kernels
 from daskfactor.kernels.jit import jit
+from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 
@@ -72,8 +73,8 @@ def _monitor(
     return cell
 
 
-def _gradients(beta: float) -> tuple[Callable[..., None], Callable[..., None]]:
-    tiles = tile_kernels(beta)
+def _gradients(likelihood: Likelihood) -> tuple[Callable[..., None], Callable[..., None]]:
+    tiles = tile_kernels(likelihood)
     residual, residual_curvature = tiles.residual, tiles.residual_curvature
 
     @jit
@@ -128,8 +129,8 @@ def _gradients(beta: float) -> tuple[Callable[..., None], Callable[..., None]]:
     return gradient, gradient_curvature
 
 
-def _multiplicative(beta: float) -> tuple[Callable[..., None], Callable[..., None]]:
-    ratio_curvature = tile_kernels(beta).ratio_curvature
+def _multiplicative(likelihood: Likelihood) -> tuple[Callable[..., None], Callable[..., None]]:
+    ratio_curvature = tile_kernels(likelihood).ratio_curvature
 
     @jit
     def multiplicative_rows(
@@ -176,8 +177,8 @@ def _multiplicative(beta: float) -> tuple[Callable[..., None], Callable[..., Non
     return multiplicative_rows, multiplicative_cols
 
 
-def _evaluation(beta: float) -> Callable[..., None]:
-    deviance = tile_kernels(beta).deviance
+def _evaluation(likelihood: Likelihood) -> Callable[..., None]:
+    deviance = tile_kernels(likelihood).deviance
 
     @jit
     def evaluate(
@@ -206,16 +207,18 @@ def _evaluation(beta: float) -> Callable[..., None]:
     return evaluate
 
 
-def dense_kernels(beta: float) -> DenseKernels:
+def dense_kernels(likelihood: Likelihood) -> DenseKernels:
     """Kernels of one beta-divergence, made once and compiled when first called.
 
     beta = 2, 1, 0.5, 0 and -1 compile to multiplications, divisions and square
     roots; any other beta goes through a power. Compilation takes about half a
     second for each kernel and dtype.
     """
-    return _dense_kernels(float(beta))
+    return _dense_kernels(likelihood)
 
 
 @lru_cache(maxsize=64)
-def _dense_kernels(beta: float) -> DenseKernels:
-    return DenseKernels(*_gradients(beta), *_multiplicative(beta), _evaluation(beta))
+def _dense_kernels(likelihood: Likelihood) -> DenseKernels:
+    return DenseKernels(
+        *_gradients(likelihood), *_multiplicative(likelihood), _evaluation(likelihood)
+    )

@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.elementwise import entry_kernels
+from daskfactor.kernels.elementwise import entry_kernels, floored
 from daskfactor.kernels.jit import inline, jit, stack_array
 from daskfactor.kernels.paired_update import meeting
 from daskfactor.kernels.vectors import dot_row, load_row, store_row
+from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Scalar = Any
@@ -52,21 +53,21 @@ class DescentKernels(NamedTuple):
     dense: Callable[..., None]
 
 
-def _pull(beta: float) -> Callable[..., Scalar]:
+def _pull(likelihood: Likelihood) -> Callable[..., Scalar]:
     """What an entry multiplies the other row by."""
-    floored, weight, _ = entry_kernels(beta)
+    weight = entry_kernels(likelihood).weight
 
     @inline
     def pull(v: Scalar, mu: Scalar, step: Scalar, floor: Scalar) -> Scalar:
         real = type(mu)
         mean = floored(mu, floor)
-        return min(max(step * weight(mean) * (v - mean), real(-1)), real(1))
+        return min(max(step * weight(v, mean) * (v - mean), real(-1)), real(1))
 
     return pull
 
 
-def _sparse(beta: float, projected: bool, partly: bool, K: int) -> Callable[..., None]:
-    pull, meet = _pull(beta), meeting(projected, partly)
+def _sparse(likelihood: Likelihood, projected: bool, partly: bool, K: int) -> Callable[..., None]:
+    pull, meet = _pull(likelihood), meeting(projected, partly)
 
     @jit
     def sparse(
@@ -99,8 +100,8 @@ def _sparse(beta: float, projected: bool, partly: bool, K: int) -> Callable[...,
     return sparse
 
 
-def _dense(beta: float, projected: bool, partly: bool, K: int) -> Callable[..., None]:
-    pull, meet = _pull(beta), meeting(projected, partly)
+def _dense(likelihood: Likelihood, projected: bool, partly: bool, K: int) -> Callable[..., None]:
+    pull, meet = _pull(likelihood), meeting(projected, partly)
 
     @jit
     def dense(
@@ -133,17 +134,21 @@ def _dense(beta: float, projected: bool, partly: bool, K: int) -> Callable[..., 
     return dense
 
 
-def descent_kernels(beta: float, projected: bool, K: int, partly: bool = False) -> DescentKernels:
+def descent_kernels(
+    likelihood: Likelihood, projected: bool, K: int, partly: bool = False
+) -> DescentKernels:
     """Kernels of one beta-divergence and K columns, compiled when first called.
 
     ``projected`` keeps the factors non-negative, under exponential priors; else
     the priors are Gaussian. ``partly`` tells that columns of a projected model may be
     frozen; those of another always may.
     """
-    return _descent_kernels(float(beta), bool(projected), bool(projected and partly), int(K))
+    return _descent_kernels(likelihood, bool(projected), bool(projected and partly), int(K))
 
 
 @lru_cache(maxsize=64)
-def _descent_kernels(beta: float, projected: bool, partly: bool, K: int) -> DescentKernels:
-    kind = (beta, projected, partly, K)
+def _descent_kernels(
+    likelihood: Likelihood, projected: bool, partly: bool, K: int
+) -> DescentKernels:
+    kind = (likelihood, projected, partly, K)
     return DescentKernels(_sparse(*kind), _dense(*kind))

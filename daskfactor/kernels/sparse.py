@@ -30,6 +30,7 @@ from daskfactor.kernels.vectors import (
     prefetch_row,
     store_row,
 )
+from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Kernel = Callable[..., None]
@@ -67,8 +68,8 @@ def _clear(rows: Array) -> None:
     rows[:, :] = 0
 
 
-def _gradient(beta: float, zeros: bool, K: int) -> Kernel:
-    step, zero_part = entry_rules(beta, zeros).step, zero_rules(beta, zeros).part
+def _gradient(likelihood: Likelihood, zeros: bool, K: int) -> Kernel:
+    step, zero_part = entry_rules(likelihood, zeros).step, zero_rules(likelihood, zeros).part
 
     @jit
     def gradient(
@@ -106,8 +107,8 @@ def _gradient(beta: float, zeros: bool, K: int) -> Kernel:
     return gradient
 
 
-def _gradient_curvature(beta: float, zeros: bool, K: int) -> Kernel:
-    step, zero_part = entry_rules(beta, zeros).step, zero_rules(beta, zeros).part
+def _gradient_curvature(likelihood: Likelihood, zeros: bool, K: int) -> Kernel:
+    step, zero_part = entry_rules(likelihood, zeros).step, zero_rules(likelihood, zeros).part
 
     @jit
     def gradient_curvature(
@@ -155,8 +156,8 @@ def _gradient_curvature(beta: float, zeros: bool, K: int) -> Kernel:
     return gradient_curvature
 
 
-def _multiplicative_rows(beta: float, zeros: bool, K: int) -> Kernel:
-    ratio, zero_part = entry_rules(beta, zeros).ratio, zero_rules(beta, zeros).part
+def _multiplicative_rows(likelihood: Likelihood, zeros: bool, K: int) -> Kernel:
+    ratio, zero_part = entry_rules(likelihood, zeros).ratio, zero_rules(likelihood, zeros).part
 
     @jit
     def multiplicative_rows(
@@ -195,8 +196,8 @@ def _multiplicative_rows(beta: float, zeros: bool, K: int) -> Kernel:
     return multiplicative_rows
 
 
-def _multiplicative_cols(beta: float, zeros: bool, K: int) -> Kernel:
-    ratio, zero_part = entry_rules(beta, zeros).ratio, zero_rules(beta, zeros).part
+def _multiplicative_cols(likelihood: Likelihood, zeros: bool, K: int) -> Kernel:
+    ratio, zero_part = entry_rules(likelihood, zeros).ratio, zero_rules(likelihood, zeros).part
 
     @jit
     def multiplicative_cols(
@@ -252,8 +253,8 @@ def _monitor(K: int) -> Kernel:
     return monitor
 
 
-def _fits(beta: float, zeros: bool) -> Callable[..., tuple[float, float]]:
-    fit = entry_rules(beta, zeros).fit
+def _fits(likelihood: Likelihood, zeros: bool) -> Callable[..., tuple[float, float]]:
+    fit = entry_rules(likelihood, zeros).fit
 
     @jit
     def fits(values: Array, means: Array, floor: float) -> tuple[float, float]:
@@ -269,8 +270,12 @@ def _fits(beta: float, zeros: bool) -> Callable[..., tuple[float, float]]:
     return fits
 
 
-def _evaluate(beta: float, zeros: bool, K: int) -> Kernel:
-    zero_fit, monitor, fits = zero_rules(beta, zeros).fit, _monitor(K), _fits(beta, zeros)
+def _evaluate(likelihood: Likelihood, zeros: bool, K: int) -> Kernel:
+    zero_fit, monitor, fits = (
+        zero_rules(likelihood, zeros).fit,
+        _monitor(K),
+        _fits(likelihood, zeros),
+    )
 
     @jit
     def evaluate(
@@ -311,17 +316,17 @@ def _evaluate(beta: float, zeros: bool, K: int) -> Kernel:
     return evaluate
 
 
-def sparse_kernels(beta: float, zeros: bool, K: int) -> SparseKernels:
+def sparse_kernels(likelihood: Likelihood, zeros: bool, K: int) -> SparseKernels:
     """Kernels of one beta-divergence and K components, compiled when first called.
 
     ``zeros`` says what an entry is that is not stored: an observed zero (beta = 1
     and 2 only) or missing. Compilation takes about half a second for each kernel,
     K and dtype.
     """
-    return _sparse_kernels(float(beta), bool(zeros), int(K))
+    return _sparse_kernels(likelihood, bool(zeros), int(K))
 
 
 @lru_cache(maxsize=256)
-def _sparse_kernels(beta: float, zeros: bool, K: int) -> SparseKernels:
+def _sparse_kernels(likelihood: Likelihood, zeros: bool, K: int) -> SparseKernels:
     makers = (_gradient, _gradient_curvature, _multiplicative_rows, _multiplicative_cols, _evaluate)
-    return SparseKernels(*(make(beta, zeros, K) for make in makers))
+    return SparseKernels(*(make(likelihood, zeros, K) for make in makers))

@@ -1,11 +1,11 @@
 """What an entry of a sparse block adds to sums, and what the entries that are not stored add.
 
 Where entries that are not stored are observed zeros, their part has a closed
-form for two divergences: residual -1 and curvature 1 for beta = 1 (column sums
-of the factors), residual -mu and curvature mu for beta = 2 (Gram matrices). It
-is added over the whole block, without a floor under mu, and a stored entry's
-coefficient is what it has beyond an observed zero's. A stored NaN is a missing
-entry: its coefficient takes the zero's part back.
+form if a zero's curvature is 1 and its residual -1 (column sums of the factors),
+or if they are mu and -mu (Gram matrices): see `Likelihood.zeros`. It is added over
+the whole block, without a floor under mu, and a stored entry's coefficient is what
+it has beyond an observed zero's. A stored NaN is a missing entry: its coefficient
+takes the zero's part back.
 """
 
 from collections.abc import Callable
@@ -16,22 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.blas import add_matmul_nn, add_matmul_tn
-from daskfactor.kernels.elementwise import entry_kernels
+from daskfactor.kernels.elementwise import entry_kernels, floored
 from daskfactor.kernels.jit import inline, jit
+from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Scalar = Any
 EntryRule = Callable[..., tuple[Scalar, Scalar]]
-
-ZERO_BETAS = (1.0, 2.0)
-"""Divergences for which observed zeros need not be stored."""
 
 
 class Rules(NamedTuple):
     """Coefficients of one stored entry.
 
     step    (v, mu, floor, scale) -> what it adds to (scale R, C)
-    ratio   (v, mu, floor) -> what it adds to (M V mu**(beta - 2), C)
+    ratio   (v, mu, floor) -> what it adds to (Q, C) of a multiplicative update
     fit     (v, mu, floor) -> what it adds to the sums of deviance and Pearson terms
     """
 
@@ -40,38 +38,36 @@ class Rules(NamedTuple):
     fit: EntryRule
 
 
-def _rules_of_observed(beta: float) -> Rules:
+def _rules_of_observed(likelihood: Likelihood) -> Rules:
     """An entry that is not stored adds nothing."""
-    floored, weight, deviance = entry_kernels(beta)
+    weight, curvature, numerator, deviance, _ = entry_kernels(likelihood)
 
     @inline
     def step(v: Scalar, mu: Scalar, floor: Scalar, scale: Scalar) -> tuple[Scalar, Scalar]:
         mean, seen = floored(mu, floor), v == v
-        w = weight(mean)
+        w = weight(v, mean)
         zero = type(mu)(0)
-        return (scale * (v - mean) * w if seen else zero), (mean * w if seen else zero)
+        return (scale * (v - mean) * w if seen else zero), (curvature(v, mean, w) if seen else zero)
 
     @inline
     def ratio(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
         mean, seen = floored(mu, floor), v == v
-        w = weight(mean)
+        w = weight(v, mean)
         zero = type(mu)(0)
-        return (v * w if seen else zero), (mean * w if seen else zero)
+        return (numerator(v, mean, w) if seen else zero), (curvature(v, mean, w) if seen else zero)
 
     @inline
     def fit(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
         mean = floored(mu, floor)
         v = v if v == v else mean  # a missing entry adds d(mu | mu) = 0
-        pearson = (v - mean) * (v - mean) * weight(mean)
+        pearson = (v - mean) * (v - mean) * weight(v, mean)
         return np.float64(deviance(v, mean)), np.float64(pearson)
 
     return Rules(step, ratio, fit)
 
 
-def _rules_beyond_zeros_1() -> Rules:
-    """An observed zero of beta = 1 has R = -1 and C = 1, deviance and Pearson term mu."""
-    observed = _rules_of_observed(1.0)
-    fit_observed, floored = observed.fit, entry_kernels(1.0).floored
+def _rules_beyond_constant(fit_observed: EntryRule) -> Rules:
+    """A zero of curvature 1 has weight 1 / mu, R = -1, and mu as deviance and Pearson term."""
 
     @inline
     def step(v: Scalar, mu: Scalar, floor: Scalar, scale: Scalar) -> tuple[Scalar, Scalar]:
@@ -93,10 +89,8 @@ def _rules_beyond_zeros_1() -> Rules:
     return Rules(step, ratio, fit)
 
 
-def _rules_beyond_zeros_2() -> Rules:
-    """An observed zero of beta = 2 has R = -mu and C = mu; mu needs no floor."""
-    observed = _rules_of_observed(2.0)
-    fit_observed = observed.fit
+def _rules_beyond_linear(fit_observed: EntryRule) -> Rules:
+    """A zero of curvature mu has weight 1 and R = -mu; mu needs no floor."""
 
     @inline
     def step(v: Scalar, mu: Scalar, floor: Scalar, scale: Scalar) -> tuple[Scalar, Scalar]:
@@ -119,11 +113,13 @@ def _rules_beyond_zeros_2() -> Rules:
 
 
 @lru_cache(maxsize=64)
-def entry_rules(beta: float, zeros: bool) -> Rules:
-    """Rules of one beta, shared by its kernels of every K."""
+def entry_rules(likelihood: Likelihood, zeros: bool) -> Rules:
+    """Rules of one likelihood, shared by its kernels of every K."""
+    observed = _rules_of_observed(likelihood)
     if not zeros:
-        return _rules_of_observed(beta)
-    return _rules_beyond_zeros_1() if beta == 1.0 else _rules_beyond_zeros_2()
+        return observed
+    beyond = _rules_beyond_constant if likelihood.zeros == "constant" else _rules_beyond_linear
+    return beyond(observed.fit)
 
 
 class ZeroRules(NamedTuple):
@@ -229,11 +225,13 @@ def _fit_of_squares(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float
 
 
 _ZERO_RULES = {
-    1.0: ZeroRules(_add_column_sums, _fit_of_means),
-    2.0: ZeroRules(_add_gram, _fit_of_squares),
+    "constant": ZeroRules(_add_column_sums, _fit_of_means),
+    "linear": ZeroRules(_add_gram, _fit_of_squares),
 }
 
 
-def zero_rules(beta: float, zeros: bool) -> ZeroRules:
+def zero_rules(likelihood: Likelihood, zeros: bool) -> ZeroRules:
     """Rules for the entries that are not stored; missing ones add nothing."""
-    return _ZERO_RULES[beta] if zeros else ZeroRules(_no_part, _no_fit)
+    if not zeros or likelihood.zeros is None:
+        return ZeroRules(_no_part, _no_fit)
+    return _ZERO_RULES[likelihood.zeros]

@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.elementwise import entry_kernels
+from daskfactor.kernels.elementwise import entry_kernels, floored
 from daskfactor.kernels.jit import inline, jit, jit_exact, stack_array
 from daskfactor.kernels.philox import philox4x32
 from daskfactor.kernels.vectors import add_to_row, dot_row, load_row, prefetch_row
 from daskfactor.kernels.views import AnyBlock, SparseBlock
+from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Scalar = Any
@@ -178,12 +179,12 @@ def draw_with_zeros(
 
 
 class EntryGradients(NamedTuple):
-    """Kernels of one beta and K over entries (rows, cols, values), each (count,).
+    """Kernels of one likelihood and K over entries (rows, cols, values), each (count,).
 
     gradient(entries..., W, H, scale, floor, GW, GH)
-        GW[i] += r H[j] and GH[j] += r W[i], r = scale (v - mu) mu**(beta - 2)
+        GW[i] += r H[j] and GH[j] += r W[i], r = scale (v - mu) w
     curvature(entries..., W, H, share, floor, CW, CH)
-        CW[i] += c H[j] and CH[j] += c W[i], c = share mu**(beta - 1)
+        CW[i] += c H[j] and CH[j] += c W[i], c = share curvature
     """
 
     gradient: Kernel
@@ -191,9 +192,9 @@ class EntryGradients(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def entry_gradients(beta: float, K: int) -> EntryGradients:
-    """The kernels of one beta and K."""
-    floored, weight, _ = entry_kernels(beta)
+def entry_gradients(likelihood: Likelihood, K: int) -> EntryGradients:
+    """Make the kernels of one likelihood and K."""
+    weight, curve, _, _, _ = entry_kernels(likelihood)
 
     @jit
     def gradient(
@@ -215,7 +216,8 @@ def entry_gradients(beta: float, K: int) -> EntryGradients:
             prefetch_row(K, GH, np.intp(cols[later]))
             load_row(K, W, i, w)
             mu = floored(dot_row(K, w, H, j), real(floor))
-            a = real(scale) * (real(values[t]) - mu) * weight(mu)
+            v = real(values[t])
+            a = real(scale) * (v - mu) * weight(v, mu)
             add_to_row(K, a, w, GH, j)
             load_row(K, H, j, w)
             add_to_row(K, a, w, GW, i)
@@ -238,7 +240,8 @@ def entry_gradients(beta: float, K: int) -> EntryGradients:
             i, j = np.intp(rows[t]), np.intp(cols[t])
             load_row(K, W, i, w)
             mu = floored(dot_row(K, w, H, j), real(floor))
-            a = real(share) * mu * weight(mu)
+            v = real(values[t])
+            a = real(share) * curve(v, mu, weight(v, mu))
             add_to_row(K, a, w, CH, j)
             load_row(K, H, j, w)
             add_to_row(K, a, w, CW, i)
@@ -274,7 +277,7 @@ def drawn_entries(
 
 def add_subsample(
     view: AnyBlock,
-    beta: float,
+    likelihood: Likelihood,
     W: Array,
     H: Array,
     count: int,
@@ -286,7 +289,7 @@ def add_subsample(
 ) -> None:
     """Add what ``count`` drawn entries of a block give to its gradients.
 
-    GW[i] += r H[j], GH[j] += r W[i] with r = scale (v - mu) mu**(beta - 2)
+    GW[i] += r H[j], GH[j] += r W[i] with r = scale (v - mu) w
 
     Parameters
     ----------
@@ -295,9 +298,9 @@ def add_subsample(
     count, address : how many entries, and the address of their random words
     scale, floor : N / entries drawn in all; smallest mu
     gradients : GW (m, K) and GH (n, K)
-    curvature : CW, CH and a weight c; gain c mu**(beta - 1) H[j] and its like
+    curvature : CW, CH and a weight c; gain c curvature H[j] and its like
     """
-    kernels = entry_gradients(beta, W.shape[1])
+    kernels = entry_gradients(likelihood, W.shape[1])
     for entries in drawn_entries(view, count, address):
         kernels.gradient(*entries, W, H, scale, floor, *gradients)
         if curvature is not None:

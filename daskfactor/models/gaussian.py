@@ -8,8 +8,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.errors import DataError, ModelError
-from daskfactor.models.settings import Auto, StoredModel, checked_count, checked_positive
+from daskfactor.errors import ModelError
+from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.settings import Auto, FactorModel, checked_count, checked_positive
+from daskfactor.models.tweedie_law import NORMAL
 
 Array = NDArray[Any]
 
@@ -74,7 +76,7 @@ class GaussianHyper(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GaussianMF(StoredModel):
+class GaussianMF(FactorModel):
     r"""Real-valued matrix factorization with Gaussian priors, for ratings and the like.
 
     .. math:: v_{ij} \sim \mathcal N(\mu_{ij}, \phi), \quad
@@ -133,33 +135,21 @@ class GaussianMF(StoredModel):
         object.__setattr__(self, "biases", bool(self.biases))
 
     @property
-    def beta(self) -> float:
-        """Power of the Tweedie law that the observations follow."""
-        return 2.0
+    def likelihood(self) -> Likelihood:
+        """The normal law."""
+        return NORMAL
 
     @property
     def width(self) -> int:
         """Columns of the packed factors: ``[W, a, 1]`` and ``[H, 1, b]``, or one less."""
         return self.n_components + (2 if self.biases else 1)
 
-    def check_values(self, minimum: float, maximum: float) -> None:
-        """Refuse data that this law cannot have produced.
+    def component_names(self) -> tuple[str, ...]:
+        extra = ("row_bias", "column_bias") if self.biases else ("level",)
+        return (*map(str, range(self.n_components)), *extra)
 
-        Parameters
-        ----------
-        minimum, maximum
-            Over the observed entries (missing ones left out).
-
-        Raises
-        ------
-        DataError
-            If a value is not finite.
-        """
-        if not (math.isfinite(minimum) and math.isfinite(maximum)):
-            raise DataError(
-                f"the data must be finite, got values from {minimum} to {maximum}; "
-                "mark missing entries with NaN or a mask and remove infinities"
-            )
+    def for_compilation(self) -> Self:
+        return type(self)(2)
 
     def start(self, mean: float, variance: float) -> GaussianHyper:
         """Hyperparameters to start from; fixed ones are what they are fixed at.

@@ -1,13 +1,16 @@
 """Settings of models: checked one by one, and kept as plain JSON values."""
 
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskfactor.errors import ModelError
+from daskfactor.models.likelihood import Likelihood
 
 Auto = Literal["auto"]
 
@@ -47,6 +50,59 @@ class StoredModel:
         if "n_components" not in given:
             raise ModelError("the stored model lacks 'n_components'")
         return cls(given.pop("n_components"), **given)
+
+
+class FactorModel(StoredModel, ABC):
+    """A model of a matrix as a product of factors, and what is asked of every such model.
+
+    Attributes
+    ----------
+    nonnegative
+        Factors and means are not negative.
+    has_observations
+        The model has a law of new observations.
+    fixed, frozen
+        Frozen components of W and of H, and which they are, (K,); None: none.
+    """
+
+    nonnegative: ClassVar[bool] = True
+    has_observations: ClassVar[bool] = True
+    fixed: tuple[Any, Any] = (None, None)
+    frozen: tuple[Any, Any] = (None, None)
+
+    @property
+    @abstractmethod
+    def likelihood(self) -> Likelihood:
+        """The law of an observation given its mean."""
+
+    @property
+    def width(self) -> int:
+        """Columns of the factors: one for each component."""
+        return self.n_components
+
+    def component_names(self) -> tuple[str, ...] | None:
+        """Names of the factors' columns; None: they are the components, by number."""
+        return None
+
+    def check_values(self, minimum: float, maximum: float) -> None:
+        """Refuse data that the law cannot have produced; missing ones are left out."""
+        self.likelihood.check_values(minimum, maximum)
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse data whose rows or columns the model does not fit."""
+
+    def fixed_arrays(self) -> dict[str, NDArray[Any]]:
+        """Values of frozen components by setting, for a run that has no state yet."""
+        return {}
+
+    def with_fixed_values(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """The model of a stored run that has no state yet, its frozen components' values known."""
+        del arrays
+        return self
+
+    def for_compilation(self) -> Self:
+        """The same with two components and nothing to choose: what kernels are compiled with."""
+        return replace(self, n_components=2)
 
 
 def checked_count(value: Any) -> int:

@@ -7,22 +7,22 @@ Source: Masood and Doshi-Velez, "A particle-based variational approach to Bayesi
 non-negative matrix factorization", section 5.
 """
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import ModelError
-from daskfactor.models.divergence import check_beta, divergence
+from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import (
     Auto,
-    StoredModel,
+    FactorModel,
     checked_count,
     checked_number,
     checked_positive,
 )
+from daskfactor.models.tweedie_law import Tweedie
 
 Array = NDArray[np.float64]
 
@@ -81,7 +81,7 @@ def silf_slope(y: ArrayLike, eps: float, smoothness: float) -> Array:
 
 
 @dataclass(frozen=True)
-class SILFNMF(StoredModel):
+class SILFNMF(FactorModel):
     r"""Non-negative factorization under which all good factorizations are equally likely.
 
     .. math:: p(V | W, H) \propto e^{-C\,\mathrm{SILF}_{\epsilon,\beta}(f_V(W, H))}, \quad
@@ -119,6 +119,8 @@ class SILFNMF(StoredModel):
     Masood and Doshi-Velez, section 5 and, for the defaults, section 6.1.
     """
 
+    has_observations: ClassVar[bool] = False
+
     n_components: int
     _: KW_ONLY
     beta: float = 2.0
@@ -129,7 +131,7 @@ class SILFNMF(StoredModel):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_components", checked_count(self.n_components))
-        object.__setattr__(self, "beta", check_beta(self.beta))
+        object.__setattr__(self, "beta", Tweedie(self.beta).beta)
         object.__setattr__(self, "threshold", checked_positive("threshold", self.threshold))
         for name in ("smoothness", "sharpness", "rate"):
             object.__setattr__(self, name, _positive(name, getattr(self, name)))
@@ -140,9 +142,14 @@ class SILFNMF(StoredModel):
             )
 
     @property
+    def likelihood(self) -> Likelihood:
+        """The law whose divergence the objective sums."""
+        return Tweedie(self.beta)
+
+    @property
     def factor(self) -> float:
         """How often the sum of β-divergences goes into f: twice for ‖V - WH‖², else once."""
-        return 2.0 if self.beta == 2.0 else 1.0
+        return 2.0 if self.likelihood.real_valued else 1.0
 
     @property
     def eps(self) -> float:
@@ -204,7 +211,7 @@ class SILFNMF(StoredModel):
             ‖V - WH‖² for ``beta=2``, else Σ d_β(v|μ).
         """
         mu = np.asarray(W, dtype=np.float64) @ np.asarray(H, dtype=np.float64)
-        return self.factor * float(np.nansum(divergence(V, mu, self.beta)))
+        return self.factor * float(np.nansum(self.likelihood.deviance(V, mu)))
 
     def log_likelihood(self, objective: ArrayLike) -> Array:
         """-C SILF(f), the normalising constant left out; of the shape of ``objective``."""
@@ -256,9 +263,6 @@ class SILFNMF(StoredModel):
         slope = self.slope(objective)
         score_w = slope * np.asarray(gradient_w, dtype=np.float64)
         return score_w, slope * np.asarray(gradient_h, dtype=np.float64) - self.rate
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        """Accept data of any shape: nothing of the model belongs to rows or columns."""
 
 
 def _positive(name: str, value: Any) -> float:

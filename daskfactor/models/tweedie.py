@@ -2,23 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import DataError
 from daskfactor.models.divergence import check_beta
 from daskfactor.models.fixed import FixedComponents, Mask, check_length, checked_fixed
+from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.priors import gamma_log_density
 from daskfactor.models.settings import (
     Auto,
-    StoredModel,
+    FactorModel,
     checked_count,
     checked_number,
     checked_positive,
     checked_shape,
 )
+from daskfactor.models.tweedie_law import Tweedie
 
 FIXED = ("fixed_w", "fixed_h")
 
@@ -45,7 +47,7 @@ class Hyperparameters(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TweedieNMF(StoredModel):
+class TweedieNMF(FactorModel):
     r"""Tweedie non-negative matrix factorization with gamma priors.
 
     .. math:: v_{ij} \sim \mathrm{Tweedie}_\beta(\mu_{ij}, \phi), \quad \mu = W H, \quad
@@ -87,8 +89,6 @@ class TweedieNMF(StoredModel):
     Şimşekli et al. 2017, section 2; Şimşekli et al. 2015, section 4.
     """
 
-    nonnegative: ClassVar[bool] = True
-
     n_components: int
     _: KW_ONLY
     beta: float = 1.0
@@ -114,12 +114,12 @@ class TweedieNMF(StoredModel):
             object.__setattr__(self, name, fixed)
 
     @property
-    def fixed(self) -> tuple[FixedComponents | None, FixedComponents | None]:
+    def fixed(self) -> tuple[FixedComponents | None, FixedComponents | None]:  # type: ignore[override]
         """Frozen components of W and of H."""
         return self.fixed_w, self.fixed_h  # type: ignore[return-value]  # see __post_init__
 
     @property
-    def frozen(self) -> tuple[Mask, Mask]:
+    def frozen(self) -> tuple[Mask, Mask]:  # type: ignore[override]
         """Which components of W and of H are frozen, (K,) each; None: none."""
         w, h = (None if own is None else own.mask(self.n_components) for own in self.fixed)
         return w, h
@@ -153,43 +153,29 @@ class TweedieNMF(StoredModel):
             check_length(name, own, shape)
 
     @property
-    def width(self) -> int:
-        """Columns of the factors: one for each component."""
-        return self.n_components
+    def likelihood(self) -> Likelihood:
+        """The Tweedie law of this beta.
 
-    def check_values(self, minimum: float, maximum: float) -> None:
-        """Refuse data that this law cannot have produced.
-
-        With beta = 2 negative values are accepted, because Gaussian noise around a
-        small mean is negative now and then. The fit itself stays non-negative:
-        structure below zero ends up in the residual.
-
-        Parameters
-        ----------
-        minimum, maximum
-            Over the observed entries (missing ones left out).
-
-        Raises
-        ------
-        DataError
-            If a value is not finite, negative with beta other than 2, or zero
-            with beta <= 0.
+        With beta = 2 the fit itself stays non-negative: structure below zero ends up in the
+        residual.
         """
-        if not (np.isfinite(minimum) and np.isfinite(maximum)):
-            raise DataError(
-                f"the data must be finite, got values from {minimum} to {maximum}; "
-                "mark missing entries with NaN or a mask and remove infinities"
-            )
-        if minimum < 0 and self.beta != 2.0:
-            raise DataError(
-                f"beta={self.beta:g} allows no negative data, got a smallest value of {minimum:g}; "
-                "mask or shift the negative values, or use beta=2"
-            )
-        if minimum == 0 and self.beta <= 0.0:
-            raise DataError(
-                f"beta={self.beta:g} allows positive data only, got a smallest value of 0; "
-                "mark the zeros as missing, add a small offset, or use 0 < beta <= 1"
-            )
+        return Tweedie(self.beta)
+
+    def fixed_arrays(self) -> dict[str, NDArray[Any]]:
+        pairs = zip(FIXED, self.fixed, strict=True)
+        return {name: own.values for name, own in pairs if own and own.values is not None}
+
+    def with_fixed_values(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        known: dict[str, Any] = {
+            name: FixedComponents(own.frozen, arrays[name])
+            for name, own in zip(FIXED, self.fixed, strict=True)
+            if own is not None and name in arrays
+        }
+        return replace(self, **known)
+
+    def for_compilation(self) -> Self:
+        free: dict[str, Any] = dict.fromkeys(FIXED) | {"shape_w": 1.0, "shape_h": 1.0}
+        return replace(self, n_components=2, dispersion=1.0, rate_w=1.0, rate_h=1.0, **free)
 
     def log_prior(self, W: ArrayLike, H: ArrayLike, rate_w: float, rate_h: float) -> float:
         """Log-density of both factors under their gamma priors.

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.models.predictive import observation_interval, observation_variance
+from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.registry import model_from_dict
 from daskfactor.results.cellwise import Draws, Lazy, blockwise, draws_of, moments, quantiles
 from daskfactor.results.extrapolation import extrapolated_moments
 from daskfactor.results.schema import CELL_INDICES, beside, factor_dims, own_names
@@ -24,7 +25,7 @@ Of = Literal["observation", "mean"]
 class _Law(NamedTuple):
     """What the prediction needs to know of the model."""
 
-    beta: float
+    likelihood: Likelihood
     dispersion: float
     nonnegative: bool
     observations: bool = True
@@ -142,16 +143,15 @@ def _what(of: Of | None, law: _Law) -> Of:
 
 def _law(tree: xr.DataTree) -> _Law:
     try:
-        model = json.loads(tree.attrs["model"])
-        if model.get("type") == "SILFNMF":
-            return _Law(float(model.get("beta", 2.0)), float("nan"), True, False)
-        beta, dispersion = float(model.get("beta", 2.0)), float(tree.attrs["dispersion"])
+        model = model_from_dict(json.loads(tree.attrs["model"]))
+        observed = model.has_observations
+        dispersion = float(tree.attrs["dispersion"]) if observed else float("nan")
     except (KeyError, TypeError, ValueError) as error:
         raise StoreFormatError(
             "this trace does not say its model (attributes 'model' and 'dispersion'); "
             "pass the result of daskfactor.sample or the path of its store"
         ) from error
-    return _Law(beta, dispersion, beta != 2.0 or model.get("type") == "TweedieNMF")
+    return _Law(model.likelihood, dispersion, model.nonnegative, observed)
 
 
 def _extrapolated(
@@ -192,8 +192,8 @@ def _observation_block(
     mean: NDArray[np.float64], variance: NDArray[np.float64], law: _Law, interval: float
 ) -> NDArray[np.float64]:
     """Standard deviation, lower and upper end for a new observation."""
-    total = observation_variance(mean, variance, law.dispersion, law.beta)
-    ends = observation_interval(mean, variance, law.dispersion, law.beta, interval)
+    total = law.likelihood.observation_variance(mean, variance, law.dispersion)
+    ends = law.likelihood.interval(mean, variance, law.dispersion, interval)
     return np.stack([np.sqrt(total), *ends])
 
 

@@ -116,7 +116,7 @@ class Chart:
         state = make_state(data.grid, W.astype(data.dtype), H.T.astype(data.dtype))
         widths = []
         for side, values, mask in zip(SIDES, (place[0], H.T), free, strict=True):
-            bands = shares(problem.executor, data, state, side, target.beta, target.floor)
+            bands = shares(problem.executor, data, state, side, target.likelihood, target.floor)
             c = slope * np.concatenate([one.denominator for one in bands]).astype(np.float64)
             if side == "rows" and problem.simplex:
                 c = c / place[0].sum(axis=0) + 1.0 + EXCESS / len(W)

@@ -82,7 +82,7 @@ def divergences(
             theirs = particles.band("columns", col)
             view = data.view(row, col)
             for W, H, out in zip(own, theirs, sums[col], strict=True):
-                blockwise.evaluate(view, target.beta, W, H, target.floor, out, None, work)
+                blockwise.evaluate(view, target.likelihood, W, H, target.floor, out, None, work)
         return sums[..., 0]
 
     table = np.concatenate(executor.map(one_row, range(data.grid.blocks)))
@@ -102,7 +102,7 @@ def _gradient(
         view = data.view(number, other) if by_rows else data.view(other, number)
         for mine, its, out in zip(own, theirs, gradient, strict=True):
             factors = (mine, its) if by_rows else (its, mine)
-            found = blockwise.gradient(view, target.beta, *factors, 1.0, target.floor, work)
+            found = blockwise.gradient(view, target.likelihood, *factors, 1.0, target.floor, work)
             out += found[0] if by_rows else found[1]
     return own, gradient
 

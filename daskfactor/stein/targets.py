@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.inference.multiplicative import mean_floor
 from daskfactor.models.fixed import Mask
+from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.stein.source import Side
@@ -27,11 +28,11 @@ TINY: Final = 1e-30
 class Target(Protocol):
     """A posterior density, up to a constant.
 
-    ``beta`` is the power of the divergence, ``floor`` the smallest μ that it is taken at.
+    ``likelihood`` has the divergence, ``floor`` the smallest μ that it is taken at.
     """
 
     @property
-    def beta(self) -> float: ...
+    def likelihood(self) -> Likelihood: ...
 
     @property
     def floor(self) -> float: ...
@@ -61,8 +62,8 @@ class ThresholdTarget:
     floor: float
 
     @property
-    def beta(self) -> float:
-        return self.model.beta
+    def likelihood(self) -> Likelihood:
+        return self.model.likelihood
 
     def log_likelihood(self, divergence: Array) -> Array:
         return self.model.log_likelihood(self.model.factor * divergence)
@@ -87,8 +88,8 @@ class TweedieTarget:
     floor: float
 
     @property
-    def beta(self) -> float:
-        return self.model.beta
+    def likelihood(self) -> Likelihood:
+        return self.model.likelihood
 
     def log_likelihood(self, divergence: Array) -> Array:
         return -divergence / self.hyper.dispersion
@@ -113,13 +114,14 @@ def make_target(
     ----------
     data
         Their mean sets the floor of μ, below which no gradient is taken (see
-        `mean_floor`; none for beta = 2), and prior rates that are ``"auto"``.
+        `mean_floor`; none for real-valued means), and prior rates that are ``"auto"``.
     model
         Its threshold must be a number.
     dispersion
         φ of a `TweedieNMF` whose dispersion is ``"auto"``.
     """
-    floor = -math.inf if model.beta == 2.0 else mean_floor(data, model.beta)
+    law = model.likelihood
+    floor = -math.inf if law.real_valued else mean_floor(data, law)
     if isinstance(model, SILFNMF):
         assert model.eps > 0
         return ThresholdTarget(model, floor)

@@ -20,6 +20,7 @@ from daskfactor.inference.multiplicative import (
 from daskfactor.inference.passes import evaluate
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.models.tweedie_law import Tweedie
 
 
 def counts(shape=(90, 70), rank=3, size=10.0, seed=0):
@@ -61,7 +62,7 @@ def test_objective_falls_at_every_iteration_that_is_kept(beta, share):
     values = [value for _, value in point.objective]
     assert len(values) > 10
     assert np.all(np.diff(values) < 0)
-    fit = evaluate(SerialExecutor(), data, point.state, beta, 1e-6 * data.mean)
+    fit = evaluate(SerialExecutor(), data, point.state, Tweedie(beta), 1e-6 * data.mean)
     assert objective(point.state, point.hyper, fit) == pytest.approx(values[-1], rel=1e-6)
 
 

@@ -7,6 +7,7 @@ import daskfactor as dfac
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.inference.multiplicative import gamma_update
 from daskfactor.models.divergence import divergence
+from daskfactor.models.tweedie_law import Tweedie
 
 BETAS = [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0]
 
@@ -18,7 +19,7 @@ def test_each_update_solves_its_equation(beta, pull):
     theta, num, den = (np.exp(rng.normal(scale=3, size=(200, 4))) for _ in range(3))
     num[:20] = 0.0
     theta[20:30] = 0.0
-    new = gamma_update(theta, num, den, pull, beta, 1e-9)
+    new = gamma_update(theta, num, den, pull, Tweedie(beta), 1e-9)
     assert (new >= 1e-9).all()
     old = np.maximum(theta, 1e-9)
     ratio, share = new / old, pull / old

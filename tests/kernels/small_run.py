@@ -13,6 +13,7 @@ from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_s
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.kernels.sparse import sparse_kernels
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.tweedie_law import Tweedie
 
 KEY = np.array([7, 11], np.uint32)
 
@@ -48,7 +49,7 @@ def dense_results(dtype, beta):
     V = rng.gamma(2.0, size=(9, 8)).astype(dtype)
     V[2, 3] = V[4, 4] = np.nan
     W, H = (rng.gamma(2.0, size=(rows, 3)).astype(dtype) for rows in (7, 5))
-    k, (tile, tile2, GW, GH) = dense_kernels(beta), Workspace(dtype).arrays(3, 5, 3)
+    k, (tile, tile2, GW, GH) = dense_kernels(Tweedie(beta)), Workspace(dtype).arrays(3, 5, 3)
     GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
     CH, num_h, den_h = (np.ones_like(H) for _ in range(3))
     k.gradient_curvature(V, 1, 2, W, H, 2.0, 1e-6, GW, GH, CW, CH, tile, tile2)
@@ -70,7 +71,7 @@ def sparse_results(dtype, beta, zeros):
     values = rng.gamma(2.0, size=6).astype(dtype)
     values[4] = np.nan
     block = np.array([0, 2, 2, 5, 6], np.int32), np.array([0, 4, 1, 2, 3, 4], np.uint16), values
-    k, scratch = sparse_kernels(beta, zeros, 7), Workspace(dtype).gradients(4, 5, 7)
+    k, scratch = sparse_kernels(Tweedie(beta), zeros, 7), Workspace(dtype).gradients(4, 5, 7)
     last = (scratch.gram, scratch.sums)
     GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
     GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))

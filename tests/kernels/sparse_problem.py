@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from daskfactor.kernels.reference_sparse import written_out
 from daskfactor.kernels.views import BlockView, SparseBlock, index_type, pointer_type
+from tests.kernels.reference_sparse import written_out
 
 FLOOR = 1e-6
 RULES = [(beta, False) for beta in (2.0, 1.0, 0.5, 0.0, -1.0, 0.3, 3.0)]

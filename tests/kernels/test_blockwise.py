@@ -9,6 +9,7 @@ from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import SLAB, observed_values
 from daskfactor.kernels.views import BlockView, SparseBlock, index_type, pointer_type
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels.sparse_problem import FLOOR, ZEROS, dense_view, factor_pair, sparse_block
 
 RULES = pytest.mark.parametrize(("beta", "zeros"), [(1.0, False), (0.5, False), *ZEROS])
@@ -30,8 +31,8 @@ def assert_close(ours, theirs, tolerance=1e-5):
 @RULES
 def test_gradient(beta, zeros):
     sparse, dense, W, H = both(zeros)
-    ours = blockwise.gradient(sparse, beta, W, H, 2.5, FLOOR, Workspace())
-    theirs = blockwise.gradient(dense, beta, W, H, 2.5, FLOOR, Workspace())
+    ours = blockwise.gradient(sparse, Tweedie(beta), W, H, 2.5, FLOOR, Workspace())
+    theirs = blockwise.gradient(dense, Tweedie(beta), W, H, 2.5, FLOOR, Workspace())
     assert [g.shape for g in ours] == [W.shape, H.shape]
     for a, b in zip(ours, theirs, strict=True):
         assert_close(a, b)
@@ -43,7 +44,9 @@ def test_gradient_curvature(beta, zeros):
     results = []
     for view in (sparse, dense):
         CW, CH = np.ones_like(W), np.ones_like(H)
-        gradients = blockwise.gradient_curvature(view, beta, W, H, 2.5, FLOOR, CW, CH, Workspace())
+        gradients = blockwise.gradient_curvature(
+            view, Tweedie(beta), W, H, 2.5, FLOOR, CW, CH, Workspace()
+        )
         results.append([*gradients, CW, CH])
     for a, b in zip(*results, strict=True):
         assert_close(a, b)
@@ -56,7 +59,7 @@ def test_multiplicative(beta, zeros, by_rows):
     results = []
     for view in (sparse, dense):
         num, den = (np.ones_like(W if by_rows else H) for _ in range(2))
-        blockwise.multiplicative(view, beta, by_rows, W, H, FLOOR, num, den, Workspace())
+        blockwise.multiplicative(view, Tweedie(beta), by_rows, W, H, FLOOR, num, den, Workspace())
         results.append((num, den))
     for a, b in zip(*results, strict=True):
         assert_close(a, b)
@@ -69,9 +72,9 @@ def test_evaluate(beta, zeros):
     for view in (sparse, dense):
         out, mean, m2 = np.array([1.0, 2.0]), np.zeros(2, np.float32), np.zeros(2, np.float32)
         cells = (np.array([0, 7], np.int32), np.array([3, 89], np.int32), mean, m2, 1)
-        blockwise.evaluate(view, beta, W, H, FLOOR, out, cells, Workspace())
+        blockwise.evaluate(view, Tweedie(beta), W, H, FLOOR, out, cells, Workspace())
         alone = np.array([1.0, 2.0])
-        blockwise.evaluate(view, beta, W, H, FLOOR, alone, None, Workspace())
+        blockwise.evaluate(view, Tweedie(beta), W, H, FLOOR, alone, None, Workspace())
         np.testing.assert_array_equal(out, alone)
         results.append((out, mean))
     for a, b in zip(*results, strict=True):
@@ -104,8 +107,8 @@ def test_observed_values_of_a_dense_block_in_slabs():
 @pytest.mark.parametrize("work", [Workspace(), Workspace(np.float64)])
 def test_gradients_are_buffers_of_the_workspace(work):
     sparse, _, W, H = both(zeros=False)
-    first = blockwise.gradient(sparse, 1.0, W, H, 1.0, FLOOR, work)
-    second = blockwise.gradient(sparse, 1.0, W, H, 1.0, FLOOR, work)
+    first = blockwise.gradient(sparse, Tweedie(1.0), W, H, 1.0, FLOOR, work)
+    second = blockwise.gradient(sparse, Tweedie(1.0), W, H, 1.0, FLOOR, work)
     assert first[0].dtype == W.dtype
     for a, b in zip(first, second, strict=True):
         assert np.shares_memory(a, b)
@@ -114,9 +117,11 @@ def test_gradients_are_buffers_of_the_workspace(work):
 def test_a_workspace_may_serve_both_kinds_in_turn():
     sparse, dense, W, H = both(zeros=True)
     work = Workspace()
-    fresh = [x.copy() for x in blockwise.gradient(sparse, 1.0, W, H, 1.0, FLOOR, Workspace())]
-    blockwise.gradient(dense, 1.0, W, H, 1.0, FLOOR, work)
-    again = blockwise.gradient(sparse, 1.0, W, H, 1.0, FLOOR, work)
+    fresh = [
+        x.copy() for x in blockwise.gradient(sparse, Tweedie(1.0), W, H, 1.0, FLOOR, Workspace())
+    ]
+    blockwise.gradient(dense, Tweedie(1.0), W, H, 1.0, FLOOR, work)
+    again = blockwise.gradient(sparse, Tweedie(1.0), W, H, 1.0, FLOOR, work)
     for a, b in zip(fresh, again, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -130,11 +135,13 @@ def test_memory_grows_with_rows_and_columns_only(beta, zeros):
     block = SparseBlock(indptr, rng.integers(0, n, 1000).astype(np.uint16), values, m, n, zeros)
     W, H = factor_pair(np.float32, m, n, 11)
     out, work = np.zeros(2), Workspace()
-    blockwise.gradient(sparse_block(np.float32, 5, 5, zeros), beta, W[:5], H[:5], 1.0, 0.1, work)
+    blockwise.gradient(
+        sparse_block(np.float32, 5, 5, zeros), Tweedie(beta), W[:5], H[:5], 1.0, 0.1, work
+    )
     tracemalloc.start()
-    blockwise.gradient(block, beta, W, H, 1.0, FLOOR, work)
-    blockwise.multiplicative(block, beta, True, W, H, FLOOR, W.copy(), W.copy(), work)
-    blockwise.evaluate(block, beta, W, H, FLOOR, out, None, work)
+    blockwise.gradient(block, Tweedie(beta), W, H, 1.0, FLOOR, work)
+    blockwise.multiplicative(block, Tweedie(beta), True, W, H, FLOOR, W.copy(), W.copy(), work)
+    blockwise.evaluate(block, Tweedie(beta), W, H, FLOOR, out, None, work)
     assert sum(count for _, count in observed_values(block)) == (m * n - 1000 if zeros else 0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskfactor.kernels import reference
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.tweedie_law import Tweedie
+from tests.kernels import reference
 
 BETAS = (2.0, 1.0, 0.5, 0.0, -1.0, 0.3, 3.0)
 EVERY_BETA = pytest.mark.parametrize("beta", BETAS)
@@ -45,7 +46,7 @@ class Problem:
 
     def check(self, name, scalars, axes, tiles, tolerance):
         got, exact = self.outputs(*axes)
-        kernel = getattr(dense_kernels(self.beta), name)
+        kernel = getattr(dense_kernels(Tweedie(self.beta)), name)
         kernel(*self.block, *scalars, *got, *self.tiles[:tiles])
         getattr(reference, name)(*self.wide_block, *scalars, *exact, self.beta)
         for ours, theirs in zip(got, exact, strict=True):
@@ -102,7 +103,7 @@ def evaluate(problem, cells, count=1, previous=None):
         if wide:
             reference.evaluate(*problem.wide_block, FLOOR, *monitored, problem.beta)
         else:
-            kernel = dense_kernels(problem.beta).evaluate
+            kernel = dense_kernels(Tweedie(problem.beta)).evaluate
             kernel(*problem.block, FLOOR, problem.tiles[0], *monitored)
         results.append((out, mean, m2))
     return results
@@ -141,7 +142,9 @@ def test_deviance_has_no_cancellation(beta, dtype, tolerance, distance):
     v = (mu.astype(float) * (1 + distance)).astype(dtype)
     out, none = np.zeros(2), np.zeros(0, np.int32)
     arguments = (np.zeros((1, 3), dtype), out, none, none, np.zeros(0), np.zeros(0), 1)
-    dense_kernels(beta).evaluate(v, 0, 0, np.ones((1, 1), dtype), mu.T.copy(), FLOOR, *arguments)
+    dense_kernels(Tweedie(beta)).evaluate(
+        v, 0, 0, np.ones((1, 1), dtype), mu.T.copy(), FLOOR, *arguments
+    )
     wide_v, wide_mu = v.astype(np.longdouble), mu.astype(np.longdouble)
     exact = deviance_by_definition(wide_v, wide_mu, beta).sum()
     slack = np.finfo(np.longdouble).eps * 1e3 * float(np.abs(wide_v).max() ** max(beta, 1))
@@ -162,7 +165,7 @@ def test_deviance_of_a_zero(beta):
     v, W = np.zeros((1, 1)), np.full((1, 1), 2.5)
     out, none = np.zeros(2), np.zeros(0, np.int32)
     arguments = (np.zeros((1, 1)), out, none, none, np.zeros(0), np.zeros(0), 1)
-    dense_kernels(beta).evaluate(v, 0, 0, W, np.ones((1, 1)), FLOOR, *arguments)
+    dense_kernels(Tweedie(beta)).evaluate(v, 0, 0, W, np.ones((1, 1)), FLOOR, *arguments)
     np.testing.assert_allclose(-out[0], 2.5**beta / beta, rtol=1e-13)
     np.testing.assert_allclose(out[1], 2.5**beta, rtol=1e-13)
 
@@ -183,7 +186,7 @@ def test_gradient_is_the_slope_of_the_log_likelihood(beta):
     problem = Problem(beta, np.float64, 6, 5, 2)
     V, row0, col0, W, H = problem.block
     GW, GH = problem.outputs("m", "n")[0]
-    dense_kernels(beta).gradient(V, row0, col0, W, H, 1.0, FLOOR, GW, GH, problem.tiles[0])
+    dense_kernels(Tweedie(beta)).gradient(V, row0, col0, W, H, 1.0, FLOOR, GW, GH, problem.tiles[0])
     for factor, grad in ((W, GW), (H, GH)):
         width = 1e-5
         slopes = []
@@ -201,7 +204,7 @@ def test_data_may_have_another_dtype():
     results = []
     for data in (whole, whole.astype(np.float32)):
         GW, GH = problem.outputs("m", "n")[0]
-        dense_kernels(1.0).gradient(data, *rest, 1.0, FLOOR, GW, GH, problem.tiles[0])
+        dense_kernels(Tweedie(1.0)).gradient(data, *rest, 1.0, FLOOR, GW, GH, problem.tiles[0])
         results.append(GW)
     np.testing.assert_array_equal(*results)
 
@@ -210,7 +213,7 @@ def test_a_diverged_factor_shows():
     problem = Problem(1.0, np.float32, 20, 10, 3, missing=0.0)
     problem.block[3][4, 1] = np.nan
     GW, GH = problem.outputs("m", "n")[0]
-    dense_kernels(1.0).gradient(*problem.block, 1.0, FLOOR, GW, GH, problem.tiles[0])
+    dense_kernels(Tweedie(1.0)).gradient(*problem.block, 1.0, FLOOR, GW, GH, problem.tiles[0])
     assert np.isnan(GW[4]).all()
     assert np.isnan(evaluate(problem, [(0, 0)])[0][0]).all()
 
@@ -223,7 +226,7 @@ def test_read_only_data():
 
 def test_threads_do_not_share_scratch():
     problems = [Problem(1.0, np.float32, 200, 40, 16, seed=seed) for seed in range(4)]
-    kernel = dense_kernels(1.0).gradient
+    kernel = dense_kernels(Tweedie(1.0)).gradient
     alone, together = ([p.outputs("m", "n")[0] for p in problems] for _ in range(2))
     for problem, outputs in zip(problems, alone, strict=True):
         kernel(*problem.block, 1.0, FLOOR, *outputs, problem.tiles[0])
@@ -245,7 +248,7 @@ def test_threads_do_not_share_scratch():
 
 
 def test_kernels_are_made_once():
-    assert dense_kernels(1) is dense_kernels(1.0)
+    assert dense_kernels(Tweedie(1)) is dense_kernels(Tweedie(1.0))
 
 
 def test_workspace_buffers_fit_the_kernels():
@@ -253,7 +256,7 @@ def test_workspace_buffers_fit_the_kernels():
     for m, n, K in ((300, 40, 8), (7, 5, 3), (1, 1, 1)):
         problem = Problem(0.5, np.float32, m, n, K)
         tile, tile2, GW, GH = workspace.arrays(m, n, K)
-        kernel = dense_kernels(0.5).gradient
+        kernel = dense_kernels(Tweedie(0.5)).gradient
         kernel(*problem.block, 1.0, FLOOR, GW, GH, tile)
         exact = problem.outputs("m", "n")[1]
         reference.gradient(*problem.wide_block, 1.0, FLOOR, *exact, 0.5)

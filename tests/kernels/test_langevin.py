@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskfactor.kernels import reference
 from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
 from daskfactor.kernels.philox import fill_normals
+from tests.kernels import reference
 
 KEY = np.array([5, 8], np.uint32)
 DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-5), (np.float64, 1e-12)])

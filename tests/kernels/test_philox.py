@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from daskfactor.kernels import reference
 from daskfactor.kernels.philox import CHUNK, fill_normals, philox4x32
+from tests.kernels import reference
 
 KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
 FULL = 0xFFFFFFFF

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskfactor.kernels import reference_sparse
 from daskfactor.kernels.sparse import CHUNK, sparse_kernels
 from daskfactor.kernels.views import SparseBlock
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.tweedie_law import Tweedie
+from tests.kernels import reference_sparse
 from tests.kernels.sparse_problem import FLOOR, RULES, ZEROS, factor_pair, sparse_block
 
 EVERY_RULE = pytest.mark.parametrize(("beta", "zeros"), RULES)
@@ -37,7 +38,7 @@ def call(name, block, beta, W, H):
     scalars, axes = KERNELS[name]
     out = [np.full_like(W if axis == "m" else H, 7.0) for axis in axes]
     scratch = Workspace().gradients(block.m, block.n, W.shape[1], W.dtype)
-    kernel = getattr(sparse_kernels(beta, block.zeros, W.shape[1]), name)
+    kernel = getattr(sparse_kernels(Tweedie(beta), block.zeros, W.shape[1]), name)
     kernel(*block[:3], W, H, *scalars, *out, scratch.gram, scratch.sums)
     return out
 
@@ -64,7 +65,7 @@ def evaluation(block, beta, W, H, cells=NONE):
     ours, theirs = np.array([10.0, 20.0]), np.array([10.0, 20.0])
     copies = [tuple(np.copy(part) for part in cells[:4]) for _ in range(2)]
     scratch = Workspace().gradients(block.m, block.n, W.shape[1], W.dtype)
-    kernel = sparse_kernels(beta, block.zeros, W.shape[1]).evaluate
+    kernel = sparse_kernels(Tweedie(beta), block.zeros, W.shape[1]).evaluate
     kernel(*block[:3], W, H, FLOOR, scratch.sums, scratch.wide, ours, *copies[0], cells[4])
     wide = (W.astype(float), H.astype(float))
     reference_sparse.evaluate(
@@ -249,7 +250,7 @@ def test_no_floor_for_real_valued_factors():
     W -= W.mean()
     GW, GH = np.empty_like(W), np.empty_like(H)
     scratch = Workspace().gradients(12, 9, K, np.float32)
-    kernel = sparse_kernels(2.0, False, K).gradient
+    kernel = sparse_kernels(Tweedie(2.0), False, K).gradient
     kernel(*block[:3], W, H, 1.0, -np.inf, GW, GH, scratch.gram, scratch.sums)
     expected = [np.empty_like(W), np.empty_like(H)]
     reference_sparse.gradient(*block[:3], W, H, 1.0, -np.inf, *expected, 2.0, False)
@@ -298,4 +299,4 @@ def test_threads_do_not_share_anything():
 
 
 def test_kernels_are_made_once():
-    assert sparse_kernels(1, 0, 5) is sparse_kernels(1.0, False, 5)
+    assert sparse_kernels(Tweedie(1), 0, 5) is sparse_kernels(Tweedie(1.0), False, 5)

@@ -13,6 +13,7 @@ from daskfactor.kernels.philox import philox4x32
 from daskfactor.kernels.subsample import CHUNK, Address, add_subsample, drawn_entries
 from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, index_type
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.tweedie_law import Tweedie
 
 Array = NDArray[Any]
 KEY = np.array([7, 99], np.uint32)
@@ -122,7 +123,9 @@ def test_gradient_and_curvature_against_numpy(beta: float, dtype: str) -> None:
         np.add.at(target_h, cols, weight[:, None] * W[rows])
     got = [np.zeros_like(factor) for factor in (W, H, W, H)]
     curvature = (got[2], got[3], 0.3)
-    add_subsample(dense(V), beta, W, H, 50, address, 2.5, 1e-9, (got[0], got[1]), curvature)
+    add_subsample(
+        dense(V), Tweedie(beta), W, H, 50, address, 2.5, 1e-9, (got[0], got[1]), curvature
+    )
     for own, right in zip(got, wanted, strict=True):
         np.testing.assert_allclose(own, right, rtol=3e-4 if dtype == "float32" else 1e-10)
 
@@ -134,13 +137,13 @@ def test_the_mean_gradient_is_the_whole_one(name: str) -> None:
     V, iterations, each = matrix(), 1000, 7
     W, H = (rng.random((size, 3)) + 0.2 for size in SHAPE)
     view = VIEWS[name](V)
-    whole = np.concatenate(blockwise.gradient(view, 1.0, W, H, 1.0, 1e-9, Workspace("f8")))
+    whole = np.concatenate(blockwise.gradient(view, Tweedie(1.0), W, H, 1.0, 1e-9, Workspace("f8")))
     found = np.zeros((iterations, *whole.shape))
     observed = np.count_nonzero(~np.isnan(V))
     for iteration in range(iterations):
         out = found[iteration, : SHAPE[0]], found[iteration, SHAPE[0] :]
         address = Address(KEY, iteration, 0)
-        add_subsample(view, 1.0, W, H, each, address, observed / each, 1e-9, out)
+        add_subsample(view, Tweedie(1.0), W, H, each, address, observed / each, 1e-9, out)
     error = found.std(axis=0) / np.sqrt(iterations)
     assert np.all(np.abs(found.mean(axis=0) - whole) < 5 * error)
     assert np.any(np.abs(1.4 * found.mean(axis=0) - whole) > 5 * error)  # a wrong scale is seen

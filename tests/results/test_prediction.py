@@ -71,7 +71,7 @@ def test_observations_add_the_noise(trace):
 
 @pytest.mark.parametrize("beta", [2.0, 0.5, 0.0])
 def test_observations_follow_the_law_of_the_model(beta):
-    model = json.dumps({"type": "TweedieNMF", "beta": beta})
+    model = json.dumps({"type": "TweedieNMF", "n_components": 2, "beta": beta})
     tree = memory_tree(make_spec(attrs={**ATTRS, "model": model, "dispersion": 0.3}))
     found = predict(tree, interval=0.5).load()
     mu = all_mu()
@@ -362,7 +362,9 @@ def test_monitored_interval_of_the_mean_is_gamma_or_normal():
     # Gamma with shape 1 is exponential: quantiles -m log(1 - p).
     np.testing.assert_allclose(found["lower"], [2, -2 * np.log(0.95), -2 * np.log(0.95)])
     np.testing.assert_allclose(found["upper"], [2, -2 * np.log(0.05), -2 * np.log(0.05)])
-    real = make_spec(attrs={**ATTRS, "model": json.dumps({"type": "GaussianMF", "beta": 2})})
+    real = make_spec(
+        attrs={**ATTRS, "model": json.dumps({"type": "GaussianMF", "n_components": 2})}
+    )
     found = monitored(build_tree(real, {"monitor": values}), of="mean", interval=0.9)
     np.testing.assert_allclose(found["lower"][1:], 2 - 2 * 1.6448536269514722)
 

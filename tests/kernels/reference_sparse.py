@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels import reference
+from tests.kernels import reference
 
 Array = NDArray[Any]
 

@@ -1,0 +1,157 @@
+"""Likelihoods: everything that is to be known of the law of an observation given its mean.
+
+Kernels are compiled from a likelihood's scalar functions (`Likelihood.entry`), and samplers,
+predictions and evidences ask it what they need; nothing outside this package looks at the
+law itself. `Tweedie` is the law of the models here. Another one is a frozen dataclass that
+derives from `Likelihood`, with a model that has it.
+
+Symbols: ``v`` observation, ``mu`` its mean, ``phi`` the dispersion. A likelihood has the
+density ``exp(-deviance(v, mu) / phi + log_normalizer(v, phi))``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from daskfactor.errors import DataError
+
+Array = NDArray[np.float64]
+Scalar = Any
+
+
+class Entry(NamedTuple):
+    """An observed entry as functions of numbers, of which kernels are made.
+
+    They are compiled, so they hold to what numba knows of Python; results have the type of
+    ``mu``. ``w`` is ``weight(v, mu)``.
+
+    weight(v, mu)
+        ``w`` in the slope of the log-density: d log p / d mu = (v - mu) w / phi.
+    curvature(v, mu, w), ratio(v, mu, w)
+        Positive parts of that slope, (ratio - curvature) / phi: what the multiplicative
+        update divides by, and what it multiplies with.
+    deviance(v, mu)
+        Minus the log-density times phi, with its least value 0.
+    fit(v, mu)
+        A tuple: minus the deviance but for a function of v, ratio, curvature, in float64.
+        With ``zeros="constant"`` the first leaves out -mu and the last is 0, which is what
+        zeros have as well. Left out, it is made from the others.
+    """
+
+    weight: Callable[..., Scalar]
+    curvature: Callable[..., Scalar]
+    ratio: Callable[..., Scalar]
+    deviance: Callable[..., Scalar]
+    fit: Callable[..., Scalar] | None = None
+
+
+class Likelihood(ABC):
+    """The law of an observation given its mean; hashable, and small to pickle.
+
+    Attributes
+    ----------
+    zeros
+        How zeros that are not stored add up: the curvature of a zero is 1 at every mean
+        (``"constant"``) or the mean itself (``"linear"``), so that column sums or Gram
+        matrices of the factors stand for all of them; None: each costs as much as a
+        stored entry.
+    counts
+        Whole numbers have dispersion 1 unless they say otherwise: Poisson counts.
+    real_valued
+        Means and observations may have any sign.
+    majorizer
+        Powers (m, n): with r the ratio of a new entry to the old one, the majoriser of the
+        summed deviance has the slope den r^m - num r^n over r.
+    has_density, closed_form
+        Whether `log_density` and `sample` are known, and without a series per entry.
+    """
+
+    zeros: Literal["constant", "linear"] | None = None
+    counts: bool = False
+    real_valued: bool = False
+    has_density: bool = True
+    closed_form: bool = True
+    majorizer: tuple[float, float] = (1.0, 0.0)
+
+    @property
+    def exponent(self) -> float:
+        """The power under which the multiplicative update never lets the deviance rise."""
+        return 1.0 / (self.majorizer[0] - self.majorizer[1])
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Name the law as sentences do, such as ``beta=1``."""
+
+    @abstractmethod
+    def entry(self, arithmetic: Any) -> Entry:
+        """Make the scalar functions; ``arithmetic`` has log, expm1, power, split, log_tail."""
+
+    def check_values(self, minimum: float, maximum: float) -> None:
+        """Refuse data that the law cannot have produced; missing entries are left out.
+
+        Raises
+        ------
+        DataError
+            If a value is not finite, or not one of the law's.
+        """
+        if not (np.isfinite(minimum) and np.isfinite(maximum)):
+            raise DataError(
+                f"the data must be finite, got values from {minimum} to {maximum}; "
+                "mark missing entries with NaN or a mask and remove infinities"
+            )
+
+    @abstractmethod
+    def deviance(self, v: ArrayLike, mu: ArrayLike) -> Array:
+        """Divergence of observations from their means, element by element."""
+
+    @abstractmethod
+    def variance(self, mu: ArrayLike, dispersion: float) -> Array:
+        """Variance of an observation."""
+
+    @abstractmethod
+    def log_normalizer(self, v: ArrayLike, dispersion: float) -> Array:
+        """Part of the log-density that is free of the mean; minus infinity off the support."""
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: float) -> Array:
+        """Draw one observation for every mean; ``rng`` is advanced."""
+
+    @abstractmethod
+    def interval(
+        self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float, level: float = 0.9
+    ) -> tuple[Array, Array]:
+        """Equal-tailed interval of a new observation whose mean is uncertain."""
+
+    def log_density(self, v: ArrayLike, mu: ArrayLike, dispersion: float) -> Array:
+        """Logarithm of the normalised density, element by element."""
+        base = self.log_normalizer(v, dispersion)
+        with np.errstate(invalid="ignore"):
+            value = base - self.deviance(v, mu) / dispersion
+        return np.where(base == -np.inf, -np.inf, value)
+
+    def observation_variance(
+        self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float
+    ) -> Array:
+        """Total variance of a new observation: that of its mean, and the law's at the mean."""
+        return np.asarray(variance_of_mean, dtype=np.float64) + self.variance(mean, dispersion)
+
+    def fit_constant(self, values: Array) -> float:
+        """Sum over observations of what `Entry.fit` leaves out of minus the deviance."""
+        del values
+        return 0.0
+
+    @property
+    def steepest_power(self) -> float:
+        """The largest power of the data or the means that kernels compute with."""
+        return 2.0
+
+    def unit(self, mean: float) -> float:
+        """Variance over dispersion at one mean, positive."""
+        return float(self.variance(mean, 1.0))
+
+    def floor(self, typical: float) -> float:
+        """Smallest mean that gradients are taken at, for data of this typical size."""
+        return 1e-6 * typical
