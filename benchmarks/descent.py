@@ -123,7 +123,7 @@ def draw(problem: Problem, components: int, epochs: int, lanes: LanesExecutor) -
     setting = Setting(problem.data, model, PSGLD(warm_start=20), options, lanes)
     chain = TweedieChain(setting, 0)
     started = time.perf_counter()
-    chain.warm_start()
+    chain.start()
     spent = time.perf_counter() - started
     mean = np.zeros(problem.test[0].size)
     curve = []

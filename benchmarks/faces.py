@@ -65,7 +65,7 @@ def ours(V: Array, iterations: int, blocks: int, likelihood: bool) -> tuple[floa
         options = RunOptions(2 * cycles, 0, 1, 1, 0, "moments", 0, "float32")
         model = TweedieNMF(COMPONENTS, dispersion=1.0)
         chain = TweedieChain(Setting(data, model, PSGLD(warm_start=2), options, executor), 0)
-        chain.warm_start()
+        chain.start()
         if not likelihood:
             _only_moments(chain)
         chain.advance(2)  # compiles and touches every buffer

@@ -104,7 +104,7 @@ def child(store: str, components: int, cycles: int, limit: str | None) -> None:
     with dfac.as_blocks(store, memory_limit=limit) as data:
         options = RunOptions(cycles + 2, 1, 1, 1, 0, "moments", 0, "float32")
         chain = Setting(data, model, sampler, options, executor).chain(0)
-        chain.warm_start()
+        chain.start()
         chain.advance(1)
         begun = time.perf_counter()
         chain.advance(1 + cycles)

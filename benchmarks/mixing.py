@@ -84,7 +84,7 @@ class Walk:
         options = RunOptions(NEVER, tune, 1, 1, 0, "draws", 1, str(counts.data.dtype))
         setting = Setting(counts.data, counts.model, sampler, options, SerialExecutor())
         self.chain = TweedieChain(setting, number)
-        self.chain.warm_start()
+        self.chain.start()
         state = self.chain.tracks[0].state
         for band in state.rows:
             band.values[:] = counts.W[band.offset : band.offset + len(band.values)]

@@ -56,7 +56,7 @@ def cycles_of(V: Any, components: int, cycles: int, limit: int | None) -> dict[s
         options = RunOptions(cycles + 1, 0, 1, 1, 0, "moments", 0, "float32")
         model = TweedieNMF(components, dispersion=1.0)
         chain = TweedieChain(Setting(data, model, PSGLD(warm_start=0), options, executor), 0)
-        chain.warm_start()
+        chain.start()
         chain.advance(1)
         begun = time.perf_counter()
         chain.advance(1 + cycles)

@@ -63,7 +63,7 @@ class Run:
         model = dfac.TweedieNMF(components, beta=1.0, dispersion=1.0)
         sampler = dfac.PSGLD(warm_start=0)
         self.chain: Any = Setting(self.data, model, sampler, options, self.executor).chain(0)
-        self.chain.warm_start()
+        self.chain.start()
         self.cycles = cycles
         self.busy: list[float] = []
         self.segment()  # compiles on the workers and reads the blocks

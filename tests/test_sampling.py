@@ -344,9 +344,17 @@ def test_counts_keep_unit_dispersion_until_they_are_plainly_overdispersed() -> N
     settings = {**QUICK, "draws": 4, "tune": 60}
     plain = dfac.sample(rng.poisson(mu).astype(float), dfac.TweedieNMF(2), **settings)
     assert plain.attrs["dispersion"] == 1.0
-    with pytest.warns(DataWarning, match=r"no Poisson counts: their variance is [45]\.?\d* times"):
+    with pytest.warns(DataWarning, match=r"vary [45]\.?\d* times as much as Poisson counts"):
         wild = dfac.sample(5.0 * rng.poisson(mu / 5), dfac.TweedieNMF(2), **settings)
     assert wild.attrs["dispersion"] == pytest.approx(5, rel=0.15)
+
+
+def test_poisson_counts_with_too_few_components_are_not_said_to_be_none() -> None:
+    rng = np.random.default_rng(0)
+    V = rng.poisson(rng.gamma(0.5, 2, (80, 6)) @ rng.gamma(0.5, 6, (6, 60))).astype(float)
+    with pytest.warns(DataWarning, match="they need more components, or are no Poisson") as told:
+        dfac.sample(V, dfac.TweedieNMF(1), **{**QUICK, "draws": 4, "tune": 60})
+    assert "that 1 component gives them" in str(told[0].message)
 
 
 @pytest.mark.parametrize(("beta", "phi"), [(2.0, 0.3), (0.0, 0.2), (0.5, 0.4), (1.0, 2.5)])

@@ -10,13 +10,10 @@ from daskfactor.evidence.series import Series
 from daskfactor.executors.serial import SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler
-from daskfactor.inference.chain import ChainRun, Setting
+from daskfactor.inference.chain import Chain, Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.passes import evaluate
-from daskfactor.inference.run import Driver
-from daskfactor.inference.sinks import MemorySink
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.progress import ignore
 
 SMALLEST_MEAN = 1e-30
 """Floor of μ for likelihoods under the prior, which no gradient is taken of."""
@@ -49,9 +46,9 @@ def sampled_fits(
     options = _options(sampler, lengths, seed, str(data.dtype))
     setting = Setting(data, model, sampler, options, SerialExecutor(), temperature=t)
     chain = setting.chain(number)
-    chain.warm_start()
+    chain.start()
     found: list[list[float]] = [[] for _ in sampler.tracks]
-    for end in Driver(setting, MemorySink(), ignore).ends:
+    for end in setting.ends:
         chain.advance(end)
         if end > options.tune:
             _collect(chain, found)
@@ -69,7 +66,7 @@ def _options(sampler: Sampler, lengths: tuple[int, int, int], seed: int, dtype: 
     return RunOptions(draws, tune, 1, every, seed, "moments", 0, dtype)
 
 
-def _collect(chain: ChainRun, found: list[list[float]]) -> None:
+def _collect(chain: Chain, found: list[list[float]]) -> None:
     for run, values in zip(chain.tracks, found, strict=True):
         options = chain.track_options(run.track)
         values.extend(

@@ -200,7 +200,7 @@ class _Sweeps:
         data, model = problem.data, replace(problem.model, dispersion=1.0)
         options = RunOptions(1, 0, 1, 1, problem.seed, "moments", 0, str(data.dtype))
         chain = TweedieChain(Setting(data, model, Gibbs(), options, problem.executor), 0)
-        chain.warm_start()
+        chain.start()
         self.state: ChainState = chain.tracks[0].state
         key = noise_key(problem.seed, 0)
         self.program = GibbsProgram(

@@ -14,7 +14,7 @@ from daskfactor.errors import OptionError
 from daskfactor.executors.base import BlockProgram
 
 if TYPE_CHECKING:
-    from daskfactor.inference.chain import ChainRun, Setting
+    from daskfactor.inference.chain import Chain, Setting
 
 
 MOMENTS = ("mean", "m2")
@@ -264,7 +264,7 @@ class Sampler(ABC):
     # -- what it does ----------------------------------------------------------
 
     @abstractmethod
-    def chain(self, setting: "Setting", number: int) -> "ChainRun":
+    def chain(self, setting: "Setting", number: int) -> "Chain":
         """Make a chain of a run, not started yet."""
 
     @abstractmethod

@@ -1,9 +1,10 @@
-"""One chain of a run: segments, the way back after a divergence, and what a model must add."""
+"""One chain of a run: segments, the way back after a divergence, and what each leaves behind."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,51 +14,40 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DivergenceError
 from daskfactor.executors.base import BlockProgram, Executor
 from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.executors.state import ChainState, place_cells
-from daskfactor.inference.base import Sampler, Track
-from daskfactor.inference.multiplicative import OnIteration
-from daskfactor.inference.options import ADAPT_EVERY, FROZEN_FROM, RunOptions
+from daskfactor.inference.base import Sampler, Setup, StepSize, Track
+from daskfactor.inference.options import (
+    ADAPT_EVERY,
+    FROZEN_FROM,
+    RunOptions,
+    boundaries,
+    segment_length,
+)
 from daskfactor.inference.passes import Fit
+from daskfactor.inference.track import (
+    Arrays,
+    Cells,
+    TrackRun,
+    in_callers_order,
+    monitored,
+    positions,
+)
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.random import Stream, generator
+from daskfactor.random import Stream, generator, noise_key
 
 Array = NDArray[Any]
-Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 Model = TweedieNMF | GaussianMF
 
 OnShare = Callable[[float], None]
+OnStep = Callable[[int, int], None]
 
 MOST_REDUCTIONS = 20
 MOST_PASSES, FEWEST_PASSES = 100, 20
 DEAR_PASS = 1e9
 """Entries times components from which on a warm start takes fewer passes."""
-
-
-def positions(order: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-    """Where on the grid each of the caller's rows lies; None if they are not permuted."""
-    if order is None:
-        return None
-    position = np.empty_like(order)
-    position[order] = np.arange(order.size)
-    return position
-
-
-def in_callers_order(data: BlockedData, side: str, values: Array, axis: int = 0) -> Array:
-    """Rows (or columns) of a factor as the caller numbers them."""
-    position = positions(data.row_order if side == "rows" else data.col_order)
-    return values if position is None else np.take(values, position, axis=axis)
-
-
-@dataclass
-class TrackRun:
-    """One track's state and what it has produced in the running segment."""
-
-    track: Track
-    state: ChainState
-    cycle: int = 0
-    fits: dict[int, Fit] = field(default_factory=dict)
-    densities: dict[int, float] = field(default_factory=dict)
+FLOPS_PER_NORMAL = 150
+SPARSE_PENALTY = 5
+"""How much dearer an operation on stored entries is than one inside a matrix product."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +66,19 @@ class Setting:
     cells: Cells | None = None
     temperature: float = 1.0
 
-    def chain(self, number: int) -> "ChainRun":
+    def chain(self, number: int) -> "Chain":
         """Make one of the run's chains, not started yet."""
         return self.sampler.chain(self, number)
 
     @property
+    def coarseness(self) -> int:
+        """Fine cycles for each cycle of the coarsest track."""
+        return max(track.coarseness for track in self.sampler.tracks)
+
+    @property
     def split(self) -> int:
         """Fine cycle at which a pair's coarse track leaves the fine one's state."""
-        coarseness = max(track.coarseness for track in self.sampler.tracks)
-        return self.options.tune // 2 // coarseness * coarseness
+        return self.options.tune // 2 // self.coarseness * self.coarseness
 
     @property
     def frozen_from(self) -> int:
@@ -104,6 +98,30 @@ class Setting:
         return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
 
     @property
+    def work(self) -> float:
+        """Floating-point operations of a cycle, or what takes as long; from sizes alone."""
+        data, width = self.data, self.model.width
+        passes = self.sampler.work(data.grid.blocks).passes
+        if not data.is_sparse:
+            return passes * 8.0 * data.shape[0] * data.shape[1] * width
+        entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())
+        noise = FLOPS_PER_NORMAL * data.grid.blocks * sum(data.shape)
+        return passes * (entries + noise) * width
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Fine cycles at which segments end, where results are written and all is saved."""
+        options = self.options
+        kept = 0.0
+        if options.keep_every:
+            itemsize = np.dtype(options.dtype).itemsize
+            kept = sum(self.data.shape) * self.model.width * itemsize
+            kept /= options.thin * options.keep_every
+            kept *= options.chains  # all chains hold their draws until the segment is written
+        length = segment_length(self.work, kept, self.coarseness)
+        return tuple(boundaries(options, length, self.split, self.coarseness))
+
+    @property
     def placed_cells(self) -> Cells | None:
         """Monitored cells as positions on the grid, which may be in an order of its own."""
         if self.cells is None:
@@ -115,14 +133,25 @@ class Setting:
         )
 
 
-class ChainRun(ABC):
+class Chain(ABC):
     """A chain on its way through a run's segments.
 
-    What depends on the model is left to a subclass: where a chain starts, what an
-    operation does, and what is learnt between segments.
+    What depends on the model is left to a subclass: where a chain starts, its densities,
+    and what is learnt of hyperparameters on the way.
+
+    Attributes
+    ----------
+    hyper
+        The present hyperparameters.
+    floor
+        Smallest mean μ that gradients are taken at.
+    finished
+        Whether it has nothing more to do before its run ends: never.
     """
 
     hyper: Any
+    floor: float
+    finished = False
 
     def __init__(self, setting: Setting, number: int) -> None:
         self.setting = setting
@@ -134,64 +163,60 @@ class ChainRun(ABC):
     # -- what a model adds -----------------------------------------------------
 
     @abstractmethod
-    def warm_start(
-        self, on_iteration: OnIteration | None = None, like: "ChainRun | None" = None
-    ) -> None:
-        """Set the first track's state near a mode; ``like`` is the run's first chain."""
+    def start(self, on_step: OnStep | None = None, first: "Chain | None" = None) -> None:
+        """Set the first track's state near a mode; ``first`` is the run's first chain."""
 
     @abstractmethod
     def attrs(self) -> dict[str, float]:
-        """Hyperparameters under the names that results use."""
+        """Return hyperparameters under the names that results use."""
 
     @abstractmethod
     def memory(self) -> dict[str, Any]:
-        """JSON values that a checkpoint keeps besides the state."""
+        """Return JSON values that a checkpoint keeps besides the state."""
 
     @abstractmethod
     def recall(self, memory: dict[str, Any]) -> None:
-        """Take over what ``memory`` gave."""
-
-    @abstractmethod
-    def _program(self, track: Track) -> BlockProgram:
-        """The operations of one track at the present hyperparameters."""
-
-    @abstractmethod
-    def _log_prior(self, state: ChainState, cycle: int) -> float:
-        """Log-density of the factors at the end of an evaluated cycle."""
-
-    @abstractmethod
-    def _ran_away(self, run: TrackRun) -> bool:
-        """Whether a finite state is beyond anything the data could mean."""
-
-    @abstractmethod
-    def _adapt(self, end: int) -> None:
-        """Learn from a segment that ended soundly at fine cycle ``end``."""
+        """Take over what `memory` gave."""
 
     @abstractmethod
     def _lp(self, fit: Fit) -> float:
         """Log-likelihood from a fit's sums."""
 
+    @abstractmethod
+    def _ran_away(self, run: TrackRun) -> bool:
+        """Whether a finite state is beyond anything the data could mean."""
+
+    @property
+    def tempered(self) -> Any:
+        """Hyperparameters of p(V | W, H)^t p(W, H)."""
+        return self.hyper
+
+    def _prior_constant(self) -> float:
+        """Part of the log prior density that bands do not record."""
+        return 0.0
+
     def _between(self, run: TrackRun, start: int, stop: int) -> None:
         """Learn from the cycles up to ``stop``; a divergence takes it back."""
         del run, start, stop
 
+    def _adapt(self, end: int) -> None:
+        """Learn from a segment that ended soundly at fine cycle ``end``."""
+        del end
+
     def model_warning(self) -> str | None:
-        """What the user should be told about data and model at the end of the run."""
+        """Tell what the user should know of data and model at the end of the run."""
         return None
 
     def sampler_warning(self) -> str | None:
-        """What the user should be told about the sampler at the end of the run."""
+        """Tell what the user should know of the sampler at the end of the run."""
         return None
 
-    # -- segments ------------------------------------------------------------
+    def statistics(self, cycles: list[int]) -> dict[str, Array]:
+        """Return the sampler's own statistics of cycles of the running segment."""
+        del cycles
+        return {}
 
-    def start_recording(self) -> None:
-        """Watch the monitored cells; called once, before the first draw."""
-        cells = self.setting.placed_cells
-        if cells is None:
-            return
-        for run in self.tracks:
-            run.state.cells = place_cells(self.setting.data.grid, *cells, self.setting.data.dtype)
+    # -- segments ------------------------------------------------------------
 
     @property
     def cycle(self) -> int:
@@ -205,7 +230,7 @@ class ChainRun(ABC):
         """
         self._split_if_due()
         if self.cycle == self.setting.options.tune:
-            self.start_recording()
+            self._watch_cells()
         memory = self.memory()
         before = [run.state.copy() for run in self.tracks]
         cycles = [run.cycle for run in self.tracks]
@@ -222,9 +247,8 @@ class ChainRun(ABC):
             self.divergences.append(cycles[0])
             self.shrink /= 2
             for run, state, cycle in zip(self.tracks, before, cycles, strict=True):
+                run.forget()
                 run.state, run.cycle = state.copy(), cycle
-                run.fits.clear()
-                run.densities.clear()
             self.recall(memory)
         raise DivergenceError(
             f"chain {self.number} diverged between cycles {cycles[0]} and {end} even with the step "
@@ -241,6 +265,13 @@ class ChainRun(ABC):
                 self.tracks.append(
                     TrackRun(track, fine.state.copy(), fine.cycle // track.coarseness)
                 )
+
+    def _watch_cells(self) -> None:
+        """Watch the monitored cells; called once, before the first draw."""
+        cells, data = self.setting.placed_cells, self.setting.data
+        if cells is not None:
+            for run in self.tracks:
+                run.watch(data.grid, cells, data.dtype)
 
     def _run_segment(
         self, run: TrackRun, end: int, on_share: OnShare | None, before: float, share: float
@@ -284,10 +315,32 @@ class ChainRun(ABC):
             )
         run.state.evaluations.clear()
         for cycle in run.fits.keys() - run.densities.keys():
-            prior = self._log_prior(run.state, cycle)
-            run.densities[cycle] = self._lp(run.fits[cycle]) + prior
+            run.densities[cycle] = self._density(run, cycle)
 
-    def step_for(self, track: Track) -> Any:
+    def _density(self, run: TrackRun, cycle: int) -> float:
+        """Log p(V | W, H) + log p(W) + log p(H), but of frozen entries, at an evaluated cycle."""
+        prior = math.fsum(band.sums[cycle] for band in run.state.bands())
+        return self._lp(run.fits[cycle]) + (self._prior_constant() + prior)
+
+    def _program(self, track: Track) -> BlockProgram:
+        """Make the operations of one track at the present hyperparameters."""
+        setting = self.setting
+        key = noise_key(setting.options.seed, self.number)
+        return setting.sampler.program(
+            Setup(
+                model=setting.model,
+                hyper=self.tempered,
+                floor=self.floor,
+                key=(int(key[0]), int(key[1])),
+                step=self.step_for(track),
+                shrink=self.shrink,
+                coarse=track.coarseness > 1,
+                blocks=setting.data.grid.blocks,
+                observed=setting.data.n_observed,
+            )
+        )
+
+    def step_for(self, track: Track) -> StepSize:
         """The sampler's step for one track on this grid."""
         setting = self.setting
         return setting.sampler.step_for(track, setting.data.grid.blocks, setting.model.n_components)
@@ -296,11 +349,6 @@ class ChainRun(ABC):
         """The last step of a cycle, reductions included."""
         moves = self.setting.sampler.work(self.setting.data.grid.blocks).moves
         return float(self.step_for(run.track)((cycle + 1) * moves - 1)) * self.shrink
-
-    def statistics(self, cycles: list[int]) -> dict[str, Array]:
-        """What results hold of cycles of the running segment besides density and step."""
-        del cycles
-        return {}
 
     def track_options(self, track: Track) -> RunOptions:
         """The timetable in a track's own cycles and draws."""
@@ -333,19 +381,100 @@ class ChainRun(ABC):
     # -- what a segment gave ---------------------------------------------------
 
     def log_likelihood(self) -> float:
-        """Of the latest evaluated state."""
+        """Log-likelihood of the latest evaluated state."""
         fine = self.tracks[0]
-        if not fine.fits:
-            return math.nan
-        return self._lp(fine.fits[max(fine.fits)])
-
-    def log_posterior(self, run: TrackRun, cycle: int) -> float:
-        """Log p(V | W, H) + log p(W) + log p(H) at the end of an evaluated cycle."""
-        return run.densities[cycle]
+        return self._lp(fine.fits[max(fine.fits)]) if fine.fits else math.nan
 
     def forget(self) -> None:
         """Drop the segment's draws and fits, once they are written."""
         for run in self.tracks:
-            run.state.forget()
-            run.fits.clear()
-            run.densities.clear()
+            run.forget()
+
+    def write(self, sink: Any, end: int) -> None:
+        """Write the draws and statistics of the segment that ended at ``end``, and all moments."""
+        fine = self.tracks[0]
+        if end <= self.setting.options.tune:
+            number = self.setting.ends.index(end)
+            stats = self._statistics(fine, [end - 1])
+            sink.write_stats(self.number, number, stats, "warmup_sample_stats")
+            return
+        options = self.track_options(fine.track)
+        every = options.keep_every or 1
+        draws = {cycle: options.draw_index(cycle) for cycle in sorted(fine.fits)}
+        kept = {
+            cycle: draw // every
+            for cycle, draw in draws.items()
+            if draw is not None and (not options.keep_every or options.is_kept(draw))
+        }
+        if kept:
+            cycles = list(kept)
+            stats = self._statistics(fine, cycles)
+            stats["diverging"] = np.array([self._diverged(cycle) for cycle in cycles])
+            stats |= self.statistics(cycles)
+            sink.write_stats(self.number, kept[cycles[0]], stats)
+        for run in self.tracks:
+            self._write_draws(sink, run)
+        self._write_moments(sink)
+
+    def _statistics(self, fine: TrackRun, cycles: list[int]) -> dict[str, Array]:
+        return {
+            "lp": np.array([fine.densities[cycle] for cycle in cycles]),
+            "step_size": np.array([self.step_size(fine, cycle) for cycle in cycles]),
+        }
+
+    def _diverged(self, cycle: int) -> bool:
+        """Whether this draw is the first after a roll-back."""
+        options = self.setting.options
+        span = options.thin * (options.keep_every or 1)
+        return any(cycle - span < start <= cycle for start in self.divergences)
+
+    def _write_draws(self, sink: Any, run: TrackRun) -> None:
+        options, data = self.track_options(run.track), self.setting.data
+        count = len(run.state.rows[0].draws)
+        if not count:
+            return
+        taken = (run.cycle - options.tune) // options.thin // options.keep_every
+        W, Ht = (
+            in_callers_order(data, side, run.state.gather_draws(side), axis=1)
+            for side in ("rows", "columns")
+        )
+        sink.write_draws(self.number, taken - count, W, Ht, run.track.group)
+
+    def _write_moments(self, sink: Any) -> None:
+        fine, data = self.tracks[0], self.setting.data
+        count = fine.state.rows[0].counts["moments"]
+        if not count:
+            return
+        moments: dict[str, Array] = {}
+        for name, side in (("W", "rows"), ("Ht", "columns")):
+            mean, m2 = fine.state.gather(side, "mean"), fine.state.gather(side, "m2")
+            moments[f"{name}_mean"] = in_callers_order(data, side, mean)
+            moments[f"{name}_var"] = in_callers_order(data, side, m2) / count
+        sink.write_moments(self.number, **moments, count=count)
+        if fine.state.cells:
+            mean, var, count = monitored(self.tracks)
+            sink.write_monitor(self.number, mean=mean, var=var, count=count)
+
+    def snapshot(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return everything the chain needs to go on with the same bits."""
+        found = [run.snapshot() for run in self.tracks]
+        arrays = {name: array for own, _ in found for name, array in own.items()}
+        meta = {
+            "tracks": [meta for _, meta in found],
+            "memory": self.memory(),
+            "shrink": self.shrink,
+            "divergences": self.divergences,
+        }
+        return arrays, meta
+
+    def restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        """Take over the state that a snapshot holds."""
+        setting = self.setting
+        tracks = {track.name: track for track in setting.sampler.tracks}
+        self.recall(meta.get("memory", meta))  # the first stores kept it one level up
+        self.shrink = meta["shrink"]
+        self.divergences = list(meta["divergences"])
+        self.tracks = [
+            TrackRun.restore(tracks[own["name"]], setting.data, setting.placed_cells, arrays, own)
+            for own in meta["tracks"]
+        ]

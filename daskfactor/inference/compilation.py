@@ -40,7 +40,7 @@ def compile_kernels(setting: Setting, on_event: OnEvent) -> None:
             cells,
         )
         chain = small.chain(0)
-        chain.warm_start()
+        chain.start()
         for end in (2, 4):
             chain.advance(end)
     _compiled.add(kind)

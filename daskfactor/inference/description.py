@@ -15,11 +15,9 @@ from daskfactor.executors import Executor
 from daskfactor.executors.machine import machine_attrs
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
-from daskfactor.inference.run import Driver, RunState, hyper_attrs
-from daskfactor.inference.sinks import MemorySink
+from daskfactor.inference.run import Run
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.progress import ignore
 from daskfactor.results.schema import FORMAT_VERSION
 from daskfactor.results.spec import RunSpec
 
@@ -66,7 +64,7 @@ def run_spec(setting: Setting, stored: bool) -> RunSpec:
         shape=(*data.shape, model.width),
         chains=options.chains,
         draws=len(index),
-        warmup_draws=Driver(setting, MemorySink(), ignore).warmup_count(),
+        warmup_draws=sum(end <= options.tune for end in setting.ends),
         dims=(data.labels.row_dim, data.labels.col_dim),
         coords=coords_of(data),
         components=component_names(model),
@@ -141,16 +139,16 @@ def first_attrs(
     }
 
 
-def closing_attrs(state: RunState, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def closing_attrs(run: Run, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Tell what is known at the end: hyperparameters, seconds, roll-backs.
 
     ``known``: what a store has already of a run that is complete, so that nothing was run now.
     """
-    chains, known = state.chains, known or {}
-    seconds = state.seconds + (0.0 if known else time.perf_counter() - state.started)
+    chains, known = run.members, known or {}
+    seconds = run.seconds + (0.0 if known else time.perf_counter() - run.started)
     busy = chains[0].setting.executor.report.utilisation
     return {
-        **hyper_attrs(state),
+        **run.attrs(),
         "sampling_time": max(seconds, known.get("sampling_time", 0.0)),
         "divergences": sum(len(chain.divergences) for chain in chains),
         "utilisation": known.get("utilisation", busy),

@@ -6,6 +6,7 @@ the sink; a checkpoint gathers all states once more.
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,12 +18,9 @@ from daskfactor.data.schedules import NestedReshuffled
 from daskfactor.errors import OptionError
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.description import SMALL_DATA
-from daskfactor.inference.run import Driver, work_per_cycle
-from daskfactor.inference.sinks import MemorySink
 from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.workspace import tile_rows
 from daskfactor.models.gaussian import GaussianMF
-from daskfactor.progress import ignore
 from daskfactor.results.layout import CHUNK_BYTES
 
 OPERATION_BYTES = 256
@@ -97,12 +95,12 @@ class Footprint:
         return int(self.tracks * arrays * self.factors)
 
     @cached_property
-    def ends(self) -> list[int]:
+    def ends(self) -> Sequence[int]:
         """Cycles at which segments end."""
-        return Driver(self.setting, MemorySink(), ignore).ends
+        return self.setting.ends
 
     @cached_property
-    def stops(self) -> list[int]:
+    def stops(self) -> Sequence[int]:
         """Cycles at which plans end: where segments do, and where hyperparameters are drawn."""
         every = self.setting.sampler.learns_every or self.options.cycles
         return sorted({*self.ends, *range(every, self.options.cycles, every)})
@@ -265,7 +263,7 @@ class Footprint:
     @property
     def flops(self) -> float:
         """Floating-point operations of the whole run, its warm start included."""
-        each = work_per_cycle(self.setting)
+        each = self.setting.work
         passes = 1.5 * self.setting.warm_passes * self.options.chains
         return each * (self.all_cycles + EVALUATION * self.evaluations + passes)
 

@@ -13,16 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.executors.base import BlockProgram, Executor
+from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
-from daskfactor.inference.base import Setup, Track
-from daskfactor.inference.chain import ChainRun, Setting, TrackRun
-from daskfactor.inference.multiplicative import OnIteration
+from daskfactor.inference.chain import Chain, OnStep, Setting
 from daskfactor.inference.passes import Fit, evaluate
 from daskfactor.inference.program import COLUMNS, ROWS
+from daskfactor.inference.track import TrackRun
 from daskfactor.kernels.momentum import sums_of_squares
 from daskfactor.models.gaussian import BIAS_SHARE, GaussianHyper, GaussianMF
-from daskfactor.random import Stream, generator, noise_key
+from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
 
@@ -295,12 +294,13 @@ RUNAWAY = 1e3
 """A chain whose mean squared residual is this many times the data's variance has diverged."""
 
 
-class GaussianChain(ChainRun):
+class GaussianChain(Chain):
     """A chain of a `GaussianMF`."""
 
     hyper: GaussianHyper
     priors: GaussianHyper
     model: GaussianMF
+    floor = NO_FLOOR
 
     def __init__(self, setting: Setting, number: int) -> None:
         super().__init__(setting, number)
@@ -309,11 +309,9 @@ class GaussianChain(ChainRun):
         self.noise_sum = 0.0
         self.noise_draws = 0
 
-    def warm_start(
-        self, on_iteration: OnIteration | None = None, like: ChainRun | None = None
-    ) -> None:
+    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
         """A draw from the prior, whose scales fit mean and variance of the data."""
-        del on_iteration, like
+        del on_step, first
         setting = self.setting
         state, self.hyper = warm_start(
             setting.data, self.model, setting.options.seed, self.number, setting.executor
@@ -363,34 +361,14 @@ class GaussianChain(ChainRun):
             self.hyper, run.state, run.fits[stop - 1], stop, stop <= setting.frozen_from
         )
 
-    def _program(self, track: Track) -> BlockProgram:
-        setting = self.setting
-        key = noise_key(setting.options.seed, self.number)
-        return setting.sampler.program(
-            Setup(
-                model=self.model,
-                hyper=self.hyper,
-                floor=NO_FLOOR,
-                key=(int(key[0]), int(key[1])),
-                step=self.step_for(track),
-                shrink=self.shrink,
-                coarse=False,
-                blocks=setting.data.grid.blocks,
-            )
-        )
-
-    def _log_prior(self, state: ChainState, cycle: int) -> float:
-        constant = log_prior_constant(self.model, self.hyper, self.setting.data.shape)
-        return constant + math.fsum(band.sums[cycle] for band in state.bands())
+    def _prior_constant(self) -> float:
+        return log_prior_constant(self.model, self.hyper, self.setting.data.shape)
 
     def _ran_away(self, run: TrackRun) -> bool:
         count = self.setting.data.total_observed
         variance = 1.0 / (BIAS_SHARE * self.priors.row_bias_precision)  # of the data
         limit = RUNAWAY * variance * count
         return any(fit.pearson > limit for fit in run.fits.values())
-
-    def _adapt(self, end: int) -> None:
-        """Nothing more: hyperparameters are drawn inside the segment."""
 
     def _lp(self, fit: Fit) -> float:
         return log_likelihood(fit, self.setting.data.total_observed, self.hyper.noise)

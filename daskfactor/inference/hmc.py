@@ -15,10 +15,10 @@ from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
 from daskfactor.inference.base import MOMENTS, ConstantStep, Setup, StepSize, Track, Work
-from daskfactor.inference.chain import ChainRun, OnShare, Setting, TrackRun
-from daskfactor.inference.multiplicative import OnIteration
+from daskfactor.inference.chain import Chain, OnShare, OnStep, Setting
 from daskfactor.inference.passes import Fit, shares
 from daskfactor.inference.program import COLUMNS, ROWS, evaluate_block, finish_cycle
+from daskfactor.inference.track import TrackRun
 from daskfactor.inference.tweedie_chain import NonNegativeSampler, TweedieChain
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.hamiltonian import drift, kick
@@ -231,7 +231,7 @@ class HMC(NonNegativeSampler):
         tuning, after = super().carried(width)
         return tuning + 2, after + 2
 
-    def chain(self, setting: Setting, number: int) -> ChainRun:
+    def chain(self, setting: Setting, number: int) -> Chain:
         return HMCChain(setting, number)
 
     def program(self, setup: Setup) -> HamiltonianProgram:
@@ -279,10 +279,8 @@ class HMCChain(TweedieChain):
         self.sizes: dict[int, float] = {}
         self.acceptance: dict[int, float] = {}
 
-    def warm_start(
-        self, on_iteration: OnIteration | None = None, like: ChainRun | None = None
-    ) -> None:
-        super().warm_start(on_iteration, like)
+    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
+        super().start(on_step, first)
         self._set_masses(self.tracks[0].state)
 
     def _set_masses(self, state: ChainState) -> None:
@@ -293,7 +291,7 @@ class HMCChain(TweedieChain):
         setting, hyper = self.setting, self.tempered
         for side, factor, bands in (("rows", ROWS, state.rows), ("columns", COLUMNS, state.cols)):
             found = shares(
-                setting.executor, setting.data, state, side, self.model.likelihood, self._floor
+                setting.executor, setting.data, state, side, self.model.likelihood, self.floor
             )
             frozen = self._frozen(factor)
             for band, share in zip(bands, found, strict=True):
@@ -458,7 +456,7 @@ class HMCChain(TweedieChain):
         if wanted.evaluate:
             assert self.fit is not None
             run.fits[cycle] = self.fit
-            run.densities[cycle] = self._lp(self.fit) + self._log_prior(run.state, cycle)
+            run.densities[cycle] = self._density(run, cycle)
 
 
 def watch(cells: BlockCells, W: Array, H: Array) -> None:

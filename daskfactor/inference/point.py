@@ -11,7 +11,7 @@ from daskfactor.checks import warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors import Executor
-from daskfactor.inference.chain import Setting, in_callers_order
+from daskfactor.inference.chain import Setting
 from daskfactor.inference.description import component_names
 from daskfactor.inference.dsgd import DSGD, run_dsgd
 from daskfactor.inference.multiplicative import (
@@ -27,6 +27,7 @@ from daskfactor.inference.options import RunOptions
 from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.sampling import check_model
 from daskfactor.inference.session import session, verb
+from daskfactor.inference.track import in_callers_order
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent, RunEvent
@@ -205,5 +206,5 @@ def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor:
         return 1.0
     options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
     chain = Setting(data, model, PSGLD(), options, executor).chain(0)
-    chain.warm_start()
+    chain.start()
     return float(chain.hyper.dispersion)

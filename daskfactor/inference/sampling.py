@@ -21,7 +21,7 @@ from daskfactor.inference.description import closing_attrs, kept_index, run_spec
 from daskfactor.inference.monitor import Cells, monitored_cells
 from daskfactor.inference.options import RunOptions, checked_lengths, plan_run
 from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.run import Driver, RunState
+from daskfactor.inference.run import Run, chain_run
 from daskfactor.inference.samplers import sampler_from_dict, samplers
 from daskfactor.inference.session import Options, as_begun, session, session_again, verb
 from daskfactor.inference.sghmc import SGHMC
@@ -207,11 +207,11 @@ def _from_start(
         sink.checkpoint(fixed_arrays(setting.model), NOT_STARTED)
     try:
         compile_kernels(setting, on_event)
-        driver = Driver(setting, sink, on_event)
-        state = driver.start()
-        driver.run(state)
-        _report_trouble(state)
-        closing = closing_attrs(state)
+        run = chain_run(setting, sink, on_event)
+        run.start()
+        run.go()
+        _report_trouble(run)
+        closing = closing_attrs(run)
         if isinstance(sink, MemorySink):
             return sink.tree(spec, closing)
         sink.finish(closing)
@@ -254,30 +254,30 @@ def go_on(
         complete = meta["chains"] and meta["cycle"] >= planned.cycles
         if not complete:
             compile_kernels(setting, run.on_event)
-        driver = Driver(setting, held, run.on_event)
-        state = driver.restart(arrays, meta)
-        driver.run(state)
+        going = chain_run(setting, held, run.on_event)
+        going.restore(arrays, meta)
+        going.go()
         if not complete:
-            _report_trouble(state)
+            _report_trouble(going)
         # Also of a complete run, which may have been killed before it was closed.
-        held.finish(closing_attrs(state, held.attrs if complete else None))
+        held.finish(closing_attrs(going, held.attrs if complete else None))
 
 
-def _report_trouble(state: RunState) -> None:
-    """Warn of roll-backs and of counts that are no Poisson counts; once per run."""
-    rolled_back = sum(len(chain.divergences) for chain in state.chains)
+def _report_trouble(run: Run) -> None:
+    """Warn of roll-backs, and of what the chains found of model and sampler; once per run."""
+    rolled_back = sum(len(chain.divergences) for chain in run.members)
     if rolled_back:
-        smallest = min(chain.shrink for chain in state.chains)
+        smallest = min(chain.shrink for chain in run.members)
         warn(
             f"{rolled_back} segments diverged and were run again with a smaller step (down to "
             f"{smallest:.2g} of the one asked for); draws after that are marked in "
             "sample_stats/diverging; choose a smaller step to avoid this",
             SamplingWarning,
         )
-    of_model = state.chains[0].model_warning()
+    of_model = run.members[0].model_warning()
     if of_model is not None:
         warn(of_model, DataWarning)
-    of_sampler = next(filter(None, (chain.sampler_warning() for chain in state.chains)), None)
+    of_sampler = next(filter(None, (chain.sampler_warning() for chain in run.members)), None)
     if of_sampler is not None and not rolled_back:
         warn(of_sampler, SamplingWarning)
 

@@ -24,7 +24,7 @@ from daskfactor.inference.base import (
     check_schedule,
     checked_step,
 )
-from daskfactor.inference.chain import ChainRun, Setting
+from daskfactor.inference.chain import Chain, Setting
 from daskfactor.inference.gaussian import (
     HYPER_EVERY,
     NO_FLOOR,
@@ -221,7 +221,7 @@ class SGHMC(Sampler):
         assert not isinstance(self.step, int | float)  # made a ConstantStep above
         return self.step
 
-    def chain(self, setting: Setting, number: int) -> ChainRun:
+    def chain(self, setting: Setting, number: int) -> Chain:
         return GaussianChain(setting, number)
 
     def program(self, setup: Setup) -> GaussianProgram:

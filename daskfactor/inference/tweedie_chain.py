@@ -1,19 +1,16 @@
 """Chains of Tweedie factorizations: multiplicative warm start, the majoriser's metric, φ."""
 
-import math
 from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from daskfactor.checks import whole_number
-from daskfactor.executors.base import BlockProgram
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.base import Sampler, Setup, Track
-from daskfactor.inference.chain import ChainRun, Setting, TrackRun
+from daskfactor.inference.base import Sampler
+from daskfactor.inference.chain import Chain, OnStep, Setting
 from daskfactor.inference.multiplicative import (
     DispersionRule,
-    OnIteration,
     balance,
     mean_floor,
     run_updates,
@@ -22,8 +19,8 @@ from daskfactor.inference.multiplicative import (
 )
 from daskfactor.inference.passes import Fit, evaluate, log_normalizer_sum, shares
 from daskfactor.inference.program import drop_adaptation, prepare_state, refresh_metric
+from daskfactor.inference.track import TrackRun
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
-from daskfactor.random import noise_key
 
 RUNAWAY = 1e3
 """A chain whose average μ is this many times the data's is taken to have diverged."""
@@ -36,7 +33,7 @@ A posterior lies about half a nat per parameter below its mode.
 """
 
 
-class TweedieChain(ChainRun):
+class TweedieChain(Chain):
     """A chain of a `TweedieNMF`."""
 
     hyper: Hyperparameters
@@ -51,30 +48,33 @@ class TweedieChain(ChainRun):
             self.rule.assume(setting.sampler.dispersion)
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
+        self.floor = mean_floor(setting.data, setting.model.likelihood)
         self.fits: tuple[float, float] | None = None
         """Minus the divergence at the start, and where the chain is now."""
 
-    def warm_start(
-        self, on_iteration: OnIteration | None = None, like: ChainRun | None = None
-    ) -> None:
+    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
         """Multiplicative updates, balance, and the metric there.
 
         The run's first chain decides for all whether counts are Poisson.
         """
         setting = self.setting
-        if isinstance(like, TweedieChain):
-            self.rule.follow(like.rule)
+        if isinstance(first, TweedieChain):
+            self.rule.follow(first.rule)
         data, model, executor = setting.data, self.model, setting.executor
         state = start_state(data, model, setting.options.seed, self.number)
         passes = setting.warm_passes
         if passes:
+
+            def tell(iteration: int, objective: float) -> None:
+                del objective
+                if on_step is not None:
+                    on_step(iteration, passes)
+
             start = model.without_spikes()
-            point = run_updates(
-                data, start, state, executor, self.rule, passes, on_iteration=on_iteration
-            )
+            point = run_updates(data, start, state, executor, self.rule, passes, on_iteration=tell)
             fit = point.fit
         else:
-            fit = evaluate(executor, data, state, model.likelihood, self._floor)
+            fit = evaluate(executor, data, state, model.likelihood, self.floor)
         self.fits = fit.negative_divergence, fit.negative_divergence
         estimate = self.rule.at_point(fit)
         self.rule.settle(estimate)
@@ -90,15 +90,11 @@ class TweedieChain(ChainRun):
         setting = self.setting
         likelihood = self.model.likelihood
         for side, bands in (("rows", state.rows), ("columns", state.cols)):
-            found = shares(setting.executor, setting.data, state, side, likelihood, self._floor)
+            found = shares(setting.executor, setting.data, state, side, likelihood, self.floor)
             for band, share in zip(bands, found, strict=True):
                 band.arrays["curvature"][:] = share.denominator
                 band.counts["curvature"] = 1
         refresh_metric(state, self.tempered, self.model.frozen)
-
-    @property
-    def _floor(self) -> float:
-        return mean_floor(self.setting.data, self.model.likelihood)
 
     def _refresh_normalizer(self) -> None:
         self.normalizer = log_normalizer_sum(
@@ -129,10 +125,13 @@ class TweedieChain(ChainRun):
     def model_warning(self) -> str | None:
         if not self.rule.counts or self.rule.fixed is not None:
             return None
+        K = self.model.n_components
+        components = "1 component gives" if K == 1 else f"{K} components give"
         return (
-            "the data are whole numbers but no Poisson counts: their variance is "
-            f"{self.hyper.dispersion:.3g} times their mean, and the dispersion was set to that; "
-            "pass dispersion=1.0 to the model for Poisson counts all the same"
+            f"around the means that {components} them, the counts "
+            f"vary {self.hyper.dispersion:.3g} times as much as Poisson counts, and the dispersion "
+            "was set to that: they need more components, or are no Poisson counts; compare with "
+            "a larger n_components, or pass dispersion=1.0 for Poisson counts all the same"
         )
 
     def sampler_warning(self) -> str | None:
@@ -147,27 +146,6 @@ class TweedieChain(ChainRun):
             "posterior would be less than one: the step is too large for data as informative as "
             "these, and the draws are spread too widely; choose a smaller step or fewer blocks, "
             'or use PSGLD(transition="cir") or LangevinDynamics()'
-        )
-
-    def _log_prior(self, state: ChainState, cycle: int) -> float:
-        """Log p(W) + log p(H) of the entries that move, as the bands recorded it."""
-        return math.fsum(band.sums[cycle] for band in state.bands())
-
-    def _program(self, track: Track) -> BlockProgram:
-        setting = self.setting
-        key = noise_key(setting.options.seed, self.number)
-        return setting.sampler.program(
-            Setup(
-                model=self.model,
-                hyper=self.tempered,
-                floor=self._floor,
-                key=(int(key[0]), int(key[1])),
-                step=self.step_for(track),
-                shrink=self.shrink,
-                coarse=track.coarseness > 1,
-                blocks=setting.data.grid.blocks,
-                observed=setting.data.n_observed,
-            )
         )
 
     @property
@@ -221,5 +199,5 @@ class NonNegativeSampler(Sampler):
     def for_compilation(self) -> Self:
         return replace(self, warm_start=2)  # type: ignore[type-var]  # subclasses are dataclasses
 
-    def chain(self, setting: Setting, number: int) -> ChainRun:
+    def chain(self, setting: Setting, number: int) -> Chain:
         return TweedieChain(setting, number)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.memory import memory_budget
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.inference.chain import in_callers_order
 from daskfactor.inference.sampling import PathText
 from daskfactor.inference.sinks import MemorySink
+from daskfactor.inference.track import in_callers_order
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import RunEvent

@@ -151,7 +151,7 @@ def test_state_is_what_a_chain_carries(model, sampler):
     with as_blocks(V, 2) as data:
         options = RunOptions(4, 4, 1, 1, 0, "draws", 1, "float32")
         chain = Setting(data, model, sampler, options, SerialExecutor()).chain(0)
-        chain.warm_start()
+        chain.start()
         bands = chain.tracks[0].state.bands()
     carried = sum(b.values.nbytes + sum(a.nbytes for a in b.arrays.values()) for b in bands)
     cost = estimate_cost(V, model, sampler, 4, 4, blocks=2)

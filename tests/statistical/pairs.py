@@ -16,7 +16,6 @@ from daskfactor.executors import LanesExecutor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions, boundaries
 from daskfactor.inference.psgrrld import PSGRRLD
-from daskfactor.inference.run import cell_count, gather_cells
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import Case, reference_posterior
 from tests.statistical.replicas import cells_of
@@ -73,7 +72,7 @@ def run_pair(case: Case, sampler: PSGRRLD, copies: int, draws: int, seed: int = 
         options = RunOptions(draws, 200, 1, 1, seed, "moments", 0, "float64")
         executor = LanesExecutor(2)
         chain = Setting(data, model, sampler, options, executor, (rows, cols)).chain(0)
-        chain.warm_start()
+        chain.start()
         for end in boundaries(options, 500, chain.setting.split, 2):
             chain.advance(end)
             chain.forget()
@@ -84,8 +83,8 @@ def run_pair(case: Case, sampler: PSGRRLD, copies: int, draws: int, seed: int = 
 
 
 def _draws(run: Any, shape: tuple[int, ...]) -> Draws:
-    mean = gather_cells(run, "mean").reshape(shape)
-    return Draws(mean, mean**2 + gather_cells(run, "m2").reshape(shape) / cell_count(run))
+    mean = run.gather_cells("mean").reshape(shape)
+    return Draws(mean, mean**2 + run.gather_cells("m2").reshape(shape) / run.cell_count)
 
 
 def together(first: Pair, second: Pair) -> Pair:

@@ -20,7 +20,6 @@ from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions, boundaries
 from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.run import cell_count, gather_cells
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import Case
 
@@ -86,7 +85,7 @@ def run_copies(
         if program is not None:
             own = chain._program
             chain._program = lambda track: program(**vars(own(track)))  # type: ignore[method-assign]
-        chain.warm_start()
+        chain.start()
         for end in boundaries(options, 500, chain.setting.split, 2):
             chain.advance(end)
             chain.forget()
@@ -97,8 +96,8 @@ def run_copies(
 
 def _moments(run: Any, case: Case, copies: int) -> Moments:
     shape = (copies, *case.V.shape)
-    means = gather_cells(run, "mean").reshape(shape)
-    within = gather_cells(run, "m2").reshape(shape) / cell_count(run)
+    means = run.gather_cells("mean").reshape(shape)
+    within = run.gather_cells("m2").reshape(shape) / run.cell_count
     sums = run.state.gather("rows", "mean").sum() / copies
     return Moments(
         means.mean(axis=0),
