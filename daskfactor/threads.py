@@ -1,12 +1,15 @@
-"""How many threads there are, and how many of them BLAS may use."""
+"""The threads of this machine, how many of them BLAS may use, and what its bits depend on."""
 
 import os
+import platform
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
 
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import ThreadpoolController, threadpool_info
 
 _lock = threading.Lock()
 _users = 0
@@ -54,3 +57,29 @@ def single_threaded_blas() -> Iterator[None]:
             if _users == 0 and _limiter is not None:
                 _limiter.restore_original_limits()  # type: ignore[attr-defined]
                 _limiter = None
+
+
+@lru_cache(maxsize=1)
+def machine_attrs() -> dict[str, str]:
+    """Return CPU and BLAS: draws are the same to the bit on machines where these agree."""
+    return {"cpu": _cpu(), "blas": _blas()}
+
+
+def _cpu() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _blas() -> str:
+    found = {
+        " ".join(
+            str(library.get(key, "")) for key in ("internal_api", "version", "architecture")
+        ).strip()
+        for library in threadpool_info()
+        if library.get("user_api") == "blas"
+    }
+    return "; ".join(sorted(found)) or "unknown"

@@ -4,27 +4,41 @@ from typing import TYPE_CHECKING, Any
 
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
-from daskfactor.executors.dask_tasks import TasksExecutor
-from daskfactor.executors.serial import SerialExecutor
-from daskfactor.executors.threads import LanesExecutor
+from daskfactor.executors.tasks import ClusterTasksExecutor, TasksExecutor
+from daskfactor.executors.threads import SerialExecutor, ThreadsExecutor
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Executor", "LanesExecutor", "SerialExecutor", "TasksExecutor", "make_executor"]
+__all__ = [
+    "Executor",
+    "LanesExecutor",
+    "SerialExecutor",
+    "TasksExecutor",
+    "ThreadsExecutor",
+    "make_executor",
+]
 
-KINDS = ("lanes", "ring", "serial", "tasks")
+LanesExecutor = ThreadsExecutor
+"""The name of version 0.1."""
+
+_HERE: dict[str, Any] = {
+    "serial": SerialExecutor,
+    "tasks": TasksExecutor,
+    "threads": ThreadsExecutor,
+    "lanes": ThreadsExecutor,
+}
 
 
 def make_executor(executor: str | Executor, client: "Client | None" = None) -> Executor:
-    """An executor from its name, or the object itself.
+    """Make an executor from its name; return an object as it is.
 
     Parameters
     ----------
     executor
-        ``"serial"`` and ``"lanes"`` run in this process; ``"tasks"`` on a
-        scheduler of this process or, with a client, on its cluster; ``"ring"``
-        on a client's cluster.
+        ``"serial"`` and ``"threads"`` (or ``"lanes"``, as it was called) run in this
+        process; ``"tasks"`` on a scheduler of this process or, with a client, on its
+        cluster; ``"ring"`` on a client's cluster.
     client
         A `distributed` client.
 
@@ -35,38 +49,28 @@ def make_executor(executor: str | Executor, client: "Client | None" = None) -> E
     """
     if not isinstance(executor, str) and hasattr(executor, "run"):
         return executor
-    if executor not in KINDS:
+    if executor not in (*_HERE, "ring"):
         raise OptionError(
-            f"executor must be one of {', '.join(map(repr, KINDS))} or an executor object, got "
-            f"{executor!r}"
+            'executor must be one of "threads", "serial", "tasks", "ring" or an executor object, '
+            f"got {executor!r}"
         )
-    if client is not None:
-        return _on_cluster(str(executor), client)
-    if executor == "ring":
+    made: Executor
+    if client is None and executor == "ring":
         raise OptionError(
             'executor="ring" runs on the workers of a cluster; pass client=Client(...) too, or '
-            'use executor="lanes" on this machine'
+            'use executor="threads" on this machine'
         )
-    kinds: dict[str, Any] = {
-        "lanes": LanesExecutor,
-        "serial": SerialExecutor,
-        "tasks": TasksExecutor,
-    }
-    made: Executor = kinds[str(executor)]()
+    if client is None:
+        made = _HERE[str(executor)]()
+    elif executor == "ring":
+        from daskfactor.executors.ring import RingExecutor  # `distributed` takes a second
+
+        made = RingExecutor(client)
+    elif executor == "tasks":
+        made = ClusterTasksExecutor(client)
+    else:
+        raise OptionError(
+            f'executor={executor!r} runs in this process and makes no use of client=; use "ring" '
+            'or "tasks" with a client, or leave client out'
+        )
     return made
-
-
-def _on_cluster(name: str, client: "Client") -> Executor:
-    """Imports `distributed`, which costs a second and is not needed without a client."""
-    if name == "ring":
-        from daskfactor.executors.ring import RingExecutor
-
-        return RingExecutor(client)
-    if name == "tasks":
-        from daskfactor.executors.cluster_tasks import ClusterTasksExecutor
-
-        return ClusterTasksExecutor(client)
-    raise OptionError(
-        f'executor={name!r} runs in this process and makes no use of client=; use "ring" or '
-        '"tasks" with a client, or leave client out'
-    )

@@ -6,9 +6,11 @@ they compute. Every executor leaves the same bits behind: operations of one
 round share no band, and all sums are taken later in a fixed order.
 """
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DaskfactorError, EngineError
@@ -20,10 +22,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 OnDone = Callable[[int], None]
+_local = threading.local()
 
 
 class BlockProgram(Protocol):
-    """What a sampler gives the engine: one update, one evaluation."""
+    """Says what an operation computes: one update, one evaluation.
+
+    A program may also have ``touches(op)`` and ``changes(op)``, names of the arrays
+    that an operation reads or writes and of those that it writes, the same for all
+    operations of a round. Of a program that does not say, every operation is taken
+    to change every array.
+    """
 
     def update(
         self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
@@ -40,7 +49,7 @@ class BlockProgram(Protocol):
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
-        """Sums over a block at the present state; moves the moments of its monitored cells."""
+        """Sum over a block at the present state; move the moments of its monitored cells."""
         ...
 
 
@@ -65,6 +74,7 @@ class RunReport:
         return self.busy_seconds / total if total else 1.0
 
     def add(self, other: "RunReport") -> None:
+        """Add another run's seconds and losses; lanes and workers become the other's."""
         self.wall_seconds += other.wall_seconds
         self.busy_seconds += other.busy_seconds
         self.lanes = other.lanes
@@ -87,7 +97,7 @@ class Executor(Protocol):
         data: BlockedData,
         on_done: OnDone | None = None,
     ) -> ChainState:
-        """Run every operation of a plan on a state; returns the state afterwards.
+        """Run every operation of a plan on a state; return the state afterwards.
 
         The state passed in may be changed in place and must not be used again.
         """
@@ -110,21 +120,26 @@ class Executor(Protocol):
         ...
 
 
+class SegmentLost(Exception):  # noqa: N818  # no error of the caller's: the segment is run again
+    """A worker or its work was lost and the segment has to be run again."""
+
+
 def perform(
-    op: Op,
-    program: BlockProgram,
-    data: BlockedData,
-    rows: FactorBand,
-    cols: FactorBand,
-    cells: BlockCells | None,
-    workspace: Workspace,
-) -> Evaluation | None:
-    """Do one operation; an error names the block it happened in."""
+    op: Op, program: BlockProgram, data: BlockedData, state: Any, workspace: Workspace
+) -> tuple[Evaluation | None, float]:
+    """Do one operation on a state's bands; return what it evaluated, and its seconds.
+
+    ``state`` is anything with the ``rows``, ``cols`` and ``cells`` of a `ChainState`.
+    An error names the block it happened in.
+    """
+    row, col = op.block
+    began, found = time.perf_counter(), None
     try:
         if op.action == Action.UPDATE:
-            program.update(op, data, rows, cols, workspace)
-            return None
-        return program.evaluate(op, data, rows, cols, cells, workspace)
+            program.update(op, data, state.rows[row], state.cols[col], workspace)
+        else:
+            cells = state.cells.get(op.block)
+            found = program.evaluate(op, data, state.rows[row], state.cols[col], cells, workspace)
     except (DaskfactorError, MemoryError) as error:
         error.add_note(f"in {_where(op)}")
         raise
@@ -132,6 +147,7 @@ def perform(
         raise EngineError(
             f"the update of {_where(op)} failed: {type(error).__name__}: {error}"
         ) from error
+    return found, time.perf_counter() - began
 
 
 def _where(op: Op) -> str:
@@ -139,6 +155,9 @@ def _where(op: Op) -> str:
     return f"{block} in cycle {op.cycle}"
 
 
-def settle(state: ChainState, evaluations: list[Evaluation]) -> None:
-    """Put evaluations into the state in the one order that all executors share."""
-    state.evaluations.extend(sorted(evaluations, key=lambda e: (e.cycle, e.block.row, e.block.col)))
+def local_workspace() -> Workspace:
+    """Return the calling thread's own workspace."""
+    if not hasattr(_local, "workspace"):
+        _local.workspace = Workspace()
+    workspace: Workspace = _local.workspace
+    return workspace

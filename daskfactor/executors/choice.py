@@ -1,6 +1,7 @@
-"""Which executor suits a cluster: by what a block costs, what a hop costs, and who is there."""
+"""The choice of an executor for a cluster: by what a block costs, what a hop costs, and who is there."""
 
 import logging
+import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -8,6 +9,8 @@ import dask
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
+from daskfactor.executors.base import local_workspace, perform
+from daskfactor.threads import single_threaded_blas
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -26,6 +29,8 @@ DENSE_SPEED = 4e10
 """Floating-point operations a second that a core does at least in dense blocks."""
 SPARSE_SPEED = 1e9
 """Stored entries times components a second in sparse ones."""
+TIMES = 3
+"""Times that an operation is timed; the shortest counts."""
 
 
 class Choice(NamedTuple):
@@ -74,7 +79,7 @@ def choose_executor(
     trial
         An operation to time on a worker instead.
     """
-    seconds = block_seconds(data, width) if trial is None else measure_seconds(client, trial)
+    seconds = block_seconds(data, width) if trial is None else _measure_seconds(client, trial)
     choice = _choose(client, seconds, "about " if trial is None else "")
     logger.info('executor "%s": %s', choice.name, choice.reason)
     return choice
@@ -108,29 +113,33 @@ def _duration(seconds: float) -> str:
     return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
 
 
-def measure_seconds(client: "Client", trial: Trial) -> float:
-    """Seconds of one operation on one of the client's workers, compilation left out."""
-    from daskfactor.executors.calibration import time_operation
-    from daskfactor.executors.cluster import Cluster, Patience
+def _measure_seconds(client: "Client", trial: Trial) -> float:
+    """Return the seconds of one operation on one of the client's workers."""
+    from daskfactor.executors.base import RunReport
+    from daskfactor.executors.cluster import Attempt, Cluster, pack
 
-    cluster = Cluster(client, None, Patience())
-    try:
-        row, col = trial.op.block
-        work = (
-            trial.program,
-            trial.op,
-            trial.state.rows[row],
-            trial.state.cols[col],
-            cluster.shares.handle(trial.data),
-        )
+    cluster = Cluster(client, None, None)
+
+    def work(attempt: "Attempt") -> float:
         cluster.await_workers()
-        future = cluster.submit(
-            time_operation, cluster.shares.pack(work), key=f"time-block-{cluster.fresh()}"
-        )
-        cluster.wait([future], cluster.check_any)
-        return float(cluster.gather(future, cluster.check_any))
-    finally:
-        cluster.close()
+        future = cluster.submit("time-block", _time_operation, pack(trial))
+        (seconds,) = cluster.results([future], attempt)
+        return float(seconds)
+
+    return cluster.persist(work, RunReport())
+
+
+def _time_operation(packed: Any) -> float:
+    """Time one operation, on copies; the first run compiles and is not counted: the task."""
+    trial: Trial = pickle.loads(packed)
+    best = float("inf")
+    with single_threaded_blas():
+        for number in range(TIMES + 1):
+            state = trial.state.copy()
+            _, seconds = perform(trial.op, trial.program, trial.data, state, local_workspace())
+            if number:
+                best = min(best, seconds)
+    return best
 
 
 def connect(address: str) -> "Client":

@@ -3,33 +3,48 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import io
+import itertools
 import logging
+import pickle
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
+import cloudpickle  # type: ignore[import-untyped]
 import dask
+import numpy as np
 from distributed import Client, KilledWorker, get_worker, secede
 from distributed.comm.core import CommClosedError
+from numpy.typing import NDArray
 
 from daskfactor.errors import DaskfactorError, EngineError, OptionError
-from daskfactor.executors.base import RunReport
-from daskfactor.executors.scheduler import SegmentLost
-from daskfactor.executors.serialization import Shares
-from daskfactor.executors.timeout import Waited
+from daskfactor.data.blocks import BlockedData
+from daskfactor.executors.base import OnDone, R, RunReport, SegmentLost, T, local_workspace
+from daskfactor.executors.serialization import handle_of, open_reader
+from daskfactor.kernels.workspace import Workspace
+from daskfactor.threads import single_threaded_blas
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-LOSSES = (SegmentLost, KilledWorker, CommClosedError, concurrent.futures.CancelledError)
+LOSSES = (
+    SegmentLost,
+    KilledWorker,
+    CommClosedError,
+    concurrent.futures.CancelledError,
+    OSError,
+    TimeoutError,
+)
 """What a segment is run again for."""
 
 POLL = 0.2
 """Seconds between looks at futures that have not called back."""
+LONGEST_STEP = 2.0
+"""Seconds between two looks beyond which this process must have been stopped itself."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +73,91 @@ class Patience:
     losses: int = 10
 
 
-@dataclass
-class News:
-    """What workers have told of the running attempt; written by the client's event loop."""
+class Waited:
+    """Counts seconds waited, without those that the whole machine or process was stopped for.
 
+    A laptop that was closed or a client that was paused must not take the time
+    away for other processes' silence.
+    """
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def seconds(self) -> float:
+        """Return the seconds so far; to be called at least every second or so."""
+        now = time.monotonic()
+        self._seconds += min(now - self._last, LONGEST_STEP)
+        self._last = now
+        return self._seconds
+
+    def restart(self) -> None:
+        """Begin at zero."""
+        self._seconds = 0.0
+        self._last = time.monotonic()
+
+
+@dataclass
+class Attempt:
+    """One attempt at a segment, and what its workers have told; written by the event loop.
+
+    Workers are known by their place among ``members``; without members any worker
+    may take part. ``what`` is what they finish, one after the other.
+    """
+
+    key: tuple[str, int]
+    what: str = "block"
+    members: tuple[str, ...] = ()
     started: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
-    done: dict[int, int] = field(default_factory=dict)
+    done: dict[Any, int] = field(default_factory=dict)
     lost: bool = False
+    finished: int = 0
     quiet: Waited = field(default_factory=Waited)
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Take in what a worker tells."""
+        rank = message["rank"]
+        self.quiet.restart()
+        match message["kind"]:
+            case "started":
+                self.lost |= rank in self.started  # again: its worker died and came back
+                self.started.add(rank)
+            case "ended":
+                self.ended.add(rank)
+            case "progress":
+                self.done[rank] = message["done"]
+            case "lost":
+                self.lost = True
+
+
+class Teller(NamedTuple):
+    """Tells the client how an attempt goes on, from one of its workers."""
+
+    topic: str
+    attempt: tuple[str, int]
+
+    def tell(self, worker: Any, kind: str, rank: Any = None, done: int = 0) -> None:
+        """Send a message, without waiting."""
+        message = {"attempt": self.attempt, "kind": kind, "rank": rank, "done": done}
+        worker.log_event(self.topic, message)
+
+
+def pack(value: Any) -> NDArray[np.uint8]:
+    """Pickle anything, closures too, as bytes that the scheduler does not look into.
+
+    ``pickle.loads`` gives it back, its arrays where compiled kernels expect them:
+    frames of a message start anywhere.
+    """
+    file = io.BytesIO()
+    _Pickler(file, protocol=5).dump(value)
+    return np.frombuffer(file.getbuffer(), np.uint8)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, BlockedData):
+            return open_reader, (handle_of(value),)
+        return super().reducer_override(value)
 
 
 class Cluster:
@@ -80,7 +171,9 @@ class Cluster:
         Addresses to use; all workers by default.
     """
 
-    def __init__(self, client: Client, workers: Sequence[str] | None, patience: Patience) -> None:
+    def __init__(
+        self, client: Client, workers: Sequence[str] | None, patience: Patience | None
+    ) -> None:
         if not isinstance(client, Client):
             raise OptionError(
                 f"client must be a dask.distributed Client, got {client!r}; make one with "
@@ -93,19 +186,18 @@ class Cluster:
             )
         _leave_thread_pool()
         self.client: Any = client  # so much of it is without types
-        self.patience = patience
-        self.shares = Shares()
-        self.token = uuid.uuid4().hex
-        self.topic = f"daskfactor-{self.token}"
+        self.patience = patience or Patience()
+        self.topic = f"daskfactor-{uuid.uuid4().hex}"
         self._only = None if workers is None else frozenset(workers)
-        self._news: dict[tuple[str, int], News] = {}
+        self._attempts: dict[tuple[str, int], Attempt] = {}
         self._changed = threading.Event()
         self._listening = False
+        self._seen = 0.0
 
     # -- workers ---------------------------------------------------------------
 
     def workers(self) -> dict[str, int]:
-        """Threads of every worker that may be used, by address, as the scheduler sees it."""
+        """Return the threads of every worker that may be used, as the scheduler sees it."""
         found: dict[str, int] = self.client.nthreads()
         return {
             address: threads
@@ -114,7 +206,7 @@ class Cluster:
         }
 
     def await_workers(self) -> dict[str, int]:
-        """The workers, once there is one."""
+        """Return the workers, once there is one."""
         waited = Waited()
         while not (found := self.workers()):
             if waited.seconds() > self.patience.workers:
@@ -126,10 +218,10 @@ class Cluster:
             self._changed.wait(POLL)
         return found
 
-    def who_says_yes(
+    def responding_workers(
         self, question: Callable[..., bool], addresses: Sequence[str], limit: float
     ) -> set[str]:
-        """Those workers whose answer is yes within ``limit`` seconds."""
+        """Return those workers whose answer is yes within ``limit`` seconds."""
 
         async def ask(address: str) -> bool:
             run = self.client.run
@@ -145,67 +237,62 @@ class Cluster:
         answers = self.client.sync(ask_all)
         return {address for address, yes in zip(addresses, answers, strict=True) if yes}
 
-    def check_any(self) -> None:
-        """Raise EngineError if there is no worker any more and none comes."""
-        self.await_workers()
+    # -- attempts ------------------------------------------------------------------
 
-    def check_members(self, members: Sequence[str]) -> None:
-        """Raise SegmentLost if one of these workers has gone."""
-        gone = sorted(set(members) - set(self.client.nthreads()))
-        if gone:
-            raise SegmentLost(f"lost worker {', '.join(gone)}")
+    def persist(self, work: Callable[[Attempt], T], report: RunReport) -> T:
+        """Try until it succeeds or was lost too often; losses are counted and logged."""
+        token, most = uuid.uuid4().hex, self.patience.losses + 1
+        try:
+            for number in range(most):
+                attempt = self._attempts[token, number] = Attempt((token, number))
+                try:
+                    return work(attempt)
+                except DaskfactorError:
+                    raise
+                except Exception as loss:
+                    self._check_client(loss)
+                    if not isinstance(loss, LOSSES):
+                        raise
+                    report.lost_segments += 1
+                    logger.warning("a segment is run again: %s", loss)
+                    last: BaseException = loss
+        finally:
+            for key in [key for key in self._attempts if key[0] == token]:
+                del self._attempts[key]
+        raise EngineError(
+            f"a segment was lost {most} times in a row, the last time "
+            f"because of: {last}; find out why workers die (memory is the usual reason) and "
+            "resume the run from its store"
+        ) from last
 
-    def check_quiet(self, quiet: Waited, what: str) -> None:
-        """Raise EngineError if nothing has moved anywhere for too long."""
-        if quiet.seconds() > self.patience.stall:
+    def _check_client(self, error: Exception) -> None:
+        """Raise EngineError for a closed client, which fails in many ways."""
+        if self.client.status != "running":
             raise EngineError(
-                f"no {what} was finished anywhere for {self.patience.stall:g} s; look at the "
-                "workers' logs, and allow more time if it takes that long"
-            )
+                f"the client has lost its scheduler (it is {self.client.status}); connect to a "
+                "cluster again and resume the run from its store"
+            ) from error
 
-    # -- news --------------------------------------------------------------------
-
-    def listen(self, token: str, attempt: int) -> News:
-        """Start to listen for news of an attempt."""
+    def listen(self) -> None:
+        """Begin to hear what workers tell, unless it has begun already."""
         if not self._listening:
             self.client.subscribe_topic(self.topic, self._hear)
             self._listening = True
-        news = self._news[token, attempt] = News()
-        return news
-
-    def forget(self, token: str) -> None:
-        """Stop to listen for news of all attempts of a run."""
-        for key in [key for key in self._news if key[0] == token]:
-            del self._news[key]
 
     def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
-        message = event[1]
-        news = self._news.get((message["token"], message["attempt"]))
-        if news is None:
-            return
-        news.quiet.restart()
-        match message["kind"]:
-            case "started":
-                news.started.add(message["rank"])
-            case "ended":
-                news.ended.add(message["rank"])
-            case "progress":
-                news.done[message["rank"]] = message["done"]
-            case "lost":
-                news.lost = True
-        if message["kind"] != "progress":
-            self._changed.set()
+        attempt = self._attempts.get(tuple(event[1]["attempt"]))  # type: ignore[arg-type]
+        if attempt is not None:
+            attempt.hear(event[1])
+            if event[1]["kind"] != "progress":
+                self._changed.set()
 
     # -- futures -------------------------------------------------------------------
 
-    def fresh(self) -> str:
-        """A name that no other task has."""
-        return uuid.uuid4().hex
-
-    def submit(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Submit one task, however large its arguments."""
+    def submit(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Submit one task under a readable name, however large its arguments."""
         with large_graphs():
-            future = self.client.submit(function, *args, pure=False, **options)
+            key = f"{name}-{uuid.uuid4().hex}"
+            future = self.client.submit(function, *args, key=key, pure=False, **options)
         self.watch(future)
         return future
 
@@ -213,8 +300,10 @@ class Cluster:
         """Wake up when a future is done."""
         future.add_done_callback(lambda _: self._changed.set())
 
-    def wait(self, futures: Sequence[Any], look: Callable[[], None]) -> None:
-        """Until all are finished; ``look`` is called now and then and may raise.
+    def results(
+        self, futures: Sequence[Any], attempt: Attempt, look: Callable[[], None] | None = None
+    ) -> list[Any]:
+        """Wait for futures and fetch their results; ``look`` is called meanwhile and may raise.
 
         Raises the error of a failed one; an error that is more than a loss is
         preferred, and waited for a little.
@@ -223,83 +312,144 @@ class Cluster:
         while True:
             statuses = [future.status for future in futures]
             if all(status == "finished" for status in statuses):
-                return
+                return self._gather(futures, attempt, look)
             if any(status in ("error", "cancelled", "lost") for status in statuses):
                 since_failure = since_failure or Waited()
                 late = since_failure.seconds() > self.patience.grace
-                if late or "pending" not in statuses or self._real_error(futures):
-                    raise self._real_error(futures) or SegmentLost(_reason(futures))
-            look()
+                if late or "pending" not in statuses or _real_error(futures):
+                    raise _real_error(futures) or SegmentLost(_reason(futures))
+            if statuses.count("finished") > attempt.finished:
+                attempt.finished = statuses.count("finished")
+                attempt.quiet.restart()
+            self._look(attempt, look)
             self._changed.wait(POLL)
             self._changed.clear()
 
-    def _real_error(self, futures: Sequence[Any]) -> BaseException | None:
-        for future in futures:
-            if future.status == "error":
-                error: BaseException = future.exception()
-                if isinstance(error, (DaskfactorError, MemoryError)):
-                    return error
-                if not isinstance(error, (*LOSSES, OSError, TimeoutError)):
-                    wrapped = EngineError(
-                        f"a worker failed outside of any block: {type(error).__name__}: {error}"
-                    )
-                    wrapped.__cause__ = error
-                    return wrapped
-        return None
-
-    def gather(self, futures: Any, look: Callable[[], None]) -> Any:
-        """Results of finished futures; ``look`` may raise while they are on their way."""
-
+    def _gather(
+        self, futures: Sequence[Any], attempt: Attempt, look: Callable[[], None] | None
+    ) -> list[Any]:
         async def pull() -> Any:
-            return await self.client.gather(futures, asynchronous=True)
+            return await self.client.gather(list(futures), asynchronous=True)
 
         task = asyncio.run_coroutine_threadsafe(pull(), self.client.loop.asyncio_loop)
         try:
             while True:
                 done, _ = concurrent.futures.wait([task], POLL)
                 if done:
-                    return task.result()
-                look()
+                    return list(task.result())
+                self._look(attempt, look)
         except BaseException:
             task.cancel()
             raise
 
-    # -- trying again ------------------------------------------------------------------
-
-    def persist(self, attempt: Callable[[int], T], report: RunReport, first: int = 0) -> T:
-        """Try until it succeeds or was lost too often; losses are counted and logged."""
-        for number in range(first, first + self.patience.losses + 1):
-            try:
-                return attempt(number)
-            except DaskfactorError:
-                raise
-            except Exception as loss:
-                self._check_client(loss)
-                if not isinstance(loss, (*LOSSES, OSError, TimeoutError)):
-                    raise
-                report.lost_segments += 1
-                logger.warning("a segment is run again: %s", loss)
-                last: BaseException = loss
-        raise EngineError(
-            f"a segment was lost {self.patience.losses + 1} times in a row, the last time "
-            f"because of: {last}; find out why workers die (memory is the usual reason) and "
-            "resume the run from its store"
-        ) from last
-
-    def _check_client(self, error: Exception) -> None:
-        """A closed client fails in many ways; there is one thing to say of all."""
-        if self.client.status != "running":
+    def _look(self, attempt: Attempt, look: Callable[[], None] | None) -> None:
+        """Raise if workers have gone, or nothing has moved anywhere for too long."""
+        now = time.monotonic()
+        if now - self._seen > 0.5 or attempt.lost:
+            self._seen = now
+            gone = sorted(set(attempt.members) - set(self.client.nthreads()))
+            if gone:
+                raise SegmentLost(f"lost worker {', '.join(gone)}")
+            self.await_workers()
+        if attempt.lost:
+            raise SegmentLost("workers lost their connection to each other")
+        if look is not None:
+            look()
+        if attempt.quiet.seconds() > self.patience.stall:
             raise EngineError(
-                f"the client has lost its scheduler (it is {self.client.status}); connect to a "
-                "cluster again and resume the run from its store"
-            ) from error
+                f"no {attempt.what} was finished anywhere for {self.patience.stall:g} s; look at "
+                "the workers' logs, and allow more time if it takes that long"
+            )
+
+    def map(
+        self,
+        report: RunReport,
+        function: Callable[[T, Workspace], R],
+        items: Sequence[T],
+        name: str,
+    ) -> list[R]:
+        """Call a function with every item, a batch for every thread; again when workers are lost."""
+        if not items:
+            return []
+        packed = pack(function)
+
+        def work(attempt: Attempt) -> list[R]:
+            attempt.what = "share of a pass over the data"
+            batches = min(len(items), sum(self.await_workers().values()))
+            edges = [len(items) * n // batches for n in range(batches + 1)]
+            sent = self.submit(f"send-{name}", _same, packed)
+            futures = [
+                self.submit(name, _call_batch, sent, list(items[low:high]))
+                for low, high in itertools.pairwise(edges)
+            ]
+            try:
+                return list(itertools.chain.from_iterable(self.results(futures, attempt)))
+            finally:
+                for future in (sent, *futures):
+                    future.release()
+
+        return self.persist(work, report)
 
     def close(self) -> None:
-        """Remove what was written for workers, and stop listening."""
+        """Stop listening."""
         if self._listening and self.client.status == "running":
             self.client.unsubscribe_topic(self.topic)
         self._listening = False
-        self.shares.close()
+
+
+def rising(on_done: OnDone | None, before: int, total: int) -> OnDone:
+    """Pass progress on, counted from ``before``: never less than was told, and not yet all."""
+    told = 0
+
+    def listen(done: int) -> None:
+        nonlocal told
+        if on_done is not None and told < done < total:
+            told = done
+            on_done(before + done)
+
+    return listen
+
+
+@contextmanager
+def large_graphs() -> Iterator[None]:
+    """Give no warning of the size of what is sent: a segment's state is meant to travel."""
+    with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1000 PiB"}):
+        yield
+
+
+def _same(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return what a function is sent in: workers pass it on among themselves."""
+    return packed
+
+
+def _call_batch(packed: NDArray[np.uint8], items: Sequence[Any]) -> list[Any]:
+    """Call a function with every item of a batch: the task."""
+    function = pickle.loads(packed)
+    with single_threaded_blas():
+        return [function(item, local_workspace()) for item in items]
+
+
+def _real_error(futures: Sequence[Any]) -> BaseException | None:
+    """Return the first error that is more than the loss of a worker."""
+    for future in futures:
+        if future.status == "error":
+            error: BaseException = future.exception()
+            if isinstance(error, (DaskfactorError, MemoryError)):
+                return error
+            if not isinstance(error, LOSSES):
+                wrapped = EngineError(
+                    f"a worker failed outside of any block: {type(error).__name__}: {error}"
+                )
+                wrapped.__cause__ = error
+                return wrapped
+    return None
+
+
+def _reason(futures: Sequence[Any]) -> str:
+    for future in futures:
+        if future.status == "error":
+            return str(future.exception())
+    return "a task was cancelled"
 
 
 def _leave_thread_pool() -> None:
@@ -310,17 +460,3 @@ def _leave_thread_pool() -> None:
         return  # not inside a task
     with contextlib.suppress(KeyError):  # the task has left it already
         secede()  # type: ignore[no-untyped-call]
-
-
-def _reason(futures: Sequence[Any]) -> str:
-    for future in futures:
-        if future.status == "error":
-            return str(future.exception())
-    return "a task was cancelled"
-
-
-@contextmanager
-def large_graphs() -> Iterator[None]:
-    """No warning of the size of what is sent: a segment's state is meant to travel."""
-    with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1000 PiB"}):
-        yield

@@ -28,7 +28,7 @@ Shuffle = Callable[[int], np.random.Generator]
 
 
 class Action(IntEnum):
-    """What an operation does with its block."""
+    """Says what an operation does with its block."""
 
     UPDATE = 0
     EVALUATE = 1
@@ -36,7 +36,7 @@ class Action(IntEnum):
 
 @dataclass(frozen=True)
 class CycleOptions:
-    """What is to be done in one cycle besides the updates.
+    """Says what is to be done in one cycle besides the updates.
 
     ``adapt`` gathers curvature, ``record`` adds the state at the cycle's end to
     the moments, ``keep`` copies it as a draw, ``evaluate`` visits every block
@@ -81,12 +81,12 @@ def build_plan(
     shuffle: Shuffle,
     options: Callable[[int], CycleOptions],
 ) -> tuple[Round, ...]:
-    """The rounds of a range of cycles.
+    """Return the rounds of a range of cycles.
 
     Parameters
     ----------
     schedule
-        Which parts a cycle visits.
+        Says which parts a cycle visits.
     observed
         Observed entries per block, shape (B, B); sizes on the diagonals, summed
         by the caller's choice of parts.
@@ -95,7 +95,7 @@ def build_plan(
     shuffle
         The generator that belongs to a cycle's number.
     options
-        What else a cycle is to do.
+        Says what else a cycle is to do.
     """
     blocks = observed.shape[0]
     sizes = diagonal_sizes(observed)
@@ -126,7 +126,7 @@ def _updates(parts: Sequence[Part], cycle: int, wanted: CycleOptions) -> list[Ro
 def _evaluations(
     schedule: Schedule, sizes: NDArray[np.int64], cycle: int, wanted: CycleOptions
 ) -> list[Round]:
-    """Every block once, in an order that suits the schedule's super-blocks."""
+    """Visit every block once, in an order that suits the schedule's super-blocks."""
     blocks = len(sizes)
     order: Schedule = Cyclic()
     if isinstance(schedule, NestedReshuffled):
@@ -144,11 +144,19 @@ def _evaluations(
     ]
 
 
-def check_plan(plan: Sequence[Round], blocks: int) -> None:
-    """Assert that every round touches every row band and every column band exactly once."""
-    everything = set(range(blocks))
+def ops_by_row(plan: Sequence[Round]) -> dict[int, list[Op]]:
+    """Return every row band's operations, one of each round."""
+    found: dict[int, list[Op]] = {}
+    for part in plan:
+        for op in part.ops:
+            found.setdefault(op.block.row, []).append(op)
+    return dict(sorted(found.items()))
+
+
+def row_of_columns(plan: Sequence[Round]) -> NDArray[np.int32]:
+    """Return the row band that each column band meets in each round, shape (rounds, B)."""
+    found = np.empty((len(plan), len(plan[0].ops)), np.int32)
     for number, part in enumerate(plan):
-        rows = [op.block.row for op in part.ops]
-        cols = [op.block.col for op in part.ops]
-        if len(part.ops) != blocks or set(rows) != everything or set(cols) != everything:
-            raise AssertionError(f"round {number} is not free of conflicts: {part.ops}")
+        for op in part.ops:
+            found[number, op.block.col] = op.block.row
+    return found

@@ -1,35 +1,172 @@
-"""Which block operation a ring worker does next, and where a column band goes after it.
+"""Which block operation a thread does next: one scheduler of bands for threads and rings.
 
-A worker owns a range of row bands for a segment. Column bands come and go: one
-that has been through n rounds may take part in the operation of round n, and
-then belongs to whichever worker owns the row of its operation in round n + 1.
+Every band has a counter of the rounds it has been through. An operation of round
+n may start once both of its bands stand at n, and each round touches each band
+once, so the counters alone order everything, without a barrier.
 """
 
-import itertools
+import math
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor as Pool
 
-import numpy as np
-from numpy.typing import NDArray
+from daskfactor.executors.base import OnDone, SegmentLost
+from daskfactor.executors.plan import Op
+from daskfactor.executors.state import Evaluation
 
-from daskfactor.data.grid import Block
-from daskfactor.executors.plan import Action, CycleOptions, Op, Round
-from daskfactor.executors.state import Array, FactorBand
-from daskfactor.executors.transfer_plan import Travel, late
-
-SHORTEST_PAUSE, LONGEST_PAUSE = 2e-5, 5e-4
-"""Seconds between looks at channels while nothing can be done."""
+LOOK = 0.2
+"""Seconds between looks at the progress of threads."""
 
 
-class SegmentLost(Exception):  # noqa: N818  # no error of the caller's: the segment is run again
-    """A worker or its work was lost and the segment has to be run again."""
+class BandScheduler:
+    """Hands the operations of some row bands to the threads of one process.
+
+    A lane keeps to the row bands it owns while one of them is ready (their data stay
+    in its cache) and takes over a belated operation of another lane otherwise. Among
+    equals one goes first whose column band another process waits for.
+
+    Parameters
+    ----------
+    ops
+        By row band, one operation for every round.
+    lanes
+        Threads that will ask for operations, numbered from 0.
+    leaves
+        Says whether a column band goes to another process for a round. Without it
+        column bands are here from the start and stay.
+    patience
+        Seconds without anything to do after which the segment is lost.
+    """
+
+    def __init__(
+        self,
+        ops: Mapping[int, Sequence[Op]],
+        lanes: int,
+        leaves: Callable[[int, int], bool] | None = None,
+        patience: float = math.inf,
+    ) -> None:
+        self.condition = threading.Condition()
+        self.ops = ops
+        self.position = dict.fromkeys(ops, 0)
+        self.ready: dict[int, int] = {}
+        self.evaluations: list[Evaluation] = []
+        self.busy = 0.0
+        self.total = self.remaining = sum(map(len, ops.values()))
+        self.failure: BaseException | None = None
+        self._owner = {row: number * lanes // len(ops) for number, row in enumerate(ops)}
+        self._leaves = leaves
+        self._patience = patience
+        self._running: set[int] = set()
+        if leaves is None:
+            self.ready = {own[0].block.col: 0 for own in ops.values() if own}
+
+    def _choose(self, lane: int) -> int | None:
+        best, best_rank = None, (math.inf, False, False)
+        for row, number in self.position.items():
+            ops = self.ops[row]
+            if number > best_rank[0] or row in self._running or number == len(ops):
+                continue
+            col = ops[number].block.col
+            if self.ready.get(col) != number:
+                continue
+            foreign = self._owner[row] != lane  # another lane's only when it lags behind our own
+            stays = self._leaves is None or not self._leaves(col, number + 1)
+            rank = (number + foreign, foreign, stays)
+            if rank < best_rank:
+                best, best_rank = row, rank
+        return best
+
+    def take(self, lane: int) -> Op | None:
+        """Return the next operation for a lane; wait for one; None when all is done or failed."""
+        with self.condition:
+            since = time.monotonic()
+            while self.remaining and self.failure is None:
+                row = self._choose(lane)
+                if row is not None:
+                    self._running.add(row)
+                    return self.ops[row][self.position[row]]
+                self.condition.wait(min(60.0, self._patience))
+                if time.monotonic() - since > self._patience:
+                    lost = f"no band arrived within {self._patience:g} s"
+                    self.failure = self.failure or SegmentLost(lost)
+                    self.condition.notify_all()
+            return None
+
+    def arrive(self, col: int, number: int) -> None:
+        """Note that a column band is here, with all that its operation of a round needs."""
+        with self.condition:
+            self.ready[col] = number
+            self.condition.notify_all()
+
+    def finish(self, op: Op, found: Evaluation | None, seconds: float) -> None:
+        """Note an operation as done."""
+        row, col = op.block
+        with self.condition:
+            self.position[row] += 1
+            if self._leaves is None:
+                self.ready[col] = self.position[row]
+            self._running.discard(row)
+            self.remaining -= 1
+            self.busy += seconds
+            if found is not None:
+                self.evaluations.append(found)
+            self.condition.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop all threads; the first error stays."""
+        with self.condition:
+            self.failure = self.failure or error
+            self.condition.notify_all()
+
+    def run(
+        self,
+        pool: Pool,
+        lanes: int,
+        operate: Callable[[Op], tuple[Evaluation | None, float]],
+        on_done: OnDone | None,
+    ) -> None:
+        """Do all operations on threads of a pool; raise the first error.
+
+        The calling thread only watches: it alone sees Ctrl-C.
+        """
+        futures = [pool.submit(self._work, lane, operate) for lane in range(lanes)]
+        try:
+            self._watch(on_done)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            for future in futures:
+                future.result()
+        if self.failure is not None:
+            raise self.failure
+
+    def _work(self, lane: int, operate: Callable[[Op], tuple[Evaluation | None, float]]) -> None:
+        try:
+            while (op := self.take(lane)) is not None:
+                self.finish(op, *operate(op))
+        except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
+            self.fail(error)
+
+    def _watch(self, on_done: OnDone | None) -> None:
+        def over() -> bool:
+            return not self.remaining or self.failure is not None
+
+        while True:
+            with self.condition:
+                self.condition.wait_for(over, timeout=LOOK)
+                if over():
+                    break
+                done = self.total - self.remaining
+            if on_done is not None:
+                on_done(done)
+        if on_done is not None and self.failure is None:
+            on_done(self.total)
 
 
 def share_bands(blocks: int, threads: Sequence[int], lanes: int | None) -> list[int]:
-    """How many consecutive row bands each worker gets; zero for workers that are not needed.
+    """Share consecutive row bands out to workers; zero for workers that are not needed.
 
     Parameters
     ----------
@@ -51,293 +188,4 @@ def share_bands(blocks: int, threads: Sequence[int], lanes: int | None) -> list[
                 slots -= 1
     total = sum(used)
     edges = [blocks * sum(used[:n]) // total for n in range(len(used) + 1)]
-    return [high - low for low, high in itertools.pairwise(edges)]
-
-
-class OpTable(NamedTuple):
-    """The operations of some rows of a plan as arrays of shape (rounds, rows), to be sent.
-
-    ``row_of`` is (rounds, B): the row band that each column band meets.
-    """
-
-    row_of: NDArray[np.int32]
-    action: NDArray[np.int8]
-    col: NDArray[np.int32]
-    cycle: NDArray[np.int64]
-    iteration: NDArray[np.int64]
-    scale: NDArray[np.float64]
-    last: NDArray[np.bool_]
-    wanted: NDArray[np.int32]
-    options: tuple[CycleOptions, ...]
-
-    def rows(self, low: int, high: int) -> "OpTable":
-        """The part of the table that the owner of rows ``low`` to ``high`` needs."""
-        own: dict[str, Any] = {
-            name: np.ascontiguousarray(getattr(self, name)[:, low:high])
-            for name in ("action", "col", "cycle", "iteration", "scale", "last", "wanted")
-        }
-        return self._replace(**own)
-
-    def op(self, number: int, row: int, low: int) -> Op:
-        """The operation of a row in a round."""
-        at = number, row - low
-        return Op(
-            Action(int(self.action[at])),
-            Block(row, int(self.col[at])),
-            int(self.cycle[at]),
-            int(self.iteration[at]),
-            float(self.scale[at]),
-            bool(self.last[at]),
-            self.options[self.wanted[at]],
-        )
-
-
-def tabulate(plan: Sequence[Round], blocks: int) -> OpTable:
-    """A plan as arrays, rows in order."""
-    options: dict[CycleOptions, int] = {}
-    ops = [op for part in plan for op in part.ops]
-    wanted = [options.setdefault(op.wanted, len(options)) for op in ops]
-    rows = np.array([op.block.row for op in ops], np.int64).reshape(len(plan), blocks)
-    cols = np.array([op.block.col for op in ops], np.int32).reshape(len(plan), blocks)
-    order = np.argsort(rows, axis=1)
-
-    def sort(values: list[Any], dtype: Any) -> NDArray[Any]:
-        array = np.array(values, dtype).reshape(len(plan), blocks)
-        return np.take_along_axis(array, order, axis=1)
-
-    row_of = np.empty((len(plan), blocks), np.int32)
-    np.put_along_axis(row_of, cols, rows.astype(np.int32), axis=1)
-    return OpTable(
-        row_of,
-        sort([op.action for op in ops], np.int8),
-        np.take_along_axis(cols, order, axis=1),
-        sort([op.cycle for op in ops], np.int64),
-        sort([op.iteration for op in ops], np.int64),
-        sort([op.scale for op in ops], np.float64),
-        sort([op.last for op in ops], np.bool_),
-        sort(wanted, np.int32),
-        tuple(options),
-    )
-
-
-@dataclass
-class Mailbox:
-    """Column bands that are here and free, by column, with the rounds they have been through.
-
-    ``apart`` are arrays that came without their band, by column and by the round
-    that needs them.
-    """
-
-    condition: threading.Condition = field(default_factory=threading.Condition)
-    here: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    seen: dict[int, int] = field(default_factory=dict)
-    apart: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
-    reason: str = ""
-
-    def put(self, col: int, rounds: int, band: Any) -> None:
-        """Take a band in; a second copy of one that has been here already is dropped."""
-        with self.condition:
-            if rounds <= self.seen.get(col, -1):
-                return
-            self.seen[col] = rounds
-            self.here[col] = (rounds, band)
-            self.condition.notify_all()
-
-    def put_apart(self, col: int, rounds: int, part: Any) -> None:
-        """Take in arrays that a round needs; a second copy is dropped."""
-        with self.condition:
-            parts = self.apart.setdefault((col, rounds), [])
-            if not any(part.names() == known.names() for known in parts):
-                parts.append(part)
-            self.condition.notify_all()
-
-    def wake(self) -> None:
-        """Let everyone who waits look again."""
-        with self.condition:
-            self.condition.notify_all()
-
-    def abort(self, reason: str) -> None:
-        """Wake everyone who waits; the first reason stays."""
-        with self.condition:
-            self.reason = self.reason or reason
-            self.condition.notify_all()
-
-
-class Incoming(Protocol):
-    """Where bands come from besides messages, which announce themselves."""
-
-    @property
-    def silent(self) -> bool:
-        """Whether bands may have come that nobody is told of: one has to look for them."""
-        ...
-
-    def collect(self) -> None:
-        """Put what has come into its mailbox."""
-        ...
-
-
-class Nothing:
-    """Bands come by message alone."""
-
-    silent = False
-
-    def collect(self) -> None:
-        """Nothing to look for."""
-
-
-class Shipment(NamedTuple):
-    """A band, or arrays of one, for the worker and the round that need it."""
-
-    heir: int
-    rounds: int
-    band: FactorBand
-    apart: bool
-
-
-class Ledger:
-    """What the threads of one worker share during a segment.
-
-    ``ended`` are arrays of column bands that no operation needs any more, by column.
-    """
-
-    def __init__(
-        self,
-        table: OpTable,
-        travel: Travel,
-        owner: Sequence[int],
-        rank: int,
-        box: Mailbox,
-        patience: float,
-        incoming: Incoming | None = None,
-    ) -> None:
-        self.table = table
-        self.travel = travel
-        self.ended: dict[int, dict[str, Array]] = {}
-        self.owner = owner
-        self.rank = rank
-        self.box = box
-        self.patience = patience
-        self.incoming = incoming or Nothing()
-        self.rows = [row for row, own in enumerate(owner) if own == rank]
-        self.rounds = len(table.row_of)
-        self.row_round = dict.fromkeys(self.rows, 0)
-        self.busy: set[int] = set()
-        self.remaining = self.rounds * len(self.rows)
-        self.failure: BaseException | None = None
-        self.threads = 1
-
-    def heir(self, col: int, rounds: int) -> int | None:
-        """Who has a column band's next operation after ``rounds`` rounds; None at the end."""
-        if rounds == self.rounds:
-            return None
-        return self.owner[int(self.table.row_of[rounds, col])]
-
-    def _choose(self) -> tuple[int, int] | None:
-        """The earliest ready operation; among equals one whose band must leave next."""
-        best, best_rank = None, (self.rounds, False)
-        here = self.box.here
-        for row, number in self.row_round.items():
-            if number > best_rank[0] or number == self.rounds or row in self.busy:
-                continue
-            col = int(self.table.col[number, row - self.rows[0]])
-            if col not in here or here[col][0] != number or not self._complete(col, number):
-                continue
-            rank = (number, self.heir(col, number + 1) in (self.rank, None))
-            if rank < best_rank:
-                best, best_rank = (row, col), rank
-        return best
-
-    def _complete(self, col: int, number: int) -> bool:
-        """Whether all arrays are here that an operation needs besides a band's values."""
-        needed = self.travel.needed[number]
-        if not needed:
-            return True
-        found = set(self.box.here[col][1].names())
-        for part in self.box.apart.get((col, number), ()):
-            found.update(part.names())
-        return needed <= found
-
-    def take(self) -> tuple[Op, int, list[Any]] | None:
-        """The next operation, its round and the pieces of its column band; None at the end."""
-        condition = self.box.condition
-        pause, quiet_since = SHORTEST_PAUSE, time.monotonic()
-        while True:
-            self.incoming.collect()
-            with condition:
-                if not self.remaining or self.failure is not None:
-                    return None
-                if self.box.reason:
-                    raise SegmentLost(self.box.reason)
-                chosen = self._choose()
-                if chosen is not None:
-                    return self._start(*chosen)
-                if time.monotonic() - quiet_since > self.patience:
-                    raise SegmentLost(f"no band arrived within {self.patience:g} s")
-                condition.wait(pause if self.incoming.silent else self.patience)
-            pause = min(1.5 * pause, LONGEST_PAUSE)
-
-    def _start(self, row: int, col: int) -> tuple[Op, int, list[Any]]:
-        """Mark an operation as running, and hand out what it needs."""
-        self.busy.add(row)
-        number, band = self.box.here.pop(col)
-        pieces = [band, *self.box.apart.pop((col, number), ())]
-        return self.table.op(number, row, self.rows[0]), number, pieces
-
-    def finish(self, op: Op, number: int, band: FactorBand) -> list[Shipment]:
-        """Note an operation as done; what of the column band must be sent to others."""
-        row, col = op.block
-        heir = self.heir(col, number + 1)
-        apart = self._apart(col, number, band)
-        shipments = []
-        with self.box.condition:
-            self.busy.discard(row)
-            self.row_round[row] = number + 1
-            self.remaining -= 1
-            if heir is None or heir == self.rank:
-                self.box.seen[col] = number + 1
-                self.box.here[col] = (number + 1, band)
-            else:
-                shipments.append(Shipment(heir, number + 1, band, apart=False))
-            for due, part in apart.items():
-                holder = self.heir(col, due)
-                assert holder is not None  # what nobody needs has ended
-                if holder == self.rank:
-                    self.box.apart.setdefault((col, due), []).append(part)
-                else:
-                    shipments.append(Shipment(holder, due, part, apart=True))
-            if self.threads > 1:
-                self.box.condition.notify_all()
-        return shipments
-
-    def _apart(self, col: int, number: int, band: FactorBand) -> dict[int, FactorBand]:
-        """Take off a band what does not go on with it; the arrays by the round that needs them."""
-        apart: dict[int, FactorBand] = {}
-        for name in list(band.arrays):
-            due = None if name in self.travel.constant else self.travel.due(name, number)
-            if due == number + 1:
-                continue
-            array = band.arrays.pop(name)
-            if due is not None:
-                apart.setdefault(due, late(band, {})).arrays[name] = array
-            elif name not in self.travel.constant:
-                self.ended.setdefault(col, {})[name] = array
-        return apart
-
-    def will_send(self, heir: int, number: int) -> bool:
-        """Whether another operation of this round, ready or running, has a band for the same."""
-        with self.box.condition:
-            for row in self.rows:
-                if self.row_round[row] != number:
-                    continue
-                col = int(self.table.col[number, row - self.rows[0]])
-                here = self.box.here.get(col)
-                ready = row in self.busy or (here is not None and here[0] == number)
-                if ready and self.heir(col, number + 1) == heir:
-                    return True
-            return False
-
-    def fail(self, error: BaseException) -> None:
-        """Stop all threads; the first error stays."""
-        with self.box.condition:
-            self.failure = self.failure or error
-            self.box.condition.notify_all()
+    return [high - low for low, high in zip(edges, edges[1:], strict=False)]

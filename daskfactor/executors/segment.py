@@ -1,208 +1,260 @@
-"""What one worker does in a ring: its rows of a segment's plan, from start to end."""
+"""What one worker does in a ring: its rows of a segment's plan, from start to end.
 
-import contextlib
+Column bands come and go: one that has been through n rounds may take part in the
+operation of round n, and then belongs to whichever worker owns the row of its
+operation in round n + 1. Only what an operation touches travels with it: arrays
+that nobody changes in a plan are copied to every worker once, and those that
+later rounds alone need go straight to where they will be needed.
+"""
+
+import pickle
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 from distributed import get_worker
+from numpy.typing import NDArray
 
-from daskfactor.data.grid import Block
-from daskfactor.executors.base import BlockProgram, perform
-from daskfactor.executors.messages import Attempt, Parcel, opened
-from daskfactor.executors.plan import Op
-from daskfactor.executors.records import Moments, Outcome, Records
-from daskfactor.executors.scheduler import Ledger, OpTable, SegmentLost
-from daskfactor.executors.serialization import Handle, Packed, open_reader
-from daskfactor.executors.state import Array, BlockCells, Evaluation, FactorBand
-from daskfactor.executors.transfer_plan import Travel
-from daskfactor.executors.worker_plugin import PLUGIN, Post
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.data.bands import Block
+from daskfactor.data.blocks import BlockedData
+from daskfactor.executors.base import BlockProgram, SegmentLost, local_workspace, perform
+from daskfactor.executors.cluster import Teller
+from daskfactor.executors.exchange import PLUGIN, AttemptKey, Exchange, Parcel
+from daskfactor.executors.plan import Op, Round, row_of_columns
+from daskfactor.executors.scheduler import BandScheduler
+from daskfactor.executors.state import Array, BlockCells, ChainState, Evaluation, FactorBand, Portion, bare
 from daskfactor.threads import single_threaded_blas
 
-SHORT = 0.003
-"""Seconds of an operation below which it pays to send bands together."""
 TELL_EVERY = 0.25
 """Seconds between a worker's news."""
+
+
+class Transfers(NamedTuple):
+    """Where column bands and their arrays have to be during a plan.
+
+    Attributes
+    ----------
+    row_of
+        The row band that each column band meets in each round, shape (rounds, B).
+    following
+        By name of an array that operations change, and by round: the next round
+        that touches it, the number of rounds where none does.
+    constant
+        Arrays that are read but never changed.
+    """
+
+    row_of: NDArray[np.int32]
+    following: dict[str, NDArray[np.int32]]
+    constant: frozenset[str]
+
+    def needed(self, number: int) -> set[str]:
+        """Return the names of what an operation of a round cannot do without."""
+        found = {name for name, ahead in self.following.items() if ahead[number] == number}
+        return found | {""}
+
+    def split(self, band: FactorBand, after: int) -> Iterator[tuple[int, FactorBand]]:
+        """Cut what was with a band after a round (-1: the start) into parts by next need.
+
+        An array that the plan does not know is needed always: an operation made it.
+        """
+        rounds = len(self.row_of)
+        parts = {after + 1: bare(band, ())}
+        for name, array in band.arrays.items():
+            if name in self.constant:
+                continue
+            ahead = self.following.get(name)
+            due = after + 1 if ahead is None or after + 1 == rounds else int(ahead[after + 1])
+            part = parts.setdefault(due, FactorBand(band.offset, band.values[:0]))
+            part.arrays[name] = array
+        yield from parts.items()
+
+
+def plan_transfers(
+    plan: Sequence[Round], program: Any, state: ChainState
+) -> tuple[Transfers, frozenset[str]]:
+    """Say what a program's operations need of column bands, and all that they touch."""
+    names = frozenset().union(*(band.arrays for band in state.bands()))
+    touched, changed = [names] * len(plan), names
+    if hasattr(program, "touches"):
+        touched = [frozenset(program.touches(part.ops[0])) for part in plan]
+        changed = frozenset().union(*(program.changes(part.ops[0]) for part in plan))
+    every = frozenset().union(*touched)
+    following = {}
+    for name in sorted(changed):
+        rounds = np.array([name in found for found in touched], bool)
+        ahead = np.where(rounds, np.arange(len(plan)), len(plan))
+        following[name] = np.minimum.accumulate(ahead[::-1])[::-1].astype(np.int32)
+    return Transfers(row_of_columns(plan), following, every - changed), every
 
 
 class Order(NamedTuple):
     """One worker's part of one attempt at a segment.
 
-    ``cols`` are column bands for round 0, and arrays of theirs for later ones: the
-    column, the round, and what it needs. ``constants`` are arrays of all columns that
-    nobody changes.
+    ``owner`` has the rank of every row band's worker. ``cols`` are parts of column
+    bands and the rounds that need them; ``constants`` are arrays of all columns that
+    nobody changes. ``ops`` are plain tuples, which are quicker to send than named ones.
     """
 
-    attempt: Attempt
-    topic: str
+    attempt: AttemptKey
+    teller: Teller
     rank: int
     addresses: tuple[str, ...]
     owner: tuple[int, ...]
-    table: OpTable
+    threads: int
+    patience: float
+    transfers: Transfers
+    ops: dict[int, list[Any]]
     program: BlockProgram
-    handle: Handle
+    data: BlockedData
     rows: dict[int, FactorBand]
     cols: list[tuple[int, int, FactorBand]]
     constants: dict[int, dict[str, Array]]
-    travel: Travel
     cells: dict[Block, BlockCells]
-    threads: int
-    patience: float
 
 
 class SegmentRun:
     """The threads of one worker on their way through a segment."""
 
-    def __init__(self, order: Order, post: Post, box: Any) -> None:
+    def __init__(self, order: Order, exchange: Exchange | Any) -> None:
         self.order = order
-        self.post = post
-        self.ledger = Ledger(
-            order.table,
-            order.travel,
-            order.owner,
-            order.rank,
-            box,
-            order.patience,
-            post,
-        )
-        self.records = Records()
-        self.reader: Any = None
+        self.exchange = exchange
+        ops = {row: [_op(row, values) for values in found] for row, found in order.ops.items()}
+        self.scheduler = BandScheduler(ops, order.threads, self._leaves, order.patience)
         # Own copies: within one process what was sent may be the sender's memory.
-        self.rows = {row: band.copy() for row, band in order.rows.items()}
-        self.cells = {block: cells.copy() for block, cells in order.cells.items()}
-        self.total = self.ledger.remaining
-        self._told = 0.0
+        self.portion = Portion(
+            {row: band.copy() for row, band in order.rows.items()},
+            {},
+            {block: cells.copy() for block, cells in order.cells.items()},
+        )
+        self._waiting: dict[tuple[int, int], dict[tuple[str, ...], Parcel]] = {}
+        self._begun: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._held: dict[int, list[Parcel]] = {}
-        self._most_held = max(1, len(self.rows) // 2)
-        self.ledger.threads = order.threads
-        for col, rounds, band in order.cols:
-            if rounds:
-                box.put_apart(col, rounds, band.copy())
-            else:
-                box.put(col, 0, band.copy())
+        self._told = 0
+        self._told_at = 0.0
+        for col, due, part in order.cols:
+            self._keep(col, due, part.copy())
 
-    def run(self) -> Outcome:
-        """Run all operations; raises the first error, or SegmentLost if others failed."""
-        self.reader = open_reader(self.order.handle)
-        started = time.perf_counter()
-        results: list[tuple[list[Evaluation], float]] = []
-        threads = [
-            threading.Thread(target=self._lane, args=(results,), name="daskfactor-ring")
-            for _ in range(self.order.threads - 1)
-        ]
-        with single_threaded_blas():
-            for thread in threads:
-                thread.start()
-            self._lane(results)
-            for thread in threads:
-                thread.join()
-        if self.ledger.failure is not None:
-            raise self.ledger.failure
-        seconds = time.perf_counter() - started
-        self._tell(self.total)
-        box = self.ledger.box
-        return Outcome(
-            {row: self.order.travel.changed_of(band) for row, band in self.rows.items()},
-            {col: band for col, (_, band) in box.here.items()},
-            self.ledger.ended,
-            {block: Moments(c.mean, c.m2, c.count) for block, c in self.cells.items()},
-            [evaluation for found, _ in results for evaluation in found],
-            self.records,
-            sum(busy for _, busy in results),
-            seconds,
-        )
+    def _holder(self, col: int, number: int) -> int:
+        """Return the rank of the worker that has a column band's operation of a round."""
+        row_of = self.order.transfers.row_of
+        ended = number == len(row_of)  # what nobody needs any more stays
+        return self.order.rank if ended else self.order.owner[int(row_of[number, col])]
 
-    def _lane(self, results: list[tuple[list[Evaluation], float]]) -> None:
-        workspace = self._workspace()
-        evaluations: list[Evaluation] = []
-        busy = 0.0
-        try:
-            while (taken := self.ledger.take()) is not None:
-                op, number, pieces = taken
-                band = opened(pieces)
-                band.arrays.update(self.order.constants[op.block.col])
-                begun = time.perf_counter()
-                found = self._perform(op, band, workspace)
-                seconds = time.perf_counter() - begun
-                busy += seconds
-                if found is not None:
-                    evaluations.append(found)
-                self._pass_on(op, number, band, seconds)
-        except BaseException as error:  # noqa: BLE001  # raised again by the worker's task
-            self.ledger.fail(error)
-        self.post.workspaces.append(workspace)
-        results.append((evaluations, busy))
+    def _leaves(self, col: int, number: int) -> bool:
+        return self._holder(col, number) != self.order.rank
 
-    def _workspace(self) -> Workspace:
-        with contextlib.suppress(IndexError):
-            return self.post.workspaces.pop()
-        return Workspace()
+    def _keep(self, col: int, due: int, part: FactorBand) -> None:
+        names = (*(("",) if len(part.values) else ()), *part.arrays)
+        self.arrive(Parcel(self.order.attempt, col, due, names, part))
 
-    def _perform(self, op: Op, band: FactorBand, workspace: Workspace) -> Evaluation | None:
-        return perform(
-            op,
-            self.order.program,
-            self.reader,
-            self.rows[op.block.row],
-            band,
-            self.cells.get(op.block),
-            workspace,
-        )
-
-    def _pass_on(self, op: Op, number: int, band: FactorBand, seconds: float) -> None:
-        self.records.strip(op.block.col, number, band)
-        for heir, rounds, part, apart in self.ledger.finish(op, number, band):
-            parcel = Parcel(self.order.attempt, op.block.col, rounds, part, apart=apart)
-            if apart:
-                self.post.send(self.order.addresses[heir], [parcel])
-            else:
-                self._send(heir, number, parcel, seconds)
-        now = time.monotonic()
-        if now - self._told > TELL_EVERY:
-            self._told = now
-            self._tell(self.total - self.ledger.remaining)
-
-    def _send(self, heir: int, number: int, parcel: Parcel, seconds: float) -> None:
-        """Send a band; short operations' bands wait for each other, as a message has its price."""
-        address = self.order.addresses[heir]
+    def arrive(self, parcel: Parcel) -> None:
+        """Take in a part of a column band; a second copy of one is dropped."""
+        _, col, due, names, _, _ = parcel
+        transfers = self.order.transfers
         with self._lock:
-            held = self._held.setdefault(heir, [])
-            held.append(parcel)
-            if (
-                not self.post.has_channel(address)
-                and len(held) < self._most_held
-                and seconds < SHORT
-                and self.ledger.will_send(heir, number)
-            ):
+            if due <= self._begun.get(col, -1):
                 return
-            del self._held[heir]
-        self.post.send(address, held)
+            parts = self._waiting.setdefault((col, due), {})
+            parts.setdefault(names, parcel)
+            here = {name for found in parts for name in found}
+        if due < len(transfers.row_of) and transfers.needed(due) <= here:
+            self.scheduler.arrive(col, due)
+
+    def abort(self, reason: str) -> None:
+        """Give the segment up."""
+        self.scheduler.fail(SegmentLost(reason))
+
+    def lose(self, reason: str) -> None:
+        """Give the segment up since a worker has gone, and tell the client."""
+        self.abort(reason)
+        self.order.teller.tell(self.exchange.worker, "lost", self.order.rank)
+
+    def _collect(self, col: int, due: int) -> FactorBand:
+        """Put a column band together from the parts that came for a round."""
+        with self._lock:
+            self._begun[col] = due
+            parcels = self._waiting.pop((col, due)).values()
+        parts = [parcel.open() for parcel in parcels]
+        band: FactorBand = max(parts, key=lambda part: len(part.values))
+        for part in parts:
+            band.arrays.update(part.arrays)
+        return band
+
+    def operate(self, op: Op) -> tuple[Evaluation | None, float]:
+        """Do one operation, and pass its column band on."""
+        row, col = op.block
+        number = self.scheduler.position[row]
+        band = self.portion.cols[col] = self._collect(col, number)
+        band.arrays.update(self.order.constants[col])
+        found, seconds = perform(
+            op, self.order.program, self.order.data, self.portion, local_workspace()
+        )
+        with self._lock:
+            self.portion.strip(col, number)
+            del self.portion.cols[col]
+        for due, part in self.order.transfers.split(band, number):
+            holder = self._holder(col, due)
+            if holder == self.order.rank:
+                self._keep(col, due, part)
+            else:
+                names = (*(("",) if len(part.values) else ()), *part.arrays)
+                parcel = Parcel(self.order.attempt, col, due, names, part)
+                self.exchange.send(self.order.addresses[holder], parcel)
+        return found, seconds
+
+    def run(self) -> Portion:
+        """Do all operations; raise the first error, or SegmentLost if others failed."""
+        with single_threaded_blas():
+            self.scheduler.run(self.exchange.pool, self.order.threads, self.operate, self._tell)
+        return self.result()
+
+    def result(self) -> Portion:
+        """Return what the segment leaves here."""
+        portion, constant = self.portion, self.order.transfers.constant
+        for band in portion.rows.values():
+            band.arrays = {n: array for n, array in band.arrays.items() if n not in constant}
+        rounds = len(self.order.transfers.row_of)
+        for col, due in list(self._waiting):
+            assert due == rounds, "a part of a band was not used"
+            portion.cols[col] = self._collect(col, due)
+        portion.evaluations, portion.busy = self.scheduler.evaluations, self.scheduler.busy
+        return portion
 
     def _tell(self, done: int) -> None:
-        self.post.tell(self.order.topic, news(self.order, "progress", done))
+        """Tell the client of progress, and of nothing else: silence means that all hang."""
+        due = time.monotonic() - self._told_at > TELL_EVERY or done == self.scheduler.total
+        if due and done > self._told:
+            self._told, self._told_at = done, time.monotonic()
+            self.order.teller.tell(self.exchange.worker, "progress", self.order.rank, done)
 
 
-def news(order: Order, kind: str, done: int = 0) -> dict[str, Any]:
-    """A message for the client that runs this segment."""
-    token, attempt = order.attempt
-    return {"kind": kind, "token": token, "attempt": attempt, "rank": order.rank, "done": done}
+def _op(row: int, values: Sequence[Any]) -> Op:
+    action, col, *rest = values
+    return Op(action, Block(row, col), *rest)
 
 
-def run_segment(packed: Packed, key: str) -> Outcome:
-    """The task: one worker's part of one attempt."""
-    order: Order = packed.load()
-    post = cast("Post", get_worker().plugins[PLUGIN])
-    box = post.open(order.attempt, key, order.addresses, order.topic)
-    post.tell(order.topic, news(order, "started"))
+def plain_ops(ops: Mapping[int, Sequence[Op]], rows: Sequence[int]) -> dict[int, list[Any]]:
+    """Return operations of some rows as tuples that are quick to send."""
+    return {row: [(op.action, op.block.col, *op[2:]) for op in ops[row]] for row in rows}
+
+
+def run_segment(packed: NDArray[np.uint8]) -> Portion:
+    """Do one worker's part of one attempt: the task."""
+    order: Order = pickle.loads(packed)
+    worker = get_worker()
+    exchange = cast("Exchange", worker.plugins[PLUGIN])
+    order.teller.tell(worker, "started", order.rank)
+    segment = SegmentRun(order, exchange)
+    exchange.open(order.attempt, worker.get_current_task(), order.addresses, segment)
     try:
-        return SegmentRun(order, post, box).run()
+        return segment.run()
     except BaseException as error:
         if not isinstance(error, SegmentLost):
             reason = f"worker {order.addresses[order.rank]} failed: {type(error).__name__}"
-            post.abort_peers(order.attempt, order.addresses, reason)
+            exchange.abort_peers(order.attempt, reason)
         raise
     finally:
-        post.close(order.attempt)
-        post.tell(order.topic, news(order, "ended"))
+        exchange.close(order.attempt)
+        order.teller.tell(worker, "ended", order.rank)

@@ -1,6 +1,8 @@
-"""What an executor moves about: bands of factors, and statistics of blocks."""
+"""What executors move about: bands of factors, statistics of blocks, and parts of them."""
 
 import itertools
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +12,9 @@ from numpy.typing import NDArray
 from daskfactor.data.grid import Block, Grid
 
 Array = NDArray[Any]
+
+SMALL_OBJECT = 200
+"""Bytes of a small Python object with its slots."""
 
 
 @dataclass(slots=True)
@@ -40,9 +45,10 @@ class FactorBand:
     draws: list[Array] = field(default_factory=list)
     sums: dict[int, float] = field(default_factory=dict)
 
-    def names(self) -> tuple[str, ...]:
-        """Names of the arrays."""
-        return tuple(self.arrays)
+    def __sizeof__(self) -> int:
+        """Return the bytes that Dask is to count, so that workers spill in time."""
+        arrays = (self.values, *self.arrays.values(), *self.draws)
+        return SMALL_OBJECT + sum(array.nbytes for array in arrays)
 
     def copy(self) -> "FactorBand":
         """An independent copy; recorded draws are never written to and stay shared."""
@@ -70,6 +76,11 @@ class BlockCells:
     mean: Array
     m2: Array
     count: int = 0
+
+    def __sizeof__(self) -> int:
+        """Return the bytes that Dask is to count."""
+        arrays = (self.rows, self.cols, self.where, self.mean, self.m2)
+        return SMALL_OBJECT + sum(array.nbytes for array in arrays)
 
     def copy(self) -> "BlockCells":
         return replace(self, mean=self.mean.copy(), m2=self.m2.copy())
@@ -101,6 +112,12 @@ class ChainState:
             list(self.evaluations),
         )
 
+    def settle(self, evaluations: Iterable[Evaluation]) -> None:
+        """Take evaluations in, in the one order that all executors share."""
+        self.evaluations.extend(
+            sorted(evaluations, key=lambda e: (e.cycle, e.block.row, e.block.col))
+        )
+
     def forget(self) -> None:
         """Drop what the running segment recorded, once it has been read."""
         for band in (*self.rows, *self.cols):
@@ -109,29 +126,98 @@ class ChainState:
         self.evaluations.clear()
 
     def bands(self) -> list[FactorBand]:
-        """All bands, rows first."""
+        """Return all bands, rows first."""
         return [*self.rows, *self.cols]
 
     def gather(self, side: str, name: str | None = None) -> Array:
-        """A whole factor (or one of its arrays), bands put together: shape (I, K) or (J, K)."""
+        """Put a whole factor (or one of its arrays) together: shape (I, K) or (J, K)."""
         bands = self.rows if side == "rows" else self.cols
         return np.concatenate(
             [band.values if name is None else band.arrays[name] for band in bands]
         )
 
     def gather_draws(self, side: str) -> Array:
-        """The draws of the segment, shape (draws, I, K) or (draws, J, K)."""
+        """Put the draws of the segment together, shape (draws, I, K) or (draws, J, K)."""
         bands = self.rows if side == "rows" else self.cols
         return np.concatenate([np.stack(band.draws) for band in bands], axis=1)
 
 
+@dataclass(slots=True)
+class Portion:
+    """What one worker, or one task, leaves behind of its part of a plan.
+
+    A column band may come from several: its values from one, and arrays that later
+    rounds did not need from others. ``records`` are what column bands recorded on
+    their way, which stays where it was recorded: position along the plan, draws, sums.
+    """
+
+    rows: dict[int, FactorBand] = field(default_factory=dict)
+    cols: dict[int, FactorBand] = field(default_factory=dict)
+    cells: dict[Block, BlockCells] = field(default_factory=dict)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    records: dict[int, list[tuple[int, list[Array], dict[int, float]]]] = field(
+        default_factory=dict
+    )
+    busy: float = 0.0
+
+    def __sizeof__(self) -> int:
+        """Return the bytes that Dask is to count."""
+        parts = (*self.rows.values(), *self.cols.values(), *self.cells.values())
+        draws = (d for found in self.records.values() for _, own, _ in found for d in own)
+        return (
+            sum(map(sys.getsizeof, parts))
+            + sum(draw.nbytes for draw in draws)
+            + SMALL_OBJECT * (1 + len(self.evaluations))
+        )
+
+    def strip(self, col: int, position: int) -> None:
+        """Take a column band's records off it."""
+        band = self.cols[col]
+        if band.draws or band.sums:
+            self.records.setdefault(col, []).append((position, band.draws, band.sums))
+            band.draws, band.sums = [], {}
+
+
+def bare(band: FactorBand, names: Iterable[str] | None = None) -> FactorBand:
+    """Return a band without what it has recorded, with all of its arrays or some."""
+    arrays = band.arrays if names is None else {name: band.arrays[name] for name in names}
+    return FactorBand(band.offset, band.values, dict(arrays), band.counts)
+
+
+def join_portions(before: ChainState, portions: Sequence[Portion]) -> ChainState:
+    """Put a state together from what workers left behind; the one before is not changed."""
+    rows = [_joined(band, number, portions, "rows") for number, band in enumerate(before.rows)]
+    cols = [_joined(band, number, portions, "cols") for number, band in enumerate(before.cols)]
+    after = ChainState(rows, cols, dict(before.cells), list(before.evaluations))
+    for portion in portions:
+        after.cells.update(portion.cells)
+    after.settle(found for portion in portions for found in portion.evaluations)
+    return after
+
+
+def _joined(
+    before: FactorBand, number: int, portions: Sequence[Portion], side: str
+) -> FactorBand:
+    """Return a band with what it had before it was sent out and did not take along."""
+    parts = [getattr(found, side)[number] for found in portions if number in getattr(found, side)]
+    after = replace(next(part for part in parts if len(part.values)))
+    after.arrays = before.arrays | {k: v for part in parts for k, v in part.arrays.items()}
+    records = [(0, after.draws, after.sums)]
+    if side == "cols":
+        records = [record for found in portions for record in found.records.get(number, [])]
+        records.sort(key=lambda record: record[0])
+    after.draws = [*before.draws, *(draw for _, draws, _ in records for draw in draws)]
+    after.sums = before.sums | {k: v for _, _, sums in records for k, v in sums.items()}
+    return after
+
+
 def split_factor(factor: Array, offsets: tuple[int, ...]) -> list[Array]:
-    """Bands of a factor, each contiguous; views where the factor allows it."""
+    """Cut a factor into contiguous bands; views where the factor allows it."""
     return [np.ascontiguousarray(factor[low:high]) for low, high in itertools.pairwise(offsets)]
 
 
 def make_state(grid: Grid, row_factor: Array, col_factor: Array) -> ChainState:
-    """A chain's state from whole factors, W (I, K) and Hᵀ (J, K)."""
+    """Make a chain's state from whole factors, W (I, K) and Hᵀ (J, K)."""
     return ChainState(
         [
             FactorBand(offset, values)

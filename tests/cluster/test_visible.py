@@ -1,0 +1,81 @@
+"""What people see of a cluster run: names on the dashboard, calls from inside a task."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, get_client, worker_client
+
+import daskfactor as dfac
+from tests.cluster.support import cluster
+
+pytestmark = pytest.mark.cluster
+
+SETTINGS: dict[str, Any] = {"random_seed": 3, "progressbar": False, "blocks": 3}
+MODEL = dfac.TweedieNMF(2, dispersion=1.0)
+PSGLD = dfac.PSGLD(warm_start=2)
+
+
+def prefixes(dask_scheduler: Any) -> list[str]:
+    """On the scheduler: how the dashboard names tasks."""
+    return sorted(dask_scheduler.task_prefixes)
+
+
+@pytest.mark.parametrize(
+    ("executor", "own"),
+    [
+        ("ring", {"ring-segment"}),
+        (
+            "tasks",
+            {
+                "update-block",
+                "send-program",
+                "start-rows",
+                "start-columns",
+                "start-cells",
+                "hand-on-cells",
+            },
+        ),
+    ],
+)
+def test_the_dashboard_says_what_is_computed(executor: str, own: set[str]) -> None:
+    V = np.random.default_rng(0).poisson(3.0, (30, 20)).astype(np.float32)
+    V[2, 3] = np.nan
+    with cluster(1, processes=False) as client:
+        dfac.sample(
+            V, MODEL, PSGLD, 4, 4, client=client, executor=executor, monitor="missing", **SETTINGS
+        )
+        names = set(client.run_on_scheduler(prefixes))
+    passes = {"warm-start", "send-warm-start", "log-likelihood", "send-log-likelihood"}
+    assert names == own | passes
+
+
+def sample_inside(how: str, executor: str) -> bytes:
+    """On a worker: a run on the cluster that this task belongs to."""
+    V = np.random.default_rng(0).poisson(3.0, (30, 20)).astype(np.float32)
+    options = {**SETTINGS, "executor": executor}
+    if how == "worker_client":
+        with worker_client() as client:
+            trace = dfac.sample(V, MODEL, PSGLD, 4, 4, client=client, **options)
+    else:
+        trace = dfac.sample(V, MODEL, PSGLD, 4, 4, client=get_client(), **options)
+    return bytes(trace["posterior"]["W"].values.tobytes())
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize("executor", ["ring", "tasks", "auto"])
+def test_a_task_may_sample_on_its_own_cluster(executor: str, processes: bool) -> None:
+    """Its only thread is needed by the tasks that it waits for."""
+    V = np.random.default_rng(0).poisson(3.0, (30, 20)).astype(np.float32)
+    expected = dfac.sample(V, MODEL, PSGLD, 4, 4, **SETTINGS)["posterior"]["W"].values.tobytes()
+    with cluster(1, processes=processes) as client:
+        for how in ("get_client", "worker_client"):
+            future = client.submit(sample_inside, how, executor, pure=False)
+            assert future.result(timeout=50) == expected
+        assert free(client)
+
+
+def free(client: Client) -> bool:
+    """Whether the worker takes new tasks, as many at a time as before."""
+    return bool(client.submit(lambda: True, pure=False).result(timeout=10))
