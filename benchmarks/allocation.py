@@ -246,7 +246,7 @@ def tomotopy_speed(X: Any) -> None:
 
 
 def workers(cluster: bool = False) -> None:
-    from daskfactor.executors.threads import LanesExecutor
+    from daskfactor.executors import LanesExecutor
 
     if not cluster:
         compare_workers({"1 lane": LanesExecutor(1), "2 lanes": LanesExecutor(2)})

@@ -23,8 +23,8 @@ import scipy.sparse as sp
 
 from daskfactor.data.schedules import Reshuffled
 from daskfactor.data.sources import as_blocks
+from daskfactor.executors import LanesExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.executors.threads import LanesExecutor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.dsgd import DSGD, _Descent
 from daskfactor.inference.options import RunOptions

@@ -33,7 +33,7 @@ from sklearn.decomposition import NMF
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DaskfactorError
-from daskfactor.executors.threads import LanesExecutor
+from daskfactor.executors import LanesExecutor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.psgld import PSGLD

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.executors.threads import LanesExecutor
+from daskfactor.executors import LanesExecutor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 

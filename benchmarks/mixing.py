@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import as_blocks
-from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors import SerialExecutor
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.gibbs import Gibbs

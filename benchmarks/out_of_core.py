@@ -29,7 +29,7 @@ import numpy as np
 import zarr
 
 from daskfactor.data.sources import as_blocks
-from daskfactor.executors.threads import LanesExecutor
+from daskfactor.executors import LanesExecutor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.psgld import PSGLD

@@ -26,7 +26,7 @@ from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.demos import faces_folder, load_digits, load_faces
-from daskfactor.executors.threads import LanesExecutor
+from daskfactor.executors import LanesExecutor
 from daskfactor.stein.ensembles import Ensemble, prepared
 from daskfactor.stein.optimizers import Objective, by_coordinates, silent, whole_matrix
 from daskfactor.stein.singular import consistent_signs, whole_svd

@@ -21,6 +21,7 @@ from .evidence import select_rank as select_rank
 from .executors import LanesExecutor as LanesExecutor
 from .executors import SerialExecutor as SerialExecutor
 from .executors import TasksExecutor as TasksExecutor
+from .executors import ThreadsExecutor as ThreadsExecutor
 from .inference.base import ConstantStep as ConstantStep
 from .inference.base import PolynomialStep as PolynomialStep
 from .inference.cost import Cost as Cost

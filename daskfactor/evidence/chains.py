@@ -7,7 +7,7 @@ import numpy as np
 from daskfactor.data.blocks import BlockedData
 from daskfactor.evidence.exact import prior_draw
 from daskfactor.evidence.series import Series
-from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors import SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Chain, Setting

@@ -187,7 +187,7 @@ class ThermodynamicIntegration(Method):
         ]
         watched = _reporting(one, len(items), problem)
         # The hottest chains, which are the longest, come first.
-        found = problem.executor.map(watched, items[::-1])[::-1]
+        found = problem.executor.map(watched, items[::-1], "tempered-chain")[::-1]
         phi = float(model.dispersion)
         level = normalizer(data, phi, model.likelihood, problem.executor)
         level += (sides.constant if sides is not None else 0.0) / phi

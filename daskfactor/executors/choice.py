@@ -1,7 +1,6 @@
-"""The choice of an executor for a cluster: by what a block costs, what a hop costs, and who is there."""
+"""The choice of an executor for a cluster: by what a block costs and which workers are there."""
 
 import logging
-import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -131,7 +130,9 @@ def _measure_seconds(client: "Client", trial: Trial) -> float:
 
 def _time_operation(packed: Any) -> float:
     """Time one operation, on copies; the first run compiles and is not counted: the task."""
-    trial: Trial = pickle.loads(packed)
+    from daskfactor.executors.cluster import unpack
+
+    trial: Trial = unpack(packed)
     best = float("inf")
     with single_threaded_blas():
         for number in range(TIMES + 1):

@@ -22,8 +22,8 @@ from distributed import Client, KilledWorker, get_worker, secede
 from distributed.comm.core import CommClosedError
 from numpy.typing import NDArray
 
-from daskfactor.errors import DaskfactorError, EngineError, OptionError
 from daskfactor.data.blocks import BlockedData
+from daskfactor.errors import DaskfactorError, EngineError, OptionError
 from daskfactor.executors.base import OnDone, R, RunReport, SegmentLost, T, local_workspace
 from daskfactor.executors.serialization import handle_of, open_reader
 from daskfactor.kernels.workspace import Workspace
@@ -81,7 +81,7 @@ class Waited:
     """
 
     def __init__(self) -> None:
-        self.restart()
+        self._seconds, self._last = 0.0, time.monotonic()
 
     def seconds(self) -> float:
         """Return the seconds so far; to be called at least every second or so."""
@@ -92,8 +92,7 @@ class Waited:
 
     def restart(self) -> None:
         """Begin at zero."""
-        self._seconds = 0.0
-        self._last = time.monotonic()
+        self._seconds, self._last = 0.0, time.monotonic()
 
 
 @dataclass
@@ -145,12 +144,17 @@ class Teller(NamedTuple):
 def pack(value: Any) -> NDArray[np.uint8]:
     """Pickle anything, closures too, as bytes that the scheduler does not look into.
 
-    ``pickle.loads`` gives it back, its arrays where compiled kernels expect them:
+    `unpack` gives it back, its arrays where compiled kernels expect them:
     frames of a message start anywhere.
     """
     file = io.BytesIO()
     _Pickler(file, protocol=5).dump(value)
     return np.frombuffer(file.getbuffer(), np.uint8)
+
+
+def unpack(packed: NDArray[np.uint8]) -> Any:
+    """Return what was packed."""
+    return pickle.loads(packed.data)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -280,7 +284,7 @@ class Cluster:
             self._listening = True
 
     def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
-        attempt = self._attempts.get(tuple(event[1]["attempt"]))  # type: ignore[arg-type]
+        attempt = self._attempts.get(tuple(event[1]["attempt"]))
         if attempt is not None:
             attempt.hear(event[1])
             if event[1]["kind"] != "progress":
@@ -368,7 +372,7 @@ class Cluster:
         items: Sequence[T],
         name: str,
     ) -> list[R]:
-        """Call a function with every item, a batch for every thread; again when workers are lost."""
+        """Call a function with every item, in batches; again when workers are lost."""
         if not items:
             return []
         packed = pack(function)
@@ -424,7 +428,7 @@ def _same(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _call_batch(packed: NDArray[np.uint8], items: Sequence[Any]) -> list[Any]:
     """Call a function with every item of a batch: the task."""
-    function = pickle.loads(packed)
+    function = unpack(packed)
     with single_threaded_blas():
         return [function(item, local_workspace()) for item in items]
 

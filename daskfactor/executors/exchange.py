@@ -5,7 +5,6 @@ needs no answer, since the receiver's next band is the answer. Whatever belongs
 to an attempt that is over is dropped on arrival.
 """
 
-import asyncio
 import logging
 import pickle
 import threading
@@ -155,7 +154,7 @@ class Exchange(WorkerPlugin):
         try:
             remote = self.worker.rpc(address)
             await remote.daskfactor_bands(reply=False, heads=heads, bands=bands)
-        except (OSError, RuntimeError, asyncio.TimeoutError) as error:
+        except (TimeoutError, OSError, RuntimeError) as error:
             self._lose(address, f"{address} cannot be reached: {error}")
 
     def receive(self, heads: list[Any], bands: list[Any]) -> None:

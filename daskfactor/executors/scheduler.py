@@ -5,6 +5,7 @@ n may start once both of its bands stand at n, and each round touches each band
 once, so the counters alone order everything, without a barrier.
 """
 
+import itertools
 import math
 import threading
 import time
@@ -89,8 +90,7 @@ class BandScheduler:
                 self.condition.wait(min(60.0, self._patience))
                 if time.monotonic() - since > self._patience:
                     lost = f"no band arrived within {self._patience:g} s"
-                    self.failure = self.failure or SegmentLost(lost)
-                    self.condition.notify_all()
+                    self.fail(SegmentLost(lost))
             return None
 
     def arrive(self, col: int, number: int) -> None:
@@ -188,4 +188,4 @@ def share_bands(blocks: int, threads: Sequence[int], lanes: int | None) -> list[
                 slots -= 1
     total = sum(used)
     edges = [blocks * sum(used[:n]) // total for n in range(len(used) + 1)]
-    return [high - low for low, high in zip(edges, edges[1:], strict=False)]
+    return [high - low for low, high in itertools.pairwise(edges)]

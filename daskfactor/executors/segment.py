@@ -7,7 +7,6 @@ that nobody changes in a plan are copied to every worker once, and those that
 later rounds alone need go straight to where they will be needed.
 """
 
-import pickle
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +16,22 @@ import numpy as np
 from distributed import get_worker
 from numpy.typing import NDArray
 
-from daskfactor.data.bands import Block
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Block
 from daskfactor.executors.base import BlockProgram, SegmentLost, local_workspace, perform
-from daskfactor.executors.cluster import Teller
+from daskfactor.executors.cluster import Teller, unpack
 from daskfactor.executors.exchange import PLUGIN, AttemptKey, Exchange, Parcel
 from daskfactor.executors.plan import Op, Round, row_of_columns
 from daskfactor.executors.scheduler import BandScheduler
-from daskfactor.executors.state import Array, BlockCells, ChainState, Evaluation, FactorBand, Portion, bare
+from daskfactor.executors.state import (
+    Array,
+    BlockCells,
+    ChainState,
+    Evaluation,
+    FactorBand,
+    Portion,
+    bare,
+)
 from daskfactor.threads import single_threaded_blas
 
 TELL_EVERY = 0.25
@@ -242,12 +249,12 @@ def plain_ops(ops: Mapping[int, Sequence[Op]], rows: Sequence[int]) -> dict[int,
 
 def run_segment(packed: NDArray[np.uint8]) -> Portion:
     """Do one worker's part of one attempt: the task."""
-    order: Order = pickle.loads(packed)
+    order: Order = unpack(packed)
     worker = get_worker()
     exchange = cast("Exchange", worker.plugins[PLUGIN])
     order.teller.tell(worker, "started", order.rank)
     segment = SegmentRun(order, exchange)
-    exchange.open(order.attempt, worker.get_current_task(), order.addresses, segment)
+    exchange.open(order.attempt, str(worker.get_current_task()), order.addresses, segment)
     try:
         return segment.run()
     except BaseException as error:

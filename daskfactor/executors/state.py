@@ -13,6 +13,8 @@ from daskfactor.data.grid import Block, Grid
 
 Array = NDArray[Any]
 
+Record = tuple[int, list[Array], dict[int, float]]
+"""What a column band recorded in an operation: position along the plan, draws, sums."""
 SMALL_OBJECT = 200
 """Bytes of a small Python object with its slots."""
 
@@ -148,16 +150,14 @@ class Portion:
 
     A column band may come from several: its values from one, and arrays that later
     rounds did not need from others. ``records`` are what column bands recorded on
-    their way, which stays where it was recorded: position along the plan, draws, sums.
+    their way, which stays where it was recorded.
     """
 
     rows: dict[int, FactorBand] = field(default_factory=dict)
     cols: dict[int, FactorBand] = field(default_factory=dict)
     cells: dict[Block, BlockCells] = field(default_factory=dict)
     evaluations: list[Evaluation] = field(default_factory=list)
-    records: dict[int, list[tuple[int, list[Array], dict[int, float]]]] = field(
-        default_factory=dict
-    )
+    records: dict[int, list[Record]] = field(default_factory=dict)
     busy: float = 0.0
 
     def __sizeof__(self) -> int:
@@ -186,8 +186,18 @@ def bare(band: FactorBand, names: Iterable[str] | None = None) -> FactorBand:
 
 def join_portions(before: ChainState, portions: Sequence[Portion]) -> ChainState:
     """Put a state together from what workers left behind; the one before is not changed."""
-    rows = [_joined(band, number, portions, "rows") for number, band in enumerate(before.rows)]
-    cols = [_joined(band, number, portions, "cols") for number, band in enumerate(before.cols)]
+    rows = [
+        _joined(band, [found.rows[number] for found in portions if number in found.rows], None)
+        for number, band in enumerate(before.rows)
+    ]
+    cols = [
+        _joined(
+            band,
+            [found.cols[number] for found in portions if number in found.cols],
+            [record for found in portions for record in found.records.get(number, [])],
+        )
+        for number, band in enumerate(before.cols)
+    ]
     after = ChainState(rows, cols, dict(before.cells), list(before.evaluations))
     for portion in portions:
         after.cells.update(portion.cells)
@@ -196,16 +206,14 @@ def join_portions(before: ChainState, portions: Sequence[Portion]) -> ChainState
 
 
 def _joined(
-    before: FactorBand, number: int, portions: Sequence[Portion], side: str
+    before: FactorBand, parts: Sequence[FactorBand], records: Sequence[Record] | None
 ) -> FactorBand:
     """Return a band with what it had before it was sent out and did not take along."""
-    parts = [getattr(found, side)[number] for found in portions if number in getattr(found, side)]
     after = replace(next(part for part in parts if len(part.values)))
     after.arrays = before.arrays | {k: v for part in parts for k, v in part.arrays.items()}
-    records = [(0, after.draws, after.sums)]
-    if side == "cols":
-        records = [record for found in portions for record in found.records.get(number, [])]
-        records.sort(key=lambda record: record[0])
+    if records is None:
+        records = [(0, after.draws, after.sums)]
+    records = sorted(records, key=lambda record: record[0])
     after.draws = [*before.draws, *(draw for _, draws, _ in records for draw in draws)]
     after.sums = before.sums | {k: v for _, _, sums in records for k, v in sums.items()}
     return after

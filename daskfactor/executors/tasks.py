@@ -10,7 +10,6 @@ where workers come and go.
 """
 
 import itertools
-import pickle
 import sys
 import time
 import uuid
@@ -23,7 +22,6 @@ import dask
 from dask.callbacks import Callback
 from dask.delayed import Delayed
 
-from daskfactor.data.bands import Block
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import (
@@ -43,6 +41,7 @@ from daskfactor.threads import available_cores, single_threaded_blas
 if TYPE_CHECKING:
     from distributed import Client
 
+    from daskfactor.data.grid import Block
     from daskfactor.executors.cluster import Attempt, Patience
 
 MOST_TASKS = 4000
@@ -381,7 +380,7 @@ class ClusterTasksExecutor:
         attempt: "Attempt",
     ) -> tuple[ChainState, float]:
         """Send a graph and what it starts from, wait, and put the state together."""
-        from daskfactor.executors.cluster import Teller, large_graphs, pack
+        from daskfactor.executors.cluster import Teller, large_graphs, pack, unpack
 
         cluster, size, token = self._cluster, groups[0][0].size, f"-{uuid.uuid4().hex}"
         cluster.await_workers()
@@ -390,7 +389,7 @@ class ClusterTasksExecutor:
 
         def send(name: str, value: Any) -> Any:
             """Give the scheduler a value of its own, so that no graph holds it."""
-            futures.append(cluster.submit(name, pickle.loads, pack(value)))
+            futures.append(cluster.submit(name, unpack, pack(value)))
             return futures[-1]
 
         try:
@@ -438,7 +437,10 @@ class _Sent(NamedTuple):
         """Open it in a task, which tells the client what it has done."""
         from distributed import get_worker
 
-        return Context(*pickle.loads(self.work), partial(self.teller.tell, get_worker(), "progress"))
+        from daskfactor.executors.cluster import unpack
+
+        program, data = unpack(self.work)
+        return Context(program, data, partial(self.teller.tell, get_worker(), "progress"))
 
 
 def _portions(groups: Sequence[list[SuperBlock]]) -> Iterator[list[list[SuperBlock]]]:

@@ -4,7 +4,7 @@ import numpy as np
 from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
-from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors import SerialExecutor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.progress import OnEvent, RunEvent

@@ -72,7 +72,7 @@ class Cost:
     updates
         Block updates and evaluations of the whole run.
     tasks_per_cycle, tasks
-        Dask tasks, if the run went by ``"tasks"``, ``"ring"`` or ``"lanes"``.
+        Dask tasks, if the run went by ``"tasks"``, ``"ring"`` or ``"threads"``.
     flops, seconds
         Floating-point operations, and a rough guess of the time they take.
     """
@@ -225,7 +225,7 @@ def estimate_cost(
     options = plan_run(plain, model.width, sampler, keep, seed=0, **lengths)
     setting = Setting(plain, model, sampler, options, cast("Executor", None))
     if executor == "auto":
-        executor = "lanes" if client is None else choose_executor(client, plain, model.width).name
+        executor = "threads" if client is None else choose_executor(client, plain, model.width).name
     place = _place(executor, client, workers, lanes, store is not None)
     return cost_of(Footprint(setting, data, count_cells(monitor, data), place))
 

@@ -67,9 +67,10 @@ def shares(
     floor: float,
 ) -> list[Share]:
     """Numerators and denominators for every band of one side, at the present state."""
-    bands = range(data.grid.blocks)
     return executor.map(
-        lambda band, work: _share(side, band, data, state, likelihood, floor, work), bands
+        lambda band, work: _share(side, band, data, state, likelihood, floor, work),
+        range(data.grid.blocks),
+        "multiplicative-update",
     )
 
 
@@ -87,7 +88,7 @@ def evaluate(
             )
         return sums
 
-    table = np.concatenate(executor.map(one_row, range(data.grid.blocks)))
+    table = np.concatenate(executor.map(one_row, range(data.grid.blocks), "log-likelihood"))
     return Fit(*(float(total) for total in table.sum(axis=0)))
 
 
@@ -136,4 +137,4 @@ def normalizer(
                     total += zeros * float(likelihood.log_normalizer(np.zeros(1), dispersion)[0])
         return total
 
-    return float(sum(executor.map(one_row, range(data.grid.blocks))))
+    return float(sum(executor.map(one_row, range(data.grid.blocks), "log-normalizer")))

@@ -116,7 +116,7 @@ def sample(
         What an entry that sparse input does not store means: ``"zero"`` or
         ``"missing"``.
     executor
-        ``"auto"``: threads of this process (``"lanes"``), or with a client whatever
+        ``"auto"``: threads of this process (``"threads"``), or with a client whatever
         suits its workers and the time a block takes (``"ring"`` or ``"tasks"``);
         ``"serial"``, or an executor object. All give the same draws.
     callback

@@ -82,7 +82,7 @@ class Session(Generic[D]):
         executor, client = self._options.get("executor", "auto"), self._options.get("client")
         reason = "as asked for"
         if isinstance(executor, str) and executor == "auto":
-            executor, reason = "lanes", "no client was given"
+            executor, reason = "threads", "no client was given"
             if client is not None:
                 executor, reason, short = self._choose(client, self.data)
                 self.on_event(RunEvent("load", 1, 1, message=f"{executor}: {short}"))

@@ -11,8 +11,8 @@ from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.memory import memory_budget
 from daskfactor.errors import OptionError
+from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import Executor
-from daskfactor.executors.serial import SerialExecutor
 from daskfactor.executors.state import ChainState
 from daskfactor.inference.multiplicative import DispersionRule, initial_state, run_updates
 from daskfactor.kernels.workspace import Workspace
@@ -164,11 +164,11 @@ def optimise(
         return one(number, SerialExecutor())
 
     if optimizer == "coordinate_descent" or data.nbytes <= SINGLE:
-        step = 2 * lanes_of(executor) if executor.name in ("serial", "lanes") else AWAY
+        step = 2 * lanes_of(executor) if executor.name in ("serial", "threads") else AWAY
         step = max(1, min(step, memory_budget(None) // (2 * data.nbytes)))
         for at in range(0, len(numbers), step):
             with silent():
-                found = executor.map(alone, numbers[at : at + step])
+                found = executor.map(alone, numbers[at : at + step], "warm-start")
             yield from found
     else:
         for number in numbers:

@@ -85,7 +85,7 @@ def divergences(
                 blockwise.evaluate(view, target.likelihood, W, H, target.floor, out, None, work)
         return sums[..., 0]
 
-    table = np.concatenate(executor.map(one_row, range(data.grid.blocks)))
+    table = np.concatenate(executor.map(one_row, range(data.grid.blocks), "divergence"))
     total: NDArray[np.float64] = -table.sum(axis=0)
     return total
 
@@ -137,7 +137,7 @@ def over_bands(
 
     bands = range(data.grid.blocks)
     items: list[tuple[Side, int]] = [(side, number) for side in SIDES for number in bands]
-    return executor.map(one, items)
+    return executor.map(one, items, "gradient")
 
 
 def scores(executor: Executor, data: BlockedData, target: Target, particles: Particles) -> Scores:

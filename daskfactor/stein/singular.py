@@ -151,7 +151,7 @@ class _Completed:
                 total = total + _product(data.view(row, col), side, x, factors)
             return np.asarray(total, dtype=np.float64)
 
-        return np.concatenate(self.executor.map(one, range(grid.blocks)))
+        return np.concatenate(self.executor.map(one, range(grid.blocks), "singular-vectors"))
 
 
 def compressed(view: SparseBlock, values: NDArray[Any] | None = None) -> Any:

@@ -176,7 +176,7 @@ def survey(executor: Executor, particles: Particles) -> dict[Side, Survey]:
 
     blocks = len(particles.rows.sizes)
     items: list[tuple[Side, int]] = [(side, number) for side in SIDES for number in range(blocks)]
-    found = executor.map(look, items)
+    found = executor.map(look, items, "check-particles")
     return {"rows": _together(found[:blocks]), "columns": _together(found[blocks:])}
 
 

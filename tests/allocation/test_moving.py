@@ -15,8 +15,7 @@ from daskfactor.allocation.batches import GROWTH, LOOKS, move_schedule, stretch_
 from daskfactor.allocation.limits import estimated_seconds
 from daskfactor.allocation.smc import Settings, run_smc
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.executors.serial import SerialExecutor
-from daskfactor.executors.threads import LanesExecutor
+from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.progress import ignore
 from tests.allocation.cases import TOY

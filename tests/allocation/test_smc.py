@@ -10,8 +10,7 @@ from daskfactor.allocation.exact import enumerate_evidence
 from daskfactor.allocation.limits import estimated_seconds
 from daskfactor.allocation.smc import Settings, pooled, run_smc
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.executors.serial import SerialExecutor
-from daskfactor.executors.threads import LanesExecutor
+from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.progress import RunEvent, ignore
 from tests.allocation.cases import TOY

@@ -4,7 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -19,15 +19,13 @@ from daskfactor.data.schedules import Cyclic, NestedReshuffled, Proportional, Re
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import EngineError, OptionError, StoreError
 from daskfactor.executors import make_executor
-from daskfactor.executors.channel import _SUITABLE as SUITABLE
 from daskfactor.executors.choice import Trial, choose_executor
 from daskfactor.executors.cluster import Patience
-from daskfactor.executors.cluster_tasks import ClusterTasksExecutor
-from daskfactor.executors.graph import TaskResult
+from daskfactor.executors.exchange import PLUGIN, Parcel
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.ring import RingExecutor
-from daskfactor.executors.state import FactorBand, make_state
-from daskfactor.executors.worker_plugin import PLUGIN
+from daskfactor.executors.state import FactorBand, Portion, make_state
+from daskfactor.executors.tasks import ClusterTasksExecutor
 from tests.cluster.support import (
     GATES,
     IMPATIENT,
@@ -84,37 +82,14 @@ def test_the_oracles_bits_from_other_processes(name: str, elsewhere: Client) -> 
     executor.close()
 
 
-def set_suitable(suitable: bool) -> None:
-    """On a worker: whether it may open channels to other processes of its machine."""
-    from daskfactor.executors import channel
-
-    channel._SUITABLE = suitable
-
-
-def channels(dask_worker: Any) -> tuple[list[str], int]:
-    """On a worker: files of the channels that it writes to, and how many it reads."""
-    post = dask_worker.plugins[PLUGIN]
-    writers = [link._channel for link in post._links.values() if link.has_channel]
-    return [writer.path for writer in writers], len(post._channels)
-
-
-@pytest.mark.skipif(not SUITABLE, reason="no channels on this processor")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_processes_of_one_machine_pass_bands_through_memory_or_by_message(threads: int) -> None:
-    options: dict[str, Any] = {"blocks": 4, "cycles": 3}
+def test_bands_of_every_size_between_processes(threads: int) -> None:
+    """Small ones go inside a message, large ones beside it."""
     with cluster(2, processes=True, threads=threads) as client:
         executor = RingExecutor(client, patience=IMPATIENT)
-        client.run(set_suitable, False)
-        assert bits(chain(executor, **options)) == bits(oracle(**options))
-        assert list(client.run(channels).values()) == [([], 0)] * 2
-        executor.close()
-    with cluster(2, processes=True, threads=threads) as client:
-        executor = RingExecutor(client, patience=IMPATIENT)
-        for _ in range(2):
+        for width in (3, 3000):
+            options: dict[str, Any] = {"blocks": 4, "cycles": 3, "segments": 1, "width": width}
             assert bits(chain(executor, **options)) == bits(oracle(**options))
-        for written, read in client.run(channels).values():
-            assert len(written) == read == 1
-            assert not Path(written[0]).exists()  # both ends have it: nobody else needs to
         executor.close()
 
 
@@ -226,15 +201,43 @@ def test_an_interrupt_stops_workers_that_wait_for_each_other(here: Client) -> No
 
 def test_a_task_given_up_before_it_opened_its_box_does_not_wait(here: Client) -> None:
     def open_late(dask_worker: Any) -> str:
-        post = dask_worker.plugins[PLUGIN]
-        post.transition("early", "executing", "cancelled")
-        box = post.open(("token", 0), "early", (), "topic")
-        post.close(("token", 0))
-        return str(box.reason)
+        exchange = dask_worker.plugins[PLUGIN]
+        reasons: list[str] = []
+        receiver = SimpleNamespace(abort=reasons.append)
+        exchange.transition("early", "executing", "cancelled")
+        exchange.open(("token", 0), "early", (), receiver)
+        exchange.close(("token", 0))
+        return str(*reasons)
 
     executor = RingExecutor(here, patience=IMPATIENT)
     chain(executor, segments=1)  # registers the plugin
     assert set(here.run(open_late).values()) == {"this attempt is over"}
+    executor.close()
+
+
+def test_what_comes_early_is_kept_and_what_comes_late_is_dropped(here: Client) -> None:
+    """Also messages of an attempt that never began here, once a later one is over."""
+
+    def receive(dask_worker: Any) -> list[Any]:
+        exchange = dask_worker.plugins[PLUGIN]
+        arrived: list[int] = []
+        receiver = SimpleNamespace(arrive=lambda parcel: arrived.append(parcel.col))
+
+        def send(number: int, col: int) -> None:
+            exchange.receive([tuple(Parcel(("late", number), col, 0, ("",), None))], [b""])
+
+        send(0, 1)
+        send(1, 2)
+        exchange.open(("late", 1), "task", (), receiver)
+        send(1, 3)
+        exchange.close(("late", 1))
+        send(1, 4)
+        send(0, 5)
+        return [arrived, ("late", 0) in exchange._early, ("late", 1) in exchange._early]
+
+    executor = RingExecutor(here, patience=IMPATIENT)
+    chain(executor, segments=1)  # registers the plugin
+    assert list(here.run(receive).values()) == [[[2, 3], False, False]] * 3
     executor.close()
 
 
@@ -314,8 +317,8 @@ def test_what_is_no_synchronous_client_is_refused() -> None:
 def test_which_executors_take_a_client(here: Client) -> None:
     assert isinstance(make_executor("ring", here), RingExecutor)
     assert isinstance(make_executor("tasks", here), ClusterTasksExecutor)
-    with pytest.raises(OptionError, match=r"executor='lanes' runs in this process"):
-        make_executor("lanes", here)
+    with pytest.raises(OptionError, match=r"executor='threads' runs in this process"):
+        make_executor("threads", here)
 
 
 def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(elsewhere: Client) -> None:
@@ -334,7 +337,7 @@ def test_workers_know_how_large_our_objects_are(elsewhere: Client) -> None:
     """Dask measures a plain object at some fifty bytes, and spills too late."""
     band = FactorBand(0, np.zeros((1000, 10)), {"metric": np.zeros((1000, 10))})
     assert sizeof(band) >= 160_000
-    assert sizeof(TaskResult(rows=[band], cols=[band])) >= 320_000
+    assert sizeof(Portion(rows={0: band}, cols={0: band})) >= 320_000
     executor = ClusterTasksExecutor(elsewhere, patience=IMPATIENT)
 
     def there(dask_worker: Any) -> int:

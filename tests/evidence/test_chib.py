@@ -13,7 +13,7 @@ from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarnin
 from daskfactor.evidence.base import Evidence, Problem
 from daskfactor.evidence.chib import Chib
 from daskfactor.evidence.ordinates import Averager, Naming, entries, table
-from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors import SerialExecutor
 from daskfactor.kernels.permanent import log_permanent
 from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.tweedie import TweedieNMF

@@ -7,21 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import daskfactor as dfac
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.schedules import Cyclic, NestedReshuffled, Reshuffled
 from daskfactor.errors import EngineError, OptionError
-from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor, make_executor
-from daskfactor.executors.graph import group_rounds
+from daskfactor.executors import SerialExecutor, TasksExecutor, ThreadsExecutor, make_executor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import (
     make_state,
 )
+from daskfactor.executors.tasks import group_rounds
 from tests.executors.mixer import Mixer, bits, run
 
 EXECUTORS = {
-    "lanes-1": lambda: LanesExecutor(1),
-    "lanes-2": lambda: LanesExecutor(2),
-    "lanes-5": lambda: LanesExecutor(5),
+    "threads-1": lambda: ThreadsExecutor(1),
+    "threads-2": lambda: ThreadsExecutor(2),
+    "threads-5": lambda: ThreadsExecutor(5),
     "tasks-threads": lambda: TasksExecutor("threads", 3),
     "tasks-synchronous": lambda: TasksExecutor("synchronous"),
 }
@@ -49,7 +50,7 @@ def test_nested_schedules_too(name: str, groups: int, blocks: int) -> None:
 @settings(max_examples=25)
 @given(st.integers(1, 7), st.integers(1, 4))
 def test_lanes_never_depend_on_their_number(blocks: int, lanes: int) -> None:
-    executor = LanesExecutor(lanes)
+    executor = ThreadsExecutor(lanes)
     assert bits(run(executor, blocks, Reshuffled())) == bits(
         run(SerialExecutor(), blocks, Reshuffled())
     )
@@ -107,7 +108,7 @@ def test_map_keeps_the_order_of_its_items(name: str) -> None:
 
 
 def test_progress_counts_every_operation() -> None:
-    for executor in (SerialExecutor(), LanesExecutor(2), TasksExecutor()):
+    for executor in (SerialExecutor(), ThreadsExecutor(2), TasksExecutor()):
         seen: list[int] = []
         state = make_state(Grid.even((6, 6), 3), np.ones((6, 2)), np.ones((6, 2)))
         plan = build_plan(
@@ -124,7 +125,7 @@ def test_progress_counts_every_operation() -> None:
 
 def test_an_interrupt_stops_the_lanes() -> None:
     """An exception in the watching thread ends the run and leaves no lane behind."""
-    executor = LanesExecutor(2)
+    executor = ThreadsExecutor(2)
     before = threading.active_count()
 
     def interrupt(done: int) -> None:
@@ -145,5 +146,14 @@ def test_an_interrupt_stops_the_lanes() -> None:
 
 
 def test_an_unknown_executor_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"'lanes', 'ring', 'serial', 'tasks'.*got 'mpi'"):
+    with pytest.raises(OptionError, match=r'"threads", "serial", "tasks", "ring" or .*got \'mpi\''):
         make_executor("mpi")
+
+
+def test_the_old_word_for_threads_still_works() -> None:
+    assert dfac.LanesExecutor is ThreadsExecutor
+    for word in ("threads", "lanes"):
+        executor = make_executor(word)
+        assert isinstance(executor, ThreadsExecutor)
+        assert executor.name == "threads"
+        executor.close()

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from daskfactor import as_blocks
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import Reshuffled
+from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.executors.serial import SerialExecutor
 from daskfactor.executors.state import ChainState, place_cells
 from daskfactor.inference.base import ConstantStep
 from daskfactor.inference.gaussian import HyperSampler, warm_start

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
+from daskfactor.executors import SerialExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.executors.serial import SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.program import prepare_state

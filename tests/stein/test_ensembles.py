@@ -8,8 +8,7 @@ from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
-from daskfactor.executors.serial import SerialExecutor
-from daskfactor.executors.threads import LanesExecutor
+from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.divergence import divergence
 from daskfactor.stein import ensembles
 from daskfactor.stein.ensembles import Ensemble, fill_missing, optimise, prepared

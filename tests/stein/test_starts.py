@@ -8,9 +8,8 @@ from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, OptionError
-from daskfactor.executors.serial import SerialExecutor
+from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.executors.state import make_state
-from daskfactor.executors.threads import LanesExecutor
 from daskfactor.stein.singular import Singular, consistent_signs, truncated_svd, whole_svd
 from daskfactor.stein.starts import nndsvd, prepare_starts, q_transform, random_start
 from daskfactor.stein.transfer import halves, learn_transfer

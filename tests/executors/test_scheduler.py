@@ -1,0 +1,247 @@
+"""Who does what in a ring, without a cluster: any plan, any workers, any order of arrival."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskfactor.data.grid import Grid
+from daskfactor.data.schedules import (
+    Cyclic,
+    NestedReshuffled,
+    Proportional,
+    Reshuffled,
+    Schedule,
+)
+from daskfactor.executors import SerialExecutor
+from daskfactor.executors.base import SegmentLost
+from daskfactor.executors.cluster import Attempt, Patience, Teller
+from daskfactor.executors.exchange import Parcel, _frame
+from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan, ops_by_row
+from daskfactor.executors.ring import _Segment
+from daskfactor.executors.scheduler import BandScheduler, share_bands
+from daskfactor.executors.segment import SegmentRun
+from daskfactor.executors.state import ChainState, FactorBand, make_state
+from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
+
+
+def make_plan(schedule: Schedule, blocks: int, cycles: int, seed: int = 0) -> tuple[Round, ...]:
+    return build_plan(
+        schedule,
+        np.ones((blocks, blocks), dtype=np.int64),
+        range(cycles),
+        lambda cycle: np.random.default_rng([seed, cycle]),
+        lambda cycle: CycleOptions(keep=True, evaluate=cycle % 2 == 1),
+    )
+
+
+def start(blocks: int) -> ChainState:
+    rng = np.random.default_rng(blocks)
+    return make_state(
+        Grid.even((2 * blocks, 3 * blocks), blocks),
+        rng.random((2 * blocks, 2)),
+        rng.random((3 * blocks, 2)),
+    )
+
+
+class Strict(HoardingMixer):
+    """Notices arrays that travelled though an update does not touch them, and missing ones."""
+
+    def update(self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, *rest: Any) -> None:
+        assert set(cols.arrays) == set(self.touches(op))
+        super().update(op, data, rows, cols, *rest)
+
+
+class Wire:
+    """An exchange that leaves what is sent to the network."""
+
+    def __init__(self, network: "Network") -> None:
+        self.network = network
+
+    def send(self, address: str, parcel: Parcel) -> None:
+        self.network.mail.append((int(address), parcel))
+
+
+class Network:
+    """Workers of a ring in one thread; a seed decides who moves and which message arrives next."""
+
+    def __init__(
+        self, plan: tuple[Round, ...], state: ChainState, counts: list[int], program: Mixer
+    ) -> None:
+        self.mail: list[tuple[int, Parcel]] = []
+        owner = tuple(rank for rank, count in enumerate(counts) for _ in range(count))
+        attempt = Attempt(("token", 0), members=tuple(map(str, range(len(counts)))))
+        teller = Teller("topic", attempt.key)
+        self.segment = _Segment(plan, program, state, None, lambda done: None)  # type: ignore[arg-type]
+        self.workers = [
+            SegmentRun(
+                self.segment.order(attempt, teller, owner, rank, 1, Patience(stall=0.01)),
+                Wire(self),
+            )
+            for rank in range(len(counts))
+        ]
+
+    def step(self, worker: SegmentRun) -> None:
+        op = worker.scheduler.take(0)
+        assert op is not None
+        before = len(self.mail)
+        worker.scheduler.finish(op, *worker.operate(op))
+        assert all(rank != worker.order.rank for rank, _ in self.mail[before:])
+
+    def run(self, rng: np.random.Generator) -> None:
+        while any(worker.scheduler.remaining for worker in self.workers):
+            able = [w for w in self.workers if w.scheduler._choose(0) is not None]
+            assert able or self.mail, "nobody can go on"
+            choice = int(rng.integers(len(able) + len(self.mail)))
+            if choice < len(able):
+                self.step(able[choice])
+            else:
+                rank, parcel = self.mail.pop(choice - len(able))
+                parcel = parcel._replace(band=_frame(parcel.band))
+                for _ in range(int(rng.integers(1, 3))):  # now and then twice
+                    self.workers[rank].arrive(parcel)
+
+    def result(self) -> ChainState:
+        return self.segment.join([worker.result() for worker in self.workers])
+
+
+@settings(max_examples=60)
+@given(
+    blocks=st.integers(1, 6),
+    workers=st.integers(1, 6),
+    kind=st.sampled_from(["reshuffled", "cyclic", "nested", "proportional"]),
+    program=st.sampled_from([Mixer(), Strict()]),
+    seed=st.integers(0, 1000),
+)
+def test_any_plan_on_any_workers_leaves_the_oracles_bits(
+    blocks: int, workers: int, kind: str, program: Mixer, seed: int
+) -> None:
+    groups = next(g for g in (3, 2, 1) if blocks % g == 0)
+    schedule: Schedule = {
+        "reshuffled": Reshuffled(),
+        "cyclic": Cyclic(),
+        "nested": NestedReshuffled(groups),
+        "proportional": Proportional(),
+    }[kind]
+    plan = make_plan(schedule, blocks, 3, seed)
+    rng = np.random.default_rng(seed)
+    cuts = np.sort(rng.choice(np.arange(1, blocks), min(workers, blocks) - 1, replace=False))
+    counts = np.diff([0, *cuts, blocks]).tolist()
+    states = [start(blocks), start(blocks)]
+    if isinstance(program, HoardingMixer):
+        for state in states:
+            hoard(state)
+    network = Network(plan, states[0], counts, program)
+    network.run(rng)
+    plain = HoardingMixer() if isinstance(program, Strict) else program
+    oracle = SerialExecutor().run(plan, plain, states[1], None)  # type: ignore[arg-type]
+    assert bits(network.result()) == bits(oracle)
+
+
+def test_orders_give_back_every_operation() -> None:
+    plan = make_plan(NestedReshuffled(2), 4, 3)
+    network = Network(plan, start(4), [1, 2, 1], Mixer())
+    own = network.workers[1].scheduler.ops
+    assert list(own) == [1, 2]
+    for number, part in enumerate(plan):
+        ops = {op.block.row: op for op in part.ops}
+        assert [own[row][number] for row in (1, 2)] == [ops[1], ops[2]]
+        assert isinstance(own[1][number].action, Action)
+        transfers = network.workers[1].order.transfers
+        assert all(transfers.row_of[number, op.block.col] == op.block.row for op in part.ops)
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 4), min_size=1, max_size=10))
+def test_bands_are_shared_out_evenly_and_completely(blocks: int, threads: list[int]) -> None:
+    counts = share_bands(blocks, threads, None)
+    assert sum(counts) == blocks
+    load = -(-blocks // sum(threads))
+    assert all(count <= load * most for count, most in zip(counts, threads, strict=True))
+    assert all(count > 0 for count in counts) or blocks < len(threads) * load
+
+
+@pytest.mark.parametrize(
+    ("blocks", "threads", "lanes", "counts"),
+    [
+        (8, [1, 1], None, [4, 4]),
+        (16, [1] * 16, None, [1] * 16),
+        (8, [1] * 8, 2, [2, 0, 2, 0, 2, 0, 2, 0]),
+        (20, [1] * 16, None, [2] * 10 + [0] * 6),
+        (3, [4, 1], None, [2, 1]),
+        (2, [1, 1, 1], None, [1, 1, 0]),
+    ],
+)
+def test_how_bands_are_shared_out(
+    blocks: int, threads: list[int], lanes: int | None, counts: list[int]
+) -> None:
+    assert sorted(share_bands(blocks, threads, lanes)) == sorted(counts)
+
+
+class Backwards(Cyclic):
+    """Diagonals B - 1, …, 0: a column band's next row is the one after its last."""
+
+    def cycle(self, *arguments: Any) -> Any:
+        return super().cycle(*arguments)[::-1]
+
+
+def test_the_earliest_round_goes_first_and_then_the_band_that_must_leave() -> None:
+    plan = make_plan(Backwards(), 4, 1)  # round n: row r meets column (r + 3 - n) % 4
+    network = Network(plan, start(4), [2, 2], Mixer())
+    worker, order = network.workers[0], []
+    for _ in range(3):
+        op = worker.scheduler.take(0) or pytest.fail("nothing to do")
+        number = worker.scheduler.position[op.block.row]
+        network.mail.clear()
+        worker.scheduler.finish(op, *worker.operate(op))
+        order.append((number, *op.block, [rank for rank, _ in network.mail]))
+    # Column 0 moves on to row 2, another worker's, and column 3 to row 1, our own.
+    assert order == [(0, 1, 0, [1]), (0, 0, 3, []), (1, 1, 3, [1])]
+
+
+def test_a_lane_keeps_its_rows_until_another_lags_behind() -> None:
+    """Both lanes prefer their own rows; a foreign one must be a round behind to be taken."""
+    ops = ops_by_row(make_plan(Cyclic(), 4, 2))
+    scheduler = BandScheduler(ops, 2)
+    taken = [scheduler.take(1) or pytest.fail("nothing to do") for _ in range(4)]
+    assert [op.block.row for op in taken] == [2, 3, 0, 1]
+    for op in (taken[0], taken[1]):
+        scheduler.finish(op, None, 0.0)
+    # Rows 2 and 3 wait for columns that rows 0 and 1 still hold, except one.
+    again = scheduler.take(1) or pytest.fail("nothing to do")
+    assert again.block.row == 2
+    assert scheduler.position[2] == 1
+
+
+def test_a_second_copy_of_a_band_is_dropped() -> None:
+    network = Network(make_plan(Backwards(), 4, 1), start(4), [2, 2], Mixer())
+    one, other = network.workers
+    while not network.mail:
+        network.step(one)
+    rank, parcel = network.mail[0]
+    assert rank == 1
+    other.arrive(parcel)
+    changed = parcel.band.copy()
+    changed.values += 1
+    other.arrive(parcel._replace(band=changed))
+    assert other._collect(parcel.col, parcel.due).values is parcel.band.values
+    other.arrive(parcel)  # once it is being worked on, too
+    assert (parcel.col, parcel.due) not in other._waiting
+
+
+def test_waiting_ends_when_nothing_comes_or_the_attempt_is_over() -> None:
+    ops = ops_by_row(make_plan(Cyclic(), 1, 1))
+    idle = BandScheduler(ops, 1, lambda col, number: False, 0.01)
+    assert idle.take(0) is None
+    assert isinstance(idle.failure, SegmentLost)
+    assert str(idle.failure) == "no band arrived within 0.01 s"
+    waiting = BandScheduler(ops, 1, lambda col, number: False, 60.0)
+    thread = threading.Thread(target=waiting.take, args=(0,))
+    thread.start()
+    waiting.fail(SegmentLost("peer has gone"))
+    waiting.fail(SegmentLost("a later reason"))
+    thread.join(10)
+    assert not thread.is_alive()
+    assert str(waiting.failure) == "peer has gone"
