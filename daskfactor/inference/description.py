@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 import daskfactor
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import Executor
-from daskfactor.executors.machine import machine_attrs
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.run import Run
@@ -20,6 +19,7 @@ from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.schema import FORMAT_VERSION
 from daskfactor.results.spec import RunSpec
+from daskfactor.threads import machine_attrs
 
 SMALL_DATA = 2**28
 """Bytes of data that a trace in memory holds a copy of; a store always does."""
