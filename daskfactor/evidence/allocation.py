@@ -29,7 +29,7 @@ Columns = Mapping[str, tuple[Sequence[str], Any]]
 
 ROOM = 2**28
 """Bytes of particles that tables are averaged over."""
-AUDIBLE = ("serial", "lanes")
+AUDIBLE = ("serial", "threads")
 """Executors that run tasks in this process, where a listener can be told from inside one."""
 
 
