@@ -29,8 +29,6 @@ Columns = Mapping[str, tuple[Sequence[str], Any]]
 
 ROOM = 2**28
 """Bytes of particles that tables are averaged over."""
-AUDIBLE = ("serial", "threads")
-"""Executors that run tasks in this process, where a listener can be told from inside one."""
 
 
 @dataclass(frozen=True)
@@ -307,7 +305,7 @@ class VariationalBayes(variational.MeanField, AllocationMethod):
 
     def estimate_counts(self, problem: AllocationProblem) -> Evidence:
         urns, executor = problem.urns, problem.executor
-        heard = problem.on_event if executor.name in AUDIBLE else None
+        heard = problem.on_event if executor.in_process else None
         found = variational.run_vb(urns, self, problem.seed, executor.map, heard)
         if not found.converged[found.best]:
             warnings.warn(

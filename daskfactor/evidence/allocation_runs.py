@@ -8,7 +8,7 @@ import numpy as np
 from daskfactor.allocation.compiled_model import compile_urns
 from daskfactor.allocation.counts import Counts, as_counts
 from daskfactor.errors import OptionError
-from daskfactor.evidence.allocation import AUDIBLE, AllocationMethod, AllocationProblem
+from daskfactor.evidence.allocation import AllocationMethod, AllocationProblem
 from daskfactor.evidence.base import Evidence
 from daskfactor.executors import Executor, SerialExecutor
 from daskfactor.executors.choice import Choice
@@ -51,7 +51,7 @@ def allocation_evidence(
         callback=callback,
     ) as run:
         urns = method.prepared(run.data, model, seed)
-        if run.executor.name in AUDIBLE:
+        if run.executor.in_process:
             _compile(method, run.on_event)
         problem = AllocationProblem(model, urns, seed, run.executor, run.on_event)
         return method.estimate_counts(problem)

@@ -290,7 +290,7 @@ def _one_temperature(
 
 def _reporting(one: Callable[[Item, Any], Series], count: int, problem: Problem) -> Any:
     """The same, telling of every temperature that is done; on a cluster nobody could hear it."""
-    if problem.executor.name not in ("serial", "threads"):
+    if not problem.executor.in_process:
         return one
     done, lock = 0, threading.Lock()
 

@@ -83,10 +83,15 @@ class RunReport:
 
 
 class Executor(Protocol):
-    """Runs plans and maps functions over bands."""
+    """Runs plans and maps functions over bands.
+
+    ``in_process`` says whether mapped functions run in this process, so that they
+    may call the caller back.
+    """
 
     name: str
     reason: str
+    in_process: bool
     report: RunReport
 
     def run(

@@ -50,6 +50,7 @@ class RingExecutor:
 
     name = "ring"
     reason = "as asked for"
+    in_process = False
 
     def __init__(
         self,

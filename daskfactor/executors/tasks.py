@@ -235,6 +235,7 @@ class TasksExecutor:
 
     name = "tasks"
     reason = "as asked for"
+    in_process = True
 
     def __init__(self, scheduler: str = "threads", num_workers: int | None = None) -> None:
         if scheduler not in ("threads", "synchronous"):
@@ -330,6 +331,7 @@ class ClusterTasksExecutor:
 
     name = "tasks"
     reason = "as asked for"
+    in_process = False
 
     def __init__(
         self,

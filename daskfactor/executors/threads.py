@@ -26,6 +26,7 @@ class SerialExecutor:
 
     name = "serial"
     reason = "as asked for"
+    in_process = True
 
     def __init__(self) -> None:
         self.report = RunReport()
@@ -78,6 +79,7 @@ class ThreadsExecutor:
 
     name = "threads"
     reason = "as asked for"
+    in_process = True
 
     def __init__(self, lanes: int | None = None) -> None:
         self.lanes = lanes or available_cores()

@@ -246,6 +246,7 @@ class Footprint:
         return {
             "tasks": self.updates * side**2 // self.data.grid.blocks**2,
             "ring": self.plans * self.place.workers,
+            "threads": 0,
             "lanes": 0,
         }
 

@@ -164,7 +164,7 @@ def optimise(
         return one(number, SerialExecutor())
 
     if optimizer == "coordinate_descent" or data.nbytes <= SINGLE:
-        step = 2 * lanes_of(executor) if executor.name in ("serial", "threads") else AWAY
+        step = 2 * lanes_of(executor) if executor.in_process else AWAY
         step = max(1, min(step, memory_budget(None) // (2 * data.nbytes)))
         for at in range(0, len(numbers), step):
             with silent():
