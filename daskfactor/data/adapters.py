@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.blocks import SourceInfo
 from daskfactor.data.decode import KINDS, check_dtype, matrix_shape
 from daskfactor.data.grid import Chunks, expand_chunks
-from daskfactor.data.labels import Labels, storable, usable_dims
+from daskfactor.data.labels import Labels, SourceInfo, storable, usable_dims
 from daskfactor.data.sparse_source import (
     SparseSource,
     from_backed,

@@ -1,59 +1,27 @@
 """A data matrix as a grid of decoded blocks, with what one pass over it found out."""
 
+import threading
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.data import sparse_reading
 from daskfactor.data.grid import Block, Grid
-from daskfactor.data.labels import Labels
+from daskfactor.data.labels import Labels, SourceInfo, SparseLayout
+from daskfactor.data.sharing import About, DataHandle, share
 from daskfactor.data.sparse_reading import short
 from daskfactor.data.statistics import Statistics
-from daskfactor.data.storage import (
-    BlockView,
-    Closed,
-    FloatArray,
-    FloatType,
-    SparseBlock,
-    Storage,
-)
+from daskfactor.data.storage import Closed, FloatArray, FloatType, Storage, block_bytes
 from daskfactor.errors import OptionError
-from daskfactor.kernels.views import index_type, pointer_type
+from daskfactor.kernels.views import BlockView, SparseBlock
 
-__all__ = ["BlockView", "BlockedData", "SourceInfo", "SparseBlock", "SparseLayout"]
-
-
-@dataclass(frozen=True)
-class SourceInfo:
-    """Where a matrix came from.
-
-    ``kind`` is ``"numpy"``, ``"dask"``, ``"zarr"``, ``"xarray"``, ``"pandas"``,
-    ``"scipy"``, ``"sparse"``, ``"anndata"`` or ``"blocks"`` (a blocked sparse store);
-    ``location`` is a path or URL that ``as_blocks`` accepts again, or None;
-    ``lazy`` tells that the input itself was not in memory.
-    """
-
-    kind: str
-    location: str | None = None
-    lazy: bool = False
-
-
-class SparseLayout(NamedTuple):
-    """What is particular to sparse blocks.
-
-    ``unstored`` is ``"zero"`` or ``"missing"``; ``row_order`` (I,) and ``col_order``
-    (J,) hold the caller's row and column at each position of the grid, None if
-    they were not permuted.
-    """
-
-    unstored: str
-    row_order: NDArray[np.int64] | None = None
-    col_order: NDArray[np.int64] | None = None
+MOST_OPEN = 4
+"""Data sets that a process keeps open for others that it works for."""
 
 
 class BlockedData:
@@ -105,8 +73,11 @@ class BlockedData:
         self.unstored = None if sparse is None else sparse.unstored
         self.row_order = None if sparse is None else sparse.row_order
         self.col_order = None if sparse is None else sparse.col_order
+        self._sparse = sparse
         self._storage = storage
         self._finalizer = weakref.finalize(self, storage.close)
+        self._handle: DataHandle | None = None
+        self._unshare: weakref.finalize[..., Any] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -133,12 +104,8 @@ class BlockedData:
     @property
     def nbytes(self) -> int:
         """Bytes that the blocks take, in memory or on disk."""
-        if not self.is_sparse:
-            return self.shape[0] * self.shape[1] * self.dtype.itemsize
-        return sum(
-            sparse_block_bytes(self.grid.block_shape(block), int(stored), self.dtype)
-            for block, stored in zip(self.grid.all_blocks(), self.n_stored.flat, strict=True)
-        )
+        n_stored = self.n_stored if self.is_sparse else None
+        return int(block_bytes(self.grid, self.dtype, n_stored).sum())
 
     @property
     def imbalance(self) -> float:
@@ -149,8 +116,7 @@ class BlockedData:
     @property
     def place(self) -> str:
         """Where blocks are, as a log would say it."""
-        default = "in memory" if self.in_memory else "in a scratch file"
-        return str(getattr(self._storage, "place", default))
+        return self._storage.place
 
     @property
     def n_observed(self) -> NDArray[np.int64]:
@@ -207,31 +173,38 @@ class BlockedData:
         """Shape, observed entries and a checksum of the decoded blocks, whatever the source."""
         return self.statistics.fingerprint
 
-    def view(
-        self, row: int, col: int, buffer: NDArray[Any] | None = None
-    ) -> BlockView | SparseBlock:
+    def view(self, row: int, col: int) -> BlockView | SparseBlock:
         """Block (row, col) for reading: a `SparseBlock` if ``is_sparse``, else a `BlockView`.
 
-        From a scratch file the block is read into ``buffer`` (see `new_buffer`)
-        or, without one, into a buffer of the calling thread that the thread's
-        next call overwrites. In memory nothing is copied. Never write to it.
+        From a scratch file the block is read into memory of the calling thread that the
+        thread's next call overwrites. In memory nothing is copied. Never write to it.
         """
-        found: BlockView | SparseBlock = self._storage.view(row, col, buffer)
-        return found
+        return self._storage.view(row, col)
 
-    def reads(self, kind: type) -> bool:
-        """Whether blocks come straight from a storage of this kind."""
-        return isinstance(self._storage, kind)
+    def share(self) -> DataHandle:
+        """A small handle by which other processes read these data; see `open_shared`.
 
-    def prefetch(self, row: int, col: int) -> None:
-        """Hint that block (row, col) will be viewed soon."""
-        self._storage.prefetch(row, col)
+        What has to be written for them is written once. It goes with `unshare`, with `close`,
+        with these data, or with this process.
 
-    def new_buffer(self) -> NDArray[Any]:
-        """A flat buffer that every block fits, for `view`."""
-        if self.is_sparse:
-            return np.empty(getattr(self._storage, "largest", 0), np.uint8)
-        return np.empty(max(self.grid.rows.sizes) * max(self.grid.cols.sizes), self.dtype)
+        Raises
+        ------
+        StoreError
+            If there is no room for it.
+        """
+        if self._handle is None:
+            about = About(
+                self.grid, self.labels, self.statistics, self.source, self.dtype, self._sparse
+            )
+            self._handle, remove = share(about, self._storage)
+            self._unshare = weakref.finalize(self, remove)
+        return self._handle
+
+    def unshare(self) -> None:
+        """Remove what was written for other processes."""
+        if self._unshare is not None:
+            self._unshare()
+            self._handle = self._unshare = None
 
     def missing_cells(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Row and column indices of all missing entries, in row-major order.
@@ -271,12 +244,11 @@ class BlockedData:
         col_band = np.searchsorted(self.grid.cols.offsets, col_index, side="right") - 1
         owner = row_band * self.grid.blocks + col_band
         out = np.empty(row_index.size, self.dtype)
-        buffer = None if self.in_memory else self.new_buffer()
         order = np.argsort(owner, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(owner[order])) + 1):
             if group.size:
                 row, col = int(row_band[group[0]]), int(col_band[group[0]])
-                block = self._storage.view(row, col, buffer).block
+                block = self._dense(row, col)
                 row0, col0 = self.grid.rows.offsets[row], self.grid.cols.offsets[col]
                 out[group] = block[row_index[group] - row0, col_index[group] - col0]
         return out
@@ -329,8 +301,13 @@ class BlockedData:
 
     def close(self) -> None:
         """Give back the scratch file or the cache; the blocks cannot be read afterwards."""
+        self.unshare()
         self._finalizer()
         self._storage = Closed()
+
+    def __reduce__(self) -> Any:
+        """Pickle the handle: another process opens it once, and reads the blocks it needs."""
+        return open_shared, (self.share(),)
 
     def __enter__(self) -> Self:
         return self
@@ -347,9 +324,13 @@ class BlockedData:
         return f"<BlockedData {self.describe()}>"
 
     def _blocks(self, band: int) -> Iterator[tuple[Block, FloatArray]]:
-        buffer = None if self.in_memory else self.new_buffer()
         for col in range(self.grid.blocks):
-            yield Block(band, col), self._storage.view(band, col, buffer).block
+            yield Block(band, col), self._dense(band, col)
+
+    def _dense(self, row: int, col: int) -> FloatArray:
+        view = self._storage.view(row, col)
+        assert isinstance(view, BlockView)
+        return view.block
 
     def _indices(self, index: ArrayLike, axis: int) -> NDArray[np.int64]:
         array = np.atleast_1d(np.asarray(index))
@@ -366,7 +347,40 @@ class BlockedData:
         return array.astype(np.int64)
 
 
-def sparse_block_bytes(shape: tuple[int, int], stored: int, dtype: FloatType) -> int:
-    """Bytes of a sparse block of m rows and n columns with so many entries."""
-    each = index_type(shape[1]).itemsize + dtype.itemsize
-    return stored * each + (shape[0] + 1) * pointer_type(stored).itemsize
+_opened: OrderedDict[str, BlockedData] = OrderedDict()
+_lock = threading.Lock()
+
+
+def open_shared(handle: DataHandle, memory_limit: int | None = None) -> BlockedData:
+    """The data of a handle, from the few that this process has open if they are there.
+
+    Decoded blocks take up to ``memory_limit`` bytes, by default what `blocks_budget` says.
+
+    Raises
+    ------
+    StoreError
+        If this process cannot read the data, or they have changed.
+    """
+    with _lock:
+        data = _opened.get(handle.token)
+        if data is None:
+            limit = memory_limit if memory_limit is not None else blocks_budget()
+            about, storage = handle.open(limit)
+            data = BlockedData(
+                about.grid, about.labels, about.statistics, about.source, about.dtype, storage,
+                about.sparse,
+            )  # fmt: skip
+            data._handle = handle
+            _opened[handle.token] = data
+        _opened.move_to_end(handle.token)
+        while len(_opened) > MOST_OPEN:
+            _opened.popitem(last=False)  # closed when its last user lets go of it
+        return data
+
+
+def _half_of_what_is_free() -> int | None:
+    return None
+
+
+blocks_budget: Callable[[], int | None] = _half_of_what_is_free
+"""Bytes for the decoded blocks of data that another process shared; executors set it on workers."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.keys import Positions
-from daskfactor.data.rawfile import Extent, RawFile
+from daskfactor.data.scratch import ArrayFile, Extent
 from daskfactor.kernels.triples import count_blocks, deal_blocks, triple_type
 
 
@@ -47,7 +47,7 @@ class Spill:
     def __init__(self, places: Places, dtype: np.dtype[Any], directory: str | None) -> None:
         self._places = places
         self._record = triple_type(dtype)
-        self._file = RawFile(directory) if directory is not None else None
+        self._file = ArrayFile(directory) if directory is not None else None
         self._lock = threading.Lock()
         self._kept: dict[int, NDArray[Any] | int] = {}
         self._edges: dict[int, NDArray[np.int64]] = {}
@@ -104,7 +104,7 @@ class Spill:
             return
         assert self._file is not None
         extent = Extent(kept + low * self._record.itemsize, "|u1", (out.nbytes,))
-        self._file.read(extent, out.view(np.uint8))
+        out.view(np.uint8)[:] = self._file.read([extent])[0]
 
 
 def _places(

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,34 @@ class Labels:
     def cell(self, row: int, col: int) -> str:
         """How a message calls one cell."""
         return f"{self.row(row)}, {self.column(col)}"
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """Where a matrix came from.
+
+    ``kind`` is ``"numpy"``, ``"dask"``, ``"zarr"``, ``"xarray"``, ``"pandas"``,
+    ``"scipy"``, ``"sparse"``, ``"anndata"`` or ``"blocks"`` (a blocked sparse store);
+    ``location`` is a path or URL that ``as_blocks`` accepts again, or None;
+    ``lazy`` tells that the input itself was not in memory.
+    """
+
+    kind: str
+    location: str | None = None
+    lazy: bool = False
+
+
+class SparseLayout(NamedTuple):
+    """What is particular to sparse blocks.
+
+    ``unstored`` is ``"zero"`` or ``"missing"``; ``row_order`` (I,) and ``col_order``
+    (J,) hold the caller's row and column at each position of the grid, None if
+    they were not permuted.
+    """
+
+    unstored: str
+    row_order: NDArray[np.int64] | None = None
+    col_order: NDArray[np.int64] | None = None
 
 
 def usable_dims(row: object, col: object) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from daskfactor.data.grid import Bands, Block, Grid, chunk_bands
 from daskfactor.data.statistics import Statistics, StatisticsBuilder
 from daskfactor.data.storage import FloatArray, FloatType, Storage, WholeArray
 from daskfactor.errors import DaskfactorError, StoreError
+from daskfactor.kernels.views import BlockView
 
 Region = tuple[slice, slice]
 
@@ -39,7 +40,7 @@ def load(
     builder = StatisticsBuilder(grid, source.labels)
     if isinstance(storage, WholeArray):
         for block in grid.all_blocks():
-            builder.scan(block, storage.view(block.row, block.col, None).block)
+            builder.scan(block, storage.view(*block).block)
         return builder.finish(allow_empty)
     decoder = Decoder(dtype, source.labels)
     assembly = _Assembly(grid, dtype, builder, storage)
@@ -168,7 +169,7 @@ class _Assembly:
             return
         del self._open[block]
         self._builder.scan(block, begun.values)
-        self._storage.put(block, begun.values)
+        self._storage.put(block, BlockView(begun.values, 0, 0, *begun.values.shape))
         if not self._storage.in_memory:
             self._spare.append(begun.buffer)
 

@@ -11,9 +11,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.blocks import SourceInfo
 from daskfactor.data.keys import text_array
-from daskfactor.data.labels import DEFAULT_DIMS, Labels, usable_dims
+from daskfactor.data.labels import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.data.sparse_source import from_backed
 from daskfactor.data.tables import Wanted, opened, require
 from daskfactor.data.triples import Piece, TripleSource, compressed_pieces, coordinate_pieces

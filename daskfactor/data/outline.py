@@ -16,8 +16,8 @@ from daskfactor.data.sources import LEAST_READ, MOST_READ
 from daskfactor.data.sparse_loading import LEAST_SPOOL, sparse_bytes
 from daskfactor.data.sparse_source import PIECE, SparseSource
 from daskfactor.data.statistics import TILE_ENTRIES
-from daskfactor.data.storage import FloatType, zero_copy
-from daskfactor.data.store import BlockStore, StoredBlocks, is_blocked_store
+from daskfactor.data.storage import FloatType, block_bytes, zero_copy
+from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import OptionError
 from daskfactor.kernels.views import index_type, pointer_type
 from daskfactor.threads import available_cores
@@ -144,8 +144,8 @@ def of_store(store: BlockStore, wanted: Wanted, limit: int) -> Outline:
             f"{grid.blocks} x {grid.blocks} blocks; its cost on another grid is known once it is "
             "read: pass as_blocks(V, blocks) instead"
         )
-    sizes = [store.nbytes(block, wanted.dtype) for block in grid.all_blocks()]
-    kept = StoredBlocks(store, wanted.dtype, limit).in_memory
+    sizes = block_bytes(grid, wanted.dtype, store.n_stored)
+    size = int(sizes.sum())
     rows, cols = grid.shape
     observed = int(store.statistics.n_observed.sum())
     return Outline(
@@ -153,11 +153,11 @@ def of_store(store: BlockStore, wanted: Wanted, limit: int) -> Outline:
         wanted.dtype,
         store.unstored,
         store.n_stored,
-        sum(sizes),
-        min(sum(sizes), limit) + READING * max(sizes) * available_cores(),
+        size,
+        min(size, limit) + READING * int(sizes.max()) * available_cores(),
         0,
-        max(sizes),
-        not kept,
+        int(sizes.max()),
+        size > limit,
         False,
         rows * cols - observed,
     )

@@ -1,157 +1,234 @@
-"""Scratch: decoded blocks in one raw local file, for matrices that do not fit in memory.
+"""Local files of blocks: what does not fit in memory, and what other processes are to read.
 
-The file has no name where the system allows it (it is unlinked as soon as it
-is open), so that it is gone with the process even if that is killed. It is read
-with positioned reads into a buffer rather than mapped, so that neither address
-space nor resident set grows with the matrix.
+A scratch file has no name (it is unlinked as soon as it is open), so that it is gone with
+the process even if that is killed. It is read with positioned reads into a buffer of the
+thread rather than mapped, so that neither address space nor resident set grows with the
+matrix. A file for other processes has a name and is mapped, so that they share its pages.
 """
 
 import errno
+import fcntl
+import mmap
 import os
 import tempfile
 import threading
+from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.grid import Block, Grid
-from daskfactor.data.storage import BlockView, FloatArray, FloatType
-from daskfactor.errors import OptionError, StoreError
+from daskfactor.errors import StoreError
 
+ALIGNMENT = 64
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-class ScratchBlocks:
-    """Blocks one after another, row by row of blocks, in an unnamed temporary file."""
+class Extent(NamedTuple):
+    """Where an array lies in a file, and what it is."""
 
-    in_memory = False
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
 
-    def __init__(self, grid: Grid, dtype: FloatType, directory: str) -> None:
-        self._dtype = dtype
-        self._directory = directory
-        self._shapes = {block: grid.block_shape(block) for block in grid.all_blocks()}
-        self._starts: dict[Block, int] = {}
-        self._size = 0
-        for block, (m, n) in self._shapes.items():
-            self._starts[block] = self._size
-            self._size += m * n * dtype.itemsize
-        self._largest = max(m * n for m, n in self._shapes.values())
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class ArrayFile:
+    """Arrays one after another in a local file, each at a multiple of 64 bytes.
+
+    Appending is for one thread; reading is safe from several at once.
+
+    Parameters
+    ----------
+    directory
+        Where a new file is made; without ``name`` it has none.
+    name
+        Name of a file that other processes open.
+    path
+        A file that exists, to be read.
+    reserve
+        Bytes that are taken at once, so that a full disk is noticed before the work.
+    """
+
+    def __init__(
+        self, directory: str = "", *, name: str = "", path: str = "", reserve: int = 0
+    ) -> None:
+        self.path = path or (str(Path(directory) / name) if name else "")
+        self.size = 0
+        self._directory = directory or str(Path(path).parent)
+        self._reserved = reserve
         self._own = threading.local()
-        self._seek = threading.Lock()
-        self._file = self._create()
-
-    def put(self, block: Block, values: FloatArray) -> None:
-        data = _bytes(np.ascontiguousarray(values, self._dtype))
-        start = self._starts[block]
-        try:
-            while data.nbytes:
-                written = self._write(data, start)
-                data, start = data[written:], start + written
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def view(self, row: int, col: int, buffer: FloatArray | None) -> BlockView:
-        block = Block(row, col)
-        m, n = self._shapes[block]
-        flat = self._checked(buffer) if buffer is not None else self._own_buffer()
-        values = flat[: m * n].reshape(m, n)
-        data, start = _bytes(values), self._starts[block]
-        try:
-            while data.nbytes:
-                count = self._read(data, start)
-                if count == 0:
-                    raise StoreError(f"the scratch file in {self._directory} ends too early")
-                data, start = data[count:], start + count
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"block ({row}, {col}) could not be read back from the scratch file in "
-                f"{self._directory}: {error}; call as_blocks on the data again"
-            ) from error
-        return BlockView(values, 0, 0, m, n)
-
-    def prefetch(self, row: int, col: int) -> None:
-        if hasattr(os, "posix_fadvise") and not self._file.closed:
-            m, n = self._shapes[Block(row, col)]
-            size = m * n * self._dtype.itemsize
-            start = self._starts[Block(row, col)]
-            os.posix_fadvise(self._file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _create(self) -> IO[bytes]:
-        try:
-            Path(self._directory).mkdir(parents=True, exist_ok=True)
-            file = tempfile.TemporaryFile(  # noqa: SIM115 - lives as long as the blocks
-                buffering=0, prefix="daskfactor-", suffix=".blocks", dir=self._directory
-            )
-        except OSError as error:
-            raise self._failed(error) from error
-        try:
-            self._reserve(file.fileno())
-        except OSError as error:
-            file.close()
-            raise self._failed(error) from error
-        return file
-
-    def _reserve(self, descriptor: int) -> None:
-        """Take all the room at once, so that a full disk is noticed before the pass."""
-        if not hasattr(os, "posix_fallocate"):
+        self._map: mmap.mmap | None = None
+        self._lock = threading.Lock()
+        if path:
+            self._file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: PTH123, SIM115
+            self.size = os.fstat(self._file.fileno()).st_size
             return
         try:
-            os.posix_fallocate(descriptor, 0, self._size)
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            self._file = _private(self.path) if name else _unnamed(directory)
+            if reserve:
+                self._reserve(reserve)
         except OSError as error:
-            if error.errno in DISK_FULL:
+            raise self._failed(error, 0) from error
+
+    def append(self, array: NDArray[Any]) -> Extent:
+        """Write an array behind what is there."""
+        array = np.ascontiguousarray(array)
+        start = -(-self.size // ALIGNMENT) * ALIGNMENT
+        position, data = start, as_bytes(array)
+        try:
+            while data.nbytes:
+                written = os.pwrite(self._file.fileno(), data, position)
+                data, position = data[written:], position + written
+        except OSError as error:
+            raise self._failed(error, array.nbytes) from error
+        self.size = position
+        return Extent(start, array.dtype.str, array.shape)
+
+    def read(self, extents: Sequence[Extent]) -> list[NDArray[Any]]:
+        """Arrays in new memory."""
+        return self._read(extents, np.empty(span(extents), np.uint8))
+
+    def read_again(self, extents: Sequence[Extent]) -> list[NDArray[Any]]:
+        """Arrays in memory of the calling thread, which its next call overwrites."""
+        buffer: NDArray[np.uint8] | None = getattr(self._own, "buffer", None)
+        if buffer is None or buffer.size < span(extents):
+            buffer = self._own.buffer = np.empty(span(extents), np.uint8)
+        return self._read(extents, buffer)
+
+    def map(self, extent: Extent) -> NDArray[Any]:
+        """The array at an extent without a copy: pages shared with all who map the file.
+
+        Pages are copied on a write, so the array counts as writeable (compiled
+        kernels are specialised on that) and the file cannot be changed through it.
+        """
+        if extent.nbytes == 0:
+            return np.empty(extent.shape, extent.dtype)
+        with self._lock:
+            if self._map is None:
+                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+        count = extent.nbytes // np.dtype(extent.dtype).itemsize
+        flat = np.frombuffer(self._map, extent.dtype, count, extent.start)
+        return flat.reshape(extent.shape)
+
+    def hold(self) -> None:
+        """Mark the file as in use until it is closed or the process ends."""
+        fcntl.flock(self._file.fileno(), fcntl.LOCK_SH)
+
+    @staticmethod
+    def held(path: str) -> bool:
+        """Whether some process holds a file."""
+        with open(path, "rb") as file:  # noqa: PTH123 - its descriptor is what counts
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return True
+            return False
+
+    def close(self) -> None:
+        """Close it; arrays that were mapped stay valid. Can be called again."""
+        self._map = None
+        self._file.close()
+
+    def remove(self) -> None:
+        """Close it and take its name away, if it has one."""
+        self.close()
+        if self.path:
+            Path(self.path).unlink(missing_ok=True)
+
+    def _read(self, extents: Sequence[Extent], buffer: NDArray[np.uint8]) -> list[NDArray[Any]]:
+        found, offset = [], 0
+        for extent in extents:
+            flat = buffer[offset : offset + extent.nbytes]
+            data, position = flat.data, extent.start
+            while data.nbytes:
+                count = os.preadv(self._file.fileno(), [data], position)
+                if count == 0:
+                    raise StoreError(f"{self._name()} ends too early, at byte {position}")
+                data, position = data[count:], position + count
+            found.append(flat.view(extent.dtype).reshape(extent.shape))
+            offset += -(-extent.nbytes // ALIGNMENT) * ALIGNMENT
+        return found
+
+    def _reserve(self, size: int) -> None:
+        if not hasattr(os, "posix_fallocate"):  # macOS
+            return
+        try:
+            os.posix_fallocate(self._file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno in DISK_FULL:  # file systems that cannot reserve say something else
+                self._file.close()
                 raise
 
-    def _write(self, data: memoryview, start: int) -> int:
-        if hasattr(os, "pwrite"):
-            return os.pwrite(self._file.fileno(), data, start)
-        with self._seek:
-            self._file.seek(start)
-            return self._file.write(data)
+    def _name(self) -> str:
+        return self.path or f"the scratch file in {self._directory}"
 
-    def _read(self, data: memoryview, start: int) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self._file.fileno(), [data], start)
-        with self._seek:
-            self._file.seek(start)
-            piece = self._file.read(data.nbytes)
-            data[: len(piece)] = piece
-            return len(piece)
-
-    def _own_buffer(self) -> FloatArray:
-        """The calling thread's buffer, which its next view overwrites."""
-        buffer: FloatArray | None = getattr(self._own, "buffer", None)
-        if buffer is None:
-            buffer = np.empty(self._largest, self._dtype)
-            self._own.buffer = buffer
-        return buffer
-
-    def _checked(self, buffer: FloatArray) -> FloatArray:
-        fits = buffer.dtype == self._dtype and buffer.size >= self._largest
-        if not fits or not buffer.flags.c_contiguous or not buffer.flags.writeable:
-            raise OptionError(
-                f"a buffer for blocks must be writeable, contiguous, {self._dtype} and of at least "
-                f"{self._largest} entries, got {buffer.dtype} with {buffer.size} entries; use "
-                "new_buffer()"
-            )
-        return buffer.reshape(-1)
-
-    def _failed(self, error: OSError) -> StoreError:
-        if error.errno in DISK_FULL:
-            cause = "there is not enough room"
-            remedy = "free some"
-        else:
-            cause = str(error)
-            remedy = "make it writable"
+    def _failed(self, error: OSError, size: int) -> StoreError:
+        full = error.errno in DISK_FULL
+        cause = "there is not enough room" if full else str(error)
+        remedy = "free some" if full else "make it writable"
+        needed = str(self._reserved) if self._reserved else f"{self.size + size} or more"
         return StoreError(
-            f"a scratch file of {self._size} bytes is needed in {self._directory}, but {cause}; "
+            f"a scratch file of {needed} bytes is needed in {self._directory}, but {cause}; "
             f"{remedy}, name another directory with the dask option 'temporary-directory', or "
             "raise memory_limit"
         )
+
+
+class Spool:
+    """Groups of arrays appended under keys and taken out again, in memory up to a budget.
+
+    Beyond the budget everything goes to a scratch file, in runs as long as the budget made
+    them. From one thread at a time.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._kept: dict[Hashable, list[tuple[NDArray[Any], ...]]] = {}
+        self._bytes = 0
+        self._file: ArrayFile | None = None
+        self._extents: dict[Hashable, list[list[Extent]]] = {}
+
+    def append(self, key: Hashable, arrays: tuple[NDArray[Any], ...]) -> None:
+        """Keep these arrays; all groups of a key have the same number of them."""
+        self._kept.setdefault(key, []).append(arrays)
+        self._bytes += sum(array.nbytes for array in arrays)
+        if self._bytes > self._budget:
+            self._file = self._file or ArrayFile(scratch_directory())
+            for one, groups in self._kept.items():
+                extents = [self._file.append(array) for array in joined(groups)]
+                self._extents.setdefault(one, []).append(extents)
+            self._kept.clear()
+            self._bytes = 0
+
+    def take(self, key: Hashable) -> list[tuple[NDArray[Any], ...]]:
+        """All groups of a key in the order they came, given away."""
+        groups = [
+            tuple(self._file.read(extents))
+            for extents in self._extents.pop(key, [])
+            if self._file is not None
+        ]
+        kept = self._kept.pop(key, [])
+        self._bytes -= sum(array.nbytes for group in kept for array in group)
+        return groups + kept
+
+    def close(self) -> None:
+        """Give back memory and disk."""
+        self._kept.clear()
+        if self._file is not None:
+            self._file.close()
+
+
+def joined(groups: list[tuple[NDArray[Any], ...]]) -> tuple[NDArray[Any], ...]:
+    """Groups of arrays as one group, each array as long as all its parts together."""
+    if len(groups) == 1:
+        return groups[0]
+    return tuple(np.concatenate(parts) for parts in zip(*groups, strict=True))
 
 
 def scratch_directory() -> str:
@@ -161,5 +238,22 @@ def scratch_directory() -> str:
     return str(dask.config.get("temporary-directory", None) or tempfile.gettempdir())
 
 
-def _bytes(values: NDArray[Any]) -> memoryview:
-    return values.reshape(-1).view(np.uint8).data
+def as_bytes(array: NDArray[Any]) -> memoryview:
+    """The bytes of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def span(extents: Sequence[Extent]) -> int:
+    """Bytes of a buffer for these arrays, each of them aligned."""
+    return sum(-(-extent.nbytes // ALIGNMENT) * ALIGNMENT for extent in extents)
+
+
+def _unnamed(directory: str) -> Any:
+    return tempfile.TemporaryFile(
+        buffering=0, prefix="daskfactor-", suffix=".blocks", dir=directory
+    )
+
+
+def _private(path: str) -> Any:
+    """A new file for nobody but this user."""
+    return open(path, "x+b", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))

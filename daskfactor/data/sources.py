@@ -12,7 +12,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import load, working_bytes
 from daskfactor.data.memory import memory_budget
-from daskfactor.data.scratch import ScratchBlocks, scratch_directory
+from daskfactor.data.scratch import ArrayFile, scratch_directory
 from daskfactor.data.sparse_data import (
     meaning_of_unstored,
     serves,
@@ -21,7 +21,14 @@ from daskfactor.data.sparse_data import (
     stored_blocks,
 )
 from daskfactor.data.sparse_loading import Wish
-from daskfactor.data.storage import BlockCache, FloatType, Storage, WholeArray, zero_copy
+from daskfactor.data.storage import (
+    FloatType,
+    MemoryBlocks,
+    ScratchBlocks,
+    Storage,
+    WholeArray,
+    zero_copy,
+)
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import DataWarning, OptionError
 
@@ -137,7 +144,6 @@ def as_blocks(
         kind,
         meaning_of_unstored(source, unstored) == "zero",
         limit,
-        scratch_directory(),
         workers,
         balance,
         allow_empty,
@@ -222,7 +228,7 @@ def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int, budget: i
     working = working_bytes(source, grid, dtype, budget)
     size = source.shape[0] * source.shape[1] * dtype.itemsize
     if size + working <= limit:
-        return BlockCache()
+        return MemoryBlocks()
     if working > max(limit, NEGLIGIBLE):
         warnings.warn(
             f"memory_limit allows {limit} bytes, but one block and the chunks it is read from "
@@ -231,4 +237,4 @@ def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int, budget: i
             DataWarning,
             stacklevel=4,
         )
-    return ScratchBlocks(grid, dtype, scratch_directory())
+    return ScratchBlocks(grid, None, ArrayFile(scratch_directory(), reserve=size))

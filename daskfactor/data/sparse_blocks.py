@@ -9,9 +9,9 @@ from scipy import sparse
 
 from daskfactor.data.decode import Decoder
 from daskfactor.data.grid import Bands, Block, Grid, inverse
+from daskfactor.data.scratch import Spool, joined
 from daskfactor.data.sparse_source import PIECE, Piece, summable
 from daskfactor.data.sparse_statistics import Orders, cell_of
-from daskfactor.data.sparse_storage import Spool, joined
 from daskfactor.errors import OptionError
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
 

@@ -2,17 +2,23 @@
 
 import warnings
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from daskfactor.data.blocks import BlockedData, SourceInfo, SparseLayout
+from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Block, Grid
+from daskfactor.data.labels import SourceInfo, SparseLayout
+from daskfactor.data.memory import memory_budget
+from daskfactor.data.sharing import about_store
 from daskfactor.data.sparse_loading import Wish, load_sparse
 from daskfactor.data.sparse_reading import row_of_entries
 from daskfactor.data.sparse_source import Piece, SparseSource
 from daskfactor.data.sparse_statistics import Orders
+from daskfactor.data.statistics import refuse_unobserved, unpermuted
 from daskfactor.data.storage import FloatType
-from daskfactor.data.store import BlockStore, open_blocked_store
+from daskfactor.data.store import BlockStore
 from daskfactor.errors import DataError, DataWarning, OptionError
 
 WHERE_TO_WARN = 3
@@ -71,9 +77,49 @@ def stored_blocks(
             f"the store at {store.location} has entries up to {largest:g} in size, outside the "
             f'range of {dtype}; pass dtype="float64", or rescale the data'
         )
-    return open_blocked_store(
-        store.location, dtype=dtype, memory_limit=limit, allow_empty=allow_empty
+    found = store.statistics
+    refuse_unobserved(
+        found.n_observed,
+        unpermuted(found.row_observed, store.row_order),
+        unpermuted(found.col_observed, store.col_order),
+        store.labels,
+        allow_empty,
     )
+    grid, labels, statistics, source, dtype, sparse = about_store(store, dtype)
+    return BlockedData(grid, labels, statistics, source, dtype, store.blocks(dtype, limit), sparse)
+
+
+def open_blocked_store(
+    location: str,
+    *,
+    dtype: DTypeLike | None = None,
+    memory_limit: int | str | None = None,
+    allow_empty: bool = True,
+) -> BlockedData:
+    """A blocked store as `BlockedData` whose blocks are read when they are wanted.
+
+    Parameters
+    ----------
+    location
+        Path or URL.
+    dtype
+        float32 or float64; by default that of the store.
+    memory_limit
+        Bytes of blocks that are kept once they were read, so that a store of any size
+        can be used; by default half of the free memory.
+    allow_empty
+        Whether rows and columns without any observed entry are accepted.
+
+    Raises
+    ------
+    StoreError, StoreFormatError
+        As for `BlockStore`.
+    DataError
+        If a row or column has no observed entry and ``allow_empty`` is False.
+    """
+    store = BlockStore(location)
+    kind = cast("FloatType", np.dtype(dtype or store.dtype))
+    return stored_blocks(store, kind, memory_budget(memory_limit), allow_empty)
 
 
 def store_source(store: BlockStore) -> SparseSource:

@@ -9,12 +9,12 @@ import numpy as np
 
 from daskfactor.data.decode import Decoder
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid
+from daskfactor.data.scratch import ArrayFile, Spool, scratch_directory
 from daskfactor.data.sparse_blocks import Assembler, Dealer, gathered
 from daskfactor.data.sparse_source import Piece, SparseSource, doubled
 from daskfactor.data.sparse_statistics import Orders, SparseStatisticsBuilder
-from daskfactor.data.sparse_storage import SparseCache, SparseScratch, Spool
 from daskfactor.data.statistics import Statistics
-from daskfactor.data.storage import FloatType
+from daskfactor.data.storage import FloatType, MemoryBlocks, ScratchBlocks
 from daskfactor.errors import DaskfactorError, StoreError
 from daskfactor.kernels.views import index_type
 
@@ -29,7 +29,6 @@ class Wish:
     dtype: FloatType
     zeros: bool
     limit: int
-    directory: str
     workers: int | None = None
     balance: bool = False
     allow_empty: bool = False
@@ -41,7 +40,7 @@ class Loaded(NamedTuple):
     grid: Grid
     orders: Orders
     statistics: Statistics
-    storage: SparseCache | SparseScratch
+    storage: MemoryBlocks | ScratchBlocks
 
 
 def load_sparse(source: SparseSource, wish: Wish) -> Loaded:
@@ -51,8 +50,8 @@ def load_sparse(source: SparseSource, wish: Wish) -> Loaded:
     depends on the entries, those of a source that is not in memory wait in
     memory or in a temporary file until they are counted.
     """
-    staged = Spool(max(wish.limit, LEAST_SPOOL), wish.directory)
-    dealt = Spool(max(wish.limit, LEAST_SPOOL), wish.directory)
+    staged = Spool(max(wish.limit, LEAST_SPOOL))
+    dealt = Spool(max(wish.limit, LEAST_SPOOL))
     try:
         counts, pieces = _counted(source, wish, staged)
         grid, orders = _layout(source, wish, counts)
@@ -151,10 +150,11 @@ def _layout(source: SparseSource, wish: Wish, counts: _Counts) -> tuple[Grid, Or
     )
 
 
-def _storage(grid: Grid, wish: Wish, entries: int) -> SparseCache | SparseScratch:
+def _storage(grid: Grid, wish: Wish, entries: int) -> MemoryBlocks | ScratchBlocks:
     if sparse_bytes(grid, entries, wish.dtype) <= wish.limit:
-        return SparseCache()
-    return SparseScratch(grid, wish.zeros, wish.directory)
+        return MemoryBlocks()
+    unstored = "zero" if wish.zeros else "missing"
+    return ScratchBlocks(grid, unstored, ArrayFile(scratch_directory()))
 
 
 def sparse_bytes(grid: Grid, entries: int, dtype: FloatType) -> int:
@@ -167,7 +167,7 @@ def _fill(
     source: SparseSource,
     wish: Wish,
     pieces: Callable[[], Iterator[Piece]],
-    parts: tuple[Grid, Orders, Dealer, SparseCache | SparseScratch],
+    parts: tuple[Grid, Orders, Dealer, MemoryBlocks | ScratchBlocks],
 ) -> Statistics:
     grid, orders, dealer, storage = parts
     decoder = Decoder(wish.dtype, source.labels)

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, inverse
-from daskfactor.data.storage import FloatArray, SparseBlock
+from daskfactor.data.storage import FloatArray
 from daskfactor.errors import OptionError
+from daskfactor.kernels.views import SparseBlock
 
 if TYPE_CHECKING:
     from daskfactor.data.blocks import BlockedData
@@ -34,12 +35,11 @@ def values(data: "BlockedData", rows: NDArray[np.int64], cols: NDArray[np.int64]
     owner = row_band * data.grid.blocks + col_band
     out = np.full(rows.size, 0 if data.unstored == "zero" else np.nan, data.dtype)
     order = np.argsort(owner, kind="stable")
-    buffer = data.new_buffer()
     for group in np.split(order, np.flatnonzero(np.diff(owner[order])) + 1):
         if group.size:
             block = Block(int(row_band[group[0]]), int(col_band[group[0]]))
             row_part, col_part = data.grid.slices(block)
-            view = _view(data, block, buffer)
+            view = _view(data, block)
             out[group] = _looked_up(
                 view, rows[group] - row_part.start, cols[group] - col_part.start, out[group]
             )
@@ -113,18 +113,17 @@ def row_of_entries(view: SparseBlock) -> NDArray[np.int64]:
     return np.repeat(np.arange(view.m), np.diff(view.indptr))
 
 
-def _view(data: "BlockedData", block: Block, buffer: NDArray[Any] | None) -> SparseBlock:
-    view = data.view(block.row, block.col, buffer)
+def _view(data: "BlockedData", block: Block) -> SparseBlock:
+    view = data.view(block.row, block.col)
     assert isinstance(view, SparseBlock)
     return view
 
 
 def _entries(data: "BlockedData") -> Iterator[tuple[NDArray[Any], NDArray[Any], FloatArray]]:
     """Rows and columns on the grid, and values, of the stored entries of every block."""
-    buffer = data.new_buffer()
     for block in data.grid.all_blocks():
         rows, cols = data.grid.slices(block)
-        view = _view(data, block, buffer)
+        view = _view(data, block)
         yield row_of_entries(view) + rows.start, view.indices + np.int64(cols.start), view.values
 
 

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.data.blocks import SourceInfo
 from daskfactor.data.decode import check_dtype, check_shape, matrix_shape
 from daskfactor.data.grid import Chunks
-from daskfactor.data.labels import Labels
+from daskfactor.data.labels import Labels, SourceInfo
 from daskfactor.errors import DataError
 
 IntArray = NDArray[np.integer[Any]]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.labels import Labels
-from daskfactor.data.rawfile import as_bytes
+from daskfactor.data.scratch import as_bytes
 from daskfactor.data.statistics import Statistics, infinite, refuse_unobserved, unpermuted
 from daskfactor.kernels.views import SparseBlock
 

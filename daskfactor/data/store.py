@@ -37,27 +37,19 @@ zarr's crc32c. Stores of version 0.1.0 have neither that nor ``arrays`` nor ``ch
 """
 
 import json
-import threading
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.labels import Labels
-from daskfactor.data.memory import memory_budget
-from daskfactor.data.rawfile import ALIGNMENT
-from daskfactor.data.scratch import scratch_directory
-from daskfactor.data.sparse_storage import SparseScratch
-from daskfactor.data.statistics import Statistics, refuse_unobserved, unpermuted
+from daskfactor.data.statistics import Statistics
+from daskfactor.data.storage import LoadedBlocks, block_bytes
 from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
-
-if TYPE_CHECKING:
-    from daskfactor.data.blocks import BlockedData
-    from daskfactor.data.storage import FloatType
 
 FORMAT = "daskfactor-blocked-sparse"
 FORMAT_VERSION = 1
@@ -125,12 +117,12 @@ class BlockStore:
         """Entries stored in each block, (B, B)."""
         return self._table[:, :, STORED]
 
-    def nbytes(self, block: Block, dtype: DTypeLike) -> int:
-        """Bytes of a block once it is decoded."""
-        m, n = self.grid.block_shape(block)
-        stored = int(self._table[block][STORED])
-        entry = np.dtype(dtype).itemsize + index_type(n).itemsize
-        return stored * entry + (m + 1) * pointer_type(stored).itemsize
+    def blocks(self, dtype: np.dtype[Any], budget: int) -> LoadedBlocks:
+        """The blocks in another type, each read when it is wanted."""
+        sizes = block_bytes(self.grid, dtype, self.n_stored)
+        return LoadedBlocks(
+            self.grid, lambda block: self.read(*block, dtype), sizes, budget, self.unstored
+        )
 
     def read(self, row: int, col: int, dtype: DTypeLike | None = None) -> SparseBlock:
         """Block (row, col), checked against its checksum."""
@@ -315,131 +307,3 @@ def _unreadable(location: str, error: Exception, what: str = "") -> StoreError:
             f"be reached, or {advice}"
         )
     return StoreFormatError(f"{what}the store at {location} is damaged ({reason}); {advice}")
-
-
-class StoredBlocks:
-    """Storage that reads blocks when they are wanted and decodes each of them once.
-
-    What fits in the budget is kept in memory, the rest in a scratch file of decoded
-    blocks, if there is room for one. A run visits all blocks in every cycle: throwing
-    out the oldest for the newest would hardly ever keep a block until its next turn,
-    so what is kept first stays.
-    """
-
-    def __init__(self, store: BlockStore, dtype: np.dtype[Any], budget: int) -> None:
-        self._store = store
-        self._dtype = dtype
-        self._left = budget
-        self._kept: dict[tuple[int, int], SparseBlock] = {}
-        self._lock = threading.Lock()
-        sizes = [store.nbytes(block, dtype) for block in store.grid.all_blocks()]
-        self.in_memory = sum(sizes) <= budget
-        self._largest = max(sizes) + 3 * ALIGNMENT  # each of a block's arrays starts at a multiple
-        self.place = "in memory" if self.in_memory else "in a store"
-        self._scratch: SparseScratch | None = None
-        self._written: set[tuple[int, int]] = set()
-        self._room = True
-
-    def view(self, row: int, col: int, buffer: Any = None) -> SparseBlock:
-        """One block, for reading.
-
-        From the scratch file it is read into ``buffer`` or, without one, into a buffer
-        of the calling thread, which the thread's next call overwrites.
-        """
-        found = self._kept.get((row, col))
-        if found is not None:
-            return found
-        if self._scratch is not None and (row, col) in self._written:
-            return self._scratch.view(row, col, buffer)
-        block = self._store.read(row, col, self._dtype)
-        with self._lock:
-            self._keep(Block(row, col), block)
-        return block
-
-    def _keep(self, address: Block, block: SparseBlock) -> None:
-        size = block.indptr.nbytes + block.indices.nbytes + block.values.nbytes
-        if address in self._kept or address in self._written:
-            return
-        if size <= self._left:
-            self._kept[address] = block
-            self._left -= size
-        elif self._room:
-            try:
-                if self._scratch is None:
-                    zeros = self._store.unstored == "zero"
-                    self._scratch = SparseScratch(self._store.grid, zeros, scratch_directory())
-                self._scratch.put(address, block)
-            except StoreError:  # a full disk: what is not in the file is read from the store
-                self._room = False
-            else:
-                self._written.add(address)
-
-    def new_buffer(self) -> NDArray[np.uint8] | None:
-        """A buffer for `view`, for who wants to keep several views at once."""
-        return None if self.in_memory else np.empty(self._largest, np.uint8)
-
-    def put(self, block: Block, values: Any) -> None:
-        """Nothing to take over: the blocks are in the store already."""
-
-    def prefetch(self, row: int, col: int) -> None:
-        """A hint that is not taken: a thread that reads ahead takes a core from the kernels."""
-
-    def close(self) -> None:
-        self._kept.clear()
-        if self._scratch is not None:
-            self._scratch.close()
-
-
-def open_blocked_store(
-    location: str,
-    *,
-    dtype: DTypeLike | None = None,
-    memory_limit: int | str | None = None,
-    allow_empty: bool = True,
-) -> "BlockedData":
-    """A blocked store as `BlockedData` whose blocks are read when they are wanted.
-
-    Parameters
-    ----------
-    location
-        Path or URL.
-    dtype
-        float32 or float64; by default that of the store.
-    memory_limit
-        Bytes of blocks that are kept once they were read, so that a store of any size
-        can be used; by default half of the free memory.
-    allow_empty
-        Whether rows and columns without any observed entry are accepted.
-
-    Raises
-    ------
-    StoreError, StoreFormatError
-        As for `BlockStore`.
-    DataError
-        If a row or column has no observed entry and ``allow_empty`` is False.
-    """
-    from daskfactor.data.blocks import (  # they know this module
-        BlockedData,
-        SourceInfo,
-        SparseLayout,
-    )
-
-    store = BlockStore(location)
-    found = store.statistics
-    refuse_unobserved(
-        found.n_observed,
-        unpermuted(found.row_observed, store.row_order),
-        unpermuted(found.col_observed, store.col_order),
-        store.labels,
-        allow_empty,
-    )
-    kind = cast("FloatType", np.dtype(dtype or store.dtype))
-    return BlockedData(
-        store.grid,
-        store.labels,
-        found,
-        SourceInfo("blocks", store.location, lazy=True),
-        kind,
-        StoredBlocks(store, kind, memory_budget(memory_limit)),
-        SparseLayout(store.unstored, store.row_order, store.col_order),
-    )

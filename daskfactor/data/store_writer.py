@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.labels import Labels
-from daskfactor.data.rawfile import DISK_FULL
+from daskfactor.data.scratch import DISK_FULL
 from daskfactor.data.statistics import Statistics
 from daskfactor.data.store import (
     FORMAT,

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.blocks import SourceInfo
 from daskfactor.data.keys import Coded, Keys
-from daskfactor.data.labels import Labels, usable_dims
+from daskfactor.data.labels import Labels, SourceInfo, usable_dims
 from daskfactor.data.triples import PIECE, KeysAreText, Piece, TripleSource
 from daskfactor.errors import DataError, OptionError
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from daskfactor.data.blocks import BlockedData, SourceInfo
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.labels import SourceInfo
 from daskfactor.data.matrix_files import open_h5ad, open_matrix_market, open_npz
+from daskfactor.data.sparse_data import open_blocked_store
 from daskfactor.data.sparse_reading import row_of_entries
 from daskfactor.data.sparse_source import SparseSource
-from daskfactor.data.store import is_blocked_store, open_blocked_store, zarr_kind
+from daskfactor.data.store import is_blocked_store, zarr_kind
 from daskfactor.data.tables import Wanted, open_csv, open_parquet
 from daskfactor.data.triples import Piece, TripleSource
 from daskfactor.errors import DataError, OptionError

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.blocks import SourceInfo
 from daskfactor.data.keys import Keys
-from daskfactor.data.labels import Labels
+from daskfactor.data.labels import Labels, SourceInfo
 
 PIECE = 2**19
 """Entries that are handled together: 25 MB or so on their way through."""

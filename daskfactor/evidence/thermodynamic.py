@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import xarray as xr
@@ -15,7 +15,6 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.evidence.additive import additive_series
 from daskfactor.evidence.base import AnyModel, Evidence, Method, Problem
-from daskfactor.evidence.carried import CarriedData
 from daskfactor.evidence.chains import prior_fits, sampled_fits
 from daskfactor.evidence.entries import both_sides, listed_entries
 from daskfactor.evidence.exact import prior_series, tempered_series
@@ -178,8 +177,7 @@ class ThermodynamicIntegration(Method):
         choice = self.choice(data, model)
         lengths = self._lengths(choice == "exact")
         sides = both_sides(data, model.likelihood) if choice == "exact" else None
-        carried = cast("BlockedData", CarriedData(data))
-        one = partial(_one_temperature, model, carried, choice, sides, problem.seed, lengths)
+        one = partial(_one_temperature, model, data, choice, sides, problem.seed, lengths)
         temperatures = ladder(self.temperatures, self.power)
         items = [
             (i, float(t), self._share(float(t), choice == "exact"))

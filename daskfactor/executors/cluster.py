@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import contextlib
-import io
 import itertools
 import logging
 import pickle
@@ -22,10 +21,9 @@ from distributed import Client, KilledWorker, get_worker, secede
 from distributed.comm.core import CommClosedError
 from numpy.typing import NDArray
 
-from daskfactor.data.blocks import BlockedData
+from daskfactor.data import blocks
 from daskfactor.errors import DaskfactorError, EngineError, OptionError
 from daskfactor.executors.base import OnDone, R, RunReport, SegmentLost, T, local_workspace
-from daskfactor.executors.serialization import handle_of, open_reader
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.threads import single_threaded_blas
 
@@ -43,6 +41,8 @@ LOSSES = (
 
 POLL = 0.2
 """Seconds between looks at futures that have not called back."""
+CACHE_SHARE = 0.4
+"""Of a worker's memory limit, for decoded blocks; Dask starts to spill at 0.6."""
 LONGEST_STEP = 2.0
 """Seconds between two looks beyond which this process must have been stopped itself."""
 
@@ -147,9 +147,7 @@ def pack(value: Any) -> NDArray[np.uint8]:
     `unpack` gives it back, its arrays where compiled kernels expect them:
     frames of a message start anywhere.
     """
-    file = io.BytesIO()
-    _Pickler(file, protocol=5).dump(value)
-    return np.frombuffer(file.getbuffer(), np.uint8)
+    return np.frombuffer(cloudpickle.dumps(value, protocol=5), np.uint8)
 
 
 def unpack(packed: NDArray[np.uint8]) -> Any:
@@ -157,11 +155,16 @@ def unpack(packed: NDArray[np.uint8]) -> Any:
     return pickle.loads(packed.data)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, BlockedData):
-            return open_reader, (handle_of(value),)
-        return super().reducer_override(value)
+def _budget() -> int | None:
+    """Return what decoded blocks may take; None outside of workers and without a limit."""
+    try:
+        limit = get_worker().memory_manager.memory_limit
+    except ValueError:
+        return None
+    return int(limit * CACHE_SHARE) if limit else None
+
+
+blocks.blocks_budget = _budget
 
 
 class Cluster:

@@ -18,7 +18,6 @@ from daskfactor.inference.multiplicative import DispersionRule, initial_state, r
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.stein.optimizers import (
     OPTIMIZERS,
-    Facts,
     Objective,
     OnShare,
     Optimizer,
@@ -144,7 +143,6 @@ def optimise(
     after the other on all lanes, and ``on_share`` is told of each.
     """
     optimizer = choose_optimizer(method.optimizer, data, objective)
-    known = Facts.of(data)
     tol = 1e-4 if method.tol is None else method.tol
 
     def one(number: int, runner: Executor, tell: OnShare | None = None) -> Particle:
@@ -152,11 +150,11 @@ def optimise(
         W, H = starts(number)
         if optimizer == "coordinate_descent":
             iterations = method.max_iter or 200
-            X = whole_matrix(known)
+            X = whole_matrix(data)
             W, H, n_iter = by_coordinates(X, W, H, objective, iterations, tol)
         else:
             iterations = method.max_iter or 300
-            W, H, n_iter = by_updates(runner, known, W, H, objective, iterations, tol, tell)
+            W, H, n_iter = by_updates(runner, data, W, H, objective, iterations, tol, tell)
         return Particle(number, W, H, time.perf_counter() - begun, n_iter)
 
     def alone(number: int, work: Workspace) -> Particle:

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.data.blocks import BlockedData, BlockView, SparseBlock
-from daskfactor.data.grid import Grid
-from daskfactor.data.storage import FloatType
+from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.multiplicative import DispersionRule, run_updates
+from daskfactor.kernels.views import BlockView, SparseBlock
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.stein.singular import compressed
 
@@ -66,32 +65,6 @@ class Objective(NamedTuple):
         )
 
 
-class Facts(NamedTuple):
-    """Data as a task may ask of them, on a worker too, where only blocks are left to read."""
-
-    blocks: BlockedData
-    shape: tuple[int, int]
-    mean: float
-    total_observed: int
-    is_integer: bool
-
-    @classmethod
-    def of(cls, data: BlockedData) -> "Facts":
-        return cls(data, data.shape, data.mean, data.total_observed, data.is_integer)
-
-    @property
-    def grid(self) -> Grid:
-        return self.blocks.grid
-
-    @property
-    def dtype(self) -> FloatType:
-        return self.blocks.dtype
-
-    def view(self, row: int, col: int) -> Any:
-        """Block (row, col) for reading."""
-        return self.blocks.view(row, col)
-
-
 def choose_optimizer(
     wanted: Optimizer | Literal["auto"], data: BlockedData, objective: Objective
 ) -> Optimizer:
@@ -130,7 +103,7 @@ def lanes_of(executor: Executor) -> int:
     return max(1, executor.report.lanes * executor.report.workers)
 
 
-def whole_matrix(data: Facts | BlockedData) -> Any:
+def whole_matrix(data: BlockedData) -> Any:
     """All of the data in the order of the grid, an array or compressed rows."""
     bands = range(data.grid.blocks)
     if isinstance(data.view(0, 0), BlockView):
@@ -144,7 +117,7 @@ def whole_matrix(data: Facts | BlockedData) -> Any:
     return whole.tocsr()
 
 
-def _sparse(data: Facts | BlockedData, row: int, col: int) -> SparseBlock:
+def _sparse(data: BlockedData, row: int, col: int) -> SparseBlock:
     view = data.view(row, col)
     assert isinstance(view, SparseBlock)
     return view
@@ -188,7 +161,7 @@ def silent() -> Iterator[None]:
 
 def by_updates(
     executor: Executor,
-    data: Facts,
+    data: BlockedData,
     W: Array,
     H: Array,
     objective: Objective,
@@ -198,7 +171,7 @@ def by_updates(
 ) -> tuple[Array, Array, int]:
     """Multiplicative updates on the engine; factors and iterations."""
     law = objective.law
-    rule = DispersionRule(law, data)  # type: ignore[arg-type]  # nothing else is asked of it
+    rule = DispersionRule(law, data)
     state = make_state(data.grid, W, np.ascontiguousarray(H.T))
 
     def tell(iteration: int, value: float) -> None:
@@ -207,7 +180,7 @@ def by_updates(
             on_share(iteration / max_iter)
 
     fit = run_updates(
-        data,  # type: ignore[arg-type]
+        data,
         law,
         state,
         executor,

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import linalg
 
-from daskfactor.data.blocks import BlockedData, BlockView, SparseBlock
+from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
+from daskfactor.kernels.views import BlockView, SparseBlock
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.random import Stream, generator
 from daskfactor.stein.source import Side

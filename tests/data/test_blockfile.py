@@ -1,4 +1,4 @@
-"""Files of blocks: what was written comes back, in the process and in others."""
+"""Files of arrays: what was written comes back, in the process and in others."""
 
 import errno
 import os
@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from daskfactor.data.blockfile import BlockFile
-from daskfactor.data.grid import Block
-from daskfactor.data.rawfile import RawFile
-from daskfactor.errors import StoreError, StoreFormatError
+from daskfactor.data.scratch import ArrayFile, span
+from daskfactor.errors import StoreError
 
 ARRAYS = st.lists(
     hnp.arrays(
@@ -29,20 +27,18 @@ ARRAYS = st.lists(
 
 
 @given(st.lists(ARRAYS, min_size=1, max_size=4))
-def test_blocks_come_back(blocks: list[list[np.ndarray]]) -> None:
+def test_arrays_come_back(groups: list[list[np.ndarray]]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        file = BlockFile(folder, "b")
-        for number, arrays in enumerate(blocks):
-            file.write(Block(0, number), arrays)
-        file.finish({"token": "x"})
-        opened = BlockFile.open_path(f"{folder}/b")
-        assert opened.about == {"token": "x"}
-        for number, arrays in enumerate(blocks):
-            block = Block(0, number)
-            for way in (file.read, opened.read, opened.map):
-                for array, found in zip(arrays, way(block), strict=True):
+        file = ArrayFile(folder, name="b")
+        extents = [[file.append(array) for array in arrays] for arrays in groups]
+        opened = ArrayFile(path=f"{folder}/b")
+        for arrays, places in zip(groups, extents, strict=True):
+            mapped = [opened.map(place) for place in places]
+            ways = (file.read(places), opened.read(places), file.read_again(places), mapped)
+            for way in ways:
+                for array, found in zip(arrays, way, strict=True):
                     np.testing.assert_array_equal(found, array)
                     assert found.dtype == array.dtype
                     assert found.flags.writeable
@@ -53,99 +49,75 @@ def test_blocks_come_back(blocks: list[list[np.ndarray]]) -> None:
         assert not any(Path(folder).iterdir())
 
 
-def made(folder: Path) -> BlockFile:
-    file = BlockFile(str(folder), "b")
-    file.write(Block(0, 0), [np.arange(10.0), np.arange(3, dtype="uint16")])
-    file.write(Block(0, 1), [np.ones(5000)])
-    file.finish({})
-    return file
+def made(folder: Path) -> tuple[ArrayFile, list[Any], list[Any]]:
+    file = ArrayFile(str(folder), name="b")
+    first = [file.append(np.arange(10.0)), file.append(np.arange(3, dtype="uint16"))]
+    return file, first, [file.append(np.ones(5000))]
 
 
 def test_writing_to_a_mapped_array_changes_nothing(tmp_path: Path) -> None:
-    file = made(tmp_path)
-    opened = BlockFile.open_path(str(tmp_path / "b"))
-    mapped = opened.map(Block(0, 0))[0]
+    file, first, _ = made(tmp_path)
+    opened = ArrayFile(path=str(tmp_path / "b"))
+    mapped = opened.map(first[0])
     mapped[:] = -1
-    np.testing.assert_array_equal(file.read(Block(0, 0))[0], np.arange(10.0))
+    np.testing.assert_array_equal(file.read(first)[0], np.arange(10.0))
     opened.close()
     file.remove()
     np.testing.assert_array_equal(mapped, -1)  # mapped pages outlive the file
 
 
-def test_buffers_belong_to_threads_or_to_the_caller(tmp_path: Path) -> None:
-    file = made(tmp_path)
-    buffer = np.empty(file.largest, np.uint8)
-    values, columns = file.read(Block(0, 0), buffer)
-    assert np.shares_memory(values, buffer)
-    assert np.shares_memory(columns, buffer)
-    own = file.read(Block(0, 1))[0]
-    assert np.shares_memory(own, file.read(Block(0, 0))[0])
+def test_memory_is_new_or_of_the_thread(tmp_path: Path) -> None:
+    file, first, second = made(tmp_path)
+    own = file.read_again(second)[0]
+    assert np.shares_memory(own, file.read_again(first)[0])
+    assert not np.shares_memory(own, file.read(first)[0])
     found: list[np.ndarray] = []
-    thread = threading.Thread(target=lambda: found.extend(file.read(Block(0, 0))))
+    thread = threading.Thread(target=lambda: found.extend(file.read_again(first)))
     thread.start()
     thread.join()
     assert not np.shares_memory(own, found[0])
+    assert span(first) == 192
     file.remove()
 
 
-@pytest.mark.parametrize("keep", [0, 8, 40, 1000, -1])
-def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, keep: int) -> None:
-    made(tmp_path).close()
-    whole = (tmp_path / "b").read_bytes()
-    (tmp_path / "b").write_bytes(whole[:keep])
-    with pytest.raises(StoreFormatError, match="not a finished file of blocks"):
-        BlockFile.open_path(str(tmp_path / "b"))
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"the blocks at .*nowhere cannot be opened"):
-        BlockFile.open_path(str(tmp_path / "nowhere"))
-
-
 def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:
-    file = made(tmp_path)
+    file, _, second = made(tmp_path)
     os.truncate(tmp_path / "b", 100)
-    with pytest.raises(StoreError, match=r"block \(0, 1\) could not be read back .* too early"):
-        file.read(Block(0, 1))
+    with pytest.raises(StoreError, match="ends too early, at byte"):
+        file.read(second)
     file.remove()
 
 
 def test_files_are_for_this_user_and_without_a_name_where_none_is_asked(tmp_path: Path) -> None:
-    file = made(tmp_path)
+    file, _, _ = made(tmp_path)
     assert (tmp_path / "b").stat().st_mode & 0o077 == 0
     file.remove()
-    unnamed = BlockFile(str(tmp_path / "new" / "folder"))
-    unnamed.write(Block(0, 0), [np.ones(3)])
-    assert unnamed.path is None
+    unnamed = ArrayFile(str(tmp_path / "new" / "folder"))
+    extent = unnamed.append(np.ones(3))
+    assert unnamed.path == ""
     assert list((tmp_path / "new" / "folder").iterdir()) == []
-    np.testing.assert_array_equal(unnamed.read(Block(0, 0))[0], 1)
+    np.testing.assert_array_equal(unnamed.read([extent])[0], 1)
     unnamed.close()
 
 
-@pytest.mark.parametrize("positioned", [True, False])
-def test_a_full_disk_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, positioned: bool
-) -> None:
-    if not positioned:
-        monkeypatch.delattr(os, "pwrite")
-        monkeypatch.delattr(os, "preadv")
-    file = RawFile(str(tmp_path))
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ArrayFile(str(tmp_path))
     extent = file.append(np.arange(100.0))
-    np.testing.assert_array_equal(file.read(extent), np.arange(100.0))
+    np.testing.assert_array_equal(file.read([extent])[0], np.arange(100.0))
 
     def full(*args: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(file, "_write", full)
-    with pytest.raises(StoreError, match=r"of 1600 bytes and more .* not enough room; free some"):
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StoreError, match=r"of 1600 or more bytes .* not enough room; free some"):
         file.append(np.arange(100.0))
     file.close()
 
 
 def test_a_held_file_is_known_until_its_process_ends(tmp_path: Path) -> None:
     code = (
-        "import sys; from daskfactor.data.blockfile import BlockFile\n"
-        f"file = BlockFile({str(tmp_path)!r}, 'b'); file.hold()\n"
+        "import sys; from daskfactor.data.scratch import ArrayFile\n"
+        f"file = ArrayFile({str(tmp_path)!r}, name='b'); file.hold()\n"
         "print('ready', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
@@ -153,7 +125,7 @@ def test_a_held_file_is_known_until_its_process_ends(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    assert BlockFile.held(str(tmp_path / "b"))
+    assert ArrayFile.held(str(tmp_path / "b"))
     process.kill()
     process.communicate()
-    assert not BlockFile.held(str(tmp_path / "b"))
+    assert not ArrayFile.held(str(tmp_path / "b"))

@@ -83,13 +83,6 @@ def test_to_numpy_gives_a_copy() -> None:
     assert not np.shares_memory(copy, values)
 
 
-def test_buffers_fit_every_block() -> None:
-    data = as_blocks(matrix(), 4)
-    largest = max(np.prod(data.grid.block_shape(block)) for block in data.grid.all_blocks())
-    assert data.new_buffer().size >= largest
-    assert data.new_buffer().dtype == data.dtype
-
-
 def test_a_closed_source_can_be_opened_again_from_its_location(tmp_path: Path) -> None:
     array = zarr.create_array(str(tmp_path / "a"), shape=(30, 21), chunks=(9, 8), dtype="f4")
     array[:] = matrix()

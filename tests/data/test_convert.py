@@ -27,7 +27,7 @@ from daskfactor.data.convert import Conversion, convert
 from daskfactor.data.export import export
 from daskfactor.data.grid import Grid
 from daskfactor.data.sources import as_blocks
-from daskfactor.data.store import open_blocked_store
+from daskfactor.data.sparse_data import open_blocked_store
 from daskfactor.data.store_writer import StoreWriter
 from daskfactor.data.triples import Piece, TripleSource
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
@@ -417,7 +417,7 @@ def changing(first: list[list[int]], second: list[list[int]]) -> TripleSource:
         rows, cols = (np.array(side, np.int64) for side in (second if with_values else first))
         yield Piece(rows, cols, np.ones(rows.size) if with_values else None)
 
-    return TripleSource(dfac.data.blocks.SourceInfo("csv", "t.csv", True), pieces)
+    return TripleSource(dfac.data.labels.SourceInfo("csv", "t.csv", True), pieces)
 
 
 @pytest.mark.parametrize("second", [[[0, 1, 2], [0, 1, 1]], [[0, 7], [0, 1]], [[0], [0]]])
@@ -435,7 +435,7 @@ def test_trouble_in_a_source_names_it(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.EIO, "Input/output error")
         yield
 
-    source = TripleSource(dfac.data.blocks.SourceInfo("csv", "t.csv", True), pieces)
+    source = TripleSource(dfac.data.labels.SourceInfo("csv", "t.csv", True), pieces)
     monkeypatch.setattr("daskfactor.data.convert.open_triples", lambda *_: source)
     with pytest.raises(StoreError, match=r"reading t.csv failed after 0 pieces: OSError"):
         convert("t.csv", tmp_path / "s.zarr", **QUIET)

@@ -13,7 +13,8 @@ from scipy import sparse
 
 from daskfactor.data.convert import convert
 from daskfactor.data.sources import as_blocks
-from daskfactor.data.store import BlockStore, open_blocked_store, zarr_kind
+from daskfactor.data.sparse_data import open_blocked_store
+from daskfactor.data.store import BlockStore, zarr_kind
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 
 

@@ -19,7 +19,7 @@ from daskfactor.data.grid import choose_grid
 from daskfactor.data.loading import working_bytes
 from daskfactor.data.scratch import scratch_directory
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
+from daskfactor.errors import DataError, DataWarning, StoreError
 
 
 @pytest.fixture
@@ -46,7 +46,6 @@ def test_scratch_holds_what_memory_holds(folder: Path) -> None:
         assert "in a scratch file" in data.describe()
         assert data.fingerprint == kept.fingerprint
         for block in data.grid.all_blocks():
-            data.prefetch(*block)
             np.testing.assert_array_equal(data.view(*block).block, kept.view(*block).block)
         np.testing.assert_array_equal(data.missing_cells(), kept.missing_cells())
         np.testing.assert_array_equal(
@@ -60,28 +59,17 @@ def test_blocks_in_memory_once_the_limit_allows_it() -> None:
     assert not as_blocks(values, 2, memory_limit="200 kB").in_memory
 
 
-def test_a_view_uses_the_callers_buffer_or_the_threads_own(folder: Path) -> None:
+def test_a_view_lies_in_memory_of_the_thread(folder: Path) -> None:
     with as_blocks(matrix().astype("float64"), 4, memory_limit=0) as data:
-        buffer = data.new_buffer()
-        mine = data.view(0, 0, buffer)
-        assert np.shares_memory(mine.array, buffer)
         own = data.view(1, 1)
-        assert not np.shares_memory(own.array, buffer)
         assert np.shares_memory(own.array, data.view(2, 2).array)
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(lambda: data.view(1, 1).array).result()
         assert not np.shares_memory(own.array, other)
-        for wrong in (buffer[:-1], buffer.astype("float64"), np.repeat(buffer, 2)[::2]):
-            with pytest.raises(OptionError, match=r"a buffer for blocks must be .* new_buffer\(\)"):
-                data.view(0, 0, wrong)
 
 
-@pytest.mark.parametrize(("memory_limit", "positioned"), [(None, True), (0, True), (0, False)])
-def test_views_from_many_threads_do_not_disturb_each_other(
-    memory_limit: int | None, positioned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not positioned:
-        monkeypatch.delattr(os, "preadv")
+@pytest.mark.parametrize("memory_limit", [None, 0])
+def test_views_from_many_threads_do_not_disturb_each_other(memory_limit: int | None) -> None:
     values = matrix()
     with as_blocks(values.astype("float64"), 4, memory_limit=memory_limit) as data:
         blocks = data.grid.all_blocks()
@@ -92,10 +80,8 @@ def test_views_from_many_threads_do_not_disturb_each_other(
             together.wait(timeout=30)
             for number in order:
                 block = blocks[number]
-                data.prefetch(*block)
-                np.testing.assert_array_equal(
-                    data.view(*block).block, values[data.grid.slices(block)]
-                )
+                wanted = values[data.grid.slices(block)]
+                np.testing.assert_array_equal(data.view(*block).block, wanted)
             return len(order)
 
         with ThreadPoolExecutor(8) as pool:
@@ -232,17 +218,6 @@ def test_reads_and_writes_that_come_in_pieces_are_put_together(
         np.testing.assert_array_equal(data.to_numpy(), values)
 
 
-def test_a_system_without_positioned_reads_works_too(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("pwrite", "preadv", "posix_fallocate", "posix_fadvise"):
-        monkeypatch.delattr(os, name)
-    values = matrix()
-    with as_blocks(values.astype("float64"), 3, memory_limit=0) as data:
-        data.prefetch(0, 0)
-        np.testing.assert_array_equal(data.to_numpy(), values)
-
-
 def test_a_scratch_file_that_was_cut_short_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +232,6 @@ def test_a_scratch_file_that_was_cut_short_is_reported(
 def test_closed_blocks_say_so(memory_limit: int | None, dtype: str) -> None:
     data = as_blocks(np.ones((40, 40), "float32"), dtype=dtype, memory_limit=memory_limit)
     data.close()
-    data.prefetch(0, 0)
     with pytest.raises(StoreError, match="these blocks were closed"):
         data.view(0, 0)
 

@@ -14,18 +14,19 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from daskfactor.data.convert import convert
-from daskfactor.data.grid import Block
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.sparse_data import open_blocked_store
+from daskfactor.data.storage import LoadedBlocks, block_bytes
 from daskfactor.data.store import (
     STORED,
     BlockStore,
-    StoredBlocks,
     absolute,
     is_blocked_store,
-    open_blocked_store,
 )
 from daskfactor.data.store_writer import CHUNK_COST, SMALLEST_CHUNK, chunk_length
 from daskfactor.errors import DataError, StoreError, StoreFormatError
+from daskfactor.kernels.views import BlockView
 
 BLOCKS = 3
 
@@ -74,9 +75,8 @@ def test_blocks_are_those_of_the_matrix(store: Path) -> None:
             (view.values, view.indices.astype("i4"), view.indptr), part.shape
         )
         np.testing.assert_array_equal(rebuilt.toarray(), part)
-        assert found.nbytes(block, np.float32) == sum(
-            a.nbytes for a in (view.indptr, view.indices, view.values)
-        )
+        sizes = block_bytes(found.grid, np.dtype(np.float32), found.n_stored)
+        assert sizes[block] == sum(a.nbytes for a in (view.indptr, view.indices, view.values))
 
 
 def test_another_dtype_is_converted_on_reading(store: Path) -> None:
@@ -192,9 +192,9 @@ def test_blocks_are_kept_within_the_budget(store: Path) -> None:
     reads: list[tuple[int, int]] = []
     read = found.read
     found.read = lambda row, col, dtype=None: (reads.append((row, col)), read(row, col, dtype))[1]
-    sizes = {block: found.nbytes(block, np.float32) for block in found.grid.all_blocks()}
-    budget = sum(list(sizes.values())[:4])
-    storage = StoredBlocks(found, np.dtype(np.float32), budget)
+    sizes = block_bytes(found.grid, np.dtype(np.float32), found.n_stored)
+    budget = int(sizes.ravel()[:4].sum())
+    storage = found.blocks(np.dtype(np.float32), budget)
     assert not storage.in_memory
     for _ in range(3):
         for block in found.grid.all_blocks():
@@ -212,9 +212,9 @@ def test_without_room_for_a_scratch_file_the_store_is_read_again(
     def full(*_: object) -> None:
         raise StoreError("no room")
 
-    monkeypatch.setattr("daskfactor.data.store.SparseScratch.put", full)
+    monkeypatch.setattr("daskfactor.data.storage.ScratchBlocks.put", full)
     found = BlockStore(str(store))
-    storage = StoredBlocks(found, np.dtype(np.float32), 0)
+    storage = found.blocks(np.dtype(np.float32), 0)
     for _ in range(2):
         for block in found.grid.all_blocks():
             np.testing.assert_array_equal(storage.view(*block).values, found.read(*block).values)
@@ -223,14 +223,15 @@ def test_without_room_for_a_scratch_file_the_store_is_read_again(
 
 def test_what_fits_stays_in_memory(store: Path) -> None:
     found = BlockStore(str(store))
-    sizes = {block: found.nbytes(block, np.float32) for block in found.grid.all_blocks()}
-    assert StoredBlocks(found, np.dtype(np.float32), sum(sizes.values())).in_memory
+    size = int(block_bytes(found.grid, np.dtype(np.float32), found.n_stored).sum())
+    assert found.blocks(np.dtype(np.float32), size).in_memory
+    assert not found.blocks(np.dtype(np.float32), size - 1).in_memory
 
 
 def test_reading_from_many_threads(store: Path) -> None:
     found = BlockStore(str(store))
     wanted = {block: found.read(*block).values.sum() for block in found.grid.all_blocks()}
-    storage = StoredBlocks(found, np.dtype(np.float32), 600)
+    storage = found.blocks(np.dtype(np.float32), 600)
     barrier = threading.Barrier(4)
 
     def work(number: int) -> None:
@@ -285,3 +286,49 @@ def test_urls(tmp_path: Path) -> None:
     assert done.nbytes > 0
     assert (as_blocks(location).observed_sparse() != 2 * matrix()).nnz == 0
     assert absolute("file:///a/b") == "/a/b"
+
+
+class Flaky:
+    """Loads blocks of one row, and fails as often as it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int, error: type[Exception]):
+        self.failures = failures
+        self.error = error
+        self.loaded: list[Block] = []
+        self.pauses: list[float] = []
+        monkeypatch.setattr("daskfactor.data.storage.time.sleep", self.pauses.append)
+        grid = Grid.even((40, 40), 4)
+        self.blocks = LoadedBlocks(grid, self.load, block_bytes(grid, np.dtype("f4"), None), 0)
+
+    def load(self, block: Block) -> BlockView:
+        self.loaded.append(block)
+        if self.failures:
+            self.failures -= 1
+            raise self.error("the network was away")
+        return BlockView(np.zeros((10, 10), np.float32), 0, 0, 10, 10)
+
+
+def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    flaky = Flaky(monkeypatch, 2, OSError)
+    flaky.blocks.view(1, 2)
+    assert flaky.loaded == [(1, 2)] * 3
+    assert flaky.pauses == pytest.approx([0.1, 0.4])
+
+
+def test_what_fails_three_times_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    flaky = Flaky(monkeypatch, 3, OSError)
+    with pytest.raises(
+        StoreError, match=r"block \(1, 2\) could not be read in 3 attempts: the net"
+    ):
+        flaky.blocks.view(1, 2)
+    assert len(flaky.pauses) == 2
+
+
+@pytest.mark.parametrize("error", [DataError, StoreFormatError, MemoryError])
+def test_what_will_not_change_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    flaky = Flaky(monkeypatch, 3, error)
+    with pytest.raises(error):
+        flaky.blocks.view(1, 2)
+    assert len(flaky.loaded) == 1

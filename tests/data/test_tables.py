@@ -13,7 +13,7 @@ import pytest
 
 from daskfactor.data import keys, matrix_files, tables
 from daskfactor.data.convert import convert
-from daskfactor.data.store import open_blocked_store
+from daskfactor.data.sparse_data import open_blocked_store
 from daskfactor.errors import DataError, OptionError
 
 LINES = [("b", 30, 1.5), ("a", 7, 2.0), ("b", 7, 4.0), ("c", 1000, 0.5)]

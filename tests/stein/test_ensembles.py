@@ -13,7 +13,6 @@ from daskfactor.models.divergence import divergence
 from daskfactor.stein import ensembles
 from daskfactor.stein.ensembles import Ensemble, fill_missing, optimise, prepared
 from daskfactor.stein.optimizers import (
-    Facts,
     Objective,
     by_coordinates,
     by_updates,
@@ -82,7 +81,7 @@ def test_updates_bring_the_objective_of_observed_entries_down(beta: float, gaps:
     values = [total(X, W, H, objective)]
     with as_blocks(X, 2, dtype="float64") as data:
         for _ in range(6):
-            W, H, n_iter = by_updates(SERIAL, Facts.of(data), W, H, objective, 5, 0.0)
+            W, H, n_iter = by_updates(SERIAL, data, W, H, objective, 5, 0.0)
             assert n_iter == 5
             values.append(total(X, W, H, objective))
     assert (np.diff(values) <= 1e-9 * values[0]).all()
