@@ -27,11 +27,16 @@ from scipy import sparse
 from daskfactor.data.sources import as_blocks
 from daskfactor.demos import faces_folder, load_digits, load_faces
 from daskfactor.executors import LanesExecutor
-from daskfactor.stein.ensembles import Ensemble, prepared
-from daskfactor.stein.optimizers import Objective, by_coordinates, silent, whole_matrix
+from daskfactor.stein.ensemble import (
+    Ensemble,
+    Objective,
+    by_coordinates,
+    prepared,
+    silent,
+    whole_matrix,
+)
 from daskfactor.stein.singular import consistent_signs, whole_svd
-from daskfactor.stein.starts import q_transform, random_start
-from daskfactor.stein.transfer import learn_transfer
+from daskfactor.stein.starts import learn_transfer, q_transform, random_start
 from daskfactor.threads import single_threaded_blas
 
 KINDS: Sequence[Any] = ("random", "q_transform", "nndsvdar")

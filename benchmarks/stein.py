@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 
 import daskfactor as dfac
 from daskfactor.executors import LanesExecutor, SerialExecutor
-from daskfactor.stein.scores import divergences, scores
-from daskfactor.stein.source import Particles, check_values, survey
-from daskfactor.stein.stein import stein_matrix
-from daskfactor.stein.targets import make_target
+from daskfactor.stein.kernel import stein_matrix
+from daskfactor.stein.particles import Particles, check_values, survey
+from daskfactor.stein.scores import divergences, make_target, scores
 
 Array = NDArray[Any]
 

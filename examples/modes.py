@@ -38,8 +38,8 @@ from daskfactor.demos import load_digits
 from daskfactor.errors import SamplingWarning
 from daskfactor.results.diversity import pairwise_distances
 from daskfactor.stein import discrepancy, stein_weights
-from daskfactor.stein.methods import METHODS
-from daskfactor.stein.transfer import learn_transfer
+from daskfactor.stein.job import METHODS
+from daskfactor.stein.starts import learn_transfer
 
 Array = NDArray[np.floating]
 

@@ -1,21 +1,29 @@
 """Particles against a posterior: what the verbs that weigh or judge them share."""
 
+import json
+import warnings
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import xarray as xr
+from numpy.typing import ArrayLike, NDArray
 
+from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.errors import OptionError
+from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import Executor
 from daskfactor.inference.point import chosen_dispersion
+from daskfactor.inference.session import session, verb
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.stein.kernel import IMQ
-from daskfactor.stein.scores import divergences
-from daskfactor.stein.source import Particles, check_values, survey
-from daskfactor.stein.stein import Stein, stein_matrix
-from daskfactor.stein.targets import make_target
+from daskfactor.progress import OnEvent
+from daskfactor.results.schema import factor_dims
+from daskfactor.results.trace import Trace, require_draws
+from daskfactor.stein.kernel import IMQ, Stein, stein_matrix
+from daskfactor.stein.particles import Particles, check_values, survey
+from daskfactor.stein.scores import divergences, make_target
+from daskfactor.stein.weights import checked_weights, discrepancy, stein_weights
 
 Array = NDArray[Any]
 AnyModel = SILFNMF | TweedieNMF
@@ -97,3 +105,209 @@ def dispersion_of(runner: Executor, data: BlockedData, model: TweedieNMF, seed: 
     if model.dispersion != "auto":
         return float(model.dispersion)
     return chosen_dispersion(data, model, seed, runner)
+
+
+Pair = tuple[Any, Any]
+
+
+class Given(NamedTuple):
+    """Factors (M, I, K) and (M, K, J), coordinates of the particles, and what a run decided."""
+
+    W: Any
+    H: Any
+    coords: dict[str, Any]
+    decided: dict[str, float]
+
+
+@verb
+def stein_discrepancy(
+    particles: Trace | Pair,
+    V: Any,
+    model: AnyModel,
+    *,
+    weights: ArrayLike | None = None,
+    tangent: bool = False,
+    kernel: IMQ | None = None,
+    most: int = 200,
+    progressbar: bool = True,
+    client: Any = None,
+    blocks: int | None = None,
+    unstored: str | None = None,
+    executor: str | Executor = "auto",
+    callback: OnEvent | None = None,
+) -> xr.Dataset:
+    r"""Kernelised Stein discrepancy of some factorizations from a posterior: smaller is nearer.
+
+    .. math:: \mathrm{KSD} = \sqrt{w^\top K w}, \quad K_{mn} = k\, s_m^\top s_n
+        + s_m^\top \nabla_{\theta_n} k + s_n^\top \nabla_{\theta_m} k
+        + \mathrm{tr}\, \nabla_{\theta_m} \nabla_{\theta_n}^\top k
+
+    with scores :math:`s = \nabla \log p(W, H | V)` and the kernel k of :class:`IMQ`. No
+    normalising constant is needed, and nothing but the factorizations themselves: it also
+    tells draws that a step has biased, which chains agree on, from better ones.
+
+    Parameters
+    ----------
+    particles
+        Result of :func:`sample` or the path of its store (its draws, chains one after the
+        other), or a pair of arrays W (M, I, K) and H (M, K, J): NumPy, memory-mapped, zarr,
+        dask or xarray. Non-negative.
+    V : array (I, J)
+        The data, as for :func:`sample`.
+    model
+        The posterior: a :class:`SILFNMF` with a threshold, or a :class:`TweedieNMF`. Settings
+        that are ``"auto"`` are those of the run if a run is given; else a `TweedieNMF` has
+        them chosen as for :func:`log_evidence`. Under a `SILFNMF` columns of W are first
+        divided by their sums and rows of H multiplied with them, which leaves WH as it is.
+    weights
+        Probability masses (M,) whose discrepancy is wanted; left out, all are equal.
+    tangent
+        Take the score in W along the simplex only (`SILFNMF`): its column means are
+        subtracted, and a column of W counts for I - 1 dimensions. The default, as far as
+        the paper tells its own, is the score in all of space.
+    kernel
+        Left out: ``IMQ()``, the paper's, for a `SILFNMF`, and median distances for a
+        `TweedieNMF`.
+    most
+        Largest number of draws of a run that is looked at: of more, one in two, in three
+        and so on is. Time grows with their number, a matrix with its square.
+    progressbar, client, blocks, unstored, executor, callback
+        As for :func:`sample`.
+
+    Returns
+    -------
+    Dataset
+        ``discrepancy`` under ``weights``, ``discrepancy_equal`` and
+        ``discrepancy_optimal``; ``weight`` (particle), the masses of the last, see
+        :func:`daskfactor.stein.stein_weights`; ``stein_matrix`` (particle,
+        other_particle); ``log_density`` (particle), up to a constant; ``objective``
+        (particle) for a `SILFNMF`. The attributes ``scale_w`` and ``scale_h`` are the
+        kernel's.
+
+    Raises
+    ------
+    DataError, ModelError, OptionError
+        If data, model or particles cannot be used.
+
+    Notes
+    -----
+    Values rank sets of particles under one posterior and one kernel, and say nothing by
+    themselves: the discrepancy of the posterior from itself is not zero here, for two
+    reasons. Where its density is positive at the boundary of what is allowed, at W = 0 or
+    H = 0, partial integration leaves a term there; so it is with exponential and Dirichlet
+    priors, unless the likelihood vanishes at the boundary. And a score in all of space does
+    not know that W cannot leave the simplex, which ``tangent=True`` puts right. Even without
+    either, M independent draws would be at about :math:`\sqrt{\sum_m K_{mm}} / M`, and
+    draws that hang together further off. So compare sets of equally many particles, and
+    fix the kernel, for instance at ``IMQ(first.scale_w, first.scale_h)``.
+
+    Masood and Doshi-Velez, equations 3, 4 and 7 and algorithm 5.
+    """
+    kernel = checked_kernel(model, tangent, kernel)
+    whole_number("most", most, 1)
+    given = _given(particles, most, weights)
+    model = _with_decided(model, given.decided)
+    law = law_of_data(model)
+    dtype = "float64" if np.dtype(given.W.dtype) == np.float64 else "float32"
+    with session(
+        V,
+        law,
+        blocks,
+        unstored,
+        reading={"dtype": dtype},
+        progressbar=progressbar,
+        client=client,
+        executor=executor,
+        callback=callback,
+    ) as run:
+        model.check_shape(run.data.shape)
+        ours = Particles.of(given.W, given.H, run.data).loaded()
+        check_width(ours, model)
+        if weights is not None:
+            weights = checked_weights(weights, ours.count)
+        measured = measure(run.executor, run.data, model, ours, kernel, tangent)
+    return _dataset(measured, weights, given, model, tangent)
+
+
+def _given(particles: Trace | Pair, most: int, weights: object) -> Given:
+    """Particles out of what was passed; of many draws every n-th."""
+    if isinstance(particles, tuple | list):
+        if len(particles) != 2:
+            raise OptionError(
+                f"particles must be a run or a pair (W, H) of arrays, got {len(particles)} of them"
+            )
+        W, H = (one if hasattr(one, "dtype") else np.asarray(one) for one in particles)
+        return Given(W, H, {}, {})
+    tree = require_draws(particles, "a Stein discrepancy")
+    group = tree["posterior"].to_dataset()
+    row, column = factor_dims(tree)
+    W = group["W"].transpose("chain", "draw", row, "component").data
+    H = group["H"].transpose("chain", "draw", "component", column).data
+    total = W.shape[0] * W.shape[1]
+    step = -(-total // most)
+    if step > 1 and weights is not None:
+        raise OptionError(
+            f"weights are for all {total} draws, of which most={most} lets only some be looked "
+            f"at; pass most={total} as well"
+        )
+    if step > 1:
+        warnings.warn(
+            f"of the {total} draws one in {step} is looked at; pass most={total} for all of them",
+            SamplingWarning,
+            stacklevel=3,
+        )
+    labels = [
+        np.repeat(group["chain"].values, group.sizes["draw"]),
+        np.tile(group["draw"].values, group.sizes["chain"]),
+    ]
+    coords = {
+        name: ("particle", values[::step])
+        for name, values in zip(("chain", "draw"), labels, strict=True)
+    }
+    decided = {}
+    if "constant_data" in tree.children:
+        constants = tree["constant_data"].to_dataset()
+        decided = {str(name): float(value) for name, value in constants.data_vars.items()}
+    W, H = (one.reshape(total, *one.shape[2:])[::step] for one in (W, H))
+    return Given(W, H, coords, decided)
+
+
+def _with_decided(model: AnyModel, decided: dict[str, float]) -> AnyModel:
+    """The model with what a run made of its ``"auto"`` settings."""
+    names = ("threshold",) if isinstance(model, SILFNMF) else ("dispersion", "rate_w", "rate_h")
+    open_ = {
+        name: decided[name] for name in names if name in decided and getattr(model, name) == "auto"
+    }
+    if open_:
+        model = replace(model, **open_)  # type: ignore[arg-type]
+    if isinstance(model, SILFNMF):
+        assert model.eps > 0  # raises if it is still "auto"
+    return model
+
+
+def _dataset(
+    measured: Measured,
+    weights: Any,
+    given: Given,
+    model: AnyModel,
+    tangent: bool,
+) -> xr.Dataset:
+    found, objective = measured
+    best = stein_weights(found.matrix)
+    variables: dict[str, Any] = {
+        "discrepancy": discrepancy(found.matrix, weights),
+        "discrepancy_equal": discrepancy(found.matrix),
+        "discrepancy_optimal": discrepancy(found.matrix, best),
+        "weight": ("particle", best),
+        "stein_matrix": (("particle", "other_particle"), found.matrix),
+        "log_density": ("particle", found.log_density),
+    }
+    if objective is not None:
+        variables["objective"] = ("particle", objective)
+    attrs = {
+        **asdict(found.kernel),
+        "tangent": int(tangent),
+        "model": json.dumps(model.to_dict()),
+        "inference_library": "daskfactor",
+    }
+    return xr.Dataset(variables, coords=given.coords, attrs=attrs)

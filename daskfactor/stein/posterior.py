@@ -15,10 +15,16 @@ from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent
 from daskfactor.results.store import RunStore
-from daskfactor.stein.job import Job, Settings
+from daskfactor.stein.job import (
+    Job,
+    Method,
+    Settings,
+    check_count,
+    checked_method,
+    method_from_dict,
+)
 from daskfactor.stein.kernel import IMQ
 from daskfactor.stein.measure import AnyModel, check_model, checked_kernel, law_of_data
-from daskfactor.stein.methods import Method, check_count, checked_method, method_from_dict
 from daskfactor.stein.run import check_room, new_sink, run
 
 

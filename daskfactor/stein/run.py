@@ -25,11 +25,11 @@ from daskfactor.results.lock import claim, local_path
 from daskfactor.results.matching import Law, Reference, match, reference_from
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
-from daskfactor.stein.ensembles import Particle
+from daskfactor.stein.ensemble import Particle
 from daskfactor.stein.job import Job
 from daskfactor.stein.kernel import IMQ
 from daskfactor.stein.measure import AnyModel, measure
-from daskfactor.stein.source import Particles, read
+from daskfactor.stein.particles import Particles, read
 from daskfactor.stein.weights import discrepancy, stein_weights
 
 Array = NDArray[Any]

@@ -18,7 +18,7 @@ from daskfactor.executors.state import ChainState
 from daskfactor.kernels.views import BlockView, SparseBlock
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.random import Stream, generator
-from daskfactor.stein.source import Side
+from daskfactor.stein.particles import Side
 
 Array = NDArray[np.float64]
 

@@ -15,8 +15,8 @@ from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
 from daskfactor.stein.kernel import IMQ
-from daskfactor.stein.source import SIDES, Particles, Side
-from daskfactor.stein.targets import Target
+from daskfactor.stein.particles import SIDES, Particles, Side
+from daskfactor.stein.scores import Target
 
 Array = NDArray[np.float64]
 Pair = tuple[Array, Array]

@@ -29,7 +29,7 @@ def test_same_numbers_as_without_a_cluster():
 
 @pytest.mark.slow
 def test_particles_in_a_store_are_read_by_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr("daskfactor.stein.source.memory_budget", lambda limit: 0)
+    monkeypatch.setattr("daskfactor.stein.particles.memory_budget", lambda limit: 0)
     V = np.random.default_rng(0).poisson(3.0, (20, 16)).astype(float)
     model, options = dfac.TweedieNMF(2), {"blocks": 2, "progressbar": False}
     trace = dfac.sample(

@@ -10,10 +10,10 @@ from scipy import stats
 
 import daskfactor as dfac
 from daskfactor.executors import SerialExecutor
-from daskfactor.stein.hamiltonian import SimplexHMC
 from daskfactor.stein.kernel import IMQ
+from daskfactor.stein.scores import make_target
+from daskfactor.stein.simplex_hmc import SimplexHMC
 from daskfactor.stein.state import Problem
-from daskfactor.stein.targets import make_target
 
 pytestmark = pytest.mark.statistical
 

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
 from daskfactor.executors import SerialExecutor
-from daskfactor.stein.scores import divergences
-from daskfactor.stein.source import Particles
-from daskfactor.stein.stein import stein_matrix
-from daskfactor.stein.targets import make_target
+from daskfactor.stein.kernel import stein_matrix
+from daskfactor.stein.particles import Particles
+from daskfactor.stein.scores import divergences, make_target
 
 pytestmark = pytest.mark.statistical
 

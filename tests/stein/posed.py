@@ -5,8 +5,8 @@ from typing import Any
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import SerialExecutor
 from daskfactor.stein.kernel import IMQ
+from daskfactor.stein.scores import make_target
 from daskfactor.stein.state import Problem
-from daskfactor.stein.targets import make_target
 from tests.stein.problems import Problem as Case
 
 KERNEL = IMQ(0.7, 2.5, -0.5, -0.3)

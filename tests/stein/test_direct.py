@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from daskfactor.errors import OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
-from daskfactor.stein import direct, state
-from daskfactor.stein import svgd_step as ascent
-from daskfactor.stein.direct import SteinDescent
+from daskfactor.stein import state, stein_descent, svgd
+from daskfactor.stein.stein_descent import SteinDescent
 from tests.stein.posed import posed, quiet
 from tests.stein.problems import BY_NAME, Problem
 
@@ -20,13 +19,13 @@ Array = NDArray[np.float64]
 
 def square(problem: state.Problem, W: Array, H: Array) -> float:
     """S², by way of the Stein matrix."""
-    cloud = ascent.evaluate(problem, (W, H))
-    return ascent.equal_discrepancy(ascent.blocks_of(problem, cloud), problem.kernel) ** 2
+    cloud = svgd.evaluate(problem, (W, H))
+    return svgd.equal_discrepancy(svgd.blocks_of(problem, cloud), problem.kernel) ** 2
 
 
 def closed(problem: state.Problem, W: Array, H: Array) -> tuple[Array, Array]:
-    cloud = ascent.evaluate(problem, (W, H))
-    return direct.gradient(problem, cloud, ascent.blocks_of(problem, cloud), problem.kernel)
+    cloud = svgd.evaluate(problem, (W, H))
+    return stein_descent.gradient(problem, cloud, svgd.blocks_of(problem, cloud), problem.kernel)
 
 
 CASES = [
@@ -69,7 +68,7 @@ def test_second_derivatives_of_squares_are_exact_at_any_distance() -> None:
         problem = posed(case, data, 2)
         W, H = problem.starts
         a, b = rng.standard_normal(W.shape), rng.standard_normal(H.shape)
-        by_w, by_h = direct.second_derivative(problem, (W, H), (a, b))
+        by_w, by_h = stein_descent.second_derivative(problem, (W, H), (a, b))
     for m in range(2):
         residual = seen * (V - W[m] @ H[m])
         change = seen * (a[m] @ H[m] + W[m] @ b[m])

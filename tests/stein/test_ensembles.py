@@ -10,13 +10,16 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.divergence import divergence
-from daskfactor.stein import ensembles
-from daskfactor.stein.ensembles import Ensemble, fill_missing, optimise, prepared
-from daskfactor.stein.optimizers import (
+from daskfactor.stein import ensemble
+from daskfactor.stein.ensemble import (
+    Ensemble,
     Objective,
     by_coordinates,
     by_updates,
     choose_optimizer,
+    fill_missing,
+    optimise,
+    prepared,
     silent,
     whole_matrix,
 )
@@ -115,7 +118,7 @@ def test_starts_that_take_turns_are_the_same_as_side_by_side(
     method = Ensemble(start="random", max_iter=8)
     with as_blocks(positive(), 3) as data:
         tasks = particles(data, method, LanesExecutor(2), range(3), beta=1.0)
-        monkeypatch.setattr(ensembles, "SINGLE", 0)
+        monkeypatch.setattr(ensemble, "SINGLE", 0)
         turns = particles(data, method, LanesExecutor(2), range(3), beta=1.0)
     for one, other in zip(tasks, turns, strict=True):
         np.testing.assert_array_equal(one.W, other.W)

@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
-from daskfactor.stein import hamiltonian
-from daskfactor.stein import reparametrization as chart
-from daskfactor.stein.hamiltonian import SimplexHMC
-from daskfactor.stein.reparametrization import Chart
+from daskfactor.stein import simplex_hmc
+from daskfactor.stein.measure import stein_discrepancy
+from daskfactor.stein.simplex_hmc import Chart, SimplexHMC
 from daskfactor.stein.state import History, Problem
-from daskfactor.stein.verbs import stein_discrepancy
 from tests.stein.posed import KERNEL, posed, quiet
 from tests.stein.problems import BY_NAME
 from tests.stein.problems import Problem as Case
@@ -24,7 +22,7 @@ Array = NDArray[np.float64]
 SMALL = Case("small", SILFNMF(1, threshold=1.0), *2 * (np.array([[1.0, 0.3], [2.0, 0.1]]),))
 
 
-def begun(problem: Problem) -> tuple[Chart, chart.Spot, tuple[Array, Array]]:
+def begun(problem: Problem) -> tuple[Chart, simplex_hmc.Spot, tuple[Array, Array]]:
     """Coordinates, a place, and momenta that would take some entries past zero."""
     rng = np.random.default_rng(3)
     own = Chart(problem)
@@ -68,18 +66,18 @@ def test_the_way_back_leads_to_the_start(name: str) -> None:
     with BY_NAME[name].open() as data:
         own, spot, momentum = begun(posed(BY_NAME[name], data, 1))
         spread = own.spread(spot.place)
-        end, there, looks = hamiltonian.leapfrog(own, spot, momentum, spread, 0.3, 40)
+        end, there, looks = simplex_hmc.leapfrog(own, spot, momentum, spread, 0.3, 40)
         assert looks == 40
         turned = [np.sign(a) != np.sign(b) for a, b in zip(momentum, there, strict=True)]
         assert any(one.any() for one in turned)
         assert not np.allclose(end.place[1], spot.place[1], rtol=0.1)
-        back, _, _ = hamiltonian.leapfrog(own, end, (-there[0], -there[1]), spread, 0.3, 40)
+        back, _, _ = simplex_hmc.leapfrog(own, end, (-there[0], -there[1]), spread, 0.3, 40)
     for one, other in zip(back.place, spot.place, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
 def test_reflection() -> None:
-    place, momentum = hamiltonian.reflected(np.array([0.5, -0.2, 0.0]), np.array([1.0, -3.0, -2.0]))
+    place, momentum = simplex_hmc.reflected(np.array([0.5, -0.2, 0.0]), np.array([1.0, -3.0, -2.0]))
     np.testing.assert_array_equal(place, [0.5, 0.2, 0.0])
     np.testing.assert_array_equal(momentum, [1.0, 3.0, -2.0])
 
@@ -93,7 +91,7 @@ def test_volumes_stay_as_they_are() -> None:
         def end(x: Array) -> Array:
             place = x[:2].reshape(2, 1), x[2:4].reshape(1, 2)
             u = x[4:6].reshape(2, 1), x[6:].reshape(1, 2)
-            found, there, _ = hamiltonian.leapfrog(own, own.look(place), u, spread, 0.4, 6)
+            found, there, _ = simplex_hmc.leapfrog(own, own.look(place), u, spread, 0.4, 6)
             return np.concatenate([one.ravel() for one in (*found.place, *there)])
 
         for scale in (0.3, 3.0):
@@ -112,8 +110,8 @@ def test_energy_is_kept_to_second_order() -> None:
         own, spot, momentum = begun(posed(case, data, 1))
         spread, errors = own.spread(spot.place), []
         for steps in (16, 32, 64):
-            end, there, _ = hamiltonian.leapfrog(own, spot, momentum, spread, 0.5 / steps, steps)
-            errors.append(hamiltonian.energy(end, there) - hamiltonian.energy(spot, momentum))
+            end, there, _ = simplex_hmc.leapfrog(own, spot, momentum, spread, 0.5 / steps, steps)
+            errors.append(simplex_hmc.energy(end, there) - simplex_hmc.energy(spot, momentum))
     assert abs(errors[0]) > 1e-6
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.05)
     assert errors[1] / errors[2] == pytest.approx(4, rel=0.05)
@@ -123,10 +121,10 @@ def test_the_slope_where_the_mass_is() -> None:
     for name, expected in (("gaussian", 1 / 0.7), ("silf, above", 4.0)):
         with BY_NAME[name].open() as data:
             target = posed(BY_NAME[name], data, 1).target
-            assert chart.typical_slope(target, 3.0, 26) == pytest.approx(expected)
+            assert simplex_hmc.typical_slope(target, 3.0, 26) == pytest.approx(expected)
     with BY_NAME["silf, in the transition"].open() as data:
         target = posed(BY_NAME["silf, in the transition"], data, 1).target
-        slope = chart.typical_slope(target, 10.0, 26)
+        slope = simplex_hmc.typical_slope(target, 10.0, 26)
     d = 13 / slope + 10.0  # where it is that steep, if it is right
     assert -target.slope(np.array([d]))[0] == pytest.approx(slope, rel=1e-6)
 
@@ -171,7 +169,7 @@ def test_components_that_are_constants_stay() -> None:
 def test_tuning_finds_the_acceptance_that_is_wanted() -> None:
     case = BY_NAME["gaussian, missing, permuted"]
     with case.open() as data:
-        chain = hamiltonian.Chain(SimplexHMC(1, 150, 5), posed(case, data, 1), 0)
+        chain = simplex_hmc.Chain(SimplexHMC(1, 150, 5), posed(case, data, 1), 0)
         rates = [chain.propose(number) for number in range(300)]
     assert 0.65 < np.mean(rates[150:]) < 0.95
 

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.stein.scores import Scores, divergences, scores
-from daskfactor.stein.source import Particles
-from daskfactor.stein.targets import make_target
+from daskfactor.stein.particles import Particles
+from daskfactor.stein.scores import Scores, divergences, make_target, scores
 from tests.stein.problems import BY_NAME, PROBLEMS, Problem
 
 Array = NDArray[np.float64]

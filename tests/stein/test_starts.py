@@ -11,8 +11,14 @@ from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.stein.singular import Singular, consistent_signs, truncated_svd, whole_svd
-from daskfactor.stein.starts import nndsvd, prepare_starts, q_transform, random_start
-from daskfactor.stein.transfer import halves, learn_transfer
+from daskfactor.stein.starts import (
+    halves,
+    learn_transfer,
+    nndsvd,
+    prepare_starts,
+    q_transform,
+    random_start,
+)
 
 SERIAL = SerialExecutor()
 

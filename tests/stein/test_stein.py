@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.stein import stein
+from daskfactor.stein import kernel as kernel_module
 from daskfactor.stein.kernel import IMQ
-from daskfactor.stein.scores import BandScore, divergences, scores
-from daskfactor.stein.source import Particles
-from daskfactor.stein.targets import make_target
+from daskfactor.stein.particles import Particles
+from daskfactor.stein.scores import BandScore, divergences, make_target, scores
 from tests.stein import naive
 from tests.stein.problems import BY_NAME, PROBLEMS, Problem
 
@@ -35,7 +34,7 @@ def matrix(
     executor: Any = None,
     kept: Any = None,
     dtype: str = "float64",
-) -> stein.Stein:
+) -> kernel_module.Stein:
     """The Stein matrix of a problem's particles; ``kept`` changes how they are kept."""
     W, H = problem.particles(count)
     if kept is not None:
@@ -45,7 +44,7 @@ def matrix(
         particles = Particles.of(W, H, data)
         runner = executor or SerialExecutor()
         d = divergences(runner, data, target, particles)
-        return stein.stein_matrix(runner, data, target, particles, d, kernel, tangent)
+        return kernel_module.stein_matrix(runner, data, target, particles, d, kernel, tangent)
 
 
 def expected(problem: Problem, count: int = 5, tangent: bool = False) -> Array:
@@ -138,7 +137,7 @@ def test_lazy_particles_are_read_once_if_there_is_room(monkeypatch: pytest.Monke
     with problem.open() as data:
         particles = Particles.of(W, H, data)
         assert type(particles.loaded().W) is np.ndarray
-        monkeypatch.setattr("daskfactor.stein.source.memory_budget", lambda limit: 10)
+        monkeypatch.setattr("daskfactor.stein.particles.memory_budget", lambda limit: 10)
         assert particles.loaded() is particles
 
 
@@ -149,7 +148,7 @@ def test_near_duplicates_keep_their_distance() -> None:
     x = 1e3 + spread * rng.standard_normal((25, 2))
     s = 1e3 + spread * rng.standard_normal((3, 25, 2))
     band = BandScore(x, s, np.full(3, -1.0), 0.0, 0.0, np.ones(2))
-    found = stein.block_of(stein.products_of(band), (25, 2))
+    found = kernel_module.block_of(kernel_module.products_of(band), (25, 2))
     apart = x[:, None] - x
     np.testing.assert_allclose(found.r2, (apart**2).sum(axis=(2, 3)), rtol=1e-6)
     cross = ((s[:, None] - s) * apart).sum(axis=(2, 3))

@@ -11,12 +11,10 @@ from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein import svgd
-from daskfactor.stein import svgd_step as ascent
-from daskfactor.stein.kernel import IMQ
+from daskfactor.stein.kernel import IMQ, stein_matrix
+from daskfactor.stein.measure import stein_discrepancy
 from daskfactor.stein.state import History, given
-from daskfactor.stein.stein import stein_matrix
 from daskfactor.stein.svgd import SVGD
-from daskfactor.stein.verbs import stein_discrepancy
 from daskfactor.stein.weights import discrepancy
 from tests.stein.posed import KERNEL, posed, quiet
 from tests.stein.problems import BY_NAME
@@ -50,8 +48,8 @@ def test_direction_is_that_of_liu_and_wang(name: str, tangent: bool) -> None:
     case = BY_NAME[name]
     with case.open() as data:
         problem = posed(case, data, 3, tangent=tangent)
-        cloud = ascent.evaluate(problem, problem.starts)
-        found = svgd.direction(problem, cloud, ascent.blocks_of(problem, cloud), KERNEL)
+        cloud = svgd.evaluate(problem, problem.starts)
+        found = svgd.direction(problem, cloud, svgd.blocks_of(problem, cloud), KERNEL)
     pairs = list(zip(*problem.starts, strict=True))
     for m in range(3):
         expected = [np.zeros_like(one) for one in pairs[m]]
@@ -81,8 +79,8 @@ def test_discrepancies_are_those_of_the_stein_matrix(name: str, tangent: bool) -
     case = BY_NAME[name]
     with case.open() as data:
         problem = posed(case, data, 4, tangent=tangent)
-        cloud = ascent.evaluate(problem, problem.starts)
-        found = ascent.equal_discrepancy(ascent.blocks_of(problem, cloud), KERNEL)
+        cloud = svgd.evaluate(problem, problem.starts)
+        found = svgd.equal_discrepancy(svgd.blocks_of(problem, cloud), KERNEL)
         where = problem.executor, data, problem.target, problem.particles(*problem.starts)
         matrix = stein_matrix(*where, cloud.divergence, KERNEL, tangent).matrix
     assert found == pytest.approx(discrepancy(matrix), rel=1e-12)
@@ -101,12 +99,12 @@ def test_components_that_are_constants_stay() -> None:
 def test_the_nearest_point_of_the_simplex() -> None:
     """Every column less one number, cut off at zero, adds up to 1."""
     x = np.random.default_rng(0).standard_normal((3, 6, 4)) * np.array([0.1, 0.5, 2.0, 50.0])
-    found = ascent.onto_simplex(x)
+    found = svgd.onto_simplex(x)
     np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
     assert found.min() == 0.0
     shift = np.where(found > 0, x - found, -np.inf).max(axis=1, keepdims=True)
     np.testing.assert_allclose(found, np.maximum(x - shift, 0), atol=1e-12)
-    np.testing.assert_allclose(ascent.onto_simplex(found), found, atol=1e-12)
+    np.testing.assert_allclose(svgd.onto_simplex(found), found, atol=1e-12)
 
 
 def test_one_particle_climbs_to_the_mode() -> None:

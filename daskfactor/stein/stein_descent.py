@@ -26,19 +26,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.stein.kernel import IMQ, Multiquadric
-from daskfactor.stein.scores import BandScore, over_bands
-from daskfactor.stein.source import SIDES, Side
+from daskfactor.stein.kernel import IMQ, Block, Multiquadric
+from daskfactor.stein.particles import SIDES, Side
+from daskfactor.stein.scores import TINY, BandScore, Target, ThresholdTarget, over_bands
 from daskfactor.stein.state import (
     Array,
     Pair,
     Problem,
 )
-from daskfactor.stein.stein import Block
-from daskfactor.stein.svgd import apart
+from daskfactor.stein.svgd import Ascent, Cloud, Descent, apart, gathered, held
 from daskfactor.stein.svgd import direction as along_scores
-from daskfactor.stein.svgd_step import Ascent, Cloud, Descent, gathered, held
-from daskfactor.stein.targets import TINY, Target, ThresholdTarget
 
 
 def slopes(problem: Problem, values: Pair) -> Pair:
