@@ -201,7 +201,6 @@ def by_updates(
     return fit.state.gather("rows"), np.ascontiguousarray(Ht.T), fit.objective[-1][0]
 
 
-Array = NDArray[Any]
 SINGLE: Final = 2**26
 """Bytes of data up to which every start is a task of its own; beyond, starts take turns."""
 AWAY: Final = 32

@@ -11,7 +11,7 @@ Source: Masood and Doshi-Velez, section 6.1 and equation 7; Gorham and Mackey 20
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +23,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.stein.particles import Particles, Side
 from daskfactor.stein.scores import BandScore, Target, log_prior, over_bands
 
-Array = NDArray[np.float64]
+Array = NDArray[Any]
 Scale = float | Literal["median"]
 
 
@@ -157,9 +157,6 @@ def median_distance(r2: ArrayLike) -> float:
 # a time.
 #
 # Source: Masood and Doshi-Velez, equations 3 and 7, and step 1 of algorithm 5.
-
-
-Array = NDArray[np.float64]
 
 
 class Products(NamedTuple):

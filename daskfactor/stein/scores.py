@@ -23,7 +23,7 @@ from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.stein.particles import SIDES, Particles, Side
 
-Array = NDArray[np.float64]
+Array = NDArray[Any]
 
 TINY: Final = 1e-30
 """Where the slope of a gamma prior, (shape - 1)/θ, stops growing."""
@@ -139,7 +139,6 @@ def make_target(
 # than a band of the particles behind: what is made of scores can be made at once.
 
 
-Array = NDArray[Any]
 R = TypeVar("R")
 
 SLAB_BYTES: Final = 2**21

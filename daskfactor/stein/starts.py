@@ -15,7 +15,7 @@ from daskfactor.inference.multiplicative import typical_value
 from daskfactor.random import Stream, generator
 from daskfactor.stein.singular import Singular, consistent_signs, truncated_svd, whole_svd
 
-Array = NDArray[np.float64]
+Array = NDArray[Any]
 
 SIZE: Final = 12
 """Rows and columns of a synthetic matrix, at least; more where the rank needs them."""
@@ -108,7 +108,6 @@ def _factorize(X: Array, rank: int, seed: int) -> tuple[Array, Array]:
     return W * np.sqrt(ratio), H / np.sqrt(ratio)[:, None]
 
 
-Array = NDArray[Any]
 Start = Literal["q_transform", "random", "nndsvd", "nndsvdar"]
 
 STARTS: Final[tuple[Start, ...]] = get_args(Start)
