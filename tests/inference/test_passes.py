@@ -20,12 +20,12 @@ SETTINGS: dict[str, Any] = {
     "random_seed": 3,
     "executor": "serial",
     "progressbar": False,
-    "dtype": "float64",
 }
 
 
 def draw(sampler: Any, **options: Any) -> xr.DataTree:
-    return dfac.sample(counts(), MODEL, sampler, **SETTINGS | options)
+    data = dfac.as_blocks(counts(), options.pop("blocks", None), dtype="float64")
+    return dfac.sample(data, MODEL, sampler, **SETTINGS | options)
 
 
 @pytest.mark.parametrize(
