@@ -204,8 +204,9 @@ class _Sweeps:
         self.state: ChainState = chain.tracks[0].state
         key = noise_key(problem.seed, 0)
         self.program = GibbsProgram(
-            hyper=model.resolve(data.mean, 1.0),
+            likelihood=model.likelihood,
             floor=mean_floor(data, model.likelihood),
+            hyper=model.resolve(data.mean, 1.0),
             key=(int(key[0]), int(key[1])),
             frozen=model.frozen,
         )

@@ -16,16 +16,15 @@ from daskfactor.data.schedules import SCHEDULES, Reshuffled, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
-from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.multiplicative import OnIteration, PointFit, typical_value
 from daskfactor.inference.passes import Fit, evaluate
+from daskfactor.inference.program import FactorProgram
 from daskfactor.inference.targets import Columns, make_target
-from daskfactor.kernels import blockwise
 from daskfactor.kernels.descent import descent_kernels
 from daskfactor.kernels.views import SparseBlock
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
 
@@ -109,15 +108,13 @@ class DSGD:
 
 
 @dataclass(frozen=True)
-class DescentProgram:
-    """The block operations of one iteration; immutable, so that any executor may share it.
+class DescentProgram(FactorProgram):
+    """Block operations of one iteration.
 
     Attributes
     ----------
-    likelihood, projected
-        Power of the divergence; whether factors are kept non-negative.
-    floor
-        Smallest mean μ the gradient is taken at.
+    projected
+        Whether factors are kept non-negative.
     columns
         Prior means and pulls of the columns of both factors.
     step
@@ -126,9 +123,7 @@ class DescentProgram:
         Seed of the order in which rows are visited.
     """
 
-    likelihood: Likelihood
     projected: bool
-    floor: float
     columns: Columns
     step: float
     seed: int
@@ -152,23 +147,6 @@ class DescentProgram:
             kernels.sparse(view.indptr, view.indices, view.values, *rest)
         else:
             kernels.dense(view.array, view.row0, view.col0, *rest)
-
-    def evaluate(
-        self,
-        op: Op,
-        data: BlockedData,
-        rows: FactorBand,
-        cols: FactorBand,
-        cells: BlockCells | None,
-        workspace: Workspace,
-    ) -> Evaluation:
-        del cells
-        view = data.view(op.block.row, op.block.col)
-        sums = np.zeros(2)
-        blockwise.evaluate(
-            view, self.likelihood, rows.values, cols.values, self.floor, sums, None, workspace
-        )
-        return Evaluation(op.cycle, op.block, sums)
 
 
 def run_dsgd(
@@ -326,7 +304,7 @@ class _Descent:
     def _program(self, step: float) -> DescentProgram:
         target = self.target
         return DescentProgram(
-            target.likelihood, target.projected, target.floor, target.columns(), step, self.seed
+            target.likelihood, target.floor, target.projected, target.columns(), step, self.seed
         )
 
     def _run(self, plan: tuple[Round, ...], step: float) -> tuple[ChainState, Fit]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
+from daskfactor.inference.base import MOMENTS
 from daskfactor.inference.chain import Chain, OnStep, Setting
 from daskfactor.inference.passes import Fit, evaluate
 from daskfactor.inference.program import COLUMNS, ROWS
@@ -82,13 +83,15 @@ def _variance(data: BlockedData, model: GaussianMF, executor: Executor) -> float
 
 
 def prepare_state(state: ChainState, data: BlockedData, model: GaussianMF) -> None:
-    """Give every band its momentum and the weights of its rows."""
+    """Give every band its momentum, the weights of its rows, and room for its moments."""
     for bands, observed in ((state.rows, data.row_observed), (state.cols, data.col_observed)):
         for band in bands:
             stop = band.offset + len(band.values)
             weights = observation_weights(observed[band.offset : stop], model.n_components)
             band.arrays["weights"] = weights.astype(band.values.dtype)
-            band.arrays["momentum"] = np.zeros_like(band.values)
+            for name in ("momentum", *MOMENTS):
+                band.arrays[name] = np.zeros_like(band.values)
+            band.counts["moments"] = 0
 
 
 @dataclass(frozen=True)
@@ -317,9 +320,6 @@ class GaussianChain(Chain):
             setting.data, self.model, setting.options.seed, self.number, setting.executor
         )
         self.priors = self.hyper
-        for band in state.bands():
-            band.arrays |= {name: np.zeros_like(band.values) for name in ("mean", "m2")}
-            band.counts["moments"] = 0
         self.tracks = [TrackRun(setting.sampler.tracks[0], state)]
 
     def attrs(self) -> dict[str, float]:

@@ -8,17 +8,16 @@ import numpy as np
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import Passes, Schedule
 from daskfactor.errors import DataError, ModelError
-from daskfactor.executors.plan import Action, Op
-from daskfactor.executors.state import BlockCells, Evaluation, FactorBand
+from daskfactor.executors.plan import Op
+from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import ConstantStep, Setup, StepSize, Track, Work
-from daskfactor.inference.program import COLUMNS, ROWS, evaluate_block, finish_cycle
+from daskfactor.inference.program import COLUMNS, ROWS, FactorProgram, finish_cycle, gamma_prior
 from daskfactor.inference.tweedie_chain import NonNegativeSampler
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.fixed import Mask, held
 from daskfactor.models.tweedie import Hyperparameters
-from daskfactor.models.tweedie_law import POISSON
 
 PASSES = 2
 """Passes over the data in a cycle: one in which W moves, one in which H does."""
@@ -27,15 +26,16 @@ ALLOCATED, RATES = "allocated", "rates"
 
 
 @dataclass(frozen=True)
-class GibbsProgram:
-    """One chain's block operations; immutable, so that any executor may share it.
+class GibbsProgram(FactorProgram):
+    """Block operations of a Gibbs sweep: two passes over the data.
+
+    The sums that bands gather are made and used up inside a cycle, so they are in no state,
+    and `touches` does not name them: whatever has no name there travels with its band.
 
     Attributes
     ----------
     hyper
         Rates and shapes of the priors.
-    floor
-        Smallest mean μ that the fit is evaluated at.
     key
         Two 32-bit words that key the chain's numbers; they are addressed by the cycle
         and by global rows and columns.
@@ -44,7 +44,6 @@ class GibbsProgram:
     """
 
     hyper: Hyperparameters
-    floor: float
     key: tuple[int, int]
     frozen: tuple[Mask, Mask] = (None, None)
 
@@ -67,7 +66,7 @@ class GibbsProgram:
         if op.last:
             self._move(cols, COLUMNS, op.cycle)
             for band, factor in ((rows, ROWS), (cols, COLUMNS)):
-                finish_cycle(op, band, *self.hyper.prior(factor), self.frozen[factor])
+                finish_cycle(op, band, gamma_prior(self.hyper, factor, self.frozen))
 
     def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
         """Draw a band from its conditional."""
@@ -84,30 +83,6 @@ class GibbsProgram:
         np.maximum(rates, 0.0, out=rates)  # taking missing cells off again may round
         rates += rate
         return shapes, rates
-
-    def touches(self, op: Op) -> tuple[str, ...]:
-        """Names of a band's arrays that an operation reads or writes.
-
-        Without the sums: they are made and used up inside a cycle, so they are in no
-        state, and whatever has no name here travels with its band.
-        """
-        return self.changes(op)
-
-    def changes(self, op: Op) -> tuple[str, ...]:
-        """Names of a band's arrays that an operation writes."""
-        moves = op.action == Action.UPDATE and op.last and op.wanted.record
-        return ("mean", "m2") if moves else ()
-
-    def evaluate(
-        self,
-        op: Op,
-        data: BlockedData,
-        rows: FactorBand,
-        cols: FactorBand,
-        cells: BlockCells | None,
-        workspace: Workspace,
-    ) -> Evaluation:
-        return evaluate_block(op, data, rows, cols, cells, workspace, (POISSON, self.floor))
 
 
 def gathered(band: FactorBand, name: str) -> Wide:
@@ -215,8 +190,9 @@ class Gibbs(NonNegativeSampler):
                 " use PSGLD() for tempered posteriors"
             )
         return GibbsProgram(
+            setup.model.likelihood,
+            setup.floor,
             hyper=setup.hyper,
-            floor=setup.floor,
             key=setup.key,
             frozen=setup.model.frozen,
         )

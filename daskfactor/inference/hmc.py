@@ -13,11 +13,11 @@ from daskfactor.data.grid import Block
 from daskfactor.data.schedules import Passes, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
-from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.executors.state import BlockCells, ChainState, FactorBand
 from daskfactor.inference.base import MOMENTS, ConstantStep, Setup, StepSize, Track, Work
 from daskfactor.inference.chain import Chain, OnShare, OnStep, Setting
 from daskfactor.inference.passes import Fit, shares
-from daskfactor.inference.program import COLUMNS, ROWS, evaluate_block, finish_cycle
+from daskfactor.inference.program import COLUMNS, ROWS, FactorProgram, finish_cycle, gamma_prior
 from daskfactor.inference.track import TrackRun
 from daskfactor.inference.tweedie_chain import NonNegativeSampler, TweedieChain
 from daskfactor.kernels import blockwise
@@ -25,7 +25,6 @@ from daskfactor.kernels.hamiltonian import drift, kick
 from daskfactor.kernels.langevin import accumulate_moments
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.kernels.workspace import Workspace
-from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.priors import clipped_gamma_log_density
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.random import Stream, generator, noise_key
@@ -75,7 +74,7 @@ FIRST_STEP = 0.5
 
 
 @dataclass(frozen=True)
-class HamiltonianProgram:
+class HamiltonianProgram(FactorProgram):
     """The leapfrog steps of one proposal, on passes over the data.
 
     The first half kick and the first drift come before the plan; every pass but the last
@@ -84,17 +83,15 @@ class HamiltonianProgram:
 
     Attributes
     ----------
-    likelihood, hyper, floor
-        The model, and the smallest mean μ.
+    hyper
+        Dispersion, rates and shapes of the priors.
     size
         ε, the time of a step.
     passes
         Passes of a cycle; 0 only adds the gradients up.
     """
 
-    likelihood: Likelihood
     hyper: Hyperparameters
-    floor: float
     size: float
     passes: int
 
@@ -113,13 +110,13 @@ class HamiltonianProgram:
                 if not op.last:
                     self.drift(band)
 
-    def touches(self, op: Op) -> tuple[str, ...]:
-        """Names of a band's arrays that an operation reads or writes."""
-        return ("spread", *self.changes(op)) if op.action == Action.UPDATE else ()
+    def _reads(self, op: Op) -> tuple[str, ...]:
+        del op
+        return ("spread",)
 
-    def changes(self, op: Op) -> tuple[str, ...]:
-        """Names of a band's arrays that an operation writes."""
-        return ("gradient", "momentum") if op.action == Action.UPDATE else ()
+    def _writes(self, op: Op) -> tuple[str, ...]:
+        del op
+        return ("gradient", "momentum")
 
     def kick(self, band: FactorBand, factor: int, share: float) -> None:
         """A share of a kick."""
@@ -132,17 +129,6 @@ class HamiltonianProgram:
         """A drift; the gradient is to be summed anew where it leads."""
         drift(band.values, band.arrays["momentum"], band.arrays["spread"], self.size)
         band.arrays["gradient"][:] = 0
-
-    def evaluate(
-        self,
-        op: Op,
-        data: BlockedData,
-        rows: FactorBand,
-        cols: FactorBand,
-        cells: BlockCells | None,
-        workspace: Workspace,
-    ) -> Evaluation:
-        return evaluate_block(op, data, rows, cols, cells, workspace, (self.likelihood, self.floor))
 
 
 @dataclass(frozen=True)
@@ -236,7 +222,7 @@ class HMC(NonNegativeSampler):
 
     def program(self, setup: Setup) -> HamiltonianProgram:
         return HamiltonianProgram(
-            setup.model.likelihood, setup.hyper, setup.floor, setup.step(0), self.steps
+            setup.model.likelihood, setup.floor, setup.hyper, setup.step(0), self.steps
         )
 
     def for_compilation(self) -> Self:
@@ -362,13 +348,7 @@ class HMCChain(TweedieChain):
         """Gradient and fit where the chain starts."""
         program = self._program(run.track)
         assert isinstance(program, HamiltonianProgram)
-        self.fit = self._run(
-            run,
-            run.cycle,
-            HamiltonianProgram(
-                program.likelihood, program.hyper, program.floor, program.size, passes=0
-            ),
-        )
+        self.fit = self._run(run, run.cycle, replace(program, passes=0))
 
     def _run(self, run: TrackRun, cycle: int, program: HamiltonianProgram) -> Fit:
         """A program's passes from the present values; the fit where they lead."""
@@ -448,7 +428,7 @@ class HMCChain(TweedieChain):
         op = Op(Action.UPDATE, Block(0, 0), cycle, -1, 1.0, True, wanted)
         for factor, bands in ((ROWS, run.state.rows), (COLUMNS, run.state.cols)):
             for band in bands:
-                finish_cycle(op, band, *self.hyper.prior(factor), self._frozen(factor))
+                finish_cycle(op, band, gamma_prior(self.hyper, factor, self.model.frozen))
         if wanted.record:
             for block, cells in run.state.cells.items():
                 row, col = run.state.rows[block.row], run.state.cols[block.col]

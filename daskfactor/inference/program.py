@@ -10,7 +10,8 @@ followed by the plain step or by the step in the majoriser's metric. At the end 
 cycle every sampler of a `TweedieNMF` calls `finish_cycle`.
 """
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,20 +31,86 @@ from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.priors import clipped_gamma_log_density
 from daskfactor.models.tweedie import Hyperparameters
 
+Array = NDArray[Any]
 ROWS, COLUMNS = 0, 1
 """The two factors in the address of the noise: W and H."""
 
 
 @dataclass(frozen=True)
-class LangevinProgram:
-    """One chain's block operations; immutable, so that any executor may share it.
+class FactorProgram(ABC):
+    """What all programs of two factors share: how they evaluate, and what they touch.
+
+    Immutable, so that any executor may share it. A subclass adds `update`, and names the
+    arrays that it reads and writes.
 
     Attributes
     ----------
-    likelihood, hyper
-        The model: power of the divergence; dispersion φ, rates and shapes of the priors.
+    likelihood
+        The law of an entry given its mean μ.
     floor
-        Smallest mean μ the gradient is taken at.
+        Smallest μ that gradients and the fit are taken at.
+    """
+
+    likelihood: Likelihood
+    floor: float
+
+    @abstractmethod
+    def update(
+        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        """Move the two bands of a block, in place."""
+
+    def evaluate(
+        self,
+        op: Op,
+        data: BlockedData,
+        rows: FactorBand,
+        cols: FactorBand,
+        cells: BlockCells | None,
+        workspace: Workspace,
+    ) -> Evaluation:
+        """Add up the fit over a block, and move the moments of its monitored cells."""
+        view = data.view(op.block.row, op.block.col)
+        watched = None
+        if cells is not None and op.wanted.record:
+            cells.count += 1
+            watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
+        sums = np.zeros(2)
+        factors = rows.values, cols.values
+        blockwise.evaluate(view, self.likelihood, *factors, self.floor, sums, watched, workspace)
+        return Evaluation(op.cycle, op.block, sums)
+
+    def touches(self, op: Op) -> tuple[str, ...]:
+        """Name the arrays of a band that an operation reads or writes."""
+        if op.action != Action.UPDATE:
+            return ()
+        return (*self._reads(op), *self.changes(op))
+
+    def changes(self, op: Op) -> tuple[str, ...]:
+        """Name the arrays of a band that an operation writes."""
+        if op.action != Action.UPDATE:
+            return ()
+        return (*self._writes(op), *(MOMENTS if op.last and op.wanted.record else ()))
+
+    def _reads(self, op: Op) -> tuple[str, ...]:
+        """Name what an update reads and never writes."""
+        del op
+        return ()
+
+    def _writes(self, op: Op) -> tuple[str, ...]:
+        """Name what an update writes besides moments."""
+        del op
+        return ()
+
+
+@dataclass(frozen=True)
+class LangevinProgram(FactorProgram):
+    """Block operations of Langevin steps on conflict-free parts.
+
+    Attributes
+    ----------
+    hyper
+        Dispersion φ, rates and shapes of the priors.
     key
         Two 32-bit words that key the chain's noise.
     step, shrink
@@ -57,9 +124,7 @@ class LangevinProgram:
         Of W and of H, which components never move.
     """
 
-    likelihood: Likelihood
     hyper: Hyperparameters
-    floor: float
     key: tuple[int, int]
     step: StepSize
     shrink: float = 1.0
@@ -123,60 +188,31 @@ class LangevinProgram:
 
     def _finish(self, op: Op, band: FactorBand, factor: int) -> None:
         """Learn the metric from the cycle, and record where it ended."""
-        rate, shape = self.hyper.prior(factor)
+        rate = self.hyper.prior(factor)[0]
         if op.wanted.adapt and self.majorizer:
             band.counts["curvature"] += 1
             gathered, curvature = band.arrays["gathered"], band.arrays["curvature"]
             curvature += (gathered - curvature) / band.counts["curvature"]
             gathered[:] = 0
             set_metric(band, self.hyper.dispersion, rate, self.frozen[factor])
-        finish_cycle(op, band, rate, shape, self.frozen[factor])
+        finish_cycle(op, band, gamma_prior(self.hyper, factor, self.frozen))
 
-    def evaluate(
-        self,
-        op: Op,
-        data: BlockedData,
-        rows: FactorBand,
-        cols: FactorBand,
-        cells: BlockCells | None,
-        workspace: Workspace,
-    ) -> Evaluation:
-        return evaluate_block(op, data, rows, cols, cells, workspace, (self.likelihood, self.floor))
+    def _reads(self, op: Op) -> tuple[str, ...]:
+        del op
+        return ("metric",) if self.majorizer else ()
 
-    def touches(self, op: Op) -> tuple[str, ...]:
-        """Names of a band's arrays that an operation reads or writes."""
-        if op.action != Action.UPDATE:
-            return ()
-        metric = ("metric",) if self.majorizer else ()
-        return (*metric, *self.changes(op))
-
-    def changes(self, op: Op) -> tuple[str, ...]:
-        """Names of a band's arrays that an operation writes."""
-        if op.action != Action.UPDATE:
-            return ()
-        moments = ("mean", "m2") if op.last and op.wanted.record else ()
+    def _writes(self, op: Op) -> tuple[str, ...]:
         if not (op.wanted.adapt and self.majorizer):
-            return moments
-        return ("gathered", *(("curvature", "metric") if op.last else ()), *moments)
+            return ()
+        return ("gathered", *(("curvature", "metric") if op.last else ()))
 
 
-def finish_cycle(
-    op: Op, band: FactorBand, rate: float, shape: float = 1.0, frozen: Mask = None
-) -> None:
+def finish_cycle(op: Op, band: FactorBand, log_density: Callable[[Array], float]) -> None:
     """Record what a cycle left in a band: moments, a draw, its log prior density.
 
-    Every sampler of a `TweedieNMF` calls it for both bands of an operation that is the
-    cycle's last (``op.last``), once they have moved. It does what ``op.wanted`` asks for;
+    Every program calls it for both bands of an operation that is the cycle's last
+    (``op.last``), once they have moved. It does what ``op.wanted`` asks for;
     `prepare_state` makes the arrays.
-
-    Parameters
-    ----------
-    op, band
-        The operation, and one of its bands.
-    rate, shape
-        Of the gamma prior on this factor: ``setup.hyper.prior(ROWS)`` or ``(COLUMNS)``.
-    frozen
-        Components that no prior is put on; ``setup.frozen_w`` or ``setup.frozen_h``.
     """
     if op.wanted.record:
         band.counts["moments"] += 1
@@ -186,29 +222,20 @@ def finish_cycle(
     if op.wanted.keep:
         band.draws.append(band.values.copy())
     if op.wanted.evaluate:
-        free = band.values if frozen is None else band.values[:, ~frozen]
-        band.sums[op.cycle] = clipped_gamma_log_density(free, rate, shape)
+        band.sums[op.cycle] = log_density(band.values)
 
 
-def evaluate_block(
-    op: Op,
-    data: BlockedData,
-    rows: FactorBand,
-    cols: FactorBand,
-    cells: BlockCells | None,
-    workspace: Workspace,
-    law: tuple[Likelihood, float],
-) -> Evaluation:
-    """Sums of fit over a block under a law (likelihood, smallest μ); moves its monitored cells."""
-    view = data.view(op.block.row, op.block.col)
-    watched = None
-    if cells is not None and op.wanted.record:
-        cells.count += 1
-        watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
-    sums = np.zeros(2)
-    likelihood, floor = law
-    blockwise.evaluate(view, likelihood, rows.values, cols.values, floor, sums, watched, workspace)
-    return Evaluation(op.cycle, op.block, sums)
+def gamma_prior(
+    hyper: Hyperparameters, factor: int, frozen: tuple[Mask, Mask] = (None, None)
+) -> Callable[[Array], float]:
+    """Make the log density of a factor's entries that move, as `finish_cycle` takes it."""
+    mask = frozen[factor]
+
+    def log_density(values: Array) -> float:
+        free = values if mask is None else values[:, ~mask]
+        return clipped_gamma_log_density(free, *hyper.prior(factor))
+
+    return log_density
 
 
 def set_metric(band: FactorBand, dispersion: float, rate: float, frozen: Mask = None) -> None:

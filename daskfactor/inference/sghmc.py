@@ -1,6 +1,7 @@
 """Langevin dynamics with momentum on conflict-free parts, for real-valued models."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -11,8 +12,8 @@ from numpy.typing import NDArray
 from daskfactor.checks import positive_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import Reshuffled, Schedule
-from daskfactor.executors.plan import Action, Op
-from daskfactor.executors.state import BlockCells, Evaluation, FactorBand
+from daskfactor.executors.plan import Op
+from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import (
     MOMENTS,
     ConstantStep,
@@ -27,18 +28,15 @@ from daskfactor.inference.base import (
 from daskfactor.inference.chain import Chain, Setting
 from daskfactor.inference.gaussian import (
     HYPER_EVERY,
-    NO_FLOOR,
     GaussianChain,
     column_table,
     quadratic_form,
 )
-from daskfactor.inference.program import COLUMNS, ROWS, evaluate_block
+from daskfactor.inference.program import COLUMNS, ROWS, FactorProgram, finish_cycle
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.langevin import accumulate_moments
 from daskfactor.kernels.momentum import drift, kick_drift, refresh
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.gaussian import GaussianHyper
-from daskfactor.models.tweedie_law import NORMAL
 
 Array = NDArray[Any]
 
@@ -68,7 +66,7 @@ def automatic_momentum_step(blocks: int, n_components: int) -> ConstantStep:
 
 
 @dataclass(frozen=True)
-class GaussianProgram:
+class GaussianProgram(FactorProgram):
     """One chain's block operations; immutable, so that any executor may share it.
 
     Attributes
@@ -108,13 +106,13 @@ class GaussianProgram:
         view = data.view(op.block.row, op.block.col)
         scale = op.scale / self.hyper.noise
         gradients = blockwise.gradient(
-            view, NORMAL, rows.values, cols.values, scale, NO_FLOOR, workspace
+            view, self.likelihood, rows.values, cols.values, scale, self.floor, workspace
         )
         self._move(op, rows, gradients[0], ROWS)
         self._move(op, cols, gradients[1], COLUMNS)
         if op.last:
-            self._finish_cycle(op, rows, ROWS)
-            self._finish_cycle(op, cols, COLUMNS)
+            finish_cycle(op, rows, self._density(ROWS))
+            finish_cycle(op, cols, self._density(COLUMNS))
 
     def _move(self, op: Op, band: FactorBand, gradient: Array, factor: int) -> None:
         columns = self._columns[factor].astype(band.values.dtype)
@@ -128,41 +126,17 @@ class GaussianProgram:
             refresh(momentum, keep, key, op.iteration, factor, band.offset)
             drift(band.values, momentum, weights, columns, size, share)
 
-    def _finish_cycle(self, op: Op, band: FactorBand, factor: int) -> None:
-        """Bookkeeping of a band once the cycle's last part has moved it."""
-        if op.wanted.record:
-            for name in ("mean", "m2"):
-                if name not in band.arrays:
-                    band.arrays[name] = np.zeros_like(band.values)
-            band.counts["moments"] = band.counts.get("moments", 0) + 1
-            accumulate_moments(
-                band.values, band.counts["moments"], band.arrays["mean"], band.arrays["m2"]
-            )
-        if op.wanted.keep:
-            band.draws.append(band.values.copy())
-        if op.wanted.evaluate:
-            band.sums[op.cycle] = quadratic_form(band.values, self._columns[factor])
+    def _density(self, factor: int) -> Callable[[Array], float]:
+        columns = self._columns[factor]
+        return lambda values: quadratic_form(values, columns)
 
-    def evaluate(
-        self,
-        op: Op,
-        data: BlockedData,
-        rows: FactorBand,
-        cols: FactorBand,
-        cells: BlockCells | None,
-        workspace: Workspace,
-    ) -> Evaluation:
-        return evaluate_block(op, data, rows, cols, cells, workspace, (NORMAL, NO_FLOOR))
+    def _reads(self, op: Op) -> tuple[str, ...]:
+        del op
+        return ("weights",)
 
-    def touches(self, op: Op) -> tuple[str, ...]:
-        """Names of a band's arrays that an operation reads or writes."""
-        return ("weights", *self.changes(op)) if op.action == Action.UPDATE else ()
-
-    def changes(self, op: Op) -> tuple[str, ...]:
-        """Names of a band's arrays that an operation writes."""
-        if op.action != Action.UPDATE:
-            return ()
-        return ("momentum", *(("mean", "m2") if op.last and op.wanted.record else ()))
+    def _writes(self, op: Op) -> tuple[str, ...]:
+        del op
+        return ("momentum",)
 
 
 @dataclass(frozen=True)
@@ -226,6 +200,8 @@ class SGHMC(Sampler):
 
     def program(self, setup: Setup) -> GaussianProgram:
         return GaussianProgram(
+            setup.model.likelihood,
+            setup.floor,
             hyper=setup.hyper,
             biases=setup.model.biases,
             key=setup.key,

@@ -13,7 +13,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, place_cells
 from daskfactor.inference.base import ConstantStep
-from daskfactor.inference.gaussian import HyperSampler, warm_start
+from daskfactor.inference.gaussian import NO_FLOOR, HyperSampler, warm_start
 from daskfactor.inference.passes import Fit
 from daskfactor.inference.sghmc import GaussianProgram, automatic_momentum_step
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
@@ -170,7 +170,8 @@ def run_chain(
             wanted,
         )
         words = (int(key[0]), int(key[1]))
-        state = executor.run(plan, program(hyper, model.biases, words, size, **extra), state, data)
+        operations = program(model.likelihood, NO_FLOOR, hyper, model.biases, words, size, **extra)
+        state = executor.run(plan, operations, state, data)
         residual = sum(float(e.values[1]) for e in state.evaluations if e.cycle == end - 1)
         state.forget()
         hyper = sampler.adapt(hyper, state, Fit(-residual / 2, residual), end, end <= tune)

@@ -73,9 +73,11 @@ class NoScale(GaussianProgram):
 class HotMomentum(GaussianProgram):
     """The momentum a twentieth too large after every cycle."""
 
-    def _finish_cycle(self, op: Op, band: FactorBand, factor: int) -> None:
-        band.arrays["momentum"] *= 1.05
-        super()._finish_cycle(op, band, factor)
+    def update(self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, work: Any) -> None:
+        super().update(op, data, rows, cols, work)
+        if op.last:
+            rows.arrays["momentum"] *= 1.05
+            cols.arrays["momentum"] *= 1.05
 
 
 class NoPriorOnColumns(GaussianProgram):

@@ -1,5 +1,6 @@
 """Gibbs sampling against exact posteriors, by Geweke's joint test, and planted bugs."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ class SameNumbers(GibbsProgram):
     def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
         prior = self.hyper.prior(factor)
         hyper = self.hyper._replace(rate_w=prior[0], shape_w=prior[1])
-        GibbsProgram._move(GibbsProgram(hyper, self.floor, self.key), band, 0, cycle)
+        GibbsProgram._move(replace(self, hyper=hyper, frozen=(None, None)), band, 0, cycle)
 
 
 HYPER = Hyperparameters(1.0, 1.0, 0.8, 1.0, 1.5)
