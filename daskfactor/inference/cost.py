@@ -2,9 +2,10 @@
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_type_hints
 
 import numpy as np
+from dask.utils import format_bytes, format_time
 from numpy.typing import DTypeLike
 
 from daskfactor.checks import whole_number
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from daskfactor.executors.base import Executor
 
 
-MARGIN = 1.35
+MARGIN = 1.3
 """What runs take at most, in units of what their states, draws and buffers add up to.
 
 Measured (tests/inference/measuring.py): copies on their way to results and checkpoints, and
@@ -39,7 +40,7 @@ what the C library keeps of memory that was given back in small pieces.
 """
 WRITING_BYTES = 72 * 2**20
 """Chunks that are on their way to a store at one time; measured."""
-COPIES = 4
+COPIES = 3
 """States beside the chain's own where blocks are updated by tasks or in other processes."""
 OPERATION_BYTES = 512
 """A planned block update with its address and its share of the evaluations."""
@@ -118,21 +119,21 @@ class Cost:
         Floating-point operations, and a rough guess of the time they take.
     """
 
-    data: int
-    data_memory: int
-    block: int
-    bands: int
-    task: int
-    factors: int
-    state: int
-    rollback: int
-    checkpoint: int
-    segment_draws: int
-    result: int
-    store: int
-    worker: int
-    client: int
-    peak: int
+    data: Annotated[int, "all decoded blocks"]
+    data_memory: Annotated[int, "of them in memory, input not counted"]
+    block: Annotated[int, "largest block"]
+    bands: Annotated[int, "its two bands with all that travels with them"]
+    task: Annotated[int, "block, bands and buffers of one update"]
+    factors: Annotated[int, "one W and one H"]
+    state: Annotated[int, "all arrays of all chains"]
+    rollback: Annotated[int, "a chain's copy to go back to"]
+    checkpoint: Annotated[int, "gathered after each segment"]
+    segment_draws: Annotated[int, "draws waiting for a segment's end"]
+    result: Annotated[int, "without a store, in memory"]
+    store: Annotated[int, "with a store, on disk"]
+    worker: Annotated[int, "peak of each worker"]
+    client: Annotated[int, "peak of the process that runs it"]
+    peak: Annotated[int, "largest of these two, beside input and interpreter"]
     phase: str
     blocks: int
     cycles: int
@@ -147,47 +148,32 @@ class Cost:
 
     def __str__(self) -> str:
         """Table in readable units."""
+        rows = [
+            (
+                name.replace("_", " "),
+                format_bytes(getattr(self, name)).replace("k", "K"),
+                hint.__metadata__[0],
+            )
+            for name, hint in get_type_hints(type(self), include_extras=True).items()
+            if hasattr(hint, "__metadata__")
+        ]
         every = f", every {self.keep_every}th" if self.keep_every > 1 else ""
         kept = f"{self.draws_kept} a chain{every}" if self.keep_every else "none, moments only"
-        rows = [(name, _size_text(getattr(self, name))) for name, _ in BYTES]
-        rows += [("peak while", self.phase), ("grid", f"{self.blocks} x {self.blocks} blocks")]
         rows += [
-            ("cycles", f"{self.cycles} in {self.segments} segments"),
-            ("draws kept", kept),
-            ("block updates", f"{self.updates:,}"),
+            ("peak while", self.phase, ""),
+            ("grid", f"{self.blocks} x {self.blocks} blocks", ""),
+            ("cycles", f"{self.cycles} in {self.segments} segments", ""),
+            ("draws kept", kept, ""),
+            ("block updates", f"{self.updates:,}", ""),
         ]
         for name, count in self.tasks.items():
             each = f"{self.tasks_per_cycle[name]:.3g} a cycle"
-            rows.append((f"tasks ({name})", f"{count:,}, {each}" if count else "none"))
-        rows.append(
-            ("time", f"roughly {_time_text(self.seconds)} at {FLOPS / 1e9:.0f} GF/s a thread")
-        )
-        notes = dict(BYTES)
-        width = max(len(name) for name, _ in rows)
-        lines = [
-            f"{name.replace('_', ' '):<{width}}  {text:>10}  {notes.get(name, '')}".rstrip()
-            for name, text in rows
-        ]
+            rows.append((f"tasks ({name})", f"{count:,}, {each}" if count else "none", ""))
+        speed = f"at {FLOPS / 1e9:.0f} GF/s a thread"
+        rows.append(("time", f"roughly {format_time(self.seconds)} {speed}", ""))
+        width = max(len(name) for name, _, _ in rows)
+        lines = (f"{name:<{width}}  {text:>10}  {note}".rstrip() for name, text, note in rows)
         return "\n".join(lines)
-
-
-BYTES = (
-    ("data", "all decoded blocks"),
-    ("data_memory", "of them in memory, input not counted"),
-    ("block", "largest block"),
-    ("bands", "its two bands with all that travels with them"),
-    ("task", "block, bands and buffers of one update"),
-    ("factors", "one W and one H"),
-    ("state", "all arrays of all chains"),
-    ("rollback", "a chain's copy to go back to"),
-    ("checkpoint", "gathered after each segment"),
-    ("segment_draws", "draws waiting for a segment's end"),
-    ("result", "without a store, in memory"),
-    ("store", "with a store, on disk"),
-    ("worker", "peak of each worker"),
-    ("client", "peak of the process that runs it"),
-    ("peak", "largest of these two, beside input and interpreter"),
-)
 
 
 @verb
@@ -270,7 +256,10 @@ def estimate_cost(
     if executor == "auto":
         executor = "threads" if client is None else choose_executor(client, plain, model.width).name
     place = _place_of(executor, client, workers, lanes, store is not None)
-    return _cost(setting, data, _count_cells(monitor, data), place)
+    cells = _count_cells(monitor, data)
+    sizes = _sizes(setting, data, cells, place)
+    counts, longest = _operations(setting, place)
+    return Cost(**_peaks(setting, data, sizes, cells, place, longest), **sizes, **counts)
 
 
 def _place_of(
@@ -288,104 +277,74 @@ def _place_of(
     return _Place(executor, workers, 1 if executor == "serial" else lanes, stored)
 
 
-def _cost(setting: Setting, data: Outline, cells: int, place: _Place) -> Cost:
-    """Put together the sizes of what there is; only the peak is more than their sum."""
-    options, sampler, grid = setting.options, setting.sampler, data.grid
-    cycles, chains, blocks = options.cycles, options.chains, grid.blocks**2
-    tracks, shares = len(sampler.tracks), sum(1 / own.coarseness for own in sampler.tracks)
-    counts = _operations(setting, place.workers)
-
-    each = setting.model.width * data.dtype.itemsize
-    factors = sum(data.shape) * each
-    tuning, drawing = (int(tracks * n * factors) for n in sampler.carried(setting.model.width))
-    state = tuning if options.tune else drawing
-    waiting = int(_most_waiting(setting) * chains * shares * factors)
-    draws = int(options.kept * chains * shares * factors)
-    size = data.shape[0] * data.shape[1] * data.dtype.itemsize
+def _sizes(setting: Setting, data: Outline, cells: int, place: _Place) -> dict[str, Any]:
+    """Add up what there is: blocks, states, draws, results, and what one update works on."""
+    options, sampler, width = setting.options, setting.sampler, setting.model.width
+    itemsize, chains, tracks = data.dtype.itemsize, options.chains, len(sampler.tracks)
+    factors = sum(data.shape) * width * itemsize
+    tuning, drawing = (tracks * n * factors for n in sampler.carried(width))
+    several = int(chains * sum(factors / track.coarseness for track in sampler.tracks))
+    size = data.shape[0] * data.shape[1] * itemsize
     observed = size if data.keeps_copy and (place.stored or size <= SMALL_DATA) else 0
-    result = draws + chains * (2 * factors + 16 * cells) + observed
-
-    rows, cols = max(grid.rows.sizes), max(grid.cols.sizes)
-    bands = int((rows + cols) * each * tuning / max(1, tracks * factors))
-    tile = 0 if data.is_sparse else tile_rows(rows, cols, setting.model.width, 4) * cols
+    moments = chains * (2 * factors + 16 * cells)
+    rows, cols = max(data.grid.rows.sizes), max(data.grid.cols.sizes)
+    bands = int((rows + cols) * width * itemsize * tuning / (tracks * factors))
     # Gradient, curvature and its weighted copy, in double precision where sums are taken so.
-    buffers = 3 * (rows + cols) * setting.model.width * 8 + 2 * tile * data.dtype.itemsize
-    buffers += data.largest if data.buffered else 0
-    task = buffers + bands * (2 if place.executor == "tasks" else 1)
-    threads = place.lanes * (task + DENSITY_BYTES * min(SLAB, int(data.n_stored.max())))
+    buffers = 3 * (rows + cols) * width * 8 + (data.largest if data.buffered else 0)
+    if not data.is_sparse:
+        buffers += 2 * tile_rows(rows, cols, width, itemsize) * cols * itemsize
+    checkpoint = int(chains * (tuning if options.tune else drawing))
+    result = options.kept * several + moments + observed
+    return {
+        "data": data.decoded,
+        "data_memory": data.held,
+        "block": data.largest,
+        "bands": bands,
+        "task": buffers + bands * (2 if place.executor == "tasks" else 1),
+        "factors": factors,
+        "state": int(chains * tuning),
+        "rollback": int(tuning),
+        "checkpoint": checkpoint,
+        "segment_draws": _most_waiting(setting) * several,
+        "result": result,
+        "store": result + 2 * checkpoint,
+        "observed": observed,
+    }
 
-    # What there is at once besides blocks, by what the run does.
-    plan = blocks * counts.longest * (TASK_BYTES if place.executor == "tasks" else OPERATION_BYTES)
-    usual = plan + cells * CELL_BYTES * (chains + 1) * tracks + (0 if place.elsewhere else threads)
-    states = chains + 1 + (COPIES if place.elsewhere or place.executor == "tasks" else 0)
-    stored = 2 * waiting + WRITING_BYTES
+
+def _peaks(
+    setting: Setting, data: Outline, sizes: dict[str, int], cells: int, place: _Place, longest: int
+) -> dict[str, Any]:
+    """Say when most of what there is exists at once, and how much that is."""
+    options, waiting, observed = setting.options, sizes["segment_draws"], sizes.pop("observed")
+    tasks = place.executor == "tasks"
+    slab = DENSITY_BYTES * min(SLAB, int(data.n_stored.max()))
+    threads = place.lanes * (sizes["task"] + slab)
+    usual = data.grid.blocks**2 * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
+    usual += cells * CELL_BYTES * (options.chains + 1) * len(setting.sampler.tracks)
+    usual += 0 if place.elsewhere else threads
+    states = options.chains + 1 + (COPIES if place.elsewhere or tasks else 0)
+    drawn = 2 * waiting + WRITING_BYTES if place.stored else waiting + sizes["result"] - observed
+    tuning, drawing = setting.sampler.carried(setting.model.width)
+    after = int(sizes["rollback"] * drawing / tuning) if options.tune else sizes["rollback"]
     phases = {
         "reading the data": data.loading,
-        "tuning": usual + states * state,
-        "drawing": usual + states * (drawing if options.tune else state),
+        "tuning": usual + states * sizes["rollback"],
+        "drawing": usual + states * after + drawn,
     }
-    phases["drawing"] += stored if place.stored else result - observed + waiting
-    for phase in ("tuning", "drawing"):
-        phases[phase] = data.held + observed + int(MARGIN * phases[phase])
-    client = max(phases.values())
-    worker = client
-    if place.elsewhere:
-        share = data.decoded + int(MARGIN * (COPIES * state + waiting))
-        worker = share // place.workers + int(MARGIN * threads)
+    for name in ("tuning", "drawing"):
+        phases[name] = data.held + observed + int(MARGIN * phases[name])
     phase = max(phases, key=lambda name: phases[name])
-
-    passes = 1.5 * setting.warm_passes * chains
-    work = counts.cycles + EVALUATION * counts.evaluations + passes
-    return Cost(
-        data=data.decoded,
-        data_memory=data.held,
-        block=data.largest,
-        bands=bands,
-        task=task,
-        factors=factors,
-        state=chains * tuning,
-        rollback=tuning,
-        checkpoint=chains * state,
-        segment_draws=waiting,
-        result=result,
-        store=result + 2 * chains * state,
-        worker=worker,
-        client=client,
-        peak=max(worker, client),
-        phase=phase if client >= worker else "updating blocks on a worker",
-        blocks=grid.blocks,
-        cycles=cycles,
-        segments=len(setting.ends),
-        draws_kept=options.kept,
-        keep_every=options.keep_every,
-        updates=counts.updates,
-        tasks_per_cycle={name: count / cycles for name, count in counts.tasks.items()},
-        tasks=counts.tasks,
-        flops=setting.work * work,
-        seconds=setting.work * work / (FLOPS * place.workers * place.lanes),
-    )
+    client = worker = phases[phase]
+    if place.elsewhere:
+        moving = COPIES * sizes["rollback"] + waiting
+        worker = (data.decoded + int(MARGIN * moving)) // place.workers + int(MARGIN * threads)
+        phase = phase if client >= worker else "updating blocks on a worker"
+    return {"client": client, "worker": worker, "peak": max(client, worker), "phase": phase}
 
 
-def _most_waiting(setting: Setting) -> int:
-    """Count the draws of one fine track that wait for the end of a segment, at most."""
-    options = setting.options
-    done = [max(0, end - options.tune) // options.thin for end in (0, *setting.ends)]
-    kept = [count // options.keep_every if options.keep_every else 0 for count in done]
-    return max(end - start for start, end in itertools.pairwise(kept))
-
-
-class _Operations(NamedTuple):
-    """Cycles and evaluations of all chains and tracks, what they come to, the longest plan."""
-
-    cycles: int
-    evaluations: int
-    updates: int
-    tasks: dict[str, int]
-    longest: int
-
-
-def _operations(setting: Setting, workers: int) -> _Operations:
-    """Count what a run does, as its chains do it."""
+def _operations(setting: Setting, place: _Place) -> tuple[dict[str, Any], int]:
+    """Count what a run does, as its chains do it; the second is the cycles of the longest plan."""
     options, sampler, blocks = setting.options, setting.sampler, setting.data.grid.blocks
     # Plans end where segments do, and where hyperparameters are drawn.
     every = sampler.learns_every or options.cycles
@@ -394,15 +353,39 @@ def _operations(setting: Setting, workers: int) -> _Operations:
     cycles = evaluations = plans = 0
     for coarseness in (track.coarseness for track in sampler.tracks):
         start = 0 if coarseness == 1 else setting.split
-        cycles += options.chains * ((options.cycles - start) // coarseness)
-        extra = sum(stop > start for stop in between)
-        evaluations += options.chains * (extra + options.draws // coarseness)
-        plans += options.chains * sum(stop > start for stop in stops)
-    updates = blocks**2 * (sampler.work(blocks).visits * cycles + evaluations)
+        cycles += (options.cycles - start) // coarseness
+        evaluations += sum(stop > start for stop in between) + options.draws // coarseness
+        plans += sum(stop > start for stop in stops)
+    updates = blocks**2 * (sampler.work(blocks).visits * cycles + evaluations) * options.chains
     side = getattr(sampler.schedule, "groups", blocks)
-    tasks = {"tasks": updates * side**2 // blocks**2, "ring": plans * workers, "lanes": 0}
+    tasks = {
+        "tasks": updates * side**2 // blocks**2,
+        "ring": plans * options.chains * place.workers,
+        "lanes": 0,
+    }
+    passes = cycles + EVALUATION * evaluations + 1.5 * setting.warm_passes
+    flops = setting.work * options.chains * passes
     longest = max(stop - start for start, stop in itertools.pairwise([0, *stops]))
-    return _Operations(cycles, evaluations, updates, tasks, longest)
+    return {
+        "blocks": blocks,
+        "cycles": options.cycles,
+        "segments": len(setting.ends),
+        "draws_kept": options.kept,
+        "keep_every": options.keep_every,
+        "updates": updates,
+        "tasks_per_cycle": {name: count / options.cycles for name, count in tasks.items()},
+        "tasks": tasks,
+        "flops": flops,
+        "seconds": flops / (FLOPS * place.workers * place.lanes),
+    }, longest
+
+
+def _most_waiting(setting: Setting) -> int:
+    """Count the draws of one fine track that wait for the end of a segment, at most."""
+    options = setting.options
+    done = [max(0, end - options.tune) // options.thin for end in (0, *setting.ends)]
+    kept = [count // options.keep_every if options.keep_every else 0 for count in done]
+    return max(end - start for start, end in itertools.pairwise(kept))
 
 
 def _count_cells(monitor: Any, data: Outline) -> int:
@@ -429,18 +412,6 @@ def _count_cells(monitor: Any, data: Outline) -> int:
     )
 
 
-def _size_text(count: float) -> str:
-    """Write bytes in the largest unit that leaves a number of at least one."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            break
-        count /= 1024
-    return f"{count:.4g} {unit}"
-
-
-def _time_text(seconds: float) -> str:
-    """Write seconds, minutes, hours or days, whichever reads best."""
-    for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1g} s"
+def _size_text(count: int) -> str:
+    """Write bytes in a readable unit, the prefix for 1024 as a capital like all others."""
+    return format_bytes(count).replace("k", "K")
