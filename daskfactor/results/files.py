@@ -1,4 +1,4 @@
-"""Files of a run store: atomic replacement, flushing to disk, the lock of the writer.
+"""Files of a run store: replaced atomically, flushed to disk, checked when read, one writer.
 
 zarr's own LocalStore writes a temporary file beside its target and renames it
 (since zarr 3.1; before that it wrote in place). It neither flushes to disk nor hides
@@ -9,33 +9,41 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import uuid
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterator
 from errno import EDQUOT, ENOLCK, ENOSPC, ENOSYS, ENOTSUP
 from pathlib import Path
 from typing import Any, Final, Self
 
+import fsspec
+import google_crc32c
+from filelock import FileLock, Timeout
 from zarr.core.buffer import Buffer
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, WrapperStore
 
-from daskfactor.errors import StoreError
+from daskfactor.errors import StoreError, StoreFormatError
 
-DISK_FULL: Final = frozenset({ENOSPC, EDQUOT})
+_DISK_FULL: Final = frozenset({ENOSPC, EDQUOT})
 _NO_LOCKS: Final = frozenset({ENOLCK, ENOSYS, ENOTSUP})
 _PARTIAL: Final = ".partial"
+_CHUNK: Final = re.compile(r"(?P<array>.+)/c(/\d+)*")
+SEAL: Final = "crc32"
+"""Key under which a document keeps the checksum of all else that it says."""
 
 
-def replace_file(path: Path, data: Any, scratch: Path, *, flush: bool) -> None:
-    """Put ``data`` at ``path`` so that a reader sees the old file or the new one, never a part.
+def replace_file(path: Path, write: Callable[[Any], object], scratch: Path, *, flush: bool) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part.
 
     Parameters
     ----------
     path
         The target; its folder is made if need be.
-    data
-        Anything with the buffer protocol.
+    write
+        Called with the open file.
     scratch
         Folder on the same file system for the file in the making.
     flush
@@ -50,7 +58,7 @@ def replace_file(path: Path, data: Any, scratch: Path, *, flush: bool) -> None:
     making = scratch / f"{uuid.uuid4().hex}{_PARTIAL}"
     try:
         with making.open("wb") as file:
-            file.write(data)
+            write(file)
             if flush:
                 file.flush()
                 os.fsync(file.fileno())
@@ -59,20 +67,44 @@ def replace_file(path: Path, data: Any, scratch: Path, *, flush: bool) -> None:
         making.unlink(missing_ok=True)
         raise
     if flush:
-        flush_path(path.parent)
+        _flush_path(path.parent)
 
 
 def replace_json(path: Path, document: Any, scratch: Path) -> None:
     """Replace a JSON file atomically and force it to the disk."""
-    replace_file(path, json.dumps(document).encode(), scratch, flush=True)
+    text = json.dumps(document).encode()
+    replace_file(path, lambda file: file.write(text), scratch, flush=True)
 
 
-def read_json(path: Path) -> Any:
-    """Content of a JSON file; ValueError if it is not JSON, OSError if it is not there."""
-    return json.loads(path.read_bytes())
+def read_json(path: Path | str) -> Any:
+    """Read a JSON file, local or at a URL; ValueError if it is none, OSError if it is not there."""
+    if "://" not in str(path):
+        return json.loads(Path(path).read_bytes())
+    with fsspec.open(str(path), "rb") as file:
+        return json.load(file)
 
 
-def flush_path(path: Path) -> None:
+def seal(document: dict[str, Any], part: str) -> dict[str, Any]:
+    """Put a checksum of the whole document into one of its parts."""
+    bare = {name: entry for name, entry in document[part].items() if name != SEAL}
+    text = json.dumps(document | {part: bare}, sort_keys=True)
+    return document | {part: bare | {SEAL: zlib.crc32(text.encode())}}
+
+
+def check_seal(document: dict[str, Any], part: str) -> None:
+    """Compare a document with its checksum, if it has one: others may have rewritten it.
+
+    Raises
+    ------
+    ValueError
+        If they do not agree.
+    """
+    found = document[part].get(SEAL)
+    if found is not None and found != seal(document, part)[part][SEAL]:
+        raise ValueError("its checksum does not agree")
+
+
+def _flush_path(path: Path) -> None:
     """Force a file, or the names in a folder, to the disk."""
     if sys.platform == "win32" and path.is_dir():
         return  # Windows cannot open folders, and orders renames itself
@@ -106,7 +138,7 @@ class DurableStore(LocalStore):
         self._unflushed: set[Path] = set()
 
     def with_read_only(self, read_only: bool = False) -> Self:
-        """The store itself: it is only ever opened for writing."""
+        """Give the store itself: it is only ever opened for writing."""
         return self
 
     async def set(self, key: str, value: Buffer) -> None:
@@ -116,7 +148,8 @@ class DurableStore(LocalStore):
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write one value, atomically."""
         path = self.root / key
-        replace_file(path, value.as_numpy_array(), self._scratch, flush=False)
+        data = value.as_numpy_array()
+        replace_file(path, lambda file: file.write(data), self._scratch, flush=False)
         self._unflushed.add(path)
 
     def flush(self) -> None:
@@ -124,17 +157,68 @@ class DurableStore(LocalStore):
         folders: set[Path] = set()
         for path in self._unflushed:
             with contextlib.suppress(FileNotFoundError):
-                flush_path(path)
+                _flush_path(path)
                 folders.update((path.parent, path.parent.parent))
         for folder in folders:
-            flush_path(folder)
+            _flush_path(folder)
         self._unflushed.clear()
 
 
-# POSIX record locks belong to the process: they vanish with it however it dies, are not
-# inherited by forked workers, and a reused process id cannot be mistaken for their holder.
-# They do not exclude a second writer in the same process, which this set does.
-_HELD: Final[set[Path]] = set()
+class CheckedStore(WrapperStore[Any]):
+    """A zarr store to read from, in which a chunk is whole or a sentence about damage is raised.
+
+    Parameters
+    ----------
+    store
+        Where the chunks are.
+    where
+        The run store, for the message.
+    checked
+        Paths of the arrays whose chunks end in a CRC-32C and all exist, as far as they are read.
+    """
+
+    def __init__(self, store: Any, where: str = "", checked: Collection[str] = ()) -> None:
+        super().__init__(store)
+        self.where = where
+        self.checked = set(checked)
+        self.partial: set[str] = set()
+        """Groups that may lack chunks: their values are being written for the first time."""
+        self._token = uuid.uuid4().hex
+
+    def _with_store(self, store: Any) -> Self:
+        other = type(self)(store, self.where, self.checked)
+        other.partial = self.partial
+        return other
+
+    def __dask_tokenize__(self) -> tuple[str, str]:
+        # The same path may hold other draws the next time it is opened.
+        return (self.where, self._token)
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Buffer | None:
+        """Read one value.
+
+        Raises
+        ------
+        StoreFormatError
+            If it is a chunk that is damaged or gone.
+        """
+        found: Buffer | None = await self._store.get(key, prototype, byte_range)
+        chunk = _CHUNK.fullmatch(key)
+        if chunk is None or chunk["array"] not in self.checked or byte_range is not None:
+            return found
+        if found is None:
+            if key.split("/", maxsplit=1)[0] in self.partial:
+                return None
+            raise self._damage(f"{key} is missing")
+        raw = found.as_numpy_array().tobytes()
+        if google_crc32c.value(raw[:-4]).to_bytes(4, "little") != raw[-4:]:
+            raise self._damage(f"{key} is not what was written")
+        return found
+
+    def _damage(self, why: str) -> StoreFormatError:
+        return StoreFormatError(
+            f"{self.where} is a damaged run store: {why}; restore it from a copy"
+        )
 
 
 class WriterLock:
@@ -142,64 +226,39 @@ class WriterLock:
 
     Parameters
     ----------
-    path
-        The lock file; it stays behind, holding the process id of the last writer.
+    folder
+        Where the lock is; beside it the process that wrote last is named.
     run
-        The store, for the message.
+        The store, for messages.
+
+    Raises
+    ------
+    StoreError
+        If another writer, here or in another process, holds it.
     """
 
-    def __init__(self, path: Path, run: Path) -> None:
-        self._path = path.resolve()
-        self._run = run
-        self._handle: int | None = None
-
-    def acquire(self) -> None:
-        """Take the lock.
-
-        Raises
-        ------
-        StoreError
-            If another writer, here or in another process, holds it.
-        """
-        if self._path in _HELD:
-            raise StoreError(self._busy(f"this process ({os.getpid()})"))
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+    def __init__(self, folder: Path, run: Path) -> None:
+        self._lock = FileLock(folder / "lock", thread_local=False)
+        name = folder / "writer"
+        me = f"{os.getpid()} on {socket.gethostname()}"
         try:
-            _lock(handle)
-        except OSError as error:
-            owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "unknown"
-            os.close(handle)
-            if error.errno not in _NO_LOCKS:
-                raise StoreError(self._busy(f"process {owner}")) from error
-            return
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        self._handle = handle
-        _HELD.add(self._path)
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            owner = name.read_text().strip() if name.exists() else "unknown"
+            owner = f"this process ({os.getpid()})" if owner == me else f"process {owner}"
+            raise StoreError(
+                f"{run} is being written by {owner}; wait for it to end or stop it, or give this "
+                "run another path"
+            ) from error
+        except (NotImplementedError, OSError) as error:
+            # A file system without locks: the caller has to see to it alone.
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise
+        name.write_text(f"{me}\n")
 
     def release(self) -> None:
         """Give the lock up; harmless when it is not held."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-            _HELD.discard(self._path)
-
-    def _busy(self, owner: str) -> str:
-        return (
-            f"{self._run} is being written by {owner}; wait for it to end or stop it, "
-            "or give this run another path"
-        )
-
-
-def _lock(handle: int) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock.release()
 
 
 @contextlib.contextmanager
@@ -225,7 +284,7 @@ def disk_errors(what: str, path: Path, safe: str) -> Iterator[None]:
     except StoreError:
         raise
     except OSError as error:
-        full = error.errno in DISK_FULL
+        full = error.errno in _DISK_FULL
         cause = "the disk is full" if full else f"the system says: {error.strerror or error}"
         remedy = "free some space and resume the run" if full else "mend this and resume the run"
         failure = StoreError(f"could not write {what} to {path}, {cause}; {safe}; {remedy}")

@@ -7,18 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from daskfactor.results.schema import (
-    COLUMN,
-    MOMENTS,
-    MONITOR,
-    OF_CYCLES,
-    OF_PARTICLES,
-    REGISTRY,
-    ROW,
-    STEIN,
-    Kind,
-    Variable,
-)
+from daskfactor.results.schema import COARSE, COLUMN, MONITOR, ROW, Kind, Variable
 from daskfactor.results.spec import RunSpec
 
 # Large enough that a file is worth its system calls, small enough that rewriting a
@@ -43,34 +32,12 @@ class Layout(NamedTuple):
 
 def layouts(spec: RunSpec) -> list[Layout]:
     """Dims, shape, dtype, chunks and fill value of every variable of a run."""
-    return [_layout(variable, spec) for variable in REGISTRY if _present(variable, spec)]
-
-
-def _present(variable: Variable, spec: RunSpec) -> bool:
-    if variable.name == "acceptance_rate":
-        return spec.has_acceptance
-    if variable.name in OF_PARTICLES:
-        return spec.has_weights
-    if variable.name in OF_CYCLES and variable.group == "sample_stats":
-        return not spec.has_weights
-    if variable.name in ("objective", "threshold"):
-        return spec.has_objective
-    wanted = {
-        MOMENTS: not spec.has_weights,
-        STEIN: spec.has_weights,
-        "constant_data": not spec.has_objective,
-        "posterior": spec.keep == "draws",
-        "posterior_coarse": spec.keep == "draws" and spec.has_coarse,
-        "monitor": spec.n_monitor > 0,
-        "warmup_sample_stats": spec.warmup_draws > 0,
-        "observed_data": spec.observed is not None,
-    }
-    return wanted.get(variable.group, True)
+    return [_layout(variable, spec) for variable in spec.variables]
 
 
 def planned_draws(group: str, draws: int) -> int:
     """Draws of a group when the run keeps ``draws``: the coarse chain takes half as many."""
-    return draws // 2 if group == "posterior_coarse" else draws
+    return draws // 2 if group == COARSE else draws
 
 
 def _layout(variable: Variable, spec: RunSpec) -> Layout:
@@ -125,13 +92,13 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
     """Coordinates of one group, the user's own and the run's."""
     if group == "constant_data":
         return xr.Dataset()
-    dims = {dim for variable in REGISTRY if variable.group == group for dim in variable.dims}
+    dims = {dim for variable in spec.variables if variable.group == group for dim in variable.dims}
     own: dict[str, Any] = {}
     if "chain" in dims:
         own["chain"] = np.arange(spec.chains)
     if "draw" in dims:
         # Draw t of the coarse chain ends where the fine chain ends its draw 2t + 1.
-        own["draw"] = spec.cycles[1::2] if group == "posterior_coarse" else spec.cycles
+        own["draw"] = spec.cycles[1::2] if group == COARSE else spec.cycles
     if "other_draw" in dims:
         own["other_draw"] = spec.cycles
     if "component" in dims:

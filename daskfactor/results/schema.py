@@ -1,25 +1,22 @@
-"""The variables of a run: one registry from which stores, trees and checks are built.
+"""The variables of a run, where they are and what they hold; names that the user's may meet there.
 
 Names and dimensions are ArviZ's where ArviZ has one. ``{row}`` and ``{column}``
-stand for the user's own dimension names.
+stand for the user's own dimension names. An algorithm declares the statistics of
+its draws as `Variable`s of its own; everything else is here.
 """
 
 import json
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from daskfactor.errors import DataError, StoreFormatError
 
-ROW = "{row}"
-COLUMN = "{column}"
-LIBRARY = "daskfactor"
-FORMAT_VERSION = 1
-WEIGHT_TOLERANCE: Final = 1e-6
-"""How far the sum of all weights may be from 1."""
+ROW: Final = "{row}"
+COLUMN: Final = "{column}"
+LIBRARY: Final = "daskfactor"
+FORMAT_VERSION: Final = 2
 
 Kind = Literal["factor", "real", "count", "flag", "data"]
 
@@ -34,6 +31,11 @@ class Variable(NamedTuple):
     doc: str
 
 
+def statistic(name: str, doc: str, kind: Kind = "real") -> Variable:
+    """Declare a number that an algorithm tells of each draw."""
+    return Variable("sample_stats", name, ("chain", "draw"), kind, doc)
+
+
 def _factors(group: str, doc: str) -> tuple[Variable, ...]:
     return (
         Variable(group, "W", ("chain", "draw", ROW, "component"), "factor", f"row factor, {doc}"),
@@ -43,15 +45,15 @@ def _factors(group: str, doc: str) -> tuple[Variable, ...]:
     )
 
 
-MOMENTS = "posterior_moments"
-STEIN = "stein"
-_STATS = "sample_stats"
-_WARMUP = "warmup_sample_stats"
-_TABLE = ("chain", "draw")
+MOMENTS: Final = "posterior_moments"
+MONITOR: Final = "monitor"
+STEIN: Final = "stein"
+COARSE: Final = "posterior_coarse"
+_WARMUP: Final = "warmup_sample_stats"
 
-REGISTRY: tuple[Variable, ...] = (
-    *_factors("posterior", "one draw per kept cycle"),
-    *_factors("posterior_coarse", "of the chain with twice the step (P-SGRRLD)"),
+DRAWS: Final = _factors("posterior", "one draw per kept cycle")
+COARSE_DRAWS: Final = _factors(COARSE, "of the chain with twice the step (P-SGRRLD)")
+STREAMED: Final = (
     Variable(MOMENTS, "W_mean", ("chain", ROW, "component"), "factor", "mean of W over cycles"),
     Variable(MOMENTS, "W_var", ("chain", ROW, "component"), "factor", "population variance of W"),
     Variable(MOMENTS, "H_mean", ("chain", "component", COLUMN), "factor", "mean of H over cycles"),
@@ -59,50 +61,60 @@ REGISTRY: tuple[Variable, ...] = (
         MOMENTS, "H_var", ("chain", "component", COLUMN), "factor", "population variance of H"
     ),
     Variable(MOMENTS, "count", ("chain",), "count", "cycles averaged; 0: nothing valid yet"),
-    Variable("monitor", "mean", ("chain", "cell"), "real", "mean of WH at a monitored cell"),
-    Variable("monitor", "var", ("chain", "cell"), "real", "population variance of WH there"),
-    Variable("monitor", "count", ("chain",), "count", "cycles averaged; 0: nothing valid yet"),
-    Variable(_STATS, "lp", _TABLE, "real", "log density of data and factors, up to a constant"),
-    Variable(_STATS, "step_size", _TABLE, "real", "step size of the cycle"),
-    Variable(_STATS, "diverging", _TABLE, "flag", "the cycle diverged and was rolled back"),
-    Variable(_STATS, "acceptance_rate", _TABLE, "real", "acceptance probability of the proposal"),
-    Variable(_STATS, "weight", _TABLE, "real", "probability mass of the particle; all add up to 1"),
-    Variable(_STATS, "objective", _TABLE, "real", "objective f of the particle"),
-    Variable(_STATS, "seconds", _TABLE, "real", "time its start and optimisation took, in s"),
-    Variable(_STATS, "n_iter", _TABLE, "count", "iterations of its optimisation"),
+)
+MONITORED: Final = (
+    Variable(MONITOR, "mean", ("chain", "cell"), "real", "mean of WH at a monitored cell"),
+    Variable(MONITOR, "var", ("chain", "cell"), "real", "population variance of WH there"),
+    Variable(MONITOR, "count", ("chain",), "count", "cycles averaged; 0: nothing valid yet"),
+)
+DENSITY: Final = statistic("lp", "log density of data and factors, up to a constant")
+STEPS: Final = (
+    statistic("step_size", "step size of the cycle"),
+    statistic("diverging", "the cycle diverged and was rolled back", "flag"),
+)
+WEIGHT: Final = statistic("weight", "probability mass of the particle; all add up to 1")
+PARTICLES: Final = (
+    WEIGHT,
+    statistic("seconds", "time its start and optimisation took, in s"),
+    statistic("n_iter", "iterations of its optimisation", "count"),
+)
+OBJECTIVE: Final = statistic("objective", "objective f of the particle")
+TUNING: Final = (
     Variable(_WARMUP, "lp", ("chain", "warmup_draw"), "real", "as in sample_stats, while tuning"),
     Variable(_WARMUP, "step_size", ("chain", "warmup_draw"), "real", "step size while tuning"),
+)
+DISCREPANCIES: Final = (
     Variable(
         STEIN, "stein_matrix", ("draw", "other_draw"), "real", "Stein kernel of two particles"
     ),
     Variable(STEIN, "discrepancy", (), "real", "Stein discrepancy under the weights"),
     Variable(STEIN, "discrepancy_equal", (), "real", "Stein discrepancy under equal weights"),
+)
+OBSERVED: Final = (
     Variable("observed_data", "V", (ROW, COLUMN), "data", "the data; NaN = missing"),
+)
+RATES: Final = (
     Variable("constant_data", "dispersion", (), "real", "dispersion of the Tweedie model"),
     Variable("constant_data", "rate_w", (), "real", "prior rate of W"),
     Variable("constant_data", "rate_h", (), "real", "prior rate of H"),
+)
+THRESHOLD: Final = (
     Variable("constant_data", "threshold", (), "real", "objective up to which all is alike"),
 )
 
-WEIGHTED = frozenset({"lp", "weight"})
-"""Statistics of particles that are known only when all particles are there."""
-OF_PARTICLES = frozenset({"weight", "seconds", "n_iter"})
-OF_CYCLES = frozenset({"step_size", "diverging"})
-MONITOR = "monitor"
-CELL_INDICES = ("row_index", "column_index")
-RENAMED = "renamed"
+CELL_INDICES: Final = ("row_index", "column_index")
+RENAMED: Final = "renamed"
 """Attribute of a tree: the user's own names of what has another one in it, as JSON."""
 
 
-def _own_names(*groups: str) -> frozenset[str]:
-    """Names of the variables of some groups, and of the dimensions that are not the user's."""
-    own = [variable for variable in REGISTRY if variable.group in groups]
-    dims = {dim for variable in own for dim in variable.dims} - {ROW, COLUMN}
-    return frozenset(dims | {variable.name for variable in own})
+def _own_names(variables: Iterable[Variable]) -> frozenset[str]:
+    """Names of variables, and of those of their dimensions that are not the user's."""
+    own = {variable.name: variable.dims for variable in variables}
+    return frozenset({*own, *(dim for dims in own.values() for dim in dims)} - {ROW, COLUMN})
 
 
-_FACTOR_NAMES = _own_names("posterior", "posterior_coarse", MOMENTS, "observed_data")
-_CELL_NAMES = _own_names(MONITOR) | set(CELL_INDICES)
+_FACTOR_NAMES = _own_names((*DRAWS, *STREAMED, *OBSERVED))
+_CELL_NAMES = _own_names(MONITORED) | set(CELL_INDICES)
 
 
 def beside(names: Iterable[str], own: Collection[str]) -> dict[str, str]:
@@ -171,53 +183,3 @@ def factor_dims(tree: xr.DataTree) -> tuple[str, str]:
         f"this tree holds the groups {sorted(tree.children)} but no factors; "
         "pass the result of daskfactor.sample or the path of a run store"
     )
-
-
-def validate(tree: xr.DataTree) -> None:
-    """Check a tree against the registry: names, dimensions, kinds of values.
-
-    Raises
-    ------
-    StoreFormatError
-        If a variable is unknown, or has other dimensions or another kind of
-        values than the registry says, or if weights are no probability masses.
-    """
-    row, column = factor_dims(tree)
-    names = {ROW: row, COLUMN: column}
-    known = {(variable.group, variable.name): variable for variable in REGISTRY}
-    for group, node in tree.children.items():
-        for name, array in node.data_vars.items():
-            variable = known.get((group, str(name)))
-            if variable is None:
-                raise StoreFormatError(f"a run has no variable {name!r} in group {group!r}")
-            dims = tuple(names.get(dim, dim) for dim in variable.dims)
-            if array.dims != dims:
-                raise StoreFormatError(
-                    f"{group}/{name} has dimensions {array.dims}, a run has {dims}"
-                )
-            if array.dtype.kind not in _KINDS[variable.kind]:
-                raise StoreFormatError(
-                    f"{group}/{name} has dtype {array.dtype}, a run has {variable.kind} values"
-                )
-    if _STATS in tree.children and "weight" in tree[_STATS].data_vars:
-        check_weights(tree[_STATS].to_dataset()["weight"].values)
-
-
-def check_weights(weights: NDArray[np.floating[Any]]) -> None:
-    """Refuse weights that are no probability masses.
-
-    Raises
-    ------
-    StoreFormatError
-        If one is negative or not finite, or if they do not add up to 1 within 1e-6.
-    """
-    whole = weights.size > 0 and bool(np.isfinite(weights).all())
-    if not (whole and weights.min() >= 0 and abs(weights.sum() - 1.0) <= WEIGHT_TOLERANCE):
-        least = weights.min() if weights.size else np.nan
-        raise StoreFormatError(
-            f"weights of particles must be at least 0 and add up to 1, got a smallest of {least:g} "
-            f"and a sum of {weights.sum():g}; write them anew, divided by their sum"
-        )
-
-
-_KINDS: dict[Kind, str] = {"factor": "f", "real": "f", "count": "iu", "flag": "b", "data": "biuf"}

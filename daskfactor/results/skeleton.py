@@ -6,29 +6,32 @@ the store looks like: replacing it extends a run in one instant, and what it lea
 out (the folder ``checkpoint``) no reader meets.
 """
 
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import xarray as xr
 import zarr
+from numpy.typing import NDArray
+from zarr.codecs import Crc32cCodec, ZstdCodec
 
-from daskfactor.errors import StoreFormatError
-from daskfactor.results.files import DurableStore, read_json, replace_json
+from daskfactor.data.store import zarr_kind
+from daskfactor.errors import StoreError, StoreFormatError
+from daskfactor.results.checkpoint import CHECKPOINT, NODE, STATE, plain, scratch_folder
+from daskfactor.results.files import DurableStore, check_seal, read_json, replace_json, seal
 from daskfactor.results.layout import Layout, group_coords, layouts, planned_draws
-from daskfactor.results.schema import FORMAT_VERSION, LIBRARY
+from daskfactor.results.schema import COARSE, FORMAT_VERSION, LIBRARY
 from daskfactor.results.spec import RunSpec
 
-CHECKPOINT: Final = "checkpoint"
-STATE: Final = "state"
-NODE: Final = "zarr.json"
-BLOCKED: Final = "daskfactor-blocked-sparse"
-CONSTANTS: Final = ("dispersion", "rate_w", "rate_h", "threshold")
-
-
-def scratch_folder(root: Path) -> Path:
-    """Where the lock and files in the making are: an array's folder, which no reader lists."""
-    return root / CHECKPOINT / STATE
+_INDEX: Final = "consolidated_metadata"
+# Draws are noise in all but their exponents: measured on 8 MB of float32 draws, zstd
+# saves 8 % and lz4 with bit shuffling 11 %, zstd at four times the reading time.
+# Plain bytes read and write fastest, and every zarr reader knows them.
+_PLAIN: Final = (Crc32cCodec(),)
+_PACKED: Final = (ZstdCodec(), Crc32cCodec())
+# A chunk of nothing but fill values is written all the same: one that is not there is damage.
+_WHOLE: Final = {"array.write_empty_chunks": True}
 
 
 def write_skeleton(root: Path, spec: RunSpec) -> None:
@@ -39,30 +42,35 @@ def write_skeleton(root: Path, spec: RunSpec) -> None:
     OSError
         If it cannot be written.
     """
-    scratch = scratch_folder(root)
-    scratch.mkdir(parents=True)
-    store = DurableStore(root, scratch=scratch)
+    scratch_folder(root).mkdir(parents=True)
+    store = DurableStore(root, scratch=scratch_folder(root))
     top = zarr.create_group(store=store, zarr_format=3)
     plan = layouts(spec)
     for group in dict.fromkeys(layout.variable.group for layout in plan):
-        node = top.create_group(group)
+        top.create_group(group)
         _write_coords(store, group, group_coords(group, spec))
-        for layout in plan:
-            if layout.variable.group == group:
-                _create_array(node, layout)
+    for layout in plan:
+        _create_array(top[layout.variable.group], layout)
     if spec.observed is not None:
-        zarr.open_array(store, path="observed_data/V", mode="r+")[...] = spec.observed
-    write_constants(top, spec.attrs)
-    _create_checkpoint(top, spec)
+        open_array(store, "observed_data/V")[...] = spec.observed
+    for layout in plan:
+        if layout.variable in spec.constants:
+            open_array(store, layout.path)[...] = spec.attrs.get(layout.variable.name, np.nan)
+    note = "private: what a stopped run needs to go on"
+    state = top.create_group(CHECKPOINT, attributes={"description": note})
+    dims = ("checkpoint_slot", "checkpoint_byte")
+    state.create_array(STATE, shape=(2, 0), chunks=(1, 1), dtype="uint8", dimension_names=dims)
     store.flush()
-    replace_json(root / NODE, _root_document(root, spec), scratch)
+    _replace_root(root, _document(root, spec))
+
+
+def open_array(store: DurableStore, path: str) -> Any:
+    """Open an array to write it, all of its chunks."""
+    with zarr.config.set(_WHOLE):
+        return zarr.open_array(store, path=path, mode="r+")
 
 
 def _create_array(node: Any, layout: Layout) -> None:
-    # Draws are noise in all but their exponents: measured on 8 MB of float32 draws, zstd
-    # saves 8 % and lz4 with bit shuffling 11 %, zstd at four times the reading time.
-    # Plain bytes read and write fastest, and every zarr reader knows them.
-    codec: Any = "auto" if layout.variable.kind == "data" else None
     node.create_array(
         layout.variable.name,
         shape=layout.shape,
@@ -70,7 +78,7 @@ def _create_array(node: Any, layout: Layout) -> None:
         dtype=layout.dtype,
         fill_value=layout.fill,
         dimension_names=layout.dims,
-        compressors=codec,
+        compressors=_PACKED if layout.variable.kind == "data" else _PLAIN,
         attributes={"description": layout.variable.doc},
     )
 
@@ -82,130 +90,82 @@ def _write_coords(store: DurableStore, group: str, coords: xr.Dataset) -> None:
         for name, coord in coords.coords.items()
         if coord.dtype.kind == "U"
     }
-    coords.assign_coords(text).to_zarr(
-        store, group=group, mode="a", zarr_format=3, consolidated=False
+    encoding = {name: {"compressors": _PACKED} for name in coords.coords}
+    written: Any = coords.assign_coords(text)
+    written.to_zarr(
+        store,
+        group=group,
+        mode="a",
+        zarr_format=3,
+        consolidated=False,
+        encoding=encoding,
+        write_empty_chunks=True,
     )
 
 
-def write_constants(top: Any, attrs: Any) -> None:
-    """Copy the resolved hyperparameters from the attributes into ``constant_data``."""
-    for name in CONSTANTS:
-        if name in attrs and f"constant_data/{name}" in top:
-            top[f"constant_data/{name}"][...] = attrs[name]
-
-
-def _create_checkpoint(top: Any, spec: RunSpec) -> None:
-    layout = {
-        "shape": list(spec.shape),
-        "dims": list(spec.dims),
-        "dtype": spec.dtype,
-        "keep": spec.keep,
-        "has_coarse": spec.has_coarse,
-        "has_acceptance": spec.has_acceptance,
-        "has_weights": spec.has_weights,
-        "has_objective": spec.has_objective,
-    }
-    note = "private: what a stopped run needs to go on"
-    node = top.create_group(CHECKPOINT, attributes={"description": note, "layout": layout})
-    node.create_array(
-        STATE,
-        shape=(2, 0),
-        chunks=(1, 1),
-        dtype="uint8",
-        fill_value=0,
-        dimension_names=("checkpoint_slot", "checkpoint_byte"),
-        compressors=None,
-    )
-
-
-def _root_document(root: Path, spec: RunSpec) -> dict[str, Any]:
+def _document(root: Path, spec: RunSpec) -> dict[str, Any]:
     nodes = {
         path.parent.relative_to(root).as_posix(): read_json(path)
         for path in sorted(root.rglob(NODE))
     }
-    attrs = plain(spec.root_attrs)
-    shown = {
-        name: node
-        for name, node in nodes.items()
-        if name != "." and name.split("/")[0] != CHECKPOINT
-    }
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": shown}
+    hidden = (".", CHECKPOINT, f"{CHECKPOINT}/{STATE}")
+    shown = {name: node for name, node in nodes.items() if name not in hidden}
     return {
         "zarr_format": 3,
         "node_type": "group",
-        "attributes": attrs,
-        "consolidated_metadata": consolidated,
+        "attributes": plain(spec.root_attrs),
+        _INDEX: {"kind": "inline", "must_understand": False, "metadata": shown},
     }
 
 
-def plain(value: Any) -> Any:
-    """JSON values only: NumPy numbers and arrays become Python's."""
-    if isinstance(value, dict) or hasattr(value, "items"):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist()) if np.ndim(value) else value.item()
-    return value
+def _replace_root(root: Path, document: dict[str, Any]) -> None:
+    replace_json(root / NODE, seal(document, _INDEX), scratch_folder(root))
 
 
-def read_root(root: Path) -> dict[str, Any]:
-    """The root's own file, checked to be a run store of a version that we know.
+def read_root(root: str | PathLike[str]) -> dict[str, Any]:
+    """Read the root's own file, checked to be a run store of a version that we know.
 
     Raises
     ------
+    StoreError
+        If there is nothing.
     StoreFormatError
-        If it is not ours, damaged or of a newer version.
+        If it is not ours, damaged or of another version.
     """
+    if "://" not in str(root) and not Path(root).exists():
+        raise StoreError(f"there is no run store at {root}; check the path")
+    foreign = f"{root} is not a run store of {LIBRARY}; pass the path given as store="
     try:
-        document = read_json(root / NODE)
-        attrs = document["attributes"]
-        check_attrs(root, attrs)
-        _ = document["consolidated_metadata"]["metadata"]["sample_stats/lp"]["shape"]
-    except FileNotFoundError as error:
-        raise StoreFormatError(f"{root} is not a run store of {LIBRARY}: no {NODE}") from error
+        document = dict(read_json(f"{root}/{NODE}"))
+        attrs = dict(document["attributes"])
+        if attrs.get("inference_library") == LIBRARY:
+            _check_version(root, attrs.get("format_version"))
+        check_seal(document, _INDEX)
+        _ = nodes_of(document)["sample_stats/lp"]["shape"]
     except StoreFormatError:
         raise
-    except (ValueError, KeyError, TypeError, NotADirectoryError) as error:
-        found = _library_of(root)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        kind = zarr_kind(str(root))
+        if kind == "blocks":
+            raise StoreFormatError(
+                f"{root} is a matrix that {LIBRARY}.convert wrote, not a run: pass it as V to "
+                f"{LIBRARY}.sample, or to daskfactor fit"
+            ) from error
+        ours = kind == "run" or ("://" not in str(root) and scratch_folder(Path(root)).is_dir())
         raise StoreFormatError(
             f"{root} is a damaged run store: its {NODE} is incomplete; restore it from a copy"
-            if found == LIBRARY
-            else f"{root} is not a run store of {LIBRARY}; pass the path given as store="
+            if ours
+            else foreign
         ) from error
-    return dict(document)
+    if attrs.get("inference_library") != LIBRARY:
+        raise StoreFormatError(foreign)
+    return document
 
 
-def _library_of(root: Path) -> str | None:
-    try:
-        text = (root / NODE).read_text(errors="replace")
-    except OSError:
-        return None
-    return LIBRARY if LIBRARY in text or (root / CHECKPOINT / STATE).is_dir() else None
-
-
-def check_attrs(root: object, attrs: Any) -> None:
-    """Refuse a store that is not ours or that a newer version wrote.
-
-    Raises
-    ------
-    StoreFormatError
-        In both cases.
-    """
-    version = attrs.get("format_version")
-    if attrs.get("format") == BLOCKED:
+def _check_version(root: object, version: Any) -> None:
+    if not isinstance(version, int) or version < 1:
         raise StoreFormatError(
-            f"{root} is a matrix that {LIBRARY}.convert wrote, not a run: pass it as V to "
-            f"{LIBRARY}.sample, or to daskfactor fit"
-        )
-    if attrs.get("inference_library") != LIBRARY or not isinstance(version, int):
-        raise StoreFormatError(
-            f"{root} is a zarr group but not a run store of {LIBRARY}; "
-            "pass the path given as store="
-        )
-    if version < 1:
-        raise StoreFormatError(
-            f"{root} is a damaged run store: it says that its format version is {version}, and "
+            f"{root} is a damaged run store: it says that its format version is {version!r}, and "
             "the first one is 1; restore it from a copy"
         )
     if version > FORMAT_VERSION:
@@ -215,9 +175,14 @@ def check_attrs(root: object, attrs: Any) -> None:
         )
 
 
+def nodes_of(document: dict[str, Any]) -> dict[str, Any]:
+    """Metadata of all groups and arrays that readers see, by path."""
+    return dict(document[_INDEX]["metadata"])
+
+
 def repair(root: Path, document: dict[str, Any]) -> None:
     """Undo an extension that was cut short: every node as the root's file says it is."""
-    for name, node in document["consolidated_metadata"]["metadata"].items():
+    for name, node in nodes_of(document).items():
         path = root / name / NODE
         try:
             same = read_json(path) == node
@@ -227,8 +192,8 @@ def repair(root: Path, document: dict[str, Any]) -> None:
             replace_json(path, node, scratch_folder(root))
 
 
-def describe_group(root: Path, group: str, attrs: Any) -> None:
-    """Replace the attributes of a group; they count once the root is replaced.
+def describe(root: Path, attrs: Any, group: str | None = None) -> None:
+    """Merge attributes into the root's, or replace those of a group.
 
     Raises
     ------
@@ -236,30 +201,27 @@ def describe_group(root: Path, group: str, attrs: Any) -> None:
         If they cannot be written; the old ones still count.
     """
     document = read_root(root)
-    node = document["consolidated_metadata"]["metadata"][group]
-    if node.get("attributes", {}) == plain(attrs):
-        return
-    node["attributes"] = plain(attrs)
-    scratch = scratch_folder(root)
-    replace_json(root / group / NODE, node, scratch)
-    replace_json(root / NODE, document, scratch)
+    if group is None:
+        document["attributes"] |= plain(attrs)
+    else:
+        node = document[_INDEX]["metadata"][group]
+        if node.get("attributes", {}) == plain(attrs):
+            return
+        node["attributes"] = plain(attrs)
+        replace_json(root / group / NODE, node, scratch_folder(root))
+    _replace_root(root, document)
 
 
-def extend_skeleton(
-    root: Path, store: DurableStore, draws: int, cycles: np.ndarray[Any, np.dtype[np.int64]]
-) -> None:
+def extend_skeleton(root: Path, store: DurableStore, draws: int, cycles: NDArray[np.int64]) -> None:
     """Make room for ``draws`` draws in all; nothing has happened until the root is replaced."""
     document = read_root(root)
-    nodes = document["consolidated_metadata"]["metadata"]
-    scratch = scratch_folder(root)
-    for name, node in nodes.items():
+    for name, node in document[_INDEX]["metadata"].items():
         axes = node.get("dimension_names") or ()
         if "draw" in axes:
             group = name.split("/")[0]
             node["shape"][list(axes).index("draw")] = planned_draws(group, draws)
-            replace_json(root / name / NODE, node, scratch)
+            replace_json(root / name / NODE, node, scratch_folder(root))
             if name == f"{group}/draw":
-                values = cycles[1::2] if group == "posterior_coarse" else cycles
-                zarr.open_array(store, path=name, mode="r+")[...] = values
+                open_array(store, name)[...] = cycles[1::2] if group == COARSE else cycles
     store.flush()
-    replace_json(root / NODE, document, scratch)
+    _replace_root(root, document)

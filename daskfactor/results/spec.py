@@ -12,10 +12,22 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import DataError, OptionError
 from daskfactor.results.schema import (
+    COARSE_DRAWS,
+    DENSITY,
+    DISCREPANCIES,
+    DRAWS,
     FORMAT_VERSION,
     LIBRARY,
     MONITOR,
+    MONITORED,
+    OBSERVED,
+    RATES,
     RENAMED,
+    STEPS,
+    STREAMED,
+    TUNING,
+    WEIGHT,
+    Variable,
     check_dims,
     names_in,
 )
@@ -42,15 +54,12 @@ class RunSpec:
         Whether the posterior groups with the draws themselves exist.
     has_coarse : bool
         P-SGRRLD: ``posterior_coarse`` exists, with ``draws // 2`` draws.
-    has_acceptance : bool
-        HMC: ``sample_stats`` has ``acceptance_rate``.
-    has_weights : bool
-        A run of particles, one chain of them with kept draws: ``sample_stats`` has
-        ``weight``, ``seconds`` and ``n_iter`` and there is a group ``stein``, but there are
-        no ``step_size``, no ``diverging`` and no ``posterior_moments``.
-    has_objective : bool
-        Particles of a `SILFNMF`: ``sample_stats`` has ``objective``, and ``constant_data``
-        has ``threshold`` in place of dispersion and prior rates.
+    statistics : tuple of Variable
+        What the algorithm tells of each draw besides the log density. With `WEIGHT` among
+        them it is a run of particles, one chain of them with kept draws: there is a group
+        ``stein``, and no ``posterior_moments``.
+    constants : tuple of Variable
+        What ``constant_data`` holds, taken from ``attrs``.
     monitor_rows, monitor_columns : array of int, (n_monitor,), optional
         Positions of the monitored cells.
     draw_index : array of int, (draws,), optional
@@ -79,9 +88,8 @@ class RunSpec:
     dtype: str = "float32"
     keep: Literal["draws", "moments"] = "draws"
     has_coarse: bool = False
-    has_acceptance: bool = False
-    has_weights: bool = False
-    has_objective: bool = False
+    statistics: tuple[Variable, ...] = STEPS
+    constants: tuple[Variable, ...] = RATES
     monitor_rows: NDArray[np.integer[Any]] | None = None
     monitor_columns: NDArray[np.integer[Any]] | None = None
     draw_index: NDArray[np.integer[Any]] | None = None
@@ -106,6 +114,28 @@ class RunSpec:
         if self.draw_index is None:
             return np.arange(self.draws, dtype=np.int64)
         return np.asarray(self.draw_index, dtype=np.int64)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the draws are particles, with weights."""
+        return WEIGHT in self.statistics
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """All that the run holds."""
+        kept, warm = self.keep == "draws", self.warmup_draws > 0
+        parts = (
+            (DRAWS, kept),
+            (COARSE_DRAWS, kept and self.has_coarse),
+            (STREAMED, not self.weighted),
+            (MONITORED, self.n_monitor > 0),
+            ((DENSITY, *self.statistics), True),
+            (TUNING, warm),
+            (DISCREPANCIES, self.weighted),
+            (OBSERVED, self.observed is not None),
+            (self.constants, True),
+        )
+        return tuple(variable for part, present in parts if present for variable in part)
 
     def names(self, group: str) -> dict[str, str]:
         """What the user's dimensions and coordinates are called in a group."""
@@ -160,22 +190,17 @@ def _check_counts(spec: RunSpec) -> None:
 
 
 def _check_particles(spec: RunSpec) -> None:
-    if spec.has_objective and not spec.has_weights:
-        raise OptionError("has_objective is for particles: set has_weights=True as well")
-    if not spec.has_weights:
-        return
     others = {
         "chains": spec.chains != 1,
         "warmup_draws": spec.warmup_draws != 0,
         "keep": spec.keep != "draws",
         "has_coarse": spec.has_coarse,
-        "has_acceptance": spec.has_acceptance,
         "monitor_rows": spec.n_monitor > 0,
     }
-    if wrong := [name for name, found in others.items() if found]:
+    if spec.weighted and any(others.values()):
+        wrong = ", ".join(name for name, found in others.items() if found)
         raise OptionError(
-            "a run of particles is one chain with kept draws and nothing else; leave out "
-            f"{', '.join(wrong)}"
+            f"a run of particles is one chain with kept draws and nothing else; leave out {wrong}"
         )
 
 

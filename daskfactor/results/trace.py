@@ -3,21 +3,19 @@
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from os import PathLike
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import xarray as xr
-import zarr
 from numpy.typing import ArrayLike, NDArray
+from zarr.storage import FsspecStore, LocalStore
 
-from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.results.committed import trimmed
-from daskfactor.results.layout import Layout, group_coords, layouts
-from daskfactor.results.schema import LIBRARY, factor_dims
-from daskfactor.results.skeleton import CHECKPOINT, CONSTANTS, check_attrs, plain, read_root
-from daskfactor.results.slots import Counts, counts_of
-from daskfactor.results.spec import RunSpec
+from daskfactor.errors import OptionError, StoreFormatError
+from daskfactor.results.checkpoint import Counts, counts_of, read_marker
+from daskfactor.results.files import CheckedStore
+from daskfactor.results.layout import planned_draws
+from daskfactor.results.schema import LIBRARY, MOMENTS, MONITOR, STEIN, factor_dims
+from daskfactor.results.skeleton import nodes_of, read_root
 from daskfactor.results.weights import draw_weights, relative
 
 Array = NDArray[Any]
@@ -25,92 +23,6 @@ Trace = xr.DataTree | str | PathLike[str]
 
 _READ_BYTES: Final = 64 * 2**20
 _FACTORS: Final = frozenset({"posterior", "posterior_coarse"})
-
-
-def build_tree(
-    spec: RunSpec,
-    arrays: Mapping[str, Mapping[str, ArrayLike]],
-    group_attrs: Mapping[str, Mapping[str, Any]] | None = None,
-) -> xr.DataTree:
-    """The tree of a run that was kept in memory; the same as a store of that run would give.
-
-    Parameters
-    ----------
-    spec
-        What the run holds.
-    arrays
-        Arrays by group and variable, with a leading chain axis. Column factors
-        come as the engine holds them, rows first: ``H`` as (chain, draw, J, K),
-        ``H_mean`` and ``H_var`` as (chain, J, K); they are transposed without a
-        copy. The draw axis may be shorter than planned. Hyperparameters and
-        observed data are taken from ``spec``.
-    group_attrs
-        Attributes by group, JSON-able.
-
-    Raises
-    ------
-    OptionError
-        If a variable is unknown or does not have the planned shape.
-    """
-    plan = {(layout.variable.group, layout.variable.name): layout for layout in layouts(spec)}
-    for group, members in arrays.items():
-        for name in members:
-            if (group, name) not in plan:
-                raise OptionError(f"this run has no variable {name!r} in group {group!r}")
-    groups: dict[str, xr.Dataset] = {}
-    for group in dict.fromkeys(group for group, _ in plan):
-        found = _group_arrays(group, spec, plan, arrays.get(group, {}))
-        if found:
-            groups[group] = _dataset(group, spec, plan, found).assign_attrs(
-                plain((group_attrs or {}).get(group, {}))
-            )
-    tree = xr.DataTree.from_dict(dict(groups))
-    tree.attrs = plain(spec.root_attrs)
-    return tree
-
-
-def _group_arrays(
-    group: str,
-    spec: RunSpec,
-    plan: Mapping[tuple[str, str], Layout],
-    given: Mapping[str, ArrayLike],
-) -> dict[str, ArrayLike]:
-    if group == "observed_data" and spec.observed is not None:
-        return {"V": spec.observed}
-    if group == "constant_data":
-        known = [name for name in CONSTANTS if name in spec.attrs and (group, name) in plan]
-        return {name: spec.attrs[name] for name in known} | dict(given)
-    return dict(given)
-
-
-def _dataset(
-    group: str,
-    spec: RunSpec,
-    plan: Mapping[tuple[str, str], Layout],
-    given: Mapping[str, ArrayLike],
-) -> xr.Dataset:
-    variables = {}
-    length: dict[str, int] = {}
-    for name, values in given.items():
-        layout = plan[group, name]
-        array = np.asarray(values)
-        if name.startswith("H"):
-            array = np.swapaxes(array, -1, -2)
-        for axis, dim in enumerate(layout.dims):
-            if dim in ("draw", "warmup_draw") and array.ndim == len(layout.dims):
-                length[dim] = array.shape[axis]
-        expected = tuple(
-            min(length.get(dim, size), size)
-            for dim, size in zip(layout.dims, layout.shape, strict=True)
-        )
-        if array.shape != expected:
-            raise OptionError(
-                f"{layout.path} must have shape {expected} for {layout.dims}, got {array.shape}"
-            )
-        variables[name] = (layout.dims, array, {"description": layout.variable.doc})
-    coords = group_coords(group, spec)
-    trimmed = coords.isel({dim: slice(n) for dim, n in length.items() if dim in coords.sizes})
-    return trimmed.assign(variables)
 
 
 def open_run(path: str | PathLike[str]) -> xr.DataTree:
@@ -142,26 +54,94 @@ def open_run(path: str | PathLike[str]) -> xr.DataTree:
 
 
 def committed_tree(path: str | PathLike[str], counts: Counts | None) -> xr.DataTree:
-    """The tree at ``path`` cut to ``counts``, or to what its newest checkpoint vouches for."""
-    if "://" not in str(path):
-        if not Path(path).exists():
-            raise StoreError(f"there is no run store at {path}; check the path")
-        read_root(Path(path))
+    """Open the tree at ``path``, cut to ``counts`` or to what its newest checkpoint vouches for."""
+    document = read_root(path)
+    if counts is None:
+        chains = nodes_of(document)["sample_stats/lp"]["shape"][0]
+        counts = counts_of(read_marker(path), chains)
+    store = checked_store(path, document)
     try:
-        if counts is None:
-            marker = zarr.open_group(
-                str(path), path=CHECKPOINT, mode="r", use_consolidated=False
-            ).attrs.asdict()
-        tree = xr.open_datatree(str(path), engine="zarr", chunks={}, consolidated=True)
+        tree = xr.open_datatree(store, engine="zarr", chunks={}, consolidated=True)
+    except StoreFormatError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise StoreFormatError(
             f"{path} cannot be read as a run store of {LIBRARY} ({error}); "
             "check the path, or restore it from a copy"
         ) from error
-    check_attrs(path, tree.attrs)
-    if counts is None:
-        counts = counts_of(marker, tree["sample_stats"].sizes["chain"])
-    return trimmed(tree, counts)
+    tree = trimmed(tree, counts)
+    store.partial |= {
+        name
+        for name in (MOMENTS, MONITOR)
+        if name in tree.children and bool((tree[name]["count"] == 0).any())
+    }
+    return tree
+
+
+def checked_store(path: str | PathLike[str], document: Mapping[str, Any]) -> CheckedStore:
+    """Open the chunks of a run store to read them, each as it was written."""
+    if "://" in str(path):
+        store: Any = FsspecStore.from_url(str(path), read_only=True)
+    else:
+        store = LocalStore(path, read_only=True)
+    checked = [
+        name
+        for name, node in nodes_of(dict(document)).items()
+        if any(codec["name"] == "crc32c" for codec in node.get("codecs", ()))
+    ]
+    return CheckedStore(store, str(path), checked)
+
+
+def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
+    """Cut a tree to the draws that all of the chains have that have most, and what belongs to them.
+
+    Parameters
+    ----------
+    tree
+        A run store at its full planned size.
+    counts
+        Draws that its checkpoint vouches for.
+    """
+    draws, chains = _rectangle(counts.draws)
+    weighted = _weighted(tree, draws)
+    warmup = min((counts.warmup_draws[chain] for chain in chains), default=0)
+    groups: dict[str, xr.Dataset] = {}
+    for name, node in tree.children.items():
+        lengths = {"draw": planned_draws(name, draws), "warmup_draw": warmup}
+        dataset = node.to_dataset()
+        if not weighted:
+            if name == STEIN:
+                continue
+            if name == "sample_stats":
+                dataset = dataset.drop_vars([name for name in ("lp", "weight") if name in dataset])
+        cut: dict[Any, Any] = {dim: slice(n) for dim, n in lengths.items() if dim in dataset.sizes}
+        if "chain" in dataset.sizes and len(chains) < dataset.sizes["chain"]:
+            cut["chain"] = chains
+        dataset = dataset.isel(cut)
+        # Moments are rewritten in place; a count of 0 says that this was cut short.
+        if "count" in dataset:
+            dataset["count"] = dataset["count"].compute(scheduler="synchronous")
+            if not bool((dataset["count"] > 0).any()):
+                continue
+        groups[name] = dataset
+    cut_down = xr.DataTree.from_dict(dict(groups))
+    cut_down.attrs = dict(tree.attrs)
+    return cut_down
+
+
+def _weighted(tree: xr.DataTree, draws: int) -> bool:
+    """False for particles that have no weights yet: attributes of their group come last."""
+    if STEIN not in tree.children:
+        return True
+    return bool(tree[STEIN].attrs) and draws == tree[STEIN].sizes["draw"]
+
+
+def _rectangle(draws: tuple[int, ...]) -> tuple[int, list[int]]:
+    """Draws and chains of the largest block of draws that every chain in it has."""
+    ordered = sorted(draws, reverse=True)
+    height = max(range(len(ordered)), key=lambda at: ((at + 1) * ordered[at], at))
+    least = ordered[height]
+    return least, [chain for chain, count in enumerate(draws) if count >= least]
 
 
 def as_tree(trace: Any) -> xr.DataTree:

@@ -5,16 +5,19 @@ particles have, and many of them are zero.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.results.schema import STEIN, check_weights
+from daskfactor.results.schema import STEIN
 
 Array = NDArray[np.float64]
+
+WEIGHT_TOLERANCE: Final = 1e-6
+"""How far the sum of all weights may be from 1."""
 
 
 def is_particles(tree: xr.DataTree) -> bool:
@@ -119,6 +122,23 @@ def over_chains(tree: xr.DataTree, values: xr.Dataset) -> xr.Dataset:
     return values.isel(chain=kept).weighted(masses[kept]).mean("chain")
 
 
+def check_weights(weights: NDArray[np.floating[Any]]) -> None:
+    """Refuse weights that are no probability masses.
+
+    Raises
+    ------
+    StoreFormatError
+        If one is negative or not finite, or if they do not add up to 1 within 1e-6.
+    """
+    whole = weights.size > 0 and bool(np.isfinite(weights).all())
+    if not (whole and weights.min() >= 0 and abs(weights.sum() - 1.0) <= WEIGHT_TOLERANCE):
+        least = weights.min() if weights.size else np.nan
+        raise StoreFormatError(
+            f"weights of particles must be at least 0 and add up to 1, got a smallest of {least:g} "
+            f"and a sum of {weights.sum():g}; write them anew, divided by their sum"
+        )
+
+
 def weighted_values(
     planned: int,
     done: int,
@@ -127,8 +147,8 @@ def weighted_values(
     stein_matrix: ArrayLike,
     discrepancies: tuple[float, float],
     attrs: Mapping[str, Any],
-) -> dict[str, dict[str, Any]]:
-    """What is known when all particles are there, by group and variable, checked.
+) -> dict[str, Any]:
+    """Check what is known when all particles are there; by the paths of its variables.
 
     Raises
     ------
@@ -155,10 +175,9 @@ def weighted_values(
         raise OptionError("attrs must tell of the kernel of the Stein matrix, got none")
     check_weights(masses)
     return {
-        "sample_stats": {"lp": density[None], "weight": masses[None]},
-        STEIN: {
-            "stein_matrix": matrix,
-            "discrepancy": discrepancies[0],
-            "discrepancy_equal": discrepancies[1],
-        },
+        "sample_stats/lp": density[None],
+        "sample_stats/weight": masses[None],
+        f"{STEIN}/stein_matrix": matrix,
+        f"{STEIN}/discrepancy": discrepancies[0],
+        f"{STEIN}/discrepancy_equal": discrepancies[1],
     }

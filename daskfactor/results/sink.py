@@ -1,0 +1,307 @@
+"""What a run writes, into arrays that are as large as the plan; here those of a run in memory."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import xarray as xr
+from numpy.typing import ArrayLike, NDArray
+
+from daskfactor.errors import OptionError, StoreError
+from daskfactor.results.checkpoint import Counts, plain
+from daskfactor.results.layout import Layout, group_coords, layouts
+from daskfactor.results.schema import STEIN
+from daskfactor.results.spec import RunSpec
+from daskfactor.results.trace import trimmed
+from daskfactor.results.weights import weighted_values
+
+
+class Sink:
+    """Arrays at their full planned size, and the draws that are written into them.
+
+    Attributes
+    ----------
+    chains, draws
+        How many are planned.
+    committed
+        Draws and warm-up draws that exist, per chain.
+    """
+
+    keeps_checkpoints: ClassVar[bool]
+    name: str = "this run"
+    chains: int
+    draws: int
+    committed: Counts
+
+    def write_draws(
+        self,
+        chain: int,
+        start: int,
+        W: NDArray[Any],
+        Ht: NDArray[Any],
+        group: str = "posterior",
+    ) -> None:
+        """Write draws ``start, start + 1, ...`` of one chain; they exist after the next checkpoint.
+
+        Parameters
+        ----------
+        chain, start
+            Where they go.
+        W, Ht
+            (n, I, K) and (n, J, K); copied. H is stored as (component, column).
+        group
+            ``"posterior"`` or ``"posterior_coarse"``.
+
+        Raises
+        ------
+        StoreError
+            If the store was opened for reading, has no such group or no room, or
+            the disk refuses.
+        """
+        self._append(f"{group}/W", chain, start, W)
+        self._append(f"{group}/H", chain, start, np.swapaxes(Ht, 1, 2))
+
+    def write_stats(
+        self,
+        chain: int,
+        start: int,
+        stats: Mapping[str, ArrayLike],
+        group: str = "sample_stats",
+    ) -> None:
+        """Write statistics (n,) by name, of the draws ``start, start + 1, ...`` of one chain.
+
+        Raises
+        ------
+        StoreError
+            As `write_draws`.
+        """
+        for name, values in stats.items():
+            self._append(f"{group}/{name}", chain, start, np.atleast_1d(np.asarray(values)))
+
+    def write_moments(
+        self,
+        chain: int,
+        *,
+        W_mean: NDArray[Any],
+        W_var: NDArray[Any],
+        Ht_mean: NDArray[Any],
+        Ht_var: NDArray[Any],
+        count: int,
+    ) -> None:
+        """Replace one chain's streamed moments: W (I, K), H (J, K), number of cycles.
+
+        Raises
+        ------
+        StoreError
+            As `write_draws`.
+        """
+        values = {"W_mean": W_mean, "W_var": W_var, "H_mean": Ht_mean.T, "H_var": Ht_var.T}
+        self._replace("posterior_moments", chain, values, count)
+
+    def write_monitor(
+        self, chain: int, *, mean: NDArray[Any], var: NDArray[Any], count: int
+    ) -> None:
+        """Replace one chain's streamed mean and variance (n_monitor,) at the monitored cells.
+
+        Raises
+        ------
+        StoreError
+            As `write_draws`.
+        """
+        self._replace("monitor", chain, {"mean": mean, "var": var}, count)
+
+    def write_weights(
+        self,
+        *,
+        weight: NDArray[Any],
+        lp: NDArray[Any],
+        stein_matrix: NDArray[Any],
+        discrepancy: float,
+        discrepancy_equal: float,
+        attrs: Mapping[str, Any],
+    ) -> None:
+        """Write what is known of particles when all of them are there; last before `finish`.
+
+        Readers see all of it once this has returned, and nothing before.
+
+        Parameters
+        ----------
+        weight, lp
+            (M,), of all particles: probability mass, log density up to a constant.
+        stein_matrix
+            (M, M).
+        discrepancy, discrepancy_equal
+            Under the weights, and under equal ones.
+        attrs
+            Of the group ``stein``, such as the scales of the kernel; not empty, JSON-able.
+
+        Raises
+        ------
+        OptionError
+            If shapes do not fit, or particles are not yet committed.
+        StoreFormatError
+            If the weights are no probability masses.
+        StoreError
+            As `write_draws`; after a crash the particles are as if never weighed.
+        """
+        both = (discrepancy, discrepancy_equal)
+        done = self.committed.draws[0]
+        values = weighted_values(self.draws, done, weight, lp, stein_matrix, both, attrs)
+        self._array(f"{STEIN}/stein_matrix")  # refuses a run without weights
+        with self._writing("the weights of particles"):
+            self._describe_group(STEIN, {})
+            for path, value in values.items():
+                self._array(path)[...] = value
+            self._describe_group(STEIN, attrs)
+
+    def checkpoint(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+        """Commit what was written so far, with the state from which the run can go on.
+
+        Parameters
+        ----------
+        arrays
+            Numeric arrays by name, any shapes.
+        meta
+            JSON-able; ``meta["draws"]`` is the number of draws that exist from now
+            on (one number, or one per chain), ``meta["warmup_draws"]`` likewise
+            (all, when left out). Everything up to there must have been written.
+
+        Raises
+        ------
+        StoreError
+            If the disk refuses; the previous checkpoint still counts.
+        OptionError
+            If ``meta`` or ``arrays`` cannot be kept.
+        """
+        raise NotImplementedError
+
+    def update_attrs(self, attrs: Mapping[str, Any]) -> None:
+        """Merge attributes into the root's; hyperparameters among them go to ``constant_data``.
+
+        Raises
+        ------
+        StoreError
+            If the disk refuses; the attributes are as they were.
+        """
+        raise NotImplementedError
+
+    def finish(self, attrs: Mapping[str, Any]) -> None:
+        """Write the last attributes and let go of the store."""
+        self.update_attrs(attrs)
+
+    def tree(self) -> xr.DataTree:
+        """Give the draws that exist; see `daskfactor.results.trace.open_run`."""
+        raise NotImplementedError
+
+    def _array(self, path: str) -> Any:
+        """Give the array at a path, to be written."""
+        raise NotImplementedError
+
+    def _put(self, path: str, chain: int, start: int, block: NDArray[Any]) -> None:
+        self._array(path)[chain, start : start + len(block)] = block
+
+    def _describe_group(self, group: str, attrs: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _writing(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def _unplanned(self, path: str) -> StoreError:
+        return StoreError(f"{self.name} has no {path}; this run was not planned with it")
+
+    def _append(self, path: str, chain: int, start: int, block: NDArray[Any]) -> None:
+        array = self._array(path)
+        expected = (len(block), *array.shape[2:])
+        if block.shape != expected:
+            raise OptionError(f"{path} takes draws of shape {expected}, got {block.shape}")
+        stop = start + len(block)
+        if not (start >= 0 and stop <= array.shape[1] and 0 <= chain < self.chains):
+            raise StoreError(
+                f"{self.name} has room for {array.shape[1]} draws of {self.chains} chains in "
+                f"{path}, got draws {start}..{stop - 1} of chain {chain}; call extend first"
+            )
+        with self._writing(path):
+            self._put(path, chain, start, block)
+
+    def _replace(
+        self, group: str, chain: int, values: Mapping[str, NDArray[Any]], count: int
+    ) -> None:
+        # A count of 0 marks values that are being replaced, should we be killed here.
+        with self._writing(f"{group} of chain {chain}"):
+            self._array(f"{group}/count")[chain] = 0
+            for name, value in values.items():
+                self._array(f"{group}/{name}")[chain] = value
+            self._array(f"{group}/count")[chain] = count
+
+
+class MemorySink(Sink):
+    """A run that stays in memory; its draws are in the arrays that the results will be.
+
+    Parameters
+    ----------
+    spec
+        What the run will hold.
+    """
+
+    keeps_checkpoints: ClassVar[bool] = False
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.chains, self.draws = spec.chains, spec.draws
+        self.committed = Counts((spec.draws,) * spec.chains, (spec.warmup_draws,) * spec.chains)
+        self._plan = {layout.path: layout for layout in layouts(spec)}
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._attrs: dict[str, Any] = {}
+        self._group_attrs: dict[str, Any] = {}
+
+    def checkpoint(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+        """Take note of how many draws there are: the state goes with the process."""
+        self.committed = Counts((int(meta["draws"]),) * self.chains, self.committed.warmup_draws)
+
+    def update_attrs(self, attrs: Mapping[str, Any]) -> None:
+        """Keep attributes for the tree."""
+        self._attrs |= attrs
+
+    def tree(self) -> xr.DataTree:
+        """Give the results as a store of the same run would give them, without a copy."""
+        spec = replace(self.spec, attrs={**self.spec.attrs, **self._attrs})
+        given = dict(self._arrays)
+        if spec.observed is not None:
+            given["observed_data/V"] = spec.observed
+        for path, layout in self._plan.items():
+            if layout.variable in spec.constants and layout.variable.name in spec.attrs:
+                given[path] = np.asarray(spec.attrs[layout.variable.name], dtype=np.float64)
+        groups: dict[str, xr.Dataset] = {}
+        for path, layout in self._plan.items():
+            if path in given:
+                group, name, about = layout.variable.group, layout.variable.name, layout.variable
+                if group not in groups:
+                    groups[group] = group_coords(group, spec)
+                variable = (layout.dims, given[path], {"description": about.doc})
+                groups[group] = groups[group].assign({name: variable})
+                groups[group].attrs = dict(self._group_attrs.get(group, {}))
+        tree = xr.DataTree.from_dict(groups)
+        tree.attrs = plain(spec.root_attrs)
+        return trimmed(tree, self.committed)
+
+    def _array(self, path: str) -> NDArray[Any]:
+        if path not in self._plan:
+            raise self._unplanned(path)
+        if path not in self._arrays:
+            self._arrays[path] = _allocated(self._plan[path])
+        return self._arrays[path]
+
+    def _describe_group(self, group: str, attrs: Mapping[str, Any]) -> None:
+        self._group_attrs[group] = plain(attrs)
+
+
+def _allocated(layout: Layout) -> NDArray[Any]:
+    """An array of a variable's planned size; column factors as the engine has them, rows first."""
+    if layout.variable.kind != "factor":
+        return np.full(layout.shape, layout.fill, layout.dtype)
+    if layout.variable.name.startswith("W"):
+        return np.empty(layout.shape, layout.dtype)
+    *leading, components, columns = layout.shape
+    return np.empty((*leading, columns, components), layout.dtype).swapaxes(-1, -2)
