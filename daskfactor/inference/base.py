@@ -12,6 +12,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import SCHEDULES, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import BlockProgram
+from daskfactor.results.schema import Variable
 
 if TYPE_CHECKING:
     from daskfactor.inference.chain import Chain, Setting
@@ -190,7 +191,7 @@ class Sampler(ABC):
     nonnegative
         Whether it samples non-negative factors, or real-valued ones.
     statistics
-        Names of what it tells of a draw besides density, step and divergence.
+        What it tells of a draw besides density, step and divergence.
     biased
         Whether draws are off by an amount that shrinks with the step.
     tempers
@@ -204,7 +205,7 @@ class Sampler(ABC):
     tracks: ClassVar[tuple[Track, ...]] = (Track("chain", "posterior", 1),)
     schedule: Schedule
     nonnegative: ClassVar[bool] = True
-    statistics: ClassVar[tuple[str, ...]] = ()
+    statistics: ClassVar[tuple[Variable, ...]] = ()
     biased: ClassVar[bool] = True
     tempers: ClassVar[bool] = True
     dispersion: ClassVar[float | None] = None

@@ -17,7 +17,7 @@ from daskfactor.inference.options import RunOptions
 from daskfactor.inference.run import Run
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.results.schema import FORMAT_VERSION
+from daskfactor.results.schema import FORMAT_VERSION, STEPS
 from daskfactor.results.spec import RunSpec
 from daskfactor.threads import machine_attrs
 
@@ -71,7 +71,7 @@ def run_spec(setting: Setting, stored: bool) -> RunSpec:
         dtype=options.dtype,
         keep="draws" if options.keep_every else "moments",
         has_coarse=len(setting.sampler.tracks) > 1,
-        has_acceptance=bool(setting.sampler.statistics),
+        statistics=(*STEPS, *setting.sampler.statistics),
         monitor_rows=cells[0],
         monitor_columns=cells[1],
         draw_index=index,

@@ -28,6 +28,7 @@ from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.priors import clipped_gamma_log_density
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.random import Stream, generator, noise_key
+from daskfactor.results.schema import Variable, statistic
 
 GAMMA, OFFSET, DECAY = 0.05, 10.0, 0.75
 """How strongly log ε is drawn to its start, how many cycles are damped, and how weights fall."""
@@ -175,7 +176,9 @@ class HMC(NonNegativeSampler):
     warm_start: int | Literal["auto"] = "auto"
     schedule: Schedule = field(default=Passes(10), init=False, repr=False)
 
-    statistics: ClassVar[tuple[str, ...]] = ("acceptance_rate",)
+    statistics: ClassVar[tuple[Variable, ...]] = (
+        statistic("acceptance_rate", "acceptance probability of the proposal"),
+    )
     biased: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -1,7 +1,6 @@
 """Drawing from a posterior: the verb ``sample``, and how a stored run goes on."""
 
 import json
-import shutil
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, Unpack
@@ -18,21 +17,19 @@ from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.compilation import compile_kernels
 from daskfactor.inference.description import closing_attrs, kept_index, run_spec
-from daskfactor.inference.monitor import Cells, monitored_cells
+from daskfactor.inference.monitor import monitored_cells
 from daskfactor.inference.options import RunOptions, checked_lengths, plan_run
 from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.run import Run, chain_run
 from daskfactor.inference.samplers import sampler_from_dict, samplers
 from daskfactor.inference.session import Options, as_begun, session, session_again, verb
 from daskfactor.inference.sghmc import SGHMC
-from daskfactor.inference.sinks import MemorySink
 from daskfactor.models.fixed import FixedComponents
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import FIXED, TweedieNMF
 from daskfactor.progress import OnEvent
-from daskfactor.results.spec import RunSpec
+from daskfactor.results.sink import MemorySink, Sink
 from daskfactor.results.store import RunStore
-from daskfactor.results.trace import open_run
 
 PathText = str | PathLike[str]
 
@@ -201,29 +198,18 @@ def _from_start(
 ) -> xr.DataTree:
     """Do everything after the checks: compile, warm start, segments, results."""
     spec = run_spec(setting, store is not None)
-    sink: RunStore | MemorySink = MemorySink(spec)
+    sink: Sink = MemorySink(spec)
     if store is not None:
         sink = RunStore.create(fspath(store), spec, overwrite=overwrite)
         sink.checkpoint(fixed_arrays(setting.model), NOT_STARTED)
-    try:
+    with sink:
         compile_kernels(setting, on_event)
         run = chain_run(setting, sink, on_event)
         run.start()
         run.go()
         _report_trouble(run)
-        closing = closing_attrs(run)
-        if isinstance(sink, MemorySink):
-            return sink.tree(spec, closing)
-        sink.finish(closing)
-    except Exception:
-        if isinstance(sink, RunStore) and not sink.load_checkpoint()[1]["chains"]:
-            sink.close()
-            shutil.rmtree(sink.path, ignore_errors=True)  # the run never began
-        raise
-    finally:
-        if isinstance(sink, RunStore):
-            sink.close()
-    return open_run(sink.path)
+        sink.finish(closing_attrs(run))
+    return sink.tree()
 
 
 def go_on(
@@ -244,7 +230,7 @@ def go_on(
         planned = extended(planned, meta, whole_number("draws", draws, 1))
     sampler.check_lengths(planned.draws, planned.tune)
     with session_again(held, V, model, memory_limit, **options) as run:
-        setting = Setting(run.data, model, sampler, planned, run.executor, cells_of(held.spec))
+        setting = Setting(run.data, model, sampler, planned, run.executor, held.cells)
         if draws is not None:
             text = json.dumps(described | {"options": planned.to_dict()})
             held.update_attrs({"run": text, "draws": planned.draws})
@@ -308,13 +294,6 @@ def extended(options: RunOptions, meta: dict[str, Any], more: int) -> RunOptions
     """The options of a run with ``more`` draws than its checkpoint holds."""
     done = max(0, meta["cycle"] - options.tune) // options.thin
     return replace(options, draws=max(done + more, options.draws))
-
-
-def cells_of(spec: RunSpec) -> Cells | None:
-    """Monitored cells of a run that was stored."""
-    if spec.monitor_rows is None or spec.monitor_columns is None:
-        return None
-    return spec.monitor_rows.astype(np.int64), spec.monitor_columns.astype(np.int64)
 
 
 def model_from_dict(values: dict[str, Any]) -> TweedieNMF | GaussianMF:

@@ -10,6 +10,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -44,7 +45,7 @@ def scratch_folder(root: Path) -> Path:
     return root / CHECKPOINT / STATE
 
 
-def read_marker(root: str | Path) -> dict[str, Any]:
+def read_marker(root: str | PathLike[str]) -> dict[str, Any]:
     """Read the document of the group ``checkpoint``.
 
     Raises
@@ -91,8 +92,8 @@ class Checkpoints:
         self.counts = counts_of(self._document, chains)
         """Draws that exist."""
 
-    def commit(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
-        """Write a checkpoint and make it the one that counts.
+    def commit(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> bool:
+        """Write a checkpoint and make it the one that counts; True if it is the first.
 
         Raises
         ------
@@ -102,7 +103,8 @@ class Checkpoints:
             If it cannot be written; the previous checkpoint still counts.
         """
         counts = self.counts_in(meta)
-        target = 0 if self._newest is None else 1 - self._newest
+        first = self._newest is None
+        target = 1 - (1 if self._newest is None else self._newest)
         found = {name: _numbers(name, array) for name, array in arrays.items()}
         text = json.dumps({"names": list(found), "meta": plain(meta)}).encode()
         found[_META] = np.frombuffer(text, dtype=np.uint8)
@@ -117,6 +119,7 @@ class Checkpoints:
         document = seal(document, "attributes")
         replace_json(self._root / CHECKPOINT / NODE, document, scratch)
         self._document, self._newest, self.counts = document, target, counts
+        return first
 
     def load(self) -> tuple[Arrays, dict[str, Any]]:
         """Read the newest checkpoint that is whole; from now on it is the one that counts.
@@ -161,7 +164,7 @@ class Checkpoints:
 
 
 def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    with np.load(path) as archive:
+    with path.open("rb") as file, np.load(file) as archive:
         told = json.loads(archive[_META].tobytes())
         return {name: archive[name] for name in told["names"]}, told["meta"]
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import xarray as xr
@@ -190,6 +190,12 @@ class Sink:
     def finish(self, attrs: Mapping[str, Any]) -> None:
         """Write the last attributes and let go of the store."""
         self.update_attrs(attrs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Let go of the store."""
 
     def tree(self) -> xr.DataTree:
         """Give the draws that exist; see `daskfactor.results.trace.open_run`."""

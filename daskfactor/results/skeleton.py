@@ -56,6 +56,8 @@ def write_skeleton(root: Path, spec: RunSpec) -> None:
     for layout in plan:
         if layout.variable in spec.constants:
             open_array(store, layout.path)[...] = spec.attrs.get(layout.variable.name, np.nan)
+        elif layout.variable.name == "count":  # says that there are no moments yet
+            open_array(store, layout.path)[...] = 0
     note = "private: what a stopped run needs to go on"
     state = top.create_group(CHECKPOINT, attributes={"description": note})
     dims = ("checkpoint_slot", "checkpoint_byte")

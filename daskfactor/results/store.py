@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -65,6 +64,7 @@ class RunStore(Sink):
         self._checkpoints = Checkpoints(path, self.chains, self.warmup_draws)
         self._buffer = DrawBuffer(super()._put)
         self._arrays: dict[str, Any] = {}
+        self._empty = False  # true from its creation to its second checkpoint
         self._store: DurableStore | None = None
         if mode == "r+":
             remove_leftovers(path)
@@ -104,7 +104,9 @@ class RunStore(Sink):
             if old is not None:
                 old.release()
         shutil.rmtree(making.with_suffix(".old"), ignore_errors=True)
-        return cls.open(target, mode="r+")
+        made = cls.open(target, mode="r+")
+        made._empty = True
+        return made
 
     @classmethod
     def open(cls, path: str | PathLike[str], mode: Mode = "r") -> Self:
@@ -135,7 +137,7 @@ class RunStore(Sink):
             lock.release()
             raise
 
-    def _read_plan(self, document: Mapping[str, Any]) -> None:
+    def _read_plan(self, document: dict[str, Any]) -> None:
         nodes = nodes_of(document)
         self.chains, self.draws = (int(n) for n in nodes["sample_stats/lp"]["shape"])
         warmup = nodes.get("warmup_sample_stats/lp", {"shape": (self.chains, 0)})
@@ -174,7 +176,8 @@ class RunStore(Sink):
         with self._writing("a checkpoint"):
             self._buffer.flush()
             self._writable().flush()
-            self._checkpoints.commit(arrays, meta)
+            first = self._checkpoints.commit(arrays, meta)
+        self._empty = self._empty and first
 
     def load_checkpoint(self) -> tuple[Arrays, dict[str, Any]]:
         """Read arrays and meta of the newest whole checkpoint; the draws it vouches for exist.
@@ -256,16 +259,11 @@ class RunStore(Sink):
             self._lock.release()
             self._lock = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Let go of the store, and remove it if its run failed before it began."""
         self.close()
+        if self._empty and kind is not None and issubclass(kind, Exception):
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def _writable(self) -> DurableStore:
         if self._store is None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from os import PathLike
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -59,7 +60,7 @@ def committed_tree(path: str | PathLike[str], counts: Counts | None) -> xr.DataT
     if counts is None:
         chains = nodes_of(document)["sample_stats/lp"]["shape"][0]
         counts = counts_of(read_marker(path), chains)
-    store = checked_store(path, document)
+    store: Any = checked_store(path, document)
     try:
         tree = xr.open_datatree(store, engine="zarr", chunks={}, consolidated=True)
     except StoreFormatError:
@@ -83,7 +84,7 @@ def checked_store(path: str | PathLike[str], document: Mapping[str, Any]) -> Che
     if "://" in str(path):
         store: Any = FsspecStore.from_url(str(path), read_only=True)
     else:
-        store = LocalStore(path, read_only=True)
+        store = LocalStore(Path(path), read_only=True)
     checked = [
         name
         for name, node in nodes_of(dict(document)).items()

@@ -13,6 +13,7 @@ from daskfactor.executors import Executor
 from daskfactor.inference.description import coords_of, first_attrs, observed_with
 from daskfactor.models.silf import SILFNMF
 from daskfactor.progress import OnEvent, Phase, RunEvent
+from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD
 from daskfactor.results.spec import RunSpec
 from daskfactor.stein.ensemble import (
     Ensemble,
@@ -196,7 +197,7 @@ class Job(NamedTuple):
 
     def spec(self, stored: bool) -> RunSpec:
         """What the results will hold."""
-        data = self.data
+        data, silf = self.data, isinstance(self.model, SILFNMF)
         parts = self.model.to_dict(), self.method.to_dict(), self.options.to_dict()
         return RunSpec(
             shape=(*data.shape, self.model.n_components),
@@ -205,8 +206,8 @@ class Job(NamedTuple):
             dims=(data.labels.row_dim, data.labels.col_dim),
             coords=coords_of(data),
             dtype=self.options.dtype,
-            has_weights=True,
-            has_objective=isinstance(self.model, SILFNMF),
+            statistics=(*PARTICLES, OBJECTIVE) if silf else PARTICLES,
+            constants=THRESHOLD if silf else RATES,
             observed=observed_with(data, stored),
             attrs={
                 **first_attrs(data, *parts, self.runner),

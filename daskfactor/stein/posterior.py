@@ -176,9 +176,11 @@ def go_on(
     **options: Unpack[Options],
 ) -> None:
     """Make the particles that a store lacks, and weigh them; what `daskfactor.resume` calls."""
-    if "stein" in held.tree().children:
-        return
     _, meta = held.load_checkpoint()
+    if "stein" in held.tree().children:
+        known = held.attrs.get("sampling_time", 0.0)  # not there, if it was killed just then
+        held.finish({"sampling_time": max(known, float(meta.get("seconds", 0.0)))})
+        return
     with as_begun(held):
         settings = Settings(**described["options"])
         kind = SILFNMF if described["model"]["type"] == "SILFNMF" else TweedieNMF

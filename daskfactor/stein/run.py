@@ -1,6 +1,5 @@
 """Making particles and weighing them, into memory or a store, from the start or where one was."""
 
-import shutil
 import time
 import warnings
 from collections.abc import Mapping
@@ -16,15 +15,13 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.memory import memory_budget
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.inference.sampling import PathText
-from daskfactor.inference.sinks import MemorySink
 from daskfactor.inference.track import in_callers_order
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import RunEvent
-from daskfactor.results.lock import claim, local_path
 from daskfactor.results.matching import Law, Reference, match, reference_from
-from daskfactor.results.store import RunStore
-from daskfactor.results.trace import open_run
+from daskfactor.results.sink import MemorySink, Sink
+from daskfactor.results.store import RunStore, claim, local_path
 from daskfactor.stein.ensemble import Particle
 from daskfactor.stein.job import Job
 from daskfactor.stein.kernel import IMQ
@@ -65,7 +62,7 @@ def check_room(
         )
 
 
-def new_sink(job: Job, store: PathText | None, overwrite: bool) -> RunStore | MemorySink:
+def new_sink(job: Job, store: PathText | None, overwrite: bool) -> Sink:
     """Where the results go."""
     spec = job.spec(store is not None)
     if store is None:
@@ -75,17 +72,14 @@ def new_sink(job: Job, store: PathText | None, overwrite: bool) -> RunStore | Me
     return sink
 
 
-def run(
-    job: Job, sink: RunStore | MemorySink, before: tuple[int, float] | None = None
-) -> xr.DataTree:
+def run(job: Job, sink: Sink, before: tuple[int, float] | None = None) -> xr.DataTree:
     """Make particles, weigh all of them, and give the results.
 
     ``before``: particles that the sink has already, and the seconds they took.
     """
     begun, count = time.perf_counter(), job.options.particles
     done, earlier = before or (0, 0.0)
-    path = sink.path if isinstance(sink, RunStore) else None
-    try:
+    with sink:
         if done < count:
             job.on_event(RunEvent("particles", done, count))
             first = _reference(*first_factors(job, sink)) if done else None
@@ -97,24 +91,11 @@ def run(
                 sink.checkpoint({}, meta)
                 job.on_event(RunEvent("particles", done, count))
         _weigh(job, sink)
-        closing = {"sampling_time": earlier + time.perf_counter() - begun}
-        if isinstance(sink, MemorySink):
-            assert sink.spec is not None
-            return sink.tree(sink.spec, closing)
-        sink.finish(closing)
-    except Exception:
-        if isinstance(sink, RunStore) and before is None and done == 0:
-            sink.close()
-            shutil.rmtree(sink.path, ignore_errors=True)  # the run never began
-        raise
-    finally:
-        if isinstance(sink, RunStore):
-            sink.close()
-    assert path is not None
-    return open_run(path)
+        sink.finish({"sampling_time": earlier + time.perf_counter() - begun})
+    return sink.tree()
 
 
-def _write(job: Job, sink: RunStore | MemorySink, one: Particle) -> None:
+def _write(job: Job, sink: Sink, one: Particle) -> None:
     """One particle, in the caller's order of rows and columns."""
     W, H = one.W, one.H
     stats: dict[str, Array] = {
@@ -130,7 +111,7 @@ def _write(job: Job, sink: RunStore | MemorySink, one: Particle) -> None:
     sink.write_stats(0, one.number, stats)
 
 
-def first_factors(job: Job, sink: RunStore | MemorySink) -> tuple[Array, Array]:
+def first_factors(job: Job, sink: Sink) -> tuple[Array, Array]:
     """W and H of the first particle that a sink holds, in the order of the grid."""
     W, H = (np.asarray(read(factor, 0)) for factor in factors_of(job, sink))
     rows, columns = job.data.row_order, job.data.col_order
@@ -148,7 +129,7 @@ def _like(first: tuple[Reference, Law], one: Particle) -> Particle:
     return one._replace(W=one.W[:, order], H=one.H[order])
 
 
-def _weigh(job: Job, sink: RunStore | MemorySink) -> None:
+def _weigh(job: Job, sink: Sink) -> None:
     """Stein matrix and weights of all particles, read from where they were put."""
     job.on_event(RunEvent("weights", 0, 1))
     W, H = factors_of(job, sink)
@@ -170,11 +151,8 @@ def _weigh(job: Job, sink: RunStore | MemorySink) -> None:
     job.on_event(RunEvent("weights", 1, 1))
 
 
-def factors_of(job: Job, sink: RunStore | MemorySink) -> tuple[Any, Any]:
+def factors_of(job: Job, sink: Sink) -> tuple[Any, Any]:
     """W (M, I, K) and H (M, K, J) as they were put down: arrays, or lazy ones of a store."""
-    if isinstance(sink, MemorySink):
-        W, Ht = sink.draws["posterior"]
-        return W[0], Ht[0].swapaxes(1, 2)
     group = sink.tree()["posterior"].to_dataset()
     return (
         group["W"].transpose("chain", "draw", ..., "component").data[0],

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from daskfactor.inference.sinks import MemorySink
+from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD
+from daskfactor.results.sink import MemorySink
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
@@ -44,8 +45,8 @@ def particle_spec(W: Any, H: Any, *, silf: bool = True, **changes: Any) -> RunSp
         "dims": ("gene", "day"),
         "coords": {"gene": [f"g{i}" for i in range(W.shape[1])]},
         "dtype": str(W.dtype),
-        "has_weights": True,
-        "has_objective": silf,
+        "statistics": (*PARTICLES, OBJECTIVE) if silf else PARTICLES,
+        "constants": THRESHOLD if silf else RATES,
         "attrs": attrs,
     }
     return RunSpec(**options | changes)
@@ -98,7 +99,7 @@ def particle_tree(
     spec = particle_spec(W, H, silf=silf)
     sink = MemorySink(spec)
     fill_particles(sink, W, H, weights=weights, silf=silf, **more)
-    return sink.tree(spec, {})
+    return sink.tree()
 
 
 def particle_store(

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from daskfactor.results.sink import MemorySink, Sink
 from daskfactor.results.spec import RunSpec
-from daskfactor.results.store import RunStore
-from daskfactor.results.trace import build_tree
 
 I, J, K = 7, 5, 3  # noqa: E741, the papers' own letters
 CHAINS, DRAWS, WARMUP = 2, 10, 4
@@ -80,7 +79,7 @@ def monitor(chain: int, spec: RunSpec) -> dict[str, np.ndarray]:
     return {"mean": mu.mean(0).astype("f8"), "var": mu.var(0).astype("f8")}
 
 
-def fill(store: RunStore, spec: RunSpec, *, draws: int | None = None) -> None:
+def fill(store: Sink, spec: RunSpec, *, draws: int | None = None) -> None:
     """Write draws of all chains, moments and the warm-up, and commit them."""
     n = spec.draws if draws is None else draws
     for chain in range(spec.chains):
@@ -101,36 +100,24 @@ def fill(store: RunStore, spec: RunSpec, *, draws: int | None = None) -> None:
 
 
 def memory_tree(spec: RunSpec) -> xr.DataTree:
-    """The tree that `fill` would make, without a store."""
-    chains = range(spec.chains)
+    """The tree that `fill` makes, without a store."""
+    sink = MemorySink(spec)
+    fill(sink, spec)
+    return sink.tree()
 
-    def per_chain(make: Any) -> dict[str, np.ndarray]:
-        parts = [make(chain) for chain in chains]
-        return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
-    def drawn(n: int, salt: int) -> dict[str, np.ndarray]:
-        return per_chain(lambda c: dict(zip("WH", factors(c, 0, n, salt=salt), strict=True)))
-
-    streamed = per_chain(moments)
-    arrays: dict[str, Any] = {
-        "sample_stats": per_chain(lambda c: stats(c, 0, spec.draws)),
-        "posterior_moments": {
-            "W_mean": streamed["W_mean"],
-            "W_var": streamed["W_var"],
-            "H_mean": streamed["Ht_mean"],
-            "H_var": streamed["Ht_var"],
-            "count": np.full(spec.chains, DRAWS),
-        },
-    }
-    if spec.warmup_draws:
-        warm = per_chain(lambda c: stats(c, 0, spec.warmup_draws))
-        arrays["warmup_sample_stats"] = {name: warm[name] for name in ("lp", "step_size")}
-    if spec.n_monitor:
-        arrays["monitor"] = per_chain(lambda c: monitor(c, spec)) | {
-            "count": np.full(spec.chains, DRAWS)
-        }
-    if spec.keep == "draws":
-        arrays["posterior"] = drawn(spec.draws, 0)
-    if spec.has_coarse:
-        arrays["posterior_coarse"] = drawn(spec.draws // 2, 1)
-    return build_tree(spec, arrays)
+def tree_of(spec: RunSpec, arrays: dict[str, dict[str, Any]]) -> xr.DataTree:
+    """The tree of a run in memory from arrays by group and variable; H as (chain, draw, J, K)."""
+    sink = MemorySink(spec)
+    for group, members in arrays.items():
+        for chain in range(spec.chains):
+            own = {name: np.asarray(values)[chain] for name, values in members.items()}
+            if group == "monitor":
+                sink.write_monitor(chain, **own)
+            elif "H" in own:
+                sink.write_draws(chain, 0, own["W"], own["H"], group)
+            else:
+                sink.write_stats(chain, 0, own, group)
+    if "posterior" in arrays:
+        sink.checkpoint({}, {"draws": np.shape(arrays["posterior"]["W"])[1]})
+    return sink.tree()

@@ -1,6 +1,5 @@
 """Runs of particles: what is written, when it exists, what is refused."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,13 +7,10 @@ import pytest
 import xarray as xr
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.inference.sinks import MemorySink
 from daskfactor.results import store as store_module
-from daskfactor.results.schema import validate
-from daskfactor.results.slots import Slots
-from daskfactor.results.spec import RunSpec
+from daskfactor.results.sink import MemorySink
 from daskfactor.results.store import RunStore
-from daskfactor.results.trace import build_tree, open_run
+from daskfactor.results.trace import open_run
 from tests.results.particle_tree import (
     KERNEL,
     WEIGHTS,
@@ -25,7 +21,8 @@ from tests.results.particle_tree import (
     particle_store,
     particle_tree,
 )
-from tests.results.runs import fill, make_spec, memory_tree
+from tests.results.runs import fill, make_spec
+from tests.results.validation import validate
 
 
 def weighing(count=M, **changes):
@@ -86,20 +83,20 @@ def test_a_kill_while_weights_are_written_leaves_all_of_them_or_none(
     path = tmp_path / "run.zarr"
     W, H = particle_factors()
     calls = []
-    whole = store_module.describe_group
+    whole = store_module.describe
 
-    def describe(root, group, attrs):
+    def describe(root, attrs, group=None):
         if len(calls) == dies_at:
             raise OSError(28, "No space left on device")
         calls.append(attrs)
-        whole(root, group, attrs)
+        whole(root, attrs, group)
 
     with RunStore.create(path, particle_spec(W, H)) as store:
         fill_particles(store, W, H, done=M)
         if again:
             store.write_weights(**weighing())
         with monkeypatch.context() as patch:
-            patch.setattr(store_module, "describe_group", describe)
+            patch.setattr(store_module, "describe", describe)
             with pytest.raises(StoreError, match="weights of particles"):
                 store.write_weights(**weighing(weight=np.eye(M)[1], discrepancy=3.0))
     # Before anything was marked as unfinished, what was there still counts.
@@ -123,11 +120,7 @@ def test_a_run_of_particles_goes_on_after_a_kill(tmp_path):
         fill_particles(store, W, H, done=3)
     with RunStore.open(path, mode="r+") as store:
         assert store.committed.draws == (3,)
-        spec = store.spec
-        assert spec.has_weights
-        assert spec.has_objective
-        assert (spec.shape, spec.draws, spec.dims) == ((7, 5, 3), M, ("gene", "day"))
-        assert spec.labels["gene"].values.tolist() == [f"g{i}" for i in range(7)]
+        assert (store.chains, store.draws, store.cells) == (1, M, None)
         fill_particles(store, W, H)
         store.finish({"threshold": 8.0})
     found = open_run(path)
@@ -154,7 +147,7 @@ def test_what_cannot_be_weights_is_refused(changes, error, match):
     fill_particles(sink, W, H, done=M)
     with pytest.raises(error, match=match):
         sink.write_weights(**weighing(**changes))
-    assert "stein" not in sink.tree(spec, {}).children
+    assert "stein" not in sink.tree().children
 
 
 def test_weights_come_after_all_particles(tmp_path):
@@ -179,7 +172,7 @@ def test_constants_that_are_not_the_models_stay_attributes(tmp_path):
         fill_particles(store, W, H)
     memory = MemorySink(spec)
     fill_particles(memory, W, H)
-    for found in (open_run(tmp_path / "run.zarr"), memory.tree(spec, {})):
+    for found in (open_run(tmp_path / "run.zarr"), memory.tree()):
         assert set(found["constant_data"].data_vars) == {"threshold"}
         assert found.attrs["dispersion"] == 1.0
 
@@ -192,9 +185,8 @@ def test_other_runs_have_no_weights(tmp_path):
             store.write_weights(**weighing(10, weight=np.full(10, 0.1)))
     assert "weight" not in open_run(tmp_path / "run.zarr")["sample_stats"].data_vars
     assert "threshold" not in open_run(tmp_path / "run.zarr")["constant_data"].data_vars
-    arrays = {"sample_stats": {"weight": np.full((1, 10), 0.1)}}
-    with pytest.raises(OptionError, match="no variable 'weight'"):
-        build_tree(spec, arrays)
+    with pytest.raises(StoreError, match="has no sample_stats/weight"):
+        MemorySink(spec).write_stats(0, 0, {"weight": [0.1]})
 
 
 @pytest.mark.parametrize(
@@ -207,11 +199,6 @@ def test_particles_are_one_chain_with_its_draws(change):
         particle_spec(W, H, **change)
 
 
-def test_objectives_belong_to_particles():
-    with pytest.raises(OptionError, match="has_weights=True"):
-        RunSpec(shape=(2, 2, 1), chains=1, draws=1, has_objective=True)
-
-
 @pytest.mark.parametrize("weights", [[2.0] + [0.0] * 5, [-0.5, 1.5] + [0.0] * 4, [np.nan] * 6])
 def test_a_tree_is_validated_down_to_its_weights(weights):
     tree = particle_tree()
@@ -219,18 +206,3 @@ def test_a_tree_is_validated_down_to_its_weights(weights):
     tree["sample_stats"]["weight"] = tree["sample_stats"]["weight"].copy(data=[weights])
     with pytest.raises(StoreFormatError, match="weights of particles"):
         validate(tree)
-
-
-def test_a_store_from_before_particles_is_read_as_ever(tmp_path, monkeypatch):
-    path = tmp_path / "run.zarr"
-    spec = make_spec()
-    with RunStore.create(path, spec) as store:
-        fill(store, spec)
-    layout = json.loads((path / "checkpoint" / "zarr.json").read_text())["attributes"]["layout"]
-    old = {name: v for name, v in layout.items() if name not in ("has_weights", "has_objective")}
-    monkeypatch.setattr(Slots, "layout", property(lambda self: old))
-    with RunStore.open(path, mode="r+") as store:
-        assert not store.spec.has_weights
-        store.extend(12)
-        found = store.tree()["posterior/W"].values
-        np.testing.assert_array_equal(found, memory_tree(spec)["posterior/W"].values)

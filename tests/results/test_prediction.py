@@ -16,8 +16,19 @@ from daskfactor.results import cellwise
 from daskfactor.results.prediction import monitored, predict
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.store import RunStore
-from daskfactor.results.trace import build_tree
-from tests.results.runs import ATTRS, CHAINS, DRAWS, I, J, K, factors, fill, make_spec, memory_tree
+from tests.results.runs import (
+    ATTRS,
+    CHAINS,
+    DRAWS,
+    I,
+    J,
+    K,
+    factors,
+    fill,
+    make_spec,
+    memory_tree,
+    tree_of,
+)
 
 
 def all_mu(n: int = DRAWS, salt: int = 0) -> np.ndarray:
@@ -86,7 +97,7 @@ def test_coarse_chain_extrapolates_mean_and_variance():
     spec = make_spec(has_coarse=True)
     W, Ht = (np.stack(part) for part in zip(*(factors(c, 0, DRAWS) for c in (0, 1)), strict=True))
     half = DRAWS // 2
-    tree = build_tree(
+    tree = tree_of(
         spec,
         {
             "posterior": {"W": W, "H": Ht},
@@ -114,9 +125,7 @@ def test_extrapolation_never_makes_a_variance_negative():
     half = DRAWS // 2
     wild = np.random.default_rng(0).gamma(2.0, 10.0, size=(CHAINS, half, I, K))
     coarse = {"W": wild, "H": ones["H"][:, :half]}
-    tree = build_tree(
-        replace(spec, dtype="float64"), {"posterior": ones, "posterior_coarse": coarse}
-    )
+    tree = tree_of(replace(spec, dtype="float64"), {"posterior": ones, "posterior_coarse": coarse})
     found = predict(tree).load()
     assert (found["mean"] > 0).all()
     assert np.isfinite(found.to_array()).all()
@@ -270,7 +279,7 @@ def test_nothing_is_computed_until_asked(trace, of):
 def test_blocks_are_small_and_cells_not_asked_for_cost_nothing():
     W, Ht = np.ones((1, 40, 3_000, 2), dtype="f4"), np.ones((1, 40, 2_000, 2), dtype="f4")
     spec = RunSpec(shape=(3_000, 2_000, 2), chains=1, draws=40, attrs=ATTRS)
-    found = predict(build_tree(spec, {"posterior": {"W": W, "H": Ht}}), of="mean")
+    found = predict(tree_of(spec, {"posterior": {"W": W, "H": Ht}}), of="mean")
     cells = max(np.prod(block) for block in np.broadcast(*np.meshgrid(*found["mean"].chunks)))
     assert cells * 40 * 4 <= 64 * 2**20
     assert found["mean"].data.npartitions <= 40
@@ -302,7 +311,7 @@ def test_any_blocking_gives_the_same_numbers(shape, block, draws):
     W = rng.random((2, draws, shape[0], 2))
     Ht = rng.random((2, draws, shape[1], 2))
     spec = RunSpec(shape=(*shape, 2), chains=2, draws=draws, dtype="float64", attrs=ATTRS)
-    tree = build_tree(spec, {"posterior": {"W": W, "H": Ht}})
+    tree = tree_of(spec, {"posterior": {"W": W, "H": Ht}})
     before, cellwise.BLOCK_BYTES = cellwise.BLOCK_BYTES, block
     try:
         found = predict(tree, of="mean")
@@ -345,7 +354,7 @@ def test_monitored_chains_of_unequal_length_are_weighted():
         "var": np.stack([np.full(n, 2.0), np.full(n, 3.0), np.full(n, np.nan)]),
         "count": np.array([1, 3, 0]),
     }
-    found = monitored(build_tree(spec, {"monitor": values}), of="mean")
+    found = monitored(tree_of(spec, {"monitor": values}), of="mean")
     np.testing.assert_allclose(found["mean"], 13 / 4)
     between = (1 - 13 / 4) ** 2 / 4 + 3 * (4 - 13 / 4) ** 2 / 4
     np.testing.assert_allclose(found["sd"] ** 2, (2 + 9) / 4 + between)
@@ -358,14 +367,14 @@ def test_monitored_interval_of_the_mean_is_gamma_or_normal():
         "var": np.tile([0.0, 4.0, 4.0], (CHAINS, 1)),
         "count": np.full(CHAINS, 9),
     }
-    found = monitored(build_tree(spec, {"monitor": values}), of="mean", interval=0.9)
+    found = monitored(tree_of(spec, {"monitor": values}), of="mean", interval=0.9)
     # Gamma with shape 1 is exponential: quantiles -m log(1 - p).
     np.testing.assert_allclose(found["lower"], [2, -2 * np.log(0.95), -2 * np.log(0.95)])
     np.testing.assert_allclose(found["upper"], [2, -2 * np.log(0.05), -2 * np.log(0.05)])
     real = make_spec(
         attrs={**ATTRS, "model": json.dumps({"type": "GaussianMF", "n_components": 2})}
     )
-    found = monitored(build_tree(real, {"monitor": values}), of="mean", interval=0.9)
+    found = monitored(tree_of(real, {"monitor": values}), of="mean", interval=0.9)
     np.testing.assert_allclose(found["lower"][1:], 2 - 2 * 1.6448536269514722)
 
 

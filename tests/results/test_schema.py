@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from daskfactor.errors import DataError, OptionError, StoreFormatError
 from daskfactor.results.layout import CHUNK_BYTES, layouts
-from daskfactor.results.schema import REGISTRY, check_dims, factor_dims, validate
+from daskfactor.results.schema import check_dims, factor_dims
 from daskfactor.results.spec import RunSpec
 from tests.results.runs import I, K, make_spec, memory_tree
+from tests.results.validation import REGISTRY, validate
 
 
 def test_rows_and_columns_cannot_share_a_name():

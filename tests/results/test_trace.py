@@ -3,11 +3,25 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.results.schema import validate
+from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.results.sink import MemorySink
 from daskfactor.results.store import RunStore
-from daskfactor.results.trace import build_tree, expectation, open_run
-from tests.results.runs import CHAINS, DRAWS, I, J, K, factors, fill, make_spec, memory_tree
+from daskfactor.results.trace import expectation, open_run
+from tests.results.runs import (
+    CHAINS,
+    DRAWS,
+    I,
+    J,
+    K,
+    factors,
+    fill,
+    make_spec,
+    memory_tree,
+    moments,
+    stats,
+    tree_of,
+)
+from tests.results.validation import validate
 
 
 def count_computes():
@@ -31,34 +45,52 @@ def test_an_opened_run_is_lazy(tmp_path):
 
 
 def test_a_tree_in_memory_shares_the_arrays():
-    W = np.ones((CHAINS, DRAWS, I, K), dtype="f4")
-    Ht = np.ones((CHAINS, DRAWS, J, K), dtype="f4")
-    tree = build_tree(make_spec(), {"posterior": {"W": W, "H": Ht}})
+    sink = MemorySink(make_spec())
+    fill(sink, make_spec())
+    tree, again = sink.tree(), sink.tree()
     validate(tree)
-    assert np.shares_memory(tree["posterior"]["W"].values, W)
-    assert np.shares_memory(tree["posterior"]["H"].values, Ht)
+    for name in "WH":
+        assert np.shares_memory(tree["posterior"][name].values, again["posterior"][name].values)
     assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "day")
 
 
 def test_a_run_broken_off_in_memory_is_shorter():
     W = np.ones((CHAINS, 4, I, K), dtype="f4")
     Ht = np.ones((CHAINS, 4, J, K), dtype="f4")
-    tree = build_tree(make_spec(), {"posterior": {"W": W, "H": Ht}})
+    tree = tree_of(make_spec(), {"posterior": {"W": W, "H": Ht}})
     assert tree["posterior"]["draw"].values.tolist() == [1, 3, 5, 7]
 
 
+def test_a_tree_in_memory_is_what_was_written():
+    spec = make_spec(has_coarse=True)
+    tree = memory_tree(spec)
+    for chain in range(CHAINS):
+        for group, n, salt in (("posterior", DRAWS, 0), ("posterior_coarse", DRAWS // 2, 1)):
+            W, Ht = factors(chain, 0, n, salt=salt)
+            np.testing.assert_array_equal(tree[group]["W"][chain], W)
+            np.testing.assert_array_equal(tree[group]["H"][chain], Ht.swapaxes(1, 2))
+        for name, values in stats(chain, 0, DRAWS).items():
+            np.testing.assert_array_equal(tree["sample_stats"][name][chain], values)
+        for name, values in moments(chain).items():
+            found = tree["posterior_moments"][name.replace("Ht", "H")][chain].values
+            np.testing.assert_array_equal(found, values.T if "Ht" in name else values)
+    assert tree["posterior_moments"]["count"].values.tolist() == [DRAWS] * CHAINS
+
+
 @pytest.mark.parametrize(
-    ("arrays", "match"),
+    ("shape", "group", "error", "match"),
     [
-        ({"posterior": {"W": np.ones((CHAINS, DRAWS, J, K))}}, "must have shape"),
-        ({"posterior": {"Z": np.ones(3)}}, "no variable 'Z'"),
-        ({"posterior_coarse": {"W": np.ones((CHAINS, DRAWS, I, K))}}, "no variable 'W'"),
-        ({"sample_stats": {"lp": np.ones(DRAWS)}}, "must have shape"),
+        ((DRAWS, J, K), "posterior", OptionError, "takes draws of shape"),
+        ((DRAWS, I, K), "posterior_coarse", StoreError, "no posterior_coarse/W"),
+        ((DRAWS + 1, I, K), "posterior", StoreError, "room for 10 draws"),
     ],
 )
-def test_arrays_that_do_not_fit_the_plan_are_refused(arrays, match):
-    with pytest.raises(OptionError, match=match):
-        build_tree(make_spec(), arrays)
+def test_draws_that_do_not_fit_the_plan_are_refused(shape, group, error, match):
+    sink = MemorySink(make_spec())
+    with pytest.raises(error, match=match):
+        sink.write_draws(0, 0, np.ones(shape), np.ones((len(range(shape[0])), J, K)), group)
+    with pytest.raises(StoreError, match="no sample_stats/energy"):
+        sink.write_stats(0, 0, {"energy": [1.0]})
 
 
 def _naive(spec, function, chains=range(CHAINS)):
@@ -104,7 +136,7 @@ def test_richardson_romberg_removes_a_bias_linear_in_the_step():
     step = 0.1
     truth = np.ones((CHAINS, DRAWS, I, K), dtype="f4")
     H = np.ones((CHAINS, DRAWS, J, K), dtype="f4")
-    tree = build_tree(
+    tree = tree_of(
         spec,
         {
             "posterior": {"W": truth + step / 2, "H": H},

@@ -5,7 +5,7 @@ import xarray as xr
 from daskfactor.errors import StoreFormatError
 from daskfactor.inference.hmc import HMC
 from daskfactor.results import schema
-from daskfactor.results.schema import COLUMN, ROW, Variable, factor_dims, own_names
+from daskfactor.results.schema import COLUMN, ROW, Variable, factor_dims
 from daskfactor.results.weights import check_weights
 
 REGISTRY: tuple[Variable, ...] = (

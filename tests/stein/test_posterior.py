@@ -13,8 +13,8 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError, SamplingWarning, StoreError
 from daskfactor.progress import RunEvent
-from daskfactor.results.schema import validate
 from daskfactor.stein.run import on_simplex
+from tests.results.validation import validate
 
 ROWS, COLUMNS = 24, 18
 

@@ -1,0 +1,130 @@
+"""Whatever happens to a file of a store: the same results, or one sentence about damage."""
+
+import json
+import zlib
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+import daskfactor as dfac
+from daskfactor.errors import StoreError, StoreFormatError
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import open_run
+from tests.results.runs import fill, make_spec
+
+
+def whole_store(path: Path) -> Path:
+    spec = make_spec(chains=1, warmup_draws=2, observed=np.arange(35.0).reshape(7, 5))
+    with RunStore.create(path, spec) as store:
+        fill(store, spec, draws=4)
+        store.checkpoint({"state": np.arange(5)}, {"draws": 9})
+        store.checkpoint({"state": np.arange(5)}, {"draws": 10, "warmup_draws": 2})
+        for start in (4,):
+            fill(store, spec)
+            store.checkpoint({"state": np.arange(5)}, {"draws": 10, "from": start})
+            store.checkpoint({"state": np.arange(5)}, {"draws": 10, "from": start})
+        store.finish({"sampling_time": 1.0})
+    return path
+
+
+def everything(path: Path) -> tuple[xr.DataTree, dict[str, np.ndarray], dict]:
+    with dask.config.set(scheduler="synchronous"):
+        tree = open_run(path).load()
+    arrays, meta = RunStore.open(path).load_checkpoint()
+    return tree, arrays, meta
+
+
+def mutations(raw: bytes, number: int) -> list[bytes | None]:
+    """A byte changed, and, in turn, the last one gone, half of them, or the file itself."""
+    at = zlib.crc32(raw) % max(1, len(raw))
+    flipped = raw[:at] + bytes([raw[at] ^ (1 << number % 8)]) + raw[at + 1 :]
+    return [flipped, (raw[:-1], raw[: len(raw) // 2], None)[number % 3]]
+
+
+@pytest.mark.slow
+def test_damage_anywhere_is_told_or_does_nothing(tmp_path):
+    path = whole_store(tmp_path / "run.zarr")
+    expected, arrays, meta = everything(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    refused = 0
+    for number, file in enumerate(files):
+        raw = file.read_bytes()
+        for changed in mutations(raw, number) if raw else ():
+            file.unlink() if changed is None else file.write_bytes(changed)
+            try:
+                tree, found, told = everything(path)
+            except StoreError as error:
+                refused += str(path) in str(error)
+            else:
+                xr.testing.assert_identical(tree, expected)
+                assert told == meta
+                assert all(found[name].tobytes() == arrays[name].tobytes() for name in arrays)
+            file.write_bytes(raw)
+    chunks = [file for file in files if "/c/" in str(file) or file.name == "c"]
+    assert len(chunks) > 25
+    assert refused >= 2 * len(chunks)
+
+
+def test_damage_is_told_by_lazy_readings_too(tmp_path):
+    path = whole_store(tmp_path / "run.zarr")
+    tree = open_run(path)
+    chunk = path / "posterior" / "W" / "c" / "0" / "0" / "0" / "0"
+    raw = bytearray(chunk.read_bytes())
+    raw[100] ^= 4
+    chunk.write_bytes(raw)
+    match = r"run\.zarr is a damaged run store: posterior/W/c/0/0/0/0 is not what was written"
+    for read in (
+        lambda: dfac.predict(tree).load(),
+        lambda: dfac.expectation(path, lambda W, H: W),
+        lambda: dfac.align(tree),
+        lambda: dfac.summarize(path),
+    ):
+        with pytest.raises(StoreFormatError, match=match):
+            read()
+    chunk.unlink()
+    with pytest.raises(StoreFormatError, match="posterior/W/c/0/0/0/0 is missing"):
+        dfac.predict(path).load()
+
+
+def test_what_others_write_into_the_root_is_taken(tmp_path):
+    path = whole_store(tmp_path / "run.zarr")
+    zarr.open_group(path, mode="r+").attrs["note"] = "mine"
+    assert open_run(path).attrs["note"] == "mine"
+
+
+def as_of_version_one(path: Path) -> None:
+    """Make a store what 0.1.0 wrote: no checksums, a marker and a state of its own."""
+    for file in path.rglob("zarr.json"):
+        document = json.loads(file.read_text())
+        nodes = document.get("consolidated_metadata", {}).get("metadata", {})
+        for node in (document, *nodes.values()):
+            if "codecs" in node:
+                node["codecs"] = [c for c in node["codecs"] if c["name"] != "crc32c"]
+        document.get("consolidated_metadata", {}).pop("crc32", None)
+        document["attributes"].pop("crc32", None)
+        if "format_version" in document["attributes"]:
+            document["attributes"]["format_version"] = 1
+        file.write_text(json.dumps(document))
+    for file in path.rglob("*"):
+        if file.is_file() and ("/c/" in str(file) or file.name == "c"):
+            file.write_bytes(file.read_bytes()[:-4])
+    for file in (path / "checkpoint" / "state").glob("*.npz"):
+        file.unlink()
+    # Chunks of nothing but fill values were not written.
+    (path / "monitor" / "chain" / "c" / "0").unlink()
+
+
+def test_stores_of_the_first_version_are_read_and_not_resumed(tmp_path):
+    path = whole_store(tmp_path / "run.zarr")
+    expected = open_run(path).load()
+    as_of_version_one(path)
+    found = open_run(path).load()
+    assert found.attrs.pop("format_version") == 1
+    del expected.attrs["format_version"]
+    xr.testing.assert_identical(found, expected)
+    with pytest.raises(StoreFormatError, match=r"begun by daskfactor 0\.1\.0.*can be read"):
+        dfac.resume(path, progressbar=False)
