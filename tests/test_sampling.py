@@ -24,6 +24,7 @@ from daskfactor.errors import (
     StoreError,
     StoreFormatError,
 )
+from daskfactor.results.store import RunStore
 
 QUICK = {"draws": 6, "tune": 10, "random_seed": 3, "progressbar": False}
 
@@ -593,11 +594,10 @@ def test_only_a_path_goes_on(tmp_path: Path) -> None:
 def test_a_run_that_this_version_cannot_go_on_with_says_so(tmp_path: Path) -> None:
     path = tmp_path / "run.zarr"
     dfac.sample(V0, dfac.TweedieNMF(2), store=path, **QUICK)
-    document = json.loads((path / "zarr.json").read_text())
-    described = json.loads(document["attributes"]["run"])
-    described["options"]["flavour"] = "sweet"
-    document["attributes"]["run"] = json.dumps(described)
-    (path / "zarr.json").write_text(json.dumps(document))
+    with RunStore.open(path, mode="r+") as held:
+        described = json.loads(held.attrs["run"])
+        described["options"]["flavour"] = "sweet"
+        held.update_attrs({"run": json.dumps(described)})
     with pytest.raises(StoreFormatError, match=r"begun by daskfactor 0\.1\.0 .*flavour.* anew$"):
         dfac.resume(path, draws=2, progressbar=False)
 

@@ -31,12 +31,10 @@ from daskfactor.inference.track import (
     monitored,
     positions,
 )
-from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.models.settings import FactorModel
 from daskfactor.random import Stream, generator, noise_key
 
 Array = NDArray[Any]
-Model = TweedieNMF | GaussianMF
 
 OnShare = Callable[[float], None]
 OnStep = Callable[[int, int], None]
@@ -59,7 +57,7 @@ class Setting:
     """
 
     data: BlockedData
-    model: Model
+    model: FactorModel
     sampler: Sampler
     options: RunOptions
     executor: Executor

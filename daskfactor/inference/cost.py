@@ -17,12 +17,11 @@ from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.description import SMALL_DATA
 from daskfactor.inference.options import checked_lengths, plan_run
-from daskfactor.inference.sampling import checked_sampler
+from daskfactor.inference.samplers import checked_sampler
 from daskfactor.inference.session import verb
 from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.workspace import tile_rows
-from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.models.settings import FactorModel
 from daskfactor.progress import OnEvent
 from daskfactor.threads import available_cores
 
@@ -179,7 +178,7 @@ class Cost:
 @verb
 def estimate_cost(
     V: Any,
-    model: TweedieNMF | GaussianMF,
+    model: FactorModel,
     sampler: Sampler | None = None,
     draws: int = 500,
     tune: int = 500,

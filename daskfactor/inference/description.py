@@ -15,22 +15,12 @@ from daskfactor.executors import Executor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.run import Run
-from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.schema import FORMAT_VERSION, STEPS
 from daskfactor.results.spec import RunSpec
 from daskfactor.threads import machine_attrs
 
 SMALL_DATA = 2**28
 """Bytes of data that a trace in memory holds a copy of; a store always does."""
-
-
-def component_names(model: TweedieNMF | GaussianMF) -> tuple[str, ...] | None:
-    """Names of the columns of factors that hold more than components."""
-    if isinstance(model, TweedieNMF):
-        return None
-    extra = ("row_bias", "column_bias") if model.biases else ("level",)
-    return (*map(str, range(model.n_components)), *extra)
 
 
 def kept_index(options: RunOptions) -> NDArray[np.int64]:
@@ -67,7 +57,7 @@ def run_spec(setting: Setting, stored: bool) -> RunSpec:
         warmup_draws=sum(end <= options.tune for end in setting.ends),
         dims=(data.labels.row_dim, data.labels.col_dim),
         coords=coords_of(data),
-        components=component_names(model),
+        components=model.component_names(),
         dtype=options.dtype,
         keep="draws" if options.keep_every else "moments",
         has_coarse=len(setting.sampler.tracks) > 1,

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+import daskfactor
 from daskfactor.checks import warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors import Executor
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.description import component_names
 from daskfactor.inference.dsgd import DSGD, run_dsgd
 from daskfactor.inference.multiplicative import (
     SMALLEST,
@@ -25,10 +25,10 @@ from daskfactor.inference.multiplicative import (
 )
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.sampling import check_model
 from daskfactor.inference.session import session, verb
 from daskfactor.inference.track import in_callers_order
-from daskfactor.models.gaussian import GaussianMF
+from daskfactor.models.registry import check_model
+from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.results.schema import beside
@@ -39,7 +39,7 @@ Method = MultiplicativeUpdates | DSGD
 @verb
 def optimize(
     V: Any,
-    model: TweedieNMF | GaussianMF,
+    model: FactorModel,
     method: Method | None = None,
     *,
     random_seed: int | None = None,
@@ -108,23 +108,24 @@ def optimize(
         return point_dataset(run.data, model, method, point, made)
 
 
-def check_method(method: object, model: TweedieNMF | GaussianMF) -> Method:
+def check_method(method: object, model: FactorModel) -> Method:
     """The method itself, or the model's own where none is named."""
     if method is None:
-        return DSGD() if isinstance(model, GaussianMF) else MultiplicativeUpdates()
+        usual: Method = getattr(daskfactor, model.default_optimizer)()
+        return usual
     if not isinstance(method, Method):
         raise OptionError(f"method must be MultiplicativeUpdates(...) or DSGD(...), got {method!r}")
-    if isinstance(model, GaussianMF) and isinstance(method, MultiplicativeUpdates):
+    if not model.nonnegative and isinstance(method, MultiplicativeUpdates):
         raise OptionError(
-            "MultiplicativeUpdates keep factors non-negative, those of GaussianMF are not; use "
-            "DSGD(), or leave method out"
+            f"MultiplicativeUpdates keep factors non-negative, those of {type(model).__name__} are "
+            "not; use DSGD(), or leave method out"
         )
     return method
 
 
 def fit_point(
     data: BlockedData,
-    model: TweedieNMF | GaussianMF,
+    model: Any,
     method: Method,
     executor: Executor,
     seed: int,
@@ -133,7 +134,6 @@ def fit_point(
     """Run the method from a random start."""
     if isinstance(method, DSGD):
         return run_dsgd(data, model, method, executor, seed, on_iteration)
-    assert isinstance(model, TweedieNMF)  # see check_method
     warn_of_spikes(model)
     return run_updates(
         data,
@@ -147,7 +147,7 @@ def fit_point(
     )
 
 
-def warn_of_spikes(model: TweedieNMF) -> None:
+def warn_of_spikes(model: Any) -> None:
     """Say so if the posterior has no maximum: a gamma prior of shape below 1."""
     for name, shape in (("shape_w", model.shape_w), ("shape_h", model.shape_h)):
         if shape < 1:
@@ -161,7 +161,7 @@ def warn_of_spikes(model: TweedieNMF) -> None:
 
 def point_dataset(
     data: BlockedData,
-    model: TweedieNMF | GaussianMF,
+    model: FactorModel,
     method: Method,
     point: PointFit,
     attrs: dict[str, Any],
@@ -182,7 +182,7 @@ def point_dataset(
             "objective": ("iteration", np.array(objective)),
         },
         coords={
-            "component": list(component_names(model) or range(model.width)),
+            "component": list(model.component_names() or range(model.width)),
             "iteration": list(iterations),
             **{name[own]: (row, values) for own, values in labels.row_coords.items()},
             **{name[own]: (col, values) for own, values in labels.col_coords.items()},

@@ -4,8 +4,10 @@ from functools import cache
 from typing import Any
 
 import daskfactor
-from daskfactor.errors import StoreFormatError
+from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.inference.base import Sampler
+from daskfactor.models.registry import check_model
+from daskfactor.models.settings import FactorModel
 
 
 @cache
@@ -26,3 +28,23 @@ def sampler_from_dict(values: dict[str, Any]) -> Sampler:
             f"knows {', '.join(samplers())}"
         )
     return kind.from_dict(values)
+
+
+def checked_sampler(model: FactorModel, sampler: object) -> Sampler:
+    """Give the sampler, or a model's own; refuse what does not go together."""
+    check_model(model)
+    if sampler is None:
+        usual: Sampler = getattr(daskfactor, model.default_sampler)()
+        return usual
+    if not isinstance(sampler, Sampler):
+        known = ", ".join(f"{kind}(...)" for kind in samplers())
+        raise OptionError(f"sampler must be one of {known}, got {sampler!r}")
+    kind = type(model).__name__
+    if model.nonnegative != sampler.nonnegative:
+        right = [name for name, own in samplers().items() if own.nonnegative != sampler.nonnegative]
+        raise OptionError(
+            f"{kind} cannot be sampled by {sampler.name}: it takes "
+            f"{' or '.join(f'{name}()' for name in right)}; leave sampler out for the right one"
+        )
+    sampler.check_model(model)
+    return sampler

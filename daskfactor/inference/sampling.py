@@ -7,27 +7,28 @@ from typing import Any, Unpack
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
+from scipy import sparse
 
 from daskfactor.checks import warn, whole_number
 from daskfactor.data.schedules import diagonal_sizes
-from daskfactor.errors import DataWarning, OptionError, SamplingWarning
-from daskfactor.executors import Executor
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import DataWarning, SamplingWarning
+from daskfactor.executors import Executor, SerialExecutor
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.compilation import compile_kernels
 from daskfactor.inference.description import closing_attrs, kept_index, run_spec
-from daskfactor.inference.monitor import monitored_cells
-from daskfactor.inference.options import RunOptions, checked_lengths, plan_run
-from daskfactor.inference.psgld import PSGLD
+from daskfactor.inference.options import (
+    RunOptions,
+    checked_lengths,
+    monitored_cells,
+    plan_run,
+)
 from daskfactor.inference.run import Run, chain_run
-from daskfactor.inference.samplers import sampler_from_dict, samplers
+from daskfactor.inference.samplers import checked_sampler, sampler_from_dict
 from daskfactor.inference.session import Options, as_begun, session, session_again, verb
-from daskfactor.inference.sghmc import SGHMC
-from daskfactor.models.fixed import FixedComponents
-from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import FIXED, TweedieNMF
-from daskfactor.progress import OnEvent
+from daskfactor.models.registry import model_from_dict
+from daskfactor.models.settings import FactorModel
+from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.results.sink import MemorySink, Sink
 from daskfactor.results.store import RunStore
 
@@ -46,7 +47,7 @@ NOT_STARTED: dict[str, Any] = {
 @verb
 def sample(
     V: Any,
-    model: TweedieNMF | GaussianMF,
+    model: FactorModel,
     sampler: Sampler | None = None,
     draws: int = 500,
     tune: int = 500,
@@ -165,34 +166,6 @@ def sample(
         return _from_start(setting, store, overwrite, run.on_event)
 
 
-def check_model(model: object) -> None:
-    """Refuse anything that is not a model."""
-    if not isinstance(model, TweedieNMF | GaussianMF):
-        raise OptionError(
-            "model must be a model such as TweedieNMF(n_components=20) or "
-            f"GaussianMF(n_components=20), got {model!r}"
-        )
-
-
-def checked_sampler(model: object, sampler: object) -> Sampler:
-    """Give the sampler, or a model's own; refuse what does not go together."""
-    check_model(model)
-    if sampler is None:
-        return SGHMC() if isinstance(model, GaussianMF) else PSGLD()
-    if not isinstance(sampler, Sampler):
-        known = ", ".join(f"{kind}(...)" for kind in samplers())
-        raise OptionError(f"sampler must be one of {known}, got {sampler!r}")
-    kind = type(model).__name__
-    if model.nonnegative != sampler.nonnegative:  # type: ignore[attr-defined]  # checked above
-        right = [name for name, own in samplers().items() if own.nonnegative != sampler.nonnegative]
-        raise OptionError(
-            f"{kind} cannot be sampled by {sampler.name}: it takes "
-            f"{' or '.join(f'{name}()' for name in right)}; leave sampler out for the right one"
-        )
-    sampler.check_model(model)
-    return sampler
-
-
 def _from_start(
     setting: Setting, store: PathText | None, overwrite: bool, on_event: OnEvent
 ) -> xr.DataTree:
@@ -201,9 +174,9 @@ def _from_start(
     sink: Sink = MemorySink(spec)
     if store is not None:
         sink = RunStore.create(fspath(store), spec, overwrite=overwrite)
-        sink.checkpoint(fixed_arrays(setting.model), NOT_STARTED)
+        sink.checkpoint(setting.model.fixed_arrays(), NOT_STARTED)
     with sink:
-        compile_kernels(setting, on_event)
+        _compile_kernels(setting, on_event)
         run = chain_run(setting, sink, on_event)
         run.start()
         run.go()
@@ -224,7 +197,7 @@ def go_on(
     arrays, meta = held.load_checkpoint()
     with as_begun(held):
         planned = RunOptions(**described["options"])
-        model = with_fixed_values(model_from_dict(described["model"]), arrays)
+        model = model_from_dict(described["model"]).with_fixed_values(arrays)
         sampler = sampler_from_dict(described["sampler"])
     if draws is not None:
         planned = extended(planned, meta, whole_number("draws", draws, 1))
@@ -239,7 +212,7 @@ def go_on(
             held.extend(len(index), index)
         complete = meta["chains"] and meta["cycle"] >= planned.cycles
         if not complete:
-            compile_kernels(setting, run.on_event)
+            _compile_kernels(setting, run.on_event)
         going = chain_run(setting, held, run.on_event)
         going.restore(arrays, meta)
         going.go()
@@ -268,36 +241,45 @@ def _report_trouble(run: Run) -> None:
         warn(of_sampler, SamplingWarning)
 
 
-def fixed_arrays(model: TweedieNMF | GaussianMF) -> dict[str, NDArray[Any]]:
-    """Values of frozen components, for the checkpoint of a run that has no state yet."""
-    if not isinstance(model, TweedieNMF):
-        return {}
-    pairs = zip(FIXED, model.fixed, strict=True)
-    return {name: own.values for name, own in pairs if own is not None and own.values is not None}
-
-
-def with_fixed_values(
-    model: TweedieNMF | GaussianMF, arrays: dict[str, NDArray[Any]]
-) -> TweedieNMF | GaussianMF:
-    """The model of a stored run that has no state yet, its frozen components' values known."""
-    if not isinstance(model, TweedieNMF):
-        return model
-    known: dict[str, Any] = {
-        name: FixedComponents(own.frozen, arrays[name])
-        for name, own in zip(FIXED, model.fixed, strict=True)
-        if own is not None and name in arrays
-    }
-    return replace(model, **known)
-
-
 def extended(options: RunOptions, meta: dict[str, Any], more: int) -> RunOptions:
     """The options of a run with ``more`` draws than its checkpoint holds."""
     done = max(0, meta["cycle"] - options.tune) // options.thin
     return replace(options, draws=max(done + more, options.draws))
 
 
-def model_from_dict(values: dict[str, Any]) -> TweedieNMF | GaussianMF:
-    """The model that ``to_dict`` described."""
-    if values.get("type") == "GaussianMF":
-        return GaussianMF.from_dict(values)
-    return TweedieNMF.from_dict(values)
+_compiled: set[tuple[object, ...]] = set()
+
+TINY = np.array([[1.0, 2.0, np.nan], [3.0, 1.0, 2.0], [2.0, 2.0, 1.0]])
+
+
+def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
+    """Run a 3 x 3 matrix through the same kernels, once per kind of run and process."""
+    dtype, data = setting.options.dtype, setting.data
+    kind = (
+        type(setting.model),
+        setting.model.likelihood,
+        dtype,
+        data.is_sparse and data.unstored,
+        setting.sampler.for_compilation(),
+    )
+    if kind in _compiled:
+        return
+    on_event(RunEvent("compile", 0, 1, message="once per process"))
+    options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)
+    matrix = sparse.csr_array(TINY) if data.is_sparse else TINY
+    with as_blocks(matrix, 1, dtype=dtype, unstored=data.unstored) as tiny:
+        cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
+        small = Setting(
+            tiny,
+            setting.model.for_compilation(),
+            setting.sampler.for_compilation(),
+            options,
+            SerialExecutor(),
+            cells,
+        )
+        chain = small.chain(0)
+        chain.start()
+        for end in (2, 4):
+            chain.advance(end)
+    _compiled.add(kind)
+    on_event(RunEvent("compile", 1, 1))

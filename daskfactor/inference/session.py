@@ -11,13 +11,17 @@ import numpy as np
 
 import daskfactor
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import Bands, Grid
+from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.memory import available_memory
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DaskfactorError, DataError, ModelError, OptionError, StoreFormatError
 from daskfactor.executors import Executor, make_executor
-from daskfactor.executors.choice import Choice, choose_executor
-from daskfactor.inference.calibration import block_trial
+from daskfactor.executors.choice import Choice, Trial, choose_executor
+from daskfactor.executors.plan import Action, CycleOptions, Op
+from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
+from daskfactor.inference.multiplicative import initial_state, mean_floor
+from daskfactor.inference.program import LangevinProgram, prepare_state
+from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.store import RunStore
@@ -25,6 +29,9 @@ from daskfactor.results.trace import open_run
 
 MOVED: Final = ("balance", "allow_empty", "dtype", "memory_limit")
 """Options that verbs once had, and `as_blocks` alone has now."""
+
+TINY_STEP = 1e-9
+"""Step of the block update that is timed: the state hardly moves."""
 
 D = TypeVar("D")
 P = ParamSpec("P")
@@ -163,7 +170,7 @@ def session(
         return data, "{} x {}".format(*data.shape)
 
     def choose(client: Any, data: BlockedData) -> Choice:
-        return choose_executor(client, data, model.width, block_trial(data, model))
+        return choose_executor(client, data, model.width, _block_trial(data, model))
 
     with session_of(load, choose, **options) as run:
         yield run
@@ -276,3 +283,24 @@ def check_factors(n_components: int, width: int, shape: tuple[int, ...], itemsiz
             f"{' x '.join(map(str, shape))} data, and {free / 2**30:,.1f} GiB of memory are free; "
             "take fewer components"
         )
+
+
+def _block_trial(data: BlockedData, model: Any) -> Trial | None:
+    """The update of the fullest block from a random start; None if only its size can tell."""
+    if not model.nonnegative:
+        return None
+    state = initial_state(data, model.n_components, 0, 0)
+    prepare_state(state, (*MOMENTS, *METRIC))
+    for band in state.bands():
+        band.arrays["metric"][:] = 1.0
+    program = LangevinProgram(
+        likelihood=model.likelihood,
+        hyper=Hyperparameters(1.0, 1.0, 1.0),
+        floor=mean_floor(data, model.likelihood),
+        key=(0, 0),
+        step=ConstantStep(TINY_STEP),
+    )
+    fullest = np.unravel_index(int(np.argmax(data.n_stored)), data.n_stored.shape)
+    block = Block(*(int(band) for band in fullest))
+    op = Op(Action.UPDATE, block, 0, 0, 1.0, False, CycleOptions())
+    return Trial(program, op, state, data)

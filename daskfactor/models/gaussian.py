@@ -118,6 +118,8 @@ class GaussianMF(FactorModel):
     """
 
     nonnegative: ClassVar[bool] = False
+    default_sampler: ClassVar[str] = "SGHMC"
+    default_optimizer: ClassVar[str] = "DSGD"
 
     n_components: int
     _: KW_ONLY

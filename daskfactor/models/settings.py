@@ -61,12 +61,16 @@ class FactorModel(StoredModel, ABC):
         Factors and means are not negative.
     has_observations
         The model has a law of new observations.
+    default_sampler, default_optimizer
+        Public names of the classes that ``sample`` and ``optimize`` take where none is named.
     fixed, frozen
         Frozen components of W and of H, and which they are, (K,); None: none.
     """
 
     nonnegative: ClassVar[bool] = True
     has_observations: ClassVar[bool] = True
+    default_sampler: ClassVar[str] = "PSGLD"
+    default_optimizer: ClassVar[str] = "MultiplicativeUpdates"
     fixed: tuple[Any, Any] = (None, None)
     frozen: tuple[Any, Any] = (None, None)
 

@@ -13,8 +13,7 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
 from daskfactor.inference.base import Sampler
-from daskfactor.inference.samplers import sampler_from_dict, samplers
-from daskfactor.inference.sampling import checked_sampler
+from daskfactor.inference.samplers import checked_sampler, sampler_from_dict, samplers
 
 Array = NDArray[Any]
 
