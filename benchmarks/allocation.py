@@ -10,7 +10,7 @@ totals   10^3 to 10^6 tokens in a matrix of 1000 x 1000
 speed    tokens x particles a second, beside the same in a plain loop over count tables for one
          kind of model, one particle after the other, and collapsed Gibbs sampling of
          tomotopy, tokens a second, if it is installed
-workers  the same islands on one lane and on two; with --cluster, on one worker and on two
+workers  the same batches on one lane and on two; with --cluster, on one worker and on two
 ranks    20 tensors of 10 x 10 x 10 with 2, 3 or 4 components (shares Dirichlet(5), factors
          Dirichlet(0.3)) and 200 to 1200 tokens; pseudo-counts of the model: 1 and 0.3.
          A rank is right if it is the generating one, tied if the two evidences differ by
@@ -34,12 +34,11 @@ from typing import Any
 import numpy as np
 import sparse
 
-from daskfactor.allocation.batches import Journey, run_island
-from daskfactor.allocation.compiled_model import Urns, compile_urns
+from daskfactor.allocation.batches import BatchPlan, run_batch
+from daskfactor.allocation.compiled_model import CompiledModel, compile_model
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.placement import place_counts
-from daskfactor.allocation.smc import Settings, run_smc
-from daskfactor.allocation.variational import MeanField, run_vb
+from daskfactor.evidence.allocation import SequentialMonteCarlo, VariationalBayes
 from daskfactor.executors import make_executor
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.workspace import Workspace
@@ -62,15 +61,17 @@ def blocks(size: int, total: int, parts: int = 10) -> Any:
     return sparse.COO(np.stack([rows, columns]), np.ones(total, np.int64), shape=(size, size))
 
 
-def urns_of(X: Any, model: AllocationModel) -> Urns:
-    return compile_urns(model, as_counts(X, model))
+def compiled_of(X: Any, model: AllocationModel) -> CompiledModel:
+    return compile_model(model, as_counts(X, model))
 
 
-def journey_of(urns: Urns, particles: int, resampling: str | None = "systematic") -> Journey:
-    return Journey(
-        placement=place_counts(urns),
-        values=urns.values,
-        cells=urns.cells,
+def plan_of(
+    compiled: CompiledModel, particles: int, resampling: str | None = "systematic"
+) -> BatchPlan:
+    return BatchPlan(
+        placement=place_counts(compiled),
+        values=compiled.values,
+        cells=compiled.cells,
         particles=particles,
         resampling=resampling,
         least=0.5,
@@ -81,8 +82,8 @@ def journey_of(urns: Urns, particles: int, resampling: str | None = "systematic"
     )
 
 
-def island(journey: Journey) -> Any:
-    return run_island(journey, 0, Workspace())
+def batch(plan: BatchPlan) -> Any:
+    return run_batch(plan, 0, Workspace())
 
 
 def best_times(calls: list[Callable[[], Any]], repeats: int = 5) -> list[float]:
@@ -99,16 +100,16 @@ def best_times(calls: list[Callable[[], Any]], repeats: int = 5) -> list[float]:
 
 
 def sizes(particles: int = 200) -> None:
-    urns = [urns_of(blocks(size, 10**4), AllocationModel.nmf(10)) for size in SIZES]
+    compiled = [compiled_of(blocks(size, 10**4), AllocationModel.nmf(10)) for size in SIZES]
     for resampling in ("systematic", None):
-        journeys = [journey_of(own, particles, resampling) for own in urns]
-        seconds = best_times([lambda j=j: island(j) for j in journeys])
+        plans = [plan_of(own, particles, resampling) for own in compiled]
+        seconds = best_times([lambda j=j: batch(j) for j in plans])
         print(f"\n10^4 tokens, 10 states, {particles} particles, resampling {resampling}")
-        for size, journey, taken in zip(SIZES, journeys, seconds, strict=True):
-            each, moved = taken / particles * 1e5, int(island(journey).resampled.sum())
+        for size, plan, taken in zip(SIZES, plans, seconds, strict=True):
+            each, moved = taken / particles * 1e5, int(batch(plan).resampled.sum())
             print(
                 f"  {size:>8} squared: {each:6.1f} ns a token and particle, {moved:>3} times "
-                f"resampled, {journey.placement.particle_bytes:>6} bytes a particle"
+                f"resampled, {plan.placement.particle_bytes:>6} bytes a particle"
             )
         print(f"  slowest / fastest size: {max(seconds) / min(seconds):.2f}")
     peaks = []
@@ -126,19 +127,19 @@ def megabytes() -> float:
 
 
 def peak(size: int) -> None:
-    """Memory of a process before and after data, model and 1000 particles on one island."""
-    island(journey_of(urns_of(blocks(100, 500), AllocationModel.nmf(10)), 4))
+    """Memory of a process before and after data, model and 1000 particles in one batch."""
+    batch(plan_of(compiled_of(blocks(100, 500), AllocationModel.nmf(10)), 4))
     base = megabytes()
-    island(journey_of(urns_of(blocks(size, 10**4), AllocationModel.nmf(10)), 1000))
+    batch(plan_of(compiled_of(blocks(size, 10**4), AllocationModel.nmf(10)), 1000))
     print(base, megabytes())
 
 
 def totals(particles: int = 32) -> None:
-    journeys = [
-        journey_of(urns_of(blocks(1000, total), AllocationModel.nmf(10)), particles)
+    plans = [
+        plan_of(compiled_of(blocks(1000, total), AllocationModel.nmf(10)), particles)
         for total in TOTALS
     ]
-    seconds = best_times([lambda j=j: island(j) for j in journeys], 3)
+    seconds = best_times([lambda j=j: batch(j) for j in plans], 3)
     print(f"\n1000 x 1000, 10 states, {particles} particles")
     for total, taken in zip(TOTALS, seconds, strict=True):
         each = taken / total / particles * 1e9
@@ -199,9 +200,9 @@ def speed(particles: int = 100) -> None:
     for R in STATES:
         for size in (100, 1000, 10**6):
             X = blocks(size, total)
-            urns = urns_of(X, AllocationModel.nmf(R))
-            journeys = [journey_of(urns, particles, how) for how in (None, "systematic")]
-            calls = [*(lambda j=j: island(j) for j in journeys), loop_over(X, R, particles)]
+            compiled = compiled_of(X, AllocationModel.nmf(R))
+            plans = [plan_of(compiled, particles, how) for how in (None, "systematic")]
+            calls = [*(lambda j=j: batch(j) for j in plans), loop_over(X, R, particles)]
             rates = total * particles / np.array(best_times(calls, 7)) / 1e6
             print(
                 f"  {R:>3} states, {size:>7} squared: {rates[0]:5.1f}, resampled {rates[1]:5.1f}, "
@@ -221,8 +222,8 @@ def other_models(particles: int) -> str:
     }
     told = []
     for name, model in models.items():
-        journey = journey_of(urns_of(X, model), particles)
-        (taken,) = best_times([lambda j=journey: island(j)], 3)
+        plan = plan_of(compiled_of(X, model), particles)
+        (taken,) = best_times([lambda j=plan: batch(j)], 3)
         told.append(f"{name} {particles * 1e-2 / taken:.1f}")
     return ", ".join(told)
 
@@ -262,22 +263,22 @@ def workers(cluster: bool = False) -> None:
 
 
 def compare_workers(executors: dict[str, Any], repeats: int = 5) -> None:
-    urns = urns_of(blocks(1000, 10**4), AllocationModel.nmf(10))
-    settings = Settings(particles=32, islands=64, target=1e9, max_particles=2048, moves=0)
+    compiled = compiled_of(blocks(1000, 10**4), AllocationModel.nmf(10))
+    settings = SequentialMonteCarlo(32, 64, target=1e9, max_particles=2048, moves=0)
     times: dict[str, list[float]] = {name: [] for name in executors}
     busy: dict[str, list[float]] = {name: [] for name in executors}
     values = set()
     for repeat in range(repeats + 1):
         for name, executor in executors.items():
             start, used = time.perf_counter(), time.process_time()
-            values.add(quiet(urns, settings, executor.map).log_evidence)
+            values.add(quiet(compiled, settings, executor.map).log_evidence)
             if repeat:
                 times[name].append(time.perf_counter() - start)
                 busy[name].append(time.process_time() - used)
     for executor in executors.values():
         executor.close()
     first = np.array(next(iter(times.values())))
-    print(f"\n64 islands of 32 particles, 10^4 tokens; the same bits: {len(values) == 1}")
+    print(f"\n64 batches of 32 particles, 10^4 tokens; the same bits: {len(values) == 1}")
     for name, taken in times.items():
         ratios = first / np.array(taken)
         print(
@@ -287,12 +288,12 @@ def compare_workers(executors: dict[str, Any], repeats: int = 5) -> None:
         )
 
 
-def quiet(urns: Urns, settings: Settings, mapped: Any) -> Any:
+def quiet(compiled: CompiledModel, settings: SequentialMonteCarlo, mapped: Any) -> Any:
     import warnings
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return run_smc(urns, settings, 1, mapped, ignore)
+        return settings.run(compiled, 1, mapped, ignore)
 
 
 def tensor(seed: int) -> tuple[Any, int]:
@@ -308,17 +309,17 @@ def tensor(seed: int) -> tuple[Any, int]:
 def ranks() -> None:
     right = {"SMC": 0, "VB": 0}
     seconds = {"SMC": 0.0, "VB": 0.0}
-    executor, settings = make_executor("lanes"), Settings(max_particles=2**14)
+    executor, settings = make_executor("lanes"), SequentialMonteCarlo(max_particles=2**14)
     pseudo = {"r": 1.0, "i": 0.3, "j": 0.3, "k": 0.3}
     for seed in range(20):
         X, R = tensor(seed)
         smc, vb = [], []
         for rank in RANKS:
-            urns = urns_of(X, AllocationModel.cp(rank, concentration=pseudo))
+            compiled = compiled_of(X, AllocationModel.cp(rank, concentration=pseudo))
             start = time.perf_counter()
-            smc.append(quiet(urns, settings, executor.map))
+            smc.append(quiet(compiled, settings, executor.map))
             middle = time.perf_counter()
-            vb.append(run_vb(urns, MeanField(), 1, executor.map, ignore).elbo)
+            vb.append(VariationalBayes().run(compiled, 1, executor.map).elbo)
             seconds["SMC"] += middle - start
             seconds["VB"] += time.perf_counter() - middle
         values = np.array([found.log_evidence for found in smc])
@@ -327,7 +328,7 @@ def ranks() -> None:
         tied = values[best] - values[true] <= 2 * np.hypot(errors[best], errors[true])
         right["SMC"] += int(best == true or tied)
         right["VB"] += int(int(np.argmax(vb)) == true)
-        used = max(found.particles * len(found.island_log_z) for found in smc)
+        used = max(found.particles * len(found.batch_log_z) for found in smc)
         print(
             f"  {X.sum():>5} tokens of {R}: SMC {best + 1}{' (tied)' * (tied and best != true)}, "
             f"VB {int(np.argmax(vb)) + 1}; above rank {R}: {values[best] - values[true]:.2f} "

@@ -27,7 +27,7 @@ import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
 from daskfactor.evidence import Chib, log_evidence
 from daskfactor.evidence import ThermodynamicIntegration as Integration
-from daskfactor.evidence.ladder import ladder
+from daskfactor.evidence.quadrature import ladder
 
 Array = NDArray[np.floating]
 SHAPE, RATE = (100, 75), 5.0

@@ -1,10 +1,11 @@
 """What long work tells of itself while it goes on, and a progress bar that shows it."""
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +18,8 @@ from rich.progress import (
 )
 from rich.table import Column
 from rich.text import Text
+
+R = TypeVar("R")
 
 Phase = Literal[
     "compile",
@@ -68,6 +71,26 @@ OnEvent = Callable[[RunEvent], None]
 
 def ignore(event: RunEvent) -> None:
     """Listen to a run that nobody watches."""
+
+
+def counted(
+    function: Callable[[Any, Any], R],
+    count: int,
+    on_event: OnEvent,
+    told: Callable[[R], str] = lambda found: "",
+) -> Callable[[Any, Any], R]:
+    """Wrap a function that is mapped over items so that it tells of every item that is done."""
+    done, lock = 0, threading.Lock()
+
+    def telling(item: Any, work: Any) -> R:
+        nonlocal done
+        found = function(item, work)
+        with lock:
+            done += 1
+            on_event(RunEvent("draw", done, count, message=told(found)))
+        return found
+
+    return telling
 
 
 class _RateColumn(ProgressColumn):

@@ -1,8 +1,11 @@
-"""One island: a group of particles that resample among themselves, as a task of its own.
+"""One batch: a group of particles that resample among themselves, as a task of its own.
 
-An island needs nothing of the others and gives an unbiased estimate of p(X), so islands
-may run anywhere and in any order. Its random numbers have the address (seed; round,
-island, particle, token); a *round* is a new start with more particles per island.
+A batch needs nothing of the others and gives an unbiased estimate of p(X), so batches may
+run anywhere and in any order. Its random numbers have the address (seed; round, batch,
+particle, token); a *round* is a new start with more particles per batch.
+
+Particles that move keep the states of all their tokens and plain tables, so that a token can
+be taken out of its urns again; see ``kernels/moving.py``.
 """
 
 from typing import NamedTuple
@@ -11,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.allocation.placement import Placement
+from daskfactor.kernels.moving import Movers, Terms, start_movers, travel
 from daskfactor.kernels.polya import (
     BLOCK,
     CHUNK,
     LANES,
+    Network,
     Particles,
     Small,
     Sums,
@@ -47,15 +52,17 @@ on letter pairs, blocks and tensors of 300 to 1600 tokens: from 0.1 to 0.02 the 
 estimates falls by a third while the time grows four times."""
 WORK = 1e8
 """States weighed in one call of the kernel: under a second, so that Ctrl-C is heard."""
+BYTE = 256
+"""States up to which that of a token takes one byte, not two."""
 _KEY = np.array([0x8F14E45F, 0x2C9341CA], np.uint32)  # keeps these uniforms apart from others'
 
 
-class Journey(NamedTuple):
-    """What all islands of a round have in common.
+class BatchPlan(NamedTuple):
+    """What all batches of a round have in common.
 
     ``resampling``: a name of `SCHEMES` or None; ``least``: share of P below which to resample;
     ``own``: whether every particle has an order of its own; ``keep``: whether to return counts;
-    ``moves``: sweeps at a time, see ``moving.py``.
+    ``moves``: sweeps at a time, 0 for particles that cannot move.
     """
 
     placement: Placement
@@ -83,9 +90,17 @@ class Journey(NamedTuple):
             return np.zeros(len(edges) - 1, np.uint8)
         return move_schedule(edges)
 
+    @property
+    def moving_bytes(self) -> int:
+        """Memory of a batch of particles that move."""
+        tokens, states = self.placement.tokens, self.placement.network.states
+        each = 4 * self.placement.width + 12 * states + 40
+        each += tokens * ((1 if states <= BYTE else 2) + 4 * self.own)
+        return each * self.particles
 
-class Island(NamedTuple):
-    """What an island found.
+
+class Batch(NamedTuple):
+    """What a batch found.
 
     ``log_z``: log of its estimate of E[product of u]; ``log_weights``: (P,), their mean is
     the estimate; ``mean_counts``: (cells,) posterior mean; ``ess``, ``resampled``: (E,);
@@ -122,56 +137,25 @@ def move_schedule(edges: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def make_key(seed: int) -> Words:
-    """Two words that key the uniforms of all islands."""
+    """Two words that key the uniforms of all batches."""
     words = generator(seed, 0, Stream.NOISE, 5).integers(0, 2**32, 2, np.uint32)
     return np.asarray(words ^ _KEY)
 
 
-def run_island(journey: Journey, island: int, workspace: Workspace) -> Island:
-    """Take the particles of one island from the first token to the last."""
+def run_batch(plan: BatchPlan, batch: int, workspace: Workspace) -> Batch:
+    """Take the particles of one batch from the first token to the last."""
     del workspace
-    crowd, way = _gather(journey, island), make_walk(journey, island)
-    sums, scratch = make_buffers(journey)
-    network, stretches = journey.placement.network, len(way.ess)
-    step = max(1, int(WORK / (journey.particles * network.states * (int(way.edges[1]) + 1))))
-    for first in range(0, stretches, step):
-        walk(network, crowd, way, first, min(first + step, stretches), sums, scratch)
-    return sum_up(journey, crowd, way, scratch)
+    way, orders = _make_walk(plan, batch), _draw_orders(plan, batch)
+    sums, scratch = _make_buffers(plan)
+    take = _take_moving if plan.moves else _take
+    return _sum_up(plan, take(plan, way, orders, sums, scratch), way, scratch)
 
 
-def make_walk(journey: Journey, island: int) -> Walk:
-    """The way of an island, before its first token."""
-    edges = journey.edges
-    return Walk(
-        edges=edges,
-        island=island,
-        tag=PURPOSES * journey.round,
-        key=make_key(journey.seed),
-        scheme=NEVER if journey.resampling is None else SCHEMES[journey.resampling],
-        least=journey.least * journey.particles,
-        moved=journey.moved,
-        ess=np.zeros(len(edges) - 1),
-        resampled=np.zeros(len(edges) - 1, np.uint8),
-        level=np.zeros(1),
-    )
-
-
-def draw_orders(journey: Journey, island: int) -> Small:
-    """Cells of the tokens, (1, T), or (P, T) if every particle has an order of its own."""
-    tokens = np.repeat(np.arange(len(journey.values), dtype=np.int32), journey.values)
-    if not journey.own:
-        rng = generator(journey.seed, island, Stream.SCHEDULE, journey.round)
-        return np.asarray(rng.permutation(tokens)[None])
-    orders = np.tile(tokens, (journey.particles, 1))
-    uniforms = np.empty(len(tokens) + len(tokens) % 2)
-    shuffle_orders(orders, island, PURPOSES * journey.round, make_key(journey.seed), uniforms)
-    return orders
-
-
-def _gather(journey: Journey, island: int) -> Particles:
-    """Particles without tokens, and the order in which they will get them."""
-    placement, size = journey.placement, journey.particles
-    states = BLOCK * -(-placement.network.states // BLOCK)
+def _take(plan: BatchPlan, way: Walk, orders: Small, sums: Sums, scratch: Scratch) -> Particles:
+    """Give all tokens to particles that keep no more than their counts."""
+    placement, size = plan.placement, plan.particles
+    network, stretches = placement.network, len(way.ess)
+    states = BLOCK * -(-network.states // BLOCK)
     crowd = Particles(
         tables=np.empty((size, placement.width), placement.kind),
         slots=np.empty((size, placement.slots), placement.kind),
@@ -179,21 +163,85 @@ def _gather(journey: Journey, island: int) -> Particles:
         nexts=np.empty((size, states)),
         balls=np.empty((size, states)),
         log_weights=np.empty(size),
-        orders=draw_orders(journey, island),
+        orders=orders,
     )
-    start_crowd(placement.network, crowd)
+    start_crowd(network, crowd)
+    step = max(1, int(WORK / (size * network.states * (int(way.edges[1]) + 1))))
+    for first in range(0, stretches, step):
+        walk(network, crowd, way, first, min(first + step, stretches), sums, scratch)
     return crowd
 
 
-def make_buffers(journey: Journey) -> tuple[Sums, Scratch]:
-    """Room for the numbers that an island works with."""
-    size, blocks = journey.particles, -(-journey.placement.network.states // BLOCK)
+def _take_moving(
+    plan: BatchPlan, way: Walk, orders: Small, sums: Sums, scratch: Scratch
+) -> Particles:
+    """Give all tokens to particles that move; the plan's ``placement`` has no light rows."""
+    size, width, tokens = plan.particles, plan.placement.width, plan.placement.tokens
+    chart = make_chart(plan.placement)
+    states = chart.terms.states
+    movers = Movers(
+        tables=np.empty((size, width), np.int32),
+        urns=np.empty((size, BLOCK * -(-states // BLOCK))),
+        balls=np.empty((size, states), np.int32),
+        states=np.empty((size, tokens), np.uint8 if states <= BYTE else np.uint16),
+        log_weights=np.empty(size),
+        orders=orders,
+    )
+    start_movers(chart.terms, movers)
+    cursor = np.zeros(4, np.int64)
+    while cursor[0] < len(way.ess):
+        travel(chart.terms, movers, way, plan.moves, cursor, WORK, sums, scratch)
+    for row, times in chart.follow:
+        movers.tables[:, row : row + states] += times * movers.balls
+    return Particles(
+        tables=movers.tables,
+        slots=np.empty((size, 0), np.uint8),
+        values=movers.urns,
+        nexts=movers.urns,
+        balls=movers.balls.astype(np.float64),
+        log_weights=movers.log_weights,
+        orders=orders,
+    )
+
+
+def _make_walk(plan: BatchPlan, batch: int) -> Walk:
+    """Start the way of a batch, before its first token."""
+    edges = plan.edges
+    return Walk(
+        edges=edges,
+        batch=batch,
+        tag=PURPOSES * plan.round,
+        key=make_key(plan.seed),
+        scheme=NEVER if plan.resampling is None else SCHEMES[plan.resampling],
+        least=plan.least * plan.particles,
+        moved=plan.moved,
+        ess=np.zeros(len(edges) - 1),
+        resampled=np.zeros(len(edges) - 1, np.uint8),
+        level=np.zeros(1),
+    )
+
+
+def _draw_orders(plan: BatchPlan, batch: int) -> Small:
+    """Draw the cells of the tokens, (1, T), or (P, T) if every particle has its own order."""
+    tokens = np.repeat(np.arange(len(plan.values), dtype=np.int32), plan.values)
+    if not plan.own:
+        rng = generator(plan.seed, batch, Stream.SCHEDULE, plan.round)
+        return np.asarray(rng.permutation(tokens)[None])
+    orders = np.tile(tokens, (plan.particles, 1))
+    uniforms = np.empty(len(tokens) + len(tokens) % 2)
+    shuffle_orders(orders, batch, PURPOSES * plan.round, make_key(plan.seed), uniforms)
+    return orders
+
+
+def _make_buffers(plan: BatchPlan) -> tuple[Sums, Scratch]:
+    """Make room for the numbers that a batch works with."""
+    size, blocks = plan.particles, -(-plan.placement.network.states // BLOCK)
     sums = Sums(
         w=np.zeros((LANES, BLOCK * blocks)),
         running=np.zeros((LANES, 1 + blocks)),
         uniforms=np.empty((LANES, CHUNK)),
         product=np.empty(LANES),
-        offset=np.empty(2 + len(journey.placement.network.alpha), np.uint64),
+        offset=np.empty(2 + len(plan.placement.network.alpha), np.uint64),
     )
     return sums, Scratch(
         weights=np.empty(size),
@@ -203,19 +251,107 @@ def make_buffers(journey: Journey) -> tuple[Sums, Scratch]:
     )
 
 
-def sum_up(journey: Journey, crowd: Particles, way: Walk, scratch: Scratch) -> Island:
-    """What the particles of an island found when all tokens are in."""
-    placement, size = journey.placement, journey.particles
+def _sum_up(plan: BatchPlan, crowd: Particles, way: Walk, scratch: Scratch) -> Batch:
+    """Sum up what the particles of a batch found when all tokens are in."""
+    placement, size = plan.placement, plan.particles
     places = placement.places[:3]
     mean, _ = normalise(crowd.log_weights, scratch.weights)
-    means = np.zeros(journey.cells)
+    means = np.zeros(plan.cells)
     means[placement.places.known] += placement.places.balls
     average_counts(placement.network, crowd, places, scratch.weights, means)
     counts = None
-    if journey.keep:
-        counts = np.zeros((size, journey.cells), np.int32)
+    if plan.keep:
+        counts = np.zeros((size, plan.cells), np.int32)
         counts[:, placement.places.known] += placement.places.balls.astype(np.int32)
         unfold_counts(placement.network, crowd, places, counts)
     level = float(way.level[0])
     log_weights = crowd.log_weights + level
-    return Island(level + mean, log_weights, means, way.ess, way.resampled, counts)
+    return Batch(level + mean, log_weights, means, way.ess, way.resampled, counts)
+
+
+class Chart(NamedTuple):
+    """What particles need to know: ``terms``, and rows that follow from the states' tokens.
+
+    ``follow``: (row, times), rows of the table that hold so many times the tokens of every
+    state; filled in when all tokens are in.
+    """
+
+    terms: Terms
+    follow: tuple[tuple[int, int], ...]
+
+
+def make_chart(placement: Placement) -> Chart:
+    """Find the rows that all tokens share: their factors are one number for each state.
+
+    Parameters
+    ----------
+    placement : without light rows
+    """
+    net = placement.network
+    terms = Terms(
+        place=net.place,
+        scale=net.scale,
+        base=np.zeros((0, 0)),
+        value=np.empty(0),
+        alpha=net.alpha,
+        column=net.column,
+        divides=net.divides,
+        tied=_tied(net),
+        states=net.states,
+    )
+    if net.simple == 1:
+        above, below = ([(float(a), 1) for a in alphas] for alphas in (net.above, net.below))
+        value = _values(above, below, placement.tokens)
+        base = np.tile(net.alpha, (len(net.place), 1))
+        return Chart(terms._replace(base=base, value=value), ())
+    alone = (net.place == net.place[0]).all(axis=0)
+    return _set_apart(placement, terms, alone) if _separate(net, alone) else Chart(terms, ())
+
+
+def _set_apart(placement: Placement, terms: Terms, alone: NDArray[np.bool_]) -> Chart:
+    """Put rows that follow from the states' tokens into the value of a state."""
+    net = placement.network
+    rows, kept = net.place[0], np.flatnonzero(~alone)
+    factors: dict[int, list[tuple[float, int]]] = {0: [], 1: []}
+    follow = {}
+    for n in np.flatnonzero(alone):
+        same = np.flatnonzero(alone & (rows == rows[n]))
+        factors[int(net.divides[n])].append((net.alpha[n] + np.sum(same < n), len(same)))
+        follow[int(rows[n])] = len(same)
+    base = [
+        net.alpha[n] + (net.place[:, kept[:e]] == net.place[:, [n]]).sum(axis=1)
+        for e, n in enumerate(kept)
+    ]
+    terms = terms._replace(
+        place=np.ascontiguousarray(net.place[:, kept]),
+        base=np.stack(base, 1),
+        value=_values(factors[0], factors[1], placement.tokens),
+    )
+    return Chart(terms, tuple(follow.items()))
+
+
+def _tied(net: Network) -> NDArray[np.uint8]:
+    """Mark registers that an earlier one may share a count with."""
+    if net.twin.size == 0:
+        return np.zeros(len(net.alpha), np.uint8)
+    return np.asarray(net.twin.any(axis=1), np.uint8)
+
+
+def _separate(net: Network, alone: NDArray[np.bool_]) -> bool:
+    """Tell whether a state meets rows of counts of its own, and none that is both alone and not."""
+    plain = (net.column == np.arange(net.states)).all()
+    if not plain or alone.all() or net.divides[~alone].any():
+        return False
+    rows = np.unique(net.place)
+    clear = bool((np.diff(rows) >= net.states).all())
+    return clear and not np.isin(net.place[:, ~alone], net.place[0, alone]).any()
+
+
+def _values(above: list[tuple[float, int]], below: list[tuple[float, int]], tokens: int) -> Wide:
+    r"""Multiply a state's factors, :math:`\prod (a + g n) / \prod (b + g n)`, n = 0 .. T."""
+    count = np.arange(tokens + 1.0)
+    top, bottom = np.ones(tokens + 1), np.ones(tokens + 1)
+    for factors, product in ((above, top), (below, bottom)):
+        for alpha, times in factors:
+            product *= alpha + times * count
+    return top / bottom

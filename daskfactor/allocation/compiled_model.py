@@ -11,13 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
 from daskfactor.allocation.counts import Counts
-from daskfactor.allocation.layout import Layout, lay_out
-from daskfactor.allocation.tables import mean_tables
+from daskfactor.allocation.layout import Layout, lay_out, mean_tables
 from daskfactor.models.allocation import AllocationModel
 
 
 @dataclass(frozen=True, eq=False)
-class Urns:
+class CompiledModel:
     r"""The Pólya urns that the tokens of data draw from, one for each parent configuration.
 
     A token at observed cell m with the hidden configuration h makes N draws. Draw n takes
@@ -142,7 +141,7 @@ class Urns:
         return np.split(counts, edges, axis=-1)
 
 
-def compile_urns(model: AllocationModel, counts: Counts) -> Urns:
+def compile_model(model: AllocationModel, counts: Counts) -> CompiledModel:
     """Lay out the tables that the counts reach.
 
     Raises
@@ -170,7 +169,7 @@ def compile_urns(model: AllocationModel, counts: Counts) -> Urns:
     names = tuple(name for name in order if name in found)
     numbers = np.array([found[name][0] for name in names], np.int64)
     drawn = [found[name][1] for name in names]
-    return Urns(
+    return CompiledModel(
         states=model.n_hidden_states,
         cells=int(cells[-1]),
         totals=int(totals[-1]),

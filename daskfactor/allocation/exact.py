@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from daskfactor.allocation.compiled_model import Urns
+from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.allocation.layout import rising
 from daskfactor.errors import DataError
 
@@ -45,14 +45,14 @@ class Enumerated:
     states: int
 
 
-def enumerate_evidence(urns: Urns, limit: int = LIMIT) -> float:
+def enumerate_evidence(compiled: CompiledModel, limit: int = LIMIT) -> float:
     r"""Log p(X) by summing over all allocations, in nats.
 
     .. math:: \ln p(X) = \ln \mathrm{NB}(T) + \ln T! - \sum \ln X! + \ln \sum_z f(C(z))
 
     Parameters
     ----------
-    urns
+    compiled
         The model at the data.
     limit
         States that may be held at a time.
@@ -67,37 +67,41 @@ def enumerate_evidence(urns: Urns, limit: int = LIMIT) -> float:
     Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
     simulating Pólya urns", marginal distribution of the allocation tensor.
     """
-    return enumerate_allocations(urns, limit, means=False).log_evidence
+    return enumerate_allocations(compiled, limit, means=False).log_evidence
 
 
-def enumerate_allocations(urns: Urns, limit: int = LIMIT, *, means: bool = True) -> Enumerated:
+def enumerate_allocations(
+    compiled: CompiledModel, limit: int = LIMIT, *, means: bool = True
+) -> Enumerated:
     """As `enumerate_evidence`, with the posterior mean of the counts (NaN without ``means``)."""
-    if (least := _least_states(urns)) > limit:
-        raise _too_many(urns, least, limit)
-    walk = _Walk(urns, limit, means)
-    for cell, tokens in enumerate(urns.values):
+    if (least := _least_states(compiled)) > limit:
+        raise _too_many(compiled, least, limit)
+    walk = _Walk(compiled, limit, means)
+    for cell, tokens in enumerate(compiled.values):
         walk.meet(cell)
         for _ in range(int(tokens)):
             walk.add_token(cell)
         walk.leave(cell)
     log_sum = float(walk.log_weights[0])
-    return Enumerated(urns.log_factor + urns.constant + log_sum, walk.mean_counts(), walk.most)
+    return Enumerated(
+        compiled.log_factor + compiled.constant + log_sum, walk.mean_counts(), walk.most
+    )
 
 
-def count_allocations(urns: Urns) -> float:
+def count_allocations(compiled: CompiledModel) -> float:
     """Log10 of the number of distinct allocations S of the observed counts."""
-    H = urns.states
-    logs = [math.lgamma(x + H) - math.lgamma(x + 1) - math.lgamma(H) for x in urns.values]
+    H = compiled.states
+    logs = [math.lgamma(x + H) - math.lgamma(x + 1) - math.lgamma(H) for x in compiled.values]
     return math.fsum(logs) / math.log(10)
 
 
 class _Walk:
     """Distinct states after some of the tokens, with the weights of what led there."""
 
-    def __init__(self, urns: Urns, limit: int, means: bool) -> None:
-        self.urns, self.limit, self.means = urns, limit, means
-        self.alpha = np.concatenate([urns.cell_alpha, urns.total_alpha])
-        self.last = _last_cells(urns)
+    def __init__(self, compiled: CompiledModel, limit: int, means: bool) -> None:
+        self.compiled, self.limit, self.means = compiled, limit, means
+        self.alpha = np.concatenate([compiled.cell_alpha, compiled.total_alpha])
+        self.last = _last_cells(compiled)
         self.open: IntArray = np.zeros(0, np.int64)
         """Which counts and totals the columns of ``states`` are."""
         self.states = np.zeros((1, 0), np.int32)
@@ -108,20 +112,20 @@ class _Walk:
 
     def meet(self, cell: int) -> None:
         """Take up the urns that are drawn from for the first time."""
-        new = np.setdiff1d(_places(self.urns, cell), self.open)
+        new = np.setdiff1d(_places(self.compiled, cell), self.open)
         self.open = np.concatenate([self.open, new])
         blank = np.zeros((len(self.states), len(new)), np.int32)
         self.states = np.concatenate([self.states, blank], axis=1)
 
     def add_token(self, cell: int) -> None:
         """Let the next token take every hidden configuration."""
-        states = self.urns.states
+        states = self.compiled.states
         if len(self.states) * states > self.limit:
-            raise _too_many(self.urns, len(self.states) * states, self.limit)
+            raise _too_many(self.compiled, len(self.states) * states, self.limit)
         column = np.zeros(len(self.alpha), np.int64)
         column[self.open] = np.arange(len(self.open))
         added = np.zeros((states, len(self.open)), np.int32)
-        for place in _places(self.urns, cell):
+        for place in _places(self.compiled, cell):
             np.add.at(added, (np.arange(states), column[place]), 1)
         grown = (self.states[:, None, :] + added).reshape(-1, len(self.open))
         parents = np.repeat(np.arange(len(self.states)), states)
@@ -131,10 +135,10 @@ class _Walk:
         """Multiply by the factors of urns that no later token reaches, and forget these."""
         done = self.last[self.open] == cell
         own, counts = self.open[done], self.states[:, done]
-        sign = np.where(own < self.urns.cells, 1.0, -1.0)
+        sign = np.where(own < self.compiled.cells, 1.0, -1.0)
         weights = self.log_weights + rising(self.alpha[own], counts) @ sign
         if self.means:
-            held = own < self.urns.cells
+            held = own < self.compiled.cells
             self.closed = np.concatenate([self.closed, own[held]])
             self.closed_means = np.concatenate([self.closed_means, counts[:, held]], axis=1)
         self.open = self.open[~done]
@@ -142,7 +146,7 @@ class _Walk:
 
     def mean_counts(self) -> FloatArray:
         """Posterior mean of the flat counts, once all urns are left."""
-        out = np.full(self.urns.cells, 0.0 if self.means else np.nan)
+        out = np.full(self.compiled.cells, 0.0 if self.means else np.nan)
         out[self.closed] = self.closed_means[0]
         return out
 
@@ -160,22 +164,22 @@ class _Walk:
         self.most = max(self.most, len(first))
 
 
-def _places(urns: Urns, cell: int) -> IntArray:
+def _places(compiled: CompiledModel, cell: int) -> IntArray:
     """Where a token of an observed cell adds one, (2 N, H): counts, then totals behind them."""
-    counts = urns.row[cell][:, None] + urns.column
-    totals = urns.cells + urns.total_row[cell][:, None] + urns.total_column
+    counts = compiled.row[cell][:, None] + compiled.column
+    totals = compiled.cells + compiled.total_row[cell][:, None] + compiled.total_column
     return np.concatenate([counts, totals])
 
 
-def _last_cells(urns: Urns) -> IntArray:
+def _last_cells(compiled: CompiledModel) -> IntArray:
     """The last observed cell that reaches each count and each total."""
-    last = np.zeros(urns.cells + urns.totals, np.int64)
-    cells = np.arange(len(urns.values))
-    for n in range(len(urns.draws)):
-        for h in range(urns.states):
-            np.maximum.at(last, urns.row[:, n] + urns.column[n, h], cells)
-            totals = urns.total_row[:, n] + urns.total_column[n, h]
-            np.maximum.at(last, urns.cells + totals, cells)
+    last = np.zeros(compiled.cells + compiled.totals, np.int64)
+    cells = np.arange(len(compiled.values))
+    for n in range(len(compiled.draws)):
+        for h in range(compiled.states):
+            np.maximum.at(last, compiled.row[:, n] + compiled.column[n, h], cells)
+            totals = compiled.total_row[:, n] + compiled.total_column[n, h]
+            np.maximum.at(last, compiled.cells + totals, cells)
     return last
 
 
@@ -194,12 +198,12 @@ def _coded(states: NDArray[np.int32]) -> IntArray:
     return code
 
 
-def _least_states(urns: Urns) -> int:
+def _least_states(compiled: CompiledModel) -> int:
     """A lower bound of the states that will be held: tables that every token draws from."""
-    least = _choices(int(urns.values.max()), len(np.unique(urns.column, axis=1).T))
-    alone = np.bincount(urns.group)[urns.group] == 1
-    for n in np.flatnonzero(alone & (urns.row == urns.row[0]).all(axis=0)):
-        least = max(least, _choices(urns.total, len(np.unique(urns.column[n]))))
+    least = _choices(int(compiled.values.max()), len(np.unique(compiled.column, axis=1).T))
+    alone = np.bincount(compiled.group)[compiled.group] == 1
+    for n in np.flatnonzero(alone & (compiled.row == compiled.row[0]).all(axis=0)):
+        least = max(least, _choices(compiled.total, len(np.unique(compiled.column[n]))))
     return least
 
 
@@ -212,10 +216,11 @@ def _choices(tokens: int, kinds: int) -> int:
     return math.comb(tokens + kinds - 1, kinds - 1)
 
 
-def _too_many(urns: Urns, states: int, limit: int) -> DataError:
+def _too_many(compiled: CompiledModel, states: int, limit: int) -> DataError:
     held = f"{states:,}" if states < 10**COUNTABLE else f"10^{math.log10(states):.0f}"
+    ways = f"10^{count_allocations(compiled):.1f}"
     return DataError(
-        f"the {urns.total} tokens can be allocated in 10^{count_allocations(urns):.1f} ways, which "
-        f"need {held} states at a time or more, above the limit of {limit:,}; use "
+        f"the {compiled.total} tokens can be allocated in {ways} ways, which need "
+        f"{held} states at a time or more, above the limit of {limit:,}; use "
         "SequentialMonteCarlo() or VariationalBayes() instead, or raise the limit"
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from daskfactor.allocation.compiled_model import Urns
+from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.models.allocation import AllocationModel
 
 Vector = NDArray[np.float64]
@@ -36,13 +36,13 @@ def exchangeable(model: AllocationModel) -> tuple[str, ...]:
 
 
 def matched_mean(
-    urns: Urns, free: tuple[str, ...], counts: NDArray[np.int32], log_weights: Vector
+    compiled: CompiledModel, free: tuple[str, ...], counts: NDArray[np.int32], log_weights: Vector
 ) -> Vector:
     """Mean of the flat counts of particles, renumbered to agree.
 
     Parameters
     ----------
-    urns
+    compiled
         The compiled problem.
     free
         Hidden variables whose values may be renumbered.
@@ -51,14 +51,14 @@ def matched_mean(
         Unnormalised. Of many particles only some are taken, by systematic resampling;
         of the largest problems one.
     """
-    picks = _picks(log_weights, max(1, WORK // (urns.row.size * urns.states)))
+    picks = _picks(log_weights, max(1, WORK // (compiled.row.size * compiled.states)))
     if len(picks) == 1:
         return np.asarray(counts[picks[0]], np.float64)
-    place = urns.row[:, :, None] + urns.column
-    sizes = tuple(urns.hidden.values())
-    axes = [1 + axis for axis, name in enumerate(urns.hidden) if name in free]
+    place = compiled.row[:, :, None] + compiled.column
+    sizes = tuple(compiled.hidden.values())
+    axes = [1 + axis for axis, name in enumerate(compiled.hidden) if name in free]
     # Tables that no data index reaches tell of the states' sizes alone.
-    telling = np.ptp(urns.row, axis=0) > 0
+    telling = np.ptp(compiled.row, axis=0) > 0
     shape = (*place.shape[:2], *sizes)
     reference = counts[picks[0]][place].reshape(shape)[:, telling]
     mean = reference
@@ -70,7 +70,7 @@ def matched_mean(
             total += _renumbered(own, telling, root, axes)
         mean = total / len(picks)
         reference = mean[:, telling]
-    result = np.zeros(urns.cells)
+    result = np.zeros(compiled.cells)
     result[place] = mean.reshape(place.shape)
     return result
 

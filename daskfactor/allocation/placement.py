@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from daskfactor.allocation.compiled_model import Urns
+from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.kernels.polya import BLOCK, Network
 
 Ints = NDArray[np.int64]
@@ -24,7 +24,7 @@ LONGEST = 0xFFFF  # states that a slot can tell apart, and one more for an empty
 
 
 class Places(NamedTuple):
-    """Flat counts (see `Urns`) of what particles keep; -1 for totals.
+    """Flat counts (see `CompiledModel`) of what particles keep; -1 for totals.
 
     ``dense``: (W,) of table cells; ``light``: (L,) of light rows' first cell;
     ``states``: (A,) first cells of urns that hold one count per state;
@@ -47,7 +47,7 @@ class Placement:
     network
         Registers, see `daskfactor.kernels.polya.Network`.
     places
-        Where a particle's counts belong in the flat counts of the `Urns`.
+        Where a particle's counts belong in the flat counts of the `CompiledModel`.
     tokens
         Number of tokens T.
     width
@@ -95,23 +95,23 @@ class _Register(NamedTuple):
         return bool(np.all(self.address == self.address[0]))
 
 
-def place_counts(urns: Urns, light: int | None = None) -> Placement:
+def place_counts(compiled: CompiledModel, light: int | None = None) -> Placement:
     """Choose a place for every count of a particle.
 
     Parameters
     ----------
-    urns
+    compiled
         The compiled problem.
     light
         Rows with at most this many tokens are lists; None chooses a quarter of the row's
         length (at least 2): longer lists save little and take longer.
     """
-    registers, known = _without_known(urns)
-    simple = _is_simple(registers, urns.states)
+    registers, known = _without_known(compiled)
+    simple = _is_simple(registers, compiled.states)
     alone = [r for r in registers if simple and r.shared]
     rowed = [r for r in registers if not (simple and r.shared)]
-    rows = _Rows(urns.values, light)
-    place = np.zeros((len(urns.values), len(rowed)), np.int64)
+    rows = _Rows(compiled.values, light)
+    place = np.zeros((len(compiled.values), len(rowed)), np.int64)
     for members in _groups(rowed).values():
         for n, found in zip(members, rows.place([rowed[n] for n in members]), strict=True):
             place[:, n] = found
@@ -122,31 +122,31 @@ def place_counts(urns: Urns, light: int | None = None) -> Placement:
     dense[: rows.width] = np.concatenate([np.empty(0, np.int64), *rows.dense])
     first = [int(r.address[0]) for r in alone if not r.total]
     listed = (rows.light, first, known.cells, known.balls)
-    network = _network(urns, rowed, alone, simple)._replace(
+    network = _network(compiled, rowed, alone, simple)._replace(
         place=place.astype(np.int32),
         scratch=scratch[:-1].astype(np.int64),
         start=np.concatenate([[0], np.cumsum(rows.sizes)]).astype(np.int64),
     )
-    scaled = np.sum(urns.values * np.log(urns.values))  # makes up for Network.scale
+    scaled = np.sum(compiled.values * np.log(compiled.values))  # makes up for Network.scale
     return Placement(
         network=network,
         places=Places(dense, *(np.array(values, np.int64) for values in listed)),
-        tokens=int(urns.values.sum()),
+        tokens=int(compiled.values.sum()),
         width=width,
         slots=int(network.start[-1]),
         kind=_smallest(max(rows.heaviest, rows.widest)),
-        constant=float(urns.log_factor + urns.constant + known.log + scaled),
+        constant=float(compiled.log_factor + compiled.constant + known.log + scaled),
     )
 
 
-def _registers(urns: Urns) -> list[_Register]:
+def _registers(compiled: CompiledModel) -> list[_Register]:
     found = []
     for total in (False, True):
-        rows = urns.total_row if total else urns.row
-        columns = urns.total_column if total else urns.column
-        alphas = urns.alpha_total if total else urns.alpha
-        for n in range(len(urns.alpha)):
-            made = (rows[:, n], columns[n], float(alphas[n]), int(urns.group[n]), total)
+        rows = compiled.total_row if total else compiled.row
+        columns = compiled.total_column if total else compiled.column
+        alphas = compiled.alpha_total if total else compiled.alpha
+        for n in range(len(compiled.alpha)):
+            made = (rows[:, n], columns[n], float(alphas[n]), int(compiled.group[n]), total)
             found.append(_Register(*made))
     return found
 
@@ -176,8 +176,8 @@ def _count_known(group: list[_Register], values: Ints) -> tuple[Ints, Ints, floa
     return cells, balls, float(np.sum(gammaln(alpha + balls) - gammaln(alpha)))
 
 
-def _without_known(urns: Urns) -> tuple[list[_Register], _Known]:
-    registers = _registers(urns)
+def _without_known(compiled: CompiledModel) -> tuple[list[_Register], _Known]:
+    registers = _registers(compiled)
     kept: list[int] = []
     found = _Known(0.0, [], [])
     for members in _groups(registers).values():
@@ -185,7 +185,7 @@ def _without_known(urns: Urns) -> tuple[list[_Register], _Known]:
         if not all(register.fixed for register in group):
             kept.extend(members)
             continue
-        cells, balls, rise = _count_known(group, urns.values)
+        cells, balls, rise = _count_known(group, compiled.values)
         if group[0].total:
             found = found._replace(log=found.log - rise)
         else:
@@ -264,22 +264,24 @@ class _Rows:
         self.width += len(cells)
 
 
-def _network(urns: Urns, rowed: list[_Register], alone: list[_Register], simple: bool) -> Network:
+def _network(
+    compiled: CompiledModel, rowed: list[_Register], alone: list[_Register], simple: bool
+) -> Network:
     """Registers, without their places."""
     size = len(rowed)
     twin = np.zeros((size, size), np.uint8)
     for members in _groups(rowed).values():
         for n in members:
             twin[n, [e for e in members if e < n]] = 1
-    cells = len(urns.values)
+    cells = len(compiled.values)
     address = np.array([r.address for r in rowed], np.int64).reshape(size, cells).T
-    column = np.array([r.column for r in rowed], np.int32).reshape(size, urns.states)
+    column = np.array([r.column for r in rowed], np.int32).reshape(size, compiled.states)
     return Network(
         place=np.zeros((cells, size), np.int32),
         alpha=np.array([r.alpha for r in rowed], np.float64),
         scratch=np.zeros(size, np.int64),
         start=np.zeros(1, np.int64),
-        scale=1.0 / urns.values,
+        scale=1.0 / compiled.values,
         above=np.array([r.alpha for r in alone if not r.total], np.float64),
         below=np.array([r.alpha for r in alone if r.total], np.float64),
         simple=int(simple),
@@ -287,5 +289,5 @@ def _network(urns: Urns, rowed: list[_Register], alone: list[_Register], simple:
         divides=np.array([r.total for r in rowed], np.uint8),
         address=np.ascontiguousarray(address) if twin.any() else np.zeros((0, 0), np.int64),
         twin=twin if twin.any() else np.zeros((0, 0), np.uint8),
-        states=urns.states,
+        states=compiled.states,
     )

@@ -93,7 +93,7 @@ def simulate(
     Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
     simulating Pólya urns", forward process.
     """
-    if not isinstance(model, AllocationModel):
+    if getattr(model, "evidence_data", None) != "counts" or isinstance(model, type):
         raise OptionError(f"model must be an AllocationModel(...), got {model!r}")
     sizes = model.sizes(_checked_shape(model, shape))
     alphas = model.pseudo_counts([sizes[name] for name in model.dims])

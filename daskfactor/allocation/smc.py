@@ -4,17 +4,17 @@
 
 over particles that take the tokens of X in a random order and draw their hidden parts from
 the urns. Time is proportional to tokens times particles times states, whatever the size
-of X; moves (``moving.py``) take up to 26 times that each.
+of X; every sweep of moves takes up to 26 times that.
 
-Particles live on *islands* (``batches.py``): each has P of them, one order of the tokens,
+Particles come in *batches* (``batches.py``): each has P of them, one order of the tokens,
 its own resampling, and an unbiased estimate of p(X). log p(X) is the log of their mean and
 its error comes from their spread. Numbers grow in two ways:
 
-1. while log estimates of islands differ by more than `TRUSTED` (one standard deviation), P
-   doubles and all islands start again, with other random numbers: a mean of such estimates
-   rests on the luckiest island, and so does its error. Particles that move give up before
+1. while log estimates of batches differ by more than `TRUSTED` (one standard deviation), P
+   doubles and all batches start again, with other random numbers: a mean of such estimates
+   rests on the luckiest batch, and so does its error. Particles that move give up before
    if they are far from it: their variance falls as 1 / P;
-2. then islands are added, twice as many as before, until the standard error is down to
+2. then batches are added, twice as many as before, until the standard error is down to
    ``target``.
 
 Source: Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
@@ -22,114 +22,33 @@ simulating Pólya urns", procedure BAM-SIS.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.allocation.batches import Island, Journey, run_island
-from daskfactor.allocation.compiled_model import Urns
-from daskfactor.allocation.limits import (
-    ISLAND_BYTES,
-    TRUSTED,
-    check_memory,
-    foretell,
-    island_bytes,
-    needed_particles,
-    warn_of_error,
-)
-from daskfactor.allocation.moving import run_moving_island
-from daskfactor.allocation.placement import place_counts
-from daskfactor.checks import is_number, positive_number, whole_number
-from daskfactor.errors import OptionError
-from daskfactor.kernels.resampling import SCHEMES
+from daskfactor.allocation.batches import Batch, BatchPlan, run_batch
+from daskfactor.checks import warn
+from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.progress import OnEvent, RunEvent
 
 Vector = NDArray[np.float64]
 Map = Callable[[Callable[[Any, Any], Any], Any], list[Any]]
 
-MOST_MOVES = 1000
-"""Sweeps that the addresses of random numbers can tell apart."""
+TRUSTED = 1.0
+"""Standard deviation of the batches' log estimates up to which their mean is believed."""
 HOPELESS = 8
 """Particles that move stop growing if they need more than this times what is allowed."""
-BATCH = 16
-"""Islands between two messages; their results are in memory together."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How particles are run.
-
-    Parameters
-    ----------
-    particles
-        Per island, at first.
-    islands
-        Independent groups of particles, at first; at least 2.
-    target
-        Standard error of log p(X), in nats, at which to stop.
-    max_particles
-        On all islands together; with fewer than the target asks for, a SamplingWarning.
-    moves
-        Gibbs sweeps over a particle's past tokens, on a fixed schedule; 0 for none.
-    resampling
-        "systematic", "stratified", "residual", "multinomial", or None: never.
-    threshold
-        Share of P: below it, the effective number of particles makes an island resample.
-    order
-        "shared": the particles of an island take the tokens in one order; "own": each in
-        one of its own, at 4 bytes a token and particle.
-    thin
-        Share of the tokens to keep; whoever compiles the data sees to it.
-    keep
-        "means" of the tables' counts, or the counts of all "particles" too.
-
-    Raises
-    ------
-    OptionError
-        If one of them is not allowed.
-    """
-
-    particles: int = 64
-    islands: int = 8
-    target: float = 0.1
-    max_particles: int = 2**14
-    moves: int = 1
-    resampling: Literal["systematic", "stratified", "residual", "multinomial"] | None = "systematic"
-    threshold: float = 0.5
-    order: Literal["shared", "own"] = "shared"
-    thin: float | None = None
-    keep: Literal["means", "particles"] = "means"
-
-    def __post_init__(self) -> None:
-        whole_number("particles", self.particles, 1)
-        whole_number("islands", self.islands, 2)
-        positive_number("target", self.target)
-        whole_number("max_particles", self.max_particles, 2)
-        whole_number("moves", self.moves, 0)
-        if self.moves > MOST_MOVES:
-            raise OptionError(f"moves must be at most {MOST_MOVES}, got {self.moves}")
-        _one_of("resampling", self.resampling, (*SCHEMES, None))
-        _one_of("order", self.order, ("shared", "own"))
-        _one_of("keep", self.keep, ("means", "particles"))
-        if not (is_number(self.threshold) and 0 <= self.threshold <= 1):
-            raise OptionError(f"threshold must be between 0 and 1, got {self.threshold!r}")
-        if not (self.thin is None or (is_number(self.thin) and 0 < self.thin <= 1)):
-            raise OptionError(f"thin must be None or in (0, 1], got {self.thin!r}")
-        if self.particles * self.islands > self.max_particles:
-            raise OptionError(
-                f"max_particles must be at least particles times islands, "
-                f"{self.particles * self.islands}, got {self.max_particles}"
-            )
-
-
-def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
-        names = ", ".join(repr(item) for item in allowed)
-        raise OptionError(f"{name} must be one of {names}, got {value!r}")
+TOGETHER = 16
+"""Batches between two messages; their results are in memory together."""
+LONG = 3600.0
+"""Seconds beyond which a warning comes first."""
+KEPT_BYTES = 2**32
+"""Most that ``keep="particles"`` may take."""
+BATCH_BYTES = 2**30
+"""Most that a batch of particles that move may take."""
 
 
 class SMCResult(NamedTuple):
@@ -139,12 +58,12 @@ class SMCResult(NamedTuple):
     ----------
     log_evidence, standard_error
         In nats.
-    island_log_z : (N,)
-        Log of each island's estimate of p(X).
-    particles
-        Per island, in the end.
+    batch_log_z : (N,)
+        Log of each batch's estimate of p(X).
+    best
+        The batch with the largest one.
     mean_counts : (cells,)
-        Posterior mean of the flat counts of the `Urns`.
+        Posterior mean of the flat counts of the `CompiledModel`, over that batch.
     edges : (E,)
         Tokens after which the weights were looked at.
     ess, resampled : (N, E)
@@ -154,17 +73,19 @@ class SMCResult(NamedTuple):
     counts : (N, P, cells) or None
         Flat counts of the final particles.
     spread
-        Standard deviation of ``island_log_z``.
+        Standard deviation of ``batch_log_z``.
+    plan
+        Of the last round, which counts.
     rounds
-        Numbers of particles per island that were tried, the last one counting.
+        Numbers of particles per batch that were tried.
     reached
         Whether the standard error is down to the target.
     """
 
     log_evidence: float
     standard_error: float
-    island_log_z: Vector
-    particles: int
+    batch_log_z: Vector
+    best: int
     mean_counts: Vector
     edges: NDArray[np.int64]
     ess: Vector
@@ -172,39 +93,66 @@ class SMCResult(NamedTuple):
     log_weights: Vector
     counts: NDArray[np.int32] | None
     spread: float
+    plan: BatchPlan
     rounds: tuple[int, ...]
     reached: bool
 
-
-class _Sum:
-    """Islands added up one by one, in their order."""
-
-    def __init__(self, cells: int) -> None:
-        self.level = -math.inf
-        self.total = 0.0
-        self.counts = np.zeros(cells)
-        self.islands: list[Island] = []
-
-    def add(self, island: Island) -> None:
-        level = max(self.level, island.log_z)
-        old = math.exp(self.level - level) if self.islands else 0.0
-        new = math.exp(island.log_z - level)
-        self.total = self.total * old + new
-        self.counts = self.counts * old + island.mean_counts * new
-        self.level = level
-        self.islands.append(island._replace(mean_counts=np.empty(0)))
-
     @property
-    def log_z(self) -> Vector:
-        return np.array([island.log_z for island in self.islands])
+    def particles(self) -> int:
+        """Particles per batch, in the end."""
+        return self.plan.particles
 
-    @property
-    def spread(self) -> float:
-        return float(np.std(self.log_z, ddof=1))
 
-    @property
-    def mean_counts(self) -> Vector:
-        return np.asarray(self.counts / self.total)
+def run_smc(
+    plan: BatchPlan,
+    count: int,
+    target: float,
+    max_particles: int,
+    map_function: Map,
+    on_event: OnEvent,
+) -> SMCResult:
+    """Estimate log p(X).
+
+    Parameters
+    ----------
+    plan
+        The batches of the first round.
+    count
+        How many there are at first.
+    target
+        Standard error of log p(X), in nats, at which to stop.
+    max_particles
+        In all batches together.
+    map_function
+        ``map_function(function, items)`` is the list of ``function(item, workspace)``:
+        `Executor.map`; the result does not depend on where batches run.
+    on_event
+        Told how many tokens times particles have been through, and of how many.
+
+    Notes
+    -----
+    A lane's memory is one batch: `Placement.particle_bytes` times P. How many batches are
+    enough is decided by looking at them, so the estimate of p(X) is unbiased only when no
+    batch was added after the first ones.
+    """
+    _warn_if_slow(plan, count)
+    rounds = [plan.particles]
+    while True:
+        found = _run([], plan, count, map_function, on_event)
+        growth = _growth(_spread(found), count, plan, max_particles)
+        if growth == 1:
+            break
+        plan = plan._replace(particles=growth * plan.particles, round=plan.round + 1)
+        rounds.append(plan.particles)
+    trusted = _spread(found) <= TRUSTED
+    while trusted and pooled(_log_z(found))[1] > target:
+        if 2 * count * plan.particles > max_particles:
+            break
+        count *= 2
+        found = _run(found, plan, count, map_function, on_event)
+    result = _result(found, plan, tuple(rounds), target)
+    _warn_of_error(result, target, max_particles)
+    return result
 
 
 def pooled(log_z: Vector) -> tuple[float, float]:
@@ -225,126 +173,140 @@ def pooled(log_z: Vector) -> tuple[float, float]:
     return float(top + math.log(mean)), max(delta, jackknife)
 
 
-def run_smc(
-    urns: Urns,
-    settings: Settings,
-    seed: int,
-    map_function: Map,
-    on_event: OnEvent,
-) -> SMCResult:
-    """Estimate log p(X).
-
-    Parameters
-    ----------
-    urns
-        The model at its data.
-    settings
-        How many particles, and how they resample. ``thin`` has no effect here.
-    seed
-        Root of all random numbers; the result does not depend on where islands run.
-    map_function
-        ``map_function(function, items)`` is the list of ``function(item, workspace)``:
-        `Executor.map`.
-    on_event
-        Told how many tokens times particles have been through, and of how many.
-
-    Notes
-    -----
-    A lane's memory is one island: `Placement.particle_bytes` times P. How many islands are
-    enough is decided by looking at them, so the estimate of p(X) is unbiased only when no
-    island was added after the first ones.
-    """
-    moves = settings.moves if settings.resampling is not None else 0
-    journey = Journey(
-        placement=place_counts(urns, 0 if moves else None),
-        values=urns.values,
-        cells=urns.cells,
-        particles=settings.particles,
-        resampling=settings.resampling,
-        least=settings.threshold,
-        own=settings.order == "own",
-        keep=settings.keep == "particles",
-        seed=seed,
-        round=0,
-        moves=moves,
-    )
-    foretell(journey, settings.islands)
-    rounds = [settings.particles]
-    count = settings.islands
-    while True:
-        found = _Sum(urns.cells)
-        _run(found, journey, count, map_function, on_event)
-        growth = _growth(found, journey, settings)
-        if growth == 1:
-            break
-        size = growth * journey.particles
-        journey = journey._replace(particles=size, round=journey.round + 1)
-        rounds.append(size)
-    trusted = found.spread <= TRUSTED
-    while trusted and pooled(found.log_z)[1] > settings.target:
-        if 2 * count * journey.particles > settings.max_particles:
-            break
-        count *= 2
-        _run(found, journey, count, map_function, on_event)
-    result = _result(found, journey, tuple(rounds), settings)
-    warn_of_error(result, journey, settings.target, settings.max_particles)
-    return result
+def estimated_seconds(plan: BatchPlan, particles: int) -> float:
+    """Estimate the time on one core from what a token costs a particle (measured)."""
+    placement = plan.placement
+    network = placement.network
+    registers = len(network.alpha)
+    each = 10 + 0.6 * network.states + 3 * registers
+    if not network.simple:
+        each = 20 + 1.5 * network.states * registers
+    again = plan.moves * float(plan.edges[1:] @ plan.moved) / placement.tokens
+    return 1e-9 * each * placement.tokens * particles * (1.0 + 1.4 * again)
 
 
-def _growth(found: _Sum, journey: Journey, settings: Settings) -> int:
+def _log_z(batches: list[Batch]) -> Vector:
+    return np.array([batch.log_z for batch in batches])
+
+
+def _spread(batches: list[Batch]) -> float:
+    return float(np.std(_log_z(batches), ddof=1))
+
+
+def _needed(spread: float, particles: int) -> float:
+    """Particles in all batches for a spread of one nat, if the variance falls as 1 / P."""
+    return particles * spread**2
+
+
+def _growth(spread: float, count: int, plan: BatchPlan, max_particles: int) -> int:
     """How many times the particles to start again with; 1 to leave it at that.
 
     Twice as many; or, if they move, up to eight times, by the spread.
     """
-    size = journey.particles * len(found.islands)
-    room = settings.max_particles // size
-    if journey.moves:
-        room = min(room, ISLAND_BYTES // island_bytes(journey))
-        if needed_particles(found.spread, size) > HOPELESS * settings.max_particles:
+    size = plan.particles * count
+    room = max_particles // size
+    if plan.moves:
+        room = min(room, BATCH_BYTES // plan.moving_bytes)
+        if _needed(spread, size) > HOPELESS * max_particles:
             return 1
-    if found.spread <= TRUSTED or room < 2:
+    if spread <= TRUSTED or room < 2:
         return 1
-    times = min(found.spread**2, 8.0, room) if journey.moves else 2.0
+    times = min(spread**2, 8.0, room) if plan.moves else 2.0
     return max(2, 1 << int(math.log2(times)))
 
 
-def _run(found: _Sum, journey: Journey, count: int, map_function: Map, on_event: OnEvent) -> None:
-    """Add islands up to a number of them."""
-    check_memory(journey, count)
-    work = float(journey.placement.tokens) * journey.particles
-    runner = run_moving_island if journey.moves else run_island
-    for batch in _batches(range(len(found.islands), count)):
-        told = f"{count} islands of {journey.particles} particles"
-        on_event(RunEvent("draw", work * len(found.islands), work * count, message=told))
-        for island in map_function(partial(runner, journey), batch):
-            found.add(island)
+def _run(
+    found: list[Batch], plan: BatchPlan, count: int, map_function: Map, on_event: OnEvent
+) -> list[Batch]:
+    """Add batches up to a number of them; the mean counts of the best one alone are kept."""
+    _check_memory(plan, count)
+    work = float(plan.placement.tokens) * plan.particles
+    told = f"{count} batches of {plan.particles} particles"
+    while len(found) < count:
+        on_event(RunEvent("draw", work * len(found), work * count, message=told))
+        numbers = list(range(len(found), min(len(found) + TOGETHER, count)))
+        found = found + map_function(partial(run_batch, plan), numbers)
+        best = int(np.argmax(_log_z(found)))
+        found = [
+            own if number == best else own._replace(mean_counts=np.empty(0))
+            for number, own in enumerate(found)
+        ]
     on_event(RunEvent("draw", work * count, work * count))
-
-
-def _batches(islands: Iterable[int]) -> Iterator[list[int]]:
-    every = list(islands)
-    for start in range(0, len(every), BATCH):
-        yield every[start : start + BATCH]
+    return found
 
 
 def _result(
-    found: _Sum, journey: Journey, rounds: tuple[int, ...], settings: Settings
+    batches: list[Batch], plan: BatchPlan, rounds: tuple[int, ...], target: float
 ) -> SMCResult:
-    value, error = pooled(found.log_z)
-    constant, islands = journey.placement.constant, found.islands
-    kept = [island.counts for island in islands if island.counts is not None]
+    log_z, constant = _log_z(batches), plan.placement.constant
+    (value, error), best = pooled(log_z), int(np.argmax(log_z))
+    kept = [batch.counts for batch in batches if batch.counts is not None]
     return SMCResult(
         log_evidence=value + constant,
         standard_error=error,
-        island_log_z=found.log_z + constant,
-        particles=journey.particles,
-        mean_counts=found.mean_counts,
-        edges=journey.edges[1:],
-        ess=np.stack([island.ess for island in islands]),
-        resampled=np.stack([island.resampled for island in islands]) == 1,
-        log_weights=np.stack([island.log_weights for island in islands]) + constant,
+        batch_log_z=log_z + constant,
+        best=best,
+        mean_counts=batches[best].mean_counts,
+        edges=plan.edges[1:],
+        ess=np.stack([batch.ess for batch in batches]),
+        resampled=np.stack([batch.resampled for batch in batches]) == 1,
+        log_weights=np.stack([batch.log_weights for batch in batches]) + constant,
         counts=np.stack(kept) if kept else None,
-        spread=found.spread,
+        spread=_spread(batches),
+        plan=plan,
         rounds=rounds,
-        reached=error <= settings.target,
+        reached=error <= target,
     )
+
+
+def _warn_if_slow(plan: BatchPlan, count: int) -> None:
+    particles = plan.particles * count
+    seconds = estimated_seconds(plan, particles)
+    if seconds > LONG:
+        share, more = LONG / seconds, ""
+        if plan.moves:
+            more = "moves=0 takes less and is less exact; "
+        warn(
+            f"{plan.placement.tokens} tokens times {particles} particles "
+            f"take about {seconds / 3600:.1f} hours on one core, and more if particles have to be "
+            f"added; {more}thin={share:.2g} would keep that share of the tokens and take an hour "
+            "at most, but its evidence is that of the kept tokens alone",
+            SamplingWarning,
+        )
+
+
+def _check_memory(plan: BatchPlan, count: int) -> None:
+    """Refuse batches that take too much memory."""
+    size = 4 * plan.cells * plan.particles * count
+    if plan.keep and size > KEPT_BYTES:
+        raise OptionError(
+            f'keep="particles" would hold {size / 2**30:.1f} GiB of counts for {count} batches of '
+            f"{plan.particles} particles, and {KEPT_BYTES / 2**30:.0f} GiB are allowed: "
+            'use keep="means", or fewer particles'
+        )
+    size = plan.moving_bytes
+    if plan.moves and size > BATCH_BYTES:
+        raise OptionError(
+            f"{plan.particles} particles that move would hold {size / 2**30:.1f} GiB of counts, "
+            f"and {BATCH_BYTES / 2**30:.0f} GiB are allowed a batch: use moves=0, which needs "
+            "less, or fewer particles, or thin the counts"
+        )
+
+
+def _warn_of_error(result: SMCResult, target: float, max_particles: int) -> None:
+    """Warn if an estimate cannot be trusted, or is not as exact as it should be."""
+    if result.spread > TRUSTED:
+        text = (
+            f"batches of {result.particles} particles give estimates of log p(X) that differ by "
+            f"{result.spread:.1f} nats (standard deviation): the value is likely too low and its "
+            "standard error too small"
+        )
+        if result.plan.moves:
+            needed = _needed(result.spread, result.particles * len(result.batch_log_z))
+            text += f"; it may take {float(f'{needed:.1g}'):.0f} particles to change that"
+    elif not result.reached:
+        text = f"the standard error is {result.standard_error:.2g} nats, not {target:.2g}"
+    else:
+        return
+    text += f"; raise max_particles beyond {max_particles}, or thin the counts"
+    warn(text, SamplingWarning)

@@ -18,27 +18,21 @@ Source: M. B. Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor
 factorizations by simulating Pólya urns".
 """
 
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import positive_number, whole_number
+from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.kernels.mean_field import (
     add_up,
     gamma_functions,
     inner,
     share_out,
 )
-from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.random import Stream, generator
-
-if TYPE_CHECKING:
-    from daskfactor.allocation.compiled_model import Urns
 
 Vector = NDArray[np.float64]
 Map = Callable[[Callable[[int, Any], "Start"], Sequence[int]], "list[Start]"]
@@ -51,20 +45,6 @@ SPREAD = 10.0
 """Shape of the gamma numbers that tables are made of at first, and jolted by later."""
 KEPT = 2**27
 """Bytes of counts that all starts may send back; beyond it the best one is run again."""
-
-
-@dataclass(frozen=True)
-class MeanField:
-    """Settings of `run_vb`."""
-
-    starts: int = 10
-    max_iterations: int = 1000
-    tolerance: float = 1e-8
-
-    def __post_init__(self) -> None:
-        whole_number("starts", self.starts, 1)
-        whole_number("max_iterations", self.max_iterations, 1)
-        object.__setattr__(self, "tolerance", positive_number("tolerance", self.tolerance))
 
 
 class VBResult(NamedTuple):
@@ -101,12 +81,12 @@ class Start(NamedTuple):
 
 
 class Field(NamedTuple):
-    """What a start needs of the `Urns`: arrays alone, and little to send to a worker.
+    """What a start needs of the `CompiledModel`: arrays alone, and little to send to a worker.
 
     Attributes
     ----------
     row, column, values, owner, alpha, alpha_total
-        As in `Urns`; pseudo-counts by place.
+        As in `CompiledModel`; pseudo-counts by place.
     straight : (N,)
         Whether a draw's hidden configurations are 0, 1, 2, ...
     level
@@ -123,15 +103,15 @@ class Field(NamedTuple):
     level: float
 
     @classmethod
-    def of(cls, urns: "Urns") -> Self:
-        """The arrays of a compiled problem."""
-        alpha, alpha_total = urns.cell_alpha, urns.total_alpha
-        cells, totals = np.zeros(urns.cells), np.zeros(urns.totals)
+    def of(cls, compiled: CompiledModel) -> Self:
+        """Take the arrays of a compiled problem."""
+        alpha, alpha_total = compiled.cell_alpha, compiled.total_alpha
+        cells, totals = np.zeros(compiled.cells), np.zeros(compiled.totals)
         empty = gamma_functions(alpha, cells, cells.copy())
         empty -= gamma_functions(alpha_total, totals, totals.copy())
-        straight = (urns.column == np.arange(urns.states)).all(axis=1)
-        level = urns.log_factor + urns.constant - empty
-        rows = urns.row, urns.column, urns.values, urns.owner
+        straight = (compiled.column == np.arange(compiled.states)).all(axis=1)
+        level = compiled.log_factor + compiled.constant - empty
+        rows = compiled.row, compiled.column, compiled.values, compiled.owner
         return cls(*rows, alpha, alpha_total, straight, level)
 
 
@@ -149,7 +129,7 @@ class Climb:
         self._jolt()
 
     def blunt(self, pseudo: float, sweeps: int) -> None:
-        """Sweeps with posterior mean tables under larger pseudo-counts, then a small jolt.
+        """Sweep with posterior mean tables under larger pseudo-counts, then a small jolt.
 
         Expectations of logarithms under small pseudo-counts hold on to whatever the first
         sweep happened to share out. The jolt is for few tokens, where these sweeps end with
@@ -169,7 +149,7 @@ class Climb:
         np.log(self.weight, out=self.level)
 
     def sweep(self) -> None:
-        """One update of q, the counts and pseudo-counts that belong to it, and their bound."""
+        """Update q, the counts and pseudo-counts that belong to it, and their bound."""
         field = self.field
         norms = self._share_out()
         entropy = norms - inner(self.counts, self.level)
@@ -197,27 +177,31 @@ class Climb:
 
 
 def run_vb(
-    urns: "Urns", settings: MeanField, seed: int, map_function: Map, on_event: OnEvent | None
+    compiled: CompiledModel,
+    starts: int,
+    limits: tuple[int, float],
+    seed: int,
+    map_function: Map,
 ) -> VBResult:
-    """Ascents from random tables, and the best of them.
+    """Climb from random tables many times, and take the best ascent.
 
     Parameters
     ----------
-    urns
+    compiled
         Of a model and counts.
-    settings
-        How many starts, and when one ends: after ``max_iterations``, or when a sweep raises
-        the bound by less than ``tolerance`` of its size.
+    starts
+        How many ascents.
+    limits
+        When one ends: after so many iterations, or when a sweep raises the bound by less
+        than this share of its size.
     seed
         Every start has random numbers of its own, whoever runs it.
     map_function
-        ``executor.map``: calls ``function(item, workspace)`` for all items.
-    on_event
-        Told of every start that is done; None where nobody could hear it.
+        Calls ``function(item, workspace)`` for all items.
     """
-    one = partial(_one_start, Field.of(urns), settings, seed)
-    light = settings.starts * urns.cells * 8 <= KEPT
-    found = map_function(_told(partial(one, light), settings.starts, on_event), _all(settings))
+    one = partial(_one_start, Field.of(compiled), limits, seed)
+    light = starts * compiled.cells * 8 <= KEPT
+    found = map_function(partial(one, light), range(starts))
     finals = np.array([start.elbos[-1] for start in found])
     best = int(finals.argmax())
     counts = found[best].counts
@@ -225,54 +209,32 @@ def run_vb(
         counts = one(True, best).counts
     assert counts is not None
     iterations = np.array([start.elbos.size for start in found])
-    elbos = np.full((settings.starts, iterations.max()), np.nan)
+    elbos = np.full((starts, iterations.max()), np.nan)
     for row, start in zip(elbos, found, strict=True):
         row[: start.elbos.size] = start.elbos
     converged = np.array([start.converged for start in found])
     return VBResult(float(finals[best]), elbos, iterations, converged, best, counts)
 
 
-def _all(settings: MeanField) -> list[int]:
-    return list(range(settings.starts))
-
-
 def _one_start(
     field: Field,
-    settings: MeanField,
+    limits: tuple[int, float],
     seed: int,
     keep: bool,
     number: int,
     work: Any = None,
 ) -> Start:
-    """The ascent of one start; what an executor maps, on any machine."""
+    """Climb from one start; what an executor maps, on any machine."""
     del work
+    most, tolerance = limits
     climb = Climb(field, generator(seed, number, Stream.START, field.column.shape[1]))
     climb.blunt(BLUNT[number % len(BLUNT)], BLUNT_SWEEPS)
-    elbos = np.empty(settings.max_iterations)
+    elbos = np.empty(most)
     converged, done = False, 0
-    while done < settings.max_iterations and not converged:
+    while done < most and not converged:
         before = climb.elbo
         climb.sweep()
         elbos[done] = climb.elbo
         done += 1
-        converged = climb.elbo - before <= settings.tolerance * abs(climb.elbo)
+        converged = climb.elbo - before <= tolerance * abs(climb.elbo)
     return Start(elbos[:done].copy(), bool(converged), climb.counts if keep else None)
-
-
-def _told(
-    one: Callable[[int, Any], Start], count: int, on_event: OnEvent | None
-) -> Callable[[int, Any], Start]:
-    """The same, telling of every start that is done."""
-    if on_event is None:
-        return one
-    done, lock = 0, threading.Lock()
-
-    def told(number: int, work: Any) -> Start:
-        nonlocal done
-        start = one(number, work)
-        with lock:
-            done += 1
-            on_event(RunEvent("draw", done, count, message=f"bound {start.elbos[-1]:.6g}"))
-        return start
-
-    return told

@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from daskfactor.evidence.ladder import Vector
-from daskfactor.evidence.series import Series
-from daskfactor.models.additive import GaussianAdditive
+from daskfactor.evidence.base import Problem
+from daskfactor.evidence.quadrature import Series, Vector
 from daskfactor.random import Stream, generator
 
 STEP = 0.05
@@ -16,13 +15,9 @@ BATCH = 0.05
 
 
 def additive_series(
-    model: GaussianAdditive,
-    x: Any,
-    temperatures: Vector,
-    lengths: tuple[int, int, int],
-    seed: int,
-) -> list[Series]:
-    """Log-likelihoods of all of x at draws from every power posterior.
+    problem: Problem, temperatures: Vector, lengths: tuple[int, int, int]
+) -> tuple[list[Series], dict[str, Any]]:
+    """Log-likelihoods of all data at draws from every power posterior, and how they were made.
 
     One step on a batch S of n of the N observations, at temperature t:
 
@@ -34,9 +29,9 @@ def additive_series(
     error bar knows of. At t = 0 draws come from the prior. Şimşekli et al. 2016, equation
     10, with the factor t that is missing there.
     """
-    x = model.check_observations(x)
+    x, model = problem.data, problem.model
     draws, tune, every = lengths
-    rng = generator(seed, 0, Stream.TEMPERATURE)
+    rng = generator(problem.seed, 0, Stream.TEMPERATURE)
     hot = temperatures[1:, None]
     noise, prior = model.noise**2, model.scale**2
     curvature = hot * x.size * model.n_components / noise + 1 / prior
@@ -59,4 +54,5 @@ def additive_series(
             totals[(number - tune) // every] = theta.sum(axis=1)
     cold = model.draw_prior(rng, draws).sum(axis=1)
     fits = model.log_likelihood(x, np.column_stack([cold, totals]))
-    return [Series(np.ascontiguousarray(column)) for column in fits.T]
+    series = [Series(np.ascontiguousarray(column)) for column in fits.T]
+    return series, {"sampler": "SGLD"}

@@ -1,19 +1,15 @@
-"""What every estimate of a marginal likelihood gives back, and what every method is given."""
+"""The interface of methods: what they are given, and the `Evidence` that they give back."""
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import xarray as xr
 
-from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
-from daskfactor.models.additive import GaussianAdditive
-from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.progress import OnEvent
-
-AnyModel = TweedieNMF | GaussianAdditive
+from daskfactor.progress import OnEvent, counted
 
 
 @dataclass(frozen=True)
@@ -62,12 +58,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Problem:
-    """A factorization problem with nothing left to choose.
+    """Data under a model, with nothing left to choose.
 
     Attributes
     ----------
     data
-        The matrix on its grid.
+        What the model's ``evidence_data`` says: a matrix on its grid (`BlockedData`), a
+        vector of observations, or `Counts`.
     model
         All of its settings are numbers.
     seed
@@ -78,22 +75,42 @@ class Problem:
         Told how far the work is.
     """
 
-    data: BlockedData
-    model: TweedieNMF
+    data: Any
+    model: Any
     seed: int
     executor: Executor
     on_event: OnEvent
 
+    def map(
+        self,
+        function: Any,
+        items: Sequence[Any],
+        name: str = "evidence",
+        told: Callable[[Any], str] = lambda found: "",
+    ) -> list[Any]:
+        """Return ``function(item, workspace)`` of all items, telling of every one that is done.
 
-class Method(ABC):
-    """A way to compute a marginal likelihood; immutable."""
+        ``name`` is for a cluster's dashboard, ``told`` says more of what was found.
+        """
+        if self.executor.in_process:  # from elsewhere nobody could hear it
+            function = counted(function, len(items), self.on_event, told)
+        return self.executor.map(function, items, name)
+
+
+class EvidenceMethod(ABC):
+    """A way to compute a marginal likelihood; immutable.
+
+    ``suits``: what the ``evidence_data`` of models may be that it is for.
+    """
+
+    suits: ClassVar[tuple[str, ...]] = ("matrix",)
 
     @property
     def name(self) -> str:
         return type(self).__name__
 
-    def check(self, model: AnyModel) -> None:
-        """Raise ModelError if the method is not right for a model."""
+    def check(self, model: Any) -> None:
+        """Raise ModelError if the method is not right for a model that it suits in kind."""
         del model
 
     def remedy(self, discretization: bool) -> str:
@@ -103,8 +120,4 @@ class Method(ABC):
 
     @abstractmethod
     def estimate(self, problem: Problem) -> Evidence:
-        """Log p(V) of a factorization."""
-
-    def estimate_additive(self, x: Any, model: GaussianAdditive, seed: int) -> Evidence:
-        """Log p(x) of a `GaussianAdditive`, if the method knows how."""
-        raise NotImplementedError
+        """Log p(data)."""

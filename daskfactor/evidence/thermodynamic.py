@@ -1,8 +1,5 @@
 """Thermodynamic integration: the marginal likelihood from chains at powers of the likelihood."""
 
-import threading
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
@@ -10,22 +7,33 @@ from typing import Any, Literal, get_args
 import numpy as np
 import xarray as xr
 
-from daskfactor.checks import positive_number, whole_number
+from daskfactor.checks import positive_number, warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.evidence.additive import additive_series
-from daskfactor.evidence.base import AnyModel, Evidence, Method, Problem
-from daskfactor.evidence.chains import prior_fits, sampled_fits
-from daskfactor.evidence.entries import both_sides, listed_entries
-from daskfactor.evidence.exact import prior_series, tempered_series
-from daskfactor.evidence.ladder import Rule, Vector, discretization_error, ladder, weights
-from daskfactor.evidence.series import Series, Summary, summarize
+from daskfactor.evidence.base import Evidence, EvidenceMethod, Problem
+from daskfactor.evidence.quadrature import (
+    Rule,
+    Series,
+    Summary,
+    Vector,
+    discretization_error,
+    ladder,
+    summarize,
+    weights,
+)
+from daskfactor.evidence.tempered import (
+    both_sides,
+    listed_entries,
+    prior_fits,
+    prior_series,
+    sampled_fits,
+    tempered_series,
+)
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.passes import normalizer
 from daskfactor.inference.psgrrld import PSGRRLD
-from daskfactor.models.additive import GaussianAdditive
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.progress import RunEvent
 from daskfactor.random import Stream, generator
 
 Choice = Sampler | Literal["exact"]
@@ -41,7 +49,7 @@ LIGHT, FEWEST_EFFECTIVE = 0.01, 10.0
 
 
 @dataclass(frozen=True)
-class ThermodynamicIntegration(Method):
+class ThermodynamicIntegration(EvidenceMethod):
     r"""Log evidence by integrating the mean log-likelihood over temperatures.
 
     .. math:: \log p(V) = \int_0^1 E_t[\log p(V \mid \theta)]\,dt, \qquad
@@ -77,7 +85,7 @@ class ThermodynamicIntegration(Method):
         d ρ ε / 4 nats with d parameters (ρ < 1), tens of nats on small problems.
     rule
         ``"euler-maclaurin"``, ``"variance"`` or ``"trapezoid"``
-        (`daskfactor.evidence.ladder`); None: the first, or the last on a uniform ladder.
+        (`daskfactor.evidence.quadrature`); None: the first, or the last on a uniform ladder.
 
     Notes
     -----
@@ -95,6 +103,7 @@ class ThermodynamicIntegration(Method):
     every: int | None = None
     sampler: Choice | None = None
     rule: Rule | None = None
+    suits = ("matrix", "vector")
 
     def __post_init__(self) -> None:
         whole_number("temperatures", self.temperatures, 2)
@@ -119,8 +128,8 @@ class ThermodynamicIntegration(Method):
                 f"{self.sampler!r}"
             )
 
-    def check(self, model: AnyModel) -> None:
-        if isinstance(model, GaussianAdditive):
+    def check(self, model: Any) -> None:
+        if model.evidence_data == "vector":
             return
         if not model.likelihood.has_density:
             raise ModelError(
@@ -141,6 +150,10 @@ class ThermodynamicIntegration(Method):
     def quadrature(self) -> Rule:
         """The rule that is used."""
         return self.rule or ("trapezoid" if self.power == 1 else "euler-maclaurin")
+
+    @property
+    def _ladder(self) -> Vector:
+        return ladder(self.temperatures, self.power)
 
     def choice(self, data: BlockedData, model: TweedieNMF) -> Choice:
         """The sampler that is used."""
@@ -173,19 +186,20 @@ class ThermodynamicIntegration(Method):
     # -- the estimate -------------------------------------------------------------
 
     def estimate(self, problem: Problem) -> Evidence:
+        if problem.model.evidence_data == "vector":
+            lengths = (self.draws or 16000, self.tune or 1000, self.every or 1)
+            return self._assemble(*additive_series(problem, self._ladder, lengths), problem)
         data, model = problem.data, problem.model
         choice = self.choice(data, model)
         lengths = self._lengths(choice == "exact")
         sides = both_sides(data, model.likelihood) if choice == "exact" else None
         one = partial(_one_temperature, model, data, choice, sides, problem.seed, lengths)
-        temperatures = ladder(self.temperatures, self.power)
         items = [
             (i, float(t), self._share(float(t), choice == "exact"))
-            for i, t in enumerate(temperatures)
+            for i, t in enumerate(self._ladder)
         ]
-        watched = _reporting(one, len(items), problem)
         # The hottest chains, which are the longest, come first.
-        found = problem.executor.map(watched, items[::-1], "tempered-chain")[::-1]
+        found = problem.map(one, items[::-1], "tempered-chain")[::-1]
         phi = float(model.dispersion)
         level = normalizer(data, phi, model.likelihood, problem.executor)
         level += (sides.constant if sides is not None else 0.0) / phi
@@ -194,24 +208,11 @@ class ThermodynamicIntegration(Method):
             "dispersion": phi,
             "rate_w": model.rate_w,
             "rate_h": model.rate_h,
-            "n_components": model.n_components,
-            "random_seed": str(problem.seed),
         }
-        return self._assemble([_scaled(series, phi, level) for series in found], made)
+        return self._assemble([_scaled(series, phi, level) for series in found], made, problem)
 
-    def estimate_additive(self, x: Any, model: GaussianAdditive, seed: int) -> Evidence:
-        temperatures = ladder(self.temperatures, self.power)
-        draws, tune, every = (self.draws or 16000, self.tune or 1000, self.every or 1)
-        series = additive_series(model, x, temperatures, (draws, tune, every), seed)
-        made = {
-            "sampler": "SGLD",
-            "n_components": model.n_components,
-            "random_seed": str(seed),
-        }
-        return self._assemble(series, made)
-
-    def _assemble(self, series: list[Series], made: dict[str, Any]) -> Evidence:
-        """Quadrature of means and variances, both errors, and the trace."""
+    def _assemble(self, series: list[Series], made: dict[str, Any], problem: Problem) -> Evidence:
+        """Integrate means and variances; find both errors, and make the trace."""
         rule = self.quadrature
         own = weights(self.temperatures, self.power, rule)
         rows = [
@@ -232,8 +233,15 @@ class ThermodynamicIntegration(Method):
                 "draws": ("temperature", np.array([one.fine.size for one in series])),
                 "acceptance": ("temperature", np.array([one.acceptance for one in series])),
             },
-            coords={"temperature": ladder(self.temperatures, self.power)},
-            attrs={"rule": rule, "power": self.power, "unit": "nats", **made},
+            coords={"temperature": self._ladder},
+            attrs={
+                "rule": rule,
+                "power": self.power,
+                "unit": "nats",
+                **made,
+                "n_components": problem.model.n_components,
+                "random_seed": str(problem.seed),
+            },
         )
         return Evidence(
             own.integral(means, variances),
@@ -247,12 +255,11 @@ def _warn_of_slow_chains(weight: Vector, ess: Vector) -> None:
     """Say so where a temperature that counts has hardly any independent draws."""
     worst = float(ess[np.abs(weight) > LIGHT].min())
     if worst < FEWEST_EFFECTIVE:
-        warnings.warn(
+        warn(
             f"the chain of one temperature has an effective sample size of {worst:.1f} only: its "
             "standard error is a guess, and it may not have come to the posterior yet; raise "
             "draws and tune",
             SamplingWarning,
-            stacklevel=4,
         )
 
 
@@ -284,23 +291,6 @@ def _one_temperature(
         return prior_series(model, data, sides, rng, draws)
     tune = round(tune * max(share, LEAST_TUNED))
     return tempered_series(model, data, sides, rng, t, (draws, tune, every))
-
-
-def _reporting(one: Callable[[Item, Any], Series], count: int, problem: Problem) -> Any:
-    """The same, telling of every temperature that is done; on a cluster nobody could hear it."""
-    if not problem.executor.in_process:
-        return one
-    done, lock = 0, threading.Lock()
-
-    def watched(item: Item, work: Any) -> Series:
-        nonlocal done
-        series = one(item, work)
-        with lock:
-            done += 1
-            problem.on_event(RunEvent("draw", done, count))
-        return series
-
-    return watched
 
 
 def _scaled(series: Series, dispersion: float, level: float) -> Series:

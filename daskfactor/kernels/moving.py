@@ -14,7 +14,7 @@ them whenever they were resampled would replace the states of just those sets of
 whose weights are uneven, and leave the others as they are: estimates of p(X) of nine tokens
 by 8 particles then are 5 % too small on average.
 
-Uniforms have the address (token // 2, particle, island, tag); see ``philox.py``.
+Uniforms have the address (token // 2, particle, batch, tag); see ``philox.py``.
 
 Source: W. R. Gilks and C. Berzuini, "Following a moving target: Monte Carlo inference for
 dynamic Bayesian models", JRSS B 63, 2001.
@@ -291,7 +291,7 @@ def travel(
     sums: Sums,
     s: Scratch,
 ) -> None:
-    """Go on with an island from where it stopped, until some work is done or all tokens are.
+    """Go on with a batch from where it stopped, until some work is done or all tokens are.
 
     The mean weight so far is exp(level) mean(exp(log_weights)): an unbiased estimate.
 
@@ -313,7 +313,7 @@ def travel(
         tag = way.tag + (STATES if sweep == 0 else MOVES + SWEEP * (e * moves + sweep))
         for lane in range(q - p):
             uniforms = sums.uniforms[lane, : (stop - t + 1) // 2 * 2]
-            fill_uniforms(uniforms, t // 2, p + lane, way.island, tag, way.key)
+            fill_uniforms(uniforms, t // 2, p + lane, way.batch, tag, way.key)
         visit(terms, movers, (p, q), (t, stop), sweep > 0, sums)
         work -= float((q - p) * (stop - t) * (20 + factors))
         if stop < end:

@@ -20,7 +20,7 @@ In a *simple* network (one urn per state: NMF, CP, topics) everything that does 
 m is a function of the number of tokens in state h. Its value is kept, and the value after
 one more token too, so that no division waits for a draw.
 
-Uniforms are Philox words by address (token // 2, particle, island, tag); see ``philox.py``.
+Uniforms are Philox words by address (token // 2, particle, batch, tag); see ``philox.py``.
 
 Source: Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
 simulating Pólya urns", procedure BAM-SIS.
@@ -109,7 +109,7 @@ class Particles(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Buffers of an island, a row for each of the particles that go together.
+    """Buffers of a batch, a row for each of the particles that go together.
 
     ``w``: (LANES, 4 ceil(H/4)); ``running``: (LANES, 1 + ceil(H/4)) sums of it;
     ``uniforms``: (LANES, CHUNK); ``product``: (LANES,); ``offset``: (R,) or more
@@ -123,10 +123,10 @@ class Sums(NamedTuple):
 
 
 @jit_exact
-def fill_uniforms(out: Wide, pair: int, particle: int, island: int, tag: int, key: Words) -> None:
+def fill_uniforms(out: Wide, pair: int, particle: int, batch: int, tag: int, key: Words) -> None:
     """Uniforms in [0, 1) on a grid of 2^-53; a pair of tokens shares a Philox counter."""
     k0, k1 = np.uint64(key[0]), np.uint64(key[1])
-    c1, c2, c3 = np.uint64(particle), np.uint64(island), np.uint64(tag)
+    c1, c2, c3 = np.uint64(particle), np.uint64(batch), np.uint64(tag)
     for p in range(out.size // 2):
         w0, w1, w2, w3 = _rounds((np.uint64(pair + p), c1, c2, c3), k0, k1)
         out[2 * p] = np.float64(((w0 << _HALF_WORD) | w1) >> _DROPPED) * _GRAIN
@@ -407,10 +407,10 @@ def advance(
     Parameters
     ----------
     span : the first number is even
-    address : island and tag of the uniforms
+    address : batch and tag of the uniforms
     key : (2,) uint32
     """
-    island, tag = address
+    batch, tag = address
     own = crowd.orders.shape[0] > 1
     sums.w[:, :] = 0.0
     sums.running[:, 0] = 0.0
@@ -424,7 +424,7 @@ def advance(
             end = min(begin + CHUNK, span[1])
             for lane in range(q - p):
                 uniforms = sums.uniforms[lane, : (end - begin + 1) // 2 * 2]
-                fill_uniforms(uniforms, begin // 2, p + lane, island, tag, key)
+                fill_uniforms(uniforms, begin // 2, p + lane, batch, tag, key)
             if net.simple == 1:
                 _advance_simple(net, orders[:, begin:end], tables, slots, urns, logs, sums)
             else:

@@ -1,4 +1,4 @@
-"""Resampling particles, and the walk of one island of them along its tokens.
+"""Resampling particles, and the walk of one batch of them along its tokens.
 
 A scheme turns weights W_1 .. W_P that sum to one into numbers of offspring N_p with
 E[N_p] = P W_p and sum N_p = P:
@@ -37,12 +37,12 @@ SCHEMES = {"systematic": 0, "stratified": 1, "residual": 2, "multinomial": 3}
 NEVER = -1
 
 STATES, OFFSPRING, ORDERS = 0, 1, 2
-"""What an island's uniforms are for; in the last word of their address."""
+"""What an batch's uniforms are for; in the last word of their address."""
 PURPOSES = 4
 
 
 class Scratch(NamedTuple):
-    """Buffers of an island, (P,) each; ``draws`` one longer if P is odd."""
+    """Buffers of a batch, (P,) each; ``draws`` one longer if P is odd."""
 
     weights: Wide
     draws: Wide
@@ -51,17 +51,17 @@ class Scratch(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """How an island goes, and what it leaves behind.
+    """How a batch goes, and what it leaves behind.
 
     ``edges``: (E + 1,), tokens between which the weights are looked at
-    ``island``, ``tag``, ``key``: address of its uniforms; ``tag`` is a multiple of PURPOSES
+    ``batch``, ``tag``, ``key``: address of its uniforms; ``tag`` is a multiple of PURPOSES
     ``scheme``: of `SCHEMES`, or `NEVER`;  ``least``: effective size below which to resample
     ``moved``: (E,), 1 after which stretches particles that can move do so
     ``ess``, ``resampled``: (E,), written;  ``level``: (1,), log of the weights' common factor
     """
 
     edges: Ints
-    island: int
+    batch: int
     tag: int
     key: Words
     scheme: int
@@ -193,7 +193,7 @@ def look(way: Walk, e: int, log_weights: Wide, s: Scratch) -> bool:
         return False
     way.resampled[e] = 1
     way.level[0] += mean
-    fill_uniforms(s.draws, 0, e, way.island, way.tag + OFFSPRING, way.key)
+    fill_uniforms(s.draws, 0, e, way.batch, way.tag + OFFSPRING, way.key)
     count_offspring(way.scheme, s.weights, s.draws[:size], s.offspring)
     choose_parents(s.offspring, s.parents)
     log_weights[:] = 0.0
@@ -204,12 +204,12 @@ def look(way: Walk, e: int, log_weights: Wide, s: Scratch) -> bool:
 def walk(
     net: Network, crowd: Particles, way: Walk, first: int, last: int, sums: Sums, s: Scratch
 ) -> None:
-    """Take all particles of an island over stretches ``first`` to ``last`` of its tokens.
+    """Take all particles of a batch over stretches ``first`` to ``last`` of its tokens.
 
     The mean weight so far is exp(level) mean(exp(log_weights)): an unbiased estimate,
     because resampling turns weights into their mean.
     """
-    address = (way.island, way.tag + STATES)
+    address = (way.batch, way.tag + STATES)
     for e in range(first, last):
         span = (way.edges[e], way.edges[e + 1])
         advance(net, crowd, span, address, way.key, sums)
@@ -218,7 +218,7 @@ def walk(
 
 
 @jit_exact
-def shuffle_orders(orders: Any, island: int, tag: int, key: Words, uniforms: Wide) -> None:
+def shuffle_orders(orders: Any, batch: int, tag: int, key: Words, uniforms: Wide) -> None:
     """Put every row in an order of its own (Fisher and Yates), by address.
 
     Parameters
@@ -227,7 +227,7 @@ def shuffle_orders(orders: Any, island: int, tag: int, key: Words, uniforms: Wid
     uniforms : (an even number >= T,), scratch
     """
     for p in range(orders.shape[0]):
-        fill_uniforms(uniforms, 0, p, island, tag + ORDERS, key)
+        fill_uniforms(uniforms, 0, p, batch, tag + ORDERS, key)
         order = orders[p]
         for t in range(order.size - 1, 0, -1):
             other = int(uniforms[t] * (t + 1))

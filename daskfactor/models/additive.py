@@ -41,6 +41,7 @@ class GaussianAdditive(StoredModel):
     mean: float = 0.0
     scale: float = 1.0
     noise: float = 1.0
+    evidence_data = "vector"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_components", checked_count(self.n_components))

@@ -74,6 +74,8 @@ class AllocationModel:
     rate: float = 1.0
     shape: float | None = None
     tied: Mapping[tuple[str, ...], float] = field(default_factory=Frozen)
+    evidence_data = "counts"
+    default_evidence = "SequentialMonteCarlo"
 
     def __post_init__(self) -> None:
         network = self.graph if isinstance(self.graph, Graph) else Graph.parse(self.graph)

@@ -17,9 +17,24 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A frozen dataclass of settings that is written into results and read back."""
+    """A frozen dataclass of settings that is written into results and read back.
+
+    Attributes
+    ----------
+    evidence_data
+        What an evidence of the model is of: a "matrix", a "vector" or "counts"; None: no
+        evidence is known of it.
+    default_evidence
+        Name of the method that gives it if nobody asks for another.
+    """
 
     n_components: int
+    evidence_data: ClassVar[Literal["matrix", "vector", "counts"] | None] = None
+    default_evidence: ClassVar[str] = "ThermodynamicIntegration"
+
+    def with_components(self, n_components: int) -> Self:
+        """The same model with another number of components."""
+        return replace(self, n_components=n_components)
 
     def to_dict(self) -> dict[str, Any]:
         """The model as plain JSON values, with its class under ``"type"``."""

@@ -99,6 +99,7 @@ class TweedieNMF(FactorModel):
     shape_h: float = 1.0
     fixed_w: FixedComponents | ArrayLike | None = None
     fixed_h: FixedComponents | ArrayLike | None = None
+    evidence_data = "matrix"
 
     def __post_init__(self) -> None:
         # A frozen dataclass is set through object: NumPy numbers become plain ones here,

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from daskfactor.allocation.batches import Island, Journey, run_island
-from daskfactor.allocation.compiled_model import Urns, compile_urns
+from daskfactor.allocation.batches import Batch, BatchPlan, run_batch
+from daskfactor.allocation.compiled_model import CompiledModel, compile_model
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.placement import place_counts
-from daskfactor.allocation.smc import run_smc
 from daskfactor.errors import SamplingWarning
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
@@ -56,6 +55,10 @@ def in_turn(function: Any, items: Any) -> list[Any]:
     return [function(item, Workspace()) for item in items]
 
 
+def run_smc(compiled: Any, method: Any, *args: Any) -> Any:
+    return method.run(compiled, *args)
+
+
 def quiet(*args: Any) -> Any:
     """run_smc without its warnings."""
     with warnings.catch_warnings():
@@ -63,15 +66,17 @@ def quiet(*args: Any) -> Any:
         return run_smc(*args)
 
 
-def urns_of(X: Any, model: Any) -> Urns:
-    return compile_urns(model, as_counts(X, model))
+def compiled_of(X: Any, model: Any) -> CompiledModel:
+    return compile_model(model, as_counts(X, model))
 
 
-def journey_of(urns: Urns, particles: int, light: int | None = None, **changes: Any) -> Journey:
+def plan_of(
+    compiled: CompiledModel, particles: int, light: int | None = None, **changes: Any
+) -> BatchPlan:
     settings: dict[str, Any] = {
-        "placement": place_counts(urns, light),
-        "values": urns.values,
-        "cells": urns.cells,
+        "placement": place_counts(compiled, light),
+        "values": compiled.values,
+        "cells": compiled.cells,
         "particles": particles,
         "resampling": "systematic",
         "least": 0.5,
@@ -80,67 +85,67 @@ def journey_of(urns: Urns, particles: int, light: int | None = None, **changes: 
         "seed": 1,
         "round": 0,
     }
-    return Journey(**settings | changes)
+    return BatchPlan(**settings | changes)
 
 
-def island_of(journey: Journey, island: int = 0) -> Island:
-    return run_island(journey, island, Workspace())
+def batch_of(plan: BatchPlan, batch: int = 0) -> Batch:
+    return run_batch(plan, batch, Workspace())
 
 
-def predictive(urns: Urns, m: int, C: Any, D: Any) -> Any:
+def predictive(compiled: CompiledModel, m: int, C: Any, D: Any) -> Any:
     """w[h] of a token at observed cell m, from the definition: draws one after the other."""
-    w = np.ones(urns.states)
-    for h in range(urns.states):
+    w = np.ones(compiled.states)
+    for h in range(compiled.states):
         balls: dict[Any, int] = defaultdict(int)
-        for n in range(len(urns.alpha)):
-            cell = urns.row[m, n] + urns.column[n, h]
-            total = urns.total_row[m, n] + urns.total_column[n, h]
-            w[h] *= urns.alpha[n] + C[cell] + balls["cell", cell]
-            w[h] /= urns.alpha_total[n] + D[total] + balls["total", total]
+        for n in range(len(compiled.alpha)):
+            cell = compiled.row[m, n] + compiled.column[n, h]
+            total = compiled.total_row[m, n] + compiled.total_column[n, h]
+            w[h] *= compiled.alpha[n] + C[cell] + balls["cell", cell]
+            w[h] /= compiled.alpha_total[n] + D[total] + balls["total", total]
             balls["cell", cell] += 1
             balls["total", total] += 1
     return w
 
 
-def add(urns: Urns, m: int, h: int, C: Any, D: Any, by: int = 1) -> None:
-    for n in range(len(urns.alpha)):
-        C[urns.row[m, n] + urns.column[n, h]] += by
-        D[urns.total_row[m, n] + urns.total_column[n, h]] += by
+def add(compiled: CompiledModel, m: int, h: int, C: Any, D: Any, by: int = 1) -> None:
+    for n in range(len(compiled.alpha)):
+        C[compiled.row[m, n] + compiled.column[n, h]] += by
+        D[compiled.total_row[m, n] + compiled.total_column[n, h]] += by
 
 
-def walk(urns: Urns, order: Any, uniforms: Any) -> tuple[float, Any]:
+def walk(compiled: CompiledModel, order: Any, uniforms: Any) -> tuple[float, Any]:
     """Log p(X) estimate of one particle, and its flat counts."""
-    C, D = np.zeros(urns.cells, int), np.zeros(urns.totals, int)
-    logs = urns.log_factor + urns.constant
+    C, D = np.zeros(compiled.cells, int), np.zeros(compiled.totals, int)
+    logs = compiled.log_factor + compiled.constant
     for m, uniform in zip(order, uniforms, strict=True):
-        running = np.cumsum(predictive(urns, m, C, D))
+        running = np.cumsum(predictive(compiled, m, C, D))
         logs += math.log(running[-1])
         h = int(np.searchsorted(running[:-1], uniform * running[-1], side="right"))
-        add(urns, m, h, C, D)
+        add(compiled, m, h, C, D)
     return logs, C
 
 
-def relative_variance(urns: Urns) -> float:
+def relative_variance(compiled: CompiledModel) -> float:
     """Var p̂ / p² of one particle without resampling, over orders and draws.
 
     E p̂² by dynamic programming over allocations S: a path has the probability
     Π (X - S_V) / (T - τ) · w / u and the weight (Π u)².
     """
-    X, T = urns.values, int(urns.values.sum())
-    level = {(0,) * (len(X) * urns.states): (1.0, 1.0)}
+    X, T = compiled.values, int(compiled.values.sum())
+    level = {(0,) * (len(X) * compiled.states): (1.0, 1.0)}
     for tau in range(T):
         following: dict[Any, Any] = defaultdict(lambda: (0.0, 0.0))
         for S, (first, second) in level.items():
-            C, D = np.zeros(urns.cells, int), np.zeros(urns.totals, int)
-            table = np.array(S).reshape(len(X), urns.states)
+            C, D = np.zeros(compiled.cells, int), np.zeros(compiled.totals, int)
+            table = np.array(S).reshape(len(X), compiled.states)
             for m, h in zip(*np.nonzero(table), strict=True):
-                add(urns, m, h, C, D, table[m, h])
+                add(compiled, m, h, C, D, table[m, h])
             for m in np.flatnonzero(table.sum(1) < X):
                 chance = (X[m] - table[m].sum()) / (T - tau)
-                w = predictive(urns, m, C, D)
-                for h in range(urns.states):
+                w = predictive(compiled, m, C, D)
+                for h in range(compiled.states):
                     key = list(S)
-                    key[m * urns.states + h] += 1
+                    key[m * compiled.states + h] += 1
                     one, two = following[tuple(key)]
                     following[tuple(key)] = (
                         one + first * chance * w[h],

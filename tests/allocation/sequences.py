@@ -43,11 +43,11 @@ class Network:
 
     def closed_form(self, counts: Mapping[Any, float]) -> float:
         """Log Π B(α + C) / B(α)."""
-        urns: dict[Any, list[float]] = defaultdict(list)
+        compiled: dict[Any, list[float]] = defaultdict(list)
         for (table, parents, _), count in counts.items():
-            urns[table, parents].append(count)
+            compiled[table, parents].append(count)
         result = 0.0
-        for (table, _), own in urns.items():
+        for (table, _), own in compiled.items():
             alpha, size = self.alpha[table], self.size_of(table)
             z = np.array(own + [0.0] * (size - len(own))) + alpha
             result += gammaln(z).sum() - gammaln(z.sum())

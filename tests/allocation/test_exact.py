@@ -3,7 +3,7 @@ import pytest
 from scipy.special import logsumexp
 
 from daskfactor.allocation import exact
-from daskfactor.allocation.compiled_model import compile_urns
+from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.exact import count_allocations, enumerate_allocations, enumerate_evidence
 from daskfactor.errors import DataError
@@ -12,13 +12,13 @@ from tests.allocation.cases import CASES, NAMES, TOY, TOY_EVIDENCE, toy
 from tests.allocation.sequences import evidence
 
 
-def urns_of(X, model):
-    return compile_urns(model, as_counts(X, model))
+def compiled_of(X, model):
+    return compile_model(model, as_counts(X, model))
 
 
 @pytest.mark.parametrize("R", [1, 2, 3, 4])
 def test_toy(R):
-    found = enumerate_evidence(urns_of(TOY, AllocationModel.nmf(R)))
+    found = enumerate_evidence(compiled_of(TOY, AllocationModel.nmf(R)))
     assert found == pytest.approx(evidence(toy(R), TOY)[0], abs=1e-9)
     if R in TOY_EVIDENCE:
         assert found == pytest.approx(TOY_EVIDENCE[R], abs=1e-10)
@@ -26,7 +26,7 @@ def test_toy(R):
 
 @pytest.mark.parametrize(("_", "model", "network", "X"), CASES, ids=NAMES)
 def test_every_kind_of_model(_, model, network, X):
-    found = enumerate_evidence(urns_of(X, model))
+    found = enumerate_evidence(compiled_of(X, model))
     assert found == pytest.approx(evidence(network, X)[0], abs=1e-9)
 
 
@@ -36,12 +36,12 @@ def test_posterior_means(_, model, network, X):
     keep = 3
     cells = np.repeat(np.arange(X.size), X.ravel())[:: max(1, X.sum() // keep)][:keep]
     X = np.bincount(cells, minlength=X.size).reshape(X.shape)
-    urns = urns_of(X, model)
+    compiled = compiled_of(X, model)
     log_evidence, means = evidence(network, X)
-    found = enumerate_allocations(urns)
+    found = enumerate_allocations(compiled)
     assert found.log_evidence == pytest.approx(log_evidence, abs=1e-9)
     assert means, "the brute force kept no counts"
-    tables = urns.tables(found.mean_counts)
+    tables = compiled.tables(found.mean_counts)
     for name, table in tables.items():
         shared = network.table.get(name, name)
         alpha = network.alpha[shared]
@@ -62,18 +62,18 @@ def test_thinned_models_have_the_evidence_of_thinned_counts():
         X = kept + np.reshape(extra, (2, 2))
         weight = kept.sum() * np.log(share) + sum(extra) * np.log(1 - share)
         weight += sum(np.log([1, 1 + e][k]) for k, e in zip(kept.ravel(), extra, strict=True))
-        logs.append(enumerate_evidence(urns_of(X, model)) + weight)
-    thinned = enumerate_evidence(urns_of(kept, model.with_thinning(share)))
+        logs.append(enumerate_evidence(compiled_of(X, model)) + weight)
+    thinned = enumerate_evidence(compiled_of(kept, model.with_thinning(share)))
     assert logsumexp(logs) == pytest.approx(thinned, abs=1e-6)
 
 
 def test_a_sum_that_is_too_large_is_refused_before_it_is_begun():
-    large = urns_of(TOY * 1000, AllocationModel.nmf(3))
+    large = compiled_of(TOY * 1000, AllocationModel.nmf(3))
     with pytest.raises(DataError, match=r"9000 tokens.*10\^41.1 ways.*at least|SequentialMonte"):
         enumerate_evidence(large)
     with pytest.raises(DataError, match="above the limit of 100;"):
-        enumerate_evidence(urns_of(TOY, AllocationModel.nmf(3)), limit=100)
-    assert count_allocations(urns_of(TOY, AllocationModel.nmf(2))) == pytest.approx(
+        enumerate_evidence(compiled_of(TOY, AllocationModel.nmf(3)), limit=100)
+    assert count_allocations(compiled_of(TOY, AllocationModel.nmf(2))) == pytest.approx(
         np.log10(3 * 2**2 * 2 * 3 * 2 * 2)
     )
 
@@ -81,8 +81,8 @@ def test_a_sum_that_is_too_large_is_refused_before_it_is_begun():
 def test_states_are_merged():
     """Far fewer states than allocations, and as many as one component needs: one."""
     X = np.eye(12, dtype=int) * 2
-    assert enumerate_allocations(urns_of(X, AllocationModel.nmf(1))).states == 1
-    two = urns_of(X, AllocationModel.nmf(2))
+    assert enumerate_allocations(compiled_of(X, AllocationModel.nmf(1))).states == 1
+    two = compiled_of(X, AllocationModel.nmf(2))
     assert enumerate_allocations(two).states < 100 < 10 ** count_allocations(two)
     assert np.isnan(enumerate_allocations(two, means=False).mean_counts).all()
 
@@ -104,4 +104,4 @@ def test_a_number_of_allocations_that_is_beyond_counting():
     X = np.array([[10**6, 1], [1, 3]])
     model = AllocationModel.nmf(2000)
     with pytest.raises(DataError, match=r"need 10\^300 states at a time or more"):
-        enumerate_evidence(compile_urns(model, as_counts(X, model)))
+        enumerate_evidence(compile_model(model, as_counts(X, model)))

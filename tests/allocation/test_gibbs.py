@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import daskfactor as dfac
-from daskfactor.allocation.compiled_model import compile_urns
+from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
-from daskfactor.allocation.gibbs import run_gibbs
-from daskfactor.kernels.collapsed import gibbs_sweep
 from daskfactor.models.allocation import AllocationModel
+from tests.allocation.collapsed_gibbs import gibbs_sweep, run_gibbs
 
 X = np.array([[2, 1, 0], [0, 1, 0], [1, 0, 2]])
 MODELS = {
@@ -22,19 +21,19 @@ MODELS = {
 BATCHES = 40
 
 
-def urns_of(model, data=X):
-    return compile_urns(model, as_counts(data, model))
+def compiled_of(model, data=X):
+    return compile_model(model, as_counts(data, model))
 
 
-def enumerated(urns):
+def enumerated(compiled):
     """Posterior mean of log f over all labelled hidden assignments."""
-    place = urns.row[:, :, None] + urns.column
-    cell = np.repeat(np.arange(urns.values.size), urns.values)
+    place = compiled.row[:, :, None] + compiled.column
+    cell = np.repeat(np.arange(compiled.values.size), compiled.values)
     counts = []
-    for hidden in itertools.product(range(urns.states), repeat=cell.size):
+    for hidden in itertools.product(range(compiled.states), repeat=cell.size):
         drawn = place[cell, :, list(hidden)]
-        counts.append(np.bincount(drawn.ravel(), minlength=urns.cells))
-    log_f = urns.log_f(np.array(counts))
+        counts.append(np.bincount(drawn.ravel(), minlength=compiled.cells))
+    log_f = compiled.log_f(np.array(counts))
     weights = np.exp(log_f - log_f.max())
     return float((weights * log_f).sum() / weights.sum())
 
@@ -42,33 +41,33 @@ def enumerated(urns):
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", MODELS)
 def test_mean_of_log_f(name):
-    urns = urns_of(MODELS[name])
-    found = run_gibbs(urns, 8000, 100, 1).log_f.reshape(BATCHES, -1).mean(axis=1)
+    compiled = compiled_of(MODELS[name])
+    found = run_gibbs(compiled, 8000, 100, 1).log_f.reshape(BATCHES, -1).mean(axis=1)
     error = found.std(ddof=1) / np.sqrt(BATCHES)
     assert error < 0.06
-    assert abs(found.mean() - enumerated(urns)) < 5 * error
+    assert abs(found.mean() - enumerated(compiled)) < 5 * error
 
 
 def test_counts_are_those_of_the_states():
-    urns = urns_of(MODELS["symmetric"])
-    cell = np.repeat(np.arange(urns.values.size), urns.values)
+    compiled = compiled_of(MODELS["symmetric"])
+    cell = np.repeat(np.arange(compiled.values.size), compiled.values)
     state = np.full(cell.size, -1, np.int64)
-    counts, totals = np.zeros(urns.cells, np.int64), np.zeros(urns.totals, np.int64)
+    counts, totals = np.zeros(compiled.cells, np.int64), np.zeros(compiled.totals, np.int64)
     for sweep in range(5):
         gibbs_sweep(
-            *(urns.row, urns.column, urns.total_row, urns.total_column),
-            *(urns.alpha, urns.alpha_total, cell, state, counts, totals),
+            *(compiled.row, compiled.column, compiled.total_row, compiled.total_column),
+            *(compiled.alpha, compiled.alpha_total, cell, state, counts, totals),
             *(np.empty(2), np.array([3, 4], np.uint32), sweep),
         )
-        place = urns.row[:, :, None] + urns.column
+        place = compiled.row[:, :, None] + compiled.column
         drawn = place[cell, :, state]
-        np.testing.assert_array_equal(counts, np.bincount(drawn.ravel(), minlength=urns.cells))
-        np.testing.assert_array_equal(totals, np.bincount(urns.owner, counts, urns.totals))
+        np.testing.assert_array_equal(counts, np.bincount(drawn.ravel(), minlength=compiled.cells))
+        np.testing.assert_array_equal(totals, np.bincount(compiled.owner, counts, compiled.totals))
 
 
 def test_same_bits_again():
-    urns = urns_of(MODELS["nmf"])
-    first, again, other = (run_gibbs(urns, 20, 5, seed) for seed in (1, 1, 2))
+    compiled = compiled_of(MODELS["nmf"])
+    first, again, other = (run_gibbs(compiled, 20, 5, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first.log_f, again.log_f)
     assert not np.array_equal(first.log_f, other.log_f)
 
@@ -78,11 +77,11 @@ def test_particles_agree_with_gibbs_sweeps():
     """Mean squared size of a state, which no renumbering changes."""
     data = np.array([[6, 1, 0, 0], [1, 5, 0, 1], [0, 0, 4, 2]])
     model = AllocationModel.nmf(2, concentration={"r": 1.5, "i": 0.3, "j": 0.3})
-    urns = urns_of(model, data)
-    place = urns.row[0, urns.draws.index("r")] + np.arange(2)
+    compiled = compiled_of(model, data)
+    place = compiled.row[0, compiled.draws.index("r")] + np.arange(2)
     seen = []
     for chain in range(200):
-        counts = run_gibbs(urns, 1, 60, 1, chain).mean_counts[place]
+        counts = run_gibbs(compiled, 1, 60, 1, chain).mean_counts[place]
         seen.append((counts**2).sum())
     method = dfac.SequentialMonteCarlo(particles=128, islands=32, keep="particles", target=0.05)
     trace = dfac.log_evidence(data, model, method, random_seed=0, progressbar=False).trace

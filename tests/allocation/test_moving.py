@@ -10,71 +10,82 @@ import pytest
 import xarray as xr
 
 import daskfactor as dfac
-from daskfactor.allocation import limits, smc
-from daskfactor.allocation.batches import GROWTH, LOOKS, move_schedule, stretch_edges
-from daskfactor.allocation.limits import estimated_seconds
-from daskfactor.allocation.smc import Settings, run_smc
+from daskfactor.allocation import smc
+from daskfactor.allocation.batches import (
+    GROWTH,
+    LOOKS,
+    move_schedule,
+    run_batch,
+    stretch_edges,
+)
+from daskfactor.allocation.smc import estimated_seconds
 from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.evidence.allocation import SequentialMonteCarlo
 from daskfactor.executors import LanesExecutor, SerialExecutor
+from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.progress import ignore
 from tests.allocation.cases import TOY
-from tests.allocation.particles import blocks, in_turn, journey_of, quiet, urns_of
+from tests.allocation.particles import blocks, compiled_of, in_turn, plan_of, quiet, run_smc
 
-FAR = Settings(particles=16, islands=4, target=10.0, max_particles=64, moves=2)
+FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=64, moves=2)
 TIED = AllocationModel.symmetric_nmf(3, concentration_shared=0.1)
 
 
 @pytest.mark.parametrize("order", ["shared", "own"])
 @pytest.mark.parametrize("model", [AllocationModel.nmf(3), TIED], ids=["nmf", "symmetric"])
 def test_same_bits_everywhere(model: Any, order: Any) -> None:
-    urns = urns_of(blocks(300), model)
+    compiled = compiled_of(blocks(300), model)
     settings = replace(FAR, islands=5, max_particles=80, order=order, keep="particles")
     executors = [SerialExecutor(), LanesExecutor(1), LanesExecutor(2), LanesExecutor(3)]
-    first, *others = [quiet(urns, settings, 7, executor.map, ignore) for executor in executors]
+    first, *others = [quiet(compiled, settings, 7, executor.map, ignore) for executor in executors]
     for executor in executors:
         executor.close()
     assert first.resampled.any(axis=1).all()
     for other in others:
-        for one, two in zip(first, other, strict=True):
-            np.testing.assert_array_equal(one, two)
-    assert quiet(urns, settings, 8, in_turn, ignore).log_evidence != first.log_evidence
-    unmoved = quiet(urns, replace(settings, moves=0), 7, in_turn, ignore)
+        for name in set(first._fields) - {"plan"}:
+            np.testing.assert_array_equal(getattr(first, name), getattr(other, name))
+    assert quiet(compiled, settings, 8, in_turn, ignore).log_evidence != first.log_evidence
+    unmoved = quiet(compiled, replace(settings, moves=0), 7, in_turn, ignore)
     assert unmoved.log_evidence != first.log_evidence
 
 
 def test_what_comes_back() -> None:
-    urns = urns_of(blocks(300), AllocationModel.nmf(3))
-    found = quiet(urns, replace(FAR, keep="particles"), 7, in_turn, ignore)
+    compiled = compiled_of(blocks(300), AllocationModel.nmf(3))
+    found = quiet(compiled, replace(FAR, keep="particles"), 7, in_turn, ignore)
     assert found.counts is not None
-    assert found.counts.shape == (4, 16, urns.cells)
+    assert found.counts.shape == (4, 16, compiled.cells)
     np.testing.assert_array_equal(found.counts.sum(axis=2), 300 * 3)
     np.testing.assert_array_equal(found.edges, stretch_edges(300, LOOKS)[1:])
     assert found.ess.shape == found.resampled.shape == (4, len(found.edges))
     weights = np.exp(found.log_weights - found.log_weights.max())
     value = found.log_weights.max() + np.log(weights.mean())
     assert value == pytest.approx(found.log_evidence, abs=1e-9)
-    means = np.einsum("np,npc->c", weights / weights.sum(), found.counts.astype(float))
+    own = weights[found.best] / weights[found.best].sum()
+    assert found.best == found.batch_log_z.argmax()
+    means = own @ found.counts[found.best]
     np.testing.assert_allclose(found.mean_counts, means, atol=1e-8)
 
 
 def test_better_than_without() -> None:
-    """At the same number of particles, islands agree better and higher up."""
-    urns = urns_of(
+    """At the same number of particles, batches agree better and higher up."""
+    compiled = compiled_of(
         blocks(300), AllocationModel.nmf(4, concentration={"r": 1.0, "i": 0.1, "j": 0.1})
     )
-    settings = Settings(particles=64, islands=8, target=1e9, max_particles=512)
-    without, moved = (quiet(urns, replace(settings, moves=n), 1, in_turn, ignore) for n in (0, 1))
-    assert moved.island_log_z.mean() > without.island_log_z.mean() + 5
+    settings = SequentialMonteCarlo(particles=64, islands=8, target=1e9, max_particles=512)
+    without, moved = (
+        quiet(compiled, replace(settings, moves=n), 1, in_turn, ignore) for n in (0, 1)
+    )
+    assert moved.batch_log_z.mean() > without.batch_log_z.mean() + 5
     assert moved.spread < 0.6 * without.spread
 
 
 def test_never_resampled_never_moved() -> None:
-    urns = urns_of(blocks(300), AllocationModel.nmf(2))
+    compiled = compiled_of(blocks(300), AllocationModel.nmf(2))
     one, two = (
-        quiet(urns, replace(FAR, resampling=None, moves=n), 1, in_turn, ignore) for n in (0, 3)
+        quiet(compiled, replace(FAR, resampling=None, moves=n), 1, in_turn, ignore) for n in (0, 3)
     )
-    np.testing.assert_array_equal(one.island_log_z, two.island_log_z)
+    np.testing.assert_array_equal(one.batch_log_z, two.batch_log_z)
     np.testing.assert_array_equal(one.edges, two.edges)
 
 
@@ -105,46 +116,47 @@ def test_schedule(tokens: int) -> None:
     ],
 )
 def test_growth(spread: float, particles: int, grows: int) -> None:
-    """By the spread of the islands, and not at all where that leads nowhere."""
-    journey = journey_of(urns_of(TOY, AllocationModel.nmf(2)), particles, 0, moves=1)
-    found = smc._Sum(0)
-    island = in_turn(smc.partial(smc.run_moving_island, journey), [0])[0]
+    """By the spread of the batches, and not at all where that leads nowhere."""
+    plan = plan_of(compiled_of(TOY, AllocationModel.nmf(2)), particles, 0, moves=1)
+    batch = run_batch(plan, 0, Workspace())
     offsets = np.array([1, -1] * 4) * spread * np.sqrt(7 / 8)
-    found.islands = [island._replace(log_z=own) for own in offsets]
-    assert found.spread == pytest.approx(spread)
-    assert smc._growth(found, journey, Settings()) == grows
+    found = smc._spread([batch._replace(log_z=own) for own in offsets])
+    assert found == pytest.approx(spread)
+    assert smc._growth(found, 8, plan, SequentialMonteCarlo().max_particles) == grows
 
 
 def test_rounds_grow() -> None:
     model = AllocationModel.nmf(4, concentration={"r": 1.0, "i": 0.1, "j": 0.1})
-    start = Settings(particles=8, islands=4, target=1e9, max_particles=2**12)
-    urns = urns_of(blocks(300), model)
-    found = quiet(urns, start, 1, in_turn, ignore)
+    start = SequentialMonteCarlo(particles=8, islands=4, target=1e9, max_particles=2**12)
+    compiled = compiled_of(blocks(300), model)
+    found = quiet(compiled, start, 1, in_turn, ignore)
     assert found.rounds[0] == 8
     assert len(found.rounds) > 2
     assert found.particles == found.rounds[-1]
 
 
 def test_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    urns = urns_of(blocks(300), AllocationModel.nmf(5))
+    compiled = compiled_of(blocks(300), AllocationModel.nmf(5))
     said = r"differ by .*; it may take \d+0 particles to change that; raise max_particles beyond 16"
     with pytest.warns(SamplingWarning, match=said):
-        run_smc(urns, replace(FAR, particles=2, islands=8, max_particles=16), 1, in_turn, ignore)
-    seconds = estimated_seconds(journey_of(urns, 16, 0, moves=2), 64)
-    assert seconds > 20 * estimated_seconds(journey_of(urns, 16), 64)
-    urns = urns_of(TOY, AllocationModel.nmf(2))
-    seconds = estimated_seconds(journey_of(urns, 16, 0, moves=2), 64)
-    monkeypatch.setattr(limits, "LONG", seconds / 10)
+        run_smc(
+            compiled, replace(FAR, particles=2, islands=8, max_particles=16), 1, in_turn, ignore
+        )
+    seconds = estimated_seconds(plan_of(compiled, 16, 0, moves=2), 64)
+    assert seconds > 20 * estimated_seconds(plan_of(compiled, 16), 64)
+    compiled = compiled_of(TOY, AllocationModel.nmf(2))
+    seconds = estimated_seconds(plan_of(compiled, 16, 0, moves=2), 64)
+    monkeypatch.setattr(smc, "LONG", seconds / 10)
     with pytest.warns(SamplingWarning, match=r"moves=0 takes less and is less exact; thin=0.1 "):
-        run_smc(urns, replace(FAR, target=1e9), 1, in_turn, ignore)
+        run_smc(compiled, replace(FAR, target=1e9), 1, in_turn, ignore)
 
 
 def test_tables_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    urns = urns_of(TOY, AllocationModel.nmf(2))
-    monkeypatch.setattr(limits, "ISLAND_BYTES", 1000)
+    compiled = compiled_of(TOY, AllocationModel.nmf(2))
+    monkeypatch.setattr(smc, "BATCH_BYTES", 1000)
     with pytest.raises(OptionError, match=r"16 particles that move would hold .* use moves=0"):
-        run_smc(urns, FAR, 1, in_turn, ignore)
-    quiet(urns, replace(FAR, moves=0), 1, in_turn, ignore)
+        run_smc(compiled, FAR, 1, in_turn, ignore)
+    quiet(compiled, replace(FAR, moves=0), 1, in_turn, ignore)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +169,7 @@ def test_tables_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_settings_are_checked(moves: Any, match: str) -> None:
     with pytest.raises(OptionError, match=match):
-        Settings(moves=moves)
+        SequentialMonteCarlo(moves=moves)
 
 
 def test_trace() -> None:

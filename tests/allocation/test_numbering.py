@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from daskfactor.allocation.compiled_model import compile_urns
+from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.numbering import exchangeable, matched_mean
 from daskfactor.models.allocation import AllocationModel
@@ -23,11 +23,11 @@ def test_exchangeable():
     assert exchangeable(pair) == ()
 
 
-def allocated(urns, states):
+def allocated(compiled, states):
     """Flat counts of observed cells whose tokens all have one hidden state each."""
-    counts = np.zeros(urns.cells, np.int32)
-    for m, (state, value) in enumerate(zip(states, urns.values, strict=True)):
-        np.add.at(counts, urns.row[m] + urns.column[:, state], value)
+    counts = np.zeros(compiled.cells, np.int32)
+    for m, (state, value) in enumerate(zip(states, compiled.values, strict=True)):
+        np.add.at(counts, compiled.row[m] + compiled.column[:, state], value)
     return counts
 
 
@@ -42,31 +42,33 @@ def allocated(urns, states):
 )
 def test_any_renumbering_is_undone(model):
     rng = np.random.default_rng(1)
-    urns = compile_urns(model, as_counts(X, model))
+    compiled = compile_model(model, as_counts(X, model))
     sizes = tuple(model.hidden.values())
-    states = rng.integers(0, urns.states, urns.values.size)
+    states = rng.integers(0, compiled.states, compiled.values.size)
     axes = np.unravel_index(states, sizes)
     particles = []
     for orders in itertools.product(*(itertools.permutations(range(size)) for size in sizes)):
         own = [np.array(order)[axis] for order, axis in zip(orders, axes, strict=True)]
-        particles.append(allocated(urns, np.ravel_multi_index(own, sizes)))
+        particles.append(allocated(compiled, np.ravel_multi_index(own, sizes)))
     free = exchangeable(model)
-    mean = matched_mean(urns, free, np.array(particles), np.zeros(len(particles)))
+    mean = matched_mean(compiled, free, np.array(particles), np.zeros(len(particles)))
     np.testing.assert_allclose(mean, particles[0])
     plain = np.mean(particles, axis=0)
     assert not np.allclose(plain, particles[0])
     np.testing.assert_allclose(
-        matched_mean(urns, (), np.array(particles), np.zeros(len(particles))), plain
+        matched_mean(compiled, (), np.array(particles), np.zeros(len(particles))), plain
     )
 
 
 def test_weights_count():
     model = AllocationModel.nmf(2)
-    urns = compile_urns(model, as_counts(X, model))
+    compiled = compile_model(model, as_counts(X, model))
     rng = np.random.default_rng(2)
-    particles = np.array([allocated(urns, rng.integers(0, 2, urns.values.size)) for _ in range(4)])
+    particles = np.array(
+        [allocated(compiled, rng.integers(0, 2, compiled.values.size)) for _ in range(4)]
+    )
     log_weights = np.log(np.array([0.02, 0.02, 0.02, 0.94]))
-    mean = matched_mean(urns, (), particles, log_weights - 1000.0)
+    mean = matched_mean(compiled, (), particles, log_weights - 1000.0)
     shares = np.array([0, 0, 0, 4])  # of four picks at equal steps of the cumulative weights
     np.testing.assert_allclose(mean, shares @ particles / 4)
 
@@ -76,7 +78,7 @@ def test_one_particle_where_there_is_no_room(monkeypatch):
 
     monkeypatch.setattr(numbering, "WORK", 1)
     model = AllocationModel.nmf(2)
-    urns = compile_urns(model, as_counts(X, model))
-    particles = np.array([allocated(urns, np.full(urns.values.size, h)) for h in (0, 1)])
-    mean = matched_mean(urns, ("r",), particles, np.array([0.0, -3.0]))
+    compiled = compile_model(model, as_counts(X, model))
+    particles = np.array([allocated(compiled, np.full(compiled.values.size, h)) for h in (0, 1)])
+    mean = matched_mean(compiled, ("r",), particles, np.array([0.0, -3.0]))
     np.testing.assert_array_equal(mean, particles[0])

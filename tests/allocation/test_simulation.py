@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, nbinom
 
-from daskfactor.allocation.compiled_model import compile_urns
+from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.exact import enumerate_evidence
 from daskfactor.allocation.simulation import simulate
@@ -109,7 +109,7 @@ def test_the_law_of_the_counts(name):
     expected, seen = [], []
     for cells in itertools.combinations_with_replacement(range(4), total):
         X = np.bincount(cells, minlength=4).reshape(shape)
-        exact = enumerate_evidence(compile_urns(model, as_counts(X, model)))
+        exact = enumerate_evidence(compile_model(model, as_counts(X, model)))
         expected.append(draws * np.exp(exact - law))
         seen.append(found.get(X.tobytes(), 0))
     assert sum(expected) == pytest.approx(draws)

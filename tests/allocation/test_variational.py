@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
-from daskfactor.allocation.compiled_model import compile_urns
+from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
-from daskfactor.allocation.variational import MeanField, run_vb
 from daskfactor.errors import OptionError
+from daskfactor.evidence.allocation import VariationalBayes
+from daskfactor.evidence.base import Problem
+from daskfactor.executors import SerialExecutor
 from daskfactor.kernels import mean_field
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, NAMES
@@ -20,31 +22,31 @@ from tests.allocation.sequences import evidence
 
 TOY = np.array([[2, 1, 1, 0], [0, 0, 1, 2], [0, 0, 1, 1]])
 TOY_R1 = -23.9077021285
-FEW = MeanField(starts=5, max_iterations=300)
+FEW = VariationalBayes(starts=5, max_iterations=300)
 
 
 def serial(function, items):
     return [function(item, None) for item in items]
 
 
-def urns_of(model, X):
-    return compile_urns(model, as_counts(X, model))
+def compiled_of(model, X):
+    return compile_model(model, as_counts(X, model))
 
 
 def bound(model, X, options=FEW, seed=0):
-    return run_vb(urns_of(model, X), options, seed, serial, None)
+    return options.run(compiled_of(model, X), seed, serial)
 
 
-def enumerated(urns):
+def enumerated(compiled):
     """Log p(X) from all labelled hidden assignments, one after the other."""
-    cell = np.repeat(np.arange(urns.values.size), urns.values)
+    cell = np.repeat(np.arange(compiled.values.size), compiled.values)
     counts = []
-    for hidden in itertools.product(range(urns.states), repeat=cell.size):
-        C = np.zeros(urns.cells)
+    for hidden in itertools.product(range(compiled.states), repeat=cell.size):
+        C = np.zeros(compiled.cells)
         for m, h in zip(cell, hidden, strict=True):
-            np.add.at(C, urns.row[m] + urns.column[:, h], 1)
+            np.add.at(C, compiled.row[m] + compiled.column[:, h], 1)
         counts.append(C)
-    return urns.log_factor + urns.constant + logsumexp(urns.log_f(np.array(counts)))
+    return compiled.log_factor + compiled.constant + logsumexp(compiled.log_f(np.array(counts)))
 
 
 MODELS = {
@@ -90,13 +92,13 @@ def problems(draw):
 @settings(deadline=None, max_examples=60)
 def test_never_above_the_evidence_and_monotone(problem):
     model, X = problem
-    urns = urns_of(model, X)
-    exact = enumerated(urns)
-    found = run_vb(urns, FEW, 0, serial, None)
+    compiled = compiled_of(model, X)
+    exact = enumerated(compiled)
+    found = FEW.run(compiled, 0, serial)
     assert np.nanmax(found.elbos) <= exact + 1e-9
     rises = np.diff(found.elbos, axis=1)
     assert rises[np.isfinite(rises)].min(initial=0.0) > -1e-10
-    if urns.states == 1:
+    if compiled.states == 1:
         assert found.elbo == pytest.approx(exact, abs=1e-9)
 
 
@@ -121,45 +123,49 @@ def test_known_values_of_the_toy():
 def test_rank_one_is_exact_for_large_counts(total):
     X = np.random.default_rng(1).multinomial(total, np.full(12, 1 / 12)).reshape(3, 4)
     model = AllocationModel.nmf(1, concentration=0.3)
-    urns = urns_of(model, X)
-    counts = np.zeros(urns.cells)
-    for m, value in enumerate(urns.values):
-        np.add.at(counts, urns.row[m] + urns.column[:, 0], value)
-    exact = float(urns.log_factor + urns.constant + urns.log_f(counts))
+    compiled = compiled_of(model, X)
+    counts = np.zeros(compiled.cells)
+    for m, value in enumerate(compiled.values):
+        np.add.at(counts, compiled.row[m] + compiled.column[:, 0], value)
+    exact = float(compiled.log_factor + compiled.constant + compiled.log_f(counts))
     assert bound(model, X).elbo == pytest.approx(exact, rel=1e-13, abs=1e-9)
 
 
-def direct_elbo(urns, q):
+def direct_elbo(compiled, q):
     """The bound of any q (M, H), from its definition."""
-    expected = np.zeros(urns.cells)
-    for m, value in enumerate(urns.values):
-        for h in range(urns.states):
-            np.add.at(expected, urns.row[m] + urns.column[:, h], value * q[m, h])
-    entropy = -float((urns.values[:, None] * q * np.log(q)).sum())
-    return urns.log_factor + urns.constant + float(urns.log_f(expected)) + entropy, expected
+    expected = np.zeros(compiled.cells)
+    for m, value in enumerate(compiled.values):
+        for h in range(compiled.states):
+            np.add.at(expected, compiled.row[m] + compiled.column[:, h], value * q[m, h])
+    entropy = -float((compiled.values[:, None] * q * np.log(q)).sum())
+    return compiled.log_factor + compiled.constant + float(
+        compiled.log_f(expected)
+    ) + entropy, expected
 
 
 @pytest.mark.parametrize("kind", ["nmf", "symmetric", "collider"])
 def test_the_bound_is_the_one_of_its_own_q(kind):
     model = MODELS[kind](2)
-    urns = urns_of(model, TOY[:, :3])
-    found = run_vb(urns, MeanField(1, 2000, 1e-15), 0, serial, None)
+    compiled = compiled_of(model, TOY[:, :3])
+    found = VariationalBayes(1, 2000, 1e-15).run(compiled, 0, serial)
     from scipy.special import digamma
 
     C = found.mean_counts
-    totals = np.bincount(urns.owner, C, urns.totals)
-    level = digamma(urns.cell_alpha + C) - digamma(urns.total_alpha + totals)[urns.owner]
-    q = np.exp(level[urns.row[:, :, None] + urns.column].sum(axis=1))
-    value, expected = direct_elbo(urns, q / q.sum(axis=1, keepdims=True))
+    totals = np.bincount(compiled.owner, C, compiled.totals)
+    level = (
+        digamma(compiled.cell_alpha + C) - digamma(compiled.total_alpha + totals)[compiled.owner]
+    )
+    q = np.exp(level[compiled.row[:, :, None] + compiled.column].sum(axis=1))
+    value, expected = direct_elbo(compiled, q / q.sum(axis=1, keepdims=True))
     np.testing.assert_allclose(expected, C, atol=1e-5)
     assert value == pytest.approx(found.elbo, abs=1e-8)
 
 
 def test_mean_counts_keep_the_data():
     model = AllocationModel.nmf(3)
-    urns = urns_of(model, TOY)
-    found = run_vb(urns, FEW, 0, serial, None)
-    tables = urns.tables(found.mean_counts)
+    compiled = compiled_of(model, TOY)
+    found = FEW.run(compiled, 0, serial)
+    tables = compiled.tables(found.mean_counts)
     for name, table in tables.items():
         np.testing.assert_allclose(table.sum(name), 1.0)
     assert found.mean_counts.sum() == pytest.approx(3 * TOY.sum())
@@ -168,21 +174,21 @@ def test_mean_counts_keep_the_data():
 def test_faint_products_are_done_with_logarithms():
     """Tables whose expectations underflow: a thousand states for a handful of tokens."""
     model = AllocationModel.nmf(1500, concentration={"r": 1e-3, "i": 1e-3, "j": 1e-3})
-    found = bound(model, TOY, MeanField(starts=2, max_iterations=30))
+    found = bound(model, TOY, VariationalBayes(starts=2, max_iterations=30))
     assert np.isfinite(found.elbos[:, 0]).all()
     assert np.nanmin(np.diff(found.elbos, axis=1)) > -1e-9
 
 
 def test_logarithms_give_the_same_shares():
     rng = np.random.default_rng(0)
-    urns = urns_of(AllocationModel.nmf(3), TOY)
-    weight = rng.gamma(1.0, size=urns.cells)
+    compiled = compiled_of(AllocationModel.nmf(3), TOY)
+    weight = rng.gamma(1.0, size=compiled.cells)
     straight = np.array([True, False, True])
     outcomes = []
     for scale in (1.0, 1e-100):
-        counts = np.empty(urns.cells)
+        counts = np.empty(compiled.cells)
         scaled = weight * scale
-        places = (urns.row, urns.column, straight, urns.values)
+        places = (compiled.row, compiled.column, straight, compiled.values)
         norms = mean_field.share_out(*places, scaled, np.log(scaled), np.empty(3), counts)
         outcomes.append((norms - 3 * TOY.sum() * np.log(scale), counts))
     assert outcomes[0][0] == pytest.approx(outcomes[1][0], rel=1e-12)
@@ -203,11 +209,11 @@ def test_gamma_functions():
 
 
 def test_more_starts_never_lower_the_bound_and_repeat_the_first():
-    few, many = (bound(AllocationModel.nmf(3), TOY, MeanField(starts=n)) for n in (2, 8))
+    few, many = (bound(AllocationModel.nmf(3), TOY, VariationalBayes(starts=n)) for n in (2, 8))
     assert many.elbo >= few.elbo
     length = few.elbos.shape[1]
     np.testing.assert_array_equal(many.elbos[:2, :length], few.elbos)
-    other = bound(AllocationModel.nmf(3), TOY, MeanField(starts=2), seed=1)
+    other = bound(AllocationModel.nmf(3), TOY, VariationalBayes(starts=2), seed=1)
     assert not np.array_equal(other.mean_counts, few.mean_counts)
 
 
@@ -223,11 +229,12 @@ def test_counts_that_are_not_kept_are_made_again(monkeypatch):
 
 def test_events_and_ends():
     events = []
-    urns = urns_of(AllocationModel.nmf(2), TOY)
-    found = run_vb(urns, MeanField(3, 2, 1e-15), 0, serial, events.append)
+    compiled = compiled_of(AllocationModel.nmf(2), TOY)
+    problem = Problem(None, None, 0, SerialExecutor(), events.append)
+    found = VariationalBayes(3, 2, 1e-15).run(compiled, 0, problem.map)
     assert [event.done for event in events] == [1, 2, 3]
     assert found.elbos.shape[1] <= 2
-    cut = run_vb(urns, MeanField(4, 1), 0, serial, None)
+    cut = VariationalBayes(4, 1).run(compiled, 0, serial)
     assert not cut.converged.any()
     assert list(cut.iterations) == [1] * 4
 
@@ -237,4 +244,4 @@ def test_events_and_ends():
 )
 def test_bad_settings(wrong):
     with pytest.raises(OptionError, match=next(iter(wrong))):
-        MeanField(**wrong)
+        VariationalBayes(**wrong)

@@ -2,11 +2,13 @@ import json
 
 import numpy as np
 import pytest
+import xarray as xr
 from typer.testing import CliRunner
 
 import daskfactor
 from daskfactor.cli.main import app
-from daskfactor.evidence import selection
+from daskfactor.evidence import rank
+from daskfactor.evidence.base import Evidence
 
 
 @pytest.fixture
@@ -15,8 +17,9 @@ def asked(monkeypatch):
 
     def select_rank(V, model, ranks, method, held_out, *, random_seed, **options):
         asked.append((V.shape, model, list(ranks), method, held_out, random_seed, options))
-        fits = [selection.Fit(-abs(r - 2) * 5.0, 0.5, 0.1, 1.0, None) for r in ranks]
-        return selection._table(list(ranks), fits, method)
+        found = [Evidence(-abs(r - 2) * 5.0, 0.5, 0.1, xr.Dataset()) for r in ranks]
+        fits = [rank.Fit(own, 1.0, None) for own in found]
+        return rank._table(list(ranks), fits, method)
 
     monkeypatch.setattr(daskfactor, "select_rank", select_rank)
     return asked

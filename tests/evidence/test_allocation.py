@@ -185,9 +185,9 @@ def test_listeners_are_told():
 
 
 def test_compiling_is_told_of_once(monkeypatch):
-    from daskfactor.evidence import allocation_runs
+    from daskfactor.evidence import allocation
 
-    monkeypatch.setattr(allocation_runs, "_compiled", set())
+    monkeypatch.setattr(allocation, "_compiled", set())
     for times in (2, 0):
         events = []
         evidence(method=FEW, callback=events.append)
@@ -197,10 +197,10 @@ def test_compiling_is_told_of_once(monkeypatch):
 @pytest.mark.parametrize(
     ("model", "method", "said"),
     [
-        (dfac.AllocationModel.nmf(2), dfac.ThermodynamicIntegration(), "an AllocationModel; use S"),
+        (dfac.AllocationModel.nmf(2), dfac.ThermodynamicIntegration(), "of AllocationModel; use S"),
         (dfac.AllocationModel.nmf(2), dfac.Chib(), "Enumeration"),
-        (dfac.TweedieNMF(2), dfac.SequentialMonteCarlo(), "a TweedieNMF; use Thermo"),
-        (dfac.GaussianAdditive(2), dfac.VariationalBayes(), "a GaussianAdditive"),
+        (dfac.TweedieNMF(2), dfac.SequentialMonteCarlo(), "of TweedieNMF; use Thermo"),
+        (dfac.GaussianAdditive(2), dfac.VariationalBayes(), "of GaussianAdditive; use Thermo"),
         (dfac.TweedieNMF(2), dfac.Enumeration(), "Enumeration\\(\\) does not give"),
     ],
 )

@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from daskfactor.evidence.ladder import discretization_error, ladder, weights
-from daskfactor.evidence.series import Series, correlation_time, standard_error, summarize
+from daskfactor.evidence.quadrature import (
+    Series,
+    correlation_time,
+    discretization_error,
+    ladder,
+    standard_error,
+    summarize,
+    weights,
+)
 
 
 def regular(t, scale):

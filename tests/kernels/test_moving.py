@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from daskfactor.allocation import batches as islands
-from daskfactor.allocation import moving, placement
-from daskfactor.allocation.moving import make_chart, run_moving_island
+from daskfactor.allocation import batches, placement
+from daskfactor.allocation.batches import make_chart, run_batch
 from daskfactor.allocation.placement import place_counts
 from daskfactor.kernels.moving import MOVES, SWEEP, Movers, start_movers, visit
 from daskfactor.kernels.polya import CHUNK, LANES, fill_uniforms
@@ -29,12 +28,11 @@ from daskfactor.random import Stream, generator
 from tests.allocation.cases import CASES, TOY, tensor
 from tests.allocation.particles import (
     add,
+    compiled_of,
     crowded,
-    island_of,
-    journey_of,
+    plan_of,
     predictive,
     problems,
-    urns_of,
 )
 
 KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
@@ -53,65 +51,65 @@ ALIKE = {"one component", "tucker", "tables without hidden variables"}  # while 
 ALMOST = 1 - 1e-6  # resamples whenever weights differ
 
 
-def moving_journey(urns: Any, particles: int, moves: int = 1, **changes: Any) -> Any:
-    return journey_of(urns, particles, 0, moves=moves, **changes)
+def moving_plan(compiled: Any, particles: int, moves: int = 1, **changes: Any) -> Any:
+    return plan_of(compiled, particles, 0, moves=moves, **changes)
 
 
-def moved(journey: Any, island: int = 0) -> Any:
-    return run_moving_island(journey, island, Workspace())
+def moved(plan: Any, batch: int = 0) -> Any:
+    return run_batch(plan, batch, Workspace())
 
 
-def uniforms(count: int, particle: int, island: int, tag: int, seed: int = 1) -> Any:
+def uniforms(count: int, particle: int, batch: int, tag: int, seed: int = 1) -> Any:
     out = np.empty(count + count % 2)
-    fill_uniforms(out, 0, particle, island, tag, islands.make_key(seed))
+    fill_uniforms(out, 0, particle, batch, tag, batches.make_key(seed))
     return out[:count]
 
 
 class Reference:
-    """An island by plain loops, from the definition."""
+    """A batch by plain loops, from the definition."""
 
-    def __init__(self, urns: Any, journey: Any, island: int) -> None:
-        self.urns, self.journey, self.island = urns, journey, island
-        P, T = journey.particles, urns.total
-        tokens = np.repeat(np.arange(len(urns.values), dtype=np.int32), urns.values)
-        shared = generator(1, island, Stream.SCHEDULE, journey.round).permutation(tokens)
+    def __init__(self, compiled: Any, plan: Any, batch: int) -> None:
+        self.compiled, self.plan, self.batch = compiled, plan, batch
+        P, T = plan.particles, compiled.total
+        tokens = np.repeat(np.arange(len(compiled.values), dtype=np.int32), compiled.values)
+        shared = generator(1, batch, Stream.SCHEDULE, plan.round).permutation(tokens)
         self.orders = np.tile(shared, (P, 1))
-        self.tag = PURPOSES * journey.round
-        if journey.own:
+        self.tag = PURPOSES * plan.round
+        if plan.own:
             self.orders = np.tile(tokens, (P, 1))
-            key = islands.make_key(1)
-            shuffle_orders(self.orders, island, self.tag, key, np.empty(T + T % 2))
-        self.C, self.D = np.zeros((P, urns.cells), int), np.zeros((P, urns.totals), int)
+            key = batches.make_key(1)
+            shuffle_orders(self.orders, batch, self.tag, key, np.empty(T + T % 2))
+        self.C, self.D = np.zeros((P, compiled.cells), int), np.zeros((P, compiled.totals), int)
         self.z = np.zeros((P, T), int)
         self.logs, self.level, self.resampled = np.zeros(P), 0.0, 0
-        self.known = journey.placement.constant - urns.log_factor - urns.constant
+        self.known = plan.placement.constant - compiled.log_factor - compiled.constant
 
     def draw(self, p: int, t: int, uniform: float) -> float:
         m = self.orders[p, t]
-        running = np.cumsum(predictive(self.urns, m, self.C[p], self.D[p]))
+        running = np.cumsum(predictive(self.compiled, m, self.C[p], self.D[p]))
         h = int(np.searchsorted(running[:-1], uniform * running[-1], side="right"))
         self.z[p, t] = h
-        add(self.urns, m, h, self.C[p], self.D[p])
+        add(self.compiled, m, h, self.C[p], self.D[p])
         return math.log(running[-1])
 
     def sweep(self, tokens: int, number: int) -> None:
         for p in range(len(self.z)):
             tag = self.tag + MOVES + SWEEP * number
-            for t, u in enumerate(uniforms(tokens, p, self.island, tag)):
-                add(self.urns, self.orders[p, t], self.z[p, t], self.C[p], self.D[p], -1)
+            for t, u in enumerate(uniforms(tokens, p, self.batch, tag)):
+                add(self.compiled, self.orders[p, t], self.z[p, t], self.C[p], self.D[p], -1)
                 self.draw(p, t, u)
 
     def resample(self, e: int) -> None:
         """By the weights of the particles, whose factors that never vary are still in."""
-        journey, P = self.journey, len(self.z)
+        plan, P = self.plan, len(self.z)
         weights = np.exp(self.logs - self.logs.max())
         mean, weights = weights.mean(), weights / weights.sum()
-        if journey.resampling is None or 1 / (weights**2).sum() >= journey.least * P:
+        if plan.resampling is None or 1 / (weights**2).sum() >= plan.least * P:
             return
         self.level += self.logs.max() + math.log(mean)
         offspring, parents = np.empty(P, np.int64), np.empty(P, np.int64)
-        draws = uniforms(P, e, self.island, self.tag + OFFSPRING)
-        count_offspring(SCHEMES[journey.resampling], weights, draws, offspring)
+        draws = uniforms(P, e, self.batch, self.tag + OFFSPRING)
+        count_offspring(SCHEMES[plan.resampling], weights, draws, offspring)
         choose_parents(offspring, parents)
         for array in (self.C, self.D, self.z, self.orders):
             array[:] = array[parents]
@@ -119,38 +117,38 @@ class Reference:
         self.resampled += 1
 
     def run(self) -> "Reference":
-        edges, scale = self.journey.edges, np.log(self.urns.values)
-        moves, last = self.journey.moves, 0
+        edges, scale = self.plan.edges, np.log(self.compiled.values)
+        moves, last = self.plan.moves, 0
         P = range(len(self.z))
-        draws = [uniforms(self.urns.total, p, self.island, self.tag + STATES) for p in P]
+        draws = [uniforms(self.compiled.total, p, self.batch, self.tag + STATES) for p in P]
         for e in range(len(edges) - 1):
             for p in P:
                 for t in range(edges[e], edges[e + 1]):
                     log_u = self.draw(p, t, draws[p][t])
                     self.logs[p] += log_u - scale[self.orders[p, t]]
-                    self.logs[p] -= log_known(self.urns, self.orders[p], t)
-            if edges[e + 1] == self.urns.total:
+                    self.logs[p] -= log_known(self.compiled, self.orders[p], t)
+            if edges[e + 1] == self.compiled.total:
                 break
             self.resample(e)
-            if moves and edges[e + 1] >= (1 + islands.GROWTH) * last:
+            if moves and edges[e + 1] >= (1 + batches.GROWTH) * last:
                 last = edges[e + 1]
                 for s in range(moves):
                     self.sweep(last, e * moves + s + 1)
         return self
 
 
-def log_known(urns: Any, order: Any, t: int) -> float:
+def log_known(compiled: Any, order: Any, t: int) -> float:
     """Log of what draws into urns that no hidden state changes add to token t."""
     found = 0.0
     for above in (True, False):
-        rows = urns.row if above else urns.total_row
-        columns = urns.column if above else urns.total_column
-        alphas = urns.alpha if above else urns.alpha_total
+        rows = compiled.row if above else compiled.total_row
+        columns = compiled.column if above else compiled.total_column
+        alphas = compiled.alpha if above else compiled.alpha_total
         fixed = (columns == columns[:, :1]).all(axis=1)
         balls: dict[int, int] = {}
         for s in range(t + 1):
             for n in range(len(alphas)):
-                if not fixed[urns.group == urns.group[n]].all():
+                if not fixed[compiled.group == compiled.group[n]].all():
                     continue
                 place = rows[order[s], n] + columns[n, 0]
                 if s == t:
@@ -164,12 +162,12 @@ def log_known(urns: Any, order: Any, t: int) -> float:
 @pytest.mark.parametrize(("name", "model", "X"), PROBLEMS, ids=IDS)
 def test_plain_loops(name: str, model: Any, X: Any, own: bool) -> None:
     """Same uniforms, same allocations, before and after moves; particles of two turns."""
-    urns = urns_of(X, model)
-    P, island, moves = LANES + 1, 3, 2
-    journey = moving_journey(urns, P, moves, own=own, keep=True, least=ALMOST)
-    assert (make_chart(journey.placement).terms.value.size > 0) == (name in PLAIN)
-    found = moved(journey, island)
-    expected = Reference(urns, journey, island).run()
+    compiled = compiled_of(X, model)
+    P, batch, moves = LANES + 1, 3, 2
+    plan = moving_plan(compiled, P, moves, own=own, keep=True, least=ALMOST)
+    assert (make_chart(plan.placement).terms.value.size > 0) == (name in PLAIN)
+    found = moved(plan, batch)
+    expected = Reference(compiled, plan, batch).run()
     np.testing.assert_array_equal(found.counts, expected.C)
     np.testing.assert_allclose(found.log_weights, expected.level + expected.logs, atol=1e-9)
     assert found.resampled.sum() == expected.resampled
@@ -182,20 +180,20 @@ def test_plain_loops(name: str, model: Any, X: Any, own: bool) -> None:
 
 def test_sweeps_longer_than_a_chunk() -> None:
     X = crowded(CHUNK + 45, 3, 4)
-    urns = urns_of(X, AllocationModel.nmf(2))
-    journey = moving_journey(urns, 3, keep=True, resampling="multinomial", least=ALMOST)
-    found, expected = moved(journey), Reference(urns, journey, 0).run()
+    compiled = compiled_of(X, AllocationModel.nmf(2))
+    plan = moving_plan(compiled, 3, keep=True, resampling="multinomial", least=ALMOST)
+    found, expected = moved(plan), Reference(compiled, plan, 0).run()
     np.testing.assert_array_equal(found.counts, expected.C)
-    assert found.resampled[journey.edges[1:] > CHUNK].any()
+    assert found.resampled[plan.edges[1:] > CHUNK].any()
 
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("name", "model", "X"), PROBLEMS, ids=IDS)
 def test_without_resampling_nothing_moves(name: str, model: Any, X: Any, own: bool) -> None:
     """Then particles are those that do not move: the same bits if they add up in one order."""
-    urns = urns_of(X, model)
-    journey = moving_journey(urns, 9, own=own, keep=True, resampling=None)
-    found, other = moved(journey), island_of(journey)
+    compiled = compiled_of(X, model)
+    plan = moving_plan(compiled, 9, own=own, keep=True, resampling=None)
+    found, other = moved(plan), moved(plan._replace(moves=0))
     np.testing.assert_array_equal(found.counts, other.counts)
     if "symmetric" in name:
         np.testing.assert_allclose(found.log_weights, other.log_weights, atol=1e-12)
@@ -208,15 +206,15 @@ def test_without_resampling_nothing_moves(name: str, model: Any, X: Any, own: bo
 def test_fast_and_general_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a state by its tokens, rows that are counted, and counts that are looked up."""
     model, X = next(problem for other, *problem in PROBLEMS if other == name)
-    urns = urns_of(X, model)
-    fast = moved(moving_journey(urns, 9, 2, keep=True, least=ALMOST))
+    compiled = compiled_of(X, model)
+    fast = moved(moving_plan(compiled, 9, 2, keep=True, least=ALMOST))
     monkeypatch.setattr(placement, "_is_simple", lambda *_: False)
-    journey = moving_journey(urns, 9, 2, keep=True, least=ALMOST)
-    followed = moved(journey)
-    assert make_chart(journey.placement).follow
-    monkeypatch.setattr(moving, "_separate", lambda *_: False)
-    assert make_chart(journey.placement).terms.value.size == 0
-    for other in (followed, moved(journey)):
+    plan = moving_plan(compiled, 9, 2, keep=True, least=ALMOST)
+    followed = moved(plan)
+    assert make_chart(plan.placement).follow
+    monkeypatch.setattr(batches, "_separate", lambda *_: False)
+    assert make_chart(plan.placement).terms.value.size == 0
+    for other in (followed, moved(plan)):
         np.testing.assert_array_equal(fast.counts, other.counts)
         np.testing.assert_allclose(fast.log_weights, other.log_weights, atol=1e-11)
         np.testing.assert_array_equal(fast.resampled, other.resampled)
@@ -225,53 +223,53 @@ def test_fast_and_general_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_pieces_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that stops after every few tokens goes on as if it had not."""
-    urns = urns_of(crowded(2 * CHUNK, 4), AllocationModel.nmf(3))
-    journey = moving_journey(urns, 2 * LANES + 1, 2, keep=True)
-    whole = moved(journey)
+    compiled = compiled_of(crowded(2 * CHUNK, 4), AllocationModel.nmf(3))
+    plan = moving_plan(compiled, 2 * LANES + 1, 2, keep=True)
+    whole = moved(plan)
     assert whole.resampled.sum() > 3
     for work in (1.0, 5000.0):
-        monkeypatch.setattr(moving, "WORK", work)
-        for one, two in zip(whole, moved(journey), strict=True):
+        monkeypatch.setattr(batches, "WORK", work)
+        for one, two in zip(whole, moved(plan), strict=True):
             np.testing.assert_array_equal(one, two)
 
 
 def test_states_beyond_a_byte() -> None:
-    urns = urns_of(crowded(40, 5), AllocationModel.nmf(300))
-    journey = moving_journey(urns, 3, keep=True, least=ALMOST)
-    found, expected = moved(journey, 2), Reference(urns, journey, 2).run()
+    compiled = compiled_of(crowded(40, 5), AllocationModel.nmf(300))
+    plan = moving_plan(compiled, 3, keep=True, least=ALMOST)
+    found, expected = moved(plan, 2), Reference(compiled, plan, 2).run()
     assert expected.resampled
     assert (expected.z > 255).any()
     np.testing.assert_array_equal(found.counts, expected.C)
 
 
-def test_rounds_and_islands_differ() -> None:
-    urns = urns_of(crowded(40, 6), AllocationModel.nmf(3))
+def test_rounds_and_batches_differ() -> None:
+    compiled = compiled_of(crowded(40, 6), AllocationModel.nmf(3))
     settings = [{"round": 0}, {"round": 1}, {"seed": 2}]
-    found = [moved(moving_journey(urns, 8, **changes)) for changes in settings]
-    found.append(moved(moving_journey(urns, 8), 1))
+    found = [moved(moving_plan(compiled, 8, **changes)) for changes in settings]
+    found.append(moved(moving_plan(compiled, 8), 1))
     assert len({one.log_z for one in found}) == 4
 
 
-def posterior(urns: Any, order: Any) -> tuple[Any, Any]:
+def posterior(compiled: Any, order: Any) -> tuple[Any, Any]:
     """All states of tokens in an order, and their probabilities."""
-    states = np.array(list(itertools.product(range(urns.states), repeat=len(order))))
+    states = np.array(list(itertools.product(range(compiled.states), repeat=len(order))))
     logs = np.empty(len(states))
     for row, z in enumerate(states):
-        C, D = np.zeros(urns.cells, int), np.zeros(urns.totals, int)
+        C, D = np.zeros(compiled.cells, int), np.zeros(compiled.totals, int)
         for m, h in zip(order, z, strict=True):
-            add(urns, m, h, C, D)
-        logs[row] = urns.log_f(C)
+            add(compiled, m, h, C, D)
+        logs[row] = compiled.log_f(C)
     chances = np.exp(logs - logs.max())
     return states, chances / chances.sum()
 
 
-def swept(urns: Any, terms: Any, order: Any, states: Any, seed: int) -> Any:
+def swept(compiled: Any, terms: Any, order: Any, states: Any, seed: int) -> Any:
     """The states of every particle after one sweep from ``states`` (P, T)."""
     P, T = states.shape
-    journey = moving_journey(urns, P)
+    plan = moving_plan(compiled, P)
     padded = 4 * -(-terms.states // 4)
     movers = Movers(
-        tables=np.zeros((P, journey.placement.width), np.int32),
+        tables=np.zeros((P, plan.placement.width), np.int32),
         urns=np.zeros((P, padded)),
         balls=np.zeros((P, terms.states), np.int32),
         states=states.astype(np.uint8),
@@ -282,7 +280,7 @@ def swept(urns: Any, terms: Any, order: Any, states: Any, seed: int) -> Any:
     for t, m in enumerate(order):
         for p in range(P):
             put(terms, movers, p, m, states[p, t])
-    sums, _ = islands.make_buffers(journey)
+    sums, _ = batches._make_buffers(plan)
     sums.w[:, :] = 0.0
     sums.running[:, 0] = 0.0
     rng = np.random.default_rng(seed)
@@ -317,16 +315,16 @@ def problem_of(name: str) -> tuple[Any, Any]:
 def test_a_sweep_leaves_the_posterior_as_it_is(name: str) -> None:
     """And no other law: neither under other pseudo-counts nor from other states."""
     model, X = problem_of(name)
-    urns = urns_of(X, model)
+    compiled = compiled_of(X, model)
     rng, P = np.random.default_rng(1), 20_000
-    order = np.repeat(np.arange(len(urns.values)), urns.values)[:4]
-    states, chances = posterior(urns, order)
+    order = np.repeat(np.arange(len(compiled.values)), compiled.values)[:4]
+    states, chances = posterior(compiled, order)
     start = states[rng.choice(len(states), P, p=chances)]
-    terms = make_chart(place_counts(urns, 0)).terms
-    weights = urns.states ** np.arange(len(order))[::-1]
+    terms = make_chart(place_counts(compiled, 0)).terms
+    weights = compiled.states ** np.arange(len(order))[::-1]
 
     def p_value(terms: Any, start: Any) -> float:
-        end = swept(urns, terms, order, start, 2)
+        end = swept(compiled, terms, order, start, 2)
         assert (end != start).mean() > 0.05
         seen = np.bincount(end @ weights, minlength=len(states))
         many = P * chances >= 5

@@ -12,7 +12,7 @@ from daskfactor.kernels.polya import CHUNK, LANES, fill_uniforms
 from daskfactor.kernels.resampling import ORDERS, PURPOSES, STATES, shuffle_orders
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
-from tests.allocation.particles import crowded, island_of, journey_of, problems, urns_of, walk
+from tests.allocation.particles import batch_of, compiled_of, crowded, plan_of, problems, walk
 
 KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
 
@@ -39,9 +39,9 @@ def test_uniforms_are_uniform() -> None:
     assert abs(np.corrcoef(out[:-1], out[1:])[0, 1]) < 5 / np.sqrt(out.size)
 
 
-def uniforms_of(tokens: int, particle: int, island: int, purpose: int, seed: int = 1) -> Any:
+def uniforms_of(tokens: int, particle: int, batch: int, purpose: int, seed: int = 1) -> Any:
     out = np.empty(tokens + tokens % 2)
-    fill_uniforms(out, 0, particle, island, purpose, make_key(seed))
+    fill_uniforms(out, 0, particle, batch, purpose, make_key(seed))
     return out[:tokens]
 
 
@@ -49,18 +49,18 @@ def uniforms_of(tokens: int, particle: int, island: int, purpose: int, seed: int
 @pytest.mark.parametrize(("_", "model", "X"), PROBLEMS, ids=IDS)
 def test_plain_loops(_: str, model: Any, X: Any, own: bool) -> None:
     """Same uniforms, same allocations; particles of two turns, light and dense rows."""
-    urns = urns_of(X, model)
-    P, island = LANES + 1, 3
-    found = island_of(journey_of(urns, P, own=own, keep=True, resampling=None), island)
-    tokens = np.repeat(np.arange(len(urns.values), dtype=np.int32), urns.values)
-    orders = np.tile(generator(1, island, Stream.SCHEDULE, 0).permutation(tokens), (P, 1))
+    compiled = compiled_of(X, model)
+    P, batch = LANES + 1, 3
+    found = batch_of(plan_of(compiled, P, own=own, keep=True, resampling=None), batch)
+    tokens = np.repeat(np.arange(len(compiled.values), dtype=np.int32), compiled.values)
+    orders = np.tile(generator(1, batch, Stream.SCHEDULE, 0).permutation(tokens), (P, 1))
     if own:
         orders = np.tile(tokens, (P, 1))
         scratch = np.empty(len(tokens) + len(tokens) % 2)
-        shuffle_orders(orders, island, 0, make_key(1), scratch)
-    placement = journey_of(urns, P).placement
+        shuffle_orders(orders, batch, 0, make_key(1), scratch)
+    placement = plan_of(compiled, P).placement
     for p in range(P):
-        log_z, counts = walk(urns, orders[p], uniforms_of(len(tokens), p, island, STATES))
+        log_z, counts = walk(compiled, orders[p], uniforms_of(len(tokens), p, batch, STATES))
         assert found.counts is not None
         np.testing.assert_array_equal(found.counts[p], counts)
         assert found.log_weights[p] + placement.constant == pytest.approx(log_z, abs=1e-9)
@@ -69,10 +69,10 @@ def test_plain_loops(_: str, model: Any, X: Any, own: bool) -> None:
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("_", "model", "X"), PROBLEMS, ids=IDS)
 def test_where_counts_are_kept_does_not_matter(_: str, model: Any, X: Any, own: bool) -> None:
-    urns = urns_of(X, model)
+    compiled = compiled_of(X, model)
     settings = {"own": own, "keep": True, "least": 0.9}
     dense, light, mixed = (
-        island_of(journey_of(urns, 9, limit, **settings)) for limit in (0, 10**6, 3)
+        batch_of(plan_of(compiled, 9, limit, **settings)) for limit in (0, 10**6, 3)
     )
     for other in (light, mixed):
         assert other.log_z == dense.log_z
@@ -83,10 +83,10 @@ def test_where_counts_are_kept_does_not_matter(_: str, model: Any, X: Any, own: 
 
 def test_states_beyond_a_byte() -> None:
     """Slots of two bytes."""
-    urns = urns_of(crowded(80, 3), AllocationModel.nmf(300))
-    journeys = [journey_of(urns, 6, limit, keep=True, least=0.9) for limit in (0, 10**6)]
-    assert [j.placement.kind for j in journeys] == [np.uint8, np.uint16]
-    dense, light = (island_of(journey) for journey in journeys)
+    compiled = compiled_of(crowded(80, 3), AllocationModel.nmf(300))
+    plans = [plan_of(compiled, 6, limit, keep=True, least=0.9) for limit in (0, 10**6)]
+    assert [j.placement.kind for j in plans] == [np.uint8, np.uint16]
+    dense, light = (batch_of(plan) for plan in plans)
     np.testing.assert_array_equal(dense.counts, light.counts)
     assert dense.log_z == light.log_z
 
@@ -95,16 +95,16 @@ def test_rows_of_many_tokens() -> None:
     """Tables of two and four bytes."""
     for total, kind in ((200, np.uint8), (40_000, np.uint16), (100_000, np.uint32)):
         X = np.array([[total // 2, total // 4], [0, total // 4]])
-        journey = journey_of(urns_of(X, AllocationModel.nmf(2)), 2, keep=True)
-        assert journey.placement.kind == kind
-        found = island_of(journey)
+        plan = plan_of(compiled_of(X, AllocationModel.nmf(2)), 2, keep=True)
+        assert plan.placement.kind == kind
+        found = batch_of(plan)
         assert found.counts is not None
         np.testing.assert_array_equal(found.counts[:, :2].sum(axis=1), total)
 
 
 def test_particles_do_not_depend_on_their_number() -> None:
-    urns = urns_of(crowded(600), AllocationModel.nmf(3))
-    few, many = (island_of(journey_of(urns, P, resampling=None, keep=True)) for P in (3, 10))
+    compiled = compiled_of(crowded(600), AllocationModel.nmf(3))
+    few, many = (batch_of(plan_of(compiled, P, resampling=None, keep=True)) for P in (3, 10))
     assert few.counts is not None
     assert many.counts is not None
     np.testing.assert_array_equal(few.counts, many.counts[:3])
@@ -114,19 +114,19 @@ def test_particles_do_not_depend_on_their_number() -> None:
 def test_long_stretches() -> None:
     """Uniforms come in chunks; a stretch may be longer than one, and end anywhere."""
     X = crowded(256 * CHUNK + 777)
-    urns = urns_of(X, AllocationModel.nmf(2))
+    compiled = compiled_of(X, AllocationModel.nmf(2))
     edges = stretch_edges(int(X.sum()))
     assert np.diff(edges).max() > CHUNK
     assert (edges[:-1] % 2 == 0).all()
     assert edges[-1] == X.sum()
-    found = island_of(journey_of(urns, 1, resampling=None, keep=True))
+    found = batch_of(plan_of(compiled, 1, resampling=None, keep=True))
     order = generator(1, 0, Stream.SCHEDULE, 0).permutation(
-        np.repeat(np.arange(len(urns.values), dtype=np.int32), urns.values)
+        np.repeat(np.arange(len(compiled.values), dtype=np.int32), compiled.values)
     )
-    log_z, counts = walk(urns, order, uniforms_of(len(order), 0, 0, STATES))
+    log_z, counts = walk(compiled, order, uniforms_of(len(order), 0, 0, STATES))
     assert found.counts is not None
     np.testing.assert_array_equal(found.counts[0], counts)
-    assert found.log_z + journey_of(urns, 1).placement.constant == pytest.approx(log_z, rel=1e-12)
+    assert found.log_z + plan_of(compiled, 1).placement.constant == pytest.approx(log_z, rel=1e-12)
 
 
 def test_orders_are_permutations() -> None:

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from daskfactor.data.sources import as_blocks
-from daskfactor.evidence.entries import both_sides
+from daskfactor.evidence.tempered import both_sides
 from daskfactor.kernels import rowwise
 from daskfactor.kernels.rowwise import NEW, OLD, PROPOSED, SCRATCH, Prior
 

@@ -6,35 +6,35 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daskfactor.allocation.batches import run_batch
 from daskfactor.allocation.exact import enumerate_allocations, enumerate_evidence
-from daskfactor.allocation.moving import run_moving_island
 from daskfactor.kernels.resampling import SCHEMES
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, NAMES, TOY
-from tests.allocation.particles import journey_of, urns_of
+from tests.allocation.particles import compiled_of, plan_of
 
 pytestmark = pytest.mark.statistical
 
 PARTICLES = 8
-ISLANDS = 16_000
+BATCHES_RUN = 16_000
 MATRIX = AllocationModel.nmf(2)
 ALIKE = {"tucker", "tables without hidden variables"}  # while tokens are few
 
 
-def islands_of(urns: Any, seed: int = 11, moves: int = 1, **changes: Any) -> Any:
+def batches_of(compiled: Any, seed: int = 11, moves: int = 1, **changes: Any) -> Any:
     settings = {"particles": PARTICLES, "moves": moves, "seed": seed, "least": 1 - 1e-6} | changes
-    journey = journey_of(urns, settings.pop("particles"), 0, **settings)
+    plan = plan_of(compiled, settings.pop("particles"), 0, **settings)
     workspace = Workspace()
-    return [run_moving_island(journey, n, workspace) for n in range(ISLANDS)], journey
+    return [run_batch(plan, n, workspace) for n in range(BATCHES_RUN)], plan
 
 
-def ratios(urns: Any, **changes: Any) -> Any:
-    """p̂ / p of many islands."""
-    found, journey = islands_of(urns, **changes)
-    exact = enumerate_evidence(urns) - journey.placement.constant
-    assert sum(island.resampled.sum() for island in found) > ISLANDS // 20
-    return np.exp([island.log_z - exact for island in found])
+def ratios(compiled: Any, **changes: Any) -> Any:
+    """p̂ / p of many batches."""
+    found, plan = batches_of(compiled, **changes)
+    exact = enumerate_evidence(compiled) - plan.placement.constant
+    assert sum(batch.resampled.sum() for batch in found) > BATCHES_RUN // 20
+    return np.exp([batch.log_z - exact for batch in found])
 
 
 def score(values: Any) -> float:
@@ -46,16 +46,16 @@ def score(values: Any) -> float:
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_is_unbiased(scheme: str, own: bool) -> None:
-    assert abs(score(ratios(urns_of(TOY, MATRIX), resampling=scheme, own=own))) < 4
+    assert abs(score(ratios(compiled_of(TOY, MATRIX), resampling=scheme, own=own))) < 4
 
 
 @pytest.mark.parametrize(("name", "model", "X"), [(n, m, X) for n, m, _, X in CASES], ids=NAMES)
 def test_every_kind_of_model_is_unbiased(name: str, model: Any, X: Any) -> None:
-    assert abs(score(ratios(urns_of(X, model), own=name in ALIKE))) < 4
+    assert abs(score(ratios(compiled_of(X, model), own=name in ALIKE))) < 4
 
 
 def test_many_sweeps_are_unbiased() -> None:
-    assert abs(score(ratios(urns_of(TOY, MATRIX), moves=4, seed=12))) < 4
+    assert abs(score(ratios(compiled_of(TOY, MATRIX), moves=4, seed=12))) < 4
 
 
 @pytest.mark.parametrize("scheme", ["systematic", "multinomial"])
@@ -70,8 +70,8 @@ def test_few_particles_are_unbiased(
 
     Few particles show it: the error of one that is taken for another falls with their number.
     """
-    urns = urns_of(TOY, AllocationModel.nmf(R, concentration=a))
-    values = ratios(urns, particles=particles, least=least, resampling=scheme)
+    compiled = compiled_of(TOY, AllocationModel.nmf(R, concentration=a))
+    values = ratios(compiled, particles=particles, least=least, resampling=scheme)
     assert abs(score(values)) < 4
 
 
@@ -82,13 +82,13 @@ TIED = AllocationModel.symmetric_nmf(2, concentration_shared=0.3)
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize(("model", "X"), [(MATRIX, TOY), (TIED, LETTERS), (CHAIN, TOY[:, 1:])])
 def test_posterior_means(model: Any, X: Any, own: bool) -> None:
-    """Weighted by the islands' estimates, counts have their exact means."""
-    urns = urns_of(X, model)
-    exact = enumerate_allocations(urns).mean_counts
-    found, _ = islands_of(urns, own=own)
-    weights = np.exp([island.log_z for island in found])
+    """Weighted by the batches' estimates, counts have their exact means."""
+    compiled = compiled_of(X, model)
+    exact = enumerate_allocations(compiled).mean_counts
+    found, _ = batches_of(compiled, own=own)
+    weights = np.exp([batch.log_z for batch in found])
     weights /= weights.mean()
-    counts = np.array([island.mean_counts for island in found])
+    counts = np.array([batch.mean_counts for batch in found])
     means = (weights[:, None] * counts).mean(axis=0)
-    error = (weights[:, None] * (counts - means)).std(axis=0) / math.sqrt(ISLANDS)
+    error = (weights[:, None] * (counts - means)).std(axis=0) / math.sqrt(BATCHES_RUN)
     assert (np.abs(means - exact) < 5 * error + 1e-9).all()

@@ -10,23 +10,23 @@ from daskfactor.allocation.exact import enumerate_allocations, enumerate_evidenc
 from daskfactor.kernels.resampling import SCHEMES
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, NAMES, TOY
-from tests.allocation.particles import island_of, journey_of, relative_variance, urns_of
+from tests.allocation.particles import batch_of, compiled_of, plan_of, relative_variance
 
 pytestmark = pytest.mark.statistical
 
 PARTICLES = 64
-ISLANDS = 1600  # 102,400 particles
+BATCHES_RUN = 1600  # 102,400 particles
 MATRIX = AllocationModel.nmf(2)
 
 
-def ratios(urns: Any, seed: int = 11, islands: int = ISLANDS, **changes: Any) -> Any:
-    """p̂ / p of many islands."""
-    journey = journey_of(urns, PARTICLES, seed=seed, least=1.0, **changes)
-    exact = enumerate_evidence(urns) - journey.placement.constant
-    found = [island_of(journey, n) for n in range(islands)]
-    values = np.exp([island.log_z - exact for island in found])
+def ratios(compiled: Any, seed: int = 11, batches: int = BATCHES_RUN, **changes: Any) -> Any:
+    """p̂ / p of many batches."""
+    plan = plan_of(compiled, PARTICLES, seed=seed, least=1.0, **changes)
+    exact = enumerate_evidence(compiled) - plan.placement.constant
+    found = [batch_of(plan, n) for n in range(batches)]
+    values = np.exp([batch.log_z - exact for batch in found])
     if changes.get("resampling", "systematic") is not None and values.std() > 1e-9:
-        assert sum(island.resampled.sum() for island in found) > islands // 20
+        assert sum(batch.resampled.sum() for batch in found) > batches // 20
     return values
 
 
@@ -39,24 +39,24 @@ def score(values: Any) -> float:
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize("scheme", [None, *SCHEMES])
 def test_every_variant_is_unbiased(scheme: str | None, own: bool) -> None:
-    assert abs(score(ratios(urns_of(TOY, MATRIX), resampling=scheme, own=own))) < 4
+    assert abs(score(ratios(compiled_of(TOY, MATRIX), resampling=scheme, own=own))) < 4
 
 
 @pytest.mark.parametrize("scheme", [None, "systematic"])
 @pytest.mark.parametrize(("_", "model", "X"), [(n, m, X) for n, m, _, X in CASES], ids=NAMES)
 def test_every_kind_of_model_is_unbiased(_: str, model: Any, X: Any, scheme: str | None) -> None:
-    assert abs(score(ratios(urns_of(X, model), resampling=scheme))) < 4
+    assert abs(score(ratios(compiled_of(X, model), resampling=scheme))) < 4
 
 
 @pytest.mark.parametrize("R", [1, 2, 3])
 def test_variance_of_one_particle(R: int) -> None:
     """On a part of the toy for which the sum over orders is short."""
     X = TOY[:, 1:] if R == 3 else TOY
-    urns = urns_of(X, AllocationModel.nmf(R))
-    exact = relative_variance(urns)
-    journey = journey_of(urns, 400_000, resampling=None, own=True)
-    logs = island_of(journey).log_weights
-    log_p = enumerate_evidence(urns) - journey.placement.constant
+    compiled = compiled_of(X, AllocationModel.nmf(R))
+    exact = relative_variance(compiled)
+    plan = plan_of(compiled, 400_000, resampling=None, own=True)
+    logs = batch_of(plan).log_weights
+    log_p = enumerate_evidence(compiled) - plan.placement.constant
     found = float(np.var(np.exp(logs - log_p)))
     assert found == pytest.approx(exact, rel=0.1, abs=1e-12)
 
@@ -68,14 +68,14 @@ TIED = AllocationModel.symmetric_nmf(2, concentration_shared=0.3)
 @pytest.mark.parametrize("scheme", [None, "systematic", "residual"])
 @pytest.mark.parametrize(("model", "X"), [(MATRIX, TOY), (TIED, LETTERS), (CHAIN, TOY[:, 1:])])
 def test_posterior_means(model: Any, X: Any, scheme: str | None) -> None:
-    """Weighted by the islands' estimates, counts have their exact means."""
-    urns = urns_of(X, model)
-    exact = enumerate_allocations(urns).mean_counts
-    journey = journey_of(urns, PARTICLES, resampling=scheme, least=0.9)
-    found = [island_of(journey, n) for n in range(ISLANDS)]
-    weights = np.exp([island.log_z for island in found])
+    """Weighted by the batches' estimates, counts have their exact means."""
+    compiled = compiled_of(X, model)
+    exact = enumerate_allocations(compiled).mean_counts
+    plan = plan_of(compiled, PARTICLES, resampling=scheme, least=0.9)
+    found = [batch_of(plan, n) for n in range(BATCHES_RUN)]
+    weights = np.exp([batch.log_z for batch in found])
     weights /= weights.mean()
-    counts = np.array([island.mean_counts for island in found])
+    counts = np.array([batch.mean_counts for batch in found])
     means = (weights[:, None] * counts).mean(axis=0)
-    error = (weights[:, None] * (counts - means)).std(axis=0) / math.sqrt(ISLANDS)
+    error = (weights[:, None] * (counts - means)).std(axis=0) / math.sqrt(BATCHES_RUN)
     assert (np.abs(means - exact) < 5 * error + 1e-9).all()

@@ -1,40 +1,33 @@
 """``select_rank``: the evidence of every rank, and beside it the score of cells left out."""
 
 import time
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from daskfactor.allocation.counts import as_counts
-from daskfactor.checks import whole_number
+from daskfactor.checks import warn, whole_number
 from daskfactor.data.holdout import HeldOut, hold_out
 from daskfactor.errors import EngineError, OptionError, SamplingWarning
-from daskfactor.evidence.base import Method
-from daskfactor.evidence.verbs import (
-    EvidenceModel,
-    check_evidence_model,
+from daskfactor.evidence.base import Evidence, EvidenceMethod
+from daskfactor.evidence.log_evidence import (
     checked_method,
     log_evidence,
-    refuse_blocks,
+    read_whole,
+    refuse_matrix_options,
 )
 from daskfactor.executors import Executor
 from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.session import session, verb
-from daskfactor.models.additive import GaussianAdditive
-from daskfactor.models.allocation import AllocationModel
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
 
 Vector = NDArray[np.float64]
-M = TypeVar("M", TweedieNMF, GaussianAdditive, AllocationModel)
 
 SIGNIFICANT = 2.0
 """Standard errors of a difference within which two ranks are not told apart."""
@@ -49,20 +42,17 @@ DRAWS, TUNE, THIN = 200, 500, 5
 class Fit(NamedTuple):
     """What one rank gave; ``scores`` are log predictive densities, cell by cell."""
 
-    value: float
-    standard_error: float
-    discretization_error: float
+    evidence: Evidence
     seconds: float
     scores: Vector | None
-    bound: bool = False
 
 
 @verb
 def select_rank(
     V: Any,
-    model: EvidenceModel,
+    model: Any,
     ranks: Iterable[int] = range(1, 11),
-    method: Method | None = None,
+    method: EvidenceMethod | None = None,
     held_out: float | Literal["auto"] | None = "auto",
     *,
     random_seed: int | None = 0,
@@ -127,7 +117,6 @@ def select_rank(
     under a dispersion of its own every rank would explain the data about equally well.
     Şimşekli et al. 2016, section 4.
     """
-    check_evidence_model(model)
     method = checked_method(method, model)
     share = _checked_share(held_out, model)
     numbers = _checked_ranks(ranks)
@@ -138,21 +127,17 @@ def select_rank(
         "executor": executor,
         "callback": callback,
     }
-    if isinstance(model, GaussianAdditive):
-        fits = [_fit(V, _ranked(model, rank), method, seed, options, None) for rank in numbers]
-        return _table(numbers, fits, method)
-    if isinstance(model, AllocationModel):
-        refuse_blocks(blocks)
-        X = as_counts(V, model)
-        options["unstored"] = unstored
-        fits = [_fit(X, _ranked(model, rank), method, seed, options, None) for rank in numbers]
+    if model.evidence_data != "matrix":
+        refuse_matrix_options(model, blocks, unstored)
+        read, _ = read_whole(V, model)
+        fits = [_fit(read, model.with_components(n), method, seed, options, None) for n in numbers]
         return _table(numbers, fits, method)
     with session(
         V, model, blocks, unstored, random_seed=seed, executor="serial", progressbar=False
     ) as run:
         data = run.data
-        phi = chosen_dispersion(data, _ranked(model, max(numbers)), seed, run.executor)
-        decided = replace(model, dispersion=phi)
+        largest = model.with_components(max(numbers))
+        decided = replace(model, dispersion=chosen_dispersion(data, largest, seed, run.executor))
         held = None
         if share:
             held = hold_out(V, share, unstored=data.unstored or "missing", random_seed=seed)
@@ -162,22 +147,25 @@ def select_rank(
                     "at least two; take a larger share, or None for the evidence alone"
                 )
         options |= {"blocks": blocks, "unstored": data.unstored}
-        fits = [_fit(data, _ranked(decided, rank), method, seed, options, held) for rank in numbers]
+        fits = [
+            _fit(data, decided.with_components(n), method, seed, options, held) for n in numbers
+        ]
     return _table(numbers, fits, method)
 
 
-def _checked_share(held_out: Any, model: EvidenceModel) -> float:
+def _checked_share(held_out: Any, model: Any) -> float:
     """The share of cells to leave out, 0 for none."""
     if isinstance(held_out, str) and held_out != "auto":
         raise OptionError(
             f'held_out must be a share of the cells, "auto" or None, got {held_out!r}'
         )
-    if isinstance(model, TweedieNMF):
+    if model.evidence_data == "matrix":
         return HELD_OUT if held_out == "auto" else held_out or 0.0
-    if isinstance(model, AllocationModel) and held_out != "auto" and held_out:
+    if held_out != "auto" and held_out:
+        name = type(model).__name__
         raise OptionError(
-            f"held_out={held_out!r} does not go with an AllocationModel, of which no cell can be "
-            "missing; leave held_out out"
+            f"held_out={held_out!r} does not go with {name}, of which no cell can be missing; "
+            "leave held_out out"
         )
     return 0.0
 
@@ -191,16 +179,10 @@ def _checked_ranks(ranks: Iterable[int]) -> list[int]:
     return sorted(numbers)
 
 
-def _ranked(model: M, rank: int) -> M:
-    if isinstance(model, AllocationModel):
-        return model.with_components(rank)
-    return replace(model, n_components=rank)
-
-
 def _fit(
     V: Any,
-    model: EvidenceModel,
-    method: Method,
+    model: Any,
+    method: EvidenceMethod,
     seed: int,
     options: dict[str, Any],
     held: HeldOut | None,
@@ -209,20 +191,11 @@ def _fit(
     started = time.perf_counter()
     found = log_evidence(V, model, method, random_seed=seed, **options)
     seconds = time.perf_counter() - started
-    scores = None
-    if held is not None and isinstance(model, TweedieNMF):
-        scores = _scores(model, held, seed, options)
-    return Fit(
-        found.value,
-        found.standard_error,
-        found.discretization_error,
-        seconds,
-        scores,
-        found.bound,
-    )
+    scores = None if held is None else _scores(model, held, seed, options)
+    return Fit(found, seconds, scores)
 
 
-def _scores(model: TweedieNMF, held: HeldOut, seed: int, options: dict[str, Any]) -> Vector:
+def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Vector:
     """Log of the mean over draws of the density of every cell left out."""
     tree = sample(
         held.train,
@@ -243,16 +216,16 @@ def _scores(model: TweedieNMF, held: HeldOut, seed: int, options: dict[str, Any]
     return np.asarray(logsumexp(densities, axis=0) - np.log(len(means)), dtype=np.float64)
 
 
-def _table(ranks: list[int], fits: list[Fit], method: Method) -> xr.Dataset:
+def _table(ranks: list[int], fits: list[Fit], method: EvidenceMethod) -> xr.Dataset:
     columns = {
-        "log_evidence": [fit.value for fit in fits],
-        "standard_error": [fit.standard_error for fit in fits],
-        "discretization_error": [fit.discretization_error for fit in fits],
+        "log_evidence": [fit.evidence.value for fit in fits],
+        "standard_error": [fit.evidence.standard_error for fit in fits],
+        "discretization_error": [fit.evidence.discretization_error for fit in fits],
         "seconds": [fit.seconds for fit in fits],
     }
     best, close = _by_evidence(ranks, fits)
     attrs: dict[str, Any] = {"best": best, "not_distinguishable": close, "unit": "nats"}
-    if any(fit.bound for fit in fits):
+    if any(fit.evidence.bound for fit in fits):
         attrs["bound"] = "lower"
     scores = [fit.scores for fit in fits if fit.scores is not None]
     if scores:
@@ -277,7 +250,7 @@ def _table(ranks: list[int], fits: list[Fit], method: Method) -> xr.Dataset:
     attrs["decides"] = not doubt
     attrs["verdict"] = " ".join(filter(None, [_verdict(attrs), doubt]))
     if doubt:
-        warnings.warn(doubt, SamplingWarning, stacklevel=4)
+        warn(doubt, SamplingWarning)
     return xr.Dataset(
         {name: ("rank", np.asarray(values, dtype=np.float64)) for name, values in columns.items()},
         coords={"rank": ranks},
@@ -287,14 +260,14 @@ def _table(ranks: list[int], fits: list[Fit], method: Method) -> xr.Dataset:
 
 def _by_evidence(ranks: list[int], fits: list[Fit]) -> tuple[int, list[int]]:
     """The rank of the largest evidence, and others that the errors do not tell from it."""
-    values = np.array([fit.value for fit in fits])
+    values = np.array([fit.evidence.value for fit in fits])
     if not np.isfinite(values).all():
         failed = [rank for rank, value in zip(ranks, values, strict=True) if not np.isfinite(value)]
         raise EngineError(
             f"the evidence of rank {failed[0]} came out as {values[ranks.index(failed[0])]}; check "
             "the data for extreme values and the prior shapes for very small ones"
         )
-    errors = np.array([np.hypot(fit.standard_error, fit.discretization_error) for fit in fits])
+    errors = np.array([fit.evidence.total_error for fit in fits])
     top = int(values.argmax())
     near = values[top] - values <= SIGNIFICANT * np.hypot(errors, errors[top])
     return ranks[top], [
@@ -311,16 +284,16 @@ def _edge(ranks: list[int], best: int) -> str:
     return "smallest" if best == ranks[0] > 1 else ""
 
 
-def _doubt(ranks: list[int], fits: list[Fit], close: list[int], method: Method) -> str:
+def _doubt(ranks: list[int], fits: list[Fit], close: list[int], method: EvidenceMethod) -> str:
     """Say so where errors are as large as what they are to decide, and what helps."""
-    errors = np.array([np.hypot(fit.standard_error, fit.discretization_error) for fit in fits])
-    span = float(np.ptp([fit.value for fit in fits]))
+    errors = np.array([fit.evidence.total_error for fit in fits])
+    span = float(np.ptp([fit.evidence.value for fit in fits]))
     useless = [
         rank
         for rank, error in zip(ranks, errors, strict=True)
         if error > COARSE and SIGNIFICANT * error >= span
     ]
-    worst = fits[int(errors.argmax())]
+    worst = fits[int(errors.argmax())].evidence
     help_ = method.remedy(worst.discretization_error > worst.standard_error)
     size = f"{errors.max():,.0f} nats, and the evidences of all ranks lie within {span:,.0f}"
     if len(ranks) > 1 and len(close) == len(ranks) - 1 and errors.max() > COARSE:

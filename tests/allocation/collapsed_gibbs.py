@@ -1,4 +1,4 @@
-"""Collapsed Gibbs sweeps over the tokens of an allocation model.
+"""Collapsed Gibbs sampling of hidden states, token by token: a check on the other methods.
 
     p(h | rest) ∝ prod_n (alpha_n + C[cell_n] + c_n) / (A_n + D[total_n] + d_n)
 
@@ -9,13 +9,15 @@ Source: M. B. Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor
 factorizations by simulating Pólya urns".
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.kernels.jit import inline, jit_exact, stack_array
 from daskfactor.kernels.variates import STREAM, start_cell, uniform
+from daskfactor.random import noise_key
 
 Scalar = Any
 Wide = NDArray[np.float64]
@@ -113,3 +115,64 @@ def gibbs_sweep(
             h += 1
         state[t] = h
         _change(m, h, 1, row, column, total_row, total_column, counts, totals)
+
+
+class GibbsResult(NamedTuple):
+    """What a chain saw.
+
+    Attributes
+    ----------
+    log_f : (draws,)
+        Log of the urns' law at the counts after every sweep.
+    mean_counts : (cells,)
+        Mean of the counts over the sweeps.
+    """
+
+    log_f: Wide
+    mean_counts: Wide
+
+
+def run_gibbs(
+    compiled: CompiledModel, draws: int, tune: int, seed: int, chain: int = 0
+) -> GibbsResult:
+    r"""Sweeps of :math:`h_t \sim p(h_t \mid h_{-t}, X)` over all tokens t.
+
+    Parameters
+    ----------
+    urns
+        Of a model and counts.
+    draws, tune
+        Sweeps that are averaged over, and sweeps before them. The first one puts tokens
+        into empty urns one after the other.
+    seed, chain
+        Address of the random numbers.
+
+    Notes
+    -----
+    Memory is 16 bytes a token, besides the counts; time is tokens times states a sweep.
+    """
+    cell = np.repeat(np.arange(compiled.values.size), compiled.values)
+    state = np.full(cell.size, -1, np.int64)
+    counts, totals = np.zeros(compiled.cells, np.int64), np.zeros(compiled.totals, np.int64)
+    weight, key = np.empty(compiled.states), noise_key(seed, chain)
+    mean, log_f = np.zeros(compiled.cells), np.empty(draws)
+    for sweep in range(tune + draws):
+        gibbs_sweep(
+            compiled.row,
+            compiled.column,
+            compiled.total_row,
+            compiled.total_column,
+            compiled.alpha,
+            compiled.alpha_total,
+            cell,
+            state,
+            counts,
+            totals,
+            weight,
+            key,
+            sweep,
+        )
+        if sweep >= tune:
+            mean += counts
+            log_f[sweep - tune] = compiled.log_f(counts)
+    return GibbsResult(log_f, mean / draws)

@@ -8,12 +8,12 @@ import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError, SamplingWarning
-from daskfactor.evidence import selection
-from daskfactor.evidence.base import Evidence, Method
+from daskfactor.evidence import rank as selection
+from daskfactor.evidence.base import Evidence, EvidenceMethod
 
 
 @dataclass(frozen=True)
-class MadeUp(Method):
+class MadeUp(EvidenceMethod):
     """Evidences that peak at rank 3; remembers what it was asked."""
 
     asked: tuple = ()
@@ -70,7 +70,7 @@ def test_cells_left_out_are_scored_on_the_same_cells(monkeypatch):
 
 
 def fit(value, scores, error=0.1):
-    return selection.Fit(value, error, 0.0, 1.0, np.array(scores))
+    return selection.Fit(Evidence(value, error, 0.0, xr.Dataset()), 1.0, np.array(scores))
 
 
 def test_disagreement_is_put_into_words():
@@ -86,7 +86,7 @@ def test_disagreement_is_put_into_words():
 
 
 def plain(value, error=0.1, discretization=0.0):
-    return selection.Fit(value, error, discretization, 1.0, None)
+    return selection.Fit(Evidence(value, error, discretization, xr.Dataset()), 1.0, None)
 
 
 @pytest.mark.parametrize(
