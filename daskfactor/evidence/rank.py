@@ -248,7 +248,7 @@ def _table(ranks: list[int], fits: list[Fit], method: EvidenceMethod) -> xr.Data
     doubt = _doubt(ranks, fits, close, method)
     attrs["at_edge"] = _edge(ranks, best)
     attrs["decides"] = not doubt
-    attrs["verdict"] = " ".join(filter(None, [_verdict(attrs), doubt]))
+    attrs["verdict"] = " ".join(filter(None, [_verdict(attrs), _at_edge(attrs), doubt]))
     if doubt:
         warn(doubt, SamplingWarning)
     return xr.Dataset(
@@ -284,6 +284,14 @@ def _edge(ranks: list[int], best: int) -> str:
     return "smallest" if best == ranks[0] > 1 else ""
 
 
+def _at_edge(attrs: dict[str, Any]) -> str:
+    """Say so where the best rank is the last one on its side."""
+    end = attrs["at_edge"]
+    if not end:
+        return ""
+    return f"Rank {attrs['best']} is the {end} that was tried; {end[:-2]}r ones may do better."
+
+
 def _doubt(ranks: list[int], fits: list[Fit], close: list[int], method: EvidenceMethod) -> str:
     """Say so where errors are as large as what they are to decide, and what helps."""
     errors = np.array([fit.evidence.total_error for fit in fits])
@@ -315,9 +323,6 @@ def _verdict(attrs: dict[str, Any]) -> str:
     """One sentence, or two where the two ways to choose disagree."""
     what = "lower bound of the evidence" if attrs.get("bound") else "evidence"
     text = f"The {what} is largest at rank {attrs['best']}"
-    if attrs["at_edge"]:
-        end = attrs["at_edge"]
-        text += f", the {end} that was tried, so {end[:-2]}r ranks may do better: try them too"
     if attrs["not_distinguishable"]:
         others = ", ".join(map(str, attrs["not_distinguishable"]))
         text += f", from which its errors do not tell {others}"

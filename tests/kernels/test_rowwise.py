@@ -10,6 +10,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.evidence.tempered import both_sides
 from daskfactor.kernels import rowwise
 from daskfactor.kernels.rowwise import NEW, OLD, PROPOSED, SCRATCH, Prior
+from daskfactor.models.tweedie_law import Tweedie
 
 K = 3
 
@@ -21,7 +22,7 @@ def problem(beta, seed=0):
         V = np.round(V)
     V[1, 2] = V[3, 0] = np.nan
     W, H = rng.gamma(1.0, 1.0, (4, K)), rng.gamma(1.0, 1.0, (5, K))
-    sides = both_sides(as_blocks(V, 2), beta)
+    sides = both_sides(as_blocks(V, 2), Tweedie(beta))
     return V.astype(np.float64), W, H, sides, rng
 
 
