@@ -30,10 +30,10 @@ from daskfactor.data.grid import Grid
 from daskfactor.data.schedules import Cyclic, NestedReshuffled, Reshuffled, Schedule
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import Executor
+from daskfactor.executors.cluster_tasks import ClusterTasksExecutor
 from daskfactor.executors.plan import CycleOptions, Op, Round, build_plan
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand, make_state
-from daskfactor.executors.tasks import ClusterTasksExecutor
 from daskfactor.inference.base import ConstantStep
 from daskfactor.inference.program import LangevinProgram, prepare_state
 from daskfactor.kernels.workspace import Workspace

@@ -1,10 +1,11 @@
 """Executors and plans: where and in which order block operations run."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
-from daskfactor.executors.tasks import ClusterTasksExecutor, TasksExecutor
+from daskfactor.executors.tasks import TasksExecutor
 from daskfactor.executors.threads import SerialExecutor, ThreadsExecutor
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ _HERE: dict[str, Any] = {
     "threads": ThreadsExecutor,
     "lanes": ThreadsExecutor,
 }
+_CLUSTER = {
+    "ring": ("ring", "RingExecutor"),
+    "tasks": ("cluster_tasks", "ClusterTasksExecutor"),
+}
 
 
 def make_executor(executor: str | Executor, client: "Client | None" = None) -> Executor:
@@ -49,28 +54,25 @@ def make_executor(executor: str | Executor, client: "Client | None" = None) -> E
     """
     if not isinstance(executor, str) and hasattr(executor, "run"):
         return executor
-    if executor not in (*_HERE, "ring"):
+    if executor not in (*_HERE, *_CLUSTER):
         raise OptionError(
             'executor must be one of "threads", "serial", "tasks", "ring" or an executor object, '
             f"got {executor!r}"
         )
-    made: Executor
     if client is None and executor == "ring":
         raise OptionError(
             'executor="ring" runs on the workers of a cluster; pass client=Client(...) too, or '
             'use executor="threads" on this machine'
         )
-    if client is None:
-        made = _HERE[str(executor)]()
-    elif executor == "ring":
-        from daskfactor.executors.ring import RingExecutor  # `distributed` takes a second
-
-        made = RingExecutor(client)
-    elif executor == "tasks":
-        made = ClusterTasksExecutor(client)
-    else:
+    if client is not None and executor not in _CLUSTER:
         raise OptionError(
             f'executor={executor!r} runs in this process and makes no use of client=; use "ring" '
             'or "tasks" with a client, or leave client out'
         )
+    if client is None:
+        here: Executor = _HERE[str(executor)]()
+        return here
+    # `distributed` costs a second to import and is not needed without a client.
+    module, name = _CLUSTER[str(executor)]
+    made: Executor = getattr(import_module(f"daskfactor.executors.{module}"), name)(client)
     return made

@@ -8,9 +8,10 @@ round share no band, and all sums are taken later in a fixed order.
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DaskfactorError, EngineError
@@ -82,17 +83,35 @@ class RunReport:
         self.lost_segments += other.lost_segments
 
 
-class Executor(Protocol):
+class Work(NamedTuple):
+    """A plan, and what its operations are done with."""
+
+    plan: Sequence[Round]
+    program: BlockProgram
+    data: BlockedData
+    on_done: OnDone
+
+
+class Executor(ABC):
     """Runs plans and maps functions over bands.
 
-    ``in_process`` says whether mapped functions run in this process, so that they
-    may call the caller back.
+    Attributes
+    ----------
+    reason
+        Why this executor was chosen.
+    report
+        What its runs have cost.
+    in_process
+        Whether mapped functions run in this process, so that they may call the
+        caller back.
     """
 
-    name: str
-    reason: str
-    in_process: bool
-    report: RunReport
+    name: ClassVar[str]
+    in_process: ClassVar[bool] = True
+    reason: str = "as asked for"
+
+    def __init__(self, lanes: int = 1) -> None:
+        self.report = RunReport(lanes=lanes)
 
     def run(
         self,
@@ -105,8 +124,15 @@ class Executor(Protocol):
         """Run every operation of a plan on a state; return the state afterwards.
 
         The state passed in may be changed in place and must not be used again.
+        ``on_done`` is told how many operations are done, the last time of all.
         """
-        ...
+        if not plan:
+            return state
+        started = time.perf_counter()
+        after, report = self._run(Work(plan, program, data, on_done or _ignore), state)
+        report.wall_seconds = time.perf_counter() - started
+        self.report.add(report)
+        return after
 
     def map(
         self,
@@ -118,26 +144,37 @@ class Executor(Protocol):
 
         ``name`` says what is computed, for those who watch a cluster's dashboard.
         """
-        ...
+        return self._map(function, items, name) if len(items) else []
 
+    @abstractmethod
+    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
+        """Run a plan that is not empty."""
+
+    @abstractmethod
+    def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
+        """Call a function with items, of which there is one at least."""
+
+    @abstractmethod
     def close(self) -> None:
         """Give threads and buffers back."""
-        ...
+
+
+def _ignore(done: int) -> None:
+    del done
 
 
 class SegmentLost(Exception):  # noqa: N818  # no error of the caller's: the segment is run again
     """A worker or its work was lost and the segment has to be run again."""
 
 
-def perform(
-    op: Op, program: BlockProgram, data: BlockedData, state: Any, workspace: Workspace
-) -> tuple[Evaluation | None, float]:
+def perform(op: Op, work: Any, state: Any, workspace: Workspace) -> tuple[Evaluation | None, float]:
     """Do one operation on a state's bands; return what it evaluated, and its seconds.
 
-    ``state`` is anything with the ``rows``, ``cols`` and ``cells`` of a `ChainState`.
-    An error names the block it happened in.
+    ``work`` is anything with a program and data, ``state`` with the ``rows``, ``cols``
+    and ``cells`` of a `ChainState`. An error names the block it happened in.
     """
     row, col = op.block
+    program, data = work.program, work.data
     began, found = time.perf_counter(), None
     try:
         if op.action == Action.UPDATE:

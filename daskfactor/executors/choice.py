@@ -137,7 +137,7 @@ def _time_operation(packed: Any) -> float:
     with single_threaded_blas():
         for number in range(TIMES + 1):
             state = trial.state.copy()
-            _, seconds = perform(trial.op, trial.program, trial.data, state, local_workspace())
+            _, seconds = perform(trial.op, trial, state, local_workspace())
             if number:
                 best = min(best, seconds)
     return best

@@ -23,8 +23,15 @@ from numpy.typing import NDArray
 
 from daskfactor.data import blocks
 from daskfactor.errors import DaskfactorError, EngineError, OptionError
-from daskfactor.executors.base import OnDone, R, RunReport, SegmentLost, T, local_workspace
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.executors.base import (
+    Executor,
+    OnDone,
+    R,
+    RunReport,
+    SegmentLost,
+    T,
+    local_workspace,
+)
 from daskfactor.threads import single_threaded_blas
 
 logger = logging.getLogger(__name__)
@@ -280,11 +287,12 @@ class Cluster:
                 "cluster again and resume the run from its store"
             ) from error
 
-    def listen(self) -> None:
-        """Begin to hear what workers tell, unless it has begun already."""
+    def teller(self, attempt: Attempt) -> Teller:
+        """Return what workers tell their news with; they are heard from now on."""
         if not self._listening:
             self.client.subscribe_topic(self.topic, self._hear)
             self._listening = True
+        return Teller(self.topic, attempt.key)
 
     def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
         attempt = self._attempts.get(tuple(event[1]["attempt"]))
@@ -368,35 +376,6 @@ class Cluster:
                 "the workers' logs, and allow more time if it takes that long"
             )
 
-    def map(
-        self,
-        report: RunReport,
-        function: Callable[[T, Workspace], R],
-        items: Sequence[T],
-        name: str,
-    ) -> list[R]:
-        """Call a function with every item, in batches; again when workers are lost."""
-        if not items:
-            return []
-        packed = pack(function)
-
-        def work(attempt: Attempt) -> list[R]:
-            attempt.what = "share of a pass over the data"
-            batches = min(len(items), sum(self.await_workers().values()))
-            edges = [len(items) * n // batches for n in range(batches + 1)]
-            sent = self.submit(f"send-{name}", _same, packed)
-            futures = [
-                self.submit(name, _call_batch, sent, list(items[low:high]))
-                for low, high in itertools.pairwise(edges)
-            ]
-            try:
-                return list(itertools.chain.from_iterable(self.results(futures, attempt)))
-            finally:
-                for future in (sent, *futures):
-                    future.release()
-
-        return self.persist(work, report)
-
     def close(self) -> None:
         """Stop listening."""
         if self._listening and self.client.status == "running":
@@ -404,13 +383,53 @@ class Cluster:
         self._listening = False
 
 
-def rising(on_done: OnDone | None, before: int, total: int) -> OnDone:
+class ClusterExecutor(Executor):
+    """What executors on the workers of a `distributed` client share; arguments as `Cluster`'s."""
+
+    in_process = False
+
+    def __init__(
+        self,
+        client: Client,
+        workers: Sequence[str] | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        super().__init__()
+        self._cluster = Cluster(client, workers, patience)
+
+    def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
+        """Send a batch to every thread of the cluster; again when workers are lost."""
+        cluster, packed = self._cluster, pack(function)
+
+        def work(attempt: Attempt) -> list[R]:
+            attempt.what = "share of a pass over the data"
+            batches = min(len(items), sum(cluster.await_workers().values()))
+            edges = [len(items) * n // batches for n in range(batches + 1)]
+            sent = cluster.submit(f"send-{name}", _same, packed)
+            futures = [
+                cluster.submit(name, _call_batch, sent, list(items[low:high]))
+                for low, high in itertools.pairwise(edges)
+            ]
+            try:
+                return list(itertools.chain.from_iterable(cluster.results(futures, attempt)))
+            finally:
+                for future in (sent, *futures):
+                    future.release()
+
+        return cluster.persist(work, self.report)
+
+    def close(self) -> None:
+        """Stop listening to the cluster."""
+        self._cluster.close()
+
+
+def rising(on_done: OnDone, before: int, total: int) -> OnDone:
     """Pass progress on, counted from ``before``: never less than was told, and not yet all."""
     told = 0
 
     def listen(done: int) -> None:
         nonlocal told
-        if on_done is not None and told < done < total:
+        if told < done < total:
             told = done
             on_done(before + done)
 

@@ -8,28 +8,34 @@ of a segment and replaced at its end, so a lost worker costs one segment.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
 from distributed import Client
 
-from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import EngineError
-from daskfactor.executors.base import BlockProgram, OnDone, R, RunReport, T
-from daskfactor.executors.cluster import Attempt, Cluster, Patience, Teller, Waited, pack, rising
+from daskfactor.executors.base import OnDone, RunReport, Work
+from daskfactor.executors.cluster import (
+    Attempt,
+    ClusterExecutor,
+    Patience,
+    Teller,
+    Waited,
+    pack,
+    rising,
+)
 from daskfactor.executors.exchange import PLUGIN, Exchange
-from daskfactor.executors.plan import Round, ops_by_row
+from daskfactor.executors.plan import ops_by_row
 from daskfactor.executors.scheduler import share_bands
-from daskfactor.executors.segment import Order, plain_ops, plan_transfers, run_segment
-from daskfactor.executors.state import ChainState, Portion, bare, join_portions
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.executors.segment import Order, Part, plain_ops, plan_transfers, run_segment
+from daskfactor.executors.state import ChainState, bare, join_portions
 
 AFTER_LOSS = 5.0
 """Seconds for workers to answer after a loss: a dead one may be listed for a while."""
 
 
-class RingExecutor:
+class RingExecutor(ClusterExecutor):
     """Runs plans on the workers of a `distributed` client.
 
     Parameters
@@ -49,8 +55,6 @@ class RingExecutor:
     """
 
     name = "ring"
-    reason = "as asked for"
-    in_process = False
 
     def __init__(
         self,
@@ -59,32 +63,17 @@ class RingExecutor:
         lanes_per_worker: int | Literal["auto"] = "auto",
         patience: Patience | None = None,
     ) -> None:
-        self.report = RunReport()
+        super().__init__(client, workers, patience)
         self._lanes = None if lanes_per_worker == "auto" else lanes_per_worker
-        self._cluster = Cluster(client, workers, patience)
         self._ready: set[str] = set()
         self._registered = False
 
-    def run(
-        self,
-        plan: Sequence[Round],
-        program: BlockProgram,
-        state: ChainState,
-        data: BlockedData,
-        on_done: OnDone | None = None,
-    ) -> ChainState:
-        """Run a plan as one segment; again from this state when a worker is lost."""
-        if not plan:
-            return state
-        started = time.perf_counter()
-        total = len(plan) * len(state.rows)
-        segment = _Segment(plan, program, state, data, rising(on_done, 0, total))
+    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
+        total = len(work.plan) * len(state.rows)
+        segment = _Segment(work, state, rising(work.on_done, 0, total))
         after, report = self._cluster.persist(partial(self._attempt, segment), self.report)
-        report.wall_seconds = time.perf_counter() - started
-        self.report.add(report)
-        if on_done is not None:
-            on_done(total)
-        return after
+        work.on_done(total)
+        return after, report
 
     def _attempt(self, segment: "_Segment", attempt: Attempt) -> tuple[ChainState, RunReport]:
         """Send the segment out, watch over it, and put together what comes back."""
@@ -96,13 +85,13 @@ class RingExecutor:
         attempt.members = tuple(shares)
         owner = tuple(rank for rank, count in enumerate(shares.values()) for _ in range(count))
         lanes = [min(threads[address], count) for address, count in shares.items()]
-        cluster.listen()
         segment.attempts.append(attempt)
-        teller = Teller(cluster.topic, attempt.key)
+        teller = cluster.teller(attempt)
         futures: list[Any] = []
         try:
             for rank, address in enumerate(attempt.members):
-                order = segment.order(attempt, teller, owner, rank, lanes[rank], cluster.patience)
+                part = Part(rank, lanes[rank], owner)
+                order = segment.order(attempt, teller, cluster.patience.stall, part)
                 where = {"workers": [address], "priority": 10}
                 futures.append(cluster.submit("ring-segment", run_segment, pack(order), **where))
             portions = cluster.results(
@@ -112,7 +101,7 @@ class RingExecutor:
             for future in futures:
                 future.release()
         busy = sum(portion.busy for portion in portions)
-        return segment.join(portions), RunReport(0.0, busy, sum(lanes), len(lanes))
+        return join_portions(segment.state, portions), RunReport(0.0, busy, sum(lanes), len(lanes))
 
     def _look(self, segment: "_Segment", attempt: Attempt, waited: Waited) -> None:
         """Raise if a worker has not started in time, and pass progress on."""
@@ -166,84 +155,46 @@ class RingExecutor:
                 )
             time.sleep(0.1)
 
-    def map(
-        self,
-        function: Callable[[T, Workspace], R],
-        items: Sequence[T],
-        name: str = "pass-over-data",
-    ) -> list[R]:
-        """Call a function with every item, a share on every thread of the cluster."""
-        return self._cluster.map(self.report, function, items, name)
-
-    def close(self) -> None:
-        """Stop listening to the cluster."""
-        self._cluster.close()
-
 
 class _Segment:
     """What all attempts at one call of ``run`` share."""
 
-    def __init__(
-        self,
-        plan: Sequence[Round],
-        program: BlockProgram,
-        state: ChainState,
-        data: BlockedData,
-        tell: OnDone,
-    ) -> None:
-        self.program = program
+    def __init__(self, work: Work, state: ChainState, tell: OnDone) -> None:
+        self.work = work
         self.state = state
-        self.data = data
         self.tell = tell
         self.attempts: list[Attempt] = []
-        self._ops = ops_by_row(plan)
-        self._transfers, self._touched = plan_transfers(plan, program, state)
+        self._ops = ops_by_row(work.plan)
+        self._transfers, self._touched = plan_transfers(work.plan, work.program, state)
 
-    def order(
-        self,
-        attempt: Attempt,
-        teller: Teller,
-        owner: tuple[int, ...],
-        rank: int,
-        lanes: int,
-        patience: Patience,
-    ) -> Order:
+    def order(self, attempt: Attempt, teller: Teller, patience: float, part: Part) -> Order:
         """Write down one worker's part."""
-        state, transfers = self.state, self._transfers
-        rows = [row for row, own in enumerate(owner) if own == rank]
-        sent = [bare(band, self._touched & band.arrays.keys()) for band in state.cols]
+        state, transfers, touched = self.state, self._transfers, self._touched
+        owner, rows = part.owner, part.rows
+        sent = [bare(band, touched & band.arrays.keys()) for band in state.cols]
         return Order(
             attempt.key,
             teller,
-            rank,
+            part,
             attempt.members,
-            owner,
-            lanes,
-            patience.stall,
+            patience,
             transfers,
             plain_ops(self._ops, rows),
-            self.program,
-            self.data,
-            {
-                row: bare(state.rows[row], self._touched & state.rows[row].arrays.keys())
-                for row in rows
-            },
+            self.work.program,
+            self.work.data,
+            {row: bare(state.rows[row], touched & state.rows[row].arrays.keys()) for row in rows},
             [
-                (col, due, part)
+                (col, due, piece)
                 for col, band in enumerate(sent)
-                for due, part in transfers.split(band, -1)
-                if owner[int(transfers.row_of[due, col])] == rank
+                for due, piece in transfers.split(band, -1)
+                if owner[int(transfers.row_of[due, col])] == part.rank
             ],
-            {
-                col: {name: band.arrays[name] for name in transfers.constant & band.arrays.keys()}
-                for col, band in enumerate(state.cols)
-            },
-            {block: cells for block, cells in state.cells.items() if owner[block.row] == rank},
+            [
+                {name: band.arrays[name] for name in transfers.constant & band.arrays.keys()}
+                for band in state.cols
+            ],
+            {block: cells for block, cells in state.cells.items() if block.row in rows},
         )
-
-    def join(self, portions: Sequence[Portion]) -> ChainState:
-        """Put the state together from what the workers left behind."""
-        return join_portions(self.state, portions)
 
 
 def _has_plugin(dask_worker: Any) -> bool:

@@ -124,7 +124,7 @@ class BandScheduler:
         pool: Pool,
         lanes: int,
         operate: Callable[[Op], tuple[Evaluation | None, float]],
-        on_done: OnDone | None,
+        on_done: OnDone,
     ) -> None:
         """Do all operations on threads of a pool; raise the first error.
 
@@ -149,7 +149,7 @@ class BandScheduler:
         except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
             self.fail(error)
 
-    def _watch(self, on_done: OnDone | None) -> None:
+    def _watch(self, on_done: OnDone) -> None:
         def over() -> bool:
             return not self.remaining or self.failure is not None
 
@@ -159,9 +159,8 @@ class BandScheduler:
                 if over():
                     break
                 done = self.total - self.remaining
-            if on_done is not None:
-                on_done(done)
-        if on_done is not None and self.failure is None:
+            on_done(done)
+        if self.failure is None:
             on_done(self.total)
 
 

@@ -96,20 +96,31 @@ def plan_transfers(
     return Transfers(row_of_columns(plan), following, every - changed), every
 
 
+class Part(NamedTuple):
+    """One worker's place in a ring: its rank, its threads, every row band's owner's rank."""
+
+    rank: int
+    threads: int
+    owner: tuple[int, ...]
+
+    @property
+    def rows(self) -> list[int]:
+        """The worker's row bands."""
+        return [row for row, own in enumerate(self.owner) if own == self.rank]
+
+
 class Order(NamedTuple):
     """One worker's part of one attempt at a segment.
 
-    ``owner`` has the rank of every row band's worker. ``cols`` are parts of column
-    bands and the rounds that need them; ``constants`` are arrays of all columns that
-    nobody changes. ``ops`` are plain tuples, which are quicker to send than named ones.
+    ``cols`` are parts of column bands and the rounds that need them; ``constants`` are
+    arrays of every column that nobody changes. ``ops`` are plain tuples, which are
+    quicker to send than named ones.
     """
 
     attempt: AttemptKey
     teller: Teller
-    rank: int
+    part: Part
     addresses: tuple[str, ...]
-    owner: tuple[int, ...]
-    threads: int
     patience: float
     transfers: Transfers
     ops: dict[int, list[Any]]
@@ -117,7 +128,7 @@ class Order(NamedTuple):
     data: BlockedData
     rows: dict[int, FactorBand]
     cols: list[tuple[int, int, FactorBand]]
-    constants: dict[int, dict[str, Array]]
+    constants: list[dict[str, Array]]
     cells: dict[Block, BlockCells]
 
 
@@ -128,7 +139,7 @@ class SegmentRun:
         self.order = order
         self.exchange = exchange
         ops = {row: [_op(row, values) for values in found] for row, found in order.ops.items()}
-        self.scheduler = BandScheduler(ops, order.threads, self._leaves, order.patience)
+        self.scheduler = BandScheduler(ops, order.part.threads, self._leaves, order.patience)
         # Own copies: within one process what was sent may be the sender's memory.
         self.portion = Portion(
             {row: band.copy() for row, band in order.rows.items()},
@@ -147,10 +158,10 @@ class SegmentRun:
         """Return the rank of the worker that has a column band's operation of a round."""
         row_of = self.order.transfers.row_of
         ended = number == len(row_of)  # what nobody needs any more stays
-        return self.order.rank if ended else self.order.owner[int(row_of[number, col])]
+        return self.order.part.rank if ended else self.order.part.owner[int(row_of[number, col])]
 
     def _leaves(self, col: int, number: int) -> bool:
-        return self._holder(col, number) != self.order.rank
+        return self._holder(col, number) != self.order.part.rank
 
     def _keep(self, col: int, due: int, part: FactorBand) -> None:
         names = (*(("",) if len(part.values) else ()), *part.arrays)
@@ -176,7 +187,7 @@ class SegmentRun:
     def lose(self, reason: str) -> None:
         """Give the segment up since a worker has gone, and tell the client."""
         self.abort(reason)
-        self.order.teller.tell(self.exchange.worker, "lost", self.order.rank)
+        self.order.teller.tell(self.exchange.worker, "lost", self.order.part.rank)
 
     def _collect(self, col: int, due: int) -> FactorBand:
         """Put a column band together from the parts that came for a round."""
@@ -195,15 +206,13 @@ class SegmentRun:
         number = self.scheduler.position[row]
         band = self.portion.cols[col] = self._collect(col, number)
         band.arrays.update(self.order.constants[col])
-        found, seconds = perform(
-            op, self.order.program, self.order.data, self.portion, local_workspace()
-        )
+        found, seconds = perform(op, self.order, self.portion, local_workspace())
         with self._lock:
             self.portion.strip(col, number)
             del self.portion.cols[col]
         for due, part in self.order.transfers.split(band, number):
             holder = self._holder(col, due)
-            if holder == self.order.rank:
+            if holder == self.order.part.rank:
                 self._keep(col, due, part)
             else:
                 names = (*(("",) if len(part.values) else ()), *part.arrays)
@@ -214,7 +223,9 @@ class SegmentRun:
     def run(self) -> Portion:
         """Do all operations; raise the first error, or SegmentLost if others failed."""
         with single_threaded_blas():
-            self.scheduler.run(self.exchange.pool, self.order.threads, self.operate, self._tell)
+            self.scheduler.run(
+                self.exchange.pool, self.order.part.threads, self.operate, self._tell
+            )
         return self.result()
 
     def result(self) -> Portion:
@@ -234,7 +245,7 @@ class SegmentRun:
         due = time.monotonic() - self._told_at > TELL_EVERY or done == self.scheduler.total
         if due and done > self._told:
             self._told, self._told_at = done, time.monotonic()
-            self.order.teller.tell(self.exchange.worker, "progress", self.order.rank, done)
+            self.order.teller.tell(self.exchange.worker, "progress", self.order.part.rank, done)
 
 
 def _op(row: int, values: Sequence[Any]) -> Op:
@@ -252,16 +263,16 @@ def run_segment(packed: NDArray[np.uint8]) -> Portion:
     order: Order = unpack(packed)
     worker = get_worker()
     exchange = cast("Exchange", worker.plugins[PLUGIN])
-    order.teller.tell(worker, "started", order.rank)
+    order.teller.tell(worker, "started", order.part.rank)
     segment = SegmentRun(order, exchange)
     exchange.open(order.attempt, str(worker.get_current_task()), order.addresses, segment)
     try:
         return segment.run()
     except BaseException as error:
         if not isinstance(error, SegmentLost):
-            reason = f"worker {order.addresses[order.rank]} failed: {type(error).__name__}"
+            reason = f"worker {order.addresses[order.part.rank]} failed: {type(error).__name__}"
             exchange.abort_peers(order.attempt, reason)
         raise
     finally:
         exchange.close(order.attempt)
-        order.teller.tell(worker, "ended", order.rank)
+        order.teller.tell(worker, "ended", order.part.rank)

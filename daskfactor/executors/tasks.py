@@ -1,21 +1,14 @@
-"""Block updates as Dask tasks: a plan as a graph, on a scheduler of this process or a cluster.
+"""Block updates as Dask tasks: a plan as a graph, on a scheduler of this process.
 
 Consecutive rounds that stay inside the same super-blocks become one task per
 super-block, so that with a nested schedule a task holds (B / groups)² updates
 and is worth its overhead. A task copies the bands it is given and returns the
-copies: what an earlier task returned is never written to. On a cluster Dask
-places the tasks and computes again what a lost worker held; what it gives up is
-run again from the client's state. Good where a task takes 100 ms or more and
-where workers come and go.
+copies: what an earlier task returned is never written to.
 """
 
 import itertools
-import sys
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dask
@@ -26,33 +19,24 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import (
     BlockProgram,
-    OnDone,
+    Executor,
     R,
     RunReport,
-    T,
+    Work,
     local_workspace,
     perform,
 )
 from daskfactor.executors.plan import Action, Op, Round
 from daskfactor.executors.state import BlockCells, ChainState, Portion, bare, join_portions
-from daskfactor.kernels.workspace import Workspace
 from daskfactor.threads import available_cores, single_threaded_blas
 
 if TYPE_CHECKING:
-    from distributed import Client
-
     from daskfactor.data.grid import Block
-    from daskfactor.executors.cluster import Attempt, Patience
 
-MOST_TASKS = 4000
-"""Tasks of one graph: a cluster's scheduler remembers them all until the graph is done."""
-SPLIT_BYTES = 2**20
-"""Row bands of more bytes than this are not sent along with column bands."""
-
-_Graph = dict[Any, Any]
+Graph = dict[Any, Any]
 
 
-class _Opaque:
+class Opaque:
     """Carries a value through a graph without Dask looking inside."""
 
     __slots__ = ("value",)
@@ -83,7 +67,7 @@ class SuperBlock(NamedTuple):
 
 
 def update_super_block(
-    context: Any, work: _Opaque, rows: Portion, cols: Portion, cells: Portion | None
+    context: Any, work: Opaque, rows: Portion, cols: Portion, cells: Portion | None
 ) -> Portion:
     """Do all operations of one task, on copies of the bands that earlier tasks returned.
 
@@ -92,7 +76,7 @@ def update_super_block(
     of each has to be kept.
     """
     task: SuperBlock = work.value
-    program, data, tell = context.load()
+    shared: Context = context.load()
     own: dict[Block, BlockCells] = {}
     if cells is not None and _evaluates(task):
         own = {block: found.copy() for block, found in cells.cells.items()}
@@ -106,13 +90,13 @@ def update_super_block(
     )
     with single_threaded_blas():
         for number, op in enumerate(task.ops):
-            found, seconds = perform(op, program, data, after, local_workspace())
+            found, seconds = perform(op, shared, after, local_workspace())
             after.busy += seconds
             after.strip(op.block.col, task.position + number)
             if found is not None:
                 after.evaluations.append(found)
-    if tell is not None:
-        tell(f"{task.position}-{task.row}-{task.col}", len(task.ops))
+    if shared.tell is not None:
+        shared.tell(f"{task.position}-{task.row}-{task.col}", len(task.ops))
     return after
 
 
@@ -141,9 +125,9 @@ def group_rounds(plan: Sequence[Round]) -> list[list[SuperBlock]]:
     return groups
 
 
-def _split_state(state: ChainState, size: int) -> _Graph:
+def split_state(state: ChainState, size: int) -> Graph:
     """Cut a state into what the first tasks take, by key."""
-    starts: _Graph = {}
+    starts: Graph = {}
     for low in range(0, len(state.rows), size):
         span = range(low, low + size)
         starts["start-rows", low // size] = Portion(rows={n: bare(state.rows[n]) for n in span})
@@ -154,7 +138,7 @@ def _split_state(state: ChainState, size: int) -> _Graph:
     return starts
 
 
-class _Ends(NamedTuple):
+class Ends(NamedTuple):
     """Keys (or what else stands for them) whose portions make up the state afterwards."""
 
     rows: list[Any]
@@ -170,13 +154,13 @@ class _Ends(NamedTuple):
         return join_portions(before, [*rows, *cols, *cells]), sum(part.busy for part in rows)
 
 
-def _build_graph(
+def build_graph(
     groups: Iterable[Sequence[SuperBlock]],
     context: Any,
-    starts: _Graph,
+    starts: Graph,
     token: str = "",
     split: bool = False,
-) -> tuple[_Graph, _Ends]:
+) -> tuple[Graph, Ends]:
     """Make the graph of a plan's groups of tasks, and the keys of its ends.
 
     Parameters
@@ -186,16 +170,16 @@ def _build_graph(
     context
         The first argument of every task.
     starts
-        Values or futures by the keys of `_split_state`.
+        Values or futures by the keys of `split_state`.
     token
         Makes keys unique on a scheduler that others use too.
     split
         Give column bands a task of their own, so that row bands stay where they are.
     """
-    graph: _Graph = {}
-    now: _Graph = dict(starts)
+    graph: Graph = {}
+    now: Graph = dict(starts)
     for number, group in enumerate(groups):
-        after: _Graph = {}
+        after: Graph = {}
         for task in group:
             at = (number, task.row, task.col)
             rows, cols = ("start-rows", task.row), ("start-columns", task.col)
@@ -204,7 +188,7 @@ def _build_graph(
             graph[key] = (
                 update_super_block,
                 context,
-                _Opaque(task),
+                Opaque(task),
                 now[rows],
                 now[cols],
                 now.get(cells),
@@ -218,10 +202,10 @@ def _build_graph(
                 graph[after[cells]] = (hand_on, key, "cells")
         now.update(after)
     kinds = ("start-rows", "start-columns", "start-cells")
-    return graph, _Ends(*([now[key] for key in sorted(now) if key[0] == kind] for kind in kinds))
+    return graph, Ends(*([now[key] for key in sorted(now) if key[0] == kind] for kind in kinds))
 
 
-class TasksExecutor:
+class TasksExecutor(Executor):
     """Runs a plan as one Dask graph on a scheduler of this process.
 
     Parameters
@@ -234,8 +218,6 @@ class TasksExecutor:
     """
 
     name = "tasks"
-    reason = "as asked for"
-    in_process = True
 
     def __init__(self, scheduler: str = "threads", num_workers: int | None = None) -> None:
         if scheduler not in ("threads", "synchronous"):
@@ -245,10 +227,10 @@ class TasksExecutor:
             )
         self.scheduler = scheduler
         self.num_workers = num_workers or available_cores()
-        self.report = RunReport(lanes=self.num_workers)
+        super().__init__(self.num_workers)
 
-    def _compute(self, graph: _Graph, keys: Sequence[Any]) -> list[Any]:
-        graph = {**graph, "collect": (_Opaque, list(keys))}
+    def _compute(self, graph: Graph, keys: Sequence[Any]) -> list[Any]:
+        graph = {**graph, "collect": (Opaque, list(keys))}
         with single_threaded_blas():
             (result,) = dask.compute(  # type: ignore[attr-defined,no-untyped-call]
                 Delayed("collect", graph),  # type: ignore[no-untyped-call]
@@ -259,36 +241,28 @@ class TasksExecutor:
         values: list[Any] = result.value
         return values
 
-    def run(
-        self,
-        plan: Sequence[Round],
-        program: BlockProgram,
-        state: ChainState,
-        data: BlockedData,
-        on_done: OnDone | None = None,
-    ) -> ChainState:
-        """Run a plan's operations as soon as the tasks before them are done."""
-        if not plan:
-            return state
-        started = time.perf_counter()
-        starts = _split_state(state, plan[0].size)
-        graph, ends = _build_graph(group_rounds(plan), "context", {key: key for key in starts})
-        graph |= {**starts, "context": _Opaque(Context(program, data))}
-        with Callback(posttask=_counter(graph, on_done)):  # type: ignore[no-untyped-call]
+    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
+        starts = split_state(state, work.plan[0].size)
+        groups = group_rounds(work.plan)
+        graph, ends = build_graph(groups, "context", {key: key for key in starts})
+        graph |= {**starts, "context": Opaque(Context(work.program, work.data))}
+        done = 0
+
+        def count(key: Any, *_: Any) -> None:
+            nonlocal done
+            task = graph.get(key)
+            if isinstance(task, tuple) and task[0] is update_super_block:
+                done += len(task[2].value.ops)
+                work.on_done(done)
+
+        with Callback(posttask=count):  # type: ignore[no-untyped-call]
             results = self._compute(graph, [key for kind in ends for key in kind])
         after, busy = ends.join(state, results)
-        self.report.add(RunReport(time.perf_counter() - started, busy, self.num_workers))
-        return after
+        return after, RunReport(busy_seconds=busy, lanes=self.num_workers)
 
-    def map(
-        self,
-        function: Callable[[T, Workspace], R],
-        items: Sequence[T],
-        name: str = "pass-over-data",
-    ) -> list[R]:
-        """Call a function with every item, in a task each."""
-        graph: _Graph = {
-            (name, number): (_call, _Opaque(function), _Opaque(item))
+    def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
+        graph: Graph = {
+            (name, number): (_call, Opaque(function), Opaque(item))
             for number, item in enumerate(items)
         }
         return [result.value for result in self._compute(graph, list(graph))]
@@ -297,162 +271,5 @@ class TasksExecutor:
         """Give nothing back: the scheduler's threads are Dask's own."""
 
 
-def _counter(graph: _Graph, on_done: OnDone | None) -> Callable[..., None]:
-    """Make a callback for Dask that tells ``on_done`` how many operations are done."""
-    total = 0
-
-    def count(key: Any, *_: Any) -> None:
-        nonlocal total
-        task = graph.get(key)
-        if isinstance(task, tuple) and task[0] is update_super_block:
-            total += len(task[2].value.ops)
-            if on_done is not None:
-                on_done(total)
-
-    return count
-
-
-def _call(function: _Opaque, item: _Opaque) -> _Opaque:
-    return _Opaque(function.value(item.value, local_workspace()))
-
-
-class ClusterTasksExecutor:
-    """Runs plans as Dask graphs on the workers of a `distributed` client.
-
-    Parameters
-    ----------
-    client
-        A synchronous client of any cluster.
-    workers
-        Addresses of the workers to start with; all by default. Tasks may be moved to others.
-    patience
-        Limits on waiting and on trying again.
-    """
-
-    name = "tasks"
-    reason = "as asked for"
-    in_process = False
-
-    def __init__(
-        self,
-        client: "Client",
-        workers: Sequence[str] | None = None,
-        patience: "Patience | None" = None,
-    ) -> None:
-        from daskfactor.executors.cluster import Cluster  # `distributed` takes a second
-
-        self.report = RunReport()
-        self._cluster = Cluster(client, workers, patience)
-
-    def run(
-        self,
-        plan: Sequence[Round],
-        program: BlockProgram,
-        state: ChainState,
-        data: BlockedData,
-        on_done: OnDone | None = None,
-    ) -> ChainState:
-        """Run a plan as graphs of bounded size, one after the other."""
-        from daskfactor.executors.cluster import rising
-
-        if not plan:
-            return state
-        started = time.perf_counter()
-        cluster, done, busy = self._cluster, 0, 0.0
-        for groups in _portions(group_rounds(plan)):
-            operations = sum(len(task.ops) for group in groups for task in group)
-            tell = rising(on_done, done, operations)
-            piece = partial(self._attempt, groups, (program, data), state, tell)
-            state, seconds = cluster.persist(piece, self.report)
-            done += operations
-            busy += seconds
-        if on_done is not None:
-            on_done(done)
-        threads = cluster.workers().values()
-        wall = time.perf_counter() - started
-        self.report.add(RunReport(wall, busy, sum(threads) or 1, len(threads) or 1))
-        return state
-
-    def _attempt(
-        self,
-        groups: Sequence[Sequence[SuperBlock]],
-        work: tuple[BlockProgram, BlockedData],
-        state: ChainState,
-        tell: OnDone,
-        attempt: "Attempt",
-    ) -> tuple[ChainState, float]:
-        """Send a graph and what it starts from, wait, and put the state together."""
-        from daskfactor.executors.cluster import Teller, large_graphs, pack, unpack
-
-        cluster, size, token = self._cluster, groups[0][0].size, f"-{uuid.uuid4().hex}"
-        cluster.await_workers()
-        cluster.listen()
-        futures: list[Any] = []
-
-        def send(name: str, value: Any) -> Any:
-            """Give the scheduler a value of its own, so that no graph holds it."""
-            futures.append(cluster.submit(name, unpack, pack(value)))
-            return futures[-1]
-
-        try:
-            context = send("send-program", _Sent(Teller(cluster.topic, attempt.key), pack(work)))
-            found = _split_state(state, size)
-            starts = {key: send(key[0], value) for key, value in found.items()}
-            wide = max(map(sys.getsizeof, state.rows)) * size > SPLIT_BYTES
-            graph, ends = _build_graph(groups, context, starts, token, wide)
-            keys = [key for kind in ends for key in kind]
-            wanted = [key for key in keys if isinstance(key, tuple)]
-            with large_graphs():
-                made = cluster.client.get(graph, wanted, sync=False)
-            futures.extend(made)
-            for future in made:
-                cluster.watch(future)
-            by_key = dict(zip(wanted, made, strict=True))
-            ready = [by_key[key] if isinstance(key, tuple) else key for key in keys]
-            results = cluster.results(ready, attempt, lambda: tell(sum(attempt.done.values())))
-        finally:
-            for future in futures:
-                future.release()
-        return ends.join(state, results)
-
-    def map(
-        self,
-        function: Callable[[T, Workspace], R],
-        items: Sequence[T],
-        name: str = "pass-over-data",
-    ) -> list[R]:
-        """Call a function with every item, a share on every thread of the cluster."""
-        return self._cluster.map(self.report, function, items, name)
-
-    def close(self) -> None:
-        """Stop listening to the cluster."""
-        self._cluster.close()
-
-
-class _Sent(NamedTuple):
-    """The context of a graph's tasks as it is sent to workers."""
-
-    teller: Any
-    work: Any
-
-    def load(self) -> Context:
-        """Open it in a task, which tells the client what it has done."""
-        from distributed import get_worker
-
-        from daskfactor.executors.cluster import unpack
-
-        program, data = unpack(self.work)
-        return Context(program, data, partial(self.teller.tell, get_worker(), "progress"))
-
-
-def _portions(groups: Sequence[list[SuperBlock]]) -> Iterator[list[list[SuperBlock]]]:
-    """Cut groups into portions that one graph may hold."""
-    portion: list[list[SuperBlock]] = []
-    tasks = 0
-    for group in groups:
-        if portion and tasks + len(group) > MOST_TASKS:
-            yield portion
-            portion, tasks = [], 0
-        portion.append(group)
-        tasks += len(group)
-    yield portion
+def _call(function: Opaque, item: Opaque) -> Opaque:
+    return Opaque(function.value(item.value, local_workspace()))

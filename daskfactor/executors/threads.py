@@ -1,71 +1,42 @@
 """Executors of this process: one operation after the other, or persistent threads."""
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from daskfactor.data.blocks import BlockedData
-from daskfactor.executors.base import (
-    BlockProgram,
-    OnDone,
-    R,
-    RunReport,
-    T,
-    local_workspace,
-    perform,
-)
-from daskfactor.executors.plan import Op, Round, ops_by_row
+from daskfactor.executors.base import Executor, R, RunReport, Work, local_workspace, perform
+from daskfactor.executors.plan import Op, ops_by_row
 from daskfactor.executors.scheduler import BandScheduler
 from daskfactor.executors.state import ChainState, Evaluation
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.threads import available_cores, single_threaded_blas
 
 
-class SerialExecutor:
+class SerialExecutor(Executor):
     """Runs a plan in the calling thread; what every other executor is compared with."""
 
     name = "serial"
-    reason = "as asked for"
-    in_process = True
 
     def __init__(self) -> None:
-        self.report = RunReport()
+        super().__init__()
         self._workspace = Workspace()
 
-    def run(
-        self,
-        plan: Sequence[Round],
-        program: BlockProgram,
-        state: ChainState,
-        data: BlockedData,
-        on_done: OnDone | None = None,
-    ) -> ChainState:
-        """Run a plan's operations in its own order."""
+    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
         evaluations: list[Evaluation] = []
-        started = time.perf_counter()
         busy, done = 0.0, 0
         with single_threaded_blas():
-            for part in plan:
+            for part in work.plan:
                 for op in part.ops:
-                    found, seconds = perform(op, program, data, state, self._workspace)
+                    found, seconds = perform(op, work, state, self._workspace)
                     busy += seconds
                     if found is not None:
                         evaluations.append(found)
                 done += len(part.ops)
-                if on_done is not None:
-                    on_done(done)
+                work.on_done(done)
         state.settle(evaluations)
-        self.report.add(RunReport(time.perf_counter() - started, busy, 1))
-        return state
+        return state, RunReport(busy_seconds=busy)
 
-    def map(
-        self,
-        function: Callable[[T, Workspace], R],
-        items: Sequence[T],
-        name: str = "pass-over-data",
-    ) -> list[R]:
-        """Call a function with one item after the other."""
-        del name  # nobody watches
+    def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
         with single_threaded_blas():
             return [function(item, self._workspace) for item in items]
 
@@ -74,48 +45,29 @@ class SerialExecutor:
         self._workspace = Workspace()
 
 
-class ThreadsExecutor:
+class ThreadsExecutor(Executor):
     """Runs a plan on threads of this process: the default on one machine."""
 
     name = "threads"
-    reason = "as asked for"
-    in_process = True
 
     def __init__(self, lanes: int | None = None) -> None:
         self.lanes = lanes or available_cores()
-        self.report = RunReport(lanes=self.lanes)
+        super().__init__(self.lanes)
         self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="daskfactor-lane")
 
-    def run(
-        self,
-        plan: Sequence[Round],
-        program: BlockProgram,
-        state: ChainState,
-        data: BlockedData,
-        on_done: OnDone | None = None,
-    ) -> ChainState:
-        """Run a plan's operations as soon as their bands are free."""
+    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
         lanes = min(self.lanes, len(state.rows))
-        scheduler = BandScheduler(ops_by_row(plan), lanes)
-        started = time.perf_counter()
+        scheduler = BandScheduler(ops_by_row(work.plan), lanes)
 
         def operate(op: Op) -> tuple[Evaluation | None, float]:
-            return perform(op, program, data, state, local_workspace())
+            return perform(op, work, state, local_workspace())
 
         with single_threaded_blas():
-            scheduler.run(self._pool, lanes, operate, on_done)
+            scheduler.run(self._pool, lanes, operate, work.on_done)
         state.settle(scheduler.evaluations)
-        self.report.add(RunReport(time.perf_counter() - started, scheduler.busy, lanes))
-        return state
+        return state, RunReport(busy_seconds=scheduler.busy, lanes=lanes)
 
-    def map(
-        self,
-        function: Callable[[T, Workspace], R],
-        items: Sequence[T],
-        name: str = "pass-over-data",
-    ) -> list[R]:
-        """Call a function with every item, on all threads."""
-        del name  # nobody watches
+    def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
         with single_threaded_blas():
             return list(self._pool.map(lambda item: function(item, local_workspace()), items))
 

@@ -21,11 +21,11 @@ from daskfactor.errors import EngineError, OptionError, StoreError
 from daskfactor.executors import make_executor
 from daskfactor.executors.choice import Trial, choose_executor
 from daskfactor.executors.cluster import Patience
+from daskfactor.executors.cluster_tasks import ClusterTasksExecutor
 from daskfactor.executors.exchange import PLUGIN, Parcel
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.state import FactorBand, Portion, make_state
-from daskfactor.executors.tasks import ClusterTasksExecutor
 from tests.cluster.support import (
     GATES,
     IMPATIENT,

@@ -15,8 +15,8 @@ from distributed import Client
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import Patience
+from daskfactor.executors.cluster_tasks import ClusterTasksExecutor
 from daskfactor.executors.ring import RingExecutor
-from daskfactor.executors.tasks import ClusterTasksExecutor
 from tests.cluster.support import (
     GATES,
     IMPATIENT,

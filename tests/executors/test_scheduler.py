@@ -17,14 +17,14 @@ from daskfactor.data.schedules import (
     Schedule,
 )
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.base import SegmentLost
-from daskfactor.executors.cluster import Attempt, Patience, Teller
+from daskfactor.executors.base import SegmentLost, Work
+from daskfactor.executors.cluster import Attempt, Teller
 from daskfactor.executors.exchange import Parcel, _frame
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan, ops_by_row
 from daskfactor.executors.ring import _Segment
 from daskfactor.executors.scheduler import BandScheduler, share_bands
-from daskfactor.executors.segment import SegmentRun
-from daskfactor.executors.state import ChainState, FactorBand, make_state
+from daskfactor.executors.segment import Part, SegmentRun
+from daskfactor.executors.state import ChainState, FactorBand, join_portions, make_state
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
 
 
@@ -75,10 +75,10 @@ class Network:
         owner = tuple(rank for rank, count in enumerate(counts) for _ in range(count))
         attempt = Attempt(("token", 0), members=tuple(map(str, range(len(counts)))))
         teller = Teller("topic", attempt.key)
-        self.segment = _Segment(plan, program, state, None, lambda done: None)  # type: ignore[arg-type]
+        self.segment = _Segment(Work(plan, program, None, print), state, print)  # type: ignore[arg-type]
         self.workers = [
             SegmentRun(
-                self.segment.order(attempt, teller, owner, rank, 1, Patience(stall=0.01)),
+                self.segment.order(attempt, teller, 0.01, Part(rank, 1, owner)),
                 Wire(self),
             )
             for rank in range(len(counts))
@@ -89,7 +89,7 @@ class Network:
         assert op is not None
         before = len(self.mail)
         worker.scheduler.finish(op, *worker.operate(op))
-        assert all(rank != worker.order.rank for rank, _ in self.mail[before:])
+        assert all(rank != worker.order.part.rank for rank, _ in self.mail[before:])
 
     def run(self, rng: np.random.Generator) -> None:
         while any(worker.scheduler.remaining for worker in self.workers):
@@ -105,7 +105,7 @@ class Network:
                     self.workers[rank].arrive(parcel)
 
     def result(self) -> ChainState:
-        return self.segment.join([worker.result() for worker in self.workers])
+        return join_portions(self.segment.state, [w.result() for w in self.workers])
 
 
 @settings(max_examples=60)
