@@ -26,7 +26,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.dsgd import DSGD, _Descent
+from daskfactor.inference.dsgd import DSGD
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.tweedie_chain import TweedieChain
@@ -87,7 +87,7 @@ def descend(problem: Problem, components: int, epochs: int, lanes: LanesExecutor
     model = TweedieNMF(components, beta=2.0)
     curve = []
     started = time.perf_counter()
-    descent = _Descent(problem.data, model, DSGD(), lanes, 0)
+    descent = DSGD().descent(problem.data, model, lanes, 0)
     descent.choose_step()
     spent = time.perf_counter() - started
     for epoch in range(1, epochs + 1):

@@ -1,5 +1,6 @@
 """What every sampler is to a run: its timetable, and the operations of its chains."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
@@ -7,11 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import positive_number
+from daskfactor.checks import positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import SCHEDULES, Schedule
 from daskfactor.errors import OptionError
-from daskfactor.executors.base import BlockProgram
+from daskfactor.executors.base import BlockProgram, Executor
+from daskfactor.executors.state import ChainState
 from daskfactor.results.schema import Variable
 
 if TYPE_CHECKING:
@@ -176,11 +178,31 @@ class Work(NamedTuple):
     passes: float = 1.0
 
 
-class Sampler(ABC):
+class Algorithm:
     """A choice of algorithm with its options; immutable, and stored with the results.
 
-    A subclass is a frozen dataclass, alone in its module with its block operations and, if
-    it needs one of its own, its chain. Nothing but ``daskfactor/__init__.pyi`` lists it.
+    A subclass is a frozen dataclass, alone in its module with its block operations. Nothing
+    but ``daskfactor/__init__.pyi`` lists it.
+    """
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, with the class under ``"type"``, that `from_dict` takes."""
+        options = {field.name: getattr(self, field.name) for field in _options(self)}
+        return {"type": self.name} | {name: _plain(value) for name, value in options.items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Make what `to_dict` described; options that it lacks are the usual ones."""
+        own = {field.name for field in _options(cls)}
+        return cls(**{name: _made(value) for name, value in values.items() if name in own})
+
+
+class Sampler(Algorithm, ABC):
+    """A way to draw from a posterior.
 
     Attributes
     ----------
@@ -211,10 +233,6 @@ class Sampler(ABC):
     dispersion: ClassVar[float | None] = None
     learns_every: ClassVar[int | None] = None
     warm_start: int | Literal["auto"] = 0
-
-    @property
-    def name(self) -> str:
-        return type(self).__name__
 
     # -- what it is right for --------------------------------------------------
 
@@ -272,18 +290,63 @@ class Sampler(ABC):
     def program(self, setup: Setup) -> BlockProgram:
         """Make the block operations of one track at its present hyperparameters."""
 
-    # -- as plain values -------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, with the class under ``"type"``, that `from_dict` takes."""
-        options = {field.name: getattr(self, field.name) for field in _options(self)}
-        return {"type": self.name} | {name: _plain(value) for name, value in options.items()}
+class PointFit(NamedTuple):
+    """A point estimate: factors, hyperparameters, fit, and the objective at iterations."""
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Make the sampler that `to_dict` described; options that it lacks are the usual ones."""
-        own = {field.name for field in _options(cls)}
-        return cls(**{name: _made(value) for name, value in values.items() if name in own})
+    state: ChainState
+    hyper: Any
+    fit: Any
+    objective: list[tuple[int, float]]
+
+
+class Descent(ABC):
+    """A point estimate on its way: a member of a run whose segments are iterations."""
+
+    number = 0
+    finished = False
+
+    def start(self, on_step: Any = None, first: Any = None) -> None:
+        """Do nothing: it is made where it starts."""
+        del on_step, first
+
+    @abstractmethod
+    def advance(self, end: int, on_share: Any = None) -> None:
+        """Do iteration ``end``, counted from 1."""
+
+    @abstractmethod
+    def result(self) -> PointFit:
+        """Return where it has come to."""
+
+    def log_likelihood(self) -> float:
+        """Return NaN: objectives are looked at now and then."""
+        return math.nan
+
+
+class Optimizer(Algorithm, ABC):
+    """A way to a point estimate; a subclass has the fields ``max_iter`` and ``tol``."""
+
+    max_iter: int
+    tol: float
+
+    def __post_init__(self) -> None:
+        whole_number("max_iter", self.max_iter, 1)
+        if not (math.isfinite(self.tol) and self.tol >= 0):
+            raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
+
+    def check_model(self, model: Any) -> None:
+        """Raise OptionError if this model is not one that it is right for."""
+        del model
+
+    @abstractmethod
+    def descent(self, data: BlockedData, model: Any, executor: Executor, seed: int) -> Descent:
+        """Make a descent from a random start.
+
+        Raises
+        ------
+        OptionError
+            If these data are not ones that it is right for.
+        """
 
 
 def _options(sampler: Any) -> list[Field[Any]]:

@@ -6,27 +6,37 @@ blocks, so its blocks can be descended at once, and that is what a plan's round 
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from daskfactor.checks import positive_number, whole_number
+from daskfactor.checks import positive_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import SCHEDULES, Reshuffled, Schedule
+from daskfactor.data.schedules import Reshuffled, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.inference.multiplicative import OnIteration, PointFit, typical_value
+from daskfactor.inference.base import Descent, Optimizer, PointFit, check_schedule
+from daskfactor.inference.gaussian import column_table, warm_start
+from daskfactor.inference.multiplicative import (
+    DispersionRule,
+    mean_floor,
+    objective,
+    start_state,
+    typical_value,
+)
 from daskfactor.inference.passes import Fit, evaluate
 from daskfactor.inference.program import FactorProgram
-from daskfactor.inference.targets import Columns, make_target
 from daskfactor.kernels.descent import descent_kernels
 from daskfactor.kernels.views import SparseBlock
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
+
+Array = NDArray[Any]
 
 GROWTH, REDUCTION = 1.05, 0.5
 """What the bold driver multiplies the step by when the objective fell, and when it rose."""
@@ -44,7 +54,7 @@ SHARE = "share"
 
 
 @dataclass(frozen=True)
-class DSGD:
+class DSGD(Optimizer):
     """Maximum-a-posteriori fit by stochastic gradient descent, stratum by stratum.
 
     For every observed entry, rows in a fresh random order at each visit of a
@@ -88,23 +98,40 @@ class DSGD:
     schedule: Schedule = field(default_factory=Reshuffled)
 
     def __post_init__(self) -> None:
-        whole_number("max_iter", self.max_iter, 1)
+        super().__post_init__()
         if isinstance(self.step, str):
             if self.step != "auto":
                 raise OptionError(f'step must be "auto" or a positive number, got {self.step!r}')
         else:
             positive_number("step", self.step)
-        if not (math.isfinite(self.tol) and self.tol >= 0):
-            raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
-        if type(self.schedule).__name__ not in SCHEDULES:
+        check_schedule(self.schedule)
+
+    def check_model(self, model: Any) -> None:
+        """Refuse gamma priors that are not exponential: near zero their pull has no bounds."""
+        if model.nonnegative and (model.shape_w, model.shape_h) != (1.0, 1.0):
             raise OptionError(
-                f"schedule must be one of {', '.join(f'{name}()' for name in SCHEDULES)}, got "
-                f"{self.schedule!r}"
+                "DSGD descends under exponential priors only, got shape_w="
+                f"{model.shape_w:g} and shape_h={model.shape_h:g}; use MultiplicativeUpdates"
             )
 
-    @property
-    def name(self) -> str:
-        return type(self).__name__
+    def descent(
+        self, data: BlockedData, model: Any, executor: Executor, seed: int
+    ) -> "StochasticDescent":
+        """Make a descent; refuse data most of whose observed entries are not stored."""
+        if data.unstored == "zero":
+            raise OptionError(
+                "DSGD visits stored entries one by one, but here every entry that is not stored "
+                'is an observed zero; use MultiplicativeUpdates, or pass unstored="missing" if '
+                "that is what such an entry means"
+            )
+        return StochasticDescent(data, model, self, executor, seed)
+
+
+class Columns(NamedTuple):
+    """Of the columns of W and of H, (3, K') each: prior mean, pull to it, 1 where it moves."""
+
+    rows: Array
+    cols: Array
 
 
 @dataclass(frozen=True)
@@ -149,80 +176,116 @@ class DescentProgram(FactorProgram):
             kernels.dense(view.array, view.row0, view.col0, *rest)
 
 
-def run_dsgd(
-    data: BlockedData,
-    model: TweedieNMF | GaussianMF,
-    method: DSGD,
-    executor: Executor,
-    seed: int,
-    on_iteration: OnIteration | None = None,
-) -> PointFit:
-    """Descend from a random start; the same bits on every executor.
+class _NonNegative:
+    """What a descent on non-negative factors goes down, as `MultiplicativeUpdates` sees it.
 
-    φ is estimated while the fit is young, as :class:`MultiplicativeUpdates` does
-    it: until the first look the prior counts nothing, and after the last one φ
-    stays as it is. ``objective`` of the result lists the iterations that were kept.
-
-    Raises
-    ------
-    OptionError
-        If entries that are not stored are observed zeros, or if a prior has a shape
-        other than 1: its pull is without bounds near zero, where single steps end.
+    Until φ is known, how much the prior counts against the likelihood is not, either:
+    it counts nothing.
     """
-    refuse_zeros(data)
-    refuse_shapes(model)
-    descent = _Descent(data, model, method, executor, seed)
-    descent.choose_step()
-    stalled = 0
-    for iteration in range(1, method.max_iter + 1):
-        before = descent.loss
-        descent.iterate(iteration)
-        if on_iteration is not None:
-            on_iteration(iteration, descent.loss)
-        settled = descent.look(iteration)
-        stalled = 0 if before - descent.loss > method.tol / PATIENCE * abs(before) else stalled + 1
-        if settled and method.tol > 0 and stalled >= PATIENCE:
-            break
-    return descent.result()
+
+    projected = True
+
+    def __init__(self, data: BlockedData, model: TweedieNMF) -> None:
+        self.data, self.model = data, model
+        self.likelihood, self.floor = model.likelihood, mean_floor(data, model.likelihood)
+        self.rule = DispersionRule(model, data)
+        self.hyper = model.resolve(data.mean, self.rule.fixed or 1.0)
+        self.set_dispersion(self.rule.fixed or 0.0)
+
+    def start(self, executor: Executor, seed: int) -> ChainState:
+        del executor
+        return start_state(self.data, self.model, seed, 0)
+
+    def set_dispersion(self, dispersion: float) -> None:
+        self.hyper = self.hyper._replace(dispersion=dispersion)
+
+    def columns(self) -> Columns:
+        tables = []
+        for factor, frozen in enumerate(self.model.frozen):
+            table = np.zeros((3, self.model.n_components))
+            table[1], table[2] = self.hyper.dispersion * self.hyper.prior(factor)[0], 1.0
+            if frozen is not None:
+                table[1:, frozen] = 0.0
+            tables.append(table)
+        return Columns(*tables)
+
+    def objective(self, state: ChainState, fit: Fit) -> float:
+        return objective(state, self.hyper, fit, self.model.frozen)
 
 
-def refuse_zeros(data: BlockedData) -> None:
-    """Refuse data most of whose observed entries are not stored."""
-    if data.unstored == "zero":
-        raise OptionError(
-            "DSGD visits stored entries one by one, but here every entry that is not stored is an "
-            'observed zero; use MultiplicativeUpdates, or pass unstored="missing" if that is what '
-            "such an entry means"
-        )
+class _RealValued:
+    """What a descent on factors of any sign goes down: Σ (v - μ)²/2 + φ Σ λ (x - m)²/2.
+
+    The precisions λ stay where a chain starts.
+    """
+
+    floor, projected = -math.inf, False
+
+    def __init__(self, data: BlockedData, model: GaussianMF) -> None:
+        self.data, self.model, self.likelihood = data, model, model.likelihood
+        law = TweedieNMF(model.n_components, beta=2.0, dispersion=model.noise)
+        self.rule = DispersionRule(law, data)
+
+    def start(self, executor: Executor, seed: int) -> ChainState:
+        state, self.hyper = warm_start(self.data, self.model, seed, 0, executor)
+        for band in state.bands():
+            band.arrays.clear()
+            band.counts.clear()
+        return state
+
+    def set_dispersion(self, dispersion: float) -> None:
+        self.hyper = self.hyper._replace(noise=dispersion)
+
+    def columns(self) -> Columns:
+        tables = []
+        for mean, precision, _, free in column_table(self.hyper, self.model.biases):
+            tables.append(np.stack([mean, self.hyper.noise * precision * free, free]))
+        return Columns(*tables)
+
+    def objective(self, state: ChainState, fit: Fit) -> float:
+        penalty = 0.0
+        for bands, (mean, pull, _) in zip((state.rows, state.cols), self.columns(), strict=True):
+            for band in bands:
+                squares = ((band.values.astype(np.float64) - mean) ** 2).sum(axis=0)
+                penalty += 0.5 * float(pull @ squares)
+        return -fit.negative_divergence + penalty
 
 
-def refuse_shapes(model: TweedieNMF | GaussianMF) -> None:
-    """Refuse gamma priors that are not exponential."""
-    if isinstance(model, TweedieNMF) and (model.shape_w, model.shape_h) != (1.0, 1.0):
-        raise OptionError(
-            "DSGD descends under exponential priors only, got shape_w="
-            f"{model.shape_w:g} and shape_h={model.shape_h:g}; use MultiplicativeUpdates"
-        )
-
-
-class _Descent:
+class StochasticDescent(Descent):
     """Where a descent is: the best state so far, its fit, the step to take next."""
 
     def __init__(
         self,
         data: BlockedData,
-        model: TweedieNMF | GaussianMF,
+        model: Any,
         method: DSGD,
         executor: Executor,
         seed: int,
     ) -> None:
         self.data, self.method, self.executor, self.seed = data, method, executor, seed
-        self.target = make_target(data, model)
+        kind = _NonNegative if model.nonnegative else _RealValued
+        self.target: _NonNegative | _RealValued = kind(data, model)
         self.state = self.target.start(executor, seed)
         share_priors(self.state, data, self.target.columns())
         self.fit = evaluate(executor, data, self.state, self.target.likelihood, self.target.floor)
         self.step = 0.0 if isinstance(method.step, str) else float(method.step)
         self.history: list[tuple[int, float]] = []
+        self.stalled = 0
+
+    def start(self, on_step: Any = None, first: Any = None) -> None:
+        """Choose the first step."""
+        super().start(on_step, first)
+        self.choose_step()
+
+    def advance(self, end: int, on_share: Any = None) -> None:
+        """Visit every entry once; φ is estimated while the fit is young, and then stays."""
+        del on_share
+        before = self.loss
+        self.iterate(end)
+        settled, tol = self.look(end), self.method.tol
+        fell = before - self.loss > tol / PATIENCE * abs(before)
+        self.stalled = 0 if fell else self.stalled + 1
+        self.finished = settled and tol > 0 and self.stalled >= PATIENCE
 
     @property
     def loss(self) -> float:

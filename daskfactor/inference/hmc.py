@@ -229,7 +229,7 @@ class HMC(NonNegativeSampler):
         )
 
     def for_compilation(self) -> Self:
-        return replace(super().for_compilation(), steps=1)
+        return replace(super().for_compilation(), steps=1, step="auto", target_accept=0.8)
 
 
 Array = NDArray[Any]

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import whole_number
+from daskfactor.checks import warn
 from daskfactor.data.blocks import BlockedData
-from daskfactor.errors import OptionError
+from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
+from daskfactor.inference.base import Descent, Optimizer, PointFit
 from daskfactor.inference.passes import Fit, Share, evaluate, shares, total, total_log
 from daskfactor.models.fixed import Mask, held
 from daskfactor.models.likelihood import Likelihood
@@ -76,8 +77,6 @@ def _root(num: Array, den: Array, share: Array, likelihood: Likelihood) -> Array
     return np.asarray(r)
 
 
-OnIteration = Callable[[int, float], None]
-
 FIT_EVERY = 20
 """Iterations between looks at the fit (for the dispersion and for convergence)."""
 FIRST_LOOK, LAST_LOOK = 5, 60
@@ -85,7 +84,7 @@ FIRST_LOOK, LAST_LOOK = 5, 60
 
 
 @dataclass(frozen=True)
-class MultiplicativeUpdates:
+class MultiplicativeUpdates(Optimizer):
     """Maximum-a-posteriori fit by multiplicative updates of W and H in turn.
 
     W ← W ⊙ [ ((M ⊙ V ⊙ μ^(β-2)) Hᵀ) / ((M ⊙ μ^(β-1)) Hᵀ + φ λ_w) ]^γ(β), and the
@@ -115,24 +114,26 @@ class MultiplicativeUpdates:
     max_iter: int = 300
     tol: float = 1e-4
 
-    def __post_init__(self) -> None:
-        whole_number("max_iter", self.max_iter, 1)
-        if not (math.isfinite(self.tol) and self.tol >= 0):
-            raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
+    def check_model(self, model: Any) -> None:
+        """Refuse factors of any sign, and tell where there is no maximum."""
+        if not model.nonnegative:
+            raise OptionError(
+                f"MultiplicativeUpdates keep factors non-negative, those of {type(model).__name__} "
+                "are not; use DSGD(), or leave method out"
+            )
+        for name in ("shape_w", "shape_h"):
+            shape = getattr(model, name)
+            if shape < 1:
+                warn(
+                    f"with {name}={shape:g} the posterior density is infinite wherever an entry is "
+                    f"zero, so there is no maximum: entries stop at {SMALLEST:g} of the start's; "
+                    f"draw from the posterior with sample(), or take {name} of at least 1",
+                    DataWarning,
+                )
 
-    @property
-    def name(self) -> str:
-        return type(self).__name__
-
-
-@dataclass(slots=True)
-class PointFit:
-    """A point estimate on its way: the factors, the dispersion, and the objective so far."""
-
-    state: ChainState
-    hyper: Hyperparameters
-    fit: Fit
-    objective: list[tuple[int, float]]
+    def descent(self, data: BlockedData, model: Any, executor: Executor, seed: int) -> "Updates":
+        state, rule = start_state(data, model, seed, 0), DispersionRule(model, data)
+        return Updates(data, model, state, executor, rule, self.max_iter, self.tol)
 
 
 def mean_floor(data: BlockedData, likelihood: Likelihood) -> float:
@@ -261,6 +262,73 @@ def multiply_gamma(
     )
 
 
+class Updates(Descent):
+    """Multiplicative updates from a state, which they change in place.
+
+    Until the first look at φ, after five iterations, the prior counts nothing, because
+    how much it counts against the likelihood depends on φ. After 60 iterations φ
+    stays as it is, and only then can the objective be compared with itself.
+    """
+
+    def __init__(
+        self,
+        data: BlockedData,
+        model: TweedieNMF,
+        state: ChainState,
+        executor: Executor,
+        rule: DispersionRule,
+        iterations: int,
+        tol: float = 0.0,
+    ) -> None:
+        self.data, self.model, self.state, self.executor = data, model, state, executor
+        self.rule, self.iterations, self.tol = rule, iterations, tol
+        self.floor = mean_floor(data, model.likelihood)
+        self.smallest = SMALLEST * math.sqrt(typical_value(data) / model.n_components)
+        self.hyper = model.resolve(data.mean, rule.fixed or 1.0)
+        self.weight = self.hyper.dispersion if rule.fixed is not None else 0.0
+        self.history: list[tuple[int, float]] = []
+        self.fit = Fit(-math.inf, math.inf)
+
+    def advance(self, end: int, on_share: Any = None) -> None:
+        """Update W, then H; now and then look at the fit."""
+        del on_share
+        for factor in (0, 1):
+            self._update(factor)
+        if end % FIT_EVERY == 0 or end in (FIRST_LOOK, self.iterations):
+            self._look(end)
+
+    def _update(self, factor: int) -> None:
+        likelihood, frozen = self.model.likelihood, self.model.frozen[factor]
+        side, bands = (("rows", self.state.rows), ("columns", self.state.cols))[factor]
+        rate, shape = self.hyper.prior(factor)
+        pull = self.weight * (shape - 1.0)
+        found = shares(self.executor, self.data, self.state, side, likelihood, self.floor)
+        for band, share in zip(bands, found, strict=True):
+            with held(band.values, frozen):
+                if pull:
+                    multiply_gamma(band, share, self.weight * rate, pull, likelihood, self.smallest)
+                else:
+                    multiply(band, share, self.weight * rate, likelihood.exponent)
+
+    def _look(self, iteration: int) -> None:
+        model = self.model
+        self.fit = evaluate(self.executor, self.data, self.state, model.likelihood, self.floor)
+        if iteration <= LAST_LOOK:
+            self.weight = self.rule.at_point(self.fit)
+        if iteration == LAST_LOOK:
+            self.rule.settle(self.weight)
+            self.weight = self.rule.fixed or self.weight
+        self.hyper = self.hyper._replace(dispersion=self.weight)
+        value = objective(self.state, self.hyper, self.fit, model.frozen)
+        if iteration > LAST_LOOK + FIT_EVERY and self.tol:
+            before = self.history[-1][1]
+            self.finished = before - value <= self.tol * abs(before)
+        self.history.append((iteration, value))
+
+    def result(self) -> PointFit:
+        return PointFit(self.state, self.hyper, self.fit, self.history)
+
+
 def run_updates(
     data: BlockedData,
     model: TweedieNMF,
@@ -269,56 +337,17 @@ def run_updates(
     rule: DispersionRule,
     iterations: int,
     tol: float = 0.0,
-    on_iteration: OnIteration | None = None,
+    on_step: Callable[[int, int], None] | None = None,
 ) -> PointFit:
-    """Iterate from a state; φ is looked at anew every few iterations until it stays.
-
-    Until the first look, after five iterations, the prior counts nothing, because
-    how much it counts against the likelihood depends on φ. After 60 iterations φ
-    stays as it is, and only then can the objective be compared with itself.
-    """
-    likelihood, frozen = model.likelihood, model.frozen
-    floor = mean_floor(data, likelihood)
-    smallest = SMALLEST * math.sqrt(typical_value(data) / model.n_components)
-    hyper = model.resolve(data.mean, rule.fixed or 1.0)
-    weight = hyper.dispersion if rule.fixed is not None else 0.0
-    history: list[tuple[int, float]] = []
-    fit = Fit(-math.inf, math.inf)
+    """Iterate from a state; ``on_step`` is told how many iterations are done, of how many."""
+    updates = Updates(data, model, state, executor, rule, iterations, tol)
     for iteration in range(1, iterations + 1):
-        for factor, (side, bands) in enumerate((("rows", state.rows), ("columns", state.cols))):
-            rate, shape = hyper.prior(factor)
-            pull = weight * (shape - 1.0)
-            for band, share in zip(
-                bands, shares(executor, data, state, side, likelihood, floor), strict=True
-            ):
-                with held(band.values, frozen[factor]):
-                    if pull:
-                        multiply_gamma(band, share, weight * rate, pull, likelihood, smallest)
-                    else:
-                        multiply(band, share, weight * rate, likelihood.exponent)
-        if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, iterations):
-            fit = evaluate(executor, data, state, likelihood, floor)
-            if iteration <= LAST_LOOK:
-                weight = rule.at_point(fit)
-            if iteration == LAST_LOOK:
-                rule.settle(weight)
-                weight = rule.fixed or weight
-            hyper = hyper._replace(dispersion=weight)
-            history.append((iteration, objective(state, hyper, fit, frozen)))
-            if on_iteration is not None:
-                on_iteration(iteration, history[-1][1])
-            if iteration > LAST_LOOK + FIT_EVERY and _converged(history, tol):
-                break
-        elif on_iteration is not None:
-            on_iteration(iteration, math.nan)
-    return PointFit(state, hyper, fit, history)
-
-
-def _converged(history: list[tuple[int, float]], tol: float) -> bool:
-    if len(history) < 2 or tol == 0:
-        return False
-    before, now = history[-2][1], history[-1][1]
-    return before - now <= tol * abs(before)
+        updates.advance(iteration)
+        if on_step is not None:
+            on_step(iteration, iterations)
+        if updates.finished:
+            break
+    return updates.result()
 
 
 def objective(

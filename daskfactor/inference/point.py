@@ -8,39 +8,29 @@ import numpy as np
 import xarray as xr
 
 import daskfactor
-from daskfactor.checks import warn
 from daskfactor.data.blocks import BlockedData
-from daskfactor.errors import DataWarning, OptionError
+from daskfactor.errors import OptionError
 from daskfactor.executors import Executor
+from daskfactor.inference.base import Optimizer, PointFit
 from daskfactor.inference.chain import Setting
-from daskfactor.inference.dsgd import DSGD, run_dsgd
-from daskfactor.inference.multiplicative import (
-    SMALLEST,
-    DispersionRule,
-    MultiplicativeUpdates,
-    OnIteration,
-    PointFit,
-    run_updates,
-    start_state,
-)
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.psgld import PSGLD
+from daskfactor.inference.run import fit_point
+from daskfactor.inference.samplers import optimizers
 from daskfactor.inference.session import session, verb
 from daskfactor.inference.track import in_callers_order
 from daskfactor.models.registry import check_model
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.progress import OnEvent, RunEvent
+from daskfactor.progress import OnEvent
 from daskfactor.results.schema import beside
-
-Method = MultiplicativeUpdates | DSGD
 
 
 @verb
 def optimize(
     V: Any,
     model: FactorModel,
-    method: Method | None = None,
+    method: Optimizer | None = None,
     *,
     random_seed: int | None = None,
     progressbar: bool = True,
@@ -83,7 +73,7 @@ def optimize(
     Févotte and Idier 2011; Gemulla et al. 2011.
     """
     check_model(model)
-    method = check_method(method, model)
+    method = checked_optimizer(model, method)
     with session(
         V,
         model,
@@ -102,67 +92,27 @@ def optimize(
             method,
             run.executor,
             run.seed,
-            lambda done, value: run.on_event(RunEvent("warm start", done, method.max_iter)),
+            run.on_event,
         )
         made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
         return point_dataset(run.data, model, method, point, made)
 
 
-def check_method(method: object, model: FactorModel) -> Method:
-    """The method itself, or the model's own where none is named."""
+def checked_optimizer(model: Any, method: object) -> Optimizer:
+    """Return an optimiser that is right for a model, or the model's own where none is named."""
     if method is None:
-        usual: Method = getattr(daskfactor, model.default_optimizer)()
-        return usual
-    if not isinstance(method, Method):
-        raise OptionError(f"method must be MultiplicativeUpdates(...) or DSGD(...), got {method!r}")
-    if not model.nonnegative and isinstance(method, MultiplicativeUpdates):
-        raise OptionError(
-            f"MultiplicativeUpdates keep factors non-negative, those of {type(model).__name__} are "
-            "not; use DSGD(), or leave method out"
-        )
+        method = getattr(daskfactor, model.default_optimizer)()
+    if not isinstance(method, Optimizer):
+        known = " or ".join(f"{kind}(...)" for kind in optimizers())
+        raise OptionError(f"method must be {known}, got {method!r}")
+    method.check_model(model)
     return method
-
-
-def fit_point(
-    data: BlockedData,
-    model: Any,
-    method: Method,
-    executor: Executor,
-    seed: int,
-    on_iteration: OnIteration,
-) -> PointFit:
-    """Run the method from a random start."""
-    if isinstance(method, DSGD):
-        return run_dsgd(data, model, method, executor, seed, on_iteration)
-    warn_of_spikes(model)
-    return run_updates(
-        data,
-        model,
-        start_state(data, model, seed, 0),
-        executor,
-        DispersionRule(model, data),
-        method.max_iter,
-        method.tol,
-        on_iteration,
-    )
-
-
-def warn_of_spikes(model: Any) -> None:
-    """Say so if the posterior has no maximum: a gamma prior of shape below 1."""
-    for name, shape in (("shape_w", model.shape_w), ("shape_h", model.shape_h)):
-        if shape < 1:
-            warn(
-                f"with {name}={shape:g} the posterior density is infinite wherever an entry is "
-                f"zero, so there is no maximum: entries stop at {SMALLEST:g} of the start's; draw "
-                f"from the posterior with sample(), or take {name} of at least 1",
-                DataWarning,
-            )
 
 
 def point_dataset(
     data: BlockedData,
     model: FactorModel,
-    method: Method,
+    method: Optimizer,
     point: PointFit,
     attrs: dict[str, Any],
 ) -> xr.Dataset:

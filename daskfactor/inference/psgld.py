@@ -1,7 +1,7 @@
 """Parallel stochastic-gradient Langevin dynamics (P-SGLD)."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -107,6 +107,10 @@ class LangevinSampler(NonNegativeSampler):
     def arrays(self) -> tuple[str, ...]:
         return (*MOMENTS, *METRIC) if self.majorizer else MOMENTS
 
+    def for_compilation(self) -> Self:
+        step: Step = "auto" if self.majorizer else 1e-3
+        return replace(super().for_compilation(), step=step)  # type: ignore[type-var]
+
     def automatic(self, blocks: int, n_components: int) -> StepSize:
         """Choose what ``step="auto"`` is."""
         return automatic_step(blocks, n_components)
@@ -206,6 +210,9 @@ class PSGLD(LangevinSampler):
                 f'transition="cir" takes non-negative data, got a smallest value of '
                 f'{data.minimum:g}; leave transition at "euler", or mask the negative values'
             )
+
+    def for_compilation(self) -> Self:
+        return replace(super().for_compilation(), schedule=Reshuffled())
 
     def program(self, setup: Setup) -> LangevinProgram:
         kind = CirProgram if self.transition == "cir" else LangevinProgram

@@ -7,10 +7,13 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from daskfactor.data.blocks import BlockedData
+from daskfactor.executors.base import Executor
+from daskfactor.inference.base import Optimizer, PointFit
 from daskfactor.inference.chain import OnShare, OnStep, Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.track import Array, Arrays
-from daskfactor.progress import OnEvent, Phase, RunEvent
+from daskfactor.progress import OnEvent, Phase, RunEvent, ignore
 
 
 class Sink(Protocol):
@@ -91,7 +94,7 @@ class Run:
     ends
         Cycles at which segments end, in order.
     sink
-        Where results and checkpoints go.
+        Where results and checkpoints go; None: nowhere.
     on_event
         Is told of progress.
     phases
@@ -154,16 +157,21 @@ class Run:
                 continue
             for position, member in enumerate(self.members):
                 self._advance(member, position, end)
-            for member in self.members:
-                member.write(self.sink, end)
-            first_draws = self.cycle <= self.options.tune < end
-            self.cycle = end
-            if first_draws:  # a run that is cut short can be predicted from, too
-                self.sink.update_attrs(self.attrs())
-            if self.sink.keeps_checkpoints:
-                self.sink.checkpoint(*self._snapshot())
-            for member in self.members:
-                member.forget()
+            before, self.cycle = self.cycle, end
+            if self.sink is not None:
+                self._write(before)
+
+    def _write(self, before: int) -> None:
+        """Write what a segment gave; it began at cycle ``before``."""
+        for member in self.members:
+            member.write(self.sink, self.cycle)
+        if before <= self.options.tune < self.cycle:
+            # With these a run that is cut short can be predicted from, too.
+            self.sink.update_attrs(self.attrs())
+        if self.sink.keeps_checkpoints:
+            self.sink.checkpoint(*self._snapshot())
+        for member in self.members:
+            member.forget()
 
     def _advance(self, member: Any, position: int, end: int) -> None:
         options, count = self.options, len(self.members)
@@ -203,6 +211,30 @@ class Run:
             "chains": chains,
             "seconds": self.seconds + time.perf_counter() - self.started,
         }
+
+
+def fit_point(
+    data: BlockedData,
+    model: Any,
+    method: Optimizer,
+    executor: Executor,
+    seed: int,
+    on_event: OnEvent = ignore,
+) -> PointFit:
+    """Run an optimiser from a random start.
+
+    Raises
+    ------
+    OptionError
+        If it is not right for the data.
+    """
+    count = method.max_iter
+    options = RunOptions(count, 0, 1, 1, seed, "moments", 0, str(data.dtype))
+    descent = method.descent(data, model, executor, seed)
+    run = Run([descent], options, range(1, count + 1), None, on_event, ("warm start",) * 2)
+    run.start()
+    run.go()
+    return descent.result()
 
 
 def chain_run(setting: Setting, sink: Any, on_event: OnEvent) -> Run:

@@ -1,20 +1,31 @@
-"""Find samplers by name: the package's public names are the one list of them."""
+"""Find algorithms by name: the package's public names are the one list of them."""
 
 from functools import cache
 from typing import Any
 
 import daskfactor
 from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.inference.base import Sampler
+from daskfactor.inference.base import Optimizer, Sampler
 from daskfactor.models.registry import check_model
 from daskfactor.models.settings import FactorModel
 
 
 @cache
 def samplers() -> dict[str, type[Sampler]]:
-    """Return all samplers by name; imports whatever the package has."""
+    """Return all samplers by name."""
+    return _known(Sampler)
+
+
+@cache
+def optimizers() -> dict[str, type[Optimizer]]:
+    """Return all optimisers by name."""
+    return _known(Optimizer)
+
+
+def _known(base: type[Any]) -> dict[str, type[Any]]:
+    """Return the public classes of a kind by name; imports whatever the package has."""
     values = (getattr(daskfactor, name) for name in dir(daskfactor))
-    kinds = (value for value in values if isinstance(value, type) and issubclass(value, Sampler))
+    kinds = (value for value in values if isinstance(value, type) and issubclass(value, base))
     return {kind.__name__: kind for kind in kinds}
 
 

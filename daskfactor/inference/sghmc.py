@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,6 +194,9 @@ class SGHMC(Sampler):
             return automatic_momentum_step(blocks, n_components)
         assert not isinstance(self.step, int | float)  # made a ConstantStep above
         return self.step
+
+    def for_compilation(self) -> Self:
+        return type(self)()
 
     def chain(self, setting: Setting, number: int) -> Chain:
         return GaussianChain(setting, number)

@@ -64,14 +64,8 @@ class TweedieChain(Chain):
         state = start_state(data, model, setting.options.seed, self.number)
         passes = setting.warm_passes
         if passes:
-
-            def tell(iteration: int, objective: float) -> None:
-                del objective
-                if on_step is not None:
-                    on_step(iteration, passes)
-
             start = model.without_spikes()
-            point = run_updates(data, start, state, executor, self.rule, passes, on_iteration=tell)
+            point = run_updates(data, start, state, executor, self.rule, passes, on_step=on_step)
             fit = point.fit
         else:
             fit = evaluate(executor, data, state, model.likelihood, self.floor)

@@ -182,21 +182,11 @@ def by_updates(
     rule = DispersionRule(law, data)
     state = make_state(data.grid, W, np.ascontiguousarray(H.T))
 
-    def tell(iteration: int, value: float) -> None:
-        del value
+    def tell(done: int, total: int) -> None:
         if on_share is not None:
-            on_share(iteration / max_iter)
+            on_share(done / total)
 
-    fit = run_updates(
-        data,
-        law,
-        state,
-        executor,
-        rule,
-        max_iter,
-        tol,
-        tell,
-    )
+    fit = run_updates(data, law, state, executor, rule, max_iter, tol, tell)
     Ht = fit.state.gather("columns")
     return fit.state.gather("rows"), np.ascontiguousarray(Ht.T), fit.objective[-1][0]
 

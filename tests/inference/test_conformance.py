@@ -252,6 +252,13 @@ def test_the_other_kind_of_model_is_refused(name: str) -> None:
         checked_sampler(case.model, type(case.sampler))
 
 
+@pytest.mark.parametrize("kind", [dfac.PSGLD, dfac.PSGRRLD, dfac.SGHMC])
+def test_kernels_compile_whatever_the_schedule(kind: type[Any]) -> None:
+    """The tiny matrix that they are compiled with has one block."""
+    brief = kind(schedule=dfac.NestedReshuffled(2)).for_compilation()
+    assert len(brief.schedule.cycle(1, np.ones(1), np.random.default_rng(0))) == 1
+
+
 @each
 def test_stored_and_read_back(name: str) -> None:
     sampler = CASES[name].sampler

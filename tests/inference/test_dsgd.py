@@ -10,7 +10,7 @@ from daskfactor.data.schedules import Cyclic, NestedReshuffled, Proportional
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor
-from daskfactor.inference.dsgd import DSGD, DescentProgram, run_dsgd
+from daskfactor.inference.dsgd import DSGD, DescentProgram
 from daskfactor.inference.multiplicative import (
     DispersionRule,
     initial_state,
@@ -47,7 +47,16 @@ def signed(share=0.5, noise=0.3, shape=(120, 90), rank=2, seed=0):
 
 def fitted(data, model, executor=None, seed=0, on_iteration=None, **options):
     method = DSGD(**options)
-    return run_dsgd(data, model, method, executor or SerialExecutor(), seed, on_iteration)
+    method.check_model(model)
+    descent = method.descent(data, model, executor or SerialExecutor(), seed)
+    descent.start()
+    for iteration in range(1, method.max_iter + 1):
+        descent.advance(iteration)
+        if on_iteration is not None:
+            on_iteration(iteration, descent.loss)
+        if descent.finished:
+            break
+    return descent.result()
 
 
 def bits(point):
