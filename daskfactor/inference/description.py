@@ -15,7 +15,7 @@ from daskfactor.executors import Executor
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.run import Run
-from daskfactor.results.schema import FORMAT_VERSION, STEPS
+from daskfactor.results.schema import BIASED, FORMAT_VERSION, STEPS
 from daskfactor.results.spec import RunSpec
 from daskfactor.threads import machine_attrs
 
@@ -81,6 +81,7 @@ def _run_attrs(setting: Setting) -> dict[str, Any]:
         "tune": options.tune,
         "thin": options.thin,
         "chains": options.chains,
+        BIASED: int(setting.sampler.biased),
     }
 
 

@@ -42,6 +42,7 @@ class PSGRRLD(PSGLD):
     Şimşekli et al. 2017, equations 9 to 11.
     """
 
+    biased: ClassVar[bool] = False  # of first order: the combination of both chains
     tracks: ClassVar[tuple[Track, ...]] = (
         Track("fine", "posterior", 1),
         Track("coarse", "posterior_coarse", 2),

@@ -78,6 +78,8 @@ class FactorModel(StoredModel, ABC):
         The model has a law of new observations.
     default_sampler, default_optimizer
         Public names of the classes that ``sample`` and ``optimize`` take where none is named.
+    simplex
+        Columns of W add up to 1 by the model, so that no scale is free.
     fixed, frozen
         Frozen components of W and of H, and which they are, (K,); None: none.
     """
@@ -86,6 +88,7 @@ class FactorModel(StoredModel, ABC):
     has_observations: ClassVar[bool] = True
     default_sampler: ClassVar[str] = "PSGLD"
     default_optimizer: ClassVar[str] = "MultiplicativeUpdates"
+    simplex: ClassVar[bool] = False
     fixed: tuple[Any, Any] = (None, None)
     frozen: tuple[Any, Any] = (None, None)
 

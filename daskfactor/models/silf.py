@@ -120,6 +120,7 @@ class SILFNMF(FactorModel):
     """
 
     has_observations: ClassVar[bool] = False
+    simplex: ClassVar[bool] = True
 
     n_components: int
     _: KW_ONLY

@@ -1,7 +1,6 @@
 """Components under one name over draws and chains: permutation, sign and scale resolved."""
 
 import json
-from collections.abc import Mapping
 from os import PathLike
 from typing import Any, Final, NamedTuple
 
@@ -9,9 +8,9 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.errors import OptionError
+from daskfactor.errors import ModelError, OptionError
+from daskfactor.models.registry import model_from_dict
 from daskfactor.results.matching import By, Law, Match, Reference, rearranged
-from daskfactor.results.rearrangement import rearranged_draws
 from daskfactor.results.references import Cost, Draws, best_draw, given_reference, iterated_mean
 from daskfactor.results.schema import MOMENTS, STEIN, factor_dims
 from daskfactor.results.trace import Trace, as_tree, require_draws
@@ -128,26 +127,19 @@ def _moved(alignment: xr.Dataset) -> bool:
 
 
 def law_of(tree: xr.DataTree) -> Law:
-    """Which components of a run may change places and sign, from what it says of its model."""
-    stored = tree.attrs.get("model", "{}")
-    model = json.loads(stored) if isinstance(stored, str) else dict(stored)
+    """Tell which components may change places and sign, from what a run says of its model."""
     width = tree["posterior"].sizes["component"]
-    free = np.ones(width, dtype=bool)
-    count = min(int(model.get("n_components", width)), width)
-    free[count:] = False
-    for name in ("fixed_w", "fixed_h"):
-        free[_frozen(model.get(name), width)] = False
-    kind = model.get("type")
-    return Law(np.flatnonzero(free), kind == "GaussianMF", count, kind == "SILFNMF")
-
-
-def _frozen(stored: Any, width: int) -> NDArray[np.int64]:
-    """Positions of frozen components, from a mask over the first ones or from positions."""
-    if stored is None:
-        return np.zeros(0, dtype=np.int64)
-    values = np.asarray(stored)
-    at = np.flatnonzero(values) if values.dtype == bool else values.astype(np.int64).ravel()
-    return np.asarray(at[at < width], dtype=np.int64)
+    stored = tree.attrs.get("model", "{}")
+    try:
+        model = model_from_dict(json.loads(stored) if isinstance(stored, str) else stored)
+    except (ModelError, TypeError, ValueError):  # factors from elsewhere: all may move
+        return Law(np.arange(width), False, width)
+    count = min(model.n_components, width)
+    free = np.arange(width) < count
+    for mask in model.frozen:
+        if mask is not None:
+            free[: len(mask)] &= ~np.asarray(mask, dtype=bool)[:width]
+    return Law(np.flatnonzero(free), not model.nonnegative, count, model.simplex)
 
 
 def _factors_of(reference: Any) -> tuple[Array, Array]:
@@ -249,13 +241,28 @@ class _Moments:
 
 def _aligned(draws: Draws, found: _Found) -> xr.Dataset:
     """The group with its factors rearranged: lazily where they were lazy, else as a copy."""
-    changed: Mapping[str, xr.DataArray] = {
-        "W": rearranged_draws(draws.row_factor, found.permutation, found.factor, 3),
-        "H": rearranged_draws(draws.column_factor, found.permutation, 1.0 / found.factor, 2),
-    }
+    parts = {"W": found.factor, "H": 1.0 / found.factor}
     return draws.group.assign(
-        {name: array.transpose(*draws.group[name].dims) for name, array in changed.items()}
+        {name: _rearranged(draws.group[name], found.permutation, by) for name, by in parts.items()}
     )
+
+
+def _rearranged(
+    array: xr.DataArray, permutation: NDArray[np.int64], factor: NDArray[np.float64]
+) -> xr.DataArray:
+    """Components in their new order and scale, (chain, draw, component); as lazy as it was."""
+    dims = ("chain", "draw", "component")
+    changed: xr.DataArray = xr.apply_ufunc(
+        lambda values, order, by: np.take_along_axis(values, order, -1) * by.astype(values.dtype),
+        array if array.chunks is None else array.chunk(component=-1),
+        *(xr.DataArray(own, dims=dims) for own in (permutation, factor)),
+        input_core_dims=[["component"]] * 3,
+        output_core_dims=[["component"]],
+        dask="parallelized",
+        output_dtypes=[array.dtype],
+        keep_attrs=True,
+    )
+    return changed.transpose(*array.dims)
 
 
 def _described(draws: Draws, found: _Found, cost: Cost) -> xr.Dataset:

@@ -1,9 +1,24 @@
-"""Lazy moments and quantiles of mu = WH over draws, cell by cell.
+r"""Numbers of cells from all draws of mu = WH, lazily: moments, and quantiles by weight.
 
-A block of the result covers so few cells that all draws of it fit in memory; the
-draws stream through it a few at a time. Nothing here computes.
+A block of the result covers so few cells that all draws of it fit in memory. It is
+one operation, which takes the rows of W and the columns of H of all draws and chains.
+
+With weights w and their distribution function F, the quantile at level p is
+
+.. math:: Q(p) = n \int_{p (1 - 1/n)}^{p (1 - 1/n) + 1/n} F^{-1}(u) \, du, \qquad
+    n = \frac{1}{\sum_m w_m^2}.
+
+For n equal weights the window of width 1/n overlaps two neighbouring steps of the inverse
+of F, in the very shares in which `numpy.quantile` takes their mean. A weight of 0 is as
+good as none, and a small one does little, however far off its value is. A value that is
+split into two of half its weight counts as two draws: n rises, and the new window lies
+within the old one. That cannot be otherwise: of 0, 0, 1, 1, all of one weight, the usual
+quantile is not that of 0, 1.
+
+Source: Akinshin 2023, "Weighted quantile estimators" (that of type 7); n is Kish's.
 """
 
+from collections.abc import Callable
 from math import isqrt
 from typing import Any, Final, NamedTuple
 
@@ -12,9 +27,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.results.quantiles import weighted_quantiles
 from daskfactor.results.selection import Cells, Positions
-from daskfactor.results.weights import relative
+from daskfactor.results.weights import effective_number, relative
 from daskfactor.threads import single_threaded_blas
 
 Array = NDArray[Any]
@@ -23,10 +37,14 @@ Lazy = Any  # dask.array.Array
 # dask's functions carry no types.
 blockwise: Final[Any] = da.blockwise
 _from_array: Final[Any] = da.from_array
-_reduction: Final[Any] = da.reduction
 _concatenate: Final[Any] = da.concatenate
 
 BLOCK_BYTES: Final = 64 * 2**20
+"""Draws of the cells of a block, at most."""
+FACTOR_BYTES: Final = 2**28
+"""Draws of the rows of a block, and of its columns, at most."""
+_SLAB: Final = 2**18
+"""Values that are sorted at a time: their order and weights take several times their room."""
 
 
 class Draws(NamedTuple):
@@ -54,7 +72,7 @@ def draws_of(
     cells: Cells,
     weights: NDArray[np.float64] | None = None,
 ) -> Draws:
-    """Lazy selection of the factors, chunked for the computations below.
+    """Select factors lazily, cut into the rows and columns of the blocks of the result.
 
     Of draws with ``weights`` (chain, draw) those without mass are left out; where all
     others have the same, they count alike.
@@ -68,24 +86,20 @@ def draws_of(
     n_draws = W.shape[0] * W.shape[1] if kept is None else int(kept.sum())
     block = max(1, BLOCK_BYTES // (n_draws * W.dtype.itemsize))
     if cells.points is None:
-        side = min(len(cells.columns), isqrt(block) or 1)
-        height = max(1, min(len(cells.rows), block // max(1, side)))
-        width = max(1, min(len(cells.columns), block // height))
-        return Draws(
-            _chunked(_take(W, 2, cells.rows), {2: height}, kept),
-            _chunked(_take(H, 3, cells.columns), {3: width}, kept),
-            None,
-            None,
-            weights,
-        )
+        # With many components rows and columns may be larger than the cells they make.
+        most = max(1, FACTOR_BYTES // (n_draws * W.shape[3] * W.dtype.itemsize))
+        side = min(len(cells.columns), isqrt(block) or 1, most)
+        height = max(1, min(len(cells.rows), block // max(1, side), most))
+        width = max(1, min(len(cells.columns), block // height, most))
+        W = _cut(_take(W, 2, cells.rows), 2, height, kept)
+        return Draws(W, _cut(_take(H, 3, cells.columns), 3, width, kept), None, None, weights)
     rows, row_at = np.unique(cells.rows, return_inverse=True)
     columns, column_at = np.unique(cells.columns, return_inverse=True)
     # A point gathers a row of W and a column of H: that may be larger than its draws.
-    gather = max(1, BLOCK_BYTES // (2 * W.shape[3] * W.dtype.itemsize))
-    length = min(block, gather)
+    length = min(block, max(1, BLOCK_BYTES // (2 * W.shape[3] * W.dtype.itemsize)))
     return Draws(
-        _chunked(_take(W, 2, rows), {}, kept),
-        _chunked(_take(H, 3, columns), {}, kept),
+        _cut(_take(W, 2, rows), 2, -1, kept),
+        _cut(_take(H, 3, columns), 3, -1, kept),
         _from_array(row_at.reshape(-1), chunks=length),
         _from_array(column_at.reshape(-1), chunks=length),
         weights,
@@ -110,165 +124,162 @@ def _take(array: Any, axis: int, at: Positions) -> Any:
     return array[tuple(key)]
 
 
-def _chunked(array: Any, chunks: dict[int, int], kept: NDArray[np.bool_] | None = None) -> Lazy:
-    """One chain and up to ``BLOCK_BYTES`` of draws a chunk; other axes whole unless given.
+def _cut(array: Any, axis: int, length: int, kept: NDArray[np.bool_] | None) -> Lazy:
+    """Chunks of some rows or columns and all components; draws lie as they are.
 
     Draws that are not ``kept`` go before chunks are joined, so that they are never read.
     """
-    size = array.dtype.itemsize * max(1, array.shape[2] * array.shape[3])
-    draws = max(1, min(array.shape[1], BLOCK_BYTES // size))
-    wanted = {0: 1, 1: draws, 2: array.shape[2], 3: array.shape[3]} | chunks
     if isinstance(array, np.ndarray):
         # A random name: hashing the draws would read them all.
-        array = _from_array(array, chunks=tuple(wanted[axis] for axis in range(4)), name=False)
-        return array if kept is None else _kept(array, kept)
-    return (array if kept is None else _kept(array, kept)).rechunk(wanted)
+        chunks = [-1, -1, -1, -1]
+        chunks[axis] = length
+        array = _from_array(array, chunks=tuple(chunks), name=False)
+    array = array if kept is None else _kept(array, kept)
+    return array.rechunk({2: -1, 3: -1} | {axis: length})
 
 
-def moments(draws: Draws) -> tuple[Lazy, Lazy]:
-    """Mean and population variance of mu over chains and draws, by weight, float64."""
-    arguments, draws = _arguments(draws)
-    axes = draws.cell_axes
-    parts = blockwise(
-        _part_moments,
-        "sdm" + axes,
-        *arguments,
-        new_axes={"m": 3},
-        adjust_chunks={"s": 1, "d": 1},
-        concatenate=True,
-        align_arrays=False,
-        dtype=np.float64,
-        meta=np.empty((0,) * (3 + len(axes))),
-    )
-    total = _reduction(
-        parts,
-        chunk=_unchanged,
-        combine=_merge,
-        aggregate=_merge,
-        axis=(0, 1),
-        split_every=4,
-        dtype=np.float64,
-        concatenate=True,
-        meta=np.empty((0,) * (1 + len(axes))),
-    )
-    return total[1], total[2] / total[0]
+def per_cell(function: Callable[..., Array], count: int, draws: Draws, **options: Any) -> Lazy:
+    """Compute ``count`` numbers of every cell from all draws of it, (count, cells), float64.
 
-
-def quantiles(draws: Draws, levels: tuple[float, float]) -> tuple[Lazy, Lazy]:
-    """Two quantiles of mu over chains and draws, by weight, float64."""
-    arguments, draws = _arguments(draws)
-    axes = draws.cell_axes
-    mu = blockwise(
-        _mu,
-        "sd" + axes,
-        *arguments[:-2],
-        concatenate=True,
-        align_arrays=False,
-        dtype=draws.W.dtype,
-        meta=np.empty((0,) * (2 + len(axes)), dtype=draws.W.dtype),
-    )
-    both = blockwise(
-        _block_quantiles,
-        "q" + axes,
-        mu,
-        "sd" + axes,
-        new_axes={"q": 2},
-        concatenate=True,
-        align_arrays=False,
-        levels=levels,
-        weight=None if draws.weight is None else draws.weight.reshape(-1),
-        dtype=np.float64,
-        meta=np.empty((0,) * (1 + len(axes))),
-    )
-    return both[0], both[1]
-
-
-def _arguments(draws: Draws) -> tuple[list[Any], Draws]:
-    """Arguments of a blockwise call, with W and H cut at the same draws; weights come last."""
-    W, H = draws.W, draws.H
-    step = min(W.chunks[1][0], H.chunks[1][0])
-    W, H = W.rechunk({1: step}), H.rechunk({1: step})
-    last: list[Any] = [None, None]
-    if draws.weight is not None:
-        last = [_from_array(draws.weight, chunks=W.chunks[:2]), "sd"]
+    Parameters
+    ----------
+    function
+        `moments` or `quantiles`; called with W (chain, draw, r, K), H (chain, draw, K, c),
+        the rows and columns of points or None, and the weights of the draws or None.
+    """
+    # Draws of W and of H have chunks of their own, and the letters s, d and t, u.
+    arguments = [draws.W, "sdik", draws.H, "tulj", draws.row_at, "p", draws.column_at, "p"]
     if draws.row_at is None:
-        return [W, "sdrk", H, "sdkc", None, None, None, None, *last], draws
-    at = [draws.row_at, "p", draws.column_at, "p"]
-    return [W, "sdik", H, "sdkj", *at, *last], draws
+        arguments = [draws.W, "sdrk", draws.H, "tulc", None, None, None, None]
+    axes = draws.cell_axes
+    return blockwise(
+        function,
+        "q" + axes,
+        *arguments,
+        new_axes={"q": count},
+        concatenate=True,
+        align_arrays=False,
+        weight=draws.weight,
+        dtype=np.float64,
+        meta=np.empty((0,) * (1 + len(axes))),
+        **options,
+    )
 
 
-def _mu(W: Array, H: Array, row_at: Array | None = None, column_at: Array | None = None) -> Array:
-    """Mu of one chunk of draws, (1, n, r, c) or (1, n, p)."""
+def _mu(W: Array, H: Array, row_at: Array | None, column_at: Array | None) -> Array:
+    """Mu of one draw, (r, c) or (p,)."""
     if row_at is None:
-        with single_threaded_blas():
-            return np.asarray(np.matmul(W, H))
-    out = np.empty((*W.shape[:2], len(row_at)), dtype=W.dtype)
-    for at in np.ndindex(W.shape[:2]):
-        out[at] = _mu_points(W[at], H[at], row_at, column_at)
-    return out
-
-
-def _mu_points(W: Array, H: Array, row_at: Array, column_at: Array | None) -> Array:
+        return np.asarray(W @ H)
     # With components last both gathers take neighbouring values.
     return np.asarray(np.einsum("pk,pk->p", W[row_at], np.ascontiguousarray(H.T)[column_at]))
 
 
-def _part_moments(
-    W: Array,
-    H: Array,
-    row_at: Array | None = None,
-    column_at: Array | None = None,
-    weight: Array | None = None,
+def moments(
+    W: Array, H: Array, row_at: Array | None, column_at: Array | None, *, weight: Array | None
 ) -> Array:
-    """Total weight, mean and sum of squared deviations of mu over one chunk of draws.
+    """Mean and population variance of mu over chains and draws, by weight.
 
-    Without weights the total is their number (West 1979, with each weight 1).
+    Each chain's are taken in one pass (West 1979, with each weight 1 where there are none),
+    and then those of their union (Chan, Golub and LeVeque 1983).
     """
     shape = (W.shape[2], H.shape[3]) if row_at is None else (len(row_at),)
-    mean, square = np.zeros(shape), np.zeros(shape)
-    total = 0.0
+    chains = len(W)
+    totals = np.zeros(chains)
+    means, squares = np.zeros((2, chains, *shape))
     with single_threaded_blas():
         for at in np.ndindex(W.shape[:2]):
-            mass = 1.0 if weight is None else float(weight[at])
-            total += mass
-            mu = W[at] @ H[at] if row_at is None else _mu_points(W[at], H[at], row_at, column_at)
+            mean, mass = means[at[0]], 1.0 if weight is None else float(weight[at])
+            totals[at[0]] += mass
+            mu = _mu(W[at], H[at], row_at, column_at)
             delta = mu - mean
-            mean += delta / (total / mass)
+            mean += delta / (totals[at[0]] / mass)
             if mass != 1.0:
                 delta *= mass
-            square += delta * (mu - mean)
-    return np.stack([np.full(shape, total), mean, square])[None, None]
+            squares[at[0]] += delta * (mu - mean)
+    counts = np.broadcast_to(totals.reshape(-1, *(1,) * len(shape)), means.shape)
+    count = counts.sum(axis=0)
+    mean = (counts * means).sum(axis=0) / count
+    square = squares.sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
+    return np.stack([mean, square / count])
 
 
-def _unchanged(parts: Array, axis: Any, keepdims: bool) -> Array:
-    return parts
-
-
-def _merge(parts: Array, axis: Any, keepdims: bool) -> Array:
-    """Moments of the union of several sets of draws (Chan, Golub and LeVeque 1983)."""
-    counts, means, squares = parts[:, :, 0], parts[:, :, 1], parts[:, :, 2]
-    count = counts.sum(axis=(0, 1))
-    mean = (counts * means).sum(axis=(0, 1)) / count
-    square = squares.sum(axis=(0, 1)) + (counts * (means - mean) ** 2).sum(axis=(0, 1))
-    merged = np.stack([count, mean, square])
-    return merged[None, None] if keepdims else merged
-
-
-def _block_quantiles(mu: Array, levels: tuple[float, float], weight: Array | None = None) -> Array:
-    """Quantiles over the two leading axes, linear between draws as `numpy.quantile` has them.
+def quantiles(
+    W: Array,
+    H: Array,
+    row_at: Array | None,
+    column_at: Array | None,
+    *,
+    weight: Array | None,
+    levels: tuple[float, float],
+) -> Array:
+    """Quantiles of mu over chains and draws, linear between draws as `numpy.quantile` has them.
 
     A full sort of neighbouring values is vectorised: measured seven times as fast
     as the partition along a strided axis that `numpy.quantile` does.
     """
-    count = mu.shape[0] * mu.shape[1]
+    with single_threaded_blas():
+        mu = np.stack([_mu(W[at], H[at], row_at, column_at) for at in np.ndindex(W.shape[:2])])
     if weight is not None:
-        return weighted_quantiles(mu.reshape(count, *mu.shape[2:]), weight, levels)
-    ordered = np.ascontiguousarray(np.moveaxis(mu.reshape(count, *mu.shape[2:]), 0, -1))
+        return weighted_quantiles(mu, weight.reshape(-1), levels)
+    ordered = np.ascontiguousarray(np.moveaxis(mu, 0, -1))
+    del mu
     ordered.sort(axis=-1)
-    ends = []
+    ends, count = [], ordered.shape[-1]
     for level in levels:
-        below, weight = divmod(level * (count - 1), 1.0)
+        below, share = divmod(level * (count - 1), 1.0)
         low = ordered[..., int(below)].astype(np.float64)
         high = ordered[..., min(int(below) + 1, count - 1)]
-        ends.append(low + weight * (high - low))
+        ends.append(low + share * (high - low))
     return np.stack(ends)
+
+
+def weighted_quantiles(
+    values: Array, weights: NDArray[np.float64], levels: tuple[float, ...]
+) -> NDArray[np.float64]:
+    r"""Quantiles over the first axis, :math:`n \int F^{-1}` over windows of width 1/n.
+
+    Parameters
+    ----------
+    values
+        (M, ...), any unit.
+    weights
+        (M,), positive, of any sum.
+    levels
+        Between 0 and 1.
+
+    Returns
+    -------
+    ndarray of float64
+        (level, ...), in the unit of the values.
+
+    References
+    ----------
+    Akinshin 2023.
+    """
+    masses = weights / weights.sum()
+    width = 1.0 / effective_number(masses)
+    count = len(values)
+    flat = values.reshape(count, -1)
+    out = np.empty((len(levels), flat.shape[1]))
+    step = max(1, _SLAB // count)
+    for start in range(0, flat.shape[1], step):
+        part = np.ascontiguousarray(flat[:, start : start + step].T)
+        order = np.argsort(part, axis=1, kind="stable")
+        ordered = np.take_along_axis(part, order, axis=1).astype(np.float64)
+        above = np.cumsum(masses[order], axis=1)
+        for at, level in enumerate(levels):
+            out[at, start : start + step] = _window_mean(ordered, above, level, width)
+    return out.reshape(len(levels), *values.shape[1:])
+
+
+def _window_mean(
+    ordered: NDArray[np.float64], above: NDArray[np.float64], level: float, width: float
+) -> NDArray[np.float64]:
+    """Mean of each row's inverse distribution function over the window of a level."""
+    low = level * (1.0 - width)
+    inside = np.clip(above, low, low + width)
+    inside[:, 1:] -= inside[:, :-1].copy()
+    inside[:, 0] -= low
+    first = ordered[:, :1]  # what is equal in all draws stays so to the last bit
+    mean = np.einsum("nm,nm->n", inside, ordered - first) / inside.sum(axis=1)
+    return np.asarray(first[:, 0] + mean)

@@ -12,7 +12,15 @@ from scipy import stats
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.registry import model_from_dict
-from daskfactor.results.cellwise import Draws, Lazy, blockwise, draws_of, moments, quantiles
+from daskfactor.results.cellwise import (
+    Draws,
+    Lazy,
+    blockwise,
+    draws_of,
+    moments,
+    per_cell,
+    quantiles,
+)
 from daskfactor.results.extrapolation import extrapolated_moments
 from daskfactor.results.schema import CELL_INDICES, beside, factor_dims, own_names
 from daskfactor.results.selection import Cells, select
@@ -93,7 +101,7 @@ def predict(
     of = _what(of, law)
     cells = select(*_labelled(tree, dims), rows, columns)
     fine = draws_of(tree["posterior"].to_dataset(), dims, cells, draw_weights(tree))
-    fine_moments = moments(fine)
+    fine_moments = tuple(per_cell(moments, 2, fine))
     mean, variance = _extrapolated(tree, dims, cells, fine_moments, law)
     if of == "observation":
         sd, lower, upper = _of_observation(mean, variance, law, interval)
@@ -164,7 +172,8 @@ def _extrapolated(
     """Mean and variance of mu: 2 fine - coarse where there is a coarse chain."""
     if "posterior_coarse" not in tree.children or tree["posterior_coarse"].sizes["draw"] == 0:
         return fine
-    coarse = moments(draws_of(tree["posterior_coarse"].to_dataset(), dims, cells))
+    group = tree["posterior_coarse"].to_dataset()
+    coarse = tuple(per_cell(moments, 2, draws_of(group, dims, cells)))
     return extrapolated_moments(fine, coarse, law.nonnegative)
 
 
@@ -206,7 +215,7 @@ def _of_mean(
 ) -> tuple[Lazy, Lazy]:
     """Quantiles of mu, moved to the extrapolated mean and variance where these differ."""
     tail = 0.5 * (1.0 - interval)
-    ends = quantiles(fine, (tail, 1.0 - tail))
+    ends = tuple(per_cell(quantiles, 2, fine, levels=(tail, 1.0 - tail)))
     if wanted is fine_moments:
         return ends
     spread = da.where(fine_moments[1] > 0, fine_moments[1], 1.0)

@@ -103,6 +103,8 @@ THRESHOLD: Final = (
 )
 
 CELL_INDICES: Final = ("row_index", "column_index")
+BIASED: Final = "biased"
+"""Attribute of a tree: 1 if the algorithm's draws are off by what no diagnostic sees."""
 RENAMED: Final = "renamed"
 """Attribute of a tree: the user's own names of what has another one in it, as JSON."""
 

@@ -3,7 +3,6 @@
 Particles have no chain that could converge; what they come to is in ``particle_summary``.
 """
 
-import json
 from typing import Final
 
 import numpy as np
@@ -22,7 +21,7 @@ from daskfactor.results.functionals import (
 )
 from daskfactor.results.particle_summary import particle_summary
 from daskfactor.results.particle_verdict import particle_lines
-from daskfactor.results.schema import factor_dims
+from daskfactor.results.schema import BIASED, COARSE, factor_dims
 from daskfactor.results.trace import Trace, as_tree, require_draws
 from daskfactor.results.verdict import Section, Seen, sections_of, verdict_of
 from daskfactor.results.weights import is_particles
@@ -174,15 +173,14 @@ def _posterior_series(tree: xr.DataTree, cells: int, seed: int) -> tuple[list[Se
 
 
 def _biased(tree: xr.DataTree) -> bool:
-    """Whether the sampler has a step whose bias no diagnostic of convergence sees."""
-    stored = tree.attrs.get("sampler", "{}")
-    sampler = json.loads(stored) if isinstance(stored, str) else dict(stored)
-    return sampler.get("type", sampler.get("name")) in {
-        "PSGLD",
-        "SGLD",
-        "SGHMC",
-        "LangevinDynamics",
-    }
+    """Whether the draws are off by what no diagnostic of convergence sees: a finite step."""
+    if BIASED in tree.attrs:
+        return bool(tree.attrs[BIASED])
+    # Runs of 0.1.0 do not say so; those without bias had a second chain, acceptance or step 1.
+    stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else {}
+    if COARSE in tree.children or "acceptance_rate" in stats or "step_size" not in stats:
+        return False
+    return bool((stats["step_size"] != 1.0).any())
 
 
 def _summary(series: list[Series], seen: Seen) -> Summary:

@@ -228,3 +228,16 @@ def test_a_store_is_read_a_few_draws_at_a_time(tmp_path):
     with dask.config.set(scheduler="synchronous"):
         stored = dfac.summarize(tmp_path / "run.zarr", cells=4)
     xr.testing.assert_allclose(stored, dfac.summarize(memory_tree(spec), cells=4), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "told"),
+    [(dfac.PSGLD(), True), (dfac.PSGRRLD(), False), (dfac.Gibbs(), False), (dfac.HMC(), False)],
+)
+def test_what_a_finite_step_hides_is_told_of_those_who_have_one(sampler, told):
+    V = np.random.default_rng(0).poisson(3.0, (8, 6)).astype("f4")
+    model = dfac.TweedieNMF(2, beta=1.0)
+    trace = dfac.sample(V, model, sampler, 8, 4, random_seed=0, progressbar=False)
+    for one in (trace, trace.copy()):
+        assert ("bias of a finite step" in dfac.summarize(one).verdict) is told
+        del one.attrs["biased"]  # as of 0.1.0

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.results import cellwise, quantiles
+from daskfactor.results import cellwise
+from daskfactor.results.cellwise import weighted_quantiles
 from daskfactor.results.matching import Law, match, reference_from
 from daskfactor.results.prediction import monitored
-from daskfactor.results.quantiles import weighted_quantiles
 from daskfactor.results.weights import draw_weights, effective_number, is_particles
 from tests.results.particle_tree import (
     WEIGHTS,
@@ -188,7 +188,7 @@ def test_slabs_change_nothing(monkeypatch):
     rng = np.random.default_rng(1)
     values, weights = rng.random((5, 4, 7)), rng.random(5)
     whole = weighted_quantiles(values, weights, (0.1, 0.7))
-    monkeypatch.setattr(quantiles, "_SLAB", 11)
+    monkeypatch.setattr(cellwise, "_SLAB", 11)
     np.testing.assert_array_equal(weighted_quantiles(values, weights, (0.1, 0.7)), whole)
     assert weighted_quantiles(values[:, :0], weights, (0.5,)).shape == (1, 0, 7)
 
