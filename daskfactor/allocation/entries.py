@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 from daskfactor.data.adapters import open_source, zarr_array
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.labels import DEFAULT_DIMS, Labels
-from daskfactor.data.sparse_data import store_source
 from daskfactor.data.sparse_source import (
     SparseSource,
+    from_blocks,
     is_pydata_sparse,
     is_scipy_sparse,
     meaning_of_fill,
 )
 from daskfactor.data.store import BlockStore, is_blocked_store
-from daskfactor.data.tables import Wanted
-from daskfactor.data.triple_sources import open_triples
 from daskfactor.errors import DataError
 
 MISSING = (
@@ -114,7 +112,7 @@ def _unnamed(shape: Sequence[int], parts: Callable[[], Iterator[Part]]) -> Entri
     return Entries(tuple(int(side) for side in shape), parts, (None,) * len(shape))
 
 
-def _dask(array: Any) -> Entries:
+def _dask(array: Any, scheduler: str | None = None) -> Entries:
     """A dask array of dense or sparse chunks, computed one chunk after another."""
     if any(np.isnan(side) for sides in array.chunks for side in sides):
         raise DataError(
@@ -125,7 +123,7 @@ def _dask(array: Any) -> Entries:
     def parts() -> Iterator[Part]:
         for place in np.ndindex(*array.numblocks):
             origin = [edges[index] for edges, index in zip(starts, place, strict=True)]
-            found = part_of(array.blocks[place].compute())
+            found = part_of(array.blocks[place].compute(scheduler=scheduler))
             yield Part(found.indices + np.array(origin, np.int64), found.values)
 
     return _unnamed(array.shape, parts)
@@ -160,13 +158,14 @@ def _zarr(array: Any) -> Entries:
     names = getattr(array.metadata, "dimension_names", None)
     names = names or array.attrs.get("_ARRAY_DIMENSIONS") or (None,) * array.ndim
     chunked = da.from_zarr(array)  # type: ignore[no-untyped-call]
-    return replace(_dask(chunked), dims=tuple(names))
+    return replace(_dask(chunked, "threads"), dims=tuple(names))
 
 
 def _at(location: str) -> Entries:
     """A blocked sparse store or a zarr array."""
     if is_blocked_store(location):
-        return _matrix(store_source(BlockStore(location)))
+        store = BlockStore(location)
+        return _matrix(from_blocks(store, store.read))
     return _zarr(zarr_array(location)[0])
 
 
@@ -176,32 +175,21 @@ def _matrix(source: Any) -> Entries:
     if not isinstance(source, SparseSource):
         whole = tuple(slice(0, side) for side in source.shape)
         return Entries(source.shape, lambda: iter([part_of(source.read(*whole))]), *names)
-    return _sparse(source.shape, source.unstored, source.pieces, names)
-
-
-def _blocked(data: BlockedData) -> Entries:
-    names = _names(data.labels)
-    if not data.is_sparse:
-        return Entries(data.shape, lambda: iter([part_of(data.to_numpy())]), *names)
-    triples = open_triples(data, Wanted())
-    return _sparse(data.shape, data.unstored, lambda: triples.pieces(True), names)
-
-
-def _sparse(
-    shape: tuple[int, int],
-    unstored: str | None,
-    pieces: Callable[[], Iterator[Any]],
-    names: Names,
-) -> Entries:
-    if unstored == "missing":
+    if source.unstored == "missing":
         raise DataError(MISSING)
 
     def parts() -> Iterator[Part]:
-        for piece in pieces():
-            where = np.stack([piece.rows, piece.cols], axis=1).astype(np.int64)
-            yield Part(where, np.asarray(piece.values))
+        for piece in source.pieces(True, True):
+            where = [np.asarray(side, np.int64) for side in (piece.rows, piece.cols)]
+            yield Part(np.stack(where, axis=1), np.asarray(piece.values))
 
-    return Entries(shape, parts, *names)
+    return Entries(tuple(source.shape or ()), parts, *names)
+
+
+def _blocked(data: BlockedData) -> Entries:
+    if data.is_sparse:
+        return _matrix(from_blocks(data, data.view))
+    return Entries(data.shape, lambda: iter([part_of(data.to_numpy())]), *_names(data.labels))
 
 
 def _names(labels: Labels) -> Names:

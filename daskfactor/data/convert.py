@@ -1,23 +1,22 @@
 """`convert`: any table or file of a sparse matrix becomes a blocked store."""
 
 import time
-import warnings
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from daskfactor.checks import whole_number
-from daskfactor.data.conversion import Task
+from daskfactor.checks import warn, whole_number
+from daskfactor.data.files import open_sparse
 from daskfactor.data.grid import Grid
 from daskfactor.data.memory import memory_budget
-from daskfactor.data.storage import FloatType
+from daskfactor.data.sources import checked_options
+from daskfactor.data.sparse import LoadOptions, Task, meaning_of_unstored
+from daskfactor.data.sparse_source import SparseSource
 from daskfactor.data.store_writer import StoreWriter, check_compression, writing_errors
 from daskfactor.data.tables import Column, Wanted
-from daskfactor.data.triple_sources import open_triples
-from daskfactor.data.triples import TripleSource
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.progress import progress_bar
 
@@ -156,25 +155,35 @@ def convert(
     Notes
     -----
     Of entries that name one cell more than once, the values are added up if unstored means
-    zero; if it means missing, the last one stays, with a warning (those of a scipy matrix are
-    always added up, as scipy has it). Stored zeros are dropped where
-    unstored means zero. NaN and empty values are missing cells.
+    zero; if it means missing, the last one of a file stays, with a warning, and a matrix in
+    memory is refused. Stored zeros are dropped where unstored means zero. NaN and empty values
+    are missing cells.
     """
     begun = time.perf_counter()
-    kind = _checked_dtype(dtype)
+    kind = checked_options(dtype, unstored)
     check_compression(compression)
-    if unstored not in (None, "zero", "missing"):
-        raise OptionError(f'unstored must be None, "zero" or "missing", got {unstored!r}')
     limit = memory_budget(memory_limit)
     writer = StoreWriter(str(store), overwrite=overwrite)
     wanted = Wanted(rows, columns, values, header)
-    triples = _with_shape(open_triples(source, wanted, layer), shape)
+    entries = _with_shape(open_sparse(source, wanted, layer), shape)
+    zeros = meaning_of_unstored(entries, unstored) == "zero"
+    options = LoadOptions(
+        blocks, kind, zeros, limit, balance=balance, allow_empty=True, exact=False
+    )
     with writing_errors(writer.location), progress_bar(progressbar) as on_event:
-        task = Task(triples, writer, _meaning(unstored, triples), kind, limit, on_event)
+        task = Task(entries, options, on_event)
         try:
-            task.read_keys(balance, blocks)
+            task.read_keys()
             task.read_entries()
-            statistics = task.write(compression)
+            writer.begin(task.grid, task.counts, kind, compression, task.kept_shares())
+            statistics = task.assemble(writer.put)
+            if task.doubles and not zeros:
+                warn(
+                    f"{task.doubles} entries name a cell that was named before; the last value of "
+                    'each cell was kept (with unstored="zero" they would be added up)',
+                    DataWarning,
+                )
+            writer.finish(statistics, task.labels, task.layout)
         except BaseException:
             writer.abort()
             raise
@@ -190,7 +199,7 @@ def convert(
         n_duplicates=task.doubles,
         blocks=task.grid.blocks,
         imbalance=float(stored.max() / stored.mean()) if stored.any() else 1.0,
-        unstored="zero" if task.zeros else "missing",
+        unstored=task.layout.unstored,
         dtype=str(kind),
         balanced=balance,
         nbytes=writer.nbytes(),
@@ -198,17 +207,7 @@ def convert(
     )
 
 
-def _checked_dtype(dtype: DTypeLike) -> FloatType:
-    try:
-        kind = np.dtype(dtype)
-    except TypeError:
-        kind = np.dtype(object)
-    if kind not in (np.dtype(np.float32), np.dtype(np.float64)):
-        raise OptionError(f'dtype must be "float32" or "float64", got {dtype!r}')
-    return cast("FloatType", kind)
-
-
-def _with_shape(source: TripleSource, shape: tuple[int, int] | None) -> TripleSource:
+def _with_shape(source: SparseSource, shape: tuple[int, int] | None) -> SparseSource:
     if shape is None:
         return source
     if np.shape(shape) != (2,):
@@ -221,16 +220,3 @@ def _with_shape(source: TripleSource, shape: tuple[int, int] | None) -> TripleSo
             "is for tables whose keys are positions"
         )
     return replace(source, shape=sides)
-
-
-def _meaning(unstored: str | None, source: TripleSource) -> bool:
-    """Whether entries that are not stored are zeros."""
-    if unstored is None and source.unstored is None:
-        warnings.warn(
-            "cells without entry are taken to be observed zeros, as in counts; pass "
-            'unstored="missing" (--unstored missing) if they are unknown, as in ratings, or '
-            'unstored="zero" to say that this is right',
-            DataWarning,
-            stacklevel=3,
-        )
-    return (unstored or source.unstored or "zero") == "zero"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.labels import Labels
 from daskfactor.data.matrix_files import label_file
-from daskfactor.data.sparse_data import open_blocked_store
+from daskfactor.data.sources import open_blocked_store
 from daskfactor.data.store_writer import writing_errors
 from daskfactor.data.tables import require
 from daskfactor.errors import DataError, OptionError, StoreError

@@ -68,7 +68,7 @@ class PositionAxis:
         return self._checked(keys)
 
     def _checked(self, keys: Keys) -> Positions:
-        numbers = _numbers(self._side, keys)
+        numbers = _numbers(self._side, keys).astype(np.int64, copy=False)
         if numbers.size:
             low, high = int(numbers.min()), int(numbers.max())
             if low < 0 or high >= self._counts.size:

@@ -77,6 +77,13 @@ class SparseLayout(NamedTuple):
     row_order: NDArray[np.int64] | None = None
     col_order: NDArray[np.int64] | None = None
 
+    def callers(self, row: int, col: int) -> tuple[int, int]:
+        """The cell as the caller numbers it."""
+        return (
+            row if self.row_order is None else int(self.row_order[row]),
+            col if self.col_order is None else int(self.col_order[col]),
+        )
+
 
 def usable_dims(row: object, col: object) -> tuple[str, str]:
     """Name two dimensions whose source may have no names for them, or equal ones."""

@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import numpy as np
@@ -13,16 +14,21 @@ from numpy.typing import NDArray
 
 from daskfactor.data.keys import text_array
 from daskfactor.data.labels import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
-from daskfactor.data.sparse_source import from_backed
+from daskfactor.data.sparse_source import (
+    Piece,
+    SparseSource,
+    backed_pieces,
+    compressed_pieces,
+    coordinate_pieces,
+)
 from daskfactor.data.tables import Wanted, opened, require
-from daskfactor.data.triples import Piece, TripleSource, compressed_pieces, coordinate_pieces
 from daskfactor.errors import DataError
 
 TEXT_CHUNK = 2**24
 """Bytes of a Matrix Market file that are parsed together."""
 
 
-def open_matrix_market(location: str) -> TripleSource:
+def open_matrix_market(location: str) -> SparseSource:
     """A Matrix Market file of coordinates, compressed or not, read in pieces."""
     with _text_file(location) as file:
         banner = file.readline()
@@ -37,19 +43,19 @@ def open_matrix_market(location: str) -> TripleSource:
         rows, cols, entries = _sizes(location, file)
         start = file.tell()
 
-    def pieces(with_values: bool) -> Iterator[Piece]:
+    def pieces(values: bool, add: bool) -> Iterator[Piece]:
         found = 0
         for text in _line_chunks(location, start):
             coo, lines = _parsed(location, banner, (rows, cols), text)
             found += lines
-            yield from coordinate_pieces(coo.row, coo.col, coo.data, with_values)
+            yield from coordinate_pieces(coo.row, coo.col, coo.data)
         if found != entries:
             raise DataError(
                 f"{location} says that it has {entries} entries, but has {found}; it was cut off "
                 "or changed"
             )
 
-    return TripleSource(
+    return SparseSource(
         SourceInfo("matrix market", location, lazy=True),
         pieces,
         (rows, cols),
@@ -61,7 +67,7 @@ def open_matrix_market(location: str) -> TripleSource:
     )
 
 
-def open_npz(location: str, wanted: Wanted) -> TripleSource:
+def open_npz(location: str, wanted: Wanted) -> SparseSource:
     """A sparse matrix in a NumPy archive.
 
     Either what scipy.sparse.save_npz writes; or compressed rows as ``data``,
@@ -88,15 +94,13 @@ def open_npz(location: str, wanted: Wanted) -> TripleSource:
         if kind not in ("csr", "csc"):
             raise DataError(f"{location} holds a sparse matrix of format {kind}; save it as csr")
         shape = tuple(int(side) for side in arrays["shape"])
-        indptr = arrays["indptr"].astype(np.int64)
-        return TripleSource(
+        parts = {name: arrays[name] for name in ("data", "indices", "indptr")}
+        return SparseSource(
             info,
-            lambda with_values: compressed_pieces(
-                indptr, arrays["indices"], arrays["data"], kind == "csr", with_values
-            ),
+            lambda values, add: compressed_pieces(SimpleNamespace(format=kind, **parts)),
             (shape[0], shape[1]),
             labels,
-            int(indptr[-1]),
+            int(arrays["indptr"][-1]),
             unstored,
         )
     names = [
@@ -114,9 +118,9 @@ def open_npz(location: str, wanted: Wanted) -> TripleSource:
             f"and {data.shape}; they must be as long as each other"
         )
     sides = tuple(int(side) for side in arrays["shape"]) if "shape" in arrays else None
-    return TripleSource(
+    return SparseSource(
         info,
-        lambda with_values: coordinate_pieces(rows, cols, data, with_values),
+        lambda values, add: coordinate_pieces(rows, cols, data),
         None if sides is None else (sides[0], sides[1]),
         labels if sides is not None else Labels(),
         data.size,
@@ -124,7 +128,7 @@ def open_npz(location: str, wanted: Wanted) -> TripleSource:
     )
 
 
-def open_h5ad(location: str, layer: str | None) -> TripleSource:
+def open_h5ad(location: str, layer: str | None) -> SparseSource:
     """The matrix X, or a layer, of an AnnData file; read in pieces, whatever its size."""
     io = require("anndata.io", "anndata", "AnnData files")
     key = "X" if layer is None else f"layers/{layer}"
@@ -137,20 +141,18 @@ def open_h5ad(location: str, layer: str | None) -> TripleSource:
                 f"{key} of {location} is dense; convert is for sparse matrices: pass it to "
                 "as_blocks or sample as an array, or make it sparse first"
             )
-        source = from_backed(io.sparse_dataset(file[key]))
+        shape = io.sparse_dataset(file[key]).shape
         entries = int(file[key]["data"].shape[0])
         sides = {name: _index_of(io, file[name]) if name in file else {} for name in ("obs", "var")}
 
-    def pieces(with_values: bool) -> Iterator[Piece]:
+    def pieces(values: bool, add: bool) -> Iterator[Piece]:
         with _h5(location) as file:
-            for part in from_backed(io.sparse_dataset(file[key])).pieces():
-                rows, cols = (np.asarray(side, np.int64) for side in (part.rows, part.cols))
-                yield Piece(rows, cols, part.values if with_values else None)
+            yield from backed_pieces(io.sparse_dataset(file[key]), shape)
 
-    return TripleSource(
+    return SparseSource(
         SourceInfo("h5ad", location, lazy=True),
         pieces,
-        source.shape,
+        shape,
         Labels("obs", "var", sides["obs"], sides["var"]),
         entries,
     )

@@ -13,17 +13,18 @@ from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import working_bytes
 from daskfactor.data.memory import memory_budget
 from daskfactor.data.sources import LEAST_READ, MOST_READ
-from daskfactor.data.sparse_loading import LEAST_SPOOL, sparse_bytes
+from daskfactor.data.sparse import BLOCK_BYTES, MOST_THREADS, sparse_bytes
 from daskfactor.data.sparse_source import PIECE, SparseSource
 from daskfactor.data.statistics import TILE_ENTRIES
 from daskfactor.data.storage import FloatType, block_bytes, zero_copy
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import OptionError
+from daskfactor.kernels.triples import triple_type
 from daskfactor.kernels.views import index_type, pointer_type
 from daskfactor.threads import available_cores
 
-PIECE_BYTES = 44
-"""Bytes per entry of a piece while it is sorted by block: its parts, their order, copies."""
+PIECE_BYTES = 64
+"""Bytes per entry of a piece while it is sorted by block: its parts, and what becomes of them."""
 ASSEMBLY_BYTES = 48
 """Bytes per entry of a sparse block while it is put together."""
 SCAN_BYTES = 24
@@ -192,16 +193,17 @@ def of_dense(source: Source, wanted: Wanted, limit: int) -> Outline:
 def of_sparse(source: SparseSource, V: Any, wanted: Wanted, limit: int) -> Outline:
     """Of a sparse matrix, whose entries are taken to lie evenly."""
     entries, dtype = wanted.entries or stored_entries(V), wanted.dtype
-    grid = wanted.blocks
+    grid, shape = wanted.blocks, source.shape
+    assert shape is not None
     if not isinstance(grid, Grid):
         chunks = None if wanted.balance else source.chunks
-        grid = choose_grid(source.shape, chunks, grid, wanted.workers, entries)
+        grid = choose_grid(shape, chunks, grid, wanted.workers, entries)
     area = np.outer(grid.rows.sizes, grid.cols.sizes)
     stored = np.ceil(entries * (area / area.sum())).astype(np.int64)
     decoded = sparse_bytes(grid, entries, dtype)
     held = decoded if decoded <= limit else 0
     unstored = wanted.unstored or source.unstored or "zero"
-    cells = source.shape[0] * source.shape[1]
+    cells = shape[0] * shape[1]
     return Outline(
         grid,
         dtype,
@@ -220,22 +222,20 @@ def of_sparse(source: SparseSource, V: Any, wanted: Wanted, limit: int) -> Outli
 def sparse_loading(
     source: SparseSource, V: Any, layout: tuple[Grid, bool], entries: int, memory: tuple[int, int]
 ) -> int:
-    """Most bytes while entries are dealt out to blocks; ``memory`` is (held, limit)."""
+    """Most bytes while entries are put on their blocks; ``memory`` is (held, limit)."""
     grid, balance = layout
     held, limit = memory
-    value = source.dtype.itemsize
-    dealt = value + sum(2 if max(b.sizes) <= 2**16 else 4 for b in (grid.rows, grid.cols))
-    piece = PIECE_BYTES * min(entries, PIECE) + ASSEMBLY_BYTES * -(-entries // grid.blocks**2)
-    spool = max(limit, LEAST_SPOOL)
-    form = getattr(V, "format", None)
-    copied = 0 if form in ("csr", "csc") else entries * (8 + value)
-    if source.info.lazy:
-        copied = min(spool, entries * (16 + value))
-    # Rows in their order go to blocks band by band; anything else waits until all is read,
-    # and is given away block by block.
-    band = min(spool, -(-entries // grid.blocks) * dealt)
-    waiting = min(spool, entries * dealt) if form == "csc" or balance else 0
-    return piece + copied + max(waiting, held + band)
+    value, block = source.dtype.itemsize, -(-entries // grid.blocks**2)
+    if source.matrix is not None:
+        # A copy in rows unless it is that already; what says something; a band, cut and permuted.
+        copied = 0 if getattr(V, "format", None) == "csr" else entries * (16 + value)
+        told = entries * (9 if balance else 2)
+        band = (2 if balance else 1) * -(-entries // grid.blocks) * (8 + value)
+        return copied + max(told, band + ASSEMBLY_BYTES * block + held)
+    threads = min(MOST_THREADS, available_cores())
+    piece = PIECE_BYTES * min(entries, PIECE) * (threads + 2)
+    shelf = min(limit // 2, entries * (16 + value + triple_type(np.dtype(float)).itemsize))
+    return shelf + max(piece, held + threads * BLOCK_BYTES * block)
 
 
 def stored_entries(V: Any) -> int:

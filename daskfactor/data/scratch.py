@@ -12,7 +12,7 @@ import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -40,7 +40,7 @@ class Extent(NamedTuple):
 class ArrayFile:
     """Arrays one after another in a local file, each at a multiple of 64 bytes.
 
-    Appending is for one thread; reading is safe from several at once.
+    Safe to use from several threads at once.
 
     Parameters
     ----------
@@ -74,20 +74,21 @@ class ArrayFile:
             if reserve:
                 self._reserve(reserve)
         except OSError as error:
-            raise self._failed(error, 0) from error
+            raise self._failed(error) from error
 
     def append(self, array: NDArray[Any]) -> Extent:
         """Write an array behind what is there."""
         array = np.ascontiguousarray(array)
-        start = -(-self.size // ALIGNMENT) * ALIGNMENT
-        position, data = start, as_bytes(array)
+        data = as_bytes(array)
+        with self._lock:
+            start = position = -(-self.size // ALIGNMENT) * ALIGNMENT
+            self.size = start + array.nbytes
         try:
             while data.nbytes:
                 written = os.pwrite(self._file.fileno(), data, position)
                 data, position = data[written:], position + written
         except OSError as error:
-            raise self._failed(error, array.nbytes) from error
-        self.size = position
+            raise self._failed(error) from error
         return Extent(start, array.dtype.str, array.shape)
 
     def read(self, extents: Sequence[Extent]) -> list[NDArray[Any]]:
@@ -168,11 +169,11 @@ class ArrayFile:
     def _name(self) -> str:
         return self.path or f"the scratch file in {self._directory}"
 
-    def _failed(self, error: OSError, size: int) -> StoreError:
+    def _failed(self, error: OSError) -> StoreError:
         full = error.errno in DISK_FULL
         cause = "there is not enough room" if full else str(error)
         remedy = "free some" if full else "make it writable"
-        needed = str(self._reserved) if self._reserved else f"{self.size + size} or more"
+        needed = str(self._reserved) if self._reserved else f"{self.size} or more"
         return StoreError(
             f"a scratch file of {needed} bytes is needed in {self._directory}, but {cause}; "
             f"{remedy}, name another directory with the dask option 'temporary-directory', or "
@@ -180,55 +181,48 @@ class ArrayFile:
         )
 
 
-class Spool:
-    """Groups of arrays appended under keys and taken out again, in memory up to a budget.
+class Shelf:
+    """Flat arrays put down and read again, in memory up to a budget, beyond it in a scratch file.
 
-    Beyond the budget everything goes to a scratch file, in runs as long as the budget made
-    them. From one thread at a time.
+    From any thread.
     """
 
     def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._kept: dict[Hashable, list[tuple[NDArray[Any], ...]]] = {}
-        self._bytes = 0
+        self._left = budget
         self._file: ArrayFile | None = None
-        self._extents: dict[Hashable, list[list[Extent]]] = {}
+        self._lock = threading.Lock()
 
-    def append(self, key: Hashable, arrays: tuple[NDArray[Any], ...]) -> None:
-        """Keep these arrays; all groups of a key have the same number of them."""
-        self._kept.setdefault(key, []).append(arrays)
-        self._bytes += sum(array.nbytes for array in arrays)
-        if self._bytes > self._budget:
-            self._file = self._file or ArrayFile(scratch_directory())
-            for one, groups in self._kept.items():
-                extents = [self._file.append(array) for array in joined(groups)]
-                self._extents.setdefault(one, []).append(extents)
-            self._kept.clear()
-            self._bytes = 0
+    def put(self, array: NDArray[Any]) -> NDArray[Any] | Extent:
+        """Keep an array; what is returned is for `get` and `take`."""
+        with self._lock:
+            if array.nbytes <= self._left:
+                self._left -= array.nbytes
+                return array
+            if self._file is None:
+                self._file = ArrayFile(scratch_directory())
+            return self._file.append(array)
 
-    def take(self, key: Hashable) -> list[tuple[NDArray[Any], ...]]:
-        """All groups of a key in the order they came, given away."""
-        groups = [
-            tuple(self._file.read(extents))
-            for extents in self._extents.pop(key, [])
-            if self._file is not None
-        ]
-        kept = self._kept.pop(key, [])
-        self._bytes -= sum(array.nbytes for group in kept for array in group)
-        return groups + kept
+    def get(self, kept: NDArray[Any] | Extent, part: slice) -> NDArray[Any]:
+        """Part of an array."""
+        if isinstance(kept, np.ndarray):
+            return kept[part]
+        assert self._file is not None
+        each = np.dtype(kept.dtype).itemsize
+        extent = Extent(kept.start + part.start * each, kept.dtype, (part.stop - part.start,))
+        return self._file.read([extent])[0]
+
+    def take(self, kept: NDArray[Any] | Extent) -> NDArray[Any]:
+        """An array, given away."""
+        if isinstance(kept, Extent):
+            return self.get(kept, slice(0, kept.shape[0]))
+        with self._lock:
+            self._left += kept.nbytes
+        return kept
 
     def close(self) -> None:
-        """Give back memory and disk."""
-        self._kept.clear()
+        """Give disk space back."""
         if self._file is not None:
             self._file.close()
-
-
-def joined(groups: list[tuple[NDArray[Any], ...]]) -> tuple[NDArray[Any], ...]:
-    """Groups of arrays as one group, each array as long as all its parts together."""
-    if len(groups) == 1:
-        return groups[0]
-    return tuple(np.concatenate(parts) for parts in zip(*groups, strict=True))
 
 
 def scratch_directory() -> str:

@@ -13,14 +13,10 @@ from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import load, working_bytes
 from daskfactor.data.memory import memory_budget
 from daskfactor.data.scratch import ArrayFile, scratch_directory
-from daskfactor.data.sparse_data import (
-    meaning_of_unstored,
-    serves,
-    sparse_data,
-    store_source,
-    stored_blocks,
-)
-from daskfactor.data.sparse_loading import Wish
+from daskfactor.data.sharing import about_store
+from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
+from daskfactor.data.sparse_source import from_blocks
+from daskfactor.data.statistics import refuse_unobserved, unpermuted
 from daskfactor.data.storage import (
     FloatType,
     MemoryBlocks,
@@ -30,7 +26,7 @@ from daskfactor.data.storage import (
     zero_copy,
 )
 from daskfactor.data.store import BlockStore, is_blocked_store
-from daskfactor.errors import DataWarning, OptionError
+from daskfactor.errors import DataError, DataWarning, OptionError
 
 MOST_READ = 2**24
 LEAST_READ = 2**20
@@ -122,7 +118,7 @@ def as_blocks(
     array that is used where it is must not be changed afterwards. A dask array
     must say itself that its chunks are sparse (its ``meta``).
     """
-    kind = _check_options(dtype, unstored, workers)
+    kind = checked_options(dtype, unstored, workers)
     if isinstance(V, BlockedData):
         return _agreeing(V, blocks, unstored, balance)
     limit = memory_budget(memory_limit)
@@ -136,19 +132,81 @@ def as_blocks(
             )
         return _dense(source, blocks, kind, limit, workers, allow_empty)
     if isinstance(source, BlockStore):
-        if serves(source, blocks, unstored, balance):
-            return stored_blocks(source, kind, limit, allow_empty)
-        source = store_source(source)
-    wish = Wish(
-        blocks,
-        kind,
-        meaning_of_unstored(source, unstored) == "zero",
-        limit,
-        workers,
-        balance,
+        if _serves(source, blocks, unstored, balance):
+            return _stored(source, kind, limit, allow_empty)
+        source = from_blocks(source, source.read)
+    if source.unstored == "missing" and unstored == "zero":
+        raise OptionError(
+            'unstored="zero", but the input says that entries it does not store are missing '
+            '(fill_value NaN, or a store converted with unstored="missing"); leave unstored out, '
+            "or make the input anew"
+        )
+    zeros = meaning_of_unstored(source, unstored) == "zero"
+    return sparse_data(
+        source, LoadOptions(blocks, kind, zeros, limit, workers, balance, allow_empty)
+    )
+
+
+def _serves(
+    store: BlockStore, blocks: int | Grid | None, unstored: str | None, balance: bool
+) -> bool:
+    """Whether the blocks of a store can be used as they are."""
+    fits = blocks is None or blocks in (store.grid, store.grid.blocks)
+    ordered = not balance or store.row_order is not None
+    return fits and ordered and unstored in (None, store.unstored)
+
+
+def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) -> BlockedData:
+    """The blocks of a store, read when they are wanted and kept as far as memory allows."""
+    largest = max(abs(store.statistics.minimum), abs(store.statistics.maximum))
+    if largest > np.finfo(dtype).max:
+        raise DataError(
+            f"the store at {store.location} has entries up to {largest:g} in size, outside the "
+            f'range of {dtype}; pass dtype="float64", or rescale the data'
+        )
+    found = store.statistics
+    refuse_unobserved(
+        found.n_observed,
+        unpermuted(found.row_observed, store.row_order),
+        unpermuted(found.col_observed, store.col_order),
+        store.labels,
         allow_empty,
     )
-    return sparse_data(source, wish)
+    grid, labels, statistics, source, dtype, sparse = about_store(store, dtype)
+    return BlockedData(grid, labels, statistics, source, dtype, store.blocks(dtype, limit), sparse)
+
+
+def open_blocked_store(
+    location: str,
+    *,
+    dtype: DTypeLike | None = None,
+    memory_limit: int | str | None = None,
+    allow_empty: bool = True,
+) -> BlockedData:
+    """A blocked store as `BlockedData` whose blocks are read when they are wanted.
+
+    Parameters
+    ----------
+    location
+        Path or URL.
+    dtype
+        float32 or float64; by default that of the store.
+    memory_limit
+        Bytes of blocks that are kept once they were read, so that a store of any size
+        can be used; by default half of the free memory.
+    allow_empty
+        Whether rows and columns without any observed entry are accepted.
+
+    Raises
+    ------
+    StoreError, StoreFormatError
+        As for `BlockStore`.
+    DataError
+        If a row or column has no observed entry and ``allow_empty`` is False.
+    """
+    store = BlockStore(location)
+    kind = cast("FloatType", np.dtype(dtype or store.dtype))
+    return _stored(store, kind, memory_budget(memory_limit), allow_empty)
 
 
 def _dense(
@@ -176,7 +234,10 @@ def _blocked_store(V: Any) -> BlockStore | None:
     return None
 
 
-def _check_options(dtype: DTypeLike, unstored: str | None, workers: int | None) -> FloatType:
+def checked_options(
+    dtype: DTypeLike, unstored: str | None, workers: int | None = None
+) -> FloatType:
+    """The type of the blocks; refuses options that are none."""
     try:
         kind = np.dtype(dtype)
     except TypeError:

@@ -1,14 +1,12 @@
-"""Sparse inputs seen as one stream of entries: (row, column, value), in pieces.
+"""Sparse inputs as one stream of entries, in pieces: (row, column, value).
 
-A matrix is copied before the pass only if it has duplicates, or a format that may
-have them: the grid and the balance of blocks follow from the number of entries,
-which must not depend on how a matrix is written down.
+The grid and the balance of blocks follow from the number of entries, which must not depend
+on how a matrix is written down: duplicates in a matrix are merged before anything else.
 """
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +14,16 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskfactor.data.decode import check_dtype, check_shape, matrix_shape
-from daskfactor.data.grid import Chunks
+from daskfactor.data.grid import Block, Chunks
+from daskfactor.data.keys import Keys
 from daskfactor.data.labels import Labels, SourceInfo
 from daskfactor.errors import DataError
 
 IntArray = NDArray[np.integer[Any]]
 
-PIECE = 2**20
-"""Entries that are handled together."""
+FLOAT = np.dtype(np.float64)
+PIECE = 2**19
+"""Entries that are handled together: 25 MB or so on their way through."""
 
 DENSE_PART = 2**24
 LEAST_LINES = 256
@@ -31,43 +31,70 @@ LEAST_LINES = 256
 
 
 class Piece(NamedTuple):
-    """Some entries of a matrix; all that lie above row ``done`` have come with this piece."""
+    """Some entries; ``values`` is None where only the keys were asked for."""
 
-    rows: IntArray
-    cols: IntArray
-    values: NDArray[Any]
-    done: int = 0
+    rows: Keys
+    cols: Keys
+    values: NDArray[Any] | None
+
+
+class KeysAreText(Exception):  # noqa: N818 - a message between two modules, never shown
+    """A key that is no whole number was met after others that were."""
 
 
 @dataclass(frozen=True)
 class SparseSource:
-    """A matrix of which only some entries are stored.
+    """Something that yields the same entries in the same order as often as it is asked.
 
-    ``unstored`` is what the input itself says about the others, or None;
-    ``pieces`` starts the stream anew at every call; called with False it refuses entries
-    that name a cell again rather than adding them up.
+    Attributes
+    ----------
+    info
+        What it is and where.
+    pieces
+        Starts the stream: ``pieces(values, add)``. Without ``values`` only keys are needed;
+        without ``add`` a matrix refuses entries that name a cell again rather than adding
+        them up.
+    shape
+        (I, J) if keys are positions; None if they are names to be learnt.
+    labels
+        Labels of rows and columns, or, where they are learnt, the names of the dimensions.
+    entries
+        How many entries there are, if that is known before they are read.
+    unstored
+        What the source itself says about entries that it does not store.
+    chunks
+        Lengths of its chunks of rows and of columns, if it has any.
+    as_text
+        Called when keys that looked like numbers turn out not to be; the source then
+        gives texts. None where that cannot happen.
+    matrix
+        Of a source in memory: called with ``add``, all of it as compressed rows.
+    dtype
+        Type of its values, where that is known.
     """
 
-    shape: tuple[int, int]
-    dtype: np.dtype[Any]
-    labels: Labels
     info: SourceInfo
-    pieces: Callable[..., Iterator[Piece]]
+    pieces: Callable[[bool, bool], Iterator[Piece]]
+    shape: tuple[int, int] | None = None
+    labels: Labels = field(default_factory=Labels)
+    entries: int | None = None
     unstored: str | None = None
     chunks: Chunks | None = None
+    as_text: Callable[[], None] | None = None
+    matrix: Callable[[bool], Any] | None = None
+    dtype: np.dtype[Any] = FLOAT
 
 
 def from_scipy(matrix: Any) -> SparseSource:
     """A scipy sparse matrix or array of any format."""
     shape = matrix_shape(matrix.shape)
     check_dtype(matrix.dtype)
-    once = cache(lambda add: canonical(matrix, add))
     return SparseSource(
-        shape,
-        matrix.dtype,
-        Labels(),
         SourceInfo("scipy"),
-        lambda add=True: _compressed(once(add)),
+        lambda values, add: compressed_pieces(canonical(matrix, add)),
+        shape,
+        matrix=lambda add: _by_rows(canonical(matrix, add)),
+        dtype=matrix.dtype,
     )
 
 
@@ -76,12 +103,12 @@ def from_pydata(array: Any) -> SparseSource:
     shape = matrix_shape(array.shape)
     check_dtype(array.dtype)
     return SparseSource(
-        shape,
-        array.dtype,
-        Labels(),
         SourceInfo("sparse"),
-        lambda add=True: pydata_pieces(array),
-        meaning_of_fill(array.fill_value),
+        lambda values, add: compressed_pieces(canonical(_scipy_of(array), add)),
+        shape,
+        unstored=meaning_of_fill(array.fill_value),
+        matrix=lambda add: _by_rows(canonical(_scipy_of(array), add)),
+        dtype=array.dtype,
     )
 
 
@@ -92,13 +119,12 @@ def from_sparse_dask(array: Any, shape: tuple[int, int]) -> SparseSource:
     sizes = [tuple(int(size) for size in side) for side in array.chunks]
     rows, cols = (tuple(size for size in side if size) for side in sizes)
     return SparseSource(
-        shape,
-        array.dtype,
-        Labels(),
         SourceInfo("dask", lazy=True),
-        lambda add=True: _dask_pieces(array, sizes, fill, add),
-        fill,
-        (rows, cols),
+        lambda values, add: _dask_pieces(array, sizes, fill, add),
+        shape,
+        unstored=fill,
+        chunks=(rows, cols),
+        dtype=array.dtype,
     )
 
 
@@ -107,11 +133,37 @@ def from_backed(dataset: Any) -> SparseSource:
     shape = matrix_shape(dataset.shape)
     check_dtype(dataset.dtype)
     return SparseSource(
-        shape,
-        dataset.dtype,
-        Labels(),
         SourceInfo("anndata", lazy=True),
-        lambda add=True: _backed_pieces(dataset, shape, add),
+        lambda values, add: backed_pieces(dataset, shape, add),
+        shape,
+        dtype=dataset.dtype,
+    )
+
+
+def from_blocks(blocked: Any, view: Callable[[int, int], Any]) -> SparseSource:
+    """The entries of a blocked store, or of sparse `BlockedData`, in the caller's order."""
+    ordered = blocked.row_order is not None
+
+    def pieces(values: bool, add: bool) -> Iterator[Piece]:
+        for block in blocked.grid.all_blocks():
+            found = view(*block)
+            rows, cols = (part.start for part in blocked.grid.slices(Block(*block)))
+            row = np.repeat(np.arange(found.m), np.diff(found.indptr)) + rows
+            col = found.indices + np.int64(cols)
+            if ordered:
+                row, col = blocked.row_order[row], blocked.col_order[col]
+            yield Piece(row, col, found.values.copy() if values else None)
+
+    grid = blocked.grid
+    location = getattr(blocked, "location", None) or getattr(blocked, "source", None)
+    return SparseSource(
+        SourceInfo("blocks", getattr(location, "location", location), lazy=True),
+        pieces,
+        grid.shape,
+        blocked.labels,
+        int(blocked.n_stored.sum()),
+        blocked.unstored,
+        None if ordered else (grid.rows.sizes, grid.cols.sizes),
     )
 
 
@@ -131,11 +183,6 @@ def is_sparse(data: object) -> bool:
     return is_scipy_sparse(data) or is_pydata_sparse(data)
 
 
-def sparse_pieces(data: Any, add: bool = True) -> Iterator[Piece]:
-    """The entries of a sparse matrix of either kind."""
-    return scipy_pieces(data, add) if is_scipy_sparse(data) else pydata_pieces(data)
-
-
 def meaning_of_fill(fill: Any) -> str:
     """What an array with this fill value says about entries that it does not store."""
     if fill == 0:
@@ -148,75 +195,79 @@ def meaning_of_fill(fill: Any) -> str:
     )
 
 
-def scipy_pieces(matrix: Any, add: bool = True) -> Iterator[Piece]:
-    """The stored entries of a scipy matrix, duplicates summed, explicit zeros among them."""
-    return _compressed(canonical(matrix, add))
+def compressed_pieces(matrix: Any, row0: int = 0, col0: int = 0) -> Iterator[Piece]:
+    """Compressed rows or columns, wherever their arrays lie, piece by piece."""
+    pointers, total = matrix.indptr, int(matrix.indptr[-1])
+    for start in range(int(pointers[0]), total, PIECE):
+        stop = min(start + PIECE, total)
+        first = int(np.searchsorted(pointers, start, side="right")) - 1
+        last = int(np.searchsorted(pointers, stop, side="left"))
+        edges = np.clip(pointers[first : last + 1].astype(np.int64), start, stop)
+        major = np.repeat(np.arange(first, last, dtype=np.int64), np.diff(edges))
+        minor = np.asarray(matrix.indices[start:stop]).astype(np.int64)
+        rows, cols = (major, minor) if matrix.format == "csr" else (minor, major)
+        yield Piece(rows + row0, cols + col0, np.asarray(matrix.data[start:stop]))
 
 
-def pydata_pieces(array: Any) -> Iterator[Piece]:
-    """The stored entries of an array of the sparse package."""
-    coo = array if type(array).__name__ == "COO" else array.asformat("coo")
-    rows, cols = coo.coords
-    return _coordinates(rows, cols, coo.data, coo.shape)
+def coordinate_pieces(
+    rows: NDArray[Any], cols: NDArray[Any], data: NDArray[Any]
+) -> Iterator[Piece]:
+    """Three arrays of the same length, piece by piece."""
+    for start in range(0, data.size, PIECE):
+        part = slice(start, start + PIECE)
+        yield Piece(rows[part].astype(np.int64), cols[part].astype(np.int64), data[part])
 
 
 def _dask_pieces(
     array: Any, sizes: list[tuple[int, ...]], fill: str | None, add: bool
 ) -> Iterator[Piece]:
-    row0 = 0
-    for i, height in enumerate(sizes[0]):
-        col0 = 0
-        for j, width in enumerate(sizes[1]):
-            if height and width:
-                chunk = array.blocks[i, j].compute()
-                check_shape(chunk, (height, width), row0, col0)
-                last = j == len(sizes[1]) - 1
-                yield from _moved(_chunk_pieces(chunk, fill, add), row0, col0)
-                if last:
-                    yield _nothing(array.dtype, row0 + height)
-            col0 += width
-        row0 += height
+    origins = [np.concatenate([[0], np.cumsum(side)]) for side in sizes]
+    for i, j in np.ndindex(*map(len, sizes)):
+        row0, col0 = int(origins[0][i]), int(origins[1][j])
+        shape = sizes[0][i], sizes[1][j]
+        if 0 in shape:
+            continue
+        chunk = array.blocks[i, j].compute()
+        check_shape(chunk, shape, row0, col0)
+        if is_pydata_sparse(chunk):
+            if meaning_of_fill(chunk.fill_value) != fill:
+                raise DataError(
+                    f"a chunk of the dask array has fill_value {chunk.fill_value}, unlike the "
+                    "array itself; give all chunks one fill_value"
+                )
+            chunk = _scipy_of(chunk)
+        elif not is_scipy_sparse(chunk):  # operations on sparse chunks may give dense ones
+            rows, cols = np.indices(shape).reshape(2, -1)
+            pairs = (rows, cols)
+            chunk = sparse.coo_array((np.asarray(chunk).ravel(), pairs), shape=shape)
+        yield from compressed_pieces(canonical(chunk, add), row0, col0)
 
 
-def _chunk_pieces(chunk: Any, fill: str | None, add: bool) -> Iterator[Piece]:
-    if is_pydata_sparse(chunk) and meaning_of_fill(chunk.fill_value) != fill:
-        raise DataError(
-            f"a chunk of the dask array has fill_value {chunk.fill_value}, unlike the array "
-            "itself; give all chunks one fill_value"
-        )
-    if is_sparse(chunk):
-        return sparse_pieces(chunk, add)
-    # Operations on sparse chunks may give dense ones.
-    dense = np.asarray(chunk)
-    rows, cols = np.indices(dense.shape).reshape(2, -1)
-    return _coordinates(rows, cols, dense.ravel(), chunk.shape)
-
-
-def _backed_pieces(dataset: Any, shape: tuple[int, int], add: bool) -> Iterator[Piece]:
+def backed_pieces(dataset: Any, shape: tuple[int, int], add: bool | None = None) -> Iterator[Piece]:
+    """A sparse dataset in a file, some rows or columns at a time; None leaves duplicates."""
     by_rows = dataset.format == "csr"
     length, width = shape if by_rows else shape[::-1]
     step = max(LEAST_LINES, DENSE_PART // width)
     for start in range(0, length, step):
         part = slice(start, min(length, start + step))
-        if by_rows:
-            yield from _moved(scipy_pieces(dataset[part], add), start, 0)
-            yield _nothing(dataset.dtype, part.stop)
-        else:
-            yield from _moved(scipy_pieces(dataset[:, part], add), 0, start)
+        found = dataset[part] if by_rows else dataset[:, part]
+        found = found if add is None else canonical(found, add)
+        yield from compressed_pieces(found, *((start, 0) if by_rows else (0, start)))
 
 
-def _moved(pieces: Iterator[Piece], row0: int, col0: int) -> Iterator[Piece]:
-    for piece in pieces:
-        yield Piece(_shifted(piece.rows, row0), _shifted(piece.cols, col0), piece.values)
+def _scipy_of(array: Any) -> Any:
+    """An array of the sparse package as coordinates; what it does not store is left open."""
+    coo = array if type(array).__name__ == "COO" else array.asformat("coo")
+    values = summable(coo.data) if coo.data.dtype == np.float16 else coo.data
+    return sparse.coo_array((values, tuple(coo.coords)), shape=coo.shape)
 
 
-def _shifted(index: IntArray, by: int) -> IntArray:
-    return index + np.int64(by) if by else index
-
-
-def _nothing(dtype: Any, done: int) -> Piece:
-    """No entries, but word that all above a row have come."""
-    return Piece(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, dtype), done)
+def _by_rows(matrix: Any) -> Any:
+    """Compressed rows with values of a type that scipy can cut."""
+    plain = summable(matrix.data) if matrix.dtype == np.float16 else matrix.data
+    plain = plain.astype(plain.dtype.newbyteorder("="), copy=False)
+    kind = sparse.csr_array if matrix.format == "csr" else sparse.csc_array
+    return kind((plain, matrix.indices, matrix.indptr), shape=matrix.shape).tocsr()
 
 
 def canonical(matrix: Any, add: bool = True) -> Any:
@@ -280,39 +331,6 @@ def summable(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype == np.float16:
         return values.astype(np.float32)
     return values.astype(values.dtype.newbyteorder("="), copy=False)
-
-
-def _compressed(matrix: Any) -> Iterator[Piece]:
-    """Whole rows of a CSR matrix, or whole columns of a CSC matrix, together at a time."""
-    pointers, indices, values = matrix.indptr, matrix.indices, matrix.data
-    by_rows = matrix.format == "csr"
-    length = matrix.shape[0 if by_rows else 1]
-    start = 0
-    while start < length:
-        stop = int(np.searchsorted(pointers, int(pointers[start]) + PIECE, side="right")) - 1
-        stop = min(length, max(stop, start + 1))
-        part = slice(int(pointers[start]), int(pointers[stop]))
-        counts = np.diff(pointers[start : stop + 1])
-        long = np.repeat(np.arange(start, stop, dtype=_index_type(length)), counts)
-        if by_rows:
-            yield Piece(long, indices[part], values[part], stop)
-        else:
-            yield Piece(indices[part], long, values[part])
-        start = stop
-
-
-def _coordinates(
-    rows: IntArray, cols: IntArray, values: NDArray[Any], shape: tuple[int, int]
-) -> Iterator[Piece]:
-    _check_indices(rows, shape[0], "row")
-    _check_indices(cols, shape[1], "column")
-    for start in range(0, len(values), PIECE):
-        part = slice(start, start + PIECE)
-        yield Piece(rows[part], cols[part], values[part])
-
-
-def _index_type(size: int) -> type[np.integer[Any]]:
-    return np.int32 if size < 2**31 else np.int64
 
 
 def _check_pointers(

@@ -9,27 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid
-from daskfactor.data.labels import Labels
+from daskfactor.data.labels import Labels, SparseLayout
 from daskfactor.data.scratch import as_bytes
 from daskfactor.data.statistics import Statistics, infinite, refuse_unobserved, unpermuted
 from daskfactor.kernels.views import SparseBlock
-
-
-class Orders:
-    """Where the caller's rows and columns lie on the grid; None: where they were."""
-
-    def __init__(
-        self, rows: NDArray[np.int64] | None = None, cols: NDArray[np.int64] | None = None
-    ) -> None:
-        self.rows = rows
-        self.cols = cols
-
-    def callers(self, row: int, col: int) -> tuple[int, int]:
-        """The cell as the caller numbers it."""
-        return (
-            row if self.rows is None else int(self.rows[row]),
-            col if self.cols is None else int(self.cols[col]),
-        )
 
 
 class SparseStatisticsBuilder:
@@ -39,12 +22,12 @@ class SparseStatisticsBuilder:
     all that are not stored.
     """
 
-    def __init__(self, grid: Grid, labels: Labels, zeros: bool, orders: Orders) -> None:
+    def __init__(self, grid: Grid, labels: Labels, layout: SparseLayout) -> None:
         square = (grid.blocks, grid.blocks)
         self._grid = grid
         self._labels = labels
-        self._zeros = zeros
-        self._orders = orders
+        self._zeros = zeros = layout.unstored == "zero"
+        self._layout = layout
         self._stored = np.zeros(square, np.int64)
         self._observed = np.zeros(square, np.int64)
         self._checksums = np.zeros(square, np.uint32)
@@ -77,8 +60,8 @@ class SparseStatisticsBuilder:
 
     def finish(self, allow_empty: bool) -> Statistics:
         """The statistics of the whole matrix, once every block has been scanned."""
-        callers = [unpermuted(self._rows, self._orders.rows)]
-        callers.append(unpermuted(self._cols, self._orders.cols))
+        callers = [unpermuted(self._rows, self._layout.row_order)]
+        callers.append(unpermuted(self._cols, self._layout.col_order))
         refuse_unobserved(self._observed, callers[0], callers[1], self._labels, allow_empty)
         return Statistics(
             n_observed=self._observed,
@@ -107,7 +90,7 @@ class SparseStatisticsBuilder:
 
     def _infinite(self, block: Block, view: SparseBlock) -> Exception:
         first = int(np.argmax(np.isinf(view.values)))
-        row, col = self._orders.callers(*cell_of(self._grid, block, view, first))
+        row, col = self._layout.callers(*cell_of(self._grid, block, view, first))
         return infinite(self._labels, row, col, float(view.values[first]))
 
     def _fingerprint(self) -> str:
@@ -115,7 +98,7 @@ class SparseStatisticsBuilder:
         digest = hashlib.blake2b(digest_size=8)
         digest.update(repr((self._grid.rows.offsets, self._grid.cols.offsets)).encode())
         digest.update(b"unstored zero" if self._zeros else b"unstored missing")
-        for order in (self._orders.rows, self._orders.cols):
+        for order in (self._layout.row_order, self._layout.col_order):
             digest.update(b"" if order is None else order.astype("<i8").tobytes())
         digest.update(self._observed.astype("<i8").tobytes())
         digest.update(self._checksums.astype("<u4").tobytes())

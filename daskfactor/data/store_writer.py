@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid
-from daskfactor.data.labels import Labels
+from daskfactor.data.labels import Labels, SparseLayout
 from daskfactor.data.scratch import DISK_FULL
 from daskfactor.data.statistics import Statistics
 from daskfactor.data.store import (
@@ -26,7 +26,7 @@ from daskfactor.data.store import (
     is_blocked_store,
 )
 from daskfactor.errors import DaskfactorError, OptionError, StoreError
-from daskfactor.kernels.views import NARROW_COLUMNS
+from daskfactor.kernels.views import NARROW_COLUMNS, SparseBlock
 
 COMPRESSIONS = ("lz4", "zstd", "none")
 LARGEST_CHUNK = 2**24
@@ -98,17 +98,11 @@ class StoreWriter:
         self._table[..., 1] = start_at.reshape(square)
         self._totals = np.zeros(square)
 
-    def write(
-        self,
-        block: Block,
-        indptr: NDArray[Any],
-        columns: NDArray[Any],
-        values: NDArray[Any],
-    ) -> None:
+    def put(self, block: Block, view: SparseBlock) -> None:
         """Write one block. From any thread: no chunk belongs to two blocks."""
         entry, start = (int(place) for place in self._table[block][:2])
-        starts = indptr.astype(self._starts.dtype)
-        columns = columns.astype(self._columns.dtype, copy=False)
+        starts, values = view.indptr.astype(self._starts.dtype), view.values
+        columns = view.indices.astype(self._columns.dtype, copy=False)
         for array, at, data, chunk in (
             (self._values, entry, values, self._chunk),
             (self._columns, entry, columns, self._chunk),
@@ -124,8 +118,7 @@ class StoreWriter:
         self,
         statistics: Statistics,
         labels: Labels,
-        unstored: str,
-        orders: tuple[NDArray[np.int64] | None, NDArray[np.int64] | None],
+        layout: SparseLayout,
     ) -> None:
         """Write what is known of the whole, and make the store appear."""
         small = {
@@ -136,8 +129,8 @@ class StoreWriter:
             "column_observed": statistics.col_observed,
             "row_offsets": np.array(self._grid.rows.offsets, np.int64),
             "column_offsets": np.array(self._grid.cols.offsets, np.int64),
-            "row_order": orders[0],
-            "column_order": orders[1],
+            "row_order": layout.row_order,
+            "column_order": layout.col_order,
         }
         for name, array in small.items():
             if array is not None:
@@ -146,7 +139,7 @@ class StoreWriter:
             "shape": list(self._grid.shape),
             "blocks": self._grid.blocks,
             "dtype": str(self._values.dtype),
-            "unstored": unstored,
+            "unstored": layout.unstored,
             "row_dim": labels.row_dim,
             "column_dim": labels.col_dim,
             "name": labels.name,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from daskfactor.data.keys import Coded, Keys
 from daskfactor.data.labels import Labels, SourceInfo, usable_dims
-from daskfactor.data.triples import PIECE, KeysAreText, Piece, TripleSource
+from daskfactor.data.sparse_source import PIECE, KeysAreText, Piece, SparseSource
 from daskfactor.errors import DataError, OptionError
 
 Column = str | int
@@ -41,7 +41,7 @@ class Wanted:
     header: bool | None = None
 
 
-def open_parquet(location: str, wanted: Wanted) -> TripleSource:
+def open_parquet(location: str, wanted: Wanted) -> SparseSource:
     """A Parquet file, or a folder of them in the order of their names."""
     pa = require("pyarrow", "tables", "Parquet files")
     import pyarrow.parquet as pq
@@ -57,22 +57,22 @@ def open_parquet(location: str, wanted: Wanted) -> TripleSource:
     _check_types(pa, location, names, schema)
     texts = [name for name in names[:2] if _is_text(pa, schema.field(name).type)]
 
-    def pieces(with_values: bool) -> Iterator[Piece]:
-        read = list(dict.fromkeys(names if with_values else names[:2]))
+    def pieces(values: bool, add: bool) -> Iterator[Piece]:
+        read = list(dict.fromkeys(names if values else names[:2]))
         for path in paths:
             try:
                 with pq.ParquetFile(opened(path), read_dictionary=texts) as file:
                     for batch in file.iter_batches(PIECE, columns=read):
-                        yield _piece(location, batch, names, with_values)
+                        yield _piece(location, batch, names, values)
             except (pa.ArrowException, KeyError) as error:
                 raise _unreadable(path, error) from error
 
-    return TripleSource(
+    return SparseSource(
         SourceInfo("parquet", location, lazy=True), pieces, labels=_named(names), entries=entries
     )
 
 
-def open_csv(location: str, wanted: Wanted) -> TripleSource:
+def open_csv(location: str, wanted: Wanted) -> SparseSource:
     """A CSV, TSV or other delimited text file, compressed or not."""
     pa = require("pyarrow", "tables", "CSV files")
     from pyarrow import csv
@@ -89,8 +89,8 @@ def open_csv(location: str, wanted: Wanted) -> TripleSource:
     names = _chosen(location, given, wanted)
     types: dict[str, Any] = {name: pa.float64() for name in names[2:]}
 
-    def pieces(with_values: bool) -> Iterator[Piece]:
-        read = list(dict.fromkeys(names if with_values else names[:2]))
+    def pieces(values: bool, add: bool) -> Iterator[Piece]:
+        read = list(dict.fromkeys(names if values else names[:2]))
         convert = csv.ConvertOptions(
             include_columns=read,
             column_types={name: types[name] for name in read if name in types},
@@ -105,7 +105,7 @@ def open_csv(location: str, wanted: Wanted) -> TripleSource:
                 for batch in reader:
                     if types.keys().isdisjoint(names[:2]) and _needs_text(pa, batch, names):
                         raise KeysAreText
-                    yield _piece(location, batch, names, with_values)
+                    yield _piece(location, batch, names, values)
         except pa.ArrowInvalid as error:
             if "conversion error to int64" in str(error):
                 raise KeysAreText from error
@@ -114,7 +114,7 @@ def open_csv(location: str, wanted: Wanted) -> TripleSource:
     def as_text() -> None:
         types.update(dict.fromkeys(names[:2], pa.string()))
 
-    return TripleSource(
+    return SparseSource(
         SourceInfo("csv", location, lazy=True),
         pieces,
         labels=_named(names, header),
@@ -288,10 +288,10 @@ def _named(names: list[str], header: bool = True) -> Labels:
     return Labels(*usable_dims(names[0], names[1])) if header else Labels()
 
 
-def _piece(location: str, batch: Any, names: list[str], with_values: bool) -> Piece:
+def _piece(location: str, batch: Any, names: list[str], values: bool) -> Piece:
     rows = _keys(location, names[0], batch.column(names[0]))
     cols = _keys(location, names[1], batch.column(names[1]))
-    if not with_values:
+    if not values:
         return Piece(rows, cols, None)
     if len(names) == 2:
         return Piece(rows, cols, np.ones(batch.num_rows, np.float32))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import daskfactor
 from daskfactor.cli.main import app
-from daskfactor.data.sparse_data import open_blocked_store
+from daskfactor.data.sources import open_blocked_store
 from daskfactor.errors import StoreError
 
 LINES = "user,film,stars\nb,7,1.5\na,7,2\nb,9,4\nb,9,3\n"

@@ -109,7 +109,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(StoreError, match=r"of 1600 or more bytes .* not enough room; free some"):
+    with pytest.raises(StoreError, match=r"of 1632 or more bytes .* not enough room; free some"):
         file.append(np.arange(100.0))
     file.close()
 

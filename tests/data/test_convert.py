@@ -22,14 +22,14 @@ from scipy import sparse
 from scipy.io import mmwrite
 
 import daskfactor as dfac
-from daskfactor.data import conversion, tables, triples
+from daskfactor.data import sparse as passes
+from daskfactor.data import sparse_source, tables
 from daskfactor.data.convert import Conversion, convert
 from daskfactor.data.export import export
 from daskfactor.data.grid import Grid
-from daskfactor.data.sources import as_blocks
-from daskfactor.data.sparse_data import open_blocked_store
+from daskfactor.data.sources import as_blocks, open_blocked_store
+from daskfactor.data.sparse_source import Piece, SparseSource
 from daskfactor.data.store_writer import StoreWriter
-from daskfactor.data.triples import Piece, TripleSource
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 
 QUIET: dict[str, Any] = {"progressbar": False, "unstored": "zero"}
@@ -83,7 +83,7 @@ def sources(folder: Path, wanted: sparse.csr_array) -> dict[str, Any]:
 def test_every_source_gives_the_same_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr(triples, "PIECE", piece)
+    monkeypatch.setattr(sparse_source, "PIECE", piece)
     wanted = matrix()
     prints = set()
     for name, source in sources(tmp_path, wanted).items():
@@ -209,7 +209,7 @@ def test_the_last_one_is_the_last_of_the_source(
 ) -> None:
     """Whatever thread was first with its piece."""
     monkeypatch.setattr(tables, "PIECE", 5)
-    monkeypatch.setattr(conversion, "available_cores", lambda: 4)
+    monkeypatch.setattr(passes, "available_cores", lambda: 4)
     times = np.arange(200)
     table = pa.table({"r": times % 3, "c": times % 2, "v": times})
     pq.write_table(table, tmp_path / "t.parquet")
@@ -323,7 +323,7 @@ def test_a_failure_leaves_what_was_there(
     if existing:
         convert(matrix(), place, **QUIET)
     calls = []
-    write = StoreWriter.write
+    write = StoreWriter.put
 
     def failing(self: StoreWriter, *arguments: Any) -> None:
         calls.append(1)
@@ -331,7 +331,7 @@ def test_a_failure_leaves_what_was_there(
             raise error
         write(self, *arguments)
 
-    monkeypatch.setattr(StoreWriter, "write", failing)
+    monkeypatch.setattr(StoreWriter, "put", failing)
     expected = StoreError if isinstance(error, OSError) else type(error)
     with pytest.raises(expected) as caught:
         convert(3 * matrix(), place, blocks=2, overwrite=True, **QUIET)
@@ -373,7 +373,7 @@ def kill(self, *arguments):
     write(self, *arguments)
     if len(calls) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-write, StoreWriter.write = StoreWriter.write, kill
+write, StoreWriter.put = StoreWriter.put, kill
 convert(sparse.load_npz(sys.argv[1]), sys.argv[2], blocks=2, unstored="zero", progressbar=False)
 """
 
@@ -410,14 +410,14 @@ def test_elsewhere_half_a_store_does_not_open(monkeypatch: pytest.MonkeyPatch) -
     assert same(open_blocked_store(place), matrix())
 
 
-def changing(first: list[list[int]], second: list[list[int]]) -> TripleSource:
+def changing(first: list[list[int]], second: list[list[int]]) -> SparseSource:
     """A source that somebody writes to between its two readings."""
 
-    def pieces(with_values: bool) -> Any:
+    def pieces(with_values: bool, add: bool) -> Any:
         rows, cols = (np.array(side, np.int64) for side in (second if with_values else first))
         yield Piece(rows, cols, np.ones(rows.size) if with_values else None)
 
-    return TripleSource(dfac.data.labels.SourceInfo("csv", "t.csv", True), pieces)
+    return SparseSource(dfac.data.labels.SourceInfo("csv", "t.csv", True), pieces)
 
 
 @pytest.mark.parametrize("second", [[[0, 1, 2], [0, 1, 1]], [[0, 7], [0, 1]], [[0], [0]]])
@@ -425,18 +425,18 @@ def test_a_source_that_changes_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: list[list[int]]
 ) -> None:
     source = changing([[0, 1], [0, 1]], second)
-    monkeypatch.setattr("daskfactor.data.convert.open_triples", lambda *_: source)
+    monkeypatch.setattr("daskfactor.data.convert.open_sparse", lambda *_: source)
     with pytest.raises(StoreError, match="convert it again when nobody writes to it"):
         convert("t.csv", tmp_path / "s.zarr", **QUIET)
 
 
 def test_trouble_in_a_source_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pieces(with_values: bool) -> Any:
+    def pieces(with_values: bool, add: bool) -> Any:
         raise OSError(errno.EIO, "Input/output error")
         yield
 
-    source = TripleSource(dfac.data.labels.SourceInfo("csv", "t.csv", True), pieces)
-    monkeypatch.setattr("daskfactor.data.convert.open_triples", lambda *_: source)
+    source = SparseSource(dfac.data.labels.SourceInfo("csv", "t.csv", True), pieces)
+    monkeypatch.setattr("daskfactor.data.convert.open_sparse", lambda *_: source)
     with pytest.raises(StoreError, match=r"reading t.csv failed after 0 pieces: OSError"):
         convert("t.csv", tmp_path / "s.zarr", **QUIET)
 
@@ -463,10 +463,10 @@ def test_balance_is_invisible_and_even(tmp_path: Path) -> None:
 def test_stores_do_not_depend_on_threads_or_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triples, "PIECE", 16)
+    monkeypatch.setattr(sparse_source, "PIECE", 16)
     prints = set()
     for threads, limit in ((1, None), (4, None), (4, 0)):
-        monkeypatch.setattr(conversion, "available_cores", lambda threads=threads: threads)
+        monkeypatch.setattr(passes, "available_cores", lambda threads=threads: threads)
         convert(matrix(), tmp_path / "s.zarr", overwrite=True, memory_limit=limit, **QUIET)
         files = sorted(p for p in (tmp_path / "s.zarr").rglob("*") if p.is_file())
         prints.add(tuple((p.name, p.read_bytes()) for p in files))

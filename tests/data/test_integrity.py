@@ -12,8 +12,7 @@ import zarr
 from scipy import sparse
 
 from daskfactor.data.convert import convert
-from daskfactor.data.sources import as_blocks
-from daskfactor.data.sparse_data import open_blocked_store
+from daskfactor.data.sources import as_blocks, open_blocked_store
 from daskfactor.data.store import BlockStore, zarr_kind
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 

@@ -250,7 +250,7 @@ def test_dimension_names_of_zarr_are_kept(tmp_path: Path) -> None:
     assert as_blocks(named).labels.row_dim == "time"
     assert as_blocks(named).labels.col_dim == "sensor"
     clash = zarr_of(matrix(), tmp_path / "b.zarr", (40, 11), dimension_names=("draw", "sensor"))
-    assert as_blocks(clash).labels.row_dim == "row"
+    assert as_blocks(clash).labels.row_dim == "draw"
 
 
 def test_unwritten_zarr_chunks_have_the_fill_value(tmp_path: Path) -> None:

@@ -221,7 +221,9 @@ def test_the_callers_matrix_is_left_alone() -> None:
 
 def test_the_meaning_of_unstored_entries_is_said_once() -> None:
     matrix = sp.csr_array(counts())
-    with pytest.warns(DataWarning, match='taken to be observed zeros; say unstored="zero"') as seen:
+    with pytest.warns(
+        DataWarning, match='taken to be observed zeros, as in counts; say unstored="zero"'
+    ) as seen:
         data = as_blocks(matrix)
     assert seen[0].filename == __file__
     assert data.unstored == "zero"

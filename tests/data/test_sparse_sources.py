@@ -93,7 +93,9 @@ def test_dask_chunks_that_turn_out_dense_or_broken() -> None:
     def broken(block: np.ndarray) -> Any:
         raise RuntimeError("the sensor was off")
 
-    with pytest.raises(StoreError, match=r"reading piece 0 \(dask input\) failed: RuntimeError"):
+    with pytest.raises(
+        StoreError, match=r"reading the dask input failed after 0 pieces: RuntimeError"
+    ):
         as_blocks(array.map_blocks(broken, meta=meta), unstored="zero")
 
 

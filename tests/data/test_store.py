@@ -15,8 +15,7 @@ from scipy import sparse
 
 from daskfactor.data.convert import convert
 from daskfactor.data.grid import Block, Grid
-from daskfactor.data.sources import as_blocks
-from daskfactor.data.sparse_data import open_blocked_store
+from daskfactor.data.sources import as_blocks, open_blocked_store
 from daskfactor.data.storage import LoadedBlocks, block_bytes
 from daskfactor.data.store import (
     STORED,
@@ -311,6 +310,7 @@ class Flaky:
 def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     flaky = Flaky(monkeypatch, 2, OSError)
     flaky.blocks.view(1, 2)
+    flaky.blocks.close()
     assert flaky.loaded == [(1, 2)] * 3
     assert flaky.pauses == pytest.approx([0.1, 0.4])
 

@@ -13,7 +13,7 @@ import pytest
 
 from daskfactor.data import keys, matrix_files, tables
 from daskfactor.data.convert import convert
-from daskfactor.data.sparse_data import open_blocked_store
+from daskfactor.data.sources import open_blocked_store
 from daskfactor.errors import DataError, OptionError
 
 LINES = [("b", 30, 1.5), ("a", 7, 2.0), ("b", 7, 4.0), ("c", 1000, 0.5)]
@@ -210,10 +210,10 @@ def test_dates_become_texts(tmp_path: Path) -> None:
     assert labels.row_coords["day"].tolist() == ["2024-01-01", "2024-01-02"]
 
 
-def test_names_that_results_use_themselves_give_way(tmp_path: Path) -> None:
+def test_names_that_results_use_themselves_are_kept(tmp_path: Path) -> None:
     pq.write_table(pa.table({"draw": [3], "chain": [4], "v": [1]}), tmp_path / "t.parquet")
     labels = converted(tmp_path / "t.parquet").labels
-    assert (labels.row_dim, labels.col_dim) == ("row", "column")
+    assert (labels.row_dim, labels.col_dim) == ("draw", "chain")
 
 
 @pytest.mark.parametrize("symmetry", ["general", "symmetric", "skew-symmetric"])
