@@ -65,11 +65,11 @@ start, start_cpu = time.perf_counter(), time.process_time()
 W, H, V = (np.ones(shape, np.float32) for shape in ((8, 4), (6, 4), (8, 6)))
 b, k = Workspace().arrays(8, 6, 4), dense_kernels(Tweedie(1.0))
 cells, out, key = np.zeros(1, np.int32), np.zeros(2), np.zeros(2, np.uint32)
-k.gradient(V, 0, 0, W, H, 1.0, 1e-6, b.GW, b.GH, b.tile)
-k.gradient_curvature(V, 0, 0, W, H, 1.0, 1e-6, b.GW, b.GH, W, H, b.tile, b.tile2)
-k.multiplicative_rows(V, 0, 0, W, H, 1e-6, b.GW, b.GW, b.tile, b.tile2)
-k.multiplicative_cols(V, 0, 0, W, H, 1e-6, b.GH, b.GH, b.tile, b.tile2)
-k.evaluate(V, 0, 0, W, H, 1e-6, b.tile, out, cells, cells, out[:1], out[:1], 1)
+k.gradient((V, 0, 0), W, H, 1.0, 1e-6, (b.GW, b.GH), b[:2])
+k.gradient_curvature((V, 0, 0), W, H, 1.0, 1e-6, (b.GW, b.GH, W, H), b[:2])
+k.multiplicative_rows((V, 0, 0), W, H, 1e-6, (b.GW, b.GW), b[:2])
+k.multiplicative_cols((V, 0, 0), W, H, 1e-6, (b.GH, b.GH), b[:2])
+k.evaluate((V, 0, 0), W, H, 1e-6, out, (cells, cells, out[:1], out[:1], 1), b[:2])
 metric_step(W, W, W, 0.1, 1.0, key, 0, 0, 0, False)
 accumulate_moments(W, 1, W, W)
 print(time.perf_counter() - start, time.process_time() - start_cpu)
@@ -144,17 +144,17 @@ def gradient_functions(m: int, n: int, components: int, dtype: Any) -> Timed:
     for beta in BETAS:
         kernel = dense_kernels(Tweedie(beta)).gradient
         timed[f"gradient, beta={beta:g}"] = lambda kernel=kernel: kernel(
-            V, 0, 0, W, H, 1.0, 1e-6, b.GW, b.GH, b.tile
+            (V, 0, 0), W, H, 1.0, 1e-6, (b.GW, b.GH), b[:2]
         )
     k = dense_kernels(Tweedie(1.0))
     timed["gradient_curvature, beta=1"] = lambda: k.gradient_curvature(
-        V, 0, 0, W, H, 1.0, 1e-6, b.GW, b.GH, CW, CH, b.tile, b.tile2
+        (V, 0, 0), W, H, 1.0, 1e-6, (b.GW, b.GH, CW, CH), b[:2]
     )
     timed["multiplicative_rows, beta=1"] = lambda: k.multiplicative_rows(
-        V, 0, 0, W, H, 1e-6, CW, b.GW, b.tile, b.tile2
+        (V, 0, 0), W, H, 1e-6, (CW, b.GW), b[:2]
     )
     timed["evaluate, beta=1"] = lambda: k.evaluate(
-        V, 0, 0, W, H, 1e-6, b.tile, out, cells, cells, out, out, 1
+        (V, 0, 0), W, H, 1e-6, out, (cells, cells, out, out, 1), b[:2]
     )
     return timed
 

@@ -112,12 +112,12 @@ def kernel_calls(view: SparseBlock, beta: float, K: int) -> Timed:
     step = (view, Tweedie(beta), W, H, 1.0, FLOOR)
     calls: dict[str, Callable[[], Any]] = {
         "gradient": lambda: blockwise.gradient(*step, work),
-        "with curvature": lambda: blockwise.gradient_curvature(*step, CW, CH, work),
+        "with curvature": lambda: blockwise.gradient(*step, work, (CW, CH)),
         "rows' share": lambda: blockwise.multiplicative(
-            view, Tweedie(beta), True, W, H, FLOOR, CW, DW, work
+            view, Tweedie(beta), True, W, H, FLOOR, (CW, DW), work
         ),
         "columns' share": lambda: blockwise.multiplicative(
-            view, Tweedie(beta), False, W, H, FLOOR, CH, DH, work
+            view, Tweedie(beta), False, W, H, FLOOR, (CH, DH), work
         ),
         "evaluate": lambda: blockwise.evaluate(view, Tweedie(beta), W, H, FLOOR, out, None, work),
     }

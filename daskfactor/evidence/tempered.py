@@ -17,7 +17,7 @@ from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Chain, Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.passes import evaluate
-from daskfactor.kernels.rowwise import LONGEST, SMALLEST, Entries, Prior, climb, log_fit, run_sweeps
+from daskfactor.kernels.rowwise import LONGEST, SMALLEST, Entries, Prior, Target, row_kernels
 from daskfactor.kernels.views import AnyBlock, SparseBlock
 from daskfactor.models.fixed import FixedComponents
 from daskfactor.models.likelihood import Likelihood
@@ -161,10 +161,10 @@ def prior_series(
     model: TweedieNMF, data: BlockedData, sides: Sides, rng: np.random.Generator, draws: int
 ) -> Series:
     """Fits at independent draws from the prior, for exact moves: t = 0 without a chain."""
-    fits = np.empty(draws)
+    fits, log_fit = np.empty(draws), row_kernels(model.likelihood).log_fit
     for draw in range(draws):
         W, H = prior_draw(model, data, rng)
-        fits[draw] = log_fit(W, H, sides.by_rows, model.beta)
+        fits[draw] = log_fit(W, H, sides.by_rows)
     return Series(fits)
 
 
@@ -177,22 +177,23 @@ class TemperedChain:
         self.model, self.sides, self.rng = model, sides, rng
         self.W, self.H = prior_draw(model, data, rng)
         self.priors = priors(model, data)
+        self.kernels = row_kernels(model.likelihood)
         self.tau = LONGEST
 
-    def _target(self, t: float) -> tuple[Entries, Entries, float, float, Prior, Prior]:
-        """Collect what the kernels are told of p(V | W, H)^t p(W, H)."""
+    def _target(self, t: float) -> Target:
         s = t / float(self.model.dispersion)
-        return self.sides.by_rows, self.sides.by_cols, self.model.beta, s, *self.priors
+        return Target(self.sides.by_rows, self.sides.by_cols, s, *self.priors)
 
     def sweep(self, t: float, count: int) -> tuple[NDArray[np.float64], float]:
         """Sweep ``count`` times at temperature t; fits, and the share of accepted rows."""
         fits = np.empty(count)
-        accepted = run_sweeps(self.W, self.H, *self._target(t), self.tau, self.rng, fits)
+        target = self._target(t)
+        accepted = self.kernels.run_sweeps(self.W, self.H, target, self.tau, self.rng, fits)
         return fits, accepted / max(1, count * (len(self.W) + len(self.H)))
 
     def climb(self, t: float, count: int) -> None:
         """Go where sweeps without noise lead: among the bulk of the posterior at t."""
-        climb(self.W, self.H, *self._target(t), count)
+        self.kernels.climb(self.W, self.H, self._target(t), count)
 
     def tune(self, t: float, count: int) -> None:
         """Sweep without looking; the proposal is shortened while it is too bold."""

@@ -46,11 +46,10 @@ class PassProgram(LangevinProgram):
         view = data.view(op.block.row, op.block.col)
         scale = op.scale / self.hyper.dispersion
         block = (view, self.likelihood, rows.values, cols.values, scale, self.floor)
+        curvatures = None
         if op.wanted.adapt and self.majorizer:
             curvatures = rows.arrays["gathered"], cols.arrays["gathered"]
-            shares = blockwise.gradient_curvature(*block, *curvatures, workspace)
-        else:
-            shares = blockwise.gradient(*block, workspace)
+        shares = blockwise.gradient(*block, workspace, curvatures)
         rows.arrays["gradient"] += shares[0]
         cols.arrays["gradient"] += shares[1]
 

@@ -53,7 +53,7 @@ def _share(
         row, col = (number, other) if by_rows else (other, number)
         factors = (state.rows[row].values, state.cols[col].values)
         blockwise.multiplicative(
-            data.view(row, col), likelihood, by_rows, *factors, floor, *share, work
+            data.view(row, col), likelihood, by_rows, *factors, floor, share, work
         )
     return share
 

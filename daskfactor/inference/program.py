@@ -167,7 +167,7 @@ class LangevinProgram(FactorProgram):
         if not (op.wanted.adapt and self.majorizer):
             return blockwise.gradient(*block, workspace)
         CW, CH = np.zeros_like(rows.values), np.zeros_like(cols.values)
-        gradients = blockwise.gradient_curvature(*block, CW, CH, workspace)
+        gradients = blockwise.gradient(*block, workspace, (CW, CH))
         weight = rows.values.dtype.type(op.scale / blocks)
         rows.arrays["gathered"] += weight * CW
         cols.arrays["gathered"] += weight * CH

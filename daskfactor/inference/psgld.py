@@ -38,15 +38,15 @@ class CirProgram(LangevinProgram):
         view, blocks = data.view(op.block.row, op.block.col), data.grid.blocks
         scale = op.scale / self.hyper.dispersion
         curvatures = np.zeros_like(rows.values), np.zeros_like(cols.values)
-        gradients = blockwise.gradient_curvature(
+        gradients = blockwise.gradient(
             view,
             self.likelihood,
             rows.values,
             cols.values,
             scale,
             self.floor,
-            *curvatures,
             workspace,
+            curvatures,
         )
         key, size = np.array(self.key, dtype=np.uint32), self.step_size(op.iteration)
         for factor, band in ((ROWS, rows), (COLUMNS, cols)):

@@ -1,9 +1,8 @@
 """What a program asks of a block, whatever kind of block it is.
 
 ``work`` is the thread's :class:`Workspace`; gradients that are returned are its
-buffers, good until the next call. In all functions mu = max(W H.T, floor), M is
-1 where V is observed, products of arrays are entry by entry; W is (m, K) and H
-(n, K), C-contiguous, of one float dtype.
+buffers, good until the next call. W is (m, K) and H (n, K), C-contiguous, of one
+float dtype; the letters of the formulas are those of `BlockKernels`.
 
 Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, section 4.
 """
@@ -16,27 +15,27 @@ from numpy.typing import NDArray
 
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.sparse import sparse_kernels
-from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock
-from daskfactor.kernels.workspace import Buffers, Gradients, Workspace
+from daskfactor.kernels.views import AnyBlock, BlockKernels, SparseBlock, Watched
+from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
-Cells = tuple[NDArray[np.int32], NDArray[np.int32], Array, Array, int]
 
 SLAB = 2**17
 """Entries that :func:`observed_values` looks at together."""
 
 
-def _dense(view: BlockView, W: Array, H: Array, work: Workspace) -> tuple[tuple[Any, ...], Buffers]:
-    buffers = work.arrays(view.m, view.n, W.shape[1], W.dtype)
-    return (view.array, view.row0, view.col0, W, H), buffers
-
-
-def _sparse(
-    view: SparseBlock, W: Array, H: Array, work: Workspace
-) -> tuple[tuple[Any, ...], Gradients]:
-    buffers = work.gradients(view.m, view.n, W.shape[1], W.dtype)
-    return (view.indptr, view.indices, view.values, W, H), buffers
+def _parts(
+    view: AnyBlock, likelihood: Likelihood, W: Array, H: Array, work: Workspace
+) -> tuple[BlockKernels, tuple[Any, ...], tuple[Array, Array], tuple[Array, ...]]:
+    """Kernels for a block, the block as they take it, buffers of gradients, and scratch."""
+    shape = (view.m, view.n, W.shape[1], W.dtype)
+    if isinstance(view, SparseBlock):
+        GW, GH, *scratch = work.gradients(*shape)
+        block: tuple[Any, ...] = (view.indptr, view.indices, view.values)
+        return sparse_kernels(likelihood, view.zeros, W.shape[1]), block, (GW, GH), tuple(scratch)
+    tile, tile2, GW, GH = work.arrays(*shape)
+    return dense_kernels(likelihood), (view.array, view.row0, view.col0), (GW, GH), (tile, tile2)
 
 
 def gradient(
@@ -47,45 +46,19 @@ def gradient(
     scale: float,
     floor: float,
     work: Workspace,
+    curvatures: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
-    """``(R H, R.T W)`` with R = scale M (V - mu) mu**(beta - 2), in buffers of ``work``.
+    """``(R H, R.T W)`` with R = scale M (V - mu) w, in buffers of ``work``.
 
-    Shapes (m, K) and (n, K). ``scale`` is s / dispersion; ``floor`` may be -inf
-    for beta = 2.
+    Shapes (m, K) and (n, K). ``scale`` is s / dispersion; ``floor`` may be -inf for means
+    of any sign. ``curvatures`` (CW, CH) gain ``C H`` and ``C.T W``.
     """
-    if isinstance(view, SparseBlock):
-        block, scratch = _sparse(view, W, H, work)
-        out = scratch.GW, scratch.GH
-        kernels = sparse_kernels(likelihood, view.zeros, W.shape[1])
-        kernels.gradient(*block, scale, floor, *out, scratch.gram, scratch.sums)
-        return out
-    window, buffers = _dense(view, W, H, work)
-    dense_kernels(likelihood).gradient(*window, scale, floor, buffers.GW, buffers.GH, buffers.tile)
-    return buffers.GW, buffers.GH
-
-
-def gradient_curvature(
-    view: AnyBlock,
-    likelihood: Likelihood,
-    W: Array,
-    H: Array,
-    scale: float,
-    floor: float,
-    CW: Array,
-    CH: Array,
-    work: Workspace,
-) -> tuple[Array, Array]:
-    """As :func:`gradient`; adds ``C H`` to CW and ``C.T W`` to CH, C = M mu**(beta - 1)."""
-    if isinstance(view, SparseBlock):
-        block, scratch = _sparse(view, W, H, work)
-        out = scratch.GW, scratch.GH
-        kernels = sparse_kernels(likelihood, view.zeros, W.shape[1])
-        kernels.gradient_curvature(*block, scale, floor, *out, CW, CH, scratch.gram, scratch.sums)
-        return out
-    window, buffers = _dense(view, W, H, work)
-    tile, tile2, GW, GH = buffers
-    dense_kernels(likelihood).gradient_curvature(*window, scale, floor, GW, GH, CW, CH, tile, tile2)
-    return GW, GH
+    kernels, block, out, scratch = _parts(view, likelihood, W, H, work)
+    if curvatures is None:
+        kernels.gradient(block, W, H, scale, floor, out, scratch)
+    else:
+        kernels.gradient_curvature(block, W, H, scale, floor, (*out, *curvatures), scratch)
+    return out
 
 
 def multiplicative(
@@ -95,26 +68,17 @@ def multiplicative(
     W: Array,
     H: Array,
     floor: float,
-    num: Array,
-    den: Array,
+    out: tuple[Array, Array],
     work: Workspace,
 ) -> None:
-    """Add the block's share of a multiplicative update to ``num`` and ``den``.
+    """Add the block's share of a multiplicative update to ``out``, numerator and denominator.
 
-    With Q = M V mu**(beta - 2) and C = M mu**(beta - 1): num += Q H and den += C H,
-    both (m, K), for the row factor; num += Q.T W and den += C.T W, both (n, K), for
-    the column factor.
+    Q H and C H, both (m, K), for the row factor, or Q.T W and C.T W, both (n, K), for the
+    column factor, with Q = M ratio.
     """
-    if isinstance(view, SparseBlock):
-        block, scratch = _sparse(view, W, H, work)
-        sparse = sparse_kernels(likelihood, view.zeros, W.shape[1])
-        share = sparse.multiplicative_rows if by_rows else sparse.multiplicative_cols
-        share(*block, floor, num, den, scratch.gram, scratch.sums)
-        return
-    window, buffers = _dense(view, W, H, work)
-    dense = dense_kernels(likelihood)
-    share = dense.multiplicative_rows if by_rows else dense.multiplicative_cols
-    share(*window, floor, num, den, buffers.tile, buffers.tile2)
+    kernels, block, _, scratch = _parts(view, likelihood, W, H, work)
+    share = kernels.multiplicative_rows if by_rows else kernels.multiplicative_cols
+    share(block, W, H, floor, out, scratch)
 
 
 def evaluate(
@@ -124,15 +88,15 @@ def evaluate(
     H: Array,
     floor: float,
     out: Array,
-    cells: Cells | None,
+    cells: Watched | None,
     work: Workspace,
 ) -> None:
     """Add the block's sums of fit to ``out``; move the moments of its monitored cells.
 
     Parameters
     ----------
-    out : (2,) float64, += (-sum M d_beta(V | mu), sum M (V - mu)**2 mu**(beta - 2));
-        entries that are observed zeros count
+    out : (2,) float64, += (-sum M deviance, sum M (V - mu)**2 w); entries that are
+        observed zeros count
     cells : (rows, columns, mean, m2, count) or None; int32 positions inside the block
         in row-major order, and running means and sums of squared deviations of
         their mu (not floored) over ``count`` draws including this one
@@ -140,14 +104,8 @@ def evaluate(
     if cells is None:
         none, nothing = np.empty(0, np.int32), np.empty(0, W.dtype)
         cells = (none, none, nothing, nothing, 1)
-    if isinstance(view, SparseBlock):
-        block, scratch = _sparse(view, W, H, work)
-        sparse_kernels(likelihood, view.zeros, W.shape[1]).evaluate(
-            *block, floor, scratch.sums, scratch.wide, out, *cells
-        )
-        return
-    window, buffers = _dense(view, W, H, work)
-    dense_kernels(likelihood).evaluate(*window, floor, buffers.tile, out, *cells)
+    kernels, block, _, scratch = _parts(view, likelihood, W, H, work)
+    kernels.evaluate(block, W, H, floor, out, cells, scratch)
 
 
 def observed_values(view: AnyBlock) -> Iterator[tuple[NDArray[np.float64], int]]:

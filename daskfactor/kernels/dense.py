@@ -5,67 +5,143 @@ lies, and multiplied into both gradients while it is still in the second-level
 cache: 6 m n K operations and one read of V. V is the full array the block
 lives in, so a view of a user's array needs no copy; NaN marks missing entries.
 
-Shapes, all C-contiguous: V (I, J), any real dtype; W (m, K), H (n, K), tile
-(T, n) of one float dtype. The block is V[row0 : row0 + m, col0 : col0 + n].
+Shapes, all C-contiguous: V (I, J), any real dtype; W (m, K), H (n, K), tiles
+(T, n) of one float dtype. The block (V, row0, col0) is
+V[row0 : row0 + m, col0 : col0 + n].
 """
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.blas import add_matmul_nn, add_matmul_tn, matmul_nn, matmul_nt
-from daskfactor.kernels.elementwise import tile_kernels
+from daskfactor.kernels.entries import entry_kernels, floored
 from daskfactor.kernels.jit import jit
+from daskfactor.kernels.views import BlockKernels, Kernel, Watched
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
+Window = tuple[Array, int, int]
 
 
-class DenseKernels(NamedTuple):
-    """The jitted kernels of one beta. Outputs are the caller's arrays; nothing is allocated.
+@lru_cache(maxsize=64)
+def dense_kernels(likelihood: Likelihood) -> BlockKernels:
+    """Kernels of one likelihood, made once and compiled when first called.
 
-    In all of them mu = max(W H.T, floor), M is 1 where V is observed, products
-    of arrays are entry by entry, and the block starts at (row0, col0) of V.
-
-    gradient(V, row0, col0, W, H, scale, floor, GW, GH, tile)
-        R = scale M (V - mu) mu**(beta - 2);  GW = R H,  GH = R.T W.
-    gradient_curvature(V, row0, col0, W, H, scale, floor, GW, GH, CW, CH, tile, tile2)
-        as gradient, and CW += C H,  CH += C.T W  with C = M mu**(beta - 1).
-    multiplicative_rows(V, row0, col0, W, H, floor, num, den, tile, tile2)
-        num (m, K) += (M V mu**(beta - 2)) H,  den += (M mu**(beta - 1)) H.
-    multiplicative_cols(V, row0, col0, W, H, floor, num, den, tile, tile2)
-        num (n, K) += (M V mu**(beta - 2)).T W,  den += (M mu**(beta - 1)).T W.
-    evaluate(V, row0, col0, W, H, floor, tile, out, cell_rows, cell_cols, mean, m2, count)
-        out (2,) float64 += (-sum M d_beta(V | mu), sum M (V - mu)**2 mu**(beta - 2)); the
-        means of the monitored cells (block-local, row-major order, not floored) go into
-        the running mean and sum of squares, ``count`` draws including this one.
-
-    Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, section 4.
+    ``block`` is (V, row0, col0) and ``work`` two tiles (T, n). Compilation takes about
+    half a second for each kernel and dtype.
     """
+    return BlockKernels(
+        gradient=_gradient(likelihood, False),
+        gradient_curvature=_gradient(likelihood, True),
+        multiplicative_rows=_multiplicative(likelihood, True),
+        multiplicative_cols=_multiplicative(likelihood, False),
+        evaluate=_evaluation(likelihood),
+    )
 
-    gradient: Callable[..., None]
-    gradient_curvature: Callable[..., None]
-    multiplicative_rows: Callable[..., None]
-    multiplicative_cols: Callable[..., None]
-    evaluate: Callable[..., None]
+
+def _terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
+    """What becomes of a tile of means whose first row and column are ``row`` and ``col`` of V.
+
+    tile <- scale (v - mu) w if ``residual``, else the ratio of a multiplicative update;
+    tile2 <- the curvature, if ``curved``; both 0 where v is missing.
+    """
+    weight, curvature, ratio, _, _ = entry_kernels(likelihood)
+
+    @jit
+    def terms(
+        V: Array, row: int, col: int, tile: Array, tile2: Array, scale: float, floor: float
+    ) -> None:
+        real = tile.dtype.type
+        for i in range(tile.shape[0]):
+            data, line = V[row + i, col : col + tile.shape[1]], tile[i]
+            if curved:
+                line2 = tile2[i]
+            for j in range(line.size):
+                v = real(data[j])
+                mu = floored(line[j], real(floor))
+                w = weight(v, mu)
+                if residual:
+                    line[j] = real(scale) * (v - mu) * w if v == v else real(0)
+                else:
+                    line[j] = ratio(v, mu, w) if v == v else real(0)
+                if curved:
+                    line2[j] = curvature(real(1), v, mu, w) if v == v else real(0)
+
+    return terms
+
+
+def _gradient(likelihood: Likelihood, curved: bool) -> Kernel:
+    terms = _terms(likelihood, True, curved)
+
+    @jit
+    def gradient(
+        block: Window,
+        W: Array,
+        H: Array,
+        scale: float,
+        floor: float,
+        out: tuple[Array, ...],
+        work: tuple[Array, Array],
+    ) -> None:
+        V, row0, col0 = block
+        GW, GH = out[0], out[1]
+        tile, tile2 = work
+        if curved:
+            CW, CH = out[2], out[3]
+        GH[:, :] = 0
+        for begin in range(0, W.shape[0], tile.shape[0]):
+            end = min(begin + tile.shape[0], W.shape[0])
+            w, r, c = W[begin:end], tile[: end - begin], tile2[: end - begin]
+            matmul_nt(w, H, r)
+            terms(V, row0 + begin, col0, r, c, scale, floor)
+            matmul_nn(r, H, GW[begin:end])
+            add_matmul_tn(r, w, GH)
+            if curved:
+                add_matmul_nn(c, H, CW[begin:end])
+                add_matmul_tn(c, w, CH)
+
+    return gradient
+
+
+def _multiplicative(likelihood: Likelihood, by_rows: bool) -> Kernel:
+    terms = _terms(likelihood, False, True)
+
+    @jit
+    def multiplicative(
+        block: Window,
+        W: Array,
+        H: Array,
+        floor: float,
+        out: tuple[Array, Array],
+        work: tuple[Array, Array],
+    ) -> None:
+        V, row0, col0 = block
+        num, den = out
+        tile, tile2 = work
+        for begin in range(0, W.shape[0], tile.shape[0]):
+            end = min(begin + tile.shape[0], W.shape[0])
+            w, q, c = W[begin:end], tile[: end - begin], tile2[: end - begin]
+            matmul_nt(w, H, q)
+            terms(V, row0 + begin, col0, q, c, 1.0, floor)
+            if by_rows:
+                add_matmul_nn(q, H, num[begin:end])
+                add_matmul_nn(c, H, den[begin:end])
+            else:
+                add_matmul_tn(q, w, num)
+                add_matmul_tn(c, w, den)
+
+    return multiplicative
 
 
 @jit
-def _monitor(
-    tile: Array,
-    first: int,
-    cell: int,
-    cell_rows: NDArray[Any],
-    cell_cols: NDArray[Any],
-    mean: Array,
-    m2: Array,
-    count: int,
-) -> int:
+def _monitor(tile: Array, first: int, cell: int, cells: Watched) -> int:
     """Welford update of the cells in the rows of this tile; return the next cell."""
-    while cell < cell_rows.size and cell_rows[cell] < first + tile.shape[0]:
-        value = tile[cell_rows[cell] - first, cell_cols[cell]]
+    rows, cols, mean, m2, count = cells
+    while cell < rows.size and rows[cell] < first + tile.shape[0]:
+        value = tile[rows[cell] - first, cols[cell]]
         delta = value - mean[cell]
         mean[cell] += delta / count
         m2[cell] += delta * (value - mean[cell])
@@ -73,152 +149,43 @@ def _monitor(
     return cell
 
 
-def _gradients(likelihood: Likelihood) -> tuple[Callable[..., None], Callable[..., None]]:
-    tiles = tile_kernels(likelihood)
-    residual, residual_curvature = tiles.residual, tiles.residual_curvature
+def _evaluation(likelihood: Likelihood) -> Kernel:
+    weight, _, _, deviance, _ = entry_kernels(likelihood)
 
     @jit
-    def gradient(
-        V: Array,
-        row0: int,
-        col0: int,
-        W: Array,
-        H: Array,
-        scale: float,
-        floor: float,
-        GW: Array,
-        GH: Array,
-        tile: Array,
-    ) -> None:
-        GH[:, :] = 0
-        for begin in range(0, W.shape[0], tile.shape[0]):
-            end = min(begin + tile.shape[0], W.shape[0])
-            w, r = W[begin:end], tile[: end - begin]
-            matmul_nt(w, H, r)
-            residual(V, row0 + begin, col0, r, scale, floor)
-            matmul_nn(r, H, GW[begin:end])
-            add_matmul_tn(r, w, GH)
-
-    @jit
-    def gradient_curvature(
-        V: Array,
-        row0: int,
-        col0: int,
-        W: Array,
-        H: Array,
-        scale: float,
-        floor: float,
-        GW: Array,
-        GH: Array,
-        CW: Array,
-        CH: Array,
-        tile: Array,
-        tile2: Array,
-    ) -> None:
-        GH[:, :] = 0
-        for begin in range(0, W.shape[0], tile.shape[0]):
-            end = min(begin + tile.shape[0], W.shape[0])
-            w, r, c = W[begin:end], tile[: end - begin], tile2[: end - begin]
-            matmul_nt(w, H, r)
-            residual_curvature(V, row0 + begin, col0, r, c, scale, floor)
-            matmul_nn(r, H, GW[begin:end])
-            add_matmul_tn(r, w, GH)
-            add_matmul_nn(c, H, CW[begin:end])
-            add_matmul_tn(c, w, CH)
-
-    return gradient, gradient_curvature
-
-
-def _multiplicative(likelihood: Likelihood) -> tuple[Callable[..., None], Callable[..., None]]:
-    ratio_curvature = tile_kernels(likelihood).ratio_curvature
-
-    @jit
-    def multiplicative_rows(
-        V: Array,
-        row0: int,
-        col0: int,
-        W: Array,
-        H: Array,
-        floor: float,
-        num: Array,
-        den: Array,
-        tile: Array,
-        tile2: Array,
-    ) -> None:
-        for begin in range(0, W.shape[0], tile.shape[0]):
-            end = min(begin + tile.shape[0], W.shape[0])
-            q, c = tile[: end - begin], tile2[: end - begin]
-            matmul_nt(W[begin:end], H, q)
-            ratio_curvature(V, row0 + begin, col0, q, c, floor)
-            add_matmul_nn(q, H, num[begin:end])
-            add_matmul_nn(c, H, den[begin:end])
-
-    @jit
-    def multiplicative_cols(
-        V: Array,
-        row0: int,
-        col0: int,
-        W: Array,
-        H: Array,
-        floor: float,
-        num: Array,
-        den: Array,
-        tile: Array,
-        tile2: Array,
-    ) -> None:
-        for begin in range(0, W.shape[0], tile.shape[0]):
-            end = min(begin + tile.shape[0], W.shape[0])
-            w, q, c = W[begin:end], tile[: end - begin], tile2[: end - begin]
-            matmul_nt(w, H, q)
-            ratio_curvature(V, row0 + begin, col0, q, c, floor)
-            add_matmul_tn(q, w, num)
-            add_matmul_tn(c, w, den)
-
-    return multiplicative_rows, multiplicative_cols
-
-
-def _evaluation(likelihood: Likelihood) -> Callable[..., None]:
-    deviance = tile_kernels(likelihood).deviance
+    def fit(V: Array, row: int, col: int, tile: Array, floor: float, out: Array) -> None:
+        """out[0] -= sum of deviances, out[1] += sum of (v - mu)**2 w, of a tile of means."""
+        real = tile.dtype.type
+        total = pearson = 0.0
+        for i in range(tile.shape[0]):
+            data, line = V[row + i, col : col + tile.shape[1]], tile[i]
+            for j in range(line.size):
+                mu = floored(line[j], real(floor))
+                v = real(data[j])
+                v = v if v == v else mu  # a missing entry adds d(mu | mu) = 0
+                total += np.float64(deviance(v, mu))
+                pearson += np.float64((v - mu) * (v - mu) * weight(v, mu))
+        out[0] -= total
+        out[1] += pearson
 
     @jit
     def evaluate(
-        V: Array,
-        row0: int,
-        col0: int,
+        block: Window,
         W: Array,
         H: Array,
         floor: float,
-        tile: Array,
         out: Array,
-        cell_rows: NDArray[Any],
-        cell_cols: NDArray[Any],
-        mean: Array,
-        m2: Array,
-        count: int,
+        cells: Watched,
+        work: tuple[Array, Array],
     ) -> None:
+        V, row0, col0 = block
+        tile, _ = work
         cell = 0
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])
             mu = tile[: end - begin]
             matmul_nt(W[begin:end], H, mu)
-            cell = _monitor(mu, begin, cell, cell_rows, cell_cols, mean, m2, count)
-            deviance(V, row0 + begin, col0, mu, floor, out)
+            cell = _monitor(mu, begin, cell, cells)
+            fit(V, row0 + begin, col0, mu, floor, out)
 
     return evaluate
-
-
-def dense_kernels(likelihood: Likelihood) -> DenseKernels:
-    """Kernels of one beta-divergence, made once and compiled when first called.
-
-    beta = 2, 1, 0.5, 0 and -1 compile to multiplications, divisions and square
-    roots; any other beta goes through a power. Compilation takes about half a
-    second for each kernel and dtype.
-    """
-    return _dense_kernels(likelihood)
-
-
-@lru_cache(maxsize=64)
-def _dense_kernels(likelihood: Likelihood) -> DenseKernels:
-    return DenseKernels(
-        *_gradients(likelihood), *_multiplicative(likelihood), _evaluation(likelihood)
-    )

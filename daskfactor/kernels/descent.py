@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.elementwise import entry_kernels, floored
+from daskfactor.kernels.entries import entry_kernels, floored
 from daskfactor.kernels.jit import inline, jit, stack_array
 from daskfactor.kernels.paired_update import meeting
 from daskfactor.kernels.vectors import dot_row, load_row, store_row

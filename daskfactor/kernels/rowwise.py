@@ -5,7 +5,7 @@ p(V | W, H)^t p(W, H). With s = t / phi, num and den the two sums of the
 multiplicative update at the present row and
 
     a_k = w_k max(num_k, 0),    r_k = den_k + rate,
-    num = s sum_j v mu^(beta-2) h,    den = s sum_j mu^(beta-1) h,
+    num = s sum_j ratio h,    den = s sum_j curvature h,
 
 a whole row is proposed at once by the transition of a Cox-Ingersoll-Ross
 process with these coefficients held (Baker et al. 2018, section 3), of length tau:
@@ -21,12 +21,17 @@ Random numbers come from a NumPy generator that the caller made for this chain.
 """
 
 import math
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.kernels import polynomials
+from daskfactor.kernels.entries import entry_kernels
 from daskfactor.kernels.jit import jit
+from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 
@@ -43,9 +48,9 @@ WHOLE, SUMS, NEW, COUNT, OLD, PROPOSED, SCRATCH = 0, 1, 2, 3, 4, 6, 8
 class Entries(NamedTuple):
     """Observed entries by rows: ``indptr[i]:indptr[i + 1]`` are row i's.
 
-    For beta = 1 observed zeros are left out, and ``missing`` (with its own pointers)
-    lists the columns that are not observed; for any other beta every observed entry is
-    listed, and ``missing`` is not looked at.
+    Where the curvature of a zero is constant (`Likelihood.zeros`), observed zeros are left
+    out, and ``missing`` (with its own pointers) lists the columns that are not observed;
+    else every observed entry is listed, and ``missing`` is not looked at.
     """
 
     indptr: NDArray[np.int64]
@@ -63,57 +68,14 @@ class Prior(NamedTuple):
     frozen: NDArray[np.bool_]
 
 
-@jit
-def _fit(v: float, mu: float, beta: float) -> tuple[float, float, float]:
-    """Log-likelihood's part with mu (at dispersion 1), v mu^(beta-2) and mu^(beta-1).
+class Target(NamedTuple):
+    """p(V | W, H)^t p(W, H) with s = t / dispersion, for both factors in turn."""
 
-    For beta = 1 the part -mu is left to sums over rows.
-    """
-    if beta == 1.0:
-        return v * math.log(mu), v / mu, 0.0
-    if beta == 2.0:
-        return v * mu - 0.5 * mu * mu, v, mu
-    if beta == 0.0:
-        return -v / mu - math.log(mu), v / (mu * mu), 1.0 / mu
-    power = mu ** (beta - 1.0)
-    return v * power / (beta - 1.0) - power * mu / beta, v * power / mu, power
-
-
-@jit
-def _look(
-    W: Array,
-    i: int,
-    H: Array,
-    data: Entries,
-    row: int,
-    beta: float,
-    work: Array,
-    num: int,
-) -> float:
-    """Log-likelihood of a row at dispersion 1, up to a constant.
-
-    W[i] is the row of the factor, ``row`` that of the data. ``work[SUMS]`` holds the sums
-    of H over observed columns; ``work[num]`` and ``work[num + 1]`` get num and den.
-    """
-    total = 0.0
-    K = W.shape[1]
-    for k in range(K):
-        work[num, k] = 0.0
-        work[num + 1, k] = work[SUMS, k] if beta == 1.0 else 0.0
-        total -= W[i, k] * work[num + 1, k]
-    for p in range(data.indptr[row], data.indptr[row + 1]):
-        j = data.indices[p]
-        mu = 0.0
-        for k in range(K):
-            mu += W[i, k] * H[j, k]
-        value, ratio, power = _fit(data.values[p], mu, beta)
-        total += value
-        for k in range(K):
-            work[num, k] += ratio * H[j, k]
-        if beta != 1.0:
-            for k in range(K):
-                work[num + 1, k] += power * H[j, k]
-    return total
+    by_rows: Entries
+    by_cols: Entries
+    s: float
+    prior_w: Prior
+    prior_h: Prior
 
 
 @jit
@@ -193,125 +155,151 @@ def _log_ratio(W: Array, i: int, work: Array, s: float, prior: Prior, share: flo
     return total
 
 
-@jit
-def move_rows(
-    W: Array,
-    H: Array,
-    data: Entries,
-    beta: float,
-    s: float,
-    prior: Prior,
-    tau: float,
-    rng: Any,
-    work: Array,
-) -> tuple[float, int]:
-    """Move every row of W given H, in place.
+class RowKernels(NamedTuple):
+    """The jitted kernels of one likelihood.
 
-    Parameters
-    ----------
-    W, H : (m, K) and (n, K), float64, positive
-    data : entries by rows of W
-    beta : power of the law
-    s : t / dispersion
-    prior : of W
-    tau : length of the proposal
-    rng : numpy.random.Generator of this chain
-    work : (SCRATCH, K) float64
+    look(W, i, H, data, row, work, num) -> log-likelihood of a row at dispersion 1 but for a
+        constant; W[i] is the row of the factor, ``row`` that of the data. ``work[SUMS]``
+        holds the sums of H over observed columns; ``work[num]`` and ``work[num + 1]`` get
+        num and den.
+    climb(W, H, target, count)
+        ``count`` multiplicative updates of W and of H in turn, in place.
+    run_sweeps(W, H, target, tau, rng, fits) -> accepted rows of both factors, all together
+        ``fits.size`` sweeps, W then H, in place, with proposals of length tau; ``rng`` is
+        the numpy.random.Generator of this chain, and ``fits`` gets the log-likelihood after
+        each sweep, as log_fit has it.
+    log_fit(W, H, by_rows) -> log-likelihood at dispersion 1 but for a constant
 
-    Returns
-    -------
-    Log-likelihood at dispersion 1 afterwards (up to a constant), accepted rows.
+    W (m, K) and H (n, K) are float64 and positive.
     """
-    total, accepted = 0.0, 0
-    share = 1.0 if tau >= LONGEST else 1.0 - math.exp(-tau)
-    _sum_columns(H, work)
-    for i in range(W.shape[0]):
-        _sum_observed(H, data, i, work)
-        fit = _look(W, i, H, data, i, beta, work, OLD)
-        _propose(W, i, work, s, prior, share, rng)
-        new_fit = _look(work, NEW, H, data, i, beta, work, PROPOSED)
-        change = s * (new_fit - fit) + _log_ratio(W, i, work, s, prior, share)
-        if change >= 0.0 or rng.random() < math.exp(change):
-            for k in range(W.shape[1]):
-                W[i, k] = work[NEW, k]
-            fit = new_fit
-            accepted += 1
-        total += fit
-    return total, accepted
+
+    look: Callable[..., float]
+    climb: Callable[..., None]
+    run_sweeps: Callable[..., int]
+    log_fit: Callable[..., float]
 
 
-@jit
-def climb_rows(
-    W: Array, H: Array, data: Entries, beta: float, s: float, prior: Prior, work: Array
-) -> None:
-    """One multiplicative update of W towards the mode of p(V | W, H)^t p(W, H), in place.
+def _likelihood_of_rows(likelihood: Likelihood) -> Callable[..., float]:
+    """Make ``look`` of `RowKernels`."""
+    entry = likelihood.entry(polynomials)
+    fit, summed = jit(entry.fit or _fit_of(likelihood)), likelihood.zeros == "constant"
+
+    @jit
+    def look(W: Array, i: int, H: Array, data: Entries, row: int, work: Array, num: int) -> float:
+        total = 0.0
+        K = W.shape[1]
+        for k in range(K):
+            work[num, k] = 0.0
+            work[num + 1, k] = work[SUMS, k] if summed else 0.0
+            total -= W[i, k] * work[num + 1, k]
+        for p in range(data.indptr[row], data.indptr[row + 1]):
+            j = data.indices[p]
+            mu = 0.0
+            for k in range(K):
+                mu += W[i, k] * H[j, k]
+            value, ratio, curvature = fit(data.values[p], mu)
+            total += value
+            for k in range(K):
+                work[num, k] += ratio * H[j, k]
+            if not summed:
+                for k in range(K):
+                    work[num + 1, k] += curvature * H[j, k]
+        return total
+
+    return look
+
+
+def _fit_of(likelihood: Likelihood) -> Callable[..., Any]:
+    """Make ``fit`` from a likelihood's other functions."""
+    weight, curvature, ratio, deviance, _ = entry_kernels(likelihood)
+
+    def fit(v: float, mu: float) -> tuple[float, float, float]:
+        w = weight(v, mu)
+        return -deviance(v, mu), ratio(v, mu, w), curvature(1.0, v, mu, w)
+
+    return fit
+
+
+def _climbing(look: Callable[..., float]) -> Callable[..., None]:
+    """Make ``climb`` of `RowKernels`.
 
     w <- (s w num + alpha) / (s den + rate), the mean of the proposal for tau = inf: unlike
     an update towards the mode, it leaves nothing at zero, where chains are slow to go.
     """
-    _sum_columns(H, work)
-    for i in range(W.shape[0]):
-        _sum_observed(H, data, i, work)
-        _look(W, i, H, data, i, beta, work, OLD)
-        for k in range(W.shape[1]):
-            if not prior.frozen[k]:
-                above = s * W[i, k] * max(work[OLD, k], 0.0) + prior.shape
-                W[i, k] = above / (s * work[OLD + 1, k] + prior.rate)
+
+    @jit
+    def climb_rows(W: Array, H: Array, data: Entries, s: float, prior: Prior, work: Array) -> None:
+        _sum_columns(H, work)
+        for i in range(W.shape[0]):
+            _sum_observed(H, data, i, work)
+            look(W, i, H, data, i, work, OLD)
+            for k in range(W.shape[1]):
+                if not prior.frozen[k]:
+                    above = s * W[i, k] * max(work[OLD, k], 0.0) + prior.shape
+                    W[i, k] = above / (s * work[OLD + 1, k] + prior.rate)
+
+    @jit
+    def climb(W: Array, H: Array, target: Target, count: int) -> None:
+        work = np.empty((SCRATCH, W.shape[1]))
+        for _ in range(count):
+            climb_rows(W, H, target.by_rows, target.s, target.prior_w, work)
+            climb_rows(H, W, target.by_cols, target.s, target.prior_h, work)
+
+    return climb
 
 
-@jit
-def climb(
-    W: Array,
-    H: Array,
-    by_rows: Entries,
-    by_cols: Entries,
-    beta: float,
-    s: float,
-    prior_w: Prior,
-    prior_h: Prior,
-    count: int,
-) -> None:
-    """``count`` multiplicative updates of W and of H in turn."""
-    work = np.empty((SCRATCH, W.shape[1]))
-    for _ in range(count):
-        climb_rows(W, H, by_rows, beta, s, prior_w, work)
-        climb_rows(H, W, by_cols, beta, s, prior_h, work)
+def _sweeping(look: Callable[..., float]) -> Callable[..., int]:
+    """Make ``run_sweeps`` of `RowKernels`."""
+
+    @jit
+    def move_rows(
+        W: Array, H: Array, data: Entries, s: float, prior: Prior, tau: float, rng: Any, work: Array
+    ) -> tuple[float, int]:
+        """Move every row of W given H; the log-likelihood afterwards, and accepted rows."""
+        total, accepted = 0.0, 0
+        share = 1.0 if tau >= LONGEST else 1.0 - math.exp(-tau)
+        _sum_columns(H, work)
+        for i in range(W.shape[0]):
+            _sum_observed(H, data, i, work)
+            fit = look(W, i, H, data, i, work, OLD)
+            _propose(W, i, work, s, prior, share, rng)
+            new_fit = look(work, NEW, H, data, i, work, PROPOSED)
+            change = s * (new_fit - fit) + _log_ratio(W, i, work, s, prior, share)
+            if change >= 0.0 or rng.random() < math.exp(change):
+                for k in range(W.shape[1]):
+                    W[i, k] = work[NEW, k]
+                fit = new_fit
+                accepted += 1
+            total += fit
+        return total, accepted
+
+    @jit
+    def run_sweeps(W: Array, H: Array, target: Target, tau: float, rng: Any, fits: Array) -> int:
+        by_rows, by_cols, s, prior_w, prior_h = target
+        work = np.empty((SCRATCH, W.shape[1]))
+        accepted = 0
+        for sweep in range(fits.size):
+            _, rows = move_rows(W, H, by_rows, s, prior_w, tau, rng, work)
+            fits[sweep], cols = move_rows(H, W, by_cols, s, prior_h, tau, rng, work)
+            accepted += rows + cols
+        return accepted
+
+    return run_sweeps
 
 
-@jit
-def run_sweeps(
-    W: Array,
-    H: Array,
-    by_rows: Entries,
-    by_cols: Entries,
-    beta: float,
-    s: float,
-    prior_w: Prior,
-    prior_h: Prior,
-    tau: float,
-    rng: Any,
-    fits: Array,
-) -> int:
-    """``fits.size`` sweeps, W then H; ``fits`` gets the log-likelihood after each.
+@lru_cache(maxsize=32)
+def row_kernels(likelihood: Likelihood) -> RowKernels:
+    """Kernels of one likelihood, made once and compiled when first called."""
+    look = _likelihood_of_rows(likelihood)
 
-    Returns the number of accepted rows of both factors, all sweeps together.
-    """
-    work = np.empty((SCRATCH, W.shape[1]))
-    accepted = 0
-    for sweep in range(fits.size):
-        _, rows = move_rows(W, H, by_rows, beta, s, prior_w, tau, rng, work)
-        fits[sweep], cols = move_rows(H, W, by_cols, beta, s, prior_h, tau, rng, work)
-        accepted += rows + cols
-    return accepted
+    @jit
+    def log_fit(W: Array, H: Array, by_rows: Entries) -> float:
+        work = np.empty((SCRATCH, W.shape[1]))
+        _sum_columns(H, work)
+        total = 0.0
+        for i in range(W.shape[0]):
+            _sum_observed(H, by_rows, i, work)
+            total += look(W, i, H, by_rows, i, work, OLD)
+        return total
 
-
-@jit
-def log_fit(W: Array, H: Array, by_rows: Entries, beta: float) -> float:
-    """Log-likelihood at dispersion 1, up to the constant that :func:`move_rows` leaves out."""
-    work = np.empty((SCRATCH, W.shape[1]))
-    _sum_columns(H, work)
-    total = 0.0
-    for i in range(W.shape[0]):
-        _sum_observed(H, by_rows, i, work)
-        total += _look(W, i, H, by_rows, i, beta, work, OLD)
-    return total
+    return RowKernels(look, _climbing(look), _sweeping(look), log_fit)

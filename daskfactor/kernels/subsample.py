@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.elementwise import entry_kernels, floored
+from daskfactor.kernels.entries import entry_kernels, floored
 from daskfactor.kernels.jit import inline, jit, jit_exact, stack_array
 from daskfactor.kernels.philox import philox4x32
 from daskfactor.kernels.vectors import add_to_row, dot_row, load_row, prefetch_row
@@ -241,7 +241,7 @@ def entry_gradients(likelihood: Likelihood, K: int) -> EntryGradients:
             load_row(K, W, i, w)
             mu = floored(dot_row(K, w, H, j), real(floor))
             v = real(values[t])
-            a = real(share) * curve(v, mu, weight(v, mu))
+            a = curve(real(share), v, mu, weight(v, mu))
             add_to_row(K, a, w, CH, j)
             load_row(K, H, j, w)
             add_to_row(K, a, w, CW, i)

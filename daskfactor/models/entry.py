@@ -33,8 +33,8 @@ def tweedie_entry(beta: float, arithmetic: Any) -> Entry:
     return Entry(weight, _curvature, _ratio, deviance, _FITS.get(beta) or _general_fit(beta))
 
 
-def _curvature(v: Scalar, mu: Scalar, w: Scalar) -> Scalar:
-    return mu * w
+def _curvature(scale: Scalar, v: Scalar, mu: Scalar, w: Scalar) -> Scalar:
+    return scale * mu * w
 
 
 def _ratio(v: Scalar, mu: Scalar, w: Scalar) -> Scalar:

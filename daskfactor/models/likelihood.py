@@ -30,9 +30,9 @@ class Entry(NamedTuple):
 
     weight(v, mu)
         ``w`` in the slope of the log-density: d log p / d mu = (v - mu) w / phi.
-    curvature(v, mu, w), ratio(v, mu, w)
+    curvature(scale, v, mu, w), ratio(v, mu, w)
         Positive parts of that slope, (ratio - curvature) / phi: what the multiplicative
-        update divides by, and what it multiplies with.
+        update divides by, times ``scale``, and what it multiplies with.
     deviance(v, mu)
         Minus the log-density times phi, with its least value 0.
     fit(v, mu)

@@ -49,17 +49,18 @@ def dense_results(dtype, beta):
     V = rng.gamma(2.0, size=(9, 8)).astype(dtype)
     V[2, 3] = V[4, 4] = np.nan
     W, H = (rng.gamma(2.0, size=(rows, 3)).astype(dtype) for rows in (7, 5))
-    k, (tile, tile2, GW, GH) = dense_kernels(Tweedie(beta)), Workspace(dtype).arrays(3, 5, 3)
+    k, (*tiles, _, GH) = dense_kernels(Tweedie(beta)), Workspace(dtype).arrays(3, 5, 3)
+    tiles = tuple(tiles)
     GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
     CH, num_h, den_h = (np.ones_like(H) for _ in range(3))
-    k.gradient_curvature(V, 1, 2, W, H, 2.0, 1e-6, GW, GH, CW, CH, tile, tile2)
+    k.gradient_curvature((V, 1, 2), W, H, 2.0, 1e-6, (GW, GH, CW, CH), tiles)
     results = [GW.copy(), GH.copy(), CW, CH]
-    k.gradient(V, 2, 3, W, H, 2.0, 1e-6, GW, GH, tile)
-    k.multiplicative_rows(V, 1, 2, W, H, 1e-6, num_w, den_w, tile, tile2)
-    k.multiplicative_cols(V, 1, 2, W, H, 1e-6, num_h, den_h, tile, tile2)
+    k.gradient((V, 2, 3), W, H, 2.0, 1e-6, (GW, GH), tiles)
+    k.multiplicative_rows((V, 1, 2), W, H, 1e-6, (num_w, den_w), tiles)
+    k.multiplicative_cols((V, 1, 2), W, H, 1e-6, (num_h, den_h), tiles)
     out, mean, m2 = np.zeros(2), np.zeros(3), np.zeros(3)
     rows, cols = np.array([0, 4, 6], np.int32), np.array([4, 0, 4], np.int32)
-    k.evaluate(V, 1, 2, W, H, 1e-6, tile, out, rows, cols, mean, m2, 1)
+    k.evaluate((V, 1, 2), W, H, 1e-6, out, (rows, cols, mean, m2, 1), tiles)
     results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
     return {f"dense/{beta}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
 
@@ -72,17 +73,17 @@ def sparse_results(dtype, beta, zeros):
     values[4] = np.nan
     block = np.array([0, 2, 2, 5, 6], np.int32), np.array([0, 4, 1, 2, 3, 4], np.uint16), values
     k, scratch = sparse_kernels(Tweedie(beta), zeros, 7), Workspace(dtype).gradients(4, 5, 7)
-    last = (scratch.gram, scratch.sums)
+    last = tuple(scratch[2:])
     GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
     GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))
-    k.gradient_curvature(*block, W, H, 2.0, 1e-6, GW, GH, CW, CH, *last)
+    k.gradient_curvature(block, W, H, 2.0, 1e-6, (GW, GH, CW, CH), last)
     results = [GW.copy(), GH.copy(), CW, CH]
-    k.gradient(*block, W, H, 2.0, 1e-6, GW, GH, *last)
-    k.multiplicative_rows(*block, W, H, 1e-6, num_w, den_w, *last)
-    k.multiplicative_cols(*block, W, H, 1e-6, num_h, den_h, *last)
+    k.gradient(block, W, H, 2.0, 1e-6, (GW, GH), last)
+    k.multiplicative_rows(block, W, H, 1e-6, (num_w, den_w), last)
+    k.multiplicative_cols(block, W, H, 1e-6, (num_h, den_h), last)
     out, mean, m2 = np.zeros(2), np.zeros(2), np.zeros(2)
     rows, cols = np.array([0, 3], np.int32), np.array([4, 0], np.int32)
-    k.evaluate(*block, W, H, 1e-6, scratch.sums, scratch.wide, out, rows, cols, mean, m2, 1)
+    k.evaluate(block, W, H, 1e-6, out, (rows, cols, mean, m2, 1), last)
     results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
     tag = f"sparse/{beta}/{zeros}"
     return {f"{tag}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}

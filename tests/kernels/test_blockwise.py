@@ -44,9 +44,7 @@ def test_gradient_curvature(beta, zeros):
     results = []
     for view in (sparse, dense):
         CW, CH = np.ones_like(W), np.ones_like(H)
-        gradients = blockwise.gradient_curvature(
-            view, Tweedie(beta), W, H, 2.5, FLOOR, CW, CH, Workspace()
-        )
+        gradients = blockwise.gradient(view, Tweedie(beta), W, H, 2.5, FLOOR, Workspace(), (CW, CH))
         results.append([*gradients, CW, CH])
     for a, b in zip(*results, strict=True):
         assert_close(a, b)
@@ -59,7 +57,7 @@ def test_multiplicative(beta, zeros, by_rows):
     results = []
     for view in (sparse, dense):
         num, den = (np.ones_like(W if by_rows else H) for _ in range(2))
-        blockwise.multiplicative(view, Tweedie(beta), by_rows, W, H, FLOOR, num, den, Workspace())
+        blockwise.multiplicative(view, Tweedie(beta), by_rows, W, H, FLOOR, (num, den), Workspace())
         results.append((num, den))
     for a, b in zip(*results, strict=True):
         assert_close(a, b)
@@ -140,7 +138,7 @@ def test_memory_grows_with_rows_and_columns_only(beta, zeros):
     )
     tracemalloc.start()
     blockwise.gradient(block, Tweedie(beta), W, H, 1.0, FLOOR, work)
-    blockwise.multiplicative(block, Tweedie(beta), True, W, H, FLOOR, W.copy(), W.copy(), work)
+    blockwise.multiplicative(block, Tweedie(beta), True, W, H, FLOOR, (W.copy(), W.copy()), work)
     blockwise.evaluate(block, Tweedie(beta), W, H, FLOOR, out, None, work)
     assert sum(count for _, count in observed_values(block)) == (m * n - 1000 if zeros else 0)
     peak = tracemalloc.get_traced_memory()[1]

@@ -9,7 +9,7 @@ from scipy import stats
 from daskfactor.data.sources import as_blocks
 from daskfactor.evidence.tempered import both_sides
 from daskfactor.kernels import rowwise
-from daskfactor.kernels.rowwise import NEW, OLD, PROPOSED, SCRATCH, Prior
+from daskfactor.kernels.rowwise import NEW, OLD, PROPOSED, SCRATCH, Prior, Target, row_kernels
 from daskfactor.models.tweedie_law import Tweedie
 
 K = 3
@@ -44,11 +44,12 @@ def test_acceptance_is_metropolis_and_hastings_ratio(beta, tau):
     s, prior, work = 0.6, Prior(1.3, 1.7, np.zeros(K, bool)), np.empty((SCRATCH, K))
     share = 1.0 if tau == math.inf else 1 - math.exp(-tau)
     rowwise._sum_columns(H, work)
+    look = row_kernels(Tweedie(beta)).look
     for i in range(4):
         rowwise._sum_observed(H, sides.by_rows, i, work)
-        fit = rowwise._look(W, i, H, sides.by_rows, i, beta, work, OLD)
+        fit = look(W, i, H, sides.by_rows, i, work, OLD)
         rowwise._propose(W, i, work, s, prior, share, rng)
-        new_fit = rowwise._look(work, NEW, H, sides.by_rows, i, beta, work, PROPOSED)
+        new_fit = look(work, NEW, H, sides.by_rows, i, work, PROPOSED)
         got = s * (new_fit - fit) + rowwise._log_ratio(W, i, work, s, prior, share)
         w, new, n = W[i], work[NEW], work[rowwise.COUNT]
 
@@ -74,9 +75,10 @@ def test_the_constant_completes_the_likelihood():
         V, W, H, sides, _ = problem(beta)
         seen = ~np.isnan(V)
         expected = -divergence(V[seen], (W @ H.T)[seen], beta).sum()
-        got = rowwise.log_fit(W, H, sides.by_rows, beta) + sides.constant
+        log_fit = row_kernels(Tweedie(beta)).log_fit
+        got = log_fit(W, H, sides.by_rows) + sides.constant
         assert got == pytest.approx(expected, rel=1e-10)
-        by_columns = rowwise.log_fit(H, W, sides.by_cols, beta) + sides.constant
+        by_columns = log_fit(H, W, sides.by_cols) + sides.constant
         assert by_columns == pytest.approx(expected, rel=1e-10)
 
 
@@ -86,15 +88,15 @@ def test_frozen_components_stay_and_one_component_is_always_accepted():
     priors = Prior(1.0, 1.0, frozen), Prior(1.0, 1.0, ~frozen)
     before = W.copy(), H.copy()
     fits = np.empty(5)
-    law = (sides.by_rows, sides.by_cols, 1.0, 1.0, *priors)
-    rowwise.climb(W, H, *law, 2)
-    accepted = rowwise.run_sweeps(W, H, *law, math.inf, rng, fits)
+    law, kernels = Target(sides.by_rows, sides.by_cols, 1.0, *priors), row_kernels(Tweedie(1.0))
+    kernels.climb(W, H, law, 2)
+    accepted = kernels.run_sweeps(W, H, law, math.inf, rng, fits)
     assert 0 < accepted <= 45
     np.testing.assert_array_equal(W[:, 0], before[0][:, 0])
     np.testing.assert_array_equal(H[:, 1:], before[1][:, 1:])
     assert (W[:, 1:] != before[0][:, 1:]).all()
-    assert fits[-1] == pytest.approx(rowwise.log_fit(W, H, sides.by_rows, 1.0), rel=1e-10)
+    assert fits[-1] == pytest.approx(kernels.log_fit(W, H, sides.by_rows), rel=1e-10)
     free = Prior(1.0, 1.0, np.zeros(1, bool))
     one = np.ascontiguousarray(W[:, :1]), np.ascontiguousarray(H[:, :1])
-    law = (sides.by_rows, sides.by_cols, 1.0, 0.3, free, free)
-    assert rowwise.run_sweeps(*one, *law, math.inf, rng, fits) == 45
+    law = Target(sides.by_rows, sides.by_cols, 0.3, free, free)
+    assert kernels.run_sweeps(*one, law, math.inf, rng, fits) == 45

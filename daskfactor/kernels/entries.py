@@ -1,4 +1,7 @@
-"""What an entry of a sparse block adds to sums, and what the entries that are not stored add.
+"""A likelihood entry by entry, compiled once and shared by all kernels that are made of it.
+
+`entry_kernels` has its own functions, `entry_rules` what an entry of a sparse block adds to
+sums, and `zero_rules` what the entries that are not stored add. A missing entry is NaN.
 
 Where entries that are not stored are observed zeros, their part has a closed
 form if a zero's curvature is 1 and its residual -1 (column sums of the factors),
@@ -15,14 +18,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.kernels import polynomials
 from daskfactor.kernels.blas import add_matmul_nn, add_matmul_tn
-from daskfactor.kernels.elementwise import entry_kernels, floored
 from daskfactor.kernels.jit import inline, jit
-from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.likelihood import Entry, Likelihood
 
 Array = NDArray[Any]
 Scalar = Any
 EntryRule = Callable[..., tuple[Scalar, Scalar]]
+
+
+@inline
+def floored(mu: Scalar, floor: Scalar) -> Scalar:
+    """The larger of the two; NaN stays NaN, so that a divergence can be seen."""
+    return floor if mu < floor else mu
+
+
+@lru_cache(maxsize=64)
+def entry_kernels(likelihood: Likelihood) -> Entry:
+    """Compile the scalar functions of a likelihood, merged into the loops that call them."""
+    made: list[Any] = [each and inline(each) for each in likelihood.entry(polynomials)]
+    return Entry(*made)
 
 
 class Rules(NamedTuple):
@@ -47,14 +63,18 @@ def _rules_of_observed(likelihood: Likelihood) -> Rules:
         mean, seen = floored(mu, floor), v == v
         w = weight(v, mean)
         zero = type(mu)(0)
-        return (scale * (v - mean) * w if seen else zero), (curvature(v, mean, w) if seen else zero)
+        return (scale * (v - mean) * w if seen else zero), (
+            curvature(type(mu)(1), v, mean, w) if seen else zero
+        )
 
     @inline
     def ratio(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
         mean, seen = floored(mu, floor), v == v
         w = weight(v, mean)
         zero = type(mu)(0)
-        return (numerator(v, mean, w) if seen else zero), (curvature(v, mean, w) if seen else zero)
+        return (numerator(v, mean, w) if seen else zero), (
+            curvature(type(mu)(1), v, mean, w) if seen else zero
+        )
 
     @inline
     def fit(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
