@@ -4,7 +4,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,14 @@ class StoredModel:
         return cls(given.pop("n_components"), **given)
 
 
+class OfDivergence(NamedTuple):
+    """A log-likelihood ℓ as a function of the summed divergence d: ℓ(d), ℓ'(d), ℓ''(d), (M,)."""
+
+    value: NDArray[np.float64]
+    slope: NDArray[np.float64]
+    bend: NDArray[np.float64]
+
+
 class FactorModel(StoredModel, ABC):
     """A model of a matrix as a product of factors, and what is asked of every such model.
 
@@ -78,8 +86,15 @@ class FactorModel(StoredModel, ABC):
         The model has a law of new observations.
     default_sampler, default_optimizer
         Public names of the classes that ``sample`` and ``optimize`` take where none is named.
+    has_scores
+        The posterior is a function of the summed divergence and of the factors, so that
+        `of_divergence` and `priors` answer; particles can be weighed under it.
     simplex
         Columns of W add up to 1 by the model, so that no scale is free.
+    has_threshold
+        Factorizations are good up to a threshold of an objective.
+    from_data
+        Settings that may be ``"auto"`` and are then chosen from the data.
     fixed, frozen
         Frozen components of W and of H, and which they are, (K,); None: none.
     """
@@ -88,7 +103,10 @@ class FactorModel(StoredModel, ABC):
     has_observations: ClassVar[bool] = True
     default_sampler: ClassVar[str] = "PSGLD"
     default_optimizer: ClassVar[str] = "MultiplicativeUpdates"
+    has_scores: ClassVar[bool] = False
     simplex: ClassVar[bool] = False
+    has_threshold: ClassVar[bool] = False
+    from_data: ClassVar[tuple[str, ...]] = ()
     fixed: tuple[Any, Any] = (None, None)
     frozen: tuple[Any, Any] = (None, None)
 

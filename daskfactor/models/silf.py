@@ -18,10 +18,12 @@ from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import (
     Auto,
     FactorModel,
+    OfDivergence,
     checked_count,
     checked_number,
     checked_positive,
 )
+from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie
 
 Array = NDArray[np.float64]
@@ -120,7 +122,10 @@ class SILFNMF(FactorModel):
     """
 
     has_observations: ClassVar[bool] = False
+    has_scores: ClassVar[bool] = True
     simplex: ClassVar[bool] = True
+    has_threshold: ClassVar[bool] = True
+    from_data: ClassVar[tuple[str, ...]] = ("threshold",)
 
     n_components: int
     _: KW_ONLY
@@ -221,6 +226,27 @@ class SILFNMF(FactorModel):
     def slope(self, objective: ArrayLike) -> Array:
         """Derivative of :meth:`log_likelihood` in f: -C SILF'(f), from -C to 0."""
         return -self.sharpness * silf_slope(objective, self.eps, self.smoothness)
+
+    def of_divergence(self, divergence: Array, dispersion: float) -> OfDivergence:
+        """Take ℓ(d) = -C SILF(f) and its derivatives, f being `factor` times d."""
+        del dispersion
+        f = self.factor * divergence
+        inside = np.abs(f - self.eps) < self.smoothness * self.eps
+        bend = -self.sharpness * self.factor**2 / (2.0 * self.smoothness * self.eps)
+        return OfDivergence(
+            self.log_likelihood(f), self.factor * self.slope(f), np.where(inside, bend, 0.0)
+        )
+
+    def priors(self, mean: float, dispersion: float) -> Hyperparameters:
+        """Give rates and shapes: none on the simplex, λ for H; the threshold must be a number."""
+        del mean, dispersion
+        assert self.eps > 0  # raises if it is still "auto"
+        return Hyperparameters(1.0, 0.0, self.rate)
+
+    def with_numbers(self, mean: float, dispersion: float) -> tuple[Self, Hyperparameters]:
+        """Give the model, and that nothing but the divergence is brought down by optimisers."""
+        del mean, dispersion
+        return self, Hyperparameters(1.0, 0.0, 0.0)
 
     def log_density(self, objective: float, H: ArrayLike) -> float:
         """Log of the posterior density but for a constant: -C SILF(f) - λ ΣH.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +15,7 @@ from daskfactor.models.priors import gamma_log_density
 from daskfactor.models.settings import (
     Auto,
     FactorModel,
+    OfDivergence,
     checked_count,
     checked_number,
     checked_positive,
@@ -88,6 +89,9 @@ class TweedieNMF(FactorModel):
     ----------
     Şimşekli et al. 2017, section 2; Şimşekli et al. 2015, section 4.
     """
+
+    has_scores: ClassVar[bool] = True
+    from_data: ClassVar[tuple[str, ...]] = ("dispersion", "rate_w", "rate_h")
 
     n_components: int
     _: KW_ONLY
@@ -196,6 +200,21 @@ class TweedieNMF(FactorModel):
         return gamma_log_density(W, rate_w, self.shape_w) + gamma_log_density(
             H, rate_h, self.shape_h
         )
+
+    def of_divergence(self, divergence: NDArray[Any], dispersion: float) -> OfDivergence:
+        """Take ℓ(d) = -d / φ and its derivatives."""
+        flat = np.zeros(len(divergence))
+        return OfDivergence(-divergence / dispersion, flat - 1.0 / dispersion, flat)
+
+    def priors(self, mean: float, dispersion: float) -> Hyperparameters:
+        """Give the numbers of `resolve`."""
+        return self.resolve(mean, dispersion)
+
+    def with_numbers(self, mean: float, dispersion: float) -> tuple[Self, Hyperparameters]:
+        """Give the model with numbers for every ``"auto"``, and the numbers."""
+        hyper = self.resolve(mean, dispersion)
+        phi, rate_w, rate_h = hyper[:3]
+        return replace(self, dispersion=phi, rate_w=rate_w, rate_h=rate_h), hyper
 
     def without_spikes(self) -> Self:
         """The same with shapes of at least 1, under which the posterior has a maximum."""

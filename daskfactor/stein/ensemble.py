@@ -21,7 +21,7 @@ from daskfactor.executors.state import ChainState, make_state
 from daskfactor.inference.multiplicative import DispersionRule, initial_state, run_updates
 from daskfactor.kernels.views import BlockView, SparseBlock
 from daskfactor.kernels.workspace import Workspace
-from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
+from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein.singular import compressed
 from daskfactor.stein.starts import STARTS, Start, Starts, prepare_starts
 from daskfactor.stein.state import Options
@@ -51,13 +51,6 @@ class Objective(NamedTuple):
     rate_h: float = 0.0
     shape_w: float = 1.0
     shape_h: float = 1.0
-
-    @classmethod
-    def of(cls, model: TweedieNMF, hyper: Hyperparameters) -> "Objective":
-        """The negative log posterior density of a model, times φ."""
-        (rate_w, shape_w), (rate_h, shape_h) = hyper.prior(0), hyper.prior(1)
-        numbers = (hyper.dispersion, rate_w, rate_h, shape_w, shape_h)
-        return cls(model.n_components, model.beta, *numbers)
 
     @property
     def law(self) -> TweedieNMF:

@@ -11,7 +11,6 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.executors import Executor
 from daskfactor.inference.description import coords_of, first_attrs, observed_with
-from daskfactor.models.silf import SILFNMF
 from daskfactor.progress import OnEvent, Phase, RunEvent
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD
 from daskfactor.results.spec import RunSpec
@@ -25,7 +24,7 @@ from daskfactor.stein.ensemble import (
     prepared,
 )
 from daskfactor.stein.kernel import IMQ
-from daskfactor.stein.measure import AnyModel, dispersion_of
+from daskfactor.stein.measure import dispersion_of
 from daskfactor.stein.particles import Particles
 from daskfactor.stein.scores import divergences, make_target
 from daskfactor.stein.simplex_hmc import SimplexHMC
@@ -48,7 +47,7 @@ class Task(NamedTuple):
 
     executor: Executor
     data: BlockedData
-    model: AnyModel
+    model: Any
     objective: Objective
     method: Method
     kernel: IMQ
@@ -153,7 +152,7 @@ class Job(NamedTuple):
     """A model whose settings are numbers, its data, and how particles are made."""
 
     data: BlockedData
-    model: AnyModel
+    model: Any
     method: Method
     options: Settings
     runner: Executor
@@ -164,40 +163,32 @@ class Job(NamedTuple):
     def of(
         cls,
         data: BlockedData,
-        model: AnyModel,
+        model: Any,
         method: Method,
         options: Settings,
         runner: Executor,
         on_event: OnEvent,
     ) -> "Job":
         """Decide what is left ``"auto"``: threshold or dispersion and rates, the optimiser."""
-        if isinstance(model, SILFNMF):
-            objective = Objective(model.n_components, model.beta)
-        else:
-            hyper = model.resolve(data.mean, dispersion_of(runner, data, model, options.seed))
-            (rate_w, _), (rate_h, _) = hyper.prior(0), hyper.prior(1)
-            model = replace(model, dispersion=hyper.dispersion, rate_w=rate_w, rate_h=rate_h)
-            objective = Objective.of(model, hyper)
+        phi = dispersion_of(runner, data, model, options.seed)
+        model, hyper = model.with_numbers(data.mean, phi)
+        objective = Objective(model.n_components, model.beta, *hyper)
         if isinstance(method, Ensemble):
             optimizer = choose_optimizer(method.optimizer, data, objective)
             method = replace(method, optimizer=optimizer)
         job = cls(data, model, method, options, runner, on_event, objective)
-        if isinstance(model, SILFNMF) and model.threshold == "auto":
+        if model.has_threshold and model.threshold == "auto":
             return job._replace(model=pilot(job))
         return job
 
     @property
     def constants(self) -> dict[str, float]:
-        """What was decided, by name."""
-        if isinstance(self.model, SILFNMF):
-            return {"threshold": self.model.eps}
-        return {
-            name: float(getattr(self.model, name)) for name in ("dispersion", "rate_w", "rate_h")
-        }
+        """Return what was decided, by name."""
+        return {name: float(getattr(self.model, name)) for name in self.model.from_data}
 
     def spec(self, stored: bool) -> RunSpec:
-        """What the results will hold."""
-        data, silf = self.data, isinstance(self.model, SILFNMF)
+        """Plan what the results will hold."""
+        data, silf = self.data, self.model.has_threshold
         parts = self.model.to_dict(), self.method.to_dict(), self.options.to_dict()
         return RunSpec(
             shape=(*data.shape, self.model.n_components),
@@ -237,13 +228,12 @@ class Job(NamedTuple):
         return divergences(self.runner, self.data, target, held)
 
 
-def pilot(job: Job) -> SILFNMF:
-    """The model with its threshold, by runs from random starts at default settings.
+def pilot(job: Job) -> Any:
+    """Give the model its threshold, by runs from random starts at default settings.
 
     Source: Masood and Doshi-Velez, section 6.1.
     """
     model, count = job.model, job.options.pilot
-    assert isinstance(model, SILFNMF)
     known = replace(model, threshold=1.0)  # any number: objectives do not depend on it
     method = Ensemble(start="random")
     if isinstance(job.method, Ensemble):

@@ -21,7 +21,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.stein.particles import Particles, Side
-from daskfactor.stein.scores import BandScore, Target, log_prior, over_bands
+from daskfactor.stein.scores import BandScore, ScoreTarget, log_prior, over_bands
 
 Array = NDArray[Any]
 Scale = float | Literal["median"]
@@ -265,7 +265,7 @@ class Stein(NamedTuple):
 def stein_matrix(
     executor: Executor,
     data: BlockedData,
-    target: Target,
+    target: ScoreTarget,
     particles: Particles,
     divergence: Array,
     kernel: IMQ,
@@ -290,7 +290,7 @@ def stein_matrix(
         del side
         return products_of(band)
 
-    found = over_bands(executor, data, target, particles, target.slope(divergence), sums)
+    found = over_bands(executor, data, target, particles, target.of(divergence).slope, sums)
     blocks, prior = [], np.zeros(particles.count)
     for side, length in (("rows", particles.rows.size), ("columns", particles.columns.size)):
         total = Products.total(own for where, own in found if where == side)
@@ -300,4 +300,4 @@ def stein_matrix(
         prior += total.log_prior
     kernel = kernel.resolve(blocks[0].r2, blocks[1].r2)
     matrix = assemble((blocks[0], blocks[1]), kernel)
-    return Stein(matrix, kernel, target.log_likelihood(divergence) + prior)
+    return Stein(matrix, kernel, target.of(divergence).value + prior)

@@ -15,7 +15,6 @@ from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import Executor
 from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.session import session, verb
-from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent
 from daskfactor.results.schema import factor_dims
@@ -26,7 +25,6 @@ from daskfactor.stein.scores import divergences, make_target
 from daskfactor.stein.weights import checked_weights, discrepancy, stein_weights
 
 Array = NDArray[Any]
-AnyModel = SILFNMF | TweedieNMF
 
 
 class Measured(NamedTuple):
@@ -38,23 +36,23 @@ class Measured(NamedTuple):
 
 def check_model(model: object) -> None:
     """Refuse what is not a model that particles can be weighed under."""
-    if not isinstance(model, AnyModel):
+    if not getattr(model, "has_scores", False):
         raise OptionError(
             "a Stein discrepancy is known from the posterior of a SILFNMF(n_components=...) and "
             f"of a TweedieNMF(n_components=...), got {model!r}"
         )
 
 
-def checked_kernel(model: AnyModel, tangent: bool, kernel: object) -> IMQ:
+def checked_kernel(model: Any, tangent: bool, kernel: object) -> IMQ:
     """The kernel, or the model's usual one; refuses what no data are needed to refuse."""
     check_model(model)
-    if tangent and not isinstance(model, SILFNMF):
+    if tangent and not model.simplex:
         raise OptionError(
             "tangent=True takes scores along the simplex that the columns of W of a SILFNMF lie "
             "on; those of a TweedieNMF are free, so leave it out"
         )
     if kernel is None:
-        return IMQ() if isinstance(model, SILFNMF) else IMQ("median", "median")
+        return IMQ() if model.has_threshold else IMQ("median", "median")
     if not isinstance(kernel, IMQ):
         raise OptionError(
             f"kernel must be IMQ(...), got {kernel!r}; leave it out for the usual one"
@@ -62,12 +60,12 @@ def checked_kernel(model: AnyModel, tangent: bool, kernel: object) -> IMQ:
     return kernel
 
 
-def law_of_data(model: AnyModel) -> TweedieNMF:
+def law_of_data(model: Any) -> TweedieNMF:
     """The law that checks of values, and trials of an executor, go by."""
     return TweedieNMF(model.n_components, beta=model.beta)
 
 
-def check_width(particles: Particles, model: AnyModel) -> None:
+def check_width(particles: Particles, model: Any) -> None:
     """Refuse particles of another number of components than the model's."""
     if particles.width != model.n_components:
         raise OptionError(
@@ -79,7 +77,7 @@ def check_width(particles: Particles, model: AnyModel) -> None:
 def measure(
     runner: Executor,
     data: BlockedData,
-    model: AnyModel,
+    model: Any,
     particles: Particles,
     kernel: IMQ,
     tangent: bool,
@@ -87,24 +85,20 @@ def measure(
     """The Stein matrix, and objectives where the model has one."""
     seen = survey(runner, particles)
     check_values(seen)
-    phi = float("nan")
-    if isinstance(model, SILFNMF):
+    if model.simplex:
         particles = particles.on_simplex(np.asarray(seen["rows"].sums, dtype=np.float64))
-    else:
-        phi = dispersion_of(runner, data, model)
-    target = make_target(data, model, phi)
+    target = make_target(data, model, dispersion_of(runner, data, model))
     divergence = divergences(runner, data, target, particles)
     found = stein_matrix(runner, data, target, particles, divergence, kernel, tangent)
-    if not isinstance(model, SILFNMF):
+    if not model.has_threshold:
         return Measured(found, None)
     return Measured(found, model.factor * divergence + 0.0)  # no -0.0
 
 
-def dispersion_of(runner: Executor, data: BlockedData, model: TweedieNMF, seed: int = 0) -> float:
-    """The model's; of ``"auto"`` what an evidence takes, which may need a fit."""
-    if model.dispersion != "auto":
-        return float(model.dispersion)
-    return chosen_dispersion(data, model, seed, runner)
+def dispersion_of(runner: Executor, data: BlockedData, model: Any, seed: int = 0) -> float:
+    """Return the model's φ; of ``"auto"`` what an evidence takes, which may need a fit."""
+    known = getattr(model, "dispersion", 1.0)
+    return chosen_dispersion(data, model, seed, runner) if known == "auto" else float(known)
 
 
 Pair = tuple[Any, Any]
@@ -123,7 +117,7 @@ class Given(NamedTuple):
 def stein_discrepancy(
     particles: Trace | Pair,
     V: Any,
-    model: AnyModel,
+    model: Any,
     *,
     weights: ArrayLike | None = None,
     tangent: bool = False,
@@ -272,15 +266,16 @@ def _given(particles: Trace | Pair, most: int, weights: object) -> Given:
     return Given(W, H, coords, decided)
 
 
-def _with_decided(model: AnyModel, decided: dict[str, float]) -> AnyModel:
+def _with_decided(model: Any, decided: dict[str, float]) -> Any:
     """The model with what a run made of its ``"auto"`` settings."""
-    names = ("threshold",) if isinstance(model, SILFNMF) else ("dispersion", "rate_w", "rate_h")
     open_ = {
-        name: decided[name] for name in names if name in decided and getattr(model, name) == "auto"
+        name: decided[name]
+        for name in model.from_data
+        if name in decided and getattr(model, name) == "auto"
     }
     if open_:
-        model = replace(model, **open_)  # type: ignore[arg-type]
-    if isinstance(model, SILFNMF):
+        model = replace(model, **open_)
+    if model.has_threshold:
         assert model.eps > 0  # raises if it is still "auto"
     return model
 
@@ -289,7 +284,7 @@ def _dataset(
     measured: Measured,
     weights: Any,
     given: Given,
-    model: AnyModel,
+    model: Any,
     tangent: bool,
 ) -> xr.Dataset:
     found, objective = measured

@@ -11,8 +11,7 @@ from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import Executor
 from daskfactor.inference.sampling import PathText
 from daskfactor.inference.session import Options, as_begun, session, session_again, verb
-from daskfactor.models.silf import SILFNMF
-from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.models.registry import model_from_dict
 from daskfactor.progress import OnEvent
 from daskfactor.results.store import RunStore
 from daskfactor.stein.job import (
@@ -24,14 +23,14 @@ from daskfactor.stein.job import (
     method_from_dict,
 )
 from daskfactor.stein.kernel import IMQ
-from daskfactor.stein.measure import AnyModel, check_model, checked_kernel, law_of_data
+from daskfactor.stein.measure import check_model, checked_kernel, law_of_data
 from daskfactor.stein.run import check_room, new_sink, run
 
 
 @verb
 def stein_posterior(
     V: Any,
-    model: AnyModel,
+    model: Any,
     method: Method | None = None,
     particles: int = 50,
     *,
@@ -150,9 +149,9 @@ def stein_posterior(
         return run(job, new_sink(job, store, overwrite))
 
 
-def check_free(model: AnyModel) -> None:
+def check_free(model: Any) -> None:
     """Refuse components that are constants: no optimiser here would leave them alone."""
-    if isinstance(model, TweedieNMF) and model.fixed != (None, None):
+    if model.fixed != (None, None):
         raise OptionError(
             "particles are made of components that are all free, and the model fixes some with "
             "fixed_w or fixed_h; use sample() for it"
@@ -183,8 +182,7 @@ def go_on(
         return
     with as_begun(held):
         settings = Settings(**described["options"])
-        kind = SILFNMF if described["model"]["type"] == "SILFNMF" else TweedieNMF
-        model = kind.from_dict(described["model"])
+        model = model_from_dict(described["model"])
         method = method_from_dict(described["sampler"])
     law = law_of_data(model)
     with session_again(held, V, law, memory_limit, **options) as opened:

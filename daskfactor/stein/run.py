@@ -16,8 +16,6 @@ from daskfactor.data.memory import memory_budget
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.inference.sampling import PathText
 from daskfactor.inference.track import in_callers_order
-from daskfactor.models.silf import SILFNMF
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import RunEvent
 from daskfactor.results.matching import Law, Reference, match, reference_from
 from daskfactor.results.sink import MemorySink, Sink
@@ -25,7 +23,7 @@ from daskfactor.results.store import RunStore, claim, local_path
 from daskfactor.stein.ensemble import Particle
 from daskfactor.stein.job import Job
 from daskfactor.stein.kernel import IMQ
-from daskfactor.stein.measure import AnyModel, measure
+from daskfactor.stein.measure import measure
 from daskfactor.stein.particles import Particles, read
 from daskfactor.stein.weights import discrepancy, stein_weights
 
@@ -36,7 +34,7 @@ FEW: Final = 0.5
 
 
 def check_room(
-    data: BlockedData, model: AnyModel, count: int, store: PathText | None, overwrite: bool
+    data: BlockedData, model: Any, count: int, store: PathText | None, overwrite: bool
 ) -> None:
     """Refuse, before anything is computed, a place where the results cannot go.
 
@@ -102,7 +100,7 @@ def _write(job: Job, sink: Sink, one: Particle) -> None:
         "seconds": np.array([one.seconds]),
         "n_iter": np.array([one.n_iter], np.int64),
     }
-    if isinstance(job.model, SILFNMF):
+    if job.model.has_threshold:
         stats["objective"] = job.model.factor * job.objectives(W[None], H[None]) + 0.0
         W, H = on_simplex(W, H)
     W = in_callers_order(job.data, "rows", W.astype(job.options.dtype))
@@ -160,9 +158,9 @@ def factors_of(job: Job, sink: Sink) -> tuple[Any, Any]:
     )
 
 
-def _tell_of_poor_ones(model: AnyModel, objective: NDArray[np.float64] | None) -> None:
+def _tell_of_poor_ones(model: Any, objective: NDArray[np.float64] | None) -> None:
     """Warn if few particles are as good as the threshold asks."""
-    if objective is None or isinstance(model, TweedieNMF):
+    if objective is None:
         return
     good = int((objective <= (1.0 + model.smoothness) * model.eps).sum())
     if good < FEW * len(objective):

@@ -7,7 +7,7 @@ over the observed entries, so that the score is ℓ'(d) ∇d and a slope of the 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,8 @@ from daskfactor.kernels import blockwise
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.fixed import Mask
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.silf import SILFNMF
-from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
+from daskfactor.models.settings import OfDivergence
+from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.stein.particles import SIDES, Particles, Side
 
 Array = NDArray[Any]
@@ -29,90 +29,48 @@ TINY: Final = 1e-30
 """Where the slope of a gamma prior, (shape - 1)/θ, stops growing."""
 
 
-class Target(Protocol):
-    """A posterior density, up to a constant.
+@dataclass(frozen=True)
+class ScoreTarget:
+    """A posterior density, up to a constant, as a function of the summed divergence.
 
-    ``likelihood`` has the divergence, ``floor`` the smallest μ that it is taken at.
+    Attributes
+    ----------
+    model
+        One that answers `of_divergence`, with numbers for all that it needs.
+    hyper
+        Dispersion φ, rates and shapes of the priors.
+    floor
+        Smallest μ that the divergence is taken at.
     """
 
-    @property
-    def likelihood(self) -> Likelihood: ...
-
-    @property
-    def floor(self) -> float: ...
-
-    def log_likelihood(self, divergence: Array) -> Array:
-        """ℓ(d) of summed divergences d (M,)."""
-        ...
-
-    def slope(self, divergence: Array) -> Array:
-        """ℓ'(d), at most 0."""
-        ...
-
-    def prior(self, side: Side) -> tuple[float, float]:
-        """λ and a - 1 of a prior whose log density is (a - 1) log θ - λ θ."""
-        ...
-
-    def frozen(self, side: Side) -> Mask:
-        """Components that are constants, (K,); None: none."""
-        ...
-
-
-@dataclass(frozen=True)
-class ThresholdTarget:
-    """A `SILFNMF`: ℓ = -C SILF(f), f the divergence times one or, for ‖V - WH‖², two."""
-
-    model: SILFNMF
-    floor: float
-
-    @property
-    def likelihood(self) -> Likelihood:
-        return self.model.likelihood
-
-    def log_likelihood(self, divergence: Array) -> Array:
-        return self.model.log_likelihood(self.model.factor * divergence)
-
-    def slope(self, divergence: Array) -> Array:
-        return self.model.factor * self.model.slope(self.model.factor * divergence)
-
-    def prior(self, side: Side) -> tuple[float, float]:
-        return (0.0 if side == "rows" else self.model.rate), 0.0
-
-    def frozen(self, side: Side) -> Mask:
-        del side
-        return None
-
-
-@dataclass(frozen=True)
-class TweedieTarget:
-    """A `TweedieNMF` whose hyperparameters are numbers: ℓ = -d / φ."""
-
-    model: TweedieNMF
+    model: Any
     hyper: Hyperparameters
     floor: float
 
     @property
     def likelihood(self) -> Likelihood:
-        return self.model.likelihood
+        """Return the law whose divergence is summed."""
+        law: Likelihood = self.model.likelihood
+        return law
 
-    def log_likelihood(self, divergence: Array) -> Array:
-        return -divergence / self.hyper.dispersion
-
-    def slope(self, divergence: Array) -> Array:
-        return np.full(len(divergence), -1.0 / self.hyper.dispersion)
+    def of(self, divergence: Array) -> OfDivergence:
+        """Take ℓ(d), ℓ'(d) and ℓ''(d) of summed divergences d (M,)."""
+        found: OfDivergence = self.model.of_divergence(divergence, self.hyper.dispersion)
+        return found
 
     def prior(self, side: Side) -> tuple[float, float]:
-        rate, shape = self.hyper.prior(0 if side == "rows" else 1)
+        """Return λ and a - 1 of a prior whose log density is (a - 1) log θ - λ θ."""
+        rate, shape = self.hyper.prior(SIDES.index(side))
         return rate, shape - 1.0
 
     def frozen(self, side: Side) -> Mask:
-        return self.model.frozen[0 if side == "rows" else 1]
+        """Return which components are constants, (K,); None: none."""
+        mask: Mask = self.model.frozen[SIDES.index(side)]
+        return mask
 
 
-def make_target(
-    data: BlockedData, model: SILFNMF | TweedieNMF, dispersion: float = math.nan
-) -> Target:
-    """The posterior of some data.
+def make_target(data: BlockedData, model: Any, dispersion: float = math.nan) -> ScoreTarget:
+    """Make the posterior of some data.
 
     Parameters
     ----------
@@ -120,16 +78,13 @@ def make_target(
         Their mean sets the floor of μ, below which no gradient is taken (see
         `mean_floor`; none for real-valued means), and prior rates that are ``"auto"``.
     model
-        Its threshold must be a number.
+        A threshold must be a number.
     dispersion
-        φ of a `TweedieNMF` whose dispersion is ``"auto"``.
+        φ, where the model leaves it ``"auto"``.
     """
     law = model.likelihood
     floor = -math.inf if law.real_valued else mean_floor(data, law)
-    if isinstance(model, SILFNMF):
-        assert model.eps > 0
-        return ThresholdTarget(model, floor)
-    return TweedieTarget(model, model.resolve(data.mean, dispersion), floor)
+    return ScoreTarget(model, model.priors(data.mean, dispersion), floor)
 
 
 # Scores of many pairs of factors: one pass over the data for all of them, band by band.
@@ -188,7 +143,7 @@ class BandScore(NamedTuple):
 
 
 def divergences(
-    executor: Executor, data: BlockedData, target: Target, particles: Particles
+    executor: Executor, data: BlockedData, target: ScoreTarget, particles: Particles
 ) -> NDArray[np.float64]:
     """Σ d_β(v|μ) over the observed entries, of every particle: (M,).
 
@@ -211,7 +166,7 @@ def divergences(
 
 
 def _gradient(
-    side: Side, number: int, data: BlockedData, target: Target, particles: Particles, work: Any
+    side: Side, number: int, data: BlockedData, target: ScoreTarget, particles: Particles, work: Any
 ) -> tuple[Array, Array]:
     """One band of all particles and the gradient of -Σ d_β there, (M, m, K) each."""
     by_rows = side == "rows"
@@ -230,7 +185,7 @@ def _gradient(
 def over_bands(
     executor: Executor,
     data: BlockedData,
-    target: Target,
+    target: ScoreTarget,
     particles: Particles,
     slope: NDArray[np.float64],
     use: Callable[[Side, BandScore], R],
@@ -260,7 +215,9 @@ def over_bands(
     return executor.map(one, items, "gradient")
 
 
-def scores(executor: Executor, data: BlockedData, target: Target, particles: Particles) -> Scores:
+def scores(
+    executor: Executor, data: BlockedData, target: ScoreTarget, particles: Particles
+) -> Scores:
     r"""Scores of all particles as arrays, as large as the particles themselves.
 
     .. math:: \nabla \log p(W, H | V) = \ell'(d) \nabla d - \lambda + (a - 1) / \theta
@@ -273,7 +230,7 @@ def scores(executor: Executor, data: BlockedData, target: Target, particles: Par
     Masood and Doshi-Velez, equation 3 and section 5.
     """
     found = divergences(executor, data, target, particles)
-    slope = target.slope(found)
+    slope = target.of(found).slope
 
     def keep(side: Side, band: BandScore) -> tuple[Array, NDArray[np.float64]]:
         del side
@@ -287,7 +244,7 @@ def scores(executor: Executor, data: BlockedData, target: Target, particles: Par
     rows = np.concatenate([score for side, (score, _) in bands if side == "rows"], axis=1)
     cols = np.concatenate([score for side, (score, _) in bands if side == "columns"], axis=1)
     prior = np.sum([own for _, (_, own) in bands], axis=0)
-    return Scores(rows, cols.swapaxes(1, 2), target.log_likelihood(found) + prior)
+    return Scores(rows, cols.swapaxes(1, 2), target.of(found).value + prior)
 
 
 def log_prior(band: BandScore, values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -34,7 +34,7 @@ from daskfactor.inference.passes import shares
 from daskfactor.random import Stream, generator
 from daskfactor.stein.kernel import stein_matrix
 from daskfactor.stein.particles import SIDES
-from daskfactor.stein.scores import Target, divergences, scores
+from daskfactor.stein.scores import ScoreTarget, divergences, scores
 from daskfactor.stein.state import (
     Array,
     History,
@@ -147,7 +147,7 @@ class Chart:
         return widths[0], np.ascontiguousarray(widths[1].T)
 
 
-def typical_slope(target: Target, least: float, entries: int) -> float:
+def typical_slope(target: ScoreTarget, least: float, entries: int) -> float:
     """-ℓ'(d) where a posterior of so many entries has its mass, if d is quadratic around its least.
 
     Each entry then takes half a unit of log-likelihood: -ℓ'(d) (d - d_0) = entries / 2. For
@@ -155,7 +155,7 @@ def typical_slope(target: Target, least: float, entries: int) -> float:
     """
 
     def slope(d: float) -> float:
-        return -float(target.slope(np.array([d]))[0])
+        return -float(target.of(np.array([d])).slope[0])
 
     low, reach = least, max(1.0, abs(least))
     for _ in range(DOUBLINGS):

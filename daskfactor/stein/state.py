@@ -11,12 +11,10 @@ from daskfactor.checks import positive_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
-from daskfactor.models.silf import SILFNMF
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
 from daskfactor.stein.kernel import IMQ
 from daskfactor.stein.particles import SIDES, Particles, Side
-from daskfactor.stein.scores import Target
+from daskfactor.stein.scores import ScoreTarget
 
 Array = NDArray[np.float64]
 Pair = tuple[Array, Array]
@@ -45,16 +43,16 @@ class Problem(NamedTuple):
 
     executor: Executor
     data: BlockedData
-    target: Target
-    model: SILFNMF | TweedieNMF
+    target: ScoreTarget
+    model: Any
     kernel: IMQ
     tangent: bool
     starts: tuple[Any, Any]
 
     @property
     def simplex(self) -> bool:
-        """Whether columns of W add up to 1."""
-        return isinstance(self.model, SILFNMF)
+        """Tell whether columns of W add up to 1."""
+        return bool(self.model.simplex)
 
     def particles(self, W: Any, H: Any) -> Particles:
         """Arrays (M, I, K) and (M, K, J) in the grid's order, of any float type, as particles."""

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from daskfactor.stein.kernel import IMQ, Block, Multiquadric
 from daskfactor.stein.particles import SIDES, Side
-from daskfactor.stein.scores import TINY, BandScore, Target, ThresholdTarget, over_bands
+from daskfactor.stein.scores import TINY, BandScore, over_bands
 from daskfactor.stein.state import (
     Array,
     Pair,
@@ -48,16 +48,6 @@ def slopes(problem: Problem, values: Pair) -> Pair:
 
     W, H = gathered(over_bands(*where, np.ones(len(values[0])), keep))
     return -W, -H
-
-
-def bend(target: Target, divergence: Array) -> Array:
-    """ℓ''(D) (M,): below zero where the loss of a `SILFNMF` bends, else zero."""
-    if not isinstance(target, ThresholdTarget):
-        return np.zeros_like(divergence)
-    model, f = target.model, target.model.factor * divergence
-    inside = np.abs(f - model.eps) < model.smoothness * model.eps
-    full = -model.sharpness * model.factor**2 / (2.0 * model.smoothness * model.eps)
-    return np.where(inside, full, 0.0)
 
 
 def norms(values: Array) -> Array:
@@ -87,7 +77,7 @@ def second_derivative(problem: Problem, values: Pair, v: Pair) -> Pair:
 def curvature(problem: Problem, cloud: Cloud, v: Pair) -> Pair:
     """∇²log p v of every particle, for v that is zero where components are constants."""
     target = problem.target
-    slope, second = target.slope(cloud.divergence), bend(target, cloud.divergence)
+    _, slope, second = target.of(cloud.divergence)
     parts = [np.zeros_like(one) for one in v]
     if slope.any():
         for out, one in zip(parts, second_derivative(problem, cloud.values, v), strict=True):

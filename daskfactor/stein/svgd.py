@@ -96,7 +96,7 @@ def evaluate(problem: Problem, values: Pair) -> Cloud:
             band.gradient[:, part] = score
         return band.gradient
 
-    found = gathered(over_bands(*where, problem.target.slope(d), keep))
+    found = gathered(over_bands(*where, problem.target.of(d).slope, keep))
     if problem.tangent:
         found = along_simplex(found[0]), found[1]
     usable = np.isfinite(d)
