@@ -126,7 +126,7 @@ def test_the_slope_where_the_mass_is() -> None:
         target = posed(BY_NAME["silf, in the transition"], data, 1).target
         slope = simplex_hmc.typical_slope(target, 10.0, 26)
     d = 13 / slope + 10.0  # where it is that steep, if it is right
-    assert -target.slope(np.array([d]))[0] == pytest.approx(slope, rel=1e-6)
+    assert -target.of(np.array([d])).slope[0] == pytest.approx(slope, rel=1e-6)
 
 
 def test_what_is_made() -> None:
