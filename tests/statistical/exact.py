@@ -443,7 +443,7 @@ def _temper(target: _Target, x: Array, rng: np.random.Generator) -> tuple[Array,
     replicates, particles = x.shape[:2]
     log_evidence = np.zeros(replicates)
     for low, high in pairwise(LADDER):
-        gain = (high - low) * target.of(x).value
+        gain = (high - low) * target.log_likelihood(x)
         log_evidence += special.logsumexp(gain, axis=1) - np.log(particles)
         weight = np.exp(gain - gain.max(axis=1, keepdims=True))
         edges = np.cumsum(weight, axis=1)
@@ -459,10 +459,10 @@ def _temper(target: _Target, x: Array, rng: np.random.Generator) -> tuple[Array,
 
 def _move(target: _Target, x: Array, power: float, rng: np.random.Generator) -> Array:
     """Three Metropolis moves in log space that leave prior * likelihood**power alone."""
-    old = target.log_prior(x) + power * target.of(x).value
+    old = target.log_prior(x) + power * target.log_likelihood(x)
     for proposal in (_walk_all, _walk_some, _trade):
         new_x = proposal(target, x, rng)
-        new = target.log_prior(new_x) + power * target.of(new_x).value
+        new = target.log_prior(new_x) + power * target.log_likelihood(new_x)
         taken = np.log(rng.random(old.shape)) < new - old
         x = np.where(taken[..., None], new_x, x)
         old = np.where(taken, new, old)
