@@ -39,8 +39,7 @@ from daskfactor.inference.options import RunOptions
 from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.results.convergence import convergence
-from daskfactor.results.functionals import addressed_cells
+from daskfactor.results.diagnose import addressed_cells, convergence
 
 Array = NDArray[np.floating]
 SPARSE_ROWS, SPARSE_MEAN = 1600, 0.05

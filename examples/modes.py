@@ -36,7 +36,7 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 import daskfactor as dfac
 from daskfactor.demos import load_digits
 from daskfactor.errors import SamplingWarning
-from daskfactor.results.diversity import pairwise_distances
+from daskfactor.results.compare import pairwise_distances
 from daskfactor.stein import discrepancy, stein_weights
 from daskfactor.stein.job import METHODS
 from daskfactor.stein.starts import learn_transfer

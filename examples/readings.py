@@ -33,8 +33,7 @@ from topics import Documents, documents_of_file, documents_of_python
 
 import daskfactor as dfac
 from daskfactor.plots import scores_plot, top_entries_plot
-from daskfactor.results.diversity import component_variability
-from daskfactor.results.top_entries import downstream, top_entries
+from daskfactor.results.compare import component_variability, downstream, top_entries
 
 SHOWN = 3
 """Particles side by side."""

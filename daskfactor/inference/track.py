@@ -11,7 +11,7 @@ from daskfactor.data.grid import Grid
 from daskfactor.executors.state import ChainState, make_state, place_cells, split_factor
 from daskfactor.inference.base import Track
 from daskfactor.inference.passes import Fit
-from daskfactor.results.extrapolation import extrapolated_moments
+from daskfactor.results.trace import extrapolated_moments
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import ACCENT, INK, group, new_figure, short_label, tidy
-from daskfactor.results.alignment import align
+from daskfactor.results.align import align
 from daskfactor.results.schema import factor_dims
 from daskfactor.results.weights import draw_weights, is_particles, over_chains
 

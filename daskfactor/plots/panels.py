@@ -10,9 +10,14 @@ from numpy.typing import NDArray
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import ACCENT, INK, new_figure
 from daskfactor.plots.particles import heaviest, particle_names
-from daskfactor.results.alignment import law_of
-from daskfactor.results.diversity import intensity_shares
-from daskfactor.results.masses import aligned_trace, component_positions, draw_masses, unit_size
+from daskfactor.results.align import (
+    aligned_trace,
+    component_positions,
+    draw_masses,
+    law_of,
+    unit_size,
+)
+from daskfactor.results.compare import intensity_shares
 from daskfactor.results.trace import Trace, each_draw
 
 if TYPE_CHECKING:

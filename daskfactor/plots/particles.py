@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, group, new_figure, tidy
-from daskfactor.results.diversity import pairwise_distances
-from daskfactor.results.masses import draw_masses
+from daskfactor.results.align import draw_masses
+from daskfactor.results.compare import pairwise_distances
 from daskfactor.results.trace import Trace, as_tree
 from daskfactor.results.weights import effective_number
 

@@ -11,7 +11,7 @@ from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import ACCENT, INK, QUIET, chain_colors, new_figure, short_label, tidy
 from daskfactor.plots.particles import heaviest, particle_names
-from daskfactor.results.masses import component_positions
+from daskfactor.results.align import component_positions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

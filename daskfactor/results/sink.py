@@ -11,9 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.checkpoint import Counts, plain
-from daskfactor.results.layout import Layout, group_coords, layouts
 from daskfactor.results.schema import STEIN
-from daskfactor.results.spec import RunSpec
+from daskfactor.results.spec import Layout, RunSpec, group_coords, layouts
 from daskfactor.results.trace import trimmed
 from daskfactor.results.weights import weighted_values
 

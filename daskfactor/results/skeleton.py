@@ -20,9 +20,8 @@ from daskfactor.data.store import zarr_kind
 from daskfactor.errors import StoreError, StoreFormatError
 from daskfactor.results.checkpoint import CHECKPOINT, NODE, STATE, plain, scratch_folder
 from daskfactor.results.files import DurableStore, check_seal, read_json, replace_json, seal
-from daskfactor.results.layout import Layout, group_coords, layouts, planned_draws
 from daskfactor.results.schema import COARSE, FORMAT_VERSION, LIBRARY
-from daskfactor.results.spec import RunSpec
+from daskfactor.results.spec import Layout, RunSpec, group_coords, layouts, planned_draws
 
 _INDEX: Final = "consolidated_metadata"
 # Draws are noise in all but their exponents: measured on 8 MB of float32 draws, zstd

@@ -14,9 +14,9 @@ from zarr.storage import FsspecStore, LocalStore
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.results.checkpoint import Counts, counts_of, read_marker
 from daskfactor.results.files import CheckedStore
-from daskfactor.results.layout import planned_draws
 from daskfactor.results.schema import LIBRARY, MOMENTS, MONITOR, STEIN, factor_dims
 from daskfactor.results.skeleton import nodes_of, read_root
+from daskfactor.results.spec import planned_draws
 from daskfactor.results.weights import draw_weights, relative
 
 Array = NDArray[Any]
@@ -285,3 +285,33 @@ def _chain_positions(group: xr.Dataset, chain: int | None) -> list[int]:
     if chain not in labels:
         raise OptionError(f"there is no chain {chain!r}; this trace has the chains {labels}")
     return [labels.index(chain)]
+
+
+FLOOR: Final = 0.1
+"""Least share of the fine chain's value that an extrapolated positive number keeps."""
+
+
+def extrapolated_moments(
+    fine: tuple[Any, Any], coarse: tuple[Any, Any], nonnegative: bool
+) -> tuple[Any, Any]:
+    """Mean and variance free of the bias of first order in ε: 2 fine - coarse, each.
+
+    A variance is no expectation of a function, but its bias has an expansion in
+    ε all the same. Noise can make the combination negative where the truth is
+    not; both are kept at a tenth of the fine chain's value or more.
+
+    Parameters
+    ----------
+    fine, coarse
+        Mean and variance from each chain; NumPy or dask arrays.
+    nonnegative
+        Whether the mean cannot be negative.
+
+    Notes
+    -----
+    Şimşekli et al. 2017, equation 11.
+    """
+    mean, variance = 2.0 * fine[0] - coarse[0], 2.0 * fine[1] - coarse[1]
+    if nonnegative:
+        mean = np.maximum(mean, FLOOR * fine[0])
+    return mean, np.maximum(variance, FLOOR * fine[1])

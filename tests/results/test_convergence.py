@@ -3,7 +3,7 @@ import warnings
 import numpy as np
 import pytest
 
-from daskfactor.results.convergence import convergence, effective_size, split_chains
+from daskfactor.results.diagnose import convergence, effective_size, split_chains
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

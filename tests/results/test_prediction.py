@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.models.predictive import observation_interval
-from daskfactor.results import cellwise
-from daskfactor.results.prediction import monitored, predict
+from daskfactor.results import cells as cells_module
+from daskfactor.results.predict import monitored, predict
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.store import RunStore
 from tests.results.runs import (
@@ -58,7 +58,7 @@ def trace(request, stored):
 
 @pytest.mark.parametrize("block", [1, 2_000, 64 * 2**20])
 def test_mean_and_quantiles_of_mu(trace, block, monkeypatch):
-    monkeypatch.setattr(cellwise, "BLOCK_BYTES", block)
+    monkeypatch.setattr(cells_module, "BLOCK_BYTES", block)
     found = predict(trace, of="mean", interval=0.8)
     mu = all_mu()
     assert found["mean"].dims == ("gene", "day")
@@ -174,7 +174,7 @@ def test_unlabelled_data_are_selected_by_position():
 @pytest.mark.parametrize("block", [200, 64 * 2**20])
 def test_two_arrays_with_one_dim_name_single_cells(trace, of, block, monkeypatch):
     whole = predict(trace, of=of).load()
-    monkeypatch.setattr(cellwise, "BLOCK_BYTES", block)
+    monkeypatch.setattr(cells_module, "BLOCK_BYTES", block)
     rng = np.random.default_rng(0)
     genes, days = whole["gene"].values, whole["day"].values
     rows = xr.DataArray(rng.choice(genes, 23), dims="held_out", coords={"held_out": range(23)})
@@ -312,14 +312,14 @@ def test_any_blocking_gives_the_same_numbers(shape, block, draws):
     Ht = rng.random((2, draws, shape[1], 2))
     spec = RunSpec(shape=(*shape, 2), chains=2, draws=draws, dtype="float64", attrs=ATTRS)
     tree = tree_of(spec, {"posterior": {"W": W, "H": Ht}})
-    before, cellwise.BLOCK_BYTES = cellwise.BLOCK_BYTES, block
+    before, cells_module.BLOCK_BYTES = cells_module.BLOCK_BYTES, block
     try:
         found = predict(tree, of="mean")
         limit = max(1, block // (2 * draws * 8))
         assert max(found["mean"].chunks[0]) * max(found["mean"].chunks[1]) <= limit
         corner = found.isel(row=slice(-3, None), column=slice(-3, None)).load(scheduler="sync")
     finally:
-        cellwise.BLOCK_BYTES = before
+        cells_module.BLOCK_BYTES = before
     mu = np.einsum("sdik,sdjk->sdij", W[:, :, -3:], Ht[:, :, -3:]).reshape(2 * draws, -1)
     np.testing.assert_allclose(corner["mean"].values.ravel(), mu.mean(0))
     np.testing.assert_allclose(corner["sd"].values.ravel(), mu.std(0), atol=1e-12)

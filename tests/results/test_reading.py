@@ -7,11 +7,15 @@ import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.results import diversity
-from daskfactor.results.diversity import component_variability, pairwise_distances
-from daskfactor.results.masses import draw_masses
+from daskfactor.results import compare
+from daskfactor.results.align import draw_masses
+from daskfactor.results.compare import (
+    component_variability,
+    downstream,
+    pairwise_distances,
+    top_entries,
+)
 from daskfactor.results.store import RunStore
-from daskfactor.results.top_entries import downstream, top_entries
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import fake_run
 from tests.results.runs import fill, make_spec
@@ -259,9 +263,9 @@ def test_distances_are_the_least_of_all_orders_and_in_blocks_the_same(monkeypatc
         read.append(len(arguments[-1]))
         return original(*arguments)
 
-    original = diversity._read
-    monkeypatch.setattr(diversity, "_read", counted)
-    monkeypatch.setattr(diversity, "BLOCK_BYTES", 8 * 3 * 14 * 4)
+    original = compare._read
+    monkeypatch.setattr(compare, "_read", counted)
+    monkeypatch.setattr(compare, "BLOCK_BYTES", 8 * 3 * 14 * 4)
     xr.testing.assert_allclose(pairwise_distances(tree, "both"), whole)
     assert max(read) <= 4
     assert len(read) > 2

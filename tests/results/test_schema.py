@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskfactor.errors import DataError, OptionError, StoreFormatError
-from daskfactor.results.layout import CHUNK_BYTES, layouts
 from daskfactor.results.schema import check_dims, factor_dims
-from daskfactor.results.spec import RunSpec
+from daskfactor.results.spec import CHUNK_BYTES, RunSpec, layouts
 from tests.results.runs import I, K, make_spec, memory_tree
 from tests.results.validation import REGISTRY, validate
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.results import cellwise
-from daskfactor.results.cellwise import weighted_quantiles
+from daskfactor.results import cells as cells_module
+from daskfactor.results.cells import weighted_quantiles
 from daskfactor.results.matching import Law, match, reference_from
-from daskfactor.results.prediction import monitored
+from daskfactor.results.predict import monitored
 from daskfactor.results.weights import draw_weights, effective_number, is_particles
 from tests.results.particle_tree import (
     WEIGHTS,
@@ -188,7 +188,7 @@ def test_slabs_change_nothing(monkeypatch):
     rng = np.random.default_rng(1)
     values, weights = rng.random((5, 4, 7)), rng.random(5)
     whole = weighted_quantiles(values, weights, (0.1, 0.7))
-    monkeypatch.setattr(cellwise, "_SLAB", 11)
+    monkeypatch.setattr(cells_module, "_SLAB", 11)
     np.testing.assert_array_equal(weighted_quantiles(values, weights, (0.1, 0.7)), whole)
     assert weighted_quantiles(values[:, :0], weights, (0.5,)).shape == (1, 0, 7)
 
@@ -197,7 +197,7 @@ def test_slabs_change_nothing(monkeypatch):
 def test_a_store_of_particles_is_predicted_like_the_tree(tmp_path, block, monkeypatch):
     stored = particle_store(tmp_path / "run.zarr")
     expected = dfac.predict(particle_tree()).load()
-    monkeypatch.setattr(cellwise, "BLOCK_BYTES", block)
+    monkeypatch.setattr(cells_module, "BLOCK_BYTES", block)
     found = dfac.predict(stored)
     assert found["upper"].chunks
     xr.testing.assert_allclose(found.load(), expected)
@@ -254,7 +254,7 @@ def chains():
 
 @pytest.mark.parametrize("block", [100, 64 * 2**20])
 def test_chains_with_weights_are_one_set_of_draws(chains, block, monkeypatch):
-    monkeypatch.setattr(cellwise, "BLOCK_BYTES", block)
+    monkeypatch.setattr(cells_module, "BLOCK_BYTES", block)
     tree, weights = chains
     W, H = (tree["posterior"][name].values.astype("f8") for name in "WH")
     mu = (W @ H).reshape(-1, W.shape[2], H.shape[3])

@@ -12,7 +12,8 @@ from scipy import stats
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.registry import model_from_dict
-from daskfactor.results.cellwise import (
+from daskfactor.results.cells import (
+    Cells,
     Draws,
     Lazy,
     blockwise,
@@ -20,11 +21,10 @@ from daskfactor.results.cellwise import (
     moments,
     per_cell,
     quantiles,
+    select,
 )
-from daskfactor.results.extrapolation import extrapolated_moments
 from daskfactor.results.schema import CELL_INDICES, beside, factor_dims, own_names
-from daskfactor.results.selection import Cells, select
-from daskfactor.results.trace import Trace, as_tree, require_draws
+from daskfactor.results.trace import Trace, as_tree, extrapolated_moments, require_draws
 from daskfactor.results.weights import draw_weights
 
 Of = Literal["observation", "mean"]
