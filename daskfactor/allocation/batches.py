@@ -177,8 +177,8 @@ def _take_moving(
 ) -> Particles:
     """Give all tokens to particles that move; the plan's ``placement`` has no light rows."""
     size, width, tokens = plan.particles, plan.placement.width, plan.placement.tokens
-    chart = make_chart(plan.placement)
-    states = chart.terms.states
+    split = move_terms(plan.placement)
+    states = split.terms.states
     movers = Movers(
         tables=np.empty((size, width), np.int32),
         urns=np.empty((size, BLOCK * -(-states // BLOCK))),
@@ -187,11 +187,11 @@ def _take_moving(
         log_weights=np.empty(size),
         orders=orders,
     )
-    start_movers(chart.terms, movers)
+    start_movers(split.terms, movers)
     cursor = np.zeros(4, np.int64)
     while cursor[0] < len(way.ess):
-        travel(chart.terms, movers, way, plan.moves, cursor, WORK, sums, scratch)
-    for row, times in chart.follow:
+        travel(split.terms, movers, way, plan.moves, cursor, WORK, sums, scratch)
+    for row, times in split.follow:
         movers.tables[:, row : row + states] += times * movers.balls
     return Particles(
         tables=movers.tables,
@@ -269,7 +269,7 @@ def _sum_up(plan: BatchPlan, crowd: Particles, way: Walk, scratch: Scratch) -> B
     return Batch(level + mean, log_weights, means, way.ess, way.resampled, counts)
 
 
-class Chart(NamedTuple):
+class MoveTerms(NamedTuple):
     """What particles need to know: ``terms``, and rows that follow from the states' tokens.
 
     ``follow``: (row, times), rows of the table that hold so many times the tokens of every
@@ -280,7 +280,7 @@ class Chart(NamedTuple):
     follow: tuple[tuple[int, int], ...]
 
 
-def make_chart(placement: Placement) -> Chart:
+def move_terms(placement: Placement) -> MoveTerms:
     """Find the rows that all tokens share: their factors are one number for each state.
 
     Parameters
@@ -303,12 +303,12 @@ def make_chart(placement: Placement) -> Chart:
         above, below = ([(float(a), 1) for a in alphas] for alphas in (net.above, net.below))
         value = _values(above, below, placement.tokens)
         base = np.tile(net.alpha, (len(net.place), 1))
-        return Chart(terms._replace(base=base, value=value), ())
+        return MoveTerms(terms._replace(base=base, value=value), ())
     alone = (net.place == net.place[0]).all(axis=0)
-    return _set_apart(placement, terms, alone) if _separate(net, alone) else Chart(terms, ())
+    return _set_apart(placement, terms, alone) if _separate(net, alone) else MoveTerms(terms, ())
 
 
-def _set_apart(placement: Placement, terms: Terms, alone: NDArray[np.bool_]) -> Chart:
+def _set_apart(placement: Placement, terms: Terms, alone: NDArray[np.bool_]) -> MoveTerms:
     """Put rows that follow from the states' tokens into the value of a state."""
     net = placement.network
     rows, kept = net.place[0], np.flatnonzero(~alone)
@@ -327,7 +327,7 @@ def _set_apart(placement: Placement, terms: Terms, alone: NDArray[np.bool_]) -> 
         base=np.stack(base, 1),
         value=_values(factors[0], factors[1], placement.tokens),
     )
-    return Chart(terms, tuple(follow.items()))
+    return MoveTerms(terms, tuple(follow.items()))
 
 
 def _tied(net: Network) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
 from daskfactor.allocation.counts import Counts
-from daskfactor.allocation.layout import Layout, lay_out, mean_tables
+from daskfactor.allocation.layout import TableLayout, lay_out, mean_tables
 from daskfactor.models.allocation import AllocationModel
 
 
@@ -90,8 +90,8 @@ class CompiledModel:
     total_alpha: NDArray[np.float64]
     draws: tuple[str, ...]
     hidden: Mapping[str, int]
-    layouts: tuple[Layout, ...]
-    settled: tuple[tuple[Layout, NDArray[np.float64]], ...]
+    layouts: tuple[TableLayout, ...]
+    settled: tuple[tuple[TableLayout, NDArray[np.float64]], ...]
     labels: Mapping[str, NDArray[Any]]
 
     @property

@@ -19,14 +19,14 @@ from daskfactor.models.allocation import AllocationModel
 
 IntArray = NDArray[np.int64]
 Labels = Mapping[str, NDArray[Any]]
-Counted = tuple["Layout", NDArray[np.float64]]
+Counted = tuple["TableLayout", NDArray[np.float64]]
 
 LARGEST_TABLE = 1_000_000
 """Cells of a table that is given whole."""
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class TableLayout:
     """One table: parents, then the variable that draws from it, as far as data reach.
 
     Attributes
@@ -112,7 +112,7 @@ class Draw(NamedTuple):
 
 def lay_out(
     model: AllocationModel, group: tuple[str, ...], counts: Counts
-) -> tuple[Layout, list[Draw]]:
+) -> tuple[TableLayout, list[Draw]]:
     """The table of some variables, and what each of them adds to it."""
     sizes, network = model.sizes(counts.shape), model.network
     families = [network.family(name) for name in group]
@@ -128,7 +128,7 @@ def lay_out(
     parents = slow[:-1] if slow and slow[-1] == len(own) - 1 else slow
     combinations, parent = distinct(occupied[: len(parents)])
     names = dict(zip(model.dims, counts.dims, strict=True))
-    layout = Layout(
+    layout = TableLayout(
         group,
         own,
         tuple(names.get(name, name) for name in own),
@@ -165,7 +165,7 @@ def _stacked(
 
 
 def _draw(
-    layout: Layout,
+    layout: TableLayout,
     family: tuple[str, ...],
     place: IntArray,
     model: AllocationModel,
@@ -216,7 +216,7 @@ def mean_tables(counted: Sequence[Counted], labels: Labels) -> dict[str, xr.Data
     }
 
 
-def _whole(layout: Layout, counts: NDArray[np.float64], labels: Labels) -> xr.DataArray:
+def _whole(layout: TableLayout, counts: NDArray[np.float64], labels: Labels) -> xr.DataArray:
     """Every cell of a table."""
     axes = (*layout.slow, *layout.fast)
     C = np.zeros([layout.sizes[axis] for axis in axes])
@@ -229,7 +229,7 @@ def _whole(layout: Layout, counts: NDArray[np.float64], labels: Labels) -> xr.Da
 
 
 def _occupied(
-    layout: Layout,
+    layout: TableLayout,
     counts: NDArray[np.float64],
     labels: Labels,
     reached: Mapping[str, NDArray[np.int64]],
@@ -254,7 +254,7 @@ def _occupied(
     return _finished(layout, xr.DataArray(shaped, coords, [name, *dims]), "occupied")
 
 
-def _finished(layout: Layout, table: xr.DataArray, cells: str) -> xr.DataArray:
+def _finished(layout: TableLayout, table: xr.DataArray, cells: str) -> xr.DataArray:
     """Axes in their order: parents, then the variable."""
     table.attrs.update(cells=cells, drawn_by=", ".join(layout.draws), pseudo_count=layout.alpha)
     table.name = layout.draws[0]

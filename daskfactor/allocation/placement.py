@@ -23,7 +23,7 @@ PAD = BLOCK  # a block of states may read past the last row
 LONGEST = 0xFFFF  # states that a slot can tell apart, and one more for an empty one
 
 
-class Places(NamedTuple):
+class CountPlaces(NamedTuple):
     """Flat counts (see `CompiledModel`) of what particles keep; -1 for totals.
 
     ``dense``: (W,) of table cells; ``light``: (L,) of light rows' first cell;
@@ -61,7 +61,7 @@ class Placement:
     """
 
     network: Network
-    places: Places
+    places: CountPlaces
     tokens: int
     width: int
     slots: int
@@ -130,7 +130,7 @@ def place_counts(compiled: CompiledModel, light: int | None = None) -> Placement
     scaled = np.sum(compiled.values * np.log(compiled.values))  # makes up for Network.scale
     return Placement(
         network=network,
-        places=Places(dense, *(np.array(values, np.int64) for values in listed)),
+        places=CountPlaces(dense, *(np.array(values, np.int64) for values in listed)),
         tokens=int(compiled.values.sum()),
         width=width,
         slots=int(network.start[-1]),

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from daskfactor.evidence.base import Problem
-from daskfactor.evidence.quadrature import Series, Vector
+from daskfactor.evidence.base import EvidenceProblem
+from daskfactor.evidence.quadrature import FitSeries, Vector
 from daskfactor.random import Stream, generator
 
 STEP = 0.05
@@ -15,8 +15,8 @@ BATCH = 0.05
 
 
 def additive_series(
-    problem: Problem, temperatures: Vector, lengths: tuple[int, int, int]
-) -> tuple[list[Series], dict[str, Any]]:
+    problem: EvidenceProblem, temperatures: Vector, lengths: tuple[int, int, int]
+) -> tuple[list[FitSeries], dict[str, Any]]:
     """Log-likelihoods of all data at draws from every power posterior, and how they were made.
 
     One step on a batch S of n of the N observations, at temperature t:
@@ -54,5 +54,5 @@ def additive_series(
             totals[(number - tune) // every] = theta.sum(axis=1)
     cold = model.draw_prior(rng, draws).sum(axis=1)
     fits = model.log_likelihood(x, np.column_stack([cold, totals]))
-    series = [Series(np.ascontiguousarray(column)) for column in fits.T]
+    series = [FitSeries(np.ascontiguousarray(column)) for column in fits.T]
     return series, {"sampler": "SGLD"}

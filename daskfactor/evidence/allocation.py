@@ -19,7 +19,7 @@ from daskfactor.allocation.numbering import exchangeable, matched_mean
 from daskfactor.allocation.placement import place_counts
 from daskfactor.checks import is_number, positive_number, warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.evidence.base import Evidence, EvidenceMethod, Problem
+from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors import SerialExecutor
 from daskfactor.kernels.resampling import SCHEMES
 from daskfactor.kernels.workspace import Workspace
@@ -43,19 +43,19 @@ class AllocationMethod(EvidenceMethod):
 
     suits = ("counts",)
 
-    def estimate(self, problem: Problem) -> Evidence:
+    def estimate(self, problem: EvidenceProblem) -> Evidence:
         """Log p(X) of counts."""
         if problem.executor.in_process and self.name not in _compiled:
             problem.on_event(RunEvent("compile", 0, 1, message="once per process"))
             model = AllocationModel.nmf(2)
             counts = as_counts(np.array([[1, 0], [1, 1]]), model)
-            few = Problem(counts, model, 0, SerialExecutor(), ignore)
+            few = EvidenceProblem(counts, model, 0, SerialExecutor(), ignore)
             self._brief().estimate_compiled(few, compile_model(model, counts))
             _compiled.add(self.name)
             problem.on_event(RunEvent("compile", 1, 1))
         return self.estimate_compiled(problem, self.prepared(problem))
 
-    def prepared(self, problem: Problem) -> CompiledModel:
+    def prepared(self, problem: EvidenceProblem) -> CompiledModel:
         """Compile the model with its counts."""
         return compile_model(problem.model, problem.data)
 
@@ -64,7 +64,7 @@ class AllocationMethod(EvidenceMethod):
         return self
 
     @abstractmethod
-    def estimate_compiled(self, problem: Problem, compiled: CompiledModel) -> Evidence:
+    def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
         """Log p(X) of counts that are compiled with their model."""
 
     def _trace(self, compiled: CompiledModel, mean_counts: Vector, columns: Columns) -> xr.Dataset:
@@ -198,7 +198,7 @@ class SequentialMonteCarlo(AllocationMethod):
                 f"{self.particles * self.islands}, got {self.max_particles}"
             )
 
-    def prepared(self, problem: Problem) -> CompiledModel:
+    def prepared(self, problem: EvidenceProblem) -> CompiledModel:
         """Compile the model with its counts, or with those that are kept of them."""
         counts: Counts = problem.data
         if self.thin is None or self.thin == 1.0:
@@ -243,7 +243,7 @@ class SequentialMonteCarlo(AllocationMethod):
         sizes = (self.islands, self.target, self.max_particles)
         return smc.run_smc(plan, *sizes, map_function, on_event)
 
-    def estimate_compiled(self, problem: Problem, compiled: CompiledModel) -> Evidence:
+    def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
         mapped = partial(problem.executor.map, name="particles")
         found = self.run(compiled, problem.seed, mapped, problem.on_event)
         columns: Columns = {
@@ -353,7 +353,7 @@ class VariationalBayes(AllocationMethod):
         limits = (self.max_iterations, self.tolerance)
         return variational.run_vb(compiled, self.starts, limits, seed, map_function)
 
-    def estimate_compiled(self, problem: Problem, compiled: CompiledModel) -> Evidence:
+    def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
         mapped = partial(problem.map, name="variational", told=_told)
         found = self.run(compiled, problem.seed, mapped)
         if not found.converged[found.best]:
@@ -396,7 +396,7 @@ class Enumeration(AllocationMethod):
     def __post_init__(self) -> None:
         whole_number("limit", self.limit, 1)
 
-    def estimate_compiled(self, problem: Problem, compiled: CompiledModel) -> Evidence:
+    def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
         del problem
         found = enumerate_allocations(compiled, self.limit)
         trace = self._trace(compiled, found.mean_counts, {})

@@ -57,7 +57,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Problem:
+class EvidenceProblem:
     """Data under a model, with nothing left to choose.
 
     Attributes
@@ -119,5 +119,5 @@ class EvidenceMethod(ABC):
         return "raise draws"
 
     @abstractmethod
-    def estimate(self, problem: Problem) -> Evidence:
+    def estimate(self, problem: EvidenceProblem) -> Evidence:
         """Log p(data)."""

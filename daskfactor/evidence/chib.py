@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import SamplingWarning
-from daskfactor.evidence.base import Evidence, EvidenceMethod, Problem
+from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.evidence.ordinates import (
     POINT,
     Averager,
@@ -90,7 +90,7 @@ class Chib(EvidenceMethod):
     def check(self, model: Any) -> None:
         Gibbs().check_model(model)
 
-    def estimate(self, problem: Problem) -> Evidence:
+    def estimate(self, problem: EvidenceProblem) -> Evidence:
         Gibbs().check_data(problem.data)
         sweeps = _Sweeps(problem, self.tune + self.tune // 2 + 2 * self.draws)
         sweeps.run(self.tune - self.tune // 4, "tune")
@@ -104,7 +104,7 @@ class Chib(EvidenceMethod):
             averager.add(densities)
         return self._assemble(problem, (W, H), (first, averager.result()))
 
-    def _first(self, problem: Problem, sweeps: "_Sweeps", W: Wide) -> Ordinate:
+    def _first(self, problem: EvidenceProblem, sweeps: "_Sweeps", W: Wide) -> Ordinate:
         """Log p(W* | V), averaged over labellings."""
         frozen = sweeps.masks
         naming = Naming(
@@ -121,7 +121,10 @@ class Chib(EvidenceMethod):
         return averager.result()._replace(parts=np.array(series))
 
     def _assemble(
-        self, problem: Problem, point: tuple[Wide, Wide], ordinates: tuple[Ordinate, Ordinate]
+        self,
+        problem: EvidenceProblem,
+        point: tuple[Wide, Wide],
+        ordinates: tuple[Ordinate, Ordinate],
     ) -> Evidence:
         likelihood, prior = _densities(problem, *point)
         first, second = ordinates
@@ -169,7 +172,7 @@ def _warn(ordinates: tuple[Ordinate, Ordinate]) -> None:
         )
 
 
-def _densities(problem: Problem, W: Wide, H: Wide) -> tuple[float, float]:
+def _densities(problem: EvidenceProblem, W: Wide, H: Wide) -> tuple[float, float]:
     """Log p(V | W, H) and log p(W, H), frozen components left out of the latter."""
     data, hyper = problem.data, problem.model.resolve(problem.data.mean, 1.0)
     rows, cols = (split_factor(f, b.offsets) for f, b in ((W, data.grid.rows), (H, data.grid.cols)))
@@ -187,7 +190,7 @@ def _densities(problem: Problem, W: Wide, H: Wide) -> tuple[float, float]:
 class _Sweeps:
     """A Gibbs chain, and what is looked at on its way."""
 
-    def __init__(self, problem: Problem, sweeps: int) -> None:
+    def __init__(self, problem: EvidenceProblem, sweeps: int) -> None:
         self.problem, self.sweeps = problem, sweeps
         data, model = problem.data, replace(problem.model, dispersion=1.0)
         options = RunOptions(1, 0, 1, 1, problem.seed, "moments", 0, str(data.dtype))

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import daskfactor
 from daskfactor.allocation.counts import as_counts
 from daskfactor.errors import ModelError, OptionError
-from daskfactor.evidence.base import Evidence, EvidenceMethod, Problem
+from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors import Executor
 from daskfactor.executors.choice import Choice
 from daskfactor.inference.point import chosen_dispersion
@@ -132,7 +132,7 @@ def _methods() -> dict[str, type[EvidenceMethod]]:
 @contextmanager
 def _opened(
     V: Any, model: Any, blocks: int | None, unstored: str | None, **options: Unpack[Options]
-) -> Iterator[Problem]:
+) -> Iterator[EvidenceProblem]:
     """Open the data as the model takes them, and turn its settings into numbers."""
     if model.evidence_data == "matrix":
         with session(V, model, blocks, unstored, **options) as run:
@@ -141,7 +141,7 @@ def _opened(
             decided = replace(
                 model, dispersion=hyper.dispersion, rate_w=hyper.rate_w, rate_h=hyper.rate_h
             )
-            yield Problem(run.data, decided, run.seed, run.executor, run.on_event)
+            yield EvidenceProblem(run.data, decided, run.seed, run.executor, run.on_event)
         return
     refuse_matrix_options(model, blocks, unstored)
 
@@ -150,7 +150,7 @@ def _opened(
         return read_whole(V, model)
 
     with session_of(load, _suits, **options) as given:
-        yield Problem(given.data, model, given.seed, given.executor, given.on_event)
+        yield EvidenceProblem(given.data, model, given.seed, given.executor, given.on_event)
 
 
 def read_whole(V: Any, model: Any) -> tuple[Any, str]:

@@ -95,7 +95,7 @@ def discretization_error(
     return abs(fine - coarse) / (1.0 if power == 1 else ORDERS[rule])
 
 
-class Series(NamedTuple):
+class FitSeries(NamedTuple):
     """Log-likelihoods at the draws of one temperature.
 
     ``coarse`` is that of a Richardson-Romberg pair's coarse chain, whose draws are as far
@@ -107,7 +107,7 @@ class Series(NamedTuple):
     acceptance: float = np.nan
 
 
-class Summary(NamedTuple):
+class FitMoments(NamedTuple):
     """Of one temperature: E_t and Var_t of the log-likelihood, with standard errors."""
 
     mean: float
@@ -140,7 +140,7 @@ def standard_error(series: Vector) -> float:
     return float(np.sqrt(series.var(ddof=1) * correlation_time(series) / series.size))
 
 
-def summarize(series: Series, mean_weight: float, variance_weight: float) -> Summary:
+def summarize(series: FitSeries, mean_weight: float, variance_weight: float) -> FitMoments:
     """Moments of a temperature, and the error of ``mean_weight E + variance_weight Var``.
 
     The error is that of the mean of a L + b (L - mean)², whose terms are the linearised
@@ -154,7 +154,7 @@ def summarize(series: Series, mean_weight: float, variance_weight: float) -> Sum
     variance = sum(factor * square.mean() for factor, _, square in squares)
     first = _combined([(factor, own) for factor, own, _ in squares])
     second = _combined([(factor, square) for factor, _, square in squares])
-    return Summary(
+    return FitMoments(
         float(mean),
         max(float(variance), 0.0),
         standard_error(first),

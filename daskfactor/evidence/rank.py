@@ -39,7 +39,7 @@ DRAWS, TUNE, THIN = 200, 500, 5
 """Of the runs that predict the cells left out."""
 
 
-class Fit(NamedTuple):
+class RankFit(NamedTuple):
     """What one rank gave; ``scores`` are log predictive densities, cell by cell."""
 
     evidence: Evidence
@@ -186,13 +186,13 @@ def _fit(
     seed: int,
     options: dict[str, Any],
     held: HeldOut | None,
-) -> Fit:
+) -> RankFit:
     """Evidence and held-out scores of one rank."""
     started = time.perf_counter()
     found = log_evidence(V, model, method, random_seed=seed, **options)
     seconds = time.perf_counter() - started
     scores = None if held is None else _scores(model, held, seed, options)
-    return Fit(found, seconds, scores)
+    return RankFit(found, seconds, scores)
 
 
 def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Vector:
@@ -216,7 +216,7 @@ def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Ve
     return np.asarray(logsumexp(densities, axis=0) - np.log(len(means)), dtype=np.float64)
 
 
-def _table(ranks: list[int], fits: list[Fit], method: EvidenceMethod) -> xr.Dataset:
+def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> xr.Dataset:
     columns = {
         "log_evidence": [fit.evidence.value for fit in fits],
         "standard_error": [fit.evidence.standard_error for fit in fits],
@@ -258,7 +258,7 @@ def _table(ranks: list[int], fits: list[Fit], method: EvidenceMethod) -> xr.Data
     )
 
 
-def _by_evidence(ranks: list[int], fits: list[Fit]) -> tuple[int, list[int]]:
+def _by_evidence(ranks: list[int], fits: list[RankFit]) -> tuple[int, list[int]]:
     """The rank of the largest evidence, and others that the errors do not tell from it."""
     values = np.array([fit.evidence.value for fit in fits])
     if not np.isfinite(values).all():
@@ -292,7 +292,7 @@ def _at_edge(attrs: dict[str, Any]) -> str:
     return f"Rank {attrs['best']} is the {end} that was tried; {end[:-2]}r ones may do better."
 
 
-def _doubt(ranks: list[int], fits: list[Fit], close: list[int], method: EvidenceMethod) -> str:
+def _doubt(ranks: list[int], fits: list[RankFit], close: list[int], method: EvidenceMethod) -> str:
     """Say so where errors are as large as what they are to decide, and what helps."""
     errors = np.array([fit.evidence.total_error for fit in fits])
     span = float(np.ptp([fit.evidence.value for fit in fits]))

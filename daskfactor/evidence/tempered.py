@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.evidence.quadrature import Series
+from daskfactor.evidence.quadrature import FitSeries
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler
@@ -159,13 +159,13 @@ def priors(model: TweedieNMF, data: BlockedData) -> tuple[Prior, Prior]:
 
 def prior_series(
     model: TweedieNMF, data: BlockedData, sides: Sides, rng: np.random.Generator, draws: int
-) -> Series:
+) -> FitSeries:
     """Fits at independent draws from the prior, for exact moves: t = 0 without a chain."""
     fits, log_fit = np.empty(draws), row_kernels(model.likelihood).log_fit
     for draw in range(draws):
         W, H = prior_draw(model, data, rng)
         fits[draw] = log_fit(W, H, sides.by_rows)
-    return Series(fits)
+    return FitSeries(fits)
 
 
 class TemperedChain:
@@ -211,19 +211,19 @@ def tempered_series(
     rng: np.random.Generator,
     t: float,
     lengths: tuple[int, int, int],
-) -> Series:
+) -> FitSeries:
     """Fits of one chain at one temperature; ``lengths`` are draws, tuning sweeps, thinning."""
     draws, tune, every = lengths
     chain = TemperedChain(model, data, sides, rng)
     chain.climb(t, CLIMB)
     chain.tune(t, tune)
     fits, accepted = chain.sweep(t, draws * every)
-    return Series(fits[every - 1 :: every], acceptance=accepted)
+    return FitSeries(fits[every - 1 :: every], acceptance=accepted)
 
 
 def prior_fits(
     model: TweedieNMF, data: BlockedData, rng: np.random.Generator, draws: int
-) -> Series:
+) -> FitSeries:
     """Fits at independent draws from the prior, for a sampler."""
     executor = SerialExecutor()
     fits = np.empty(draws)
@@ -232,7 +232,7 @@ def prior_fits(
         state = make_state(data.grid, W, H)
         fit = evaluate(executor, data, state, model.likelihood, SMALLEST_MEAN)
         fits[draw] = fit.negative_divergence
-    return Series(fits)
+    return FitSeries(fits)
 
 
 def sampled_fits(
@@ -242,7 +242,7 @@ def sampled_fits(
     address: tuple[int, int],
     t: float,
     lengths: tuple[int, int, int],
-) -> Series:
+) -> FitSeries:
     """Fits at the draws of a sampler's chain at temperature t, addressed (seed, number)."""
     seed, number = address
     options = _options(sampler, lengths, seed, str(data.dtype))
@@ -256,7 +256,7 @@ def sampled_fits(
             _collect(chain, found)
         chain.forget()
     series = [np.array(values) for values in found]
-    return Series(series[0], series[1] if len(series) > 1 else None)
+    return FitSeries(series[0], series[1] if len(series) > 1 else None)
 
 
 def _options(sampler: Sampler, lengths: tuple[int, int, int], seed: int, dtype: str) -> RunOptions:

@@ -11,11 +11,11 @@ from daskfactor.checks import positive_number, warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.evidence.additive import additive_series
-from daskfactor.evidence.base import Evidence, EvidenceMethod, Problem
+from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.evidence.quadrature import (
+    FitMoments,
+    FitSeries,
     Rule,
-    Series,
-    Summary,
     Vector,
     discretization_error,
     ladder,
@@ -185,7 +185,7 @@ class ThermodynamicIntegration(EvidenceMethod):
 
     # -- the estimate -------------------------------------------------------------
 
-    def estimate(self, problem: Problem) -> Evidence:
+    def estimate(self, problem: EvidenceProblem) -> Evidence:
         if problem.model.evidence_data == "vector":
             lengths = (self.draws or 16000, self.tune or 1000, self.every or 1)
             return self._assemble(*additive_series(problem, self._ladder, lengths), problem)
@@ -211,7 +211,9 @@ class ThermodynamicIntegration(EvidenceMethod):
         }
         return self._assemble([_scaled(series, phi, level) for series in found], made, problem)
 
-    def _assemble(self, series: list[Series], made: dict[str, Any], problem: Problem) -> Evidence:
+    def _assemble(
+        self, series: list[FitSeries], made: dict[str, Any], problem: EvidenceProblem
+    ) -> Evidence:
         """Integrate means and variances; find both errors, and make the trace."""
         rule = self.quadrature
         own = weights(self.temperatures, self.power, rule)
@@ -220,7 +222,7 @@ class ThermodynamicIntegration(EvidenceMethod):
             for one, pair in zip(series, zip(own.mean, own.variance, strict=True), strict=True)
         ]
         table: dict[str, Vector] = {
-            name: np.array([getattr(row, name) for row in rows]) for name in Summary._fields
+            name: np.array([getattr(row, name) for row in rows]) for name in FitMoments._fields
         }
         means, variances = table["mean"], table["variance"]
         _warn_of_slow_chains(own.mean, table["ess"])
@@ -276,7 +278,7 @@ def _one_temperature(
     lengths: tuple[int, int, int],
     item: Item,
     work: Any = None,
-) -> Series:
+) -> FitSeries:
     """The chain of one temperature; what an executor maps, on any machine."""
     del work
     number, t, share = item
@@ -293,7 +295,7 @@ def _one_temperature(
     return tempered_series(model, data, sides, rng, t, (draws, tune, every))
 
 
-def _scaled(series: Series, dispersion: float, level: float) -> Series:
+def _scaled(series: FitSeries, dispersion: float, level: float) -> FitSeries:
     """Log-likelihoods from sums of fit."""
     coarse = None if series.coarse is None else series.coarse / dispersion + level
     return series._replace(fine=series.fine / dispersion + level, coarse=coarse)

@@ -13,7 +13,7 @@ from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
 from daskfactor.errors import OptionError
 from daskfactor.evidence.allocation import VariationalBayes
-from daskfactor.evidence.base import Problem
+from daskfactor.evidence.base import EvidenceProblem
 from daskfactor.executors import SerialExecutor
 from daskfactor.kernels import mean_field
 from daskfactor.models.allocation import AllocationModel
@@ -230,7 +230,7 @@ def test_counts_that_are_not_kept_are_made_again(monkeypatch):
 def test_events_and_ends():
     events = []
     compiled = compiled_of(AllocationModel.nmf(2), TOY)
-    problem = Problem(None, None, 0, SerialExecutor(), events.append)
+    problem = EvidenceProblem(None, None, 0, SerialExecutor(), events.append)
     found = VariationalBayes(3, 2, 1e-15).run(compiled, 0, problem.map)
     assert [event.done for event in events] == [1, 2, 3]
     assert found.elbos.shape[1] <= 2

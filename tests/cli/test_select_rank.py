@@ -18,7 +18,7 @@ def asked(monkeypatch):
     def select_rank(V, model, ranks, method, held_out, *, random_seed, **options):
         asked.append((V.shape, model, list(ranks), method, held_out, random_seed, options))
         found = [Evidence(-abs(r - 2) * 5.0, 0.5, 0.1, xr.Dataset()) for r in ranks]
-        fits = [rank.Fit(own, 1.0, None) for own in found]
+        fits = [rank.RankFit(own, 1.0, None) for own in found]
         return rank._table(list(ranks), fits, method)
 
     monkeypatch.setattr(daskfactor, "select_rank", select_rank)

@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarning
-from daskfactor.evidence.base import Evidence, Problem
+from daskfactor.evidence.base import Evidence, EvidenceProblem
 from daskfactor.evidence.chib import Chib
 from daskfactor.evidence.log_evidence import checked_method
 from daskfactor.evidence.ordinates import Averager, Naming, entries, table
@@ -32,7 +32,7 @@ def estimate(
 ) -> Evidence:
     model = TweedieNMF(K, dispersion=1.0, **priors._asdict(), **options.pop("fixed", {}))
     with as_blocks(V, options.pop("blocks", 1), dtype="float32", **options) as data:
-        problem = Problem(data, model, 3, SerialExecutor(), ignore)
+        problem = EvidenceProblem(data, model, 3, SerialExecutor(), ignore)
         return (method or Chib(draws=800, tune=200)).estimate(problem)
 
 

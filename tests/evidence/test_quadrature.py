@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from daskfactor.evidence.quadrature import (
-    Series,
+    FitSeries,
     correlation_time,
     discretization_error,
     ladder,
@@ -83,9 +83,9 @@ def test_a_pair_is_extrapolated_draw_by_draw():
     rng = np.random.default_rng(2)
     common = rng.standard_normal(2000)
     fine, coarse = common + 1, common.reshape(-1, 2).mean(axis=1) + 2
-    found = summarize(Series(fine, coarse), 1.0, 0.0)
+    found = summarize(FitSeries(fine, coarse), 1.0, 0.0)
     assert found.mean == pytest.approx(0 + common.mean())
     assert found.total_error == pytest.approx(1 / np.sqrt(2000), rel=0.2)
-    alone = summarize(Series(fine), 0.5, -0.1)
+    alone = summarize(FitSeries(fine), 0.5, -0.1)
     assert alone.variance == pytest.approx(1, rel=0.1)
     assert alone.total_error < 0.5 * alone.mean_error + 0.1 * alone.variance_error

@@ -70,7 +70,7 @@ def test_cells_left_out_are_scored_on_the_same_cells(monkeypatch):
 
 
 def fit(value, scores, error=0.1):
-    return selection.Fit(Evidence(value, error, 0.0, xr.Dataset()), 1.0, np.array(scores))
+    return selection.RankFit(Evidence(value, error, 0.0, xr.Dataset()), 1.0, np.array(scores))
 
 
 def test_disagreement_is_put_into_words():
@@ -86,7 +86,7 @@ def test_disagreement_is_put_into_words():
 
 
 def plain(value, error=0.1, discretization=0.0):
-    return selection.Fit(Evidence(value, error, discretization, xr.Dataset()), 1.0, None)
+    return selection.RankFit(Evidence(value, error, discretization, xr.Dataset()), 1.0, None)
 
 
 @pytest.mark.parametrize(
