@@ -13,11 +13,11 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.schedules import SCHEDULES, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import BlockProgram, Executor
-from daskfactor.executors.state import ChainState
 from daskfactor.results.schema import Variable
 
 if TYPE_CHECKING:
     from daskfactor.inference.chain import Chain, Setting
+    from daskfactor.inference.run import Descent
 
 
 MOMENTS = ("mean", "m2")
@@ -291,38 +291,6 @@ class Sampler(Algorithm, ABC):
         """Make the block operations of one track at its present hyperparameters."""
 
 
-class PointFit(NamedTuple):
-    """A point estimate: factors, hyperparameters, fit, and the objective at iterations."""
-
-    state: ChainState
-    hyper: Any
-    fit: Any
-    objective: list[tuple[int, float]]
-
-
-class Descent(ABC):
-    """A point estimate on its way: a member of a run whose segments are iterations."""
-
-    number = 0
-    finished = False
-
-    def start(self, on_step: Any = None, first: Any = None) -> None:
-        """Do nothing: it is made where it starts."""
-        del on_step, first
-
-    @abstractmethod
-    def advance(self, end: int, on_share: Any = None) -> None:
-        """Do iteration ``end``, counted from 1."""
-
-    @abstractmethod
-    def result(self) -> PointFit:
-        """Return where it has come to."""
-
-    def log_likelihood(self) -> float:
-        """Return NaN: objectives are looked at now and then."""
-        return math.nan
-
-
 class Optimizer(Algorithm, ABC):
     """A way to a point estimate; a subclass has the fields ``max_iter`` and ``tol``."""
 
@@ -339,7 +307,7 @@ class Optimizer(Algorithm, ABC):
         del model
 
     @abstractmethod
-    def descent(self, data: BlockedData, model: Any, executor: Executor, seed: int) -> Descent:
+    def descent(self, data: BlockedData, model: Any, executor: Executor, seed: int) -> "Descent":
         """Make a descent from a random start.
 
         Raises

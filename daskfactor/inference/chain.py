@@ -1,8 +1,7 @@
 """One chain of a run: segments, the way back after a divergence, and what each leaves behind."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,8 +22,8 @@ from daskfactor.inference.options import (
     segment_length,
 )
 from daskfactor.inference.passes import Fit
+from daskfactor.inference.run import Arrays, Member, OnShare, OnStep, Run
 from daskfactor.inference.track import (
-    Arrays,
     Cells,
     TrackRun,
     in_callers_order,
@@ -32,12 +31,11 @@ from daskfactor.inference.track import (
     positions,
 )
 from daskfactor.models.settings import FactorModel
+from daskfactor.progress import OnEvent
 from daskfactor.random import Stream, generator, noise_key
+from daskfactor.results.sink import Sink
 
 Array = NDArray[Any]
-
-OnShare = Callable[[float], None]
-OnStep = Callable[[int, int], None]
 
 MOST_REDUCTIONS = 20
 MOST_PASSES, FEWEST_PASSES = 100, 20
@@ -67,6 +65,11 @@ class Setting:
     def chain(self, number: int) -> "Chain":
         """Make one of the run's chains, not started yet."""
         return self.sampler.chain(self, number)
+
+    def run(self, sink: Sink | None, on_event: OnEvent) -> "Run[Chain]":
+        """Make the run of all chains, not started yet."""
+        chains = [self.chain(number) for number in range(self.options.chains)]
+        return Run(chains, self.options, self.ends, sink, on_event)
 
     @property
     def coarseness(self) -> int:
@@ -131,7 +134,7 @@ class Setting:
         )
 
 
-class Chain(ABC):
+class Chain(Member):
     """A chain on its way through a run's segments.
 
     What depends on the model is left to a subclass: where a chain starts, its densities,
@@ -143,13 +146,10 @@ class Chain(ABC):
         The present hyperparameters.
     floor
         Smallest mean μ that gradients are taken at.
-    finished
-        Whether it has nothing more to do before its run ends: never.
     """
 
     hyper: Any
     floor: float
-    finished = False
 
     def __init__(self, setting: Setting, number: int) -> None:
         self.setting = setting
@@ -163,10 +163,6 @@ class Chain(ABC):
     @abstractmethod
     def start(self, on_step: OnStep | None = None, first: "Chain | None" = None) -> None:
         """Set the first track's state near a mode; ``first`` is the run's first chain."""
-
-    @abstractmethod
-    def attrs(self) -> dict[str, float]:
-        """Return hyperparameters under the names that results use."""
 
     @abstractmethod
     def memory(self) -> dict[str, Any]:
@@ -388,7 +384,7 @@ class Chain(ABC):
         for run in self.tracks:
             run.forget()
 
-    def write(self, sink: Any, end: int) -> None:
+    def write(self, sink: Sink, end: int) -> None:
         """Write the draws and statistics of the segment that ended at ``end``, and all moments."""
         fine = self.tracks[0]
         if end <= self.setting.options.tune:
@@ -426,7 +422,7 @@ class Chain(ABC):
         span = options.thin * (options.keep_every or 1)
         return any(cycle - span < start <= cycle for start in self.divergences)
 
-    def _write_draws(self, sink: Any, run: TrackRun) -> None:
+    def _write_draws(self, sink: Sink, run: TrackRun) -> None:
         options, data = self.track_options(run.track), self.setting.data
         count = len(run.state.rows[0].draws)
         if not count:
@@ -438,7 +434,7 @@ class Chain(ABC):
         )
         sink.write_draws(self.number, taken - count, W, Ht, run.track.group)
 
-    def _write_moments(self, sink: Any) -> None:
+    def _write_moments(self, sink: Sink) -> None:
         fine, data = self.tracks[0], self.setting.data
         count = fine.state.rows[0].counts["moments"]
         if not count:

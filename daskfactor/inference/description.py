@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import daskfactor
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import Executor
-from daskfactor.inference.chain import Setting
+from daskfactor.inference.chain import Chain, Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.run import Run
 from daskfactor.results.schema import BIASED, FORMAT_VERSION, STEPS
@@ -130,7 +130,7 @@ def first_attrs(
     }
 
 
-def closing_attrs(run: Run, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def closing_attrs(run: Run[Chain], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Tell what is known at the end: hyperparameters, seconds, roll-backs.
 
     ``known``: what a store has already of a run that is complete, so that nothing was run now.

@@ -18,7 +18,7 @@ from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.inference.base import Descent, Optimizer, PointFit, check_schedule
+from daskfactor.inference.base import Optimizer, check_schedule
 from daskfactor.inference.gaussian import column_table, warm_start
 from daskfactor.inference.multiplicative import (
     DispersionRule,
@@ -29,6 +29,7 @@ from daskfactor.inference.multiplicative import (
 )
 from daskfactor.inference.passes import Fit, evaluate
 from daskfactor.inference.program import FactorProgram
+from daskfactor.inference.run import Descent, PointFit
 from daskfactor.kernels.descent import descent_kernels
 from daskfactor.kernels.views import SparseBlock
 from daskfactor.kernels.workspace import Workspace

@@ -7,7 +7,7 @@ Every draw has an address, (seed, chain, cycle).
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,10 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.base import MOMENTS
-from daskfactor.inference.chain import Chain, OnStep, Setting
+from daskfactor.inference.chain import Chain, Setting
 from daskfactor.inference.passes import Fit, evaluate
 from daskfactor.inference.program import COLUMNS, ROWS
+from daskfactor.inference.run import OnStep
 from daskfactor.inference.track import TrackRun
 from daskfactor.kernels.momentum import sums_of_squares
 from daskfactor.models.gaussian import BIAS_SHARE, GaussianHyper, GaussianMF
@@ -307,8 +308,7 @@ class GaussianChain(Chain):
 
     def __init__(self, setting: Setting, number: int) -> None:
         super().__init__(setting, number)
-        assert isinstance(setting.model, GaussianMF)
-        self.model = setting.model
+        self.model = cast("GaussianMF", setting.model)
         self.noise_sum = 0.0
         self.noise_draws = 0
 

@@ -15,9 +15,10 @@ from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
 from daskfactor.executors.state import BlockCells, ChainState, FactorBand
 from daskfactor.inference.base import MOMENTS, ConstantStep, Setup, StepSize, Track, Work
-from daskfactor.inference.chain import Chain, OnShare, OnStep, Setting
+from daskfactor.inference.chain import Chain, Setting
 from daskfactor.inference.passes import Fit, shares
 from daskfactor.inference.program import COLUMNS, ROWS, FactorProgram, finish_cycle, gamma_prior
+from daskfactor.inference.run import OnShare, OnStep
 from daskfactor.inference.track import TrackRun
 from daskfactor.inference.tweedie_chain import NonNegativeSampler, TweedieChain
 from daskfactor.kernels import blockwise
@@ -25,7 +26,6 @@ from daskfactor.kernels.hamiltonian import drift, kick
 from daskfactor.kernels.langevin import accumulate_moments
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.kernels.workspace import Workspace
-from daskfactor.models.priors import clipped_gamma_log_density
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.schema import Variable, statistic
@@ -282,15 +282,12 @@ class HMCChain(TweedieChain):
             found = shares(
                 setting.executor, setting.data, state, side, self.model.likelihood, self.floor
             )
-            frozen = self._frozen(factor)
+            frozen = self.model.frozen[factor]
             for band, share in zip(bands, found, strict=True):
                 c = share.denominator / hyper.dispersion + hyper.prior(factor)[0]
                 band.arrays["spread"][:] = np.sqrt((band.values + 1.0 / c) / c)
                 if frozen is not None:
                     band.arrays["spread"][:, frozen] = 0
-
-    def _frozen(self, factor: int) -> NDArray[np.bool_] | None:
-        return self.model.frozen[factor]
 
     # -- what a checkpoint holds ---------------------------------------------------
 
@@ -410,10 +407,9 @@ class HMCChain(TweedieChain):
         hyper = self.tempered
         parts = [-fit.negative_divergence / hyper.dispersion]
         for factor, bands in ((ROWS, state.rows), (COLUMNS, state.cols)):
-            frozen = self._frozen(factor)
+            log_density = gamma_prior(hyper, factor, self.model.frozen)
             for band in bands:
-                free = band.values if frozen is None else band.values[:, ~frozen]
-                parts.append(-clipped_gamma_log_density(free, *hyper.prior(factor)))
+                parts.append(-log_density(band.values))
                 u = band.arrays["momentum"]
                 parts.append(0.5 * float(np.sum(np.square(u, dtype=np.float64))))
         return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan

@@ -13,8 +13,9 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
-from daskfactor.inference.base import Descent, Optimizer, PointFit
+from daskfactor.inference.base import Optimizer
 from daskfactor.inference.passes import Fit, Share, evaluate, shares, total, total_log
+from daskfactor.inference.run import Descent, PointFit
 from daskfactor.models.fixed import Mask, held
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF

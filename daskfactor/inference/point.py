@@ -11,18 +11,18 @@ import daskfactor
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors import Executor
-from daskfactor.inference.base import Optimizer, PointFit
+from daskfactor.inference.base import Optimizer
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.run import fit_point
+from daskfactor.inference.run import PointFit, Run
 from daskfactor.inference.samplers import optimizers
 from daskfactor.inference.session import session, verb
 from daskfactor.inference.track import in_callers_order
 from daskfactor.models.registry import check_model
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.progress import OnEvent
+from daskfactor.progress import OnEvent, ignore
 from daskfactor.results.schema import beside
 
 
@@ -96,6 +96,30 @@ def optimize(
         )
         made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
         return point_dataset(run.data, model, method, point, made)
+
+
+def fit_point(
+    data: BlockedData,
+    model: Any,
+    method: Optimizer,
+    executor: Executor,
+    seed: int,
+    on_event: OnEvent = ignore,
+) -> PointFit:
+    """Run an optimiser from a random start.
+
+    Raises
+    ------
+    OptionError
+        If it is not right for the data.
+    """
+    count = method.max_iter
+    options = RunOptions(count, 0, 1, 1, seed, "moments", 0, str(data.dtype))
+    descent = method.descent(data, model, executor, seed)
+    run = Run([descent], options, range(1, count + 1), None, on_event, ("warm start",) * 2)
+    run.start()
+    run.go()
+    return descent.result()
 
 
 def checked_optimizer(model: Any, method: object) -> Optimizer:

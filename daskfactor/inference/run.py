@@ -2,87 +2,90 @@
 
 import math
 import time
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from daskfactor.data.blocks import BlockedData
-from daskfactor.executors.base import Executor
-from daskfactor.inference.base import Optimizer, PointFit
-from daskfactor.inference.chain import OnShare, OnStep, Setting
+from daskfactor.executors.state import ChainState
 from daskfactor.inference.options import RunOptions
-from daskfactor.inference.track import Array, Arrays
-from daskfactor.progress import OnEvent, Phase, RunEvent, ignore
+from daskfactor.progress import OnEvent, Phase, RunEvent
+from daskfactor.results.sink import Sink
+
+Arrays = dict[str, NDArray[Any]]
+OnShare = Callable[[float], None]
+OnStep = Callable[[int, int], None]
 
 
-class Sink(Protocol):
-    """Where results go: a store on disk or arrays in memory."""
-
-    keeps_checkpoints: ClassVar[bool]
-
-    def write_draws(
-        self, chain: int, start: int, W: Array, Ht: Array, group: str = "posterior"
-    ) -> None: ...
-
-    def write_stats(
-        self, chain: int, start: int, stats: dict[str, Array], group: str = "sample_stats"
-    ) -> None: ...
-
-    def write_moments(self, chain: int, **moments: Any) -> None: ...
-
-    def write_monitor(self, chain: int, **moments: Any) -> None: ...
-
-    def checkpoint(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None: ...
-
-    def update_attrs(self, attrs: dict[str, Any]) -> None: ...
-
-
-class Member(Protocol):
+class Member(ABC):
     """What a run moves on: a chain, a descent, a set of particles.
 
-    ``finished`` tells that it has nothing more to do before the run's end.
+    Attributes
+    ----------
+    number
+        Its place among the run's members.
+    finished
+        Whether it has nothing more to do before the run's end.
     """
 
-    number: int
-
-    @property
-    def finished(self) -> bool: ...
+    number: int = 0
+    finished: bool = False
 
     def start(self, on_step: OnStep | None = None, first: Any = None) -> None:
         """Go to where the first segment begins; ``first`` is the run's first member."""
-        ...
+        del on_step, first
 
+    @abstractmethod
     def advance(self, end: int, on_share: OnShare | None = None) -> None:
-        """Go to the end of a segment."""
-        ...
+        """Go to the end of a segment; ``on_share`` is told how much of it is done."""
 
     def log_likelihood(self) -> float:
         """Return what the progress bar shows, or NaN."""
-        ...
-
-    def write(self, sink: Any, end: int) -> None:
-        """Write what the segment gave."""
-        ...
-
-    def forget(self) -> None:
-        """Drop what has been written."""
-        ...
-
-    def snapshot(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return all that the next segment needs: arrays and JSON values."""
-        ...
-
-    def restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
-        """Take over what `snapshot` gave."""
-        ...
+        return math.nan
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters under the names that results use."""
-        ...
+        return {}
+
+    def write(self, sink: Sink, end: int) -> None:
+        """Write what the segment that ended at ``end`` gave."""
+        del sink, end
+
+    def forget(self) -> None:  # noqa: B027 - most have nothing to drop
+        """Drop what has been written."""
+
+    def snapshot(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return all that the next segment needs: arrays and JSON values."""
+        return {}, {}
+
+    def restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        """Take over what `snapshot` gave."""
+        del arrays, meta
 
 
-class Run:
+class PointFit(NamedTuple):
+    """A point estimate: factors, hyperparameters, fit, and the objective at iterations."""
+
+    state: ChainState
+    hyper: Any
+    fit: Any
+    objective: list[tuple[int, float]]
+
+
+class Descent(Member):
+    """A point estimate on its way; its segments are iterations, counted from 1."""
+
+    @abstractmethod
+    def result(self) -> PointFit:
+        """Return where it has come to."""
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Run(Generic[M]):
     """A run on its way.
 
     Parameters
@@ -112,14 +115,14 @@ class Run:
 
     def __init__(
         self,
-        members: Sequence[Any],
+        members: Sequence[M],
         options: RunOptions,
         ends: Sequence[int],
-        sink: Any,
+        sink: Sink | None,
         on_event: OnEvent,
         phases: tuple[Phase, Phase] = ("tune", "draw"),
     ) -> None:
-        self.members: Sequence[Any] = members
+        self.members = members
         self.options, self.ends, self.sink = options, ends, sink
         self.on_event, self.phases = on_event, phases
         self.cycle, self.seconds, self.started = 0, 0.0, time.perf_counter()
@@ -159,21 +162,21 @@ class Run:
                 self._advance(member, position, end)
             before, self.cycle = self.cycle, end
             if self.sink is not None:
-                self._write(before)
+                self._write(self.sink, before)
 
-    def _write(self, before: int) -> None:
+    def _write(self, sink: Sink, before: int) -> None:
         """Write what a segment gave; it began at cycle ``before``."""
         for member in self.members:
-            member.write(self.sink, self.cycle)
+            member.write(sink, self.cycle)
         if before <= self.options.tune < self.cycle:
             # With these a run that is cut short can be predicted from, too.
-            self.sink.update_attrs(self.attrs())
-        if self.sink.keeps_checkpoints:
-            self.sink.checkpoint(*self._snapshot())
+            sink.update_attrs(self.attrs())
+        if sink.keeps_checkpoints:
+            sink.checkpoint(*self._snapshot())
         for member in self.members:
             member.forget()
 
-    def _advance(self, member: Any, position: int, end: int) -> None:
+    def _advance(self, member: M, position: int, end: int) -> None:
         options, count = self.options, len(self.members)
         tuning = end <= options.tune
         offset = 0 if tuning else options.tune
@@ -211,33 +214,3 @@ class Run:
             "chains": chains,
             "seconds": self.seconds + time.perf_counter() - self.started,
         }
-
-
-def fit_point(
-    data: BlockedData,
-    model: Any,
-    method: Optimizer,
-    executor: Executor,
-    seed: int,
-    on_event: OnEvent = ignore,
-) -> PointFit:
-    """Run an optimiser from a random start.
-
-    Raises
-    ------
-    OptionError
-        If it is not right for the data.
-    """
-    count = method.max_iter
-    options = RunOptions(count, 0, 1, 1, seed, "moments", 0, str(data.dtype))
-    descent = method.descent(data, model, executor, seed)
-    run = Run([descent], options, range(1, count + 1), None, on_event, ("warm start",) * 2)
-    run.start()
-    run.go()
-    return descent.result()
-
-
-def chain_run(setting: Setting, sink: Any, on_event: OnEvent) -> Run:
-    """Make the run of a setting's chains, not started yet."""
-    chains = [setting.chain(number) for number in range(setting.options.chains)]
-    return Run(chains, setting.options, setting.ends, sink, on_event)

@@ -15,7 +15,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor, SerialExecutor
 from daskfactor.inference.base import Sampler
-from daskfactor.inference.chain import Setting
+from daskfactor.inference.chain import Chain, Setting
 from daskfactor.inference.description import closing_attrs, kept_index, run_spec
 from daskfactor.inference.options import (
     RunOptions,
@@ -23,7 +23,7 @@ from daskfactor.inference.options import (
     monitored_cells,
     plan_run,
 )
-from daskfactor.inference.run import Run, chain_run
+from daskfactor.inference.run import Run
 from daskfactor.inference.samplers import checked_sampler, sampler_from_dict
 from daskfactor.inference.session import Options, as_begun, session, session_again, verb
 from daskfactor.models.registry import model_from_dict
@@ -177,7 +177,7 @@ def _from_start(
         sink.checkpoint(setting.model.fixed_arrays(), NOT_STARTED)
     with sink:
         _compile_kernels(setting, on_event)
-        run = chain_run(setting, sink, on_event)
+        run = setting.run(sink, on_event)
         run.start()
         run.go()
         _report_trouble(run)
@@ -213,7 +213,7 @@ def go_on(
         complete = meta["chains"] and meta["cycle"] >= planned.cycles
         if not complete:
             _compile_kernels(setting, run.on_event)
-        going = chain_run(setting, held, run.on_event)
+        going = setting.run(held, run.on_event)
         going.restore(arrays, meta)
         going.go()
         if not complete:
@@ -222,7 +222,7 @@ def go_on(
         held.finish(closing_attrs(going, held.attrs if complete else None))
 
 
-def _report_trouble(run: Run) -> None:
+def _report_trouble(run: Run[Chain]) -> None:
     """Warn of roll-backs, and of what the chains found of model and sampler; once per run."""
     rolled_back = sum(len(chain.divergences) for chain in run.members)
     if rolled_back:

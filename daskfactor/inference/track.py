@@ -11,10 +11,10 @@ from daskfactor.data.grid import Grid
 from daskfactor.executors.state import ChainState, make_state, place_cells, split_factor
 from daskfactor.inference.base import Track
 from daskfactor.inference.passes import Fit
+from daskfactor.inference.run import Arrays
 from daskfactor.results.trace import extrapolated_moments
 
 Array = NDArray[Any]
-Arrays = dict[str, Array]
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 

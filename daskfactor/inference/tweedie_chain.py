@@ -1,14 +1,14 @@
 """Chains of Tweedie factorizations: multiplicative warm start, the majoriser's metric, φ."""
 
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 
 from daskfactor.checks import whole_number
 from daskfactor.executors.state import ChainState
 from daskfactor.inference.base import Sampler
-from daskfactor.inference.chain import Chain, OnStep, Setting
+from daskfactor.inference.chain import Chain, Setting
 from daskfactor.inference.multiplicative import (
     DispersionRule,
     balance,
@@ -19,6 +19,7 @@ from daskfactor.inference.multiplicative import (
 )
 from daskfactor.inference.passes import Fit, evaluate, log_normalizer_sum, shares
 from daskfactor.inference.program import drop_adaptation, prepare_state, refresh_metric
+from daskfactor.inference.run import OnStep
 from daskfactor.inference.track import TrackRun
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 
@@ -41,8 +42,7 @@ class TweedieChain(Chain):
 
     def __init__(self, setting: Setting, number: int) -> None:
         super().__init__(setting, number)
-        assert isinstance(setting.model, TweedieNMF)
-        self.model = setting.model
+        self.model = cast("TweedieNMF", setting.model)
         self.rule = DispersionRule(self.model, setting.data)
         if setting.sampler.dispersion is not None:
             self.rule.assume(setting.sampler.dispersion)
