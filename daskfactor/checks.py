@@ -1,4 +1,4 @@
-"""Checks of single arguments, with the one sentence that each failure deserves."""
+"""Check single arguments, with the one sentence that each failure deserves; warn."""
 
 import math
 import sys
@@ -12,7 +12,7 @@ from daskfactor.errors import OptionError
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """``value`` as an int.
+    """Return ``value`` as an int.
 
     Raises
     ------
@@ -25,7 +25,7 @@ def whole_number(name: str, value: Any, least: int) -> int:
 
 
 def truth(name: str, value: Any) -> bool:
-    """``value`` as a bool.
+    """Return ``value`` as a bool.
 
     Raises
     ------
@@ -38,12 +38,12 @@ def truth(name: str, value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether ``value`` is a real number; True and False are none."""
+    """Tell whether ``value`` is a real number; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def positive_number(name: str, value: Any) -> float:
-    """``value`` as a float.
+    """Return ``value`` as a float.
 
     Raises
     ------

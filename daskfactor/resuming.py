@@ -1,4 +1,4 @@
-"""The public verb ``resume``: go on with a run of any kind where its store stopped."""
+"""Go on with a run of any kind where its store stopped: the verb ``resume``."""
 
 import json
 from os import PathLike, fspath

@@ -1,4 +1,4 @@
-"""`estimate_cost`: what a run takes in memory, on disk and in tasks, before it is begun."""
+"""Estimate what a run takes in memory, on disk and in tasks, before it is begun."""
 
 import itertools
 from dataclasses import dataclass
@@ -203,9 +203,9 @@ def estimate_cost(
     balance: bool = False,
     memory_limit: int | str | None = None,
 ) -> Cost:
-    """What :func:`sample` with the same arguments would take, from metadata alone.
+    """Estimate what :func:`sample` with the same arguments would take, from metadata alone.
 
-    peak = max over phases of (blocks + states + copies + draws + results)
+    peak = max(reading, blocks + 1.3 (states + draws + results + buffers))
 
     Nothing is read but metadata, except to count the NaN of an array in memory, and
     no array of the size of the data or the factors is made.
@@ -264,7 +264,7 @@ def estimate_cost(
 def _place_of(
     executor: str, client: Any, workers: int | None, lanes: int | None, stored: bool
 ) -> _Place:
-    """Where the run is to happen, with as many threads as it has there."""
+    """Decide where the run is to happen, with as many threads as it has there."""
     if executor not in ("lanes", "threads", "serial", "tasks", "ring"):
         raise OptionError(
             f'executor must be "auto", "threads", "serial", "tasks" or "ring", got {executor!r}'
@@ -323,7 +323,7 @@ def _peaks(
     usual += cells * CELL_BYTES * (options.chains + 1) * len(setting.sampler.tracks)
     usual += 0 if place.elsewhere else threads
     states = options.chains + 1 + (COPIES if place.elsewhere or tasks else 0)
-    drawn = 2 * waiting + WRITING_BYTES if place.stored else waiting + sizes["result"] - observed
+    drawn = 3 * waiting + WRITING_BYTES if place.stored else waiting + sizes["result"] - observed
     tuning, drawing = setting.sampler.carried(setting.model.width)
     after = int(sizes["rollback"] * drawing / tuning) if options.tune else sizes["rollback"]
     phases = {

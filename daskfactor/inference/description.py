@@ -1,4 +1,4 @@
-"""What results say of a run: where it comes from, what it will hold, how it ended."""
+"""Describe a run in its results: where it comes from, what it will hold, how it ended."""
 
 import json
 import time
@@ -24,20 +24,20 @@ SMALL_DATA = 2**28
 
 
 def kept_index(options: RunOptions) -> NDArray[np.int64]:
-    """Cycle numbers of the draws that the results hold."""
+    """List the cycle numbers of the draws that the results hold."""
     cycles = options.kept_cycles() if options.keep_every else options.draw_cycles()
     return np.array(cycles, dtype=np.int64)
 
 
 def observed_with(data: BlockedData, stored: bool) -> NDArray[Any] | None:
-    """The data as results keep them: dense ones that are in memory, and small or in a store."""
+    """Return the data if results keep them: dense, in memory, and small or for a store."""
     size = data.shape[0] * data.shape[1] * data.dtype.itemsize
     kept = (stored or size <= SMALL_DATA) and not (data.is_sparse or data.source.lazy)
     return data.to_numpy() if kept else None
 
 
 def coords_of(data: BlockedData) -> dict[str, Any]:
-    """The data's own labels of rows and columns, as a `RunSpec` takes them."""
+    """Give the data's own labels of rows and columns as a `RunSpec` takes them."""
     labels = data.labels
     return {
         **{name: (labels.row_dim, values) for name, values in labels.row_coords.items()},
@@ -46,7 +46,7 @@ def coords_of(data: BlockedData) -> dict[str, Any]:
 
 
 def run_spec(setting: Setting, stored: bool) -> RunSpec:
-    """What the run's results will hold, written down before the first draw."""
+    """Write down before the first draw what the results will hold."""
     data, model, options = setting.data, setting.model, setting.options
     index = kept_index(options)
     cells: tuple[Any, Any] = setting.cells or (None, None)
@@ -92,7 +92,7 @@ def first_attrs(
     options: dict[str, Any],
     executor: Executor,
 ) -> dict[str, Any]:
-    """What results say of where they come from; ``options`` has ``seed`` and ``dtype``."""
+    """Tell where results come from; ``options`` has ``seed`` and ``dtype``."""
     described = {
         "options": options,
         "model": model,

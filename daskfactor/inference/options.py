@@ -1,4 +1,4 @@
-"""The arguments of a run, checked, and the timetable that follows from them."""
+"""Check the arguments of a run, and make the timetable that follows from them."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -34,7 +34,7 @@ FROZEN_FROM = 0.8
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How long a run is and what it keeps; plain values, written into the results.
+    """Say how long a run is and what it keeps; plain values, written into the results.
 
     ``keep_every`` is the number of draws between kept ones; 0 keeps none.
     """
@@ -53,16 +53,16 @@ class RunOptions:
 
     @property
     def cycles(self) -> int:
-        """Cycles of the finest track of each chain, tuning included."""
+        """Count cycles of the finest track of each chain, tuning included."""
         return self.tune + self.draws * self.thin
 
     @property
     def kept(self) -> int:
-        """Number of draws that are kept."""
+        """Count the draws that are kept."""
         return self.draws // self.keep_every if self.keep_every else 0
 
     def draw_index(self, cycle: int) -> int | None:
-        """Number of the draw that a cycle ends with, or None."""
+        """Return the number of the draw that a cycle ends with, or None."""
         after = cycle - self.tune + 1
         return after // self.thin - 1 if after > 0 and after % self.thin == 0 else None
 
@@ -70,7 +70,7 @@ class RunOptions:
         return bool(self.keep_every) and draw % self.keep_every == self.keep_every - 1
 
     def draw_cycles(self) -> list[int]:
-        """Cycle at whose end each draw is taken."""
+        """List the cycles at whose ends draws are taken."""
         return [self.tune + (draw + 1) * self.thin - 1 for draw in range(self.draws)]
 
     def kept_cycles(self) -> list[int]:
@@ -104,7 +104,7 @@ def plan_run(
 
 
 def choose_keep(keep: str, draws: int, bytes_per_draw: float, coarseness: int = 1) -> int:
-    """How many draws lie between kept ones: 1 keeps all, 0 none.
+    """Choose how many draws lie between kept ones: 1 keeps all, 0 none.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def choose_keep(keep: str, draws: int, bytes_per_draw: float, coarseness: int = 
 
 
 def segment_length(work_per_cycle: float, kept_bytes_per_cycle: float, coarseness: int) -> int:
-    """Cycles between checkpoints: about a second's work, bounded in memory, a fixed rule.
+    """Choose the cycles between checkpoints: about a second's work, bounded in memory.
 
     It depends on sizes only, never on a clock, so that every machine checks for
     divergence at the same cycles.
@@ -143,7 +143,7 @@ def segment_length(work_per_cycle: float, kept_bytes_per_cycle: float, coarsenes
 
 
 def boundaries(options: RunOptions, length: int, split: int, coarseness: int) -> Iterator[int]:
-    """Cycles at which segments end, in order; the last is the end of the run.
+    """Yield the cycles at which segments end, in order; the last is the end of the run.
 
     ``split`` is the cycle at which coarse tracks start; all are multiples of
     ``coarseness``.
@@ -158,7 +158,7 @@ def boundaries(options: RunOptions, length: int, split: int, coarseness: int) ->
 
 
 def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
-    """Row and column positions of the cells to watch, in the caller's order.
+    """Find row and column positions of the cells to watch, in the caller's order.
 
     Parameters
     ----------

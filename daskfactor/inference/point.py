@@ -1,4 +1,4 @@
-"""Point estimates: the verb ``optimize``, which method fits which model, the result."""
+"""Make point estimates: the verb ``optimize`` and its result."""
 
 import json
 import time
@@ -40,7 +40,7 @@ def optimize(
     executor: str | Executor = "auto",
     callback: OnEvent | None = None,
 ) -> xr.Dataset:
-    """One point estimate of the factors: the fit that the samplers start from.
+    """Find one point estimate of the factors: the fit that the samplers start from.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def point_dataset(
     point: PointFit,
     attrs: dict[str, Any],
 ) -> xr.Dataset:
-    """Factors under the data's own names, the objective, and what they were made with."""
+    """Put factors under the data's own names, with the objective and what they were made with."""
     W = in_callers_order(data, "rows", point.state.gather("rows"))
     Ht = in_callers_order(data, "columns", point.state.gather("columns"))
     labels = data.labels
@@ -173,7 +173,7 @@ def point_dataset(
 
 
 def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor: Executor) -> float:
-    """The model's dispersion; of ``"auto"``: 1 for counts, else an estimate at a point fit."""
+    """Give the model's dispersion; of ``"auto"``: 1 for counts, else an estimate at a point fit."""
     if model.dispersion != "auto":
         return float(model.dispersion)
     if model.likelihood.counts and data.is_integer:

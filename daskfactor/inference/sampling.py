@@ -1,4 +1,4 @@
-"""Drawing from a posterior: the verb ``sample``, and how a stored run goes on."""
+"""Draw from a posterior: the verb ``sample``, and how a stored run goes on."""
 
 import json
 from dataclasses import replace
@@ -242,7 +242,7 @@ def _report_trouble(run: Run[Chain]) -> None:
 
 
 def extended(options: RunOptions, meta: dict[str, Any], more: int) -> RunOptions:
-    """The options of a run with ``more`` draws than its checkpoint holds."""
+    """Give the options of a run with ``more`` draws than its checkpoint holds."""
     done = max(0, meta["cycle"] - options.tune) // options.thin
     return replace(options, draws=max(done + more, options.draws))
 

@@ -1,4 +1,4 @@
-"""The preamble that all verbs share: who listens, a seed, the data on their grid, an executor."""
+"""Open what all verbs need: who listens, a seed, the data on their grid, an executor."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -81,7 +81,7 @@ class Session(Generic[D]):
 
     @cached_property
     def executor(self) -> Executor:
-        """The executor asked for, or one that suits, closed with the session.
+        """Make the executor asked for, or one that suits, closed with the session.
 
         It is made when it is first asked for, so that a verb can refuse what it has to
         refuse before a cluster is bothered.
@@ -225,7 +225,7 @@ def as_begun(run: RunStore) -> Iterator[None]:
 
 
 def _source_again(run: RunStore, source: dict[str, Any]) -> Any:
-    """The data as they were kept in a stored run, or the place that they were read from."""
+    """Find the data as they were kept in a stored run, or the place that they were read from."""
     tree = open_run(run.path)
     if "observed_data" in tree.children:
         # By threads of this process: a client that is about may have no workers left.
@@ -286,7 +286,7 @@ def check_factors(n_components: int, width: int, shape: tuple[int, ...], itemsiz
 
 
 def _block_trial(data: BlockedData, model: Any) -> Trial | None:
-    """The update of the fullest block from a random start; None if only its size can tell."""
+    """Make the update of the fullest block from a random start; None: only its size can tell."""
     if not model.nonnegative:
         return None
     state = initial_state(data, model.n_components, 0, 0)
