@@ -39,7 +39,7 @@ class StoredModel:
     def to_dict(self) -> dict[str, Any]:
         """The model as plain JSON values, with its class under ``"type"``."""
         return {"type": type(self).__name__} | {
-            field.name: getattr(self, field.name) for field in fields(self)
+            field.name: getattr(self, field.name) for field in fields(self) if field.init
         }
 
     @classmethod
@@ -52,7 +52,7 @@ class StoredModel:
             If it is another model's, lacks ``n_components``, or has keys that this
             version does not know.
         """
-        known = {field.name for field in fields(cls)}
+        known = {field.name for field in fields(cls) if field.init}
         given = dict(values)
         kind = given.pop("type", None)
         if kind != cls.__name__:
