@@ -131,7 +131,6 @@ def root_mean_square(errors: Array) -> float:
 def ours(task: Task, model: Any) -> Outcome:
     """The public way: blocks, sample, and the moments of the held-out cells."""
     import daskfactor as dfac
-    from daskfactor.models.predictive import observation_interval
 
     V = task.train.matrix()
     started = time.perf_counter()
@@ -149,9 +148,7 @@ def ours(task: Task, model: Any) -> Outcome:
     seconds = time.perf_counter() - started
     mean = trace["monitor"]["mean"].values[0]
     variance = trace["monitor"]["var"].values[0]
-    low, high = observation_interval(
-        mean, variance, float(trace.attrs["dispersion"]), model.beta, LEVEL
-    )
+    low, high = model.likelihood.interval(mean, variance, float(trace.attrs["dispersion"]), LEVEL)
     truth = task.test.values
     inside = float(np.mean((truth >= low) & (truth <= high)))
     return Outcome(seconds, root_mean_square(mean - truth), inside)

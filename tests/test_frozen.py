@@ -11,7 +11,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import ModelError
-from daskfactor.models.divergence import log_density
+from tests.models.laws import log_density
 
 QUICK = {"draws": 6, "tune": 10, "random_seed": 3, "progressbar": False}
 SAMPLERS = {

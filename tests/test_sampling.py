@@ -181,7 +181,7 @@ def test_moments_are_those_of_the_draws() -> None:
 
 
 def test_lp_is_the_log_posterior_density_of_the_draw() -> None:
-    from daskfactor.models.divergence import log_density
+    from tests.models.laws import log_density
 
     V = counts()
     model = dfac.TweedieNMF(2, rate_w=0.7, rate_h=0.4)
@@ -360,7 +360,7 @@ def test_poisson_counts_with_too_few_components_are_not_said_to_be_none() -> Non
 
 @pytest.mark.parametrize(("beta", "phi"), [(2.0, 0.3), (0.0, 0.2), (0.5, 0.4), (1.0, 2.5)])
 def test_the_dispersion_is_found_from_the_data(beta: float, phi: float) -> None:
-    from daskfactor.models.divergence import sample as simulate
+    from tests.models.laws import sample as simulate
 
     rng = np.random.default_rng(1)
     mu = rng.gamma(2, 1, (90, 2)) @ rng.gamma(2, 1, (2, 80))

@@ -1,9 +1,9 @@
-"""Tweedie laws: beta-divergence, density, gradient, variance and random draws.
+"""Tweedie laws: the beta-divergence, and the densities of which it is the exponent.
 
 Symbols: ``v`` observation, ``mu`` its mean, ``phi`` the dispersion, ``beta`` the
 power (the variance is ``phi * mu ** (2 - beta)``). A law has the density
-``exp(-d_beta(v | mu) / phi + log_normalizer(v, phi))``; one table, `_LAWS`,
-holds what differs between the laws.
+``exp(-d_beta(v | mu) / phi + log_normalizer(v, phi))``; `density` finds what differs
+between the laws.
 """
 
 from collections.abc import Callable
@@ -13,39 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from daskfactor.errors import ModelError
-
 Array = NDArray[np.float64]
 
 _LOG_TWO_PI = float(np.log(2.0 * np.pi))
 _SERIES_REACH = 1e-3  # |v / mu - 1| below which the power series beats the closed form
 _NODES = np.arange(-40.0, 41.0)  # summands around the largest one, in units of the stride
 _CHUNK = 1 << 14  # values whose summands are held at once (11 MB)
-
-
-# --- the divergence -------------------------------------------------------------------------
-
-
-def check_beta(beta: float) -> float:
-    """Return ``beta`` as a float, or raise ModelError where no Tweedie law exists.
-
-    Raises
-    ------
-    ModelError
-        If ``beta`` is not a finite number or lies in the open interval (1, 2).
-    """
-    try:
-        value = float(beta)
-    except (TypeError, ValueError):
-        raise ModelError(f"beta must be a number, got {beta!r}") from None
-    if not np.isfinite(value):
-        raise ModelError(f"beta must be finite, got {value}")
-    if 1.0 < value < 2.0:
-        raise ModelError(
-            f"no Tweedie law exists for 1 < beta < 2, got beta={value:g}; "
-            "choose beta <= 1 (1 is Poisson, 0 is gamma) or beta >= 2 (2 is Gaussian)"
-        )
-    return value
 
 
 def divergence(v: ArrayLike, mu: ArrayLike, beta: float) -> Array:
@@ -64,23 +37,17 @@ def divergence(v: ArrayLike, mu: ArrayLike, beta: float) -> Array:
         Observations and means, any shapes that broadcast, in the unit of the
         data. NaN gives NaN; negative ``v`` gives NaN unless ``beta == 2``.
     beta
-        Power of the law, outside the open interval (1, 2).
+        Power of the law, a float outside the open interval (1, 2).
 
     Returns
     -------
     ndarray of float64
         Non-negative, of the broadcast shape, in the unit of the data to the beta.
 
-    Raises
-    ------
-    ModelError
-        If no Tweedie law has this beta.
-
     References
     ----------
     Şimşekli et al. 2017, section 2.
     """
-    beta = check_beta(beta)
     v, mu = np.asarray(v, dtype=np.float64), np.asarray(mu, dtype=np.float64)
     if beta == 2.0:
         return np.asarray(0.5 * (v - mu) ** 2)
@@ -111,174 +78,9 @@ def _unit_divergence(ratio: Array, excess: Array, beta: float) -> Array:
     return np.where(ratio < 0, np.nan, value)
 
 
-def gradient(v: ArrayLike, mu: ArrayLike, dispersion: float, beta: float) -> Array:
-    r"""Slope of the log-density in the mean: ``(v - mu) * mu**(beta - 2) / dispersion``.
+class Density(NamedTuple):
+    """Support, the part of a log-density that is free of the mean, and random draws."""
 
-    Parameters
-    ----------
-    v, mu
-        Observations and positive means, any shapes that broadcast.
-    dispersion, beta
-        Dispersion (positive) and power of the law.
-
-    Returns
-    -------
-    ndarray of float64
-        Of the broadcast shape, in one over the unit of the data.
-
-    References
-    ----------
-    Şimşekli et al. 2017, section 2.
-    """
-    beta, phi = check_beta(beta), check_dispersion(dispersion)
-    v, mu = np.asarray(v, dtype=np.float64), np.asarray(mu, dtype=np.float64)
-    return np.asarray((v - mu) * mu ** (beta - 2.0) / phi)
-
-
-def variance(mu: ArrayLike, dispersion: float, beta: float) -> Array:
-    """Variance of an observation: ``dispersion * mu**(2 - beta)``.
-
-    Raises
-    ------
-    ModelError
-        If no Tweedie law has this beta, or the dispersion is not positive.
-
-    References
-    ----------
-    Şimşekli et al. 2017, section 2.
-    """
-    beta, phi = check_beta(beta), check_dispersion(dispersion)
-    with np.errstate(divide="ignore"):  # infinite at a mean of 0 for beta > 2
-        return np.asarray(phi * np.asarray(mu, dtype=np.float64) ** (2.0 - beta))
-
-
-def check_dispersion(dispersion: float) -> float:
-    """Return the dispersion as a float, or raise ModelError if it is not positive and finite."""
-    phi = float(dispersion)
-    if not 0.0 < phi < np.inf:
-        raise ModelError(f"the dispersion must be positive and finite, got {dispersion!r}")
-    return phi
-
-
-# --- densities ------------------------------------------------------------------------------
-
-
-def log_density(v: ArrayLike, mu: ArrayLike, dispersion: float, beta: float) -> Array:
-    r"""Logarithm of the normalised Tweedie density, element by element.
-
-    .. math:: \log p(v|\mu) = -d_\beta(v|\mu) / \phi + \log c(v, \phi)
-
-    ====== ======================================= ==================================
-    beta   law                                     with respect to
-    ====== ======================================= ==================================
-    2      Normal(mu, phi)                         length on the real line
-    1      phi times Poisson(mu / phi)             counting on 0, phi, 2 phi, ...
-    (0, 1) compound Poisson of gammas              length, and a unit mass at 0
-    0      Gamma(shape 1 / phi, scale phi mu)      length on v > 0
-    -1     inverse Gaussian(mu, 1 / phi)           length on v > 0
-    ====== ======================================= ==================================
-
-    With beta = 1 a value between two lattice points is given the same formula
-    with the gamma function in place of the factorial. That keeps the density
-    smooth for data that are only nearly counts, but it is then no longer
-    normalised; `on_lattice` tells the two cases apart.
-
-    Parameters
-    ----------
-    v, mu
-        Observations and means, any shapes that broadcast. NaN gives NaN; a value
-        outside the support gives minus infinity.
-    dispersion, beta
-        Dispersion (positive) and power of the law.
-
-    Returns
-    -------
-    ndarray of float64
-        Log-density (log-probability for beta = 1 and for the zeros of 0 < beta < 1).
-
-    Raises
-    ------
-    ModelError
-        If no Tweedie law has this beta, or if its density has no closed form or
-        series here (beta < 0 except -1, and beta > 2).
-
-    References
-    ----------
-    Şimşekli et al. 2017, section 2; Dunn and Smyth 2005, "Series evaluation of
-    Tweedie exponential dispersion model densities".
-    """
-    beta, phi = check_beta(beta), check_dispersion(dispersion)
-    base = log_normalizer(v, phi, beta)
-    with np.errstate(invalid="ignore"):
-        value = base - divergence(v, mu, beta) / phi
-    return np.where(base == -np.inf, -np.inf, value)
-
-
-def log_normalizer(v: ArrayLike, dispersion: float, beta: float) -> Array:
-    """Part of the log-density that is free of the mean: ``log_density + divergence / dispersion``.
-
-    Parameters
-    ----------
-    v
-        Observations, any shape. NaN gives NaN; a value outside the support gives
-        minus infinity.
-    dispersion, beta
-        Dispersion (positive) and power of the law.
-
-    Raises
-    ------
-    ModelError
-        As `log_density`.
-    """
-    beta, phi = check_beta(beta), check_dispersion(dispersion)
-    law = _law(beta)
-    v = np.asarray(v, dtype=np.float64)
-    value = law.log_normalizer(np.where(v > 0, v, 1.0) if law.support != "real" else v, phi, beta)
-    if law.support != "real":
-        value = np.where(v == 0, 0.0 if law.support == "non-negative" else -np.inf, value)
-        value = np.where(v < 0, -np.inf, value)
-    return np.where(np.isnan(v), np.nan, value)
-
-
-def has_density(beta: float) -> bool:
-    """Whether `log_density` and `sample` know the law with this beta."""
-    return check_beta(beta) in _LAWS or 0.0 < float(beta) < 1.0
-
-
-def on_lattice(v: ArrayLike, dispersion: float, tolerance: float = 1e-6) -> NDArray[np.bool_]:
-    """Which values are whole multiples of the dispersion, the support of the beta = 1 law.
-
-    NaN (missing) counts as on the lattice; ``tolerance`` is relative to one step.
-    """
-    steps = np.asarray(v, dtype=np.float64) / check_dispersion(dispersion)
-    return ~(np.abs(steps - np.round(steps)) > tolerance) & ~(steps < 0)
-
-
-def sample(rng: np.random.Generator, mu: ArrayLike, dispersion: float, beta: float) -> Array:
-    """Draw one observation for every mean.
-
-    Parameters
-    ----------
-    rng
-        NumPy random generator; it is advanced.
-    mu
-        Means, any shape; positive (any sign for beta = 2).
-    dispersion, beta
-        Dispersion (positive) and power of the law.
-
-    Raises
-    ------
-    ModelError
-        As `log_density`.
-    """
-    beta, phi = check_beta(beta), check_dispersion(dispersion)
-    return np.asarray(_law(beta).sample(rng, np.asarray(mu, dtype=np.float64), phi, beta))
-
-
-# --- what differs between the laws ----------------------------------------------------------
-
-
-class _Law(NamedTuple):
     support: Literal["real", "non-negative", "positive"]
     log_normalizer: Callable[[Array, float, float], Array]
     sample: Callable[[np.random.Generator, Array, float, float], Array]
@@ -375,24 +177,16 @@ def _sample_inverse_gaussian(rng: np.random.Generator, mu: Array, phi: float, be
     return np.asarray(rng.wald(mu, 1.0 / phi, size=mu.shape), dtype=np.float64)
 
 
-_COMPOUND = _Law("non-negative", _compound_normalizer, _sample_compound)
-_LAWS: dict[float, _Law] = {
-    2.0: _Law("real", _normal_normalizer, _sample_normal),
-    1.0: _Law("non-negative", _poisson_normalizer, _sample_poisson),
-    0.5: _Law("non-negative", _half_normalizer, _sample_compound),
-    0.0: _Law("positive", _gamma_normalizer, _sample_gamma),
-    -1.0: _Law("positive", _inverse_gaussian_normalizer, _sample_inverse_gaussian),
+_COMPOUND = Density("non-negative", _compound_normalizer, _sample_compound)
+_LAWS: dict[float, Density] = {
+    2.0: Density("real", _normal_normalizer, _sample_normal),
+    1.0: Density("non-negative", _poisson_normalizer, _sample_poisson),
+    0.5: Density("non-negative", _half_normalizer, _sample_compound),
+    0.0: Density("positive", _gamma_normalizer, _sample_gamma),
+    -1.0: Density("positive", _inverse_gaussian_normalizer, _sample_inverse_gaussian),
 }
 
 
-def _law(beta: float) -> _Law:
-    if 0.0 < beta < 1.0:
-        return _LAWS.get(beta, _COMPOUND)
-    try:
-        return _LAWS[beta]
-    except KeyError:
-        raise ModelError(
-            f"the normalised density of beta={beta:g} has neither a closed form nor a series "
-            "here; it is known for 0 <= beta <= 1, beta = -1 and beta = 2. The posterior can "
-            "still be sampled, because the divergence needs no normalising constant"
-        ) from None
+def density(beta: float) -> Density | None:
+    """Find what is known of the law with this beta; None: its density has no form here."""
+    return _LAWS.get(beta, _COMPOUND if 0.0 < beta < 1.0 else None)

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import DataError
-from daskfactor.models.divergence import check_beta
 from daskfactor.models.fixed import FixedComponents, Mask, check_length, checked_fixed
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.priors import gamma_log_density
@@ -109,7 +108,7 @@ class TweedieNMF(FactorModel):
         # A frozen dataclass is set through object: NumPy numbers become plain ones here,
         # so that two equal models compare equal and can be written as JSON.
         object.__setattr__(self, "n_components", checked_count(self.n_components))
-        object.__setattr__(self, "beta", check_beta(self.beta))
+        object.__setattr__(self, "beta", Tweedie(self.beta).beta)
         for name in ("dispersion", "rate_w", "rate_h"):
             object.__setattr__(self, name, checked_positive(name, getattr(self, name)))
         for name in ("shape_w", "shape_h"):

@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
 
-from daskfactor.errors import DataError
-from daskfactor.models import divergence, predictive
+from daskfactor.errors import DataError, ModelError, OptionError
+from daskfactor.models.divergence import Density, density, divergence
 from daskfactor.models.entry import tweedie_entry
 from daskfactor.models.likelihood import Array, Entry, Likelihood
 
 _CLOSED = (2.0, 1.0, 0.5, 0.0, -1.0)
+_NO_EXCESS = 1e-9  # relative excess variance below which a negative binomial is a Poisson law
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,11 @@ class Tweedie(Likelihood):
     beta: float
 
     def __post_init__(self) -> None:
-        beta = divergence.check_beta(self.beta)
+        beta = _checked_power(self.beta)
         zeros = {1.0: "constant", 2.0: "linear"}.get(beta)
         settings: dict[str, Any] = {"beta": beta, "zeros": zeros, "counts": beta == 1.0}
         settings |= {"real_valued": beta == 2.0, "closed_form": beta in _CLOSED}
-        settings |= {"has_density": divergence.has_density(beta)}
+        settings |= {"has_density": density(beta) is not None}
         settings |= {"majorizer": (1.0, beta - 1.0) if beta <= 1.0 else (beta, 1.0)}
         for name, value in settings.items():  # a frozen dataclass is set through object
             object.__setattr__(self, name, value)
@@ -87,21 +89,159 @@ class Tweedie(Likelihood):
             )
 
     def deviance(self, v: ArrayLike, mu: ArrayLike) -> Array:
-        return divergence.divergence(v, mu, self.beta)
+        return divergence(v, mu, self.beta)
 
     def variance(self, mu: ArrayLike, dispersion: float) -> Array:
-        return divergence.variance(mu, dispersion, self.beta)
+        phi = _positive(dispersion)
+        with np.errstate(divide="ignore"):  # infinite at a mean of 0 for beta > 2
+            return np.asarray(phi * np.asarray(mu, dtype=np.float64) ** (2.0 - self.beta))
 
     def log_normalizer(self, v: ArrayLike, dispersion: float) -> Array:
-        return divergence.log_normalizer(v, dispersion, self.beta)
+        r"""Compute the part of the log-density that is free of the mean, element by element.
+
+        .. math:: \log p(v|\mu) = -d_\beta(v|\mu) / \phi + \log c(v, \phi)
+
+        ====== ======================================= ==================================
+        beta   law                                     with respect to
+        ====== ======================================= ==================================
+        2      Normal(mu, phi)                         length on the real line
+        1      phi times Poisson(mu / phi)             counting on 0, phi, 2 phi, ...
+        (0, 1) compound Poisson of gammas              length, and a unit mass at 0
+        0      Gamma(shape 1 / phi, scale phi mu)      length on v > 0
+        -1     inverse Gaussian(mu, 1 / phi)           length on v > 0
+        ====== ======================================= ==================================
+
+        With beta = 1 a value between two lattice points is given the same formula
+        with the gamma function in place of the factorial: smooth for data that are only
+        nearly counts, but then no longer normalised.
+
+        Parameters
+        ----------
+        v
+            Observations, any shape. NaN gives NaN; a value outside the support gives
+            minus infinity.
+        dispersion
+            Dispersion, positive.
+
+        Raises
+        ------
+        ModelError
+            If the density has no closed form or series here (beta < 0 except -1, and
+            beta > 2).
+
+        References
+        ----------
+        Şimşekli et al. 2017, section 2; Dunn and Smyth 2005, "Series evaluation of
+        Tweedie exponential dispersion model densities".
+        """
+        phi, law = _positive(dispersion), self._density()
+        v = np.asarray(v, dtype=np.float64)
+        real = law.support == "real"
+        value = law.log_normalizer(v if real else np.where(v > 0, v, 1.0), phi, self.beta)
+        if not real:
+            value = np.where(v == 0, 0.0 if law.support == "non-negative" else -np.inf, value)
+            value = np.where(v < 0, -np.inf, value)
+        return np.where(np.isnan(v), np.nan, value)
 
     def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: float) -> Array:
-        return divergence.sample(rng, mu, dispersion, self.beta)
+        mu, phi = np.asarray(mu, dtype=np.float64), _positive(dispersion)
+        return np.asarray(self._density().sample(rng, mu, phi, self.beta))
+
+    def _density(self) -> Density:
+        found = density(self.beta)
+        if found is None:
+            raise ModelError(
+                f"the normalised density of {self} has neither a closed form nor a series "
+                "here; it is known for 0 <= beta <= 1, beta = -1 and beta = 2. The posterior can "
+                "still be sampled, because the divergence needs no normalising constant"
+            )
+        return found
 
     def interval(
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float, level: float = 0.9
     ) -> tuple[Array, Array]:
-        return predictive.observation_interval(mean, variance_of_mean, dispersion, self.beta, level)
+        r"""Equal-tailed interval for a new observation at every cell.
+
+        The law that is matched to the mean ``m`` and the variance ``t`` of
+        `Likelihood.observation_variance`:
+
+        - beta >= 2: Normal(m, t), not clipped at zero, since data may be negative;
+        - beta = 1 with dispersion exactly 1 (counts): negative binomial with size
+          ``m**2 / (t - m)``, or Poisson(m) without excess variance. Ends are whole
+          numbers, both inside the interval, which holds at least ``level``;
+        - other 0 < beta <= 1: a mass ``p0`` at zero and a gamma law above it, which
+          together have mean ``m`` and variance ``t``. The law at a known mean has
+          ``p0 = exp(-l)``, ``l = m**beta / (phi beta)``; for an uncertain mean ``l`` is
+          taken as gamma with variance ``u = m**(2 beta - 2) Var mu / phi**2``, so
+          ``p0 = (1 + u / l)**(-l**2 / u)`` (exact for beta = 1 and a gamma posterior).
+          An end inside the mass is 0;
+        - beta <= 0: Gamma(shape ``m**2 / t``, scale ``t / m``).
+
+        Where the mixture is not of the kind it is matched to, coverage is a little off.
+        Simulated at level 0.9, with gamma posteriors of coefficient of variation up to 1
+        and dispersions from 0.1 to 1 (0.3 to 2 for beta = 1): 0.90 to 0.93 for beta = 0;
+        0.87 to 0.91 for 0 < beta < 1, and 0.95 where the lower end is inside the mass at
+        zero (nothing is then left below it); 0.86 to 0.97 for beta = 1 on a lattice with
+        other steps than 1; 0.90 to 0.97 for beta = -1.
+
+        Parameters
+        ----------
+        mean, variance_of_mean
+            Posterior mean and variance of ``mu``; shapes that broadcast, NaN gives NaN.
+            A mean of 0 gives the interval from 0 to 0 for beta < 2.
+        dispersion
+            Dispersion, positive.
+        level
+            Probability inside, between 0 and 1; half of the rest is on either side.
+
+        Returns
+        -------
+        lower, upper
+            Of the broadcast shape, in the unit of the data.
+
+        Raises
+        ------
+        OptionError
+            If the level is not strictly between 0 and 1, or a mean or variance is negative.
+        ModelError
+            If the dispersion is not positive.
+        """
+        phi = _positive(dispersion)
+        if not 0.0 < level < 1.0:
+            raise OptionError(
+                f"level must lie strictly between 0 and 1, got {level!r}; 0.9 is 90 %"
+            )
+        m, spread = np.broadcast_arrays(
+            np.asarray(mean, dtype=np.float64), np.asarray(variance_of_mean, dtype=np.float64)
+        )
+        if np.any(spread < 0) or (not self.real_valued and np.any(m < 0)):
+            raise OptionError(
+                "predictive means and their variances must not be negative, "
+                f"got a smallest mean of {np.nanmin(m):g} and variance of {np.nanmin(spread):g}"
+            )
+        tail = 0.5 * (1.0 - level)
+        if self.beta >= 2.0:
+            width = -stats.norm.ppf(tail) * np.sqrt(self.observation_variance(m, spread, phi))
+            return m - width, m + width
+        usable = m > 0
+        ends = self._ends(m[usable], spread[usable], phi, np.array([tail, 1.0 - tail]))
+        blank = np.where(np.isnan(m) | np.isnan(spread), np.nan, 0.0)
+        lower, upper = blank.copy(), blank
+        lower[usable], upper[usable] = ends
+        return lower, upper
+
+    def _ends(self, m: Array, spread: Array, phi: float, levels: Array) -> Array:
+        """Quantiles at ``levels`` (2,) for positive means (n,): an array (2, n)."""
+        beta = self.beta
+        total = self.observation_variance(m, spread, phi)
+        if self.counts and phi == 1.0:
+            return _count_quantiles(m, total, levels[:, None])
+        empty = _probability_of_zero(m, spread, phi, beta) if beta > 0.0 else np.zeros_like(m)
+        # Law of the positive part: what the mass at zero leaves of the mean and second moment.
+        above = m / (1.0 - empty)
+        excess = np.maximum(total - empty * (total + m**2), 1e-12 * m**2) / (1.0 - empty) ** 2
+        inner = np.clip((levels[:, None] - empty) / (1.0 - empty), 0.0, 1.0)
+        return np.asarray(stats.gamma.ppf(inner, above**2 / excess, scale=excess / above))
 
     def fit_constant(self, values: Array) -> float:
         constant = -float(self.deviance(values, np.ones(1)).sum())
@@ -110,6 +250,46 @@ class Tweedie(Likelihood):
         if self.beta == 0.0:
             return constant + float(values.sum())
         return constant - float((values / (self.beta - 1) - 1 / self.beta).sum())
+
+
+def _positive(dispersion: float) -> float:
+    phi = float(dispersion)
+    if not 0.0 < phi < np.inf:
+        raise ModelError(f"the dispersion must be positive and finite, got {dispersion!r}")
+    return phi
+
+
+def _checked_power(beta: Any) -> float:
+    try:
+        value = float(beta)
+    except (TypeError, ValueError):
+        raise ModelError(f"beta must be a number, got {beta!r}") from None
+    if not np.isfinite(value):
+        raise ModelError(f"beta must be finite, got {value}")
+    if 1.0 < value < 2.0:
+        raise ModelError(
+            f"no Tweedie law exists for 1 < beta < 2, got beta={value:g}; "
+            "choose beta <= 1 (1 is Poisson, 0 is gamma) or beta >= 2 (2 is Gaussian)"
+        )
+    return value
+
+
+def _count_quantiles(m: Array, total: Array, levels: Array) -> Array:
+    """Smallest counts at which the distribution function reaches the levels."""
+    excess = np.maximum(total - m, 0.0)
+    plain: NDArray[np.bool_] = ~(excess > _NO_EXCESS * m)
+    size = m**2 / np.where(plain, 1.0, excess)
+    spread = stats.nbinom.ppf(levels, size, m / total)
+    return np.asarray(np.where(plain, stats.poisson.ppf(levels, m), spread))
+
+
+def _probability_of_zero(m: Array, spread: Array, phi: float, beta: float) -> Array:
+    jumps = m**beta / (phi * beta)
+    variance_of_jumps = m ** (2.0 * beta - 2.0) * spread / phi**2
+    relative = variance_of_jumps / jumps
+    # log1p(x) / x, with its limit 1 where the mean is known
+    shrunk = np.log1p(relative) / np.where(relative > 0, relative, 1.0)
+    return np.asarray(np.exp(-jumps * np.where(relative > 0, shrunk, 1.0)))
 
 
 POISSON, NORMAL = Tweedie(1.0), Tweedie(2.0)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from daskfactor.models.divergence import log_density
+from tests.models.laws import log_density
 
 
 def one_component_by_quadrature(V, beta, dispersion, rates=(1.0, 1.0), shapes=(1.0, 1.0)):

@@ -172,7 +172,7 @@ def test_signs_moments_and_monitored_cells(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.model is POISSON])
 def test_lp_is_the_log_posterior_density_of_the_draw(name: str) -> None:
-    from daskfactor.models.divergence import log_density
+    from tests.models.laws import log_density
 
     V = counts()
     model = dfac.TweedieNMF(2, dispersion=1.0, rate_w=0.7, rate_h=0.4)

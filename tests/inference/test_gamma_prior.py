@@ -6,8 +6,8 @@ import pytest
 import daskfactor as dfac
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.inference.multiplicative import gamma_update
-from daskfactor.models.divergence import divergence
 from daskfactor.models.tweedie_law import Tweedie
+from tests.models.laws import divergence
 
 BETAS = [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0]
 

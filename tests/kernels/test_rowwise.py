@@ -69,7 +69,7 @@ def test_acceptance_is_metropolis_and_hastings_ratio(beta, tau):
 
 
 def test_the_constant_completes_the_likelihood():
-    from daskfactor.models.divergence import divergence
+    from tests.models.laws import divergence
 
     for beta in (1.0, 2.0, 0.5):
         V, W, H, sides, _ = problem(beta)

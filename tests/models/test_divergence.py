@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
 from daskfactor.errors import ModelError
-from daskfactor.models.divergence import (
+from daskfactor.kernels import polynomials
+from daskfactor.models.tweedie_law import Tweedie
+from tests.models.laws import (
     check_beta,
     divergence,
-    gradient,
     has_density,
     log_density,
     log_normalizer,
-    on_lattice,
     sample,
     variance,
 )
@@ -93,10 +93,24 @@ def test_divergence_keeps_missing_and_refuses_negative(beta: float) -> None:
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_gradient_is_the_slope_of_the_divergence(beta: float) -> None:
-    v, mu, phi, step = np.array([0.2, 1.7, 6.0]), np.array([0.5, 1.0, 4.0]), 0.7, 1e-6
-    slope = (divergence(v, mu - step, beta) - divergence(v, mu + step, beta)) / (2 * step * phi)
-    np.testing.assert_allclose(gradient(v, mu, phi, beta), slope, rtol=1e-6)
+def test_the_scalar_functions_of_an_entry_are_those_of_the_law(beta: float) -> None:
+    law = Tweedie(beta)
+    weight, curvature, ratio, deviance, fit = law.entry(polynomials)
+    step = 1e-6
+    for v, mu in np.array([[0.2, 0.5], [1.7, 1.0], [6.0, 4.0], [3.0, 3.1]]):
+        w = weight(v, mu)
+        slope = (law.deviance(v, mu - step) - law.deviance(v, mu + step)) / (2 * step)
+        assert (v - mu) * w == pytest.approx(slope, rel=1e-6)
+        assert ratio(v, mu, w) - curvature(1.0, v, mu, w) == pytest.approx((v - mu) * w)
+        assert curvature(0.3, v, mu, w) == pytest.approx(0.3 * mu ** (beta - 1))
+        assert deviance(v, mu) == pytest.approx(float(law.deviance(v, mu)), rel=1e-12)
+        assert 1 / w == pytest.approx(float(law.variance(mu, 1.0)))
+        value, above, below = fit(v, mu)
+        summed = law.zeros == "constant"
+        assert above == pytest.approx(ratio(v, mu, w))
+        assert below == pytest.approx(0.0 if summed else curvature(1.0, v, mu, w))
+        left_out = law.fit_constant(np.array([v])) - (mu if summed else 0.0)
+        assert value + left_out == pytest.approx(-float(law.deviance(v, mu)))
 
 
 @pytest.mark.parametrize("bad", [1.5, 1.0001, 1.9999, np.nan, np.inf, "one", None])
@@ -109,7 +123,7 @@ def test_beta_without_a_law_is_refused(bad: float) -> None:
 
 @pytest.mark.parametrize("phi", [0.0, -1.0, np.nan, np.inf])
 def test_dispersion_must_be_positive(phi: float) -> None:
-    for function in (log_density, gradient):
+    for function in (log_density, lambda v, mu, phi, beta: variance(mu, phi, beta)):
         with pytest.raises(ModelError, match="dispersion"):
             function(1.0, 1.0, phi, 1.0)
 
@@ -228,10 +242,6 @@ def test_off_lattice_values_continue_the_lattice() -> None:
     n = 3.0
     wanted = -4.0 + n * np.log(4.0) - special.gammaln(n + 1.0)
     assert got[2] == pytest.approx(wanted)
-    np.testing.assert_array_equal(
-        on_lattice([0.0, 0.5, 1.0 + 1e-9, 0.7, np.nan, -0.5], 0.5),
-        [True, True, True, False, True, False],
-    )
 
 
 @pytest.mark.parametrize("beta", [-2.5, -0.5, 2.5])

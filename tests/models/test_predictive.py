@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from daskfactor.errors import ModelError, OptionError
-from daskfactor.models.divergence import sample
-from daskfactor.models.predictive import (
-    _probability_of_zero,
+from daskfactor.models.tweedie_law import _probability_of_zero
+from tests.models.laws import (
     observation_interval,
     observation_variance,
+    sample,
 )
 
 DRAWS = 40_000

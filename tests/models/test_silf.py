@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from daskfactor.errors import ModelError
-from daskfactor.models.divergence import divergence
 from daskfactor.models.silf import SILFNMF, silf, silf_slope
+from tests.models.laws import divergence
 
 Array = NDArray[np.float64]
 Loss = Callable[[Array, float, float], Array]

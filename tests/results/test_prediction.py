@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.models.predictive import observation_interval
 from daskfactor.results import cells as cells_module
 from daskfactor.results.predict import monitored, predict
 from daskfactor.results.spec import RunSpec
 from daskfactor.results.store import RunStore
+from tests.models.laws import observation_interval
 from tests.results.runs import (
     ATTRS,
     CHAINS,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from daskfactor.models.divergence import divergence, log_density, log_normalizer
+from tests.models.laws import divergence, log_density, log_normalizer
 
 Array = NDArray[np.float64]
 NAN = float("nan")

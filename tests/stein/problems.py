@@ -9,9 +9,9 @@ from scipy import sparse
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import as_blocks
-from daskfactor.models.divergence import divergence
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
+from tests.models.laws import divergence
 
 Array = NDArray[np.float64]
 

@@ -9,7 +9,6 @@ from scipy import sparse
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor
-from daskfactor.models.divergence import divergence
 from daskfactor.stein import ensemble
 from daskfactor.stein.ensemble import (
     Ensemble,
@@ -24,6 +23,7 @@ from daskfactor.stein.ensemble import (
     whole_matrix,
 )
 from daskfactor.stein.starts import random_start
+from tests.models.laws import divergence
 
 SERIAL = SerialExecutor()
 SQUARES = Objective(3, 2.0)
