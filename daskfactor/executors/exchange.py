@@ -139,23 +139,31 @@ class Exchange(WorkerPlugin):
     def send(self, address: str, parcel: Parcel) -> None:
         """Send without waiting, from any thread; what queues up goes in one message."""
         with self._lock:
-            queue = self._queues.setdefault(address, [])
-            queue.append(parcel)
-            first = len(queue) == 1
-        if first:
+            idle = address not in self._queues
+            self._queues.setdefault(address, []).append(parcel)
+        if idle:
             self.worker.loop.add_callback(self._pump, address)
 
     async def _pump(self, address: str) -> None:
-        with self._lock:
-            parcels = self._queues.pop(address, [])
+        """Write messages to another worker until nothing is queued for it any more."""
         near = address.startswith("inproc:")  # passed on as it is
-        bands = [Serialize(p.band) if near else _frame(p.band) for p in parcels]  # type: ignore[no-untyped-call]
-        heads = [tuple(parcel._replace(band=None)) for parcel in parcels]
         try:
-            remote = self.worker.rpc(address)
-            await remote.daskfactor_bands(reply=False, heads=heads, bands=bands)
-        except (TimeoutError, OSError, RuntimeError) as error:
+            while parcels := self._next(address):
+                bands = [Serialize(p.band) if near else _frame(p.band) for p in parcels]  # type: ignore[no-untyped-call]
+                heads = [tuple(parcel._replace(band=None)) for parcel in parcels]
+                remote = self.worker.rpc(address)
+                await remote.daskfactor_bands(reply=False, heads=heads, bands=bands)
+        except (OSError, RuntimeError, TimeoutError) as error:
+            with self._lock:
+                self._queues.pop(address, None)
             self._lose(address, f"{address} cannot be reached: {error}")
+
+    def _next(self, address: str) -> list[Parcel]:
+        with self._lock:
+            parcels = self._queues.pop(address)
+            if parcels:
+                self._queues[address] = []
+            return parcels
 
     def receive(self, heads: list[Any], bands: list[Any]) -> None:
         """Hand parcels to their attempts; the operation's handler, in the event loop's thread."""
