@@ -1,0 +1,143 @@
+"""Rules of the package's structure that the import contracts cannot state."""
+
+import ast
+import re
+from pathlib import Path
+
+import daskfactor
+from daskfactor.inference.base import Sampler
+
+ROOT = Path(daskfactor.__file__).parent
+MODULES = {
+    ".".join(("daskfactor", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imports_at_load(tree: ast.Module) -> set[str]:
+    """Modules of the package that are loaded along with this one; for type checkers is not."""
+    found: set[str] = set()
+    pending: list[ast.stmt] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If):
+            if "TYPE_CHECKING" not in ast.dump(node.test):
+                pending += node.body
+            pending += node.orelse
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found & set(MODULES)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one node (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            component = stack[at:]
+            del stack[at:]
+            if len(component) > 1 or node in graph[node]:
+                found.append(sorted(component))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def test_a_circle_is_found_where_there_is_one() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {name: imports_at_load(parsed(path)) - {name} for name, path in MODULES.items()}
+    assert sum(map(len, graph.values())) > 100  # the imports were read
+    assert circles(graph) == []
+
+
+def models() -> set[str]:
+    """Names of the classes of models."""
+    return {
+        name
+        for name in daskfactor.__all__
+        if getattr(getattr(daskfactor, name), "__module__", "").startswith("daskfactor.models.")
+    }
+
+
+def class_checks(tree: ast.AST, names: set[str]) -> list[int]:
+    """Lines that ask whether something is an instance of one of some classes."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("isinstance", "issubclass")
+        and names & {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
+    ]
+
+
+def test_only_models_ask_for_the_class_of_a_model() -> None:
+    names = models()
+    assert {"TweedieNMF", "GaussianMF", "SILFNMF", "AllocationModel"} <= names
+    assert class_checks(ast.parse("isinstance(x, A | TweedieNMF)"), names) == [1]
+    found = [
+        f"{name}:{line}"
+        for name, path in MODULES.items()
+        if not name.startswith("daskfactor.models")
+        for line in class_checks(parsed(path), names)
+    ]
+    assert found == []
+
+
+def named(tree: ast.Module) -> set[str]:
+    """Names and strings of one word in the code of a module; annotations do not count."""
+    for node in ast.walk(tree):
+        for place in ("annotation", "returns"):
+            if getattr(node, place, None) is not None:
+                setattr(node, place, None)
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    texts = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return names | {text for text in texts if re.fullmatch(r"\w+", text)}
+
+
+def test_no_list_of_algorithms_but_the_registry() -> None:
+    """The stub of public names is the one list; a default may name a single algorithm."""
+    algorithms = {
+        name: getattr(daskfactor, name).__module__
+        for name in daskfactor.__all__
+        if isinstance(getattr(daskfactor, name), type)
+        and issubclass(getattr(daskfactor, name), Sampler)
+    }
+    assert {"PSGLD", "Gibbs", "SGHMC"} <= set(algorithms)
+    lists = {}
+    for name, path in MODULES.items():
+        others = {kind for kind, home in algorithms.items() if home != name}
+        meant = named(parsed(path)) & others
+        if len(meant) > 1:
+            lists[name] = sorted(meant)
+    assert lists == {}
