@@ -1,4 +1,4 @@
-"""What every sampler is to a run: its timetable, and the operations of its chains."""
+"""Say what an algorithm is: its options, what a run asks of it, and its steps."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ MOMENTS = ("mean", "m2")
 METRIC = ("metric", "curvature", "gathered")
 """The majoriser's metric, and what it is learnt from."""
 TUNING = METRIC[1:]
-"""What only tuning needs."""
+"""Arrays that only tuning needs."""
 
 
 class StepSize(Protocol):
@@ -131,7 +131,7 @@ class Track:
 
 
 class Setup(NamedTuple):
-    """What a program of block operations is made from, beyond the sampler's own options.
+    """All that a program of block operations is made from, beyond the sampler's own options.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ class Setup(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a cycle takes on a grid of B x B blocks.
+    """The work of one cycle on a grid of B x B blocks.
 
     Attributes
     ----------

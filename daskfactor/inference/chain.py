@@ -43,12 +43,12 @@ DEAR_PASS = 1e9
 """Entries times components from which on a warm start takes fewer passes."""
 FLOPS_PER_NORMAL = 150
 SPARSE_PENALTY = 5
-"""How much dearer an operation on stored entries is than one inside a matrix product."""
+"""Cost of an operation on a stored entry, in units of one inside a matrix product."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all chains of a run share.
+    """The data, model, sampler and timetable that all chains of a run share.
 
     ``cells`` are positions in the caller's order; ``temperature`` is the power t
     of the likelihood in p(V | W, H)^t p(W, H), 1 for the posterior.
@@ -174,11 +174,11 @@ class Chain(Member):
 
     @abstractmethod
     def _lp(self, fit: Fit) -> float:
-        """Log-likelihood from a fit's sums."""
+        """Return the log-likelihood, from a fit's sums."""
 
     @abstractmethod
     def _ran_away(self, run: TrackRun) -> bool:
-        """Whether a finite state is beyond anything the data could mean."""
+        """Tell whether a finite state is beyond anything the data could mean."""
 
     @property
     def tempered(self) -> Any:
@@ -186,7 +186,7 @@ class Chain(Member):
         return self.hyper
 
     def _prior_constant(self) -> float:
-        """Part of the log prior density that bands do not record."""
+        """Return the part of the log prior density that bands do not record."""
         return 0.0
 
     def _between(self, run: TrackRun, start: int, stop: int) -> None:
@@ -312,7 +312,7 @@ class Chain(Member):
             run.densities[cycle] = self._density(run, cycle)
 
     def _density(self, run: TrackRun, cycle: int) -> float:
-        """Log p(V | W, H) + log p(W) + log p(H), but of frozen entries, at an evaluated cycle."""
+        """Return log p(V | W, H) + log p(W) + log p(H) of what moves, at an evaluated cycle."""
         prior = math.fsum(band.sums[cycle] for band in run.state.bands())
         return self._lp(run.fits[cycle]) + (self._prior_constant() + prior)
 
@@ -335,17 +335,17 @@ class Chain(Member):
         )
 
     def step_for(self, track: Track) -> StepSize:
-        """The sampler's step for one track on this grid."""
+        """Return the sampler's step for one track on this grid."""
         setting = self.setting
         return setting.sampler.step_for(track, setting.data.grid.blocks, setting.model.n_components)
 
     def step_size(self, run: TrackRun, cycle: int) -> float:
-        """The last step of a cycle, reductions included."""
+        """Return the last step of a cycle, reductions included."""
         moves = self.setting.sampler.work(self.setting.data.grid.blocks).moves
         return float(self.step_for(run.track)((cycle + 1) * moves - 1)) * self.shrink
 
     def track_options(self, track: Track) -> RunOptions:
-        """The timetable in a track's own cycles and draws."""
+        """Return the timetable in a track's own cycles and draws."""
         options = self.setting.options
         return replace(
             options,
@@ -365,7 +365,7 @@ class Chain(Member):
         )
 
     def _is_sound(self, run: TrackRun) -> bool:
-        """Whether all entries are finite and the fit has not run away."""
+        """Tell whether all entries are finite and the fit has not run away."""
         if not all(np.isfinite(fit.negative_divergence) for fit in run.fits.values()):
             return False
         if not all(bool(np.isfinite(band.values).all()) for band in run.state.bands()):
@@ -417,7 +417,7 @@ class Chain(Member):
         }
 
     def _diverged(self, cycle: int) -> bool:
-        """Whether this draw is the first after a roll-back."""
+        """Tell whether this draw is the first after a roll-back."""
         options = self.setting.options
         span = options.thin * (options.keep_every or 1)
         return any(cycle - span < start <= cycle for start in self.divergences)

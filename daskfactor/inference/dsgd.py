@@ -40,7 +40,7 @@ from daskfactor.random import Stream, generator
 Array = NDArray[Any]
 
 GROWTH, REDUCTION = 1.05, 0.5
-"""What the bold driver multiplies the step by when the objective fell, and when it rose."""
+"""Factors of the step when the objective fell, and when it rose (the bold driver)."""
 LOOKS = (5, 10, 15)
 """Iterations at which the dispersion is estimated; after the last it stays."""
 LOOK_FLOOR = 1e-2
@@ -129,7 +129,7 @@ class DSGD(Optimizer):
 
 
 class Columns(NamedTuple):
-    """Of the columns of W and of H, (3, K') each: prior mean, pull to it, 1 where it moves."""
+    """Tables of the columns of W and of H, (3, K'): prior mean, pull to it, 1 where it moves."""
 
     rows: Array
     cols: Array
@@ -178,7 +178,7 @@ class DescentProgram(FactorProgram):
 
 
 class _NonNegative:
-    """What a descent on non-negative factors goes down, as `MultiplicativeUpdates` sees it.
+    """The objective on non-negative factors, as `MultiplicativeUpdates` sees it.
 
     Until φ is known, how much the prior counts against the likelihood is not, either:
     it counts nothing.
@@ -215,7 +215,7 @@ class _NonNegative:
 
 
 class _RealValued:
-    """What a descent on factors of any sign goes down: Σ (v - μ)²/2 + φ Σ λ (x - m)²/2.
+    """The objective on factors of any sign: Σ (v - μ)²/2 + φ Σ λ (x - m)²/2.
 
     The precisions λ stay where a chain starts.
     """
@@ -253,7 +253,7 @@ class _RealValued:
 
 
 class StochasticDescent(Descent):
-    """Where a descent is: the best state so far, its fit, the step to take next."""
+    """A descent on its way: the best state so far, its fit, the step to take next."""
 
     def __init__(
         self,
@@ -290,11 +290,11 @@ class StochasticDescent(Descent):
 
     @property
     def loss(self) -> float:
-        """The objective at the best state, under the present φ."""
+        """Return the objective at the best state, under the present φ."""
         return self.target.objective(self.state, self.fit)
 
     def iterate(self, iteration: int) -> None:
-        """One pass over all strata; undone if the objective rose."""
+        """Visit all strata once; undo it if the objective rose."""
         state, fit = self._run(self._plan(iteration), self.step)
         if self.target.objective(state, fit) < self.loss:
             self.state, self.fit = state, fit
@@ -304,7 +304,7 @@ class StochasticDescent(Descent):
             self.step *= REDUCTION
 
     def look(self, iteration: int) -> bool:
-        """Estimate φ anew while the fit is young; whether it stays from now on."""
+        """Estimate φ anew while the fit is young; return whether it stays from now on."""
         last = min(LOOKS[-1], self.method.max_iter)
         if iteration in LOOKS or iteration == last:
             target = self.target
@@ -344,19 +344,19 @@ class StochasticDescent(Descent):
         self.step = unit * 2.0 ** min(found, key=lambda exponent: found[exponent])
 
     def _trial(self, plan: tuple[Round, ...], unit: float, exponent: int) -> float:
-        """Loss of the first stratum after a visit with a step of ``unit`` 2^exponent."""
+        """Return the loss of the first stratum after a visit with a step of ``unit`` 2^exponent."""
         _, fit = self._run(plan, unit * 2.0**exponent)
         loss = -fit.negative_divergence
         return loss if math.isfinite(loss) else math.inf
 
     def _first_stratum(self) -> tuple[Round, ...]:
-        """The first round of the first iteration, and the evaluation of its blocks."""
+        """Plan the first round of the first iteration, and the evaluation of its blocks."""
         first = self._plan(1)[0]
         again = tuple(op._replace(action=Action.EVALUATE) for op in first.ops)
         return first, first._replace(ops=again)
 
     def _plan(self, iteration: int) -> tuple[Round, ...]:
-        """All strata once, and the evaluation of all blocks."""
+        """Plan a visit of all strata, and the evaluation of all blocks."""
         return build_plan(
             self.method.schedule,
             self.data.n_observed,
@@ -372,7 +372,7 @@ class StochasticDescent(Descent):
         )
 
     def _run(self, plan: tuple[Round, ...], step: float) -> tuple[ChainState, Fit]:
-        """A copy of the best state after a plan, and the fit of the blocks it evaluated."""
+        """Run a plan from a copy of the best state; return it and the fit of what it evaluated."""
         state = self.executor.run(plan, self._program(step), self.state.copy(), self.data)
         sums = np.sum([evaluation.values for evaluation in state.evaluations], axis=0)
         state.forget()
@@ -380,7 +380,7 @@ class StochasticDescent(Descent):
 
 
 def mean_square(bands: list[FactorBand]) -> float:
-    """Mean of |row|² over the rows of a factor."""
+    """Return the mean of |row|² over the rows of a factor."""
     squares = sum(float(np.vdot(band.values, band.values)) for band in bands)
     return squares / sum(len(band.values) for band in bands)
 

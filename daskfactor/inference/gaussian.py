@@ -43,7 +43,7 @@ NOISE_RATE = 0.01
 
 
 def observation_weights(observed: Array, n_components: int) -> Array:
-    """How much data a row has, for its metric, from its observed entries (n,): (n, 1).
+    """Weigh the data of rows for their metric, by their observed entries (n,): (n, 1).
 
     n + 0.3 (K + 2 √(nK)): the observations of a row span at most n directions, in which
     the largest curvature is up to (√n + √K)² times an entry's (Marchenko and Pastur).
@@ -56,7 +56,7 @@ def observation_weights(observed: Array, n_components: int) -> Array:
 def warm_start(
     data: BlockedData, model: GaussianMF, seed: int, chain: int, executor: Executor
 ) -> tuple[ChainState, GaussianHyper]:
-    """A draw from the prior as the first state, momentum at rest, and what goes with it."""
+    """Draw the first state from the prior, momentum at rest, with its hyperparameters."""
     variance = _variance(data, model, executor)
     hyper = model.start(data.mean, variance)
     factors = []
@@ -74,7 +74,7 @@ def warm_start(
 
 
 def _variance(data: BlockedData, model: GaussianMF, executor: Executor) -> float:
-    """Variance of the observed entries, from one pass."""
+    """Return the variance of the observed entries, from one pass."""
     nothing = [np.zeros((length, model.n_components), data.dtype) for length in data.shape]
     level = model.pack("columns", nothing[1], np.full(data.shape[1], data.mean), data.mean)
     rows = model.pack("rows", nothing[0], np.zeros(data.shape[0]), data.mean)
@@ -119,7 +119,7 @@ class HyperSampler:
     def adapt(
         self, hyper: GaussianHyper, state: ChainState, fit: Fit, cycle: int, tuning: bool
     ) -> GaussianHyper:
-        """The hyperparameters of the next segment: a Gibbs draw given the state.
+        """Draw the hyperparameters of the next segment given the state.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ def _gamma(rng: np.random.Generator, shape: Any, rate: Any) -> Any:
 
 
 def _squares(bands: list[FactorBand], centre: Array) -> Array:
-    """Σ (x - centre)² of every column, band by band."""
+    """Return Σ (x - centre)² of every column, band by band."""
     total = np.zeros(len(centre))
     for band in bands:
         sums_of_squares(band.values, centre, total)
@@ -168,7 +168,7 @@ def _draw_precisions(
     state: ChainState,
     rng: np.random.Generator,
 ) -> GaussianHyper:
-    """λ_k ~ Gamma(1 + n/2, 1/λ⁰ + ½ Σ x²), for both factors together or for the free one."""
+    """Draw λ_k ~ Gamma(1 + n/2, 1/λ⁰ + ½ Σ x²), for both factors together or the free one."""
     K, still = model.n_components, np.zeros(model.width)
     squares = [_squares(bands, still)[:K] for bands in (state.rows, state.cols)]
     lengths = [_length(state.rows), _length(state.cols)]
@@ -192,7 +192,7 @@ def _draw_biases(
     n_components: int,
     rng: np.random.Generator,
 ) -> GaussianHyper:
-    """Precisions of the biases, and the level that those of the columns are around."""
+    """Draw precisions of the biases, and the level that those of the columns are around."""
     K = n_components
     squares = (
         float(_squares(state.rows, np.zeros(K + 2))[K]),
@@ -219,7 +219,7 @@ def _draw_biases(
 def _learn_ratios(
     model: GaussianMF, hyper: GaussianHyper, state: ChainState, data: BlockedData
 ) -> GaussianHyper:
-    """Mean squares of the factors where data are, against their prior variances."""
+    """Learn the mean squares of the factors where data are, against their prior variances."""
     K = model.n_components
     ratios = []
     for bands, observed, precision, old in (
@@ -237,7 +237,7 @@ def _learn_ratios(
 
 
 def column_table(hyper: GaussianHyper, biases: bool) -> tuple[Array, Array]:
-    """What the momentum kernels need of each column, for W and for H: (4, K') each.
+    """Make the tables of columns that the momentum kernels take, for W and for H: (4, K') each.
 
     Rows: prior mean, prior precision, curvature for each unit of data, 1 where it moves.
     """
@@ -264,7 +264,7 @@ def column_table(hyper: GaussianHyper, biases: bool) -> tuple[Array, Array]:
 
 
 def quadratic_form(values: Array, columns: Array) -> float:
-    """-½ Σ λ (x - m)² over the columns that move: log-prior but for its constant."""
+    """Return -½ Σ λ (x - m)² over the columns that move: log-prior but for its constant."""
     mean, precision, _, free = columns
     squares = np.zeros(values.shape[1])
     sums_of_squares(values, mean, squares)
@@ -272,7 +272,7 @@ def quadratic_form(values: Array, columns: Array) -> float:
 
 
 def log_prior_constant(model: GaussianMF, hyper: GaussianHyper, shape: tuple[int, int]) -> float:
-    """What `quadratic_form` leaves out of log p(W) + log p(H), biases included."""
+    """Return what `quadratic_form` leaves out of log p(W) + log p(H), biases included."""
     result = 0.0
     for length, table in zip(shape, column_table(hyper, model.biases), strict=True):
         free = table[3] > 0
@@ -281,7 +281,7 @@ def log_prior_constant(model: GaussianMF, hyper: GaussianHyper, shape: tuple[int
 
 
 def log_prior(model: GaussianMF, hyper: GaussianHyper, state: ChainState) -> float:
-    """Log-density of the factors and biases given the hyperparameters."""
+    """Return the log-density of the factors and biases given the hyperparameters."""
     tables = column_table(hyper, model.biases)
     result = log_prior_constant(model, hyper, (_length(state.rows), _length(state.cols)))
     for bands, table in zip((state.rows, state.cols), tables, strict=True):
@@ -290,7 +290,7 @@ def log_prior(model: GaussianMF, hyper: GaussianHyper, state: ChainState) -> flo
 
 
 def log_likelihood(fit: Fit, n_observed: int, noise: float) -> float:
-    """-Σ (v - μ)² / (2φ) - n/2 log(2πφ)."""
+    """Return -Σ (v - μ)² / (2φ) - n/2 log(2πφ)."""
     return -0.5 * fit.pearson / noise - 0.5 * n_observed * math.log(2 * math.pi * noise)
 
 
@@ -313,7 +313,7 @@ class GaussianChain(Chain):
         self.noise_draws = 0
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
-        """A draw from the prior, whose scales fit mean and variance of the data."""
+        """Draw from the prior, whose scales fit mean and variance of the data."""
         del on_step, first
         setting = self.setting
         state, self.hyper = warm_start(
@@ -323,7 +323,7 @@ class GaussianChain(Chain):
         self.tracks = [TrackRun(setting.sampler.tracks[0], state)]
 
     def attrs(self) -> dict[str, float]:
-        """The noise is the mean over the draws so far, which predictions are made with."""
+        """Return hyperparameters; the noise is the mean over the draws, as predictions take it."""
         noise = self.noise_sum / self.noise_draws if self.noise_draws else self.hyper.noise
         values = {
             "dispersion": noise,

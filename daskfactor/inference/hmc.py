@@ -31,7 +31,7 @@ from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.schema import Variable, statistic
 
 GAMMA, OFFSET, DECAY = 0.05, 10.0, 0.75
-"""How strongly log ε is drawn to its start, how many cycles are damped, and how weights fall."""
+"""Pull of log ε towards its start, number of cycles that are damped, decay of the weights."""
 REACH = math.log(10.0)
 """Steps that are tried gravitate to ten times the first one: large ones are cheap to try."""
 
@@ -120,14 +120,14 @@ class HamiltonianProgram(FactorProgram):
         return ("gradient", "momentum")
 
     def kick(self, band: FactorBand, factor: int, share: float) -> None:
-        """A share of a kick."""
+        """Kick the momentum of a band, for a share of a step."""
         arrays = band.arrays
         moved = (band.values, arrays["momentum"], arrays["gradient"], arrays["spread"])
         rate, shape = self.hyper.prior(factor)
         kick(*moved, share * self.size, 1.0 / self.hyper.dispersion, rate, shape)
 
     def drift(self, band: FactorBand) -> None:
-        """A drift; the gradient is to be summed anew where it leads."""
+        """Let a band drift; its gradient is to be summed anew where it leads."""
         drift(band.values, band.arrays["momentum"], band.arrays["spread"], self.size)
         band.arrays["gradient"][:] = 0
 
@@ -196,12 +196,12 @@ class HMC(NonNegativeSampler):
         object.__setattr__(self, "schedule", Passes(self.steps))
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        """The step that a chain begins with, of one entry (see `first_step`)."""
+        """Return the step that a chain begins with, of one entry (see `first_step`)."""
         del track, blocks, n_components
         return ConstantStep(FIRST_STEP if isinstance(self.step, str) else self.step)
 
     def first_step(self, entries: int) -> float:
-        """ε at the first cycle for factors of so many entries."""
+        """Return ε at the first cycle for factors of so many entries."""
         if not isinstance(self.step, str):
             return self.step
         return FIRST_STEP * math.pow(entries, -0.25)
@@ -241,7 +241,7 @@ SLAB = 2**16
 
 
 class Place(NamedTuple):
-    """Where a cycle starts: what a rejection goes back to."""
+    """The start of a cycle, which a rejection goes back to."""
 
     values: list[Array]
     gradients: list[Array]
@@ -273,7 +273,7 @@ class HMCChain(TweedieChain):
         self._set_masses(self.tracks[0].state)
 
     def _set_masses(self, state: ChainState) -> None:
-        """S = 1/√m with 1/m = (θ + 1/c) / c: the width of Gamma(cθ + 1, c); 0 where frozen.
+        """Set S = 1/√m with 1/m = (θ + 1/c) / c: the width of Gamma(cθ + 1, c); 0 where frozen.
 
         c is the denominator of the multiplicative update at the start.
         """
@@ -311,12 +311,12 @@ class HMCChain(TweedieChain):
     # -- steps -----------------------------------------------------------------------
 
     def step_for(self, track: Track) -> StepSize:
-        """The step of the present cycle."""
+        """Return the step of the present cycle."""
         del track
         return ConstantStep(self.size)
 
     def step_size(self, run: TrackRun, cycle: int) -> float:
-        """ε at a cycle of the running segment."""
+        """Return ε at a cycle of the running segment."""
         del run
         return self.sizes[cycle]
 
@@ -345,13 +345,13 @@ class HMCChain(TweedieChain):
                 on_share(before + share * (run.cycle - first) / (end - first))
 
     def _look(self, run: TrackRun) -> None:
-        """Gradient and fit where the chain starts."""
+        """Take gradient and fit where the chain starts."""
         program = self._program(run.track)
         assert isinstance(program, HamiltonianProgram)
         self.fit = self._run(run, run.cycle, replace(program, passes=0))
 
     def _run(self, run: TrackRun, cycle: int, program: HamiltonianProgram) -> Fit:
-        """A program's passes from the present values; the fit where they lead."""
+        """Run a program's passes from the present values; return the fit where they lead."""
         setting = self.setting
         plan = build_plan(
             Passes(program.passes or 1),
@@ -403,7 +403,7 @@ class HMCChain(TweedieChain):
                 fill_normals(band.arrays["momentum"], key, cycle, factor, band.offset)
 
     def _energy(self, state: ChainState, fit: Fit) -> float:
-        """-log p(V | W, H)^t p(W, H) but for a constant, and that of the momenta."""
+        """Return -log p(V | W, H)^t p(W, H) but for a constant, and the momenta's energy."""
         hyper = self.tempered
         parts = [-fit.negative_divergence / hyper.dispersion]
         for factor, bands in ((ROWS, state.rows), (COLUMNS, state.cols)):
@@ -423,7 +423,7 @@ class HMCChain(TweedieChain):
         self.fit = start.fit
 
     def _record(self, run: TrackRun, cycle: int, wanted: CycleOptions) -> None:
-        """What other samplers record inside operations, of the state that was decided on."""
+        """Record the state that was decided on, as other samplers do inside operations."""
         op = Op(Action.UPDATE, Block(0, 0), cycle, -1, 1.0, True, wanted)
         for factor, bands in ((ROWS, run.state.rows), (COLUMNS, run.state.cols)):
             for band in bands:

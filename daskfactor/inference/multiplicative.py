@@ -24,7 +24,7 @@ from daskfactor.random import Stream, generator
 Array = NDArray[Any]
 
 SMALLEST = 1e-6
-"""Where entries stop, as a share of those of the start: with a < 1 the objective has no end."""
+"""Smallest entry, as a share of the start's: with a < 1 the objective has no minimum."""
 NEWTON_STEPS = 12
 
 
@@ -138,12 +138,12 @@ class MultiplicativeUpdates(Optimizer):
 
 
 def mean_floor(data: BlockedData, likelihood: Likelihood) -> float:
-    """Smallest μ that gradients are taken at."""
+    """Return the smallest μ that gradients are taken at."""
     return likelihood.floor(typical_value(data))
 
 
 def typical_value(data: BlockedData) -> float:
-    """A positive size of the entries: their mean, or 1 if that is not positive."""
+    """Return a positive size of the entries: their mean, or 1 if that is not positive."""
     return float(data.mean) if data.mean > 0 else 1.0
 
 
@@ -161,7 +161,7 @@ def initial_state(
 
 
 class DispersionRule:
-    """Where φ comes from: fixed by the user, 1 for counts, or Pearson's statistic.
+    """The rule for φ: fixed by the user, 1 for counts, or Pearson's statistic.
 
     φ̂ = Σ (v - μ)² μ^(β-2) / N at draws of the chain. The spread of the draws
     makes up for the degrees of freedom that the factors use; at a point estimate
@@ -187,13 +187,13 @@ class DispersionRule:
         return max(self.count - self.parameters, 0.1 * self.count)
 
     def at_point(self, fit: Fit) -> float:
-        """Estimate from a point fit."""
+        """Estimate φ from a point fit."""
         if self.fixed is not None:
             return self.fixed
         return max(fit.pearson / self._freedom, float(np.finfo(np.float32).tiny))
 
     def at_draw(self, fit: Fit) -> float:
-        """Estimate from a draw of the chain."""
+        """Estimate φ from a draw of the chain."""
         if self.fixed is not None:
             return self.fixed
         return max(fit.pearson / self.count, float(np.finfo(np.float32).tiny))
@@ -223,7 +223,7 @@ class DispersionRule:
 
 
 def _free_parameters(shape: tuple[int, int], model: TweedieNMF) -> int:
-    """Entries that move, less one for each way to mix components that move on both sides."""
+    """Count entries that move, less one for each way to mix components free on both sides."""
     moving = [np.ones(model.n_components, bool) if mask is None else ~mask for mask in model.frozen]
     count = sum(length * int(own.sum()) for length, own in zip(shape, moving, strict=True))
     return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
@@ -357,7 +357,7 @@ def objective(
     fit: Fit,
     frozen: tuple[Mask, Mask] = (None, None),
 ) -> float:
-    """What the updates bring down at a given φ.
+    """Return what the updates bring down at a given φ.
 
     Σ d_β(v|μ) + φ (λ_w ΣW + λ_h ΣH - (a_w - 1) Σ log W - (a_h - 1) Σ log H), the
     penalties over the entries that are not frozen.

@@ -45,7 +45,7 @@ def _share(
     floor: float,
     work: Workspace,
 ) -> Share:
-    """The share of one band, summed over the blocks it meets, in their order."""
+    """Add up the share of one band over the blocks it meets, in their order."""
     by_rows = side == "rows"
     own = (state.rows if by_rows else state.cols)[number].values
     share = Share(np.zeros_like(own), np.zeros_like(own))
@@ -66,7 +66,7 @@ def shares(
     likelihood: Likelihood,
     floor: float,
 ) -> list[Share]:
-    """Numerators and denominators for every band of one side, at the present state."""
+    """Return numerators and denominators for every band of one side, at the present state."""
     return executor.map(
         lambda band, work: _share(side, band, data, state, likelihood, floor, work),
         range(data.grid.blocks),
@@ -77,7 +77,7 @@ def shares(
 def evaluate(
     executor: Executor, data: BlockedData, state: ChainState, likelihood: Likelihood, floor: float
 ) -> Fit:
-    """How well a state fits, summed over blocks in row-major order."""
+    """Evaluate how well a state fits, summed over blocks in row-major order."""
 
     def one_row(row: int, work: Workspace) -> Array:
         values = state.rows[row].values
@@ -93,12 +93,12 @@ def evaluate(
 
 
 def total(bands: list[FactorBand], frozen: Mask = None) -> float:
-    """Sum of all entries of a factor that are not frozen, band by band."""
+    """Add up all entries of a factor that are not frozen, band by band."""
     return float(sum(float(moving(band, frozen).sum(dtype=np.float64)) for band in bands))
 
 
 def total_log(bands: list[FactorBand], frozen: Mask = None) -> float:
-    """Sum of their logarithms; a zero counts as the smallest normal number."""
+    """Add up their logarithms; a zero counts as the smallest normal number."""
     tiny = np.finfo(bands[0].values.dtype).tiny
     return math.fsum(
         float(np.log(np.maximum(moving(band, frozen), tiny)).sum(dtype=np.float64))
@@ -107,7 +107,7 @@ def total_log(bands: list[FactorBand], frozen: Mask = None) -> float:
 
 
 def moving(band: FactorBand, frozen: Mask) -> Array:
-    """The columns of a band that are not frozen."""
+    """Return the columns of a band that are not frozen."""
     return band.values if frozen is None else band.values[:, ~frozen]
 
 

@@ -38,7 +38,7 @@ ROWS, COLUMNS = 0, 1
 
 @dataclass(frozen=True)
 class FactorProgram(ABC):
-    """What all programs of two factors share: how they evaluate, and what they touch.
+    """The part that all programs of two factors share: evaluation, and what they touch.
 
     Immutable, so that any executor may share it. A subclass adds `update`, and names the
     arrays that it reads and writes.
@@ -133,7 +133,7 @@ class LangevinProgram(FactorProgram):
     frozen: tuple[Mask, Mask] = (None, None)
 
     def step_size(self, iteration: int) -> float:
-        """ε at an iteration, reductions included."""
+        """Return ε at an iteration, reductions included."""
         return self.step(iteration) * self.shrink
 
     def update(
@@ -157,7 +157,7 @@ class LangevinProgram(FactorProgram):
         workspace: Workspace,
         blocks: int,
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gradients of the block's log-likelihood, scaled by s.
+        """Return gradients of the block's log-likelihood, scaled by s.
 
         Curvature is gathered with weight s / B: 1 where every part comes up once
         a cycle, N / (B |part|) where parts are drawn.
@@ -239,7 +239,7 @@ def gamma_prior(
 
 
 def set_metric(band: FactorBand, dispersion: float, rate: float, frozen: Mask = None) -> None:
-    """C = curvature / φ + λ, the denominator of the multiplicative update.
+    """Set C = curvature / φ + λ, the denominator of the multiplicative update.
 
     Infinite for frozen components, which leaves them where they are.
     """

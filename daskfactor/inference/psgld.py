@@ -100,7 +100,7 @@ class LangevinSampler(NonNegativeSampler):
 
     @property
     def majorizer(self) -> bool:
-        """Whether steps are taken in the majoriser's metric."""
+        """Tell whether steps are taken in the majoriser's metric."""
         return self.preconditioner == "majorizer"
 
     @property

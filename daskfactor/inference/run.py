@@ -1,4 +1,4 @@
-"""The one loop of all runs: members go through segments together, results come as they go."""
+"""Run members through segments together, and write results as they come: the one loop."""
 
 import math
 import time
@@ -20,7 +20,7 @@ OnStep = Callable[[int, int], None]
 
 
 class Member(ABC):
-    """What a run moves on: a chain, a descent, a set of particles.
+    """A thing that a run moves on: a chain, a descent, a set of particles.
 
     Attributes
     ----------

@@ -27,7 +27,7 @@ SUBSAMPLE = 0x5B5A
 def allotment(
     key: tuple[int, int], iteration: int, entries: int, observed: bytes
 ) -> NDArray[np.int64]:
-    """How many of the entries drawn in an iteration each block gets: a multinomial draw.
+    """Share out the entries drawn in an iteration among the blocks: a multinomial draw.
 
     ``observed`` are the blocks' observed entries, int64, row by row; a block without any
     gets none. A function of its arguments alone, so that every operation may ask for it.
@@ -61,7 +61,7 @@ class SubsampleProgram(PassProgram):
 
     @cached_property
     def factor(self) -> float:
-        """N / |Ω|, by which an entry drawn stands for more."""
+        """The weight N / |Ω| of an entry that is drawn."""
         return float(np.frombuffer(self.observed, np.int64).sum()) / self.entries
 
     def _add(
@@ -150,7 +150,7 @@ class SGLD(PassSampler):
         object.__setattr__(self, "schedule", Passes(self.work(1).moves))
 
     def share(self, blocks: int) -> float:
-        """|Ω| / N on a grid of ``blocks`` x ``blocks``."""
+        """Return |Ω| / N on a grid of ``blocks`` x ``blocks``."""
         return 1.0 / blocks if isinstance(self.subsample, str) else self.subsample
 
     def work(self, blocks: int) -> Work:

@@ -56,7 +56,7 @@ class TrackRun:
         self.state.cells = place_cells(grid, *cells, dtype)
 
     def gather_cells(self, name: str) -> Array:
-        """Means or sums of squares of the monitored cells, in the caller's order."""
+        """Return means or sums of squares of the monitored cells, in the caller's order."""
         size = sum(own.where.size for own in self.state.cells.values())
         first = next(iter(self.state.cells.values()))
         out = np.empty(size, first.mean.dtype)
@@ -124,7 +124,7 @@ class TrackRun:
 
 
 def monitored(tracks: list[TrackRun]) -> tuple[Array, Array, int]:
-    """Mean and variance of the monitored cells, extrapolated where there is a coarse track."""
+    """Return mean and variance of the monitored cells, extrapolated with a coarse track."""
     found = []
     for run in tracks:
         variance = run.gather_cells("m2").astype(np.float64) / (run.cell_count or 1)

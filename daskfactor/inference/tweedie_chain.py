@@ -53,7 +53,7 @@ class TweedieChain(Chain):
         """Minus the divergence at the start, and where the chain is now."""
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
-        """Multiplicative updates, balance, and the metric there.
+        """Start from multiplicative updates, balanced, with the metric there.
 
         The run's first chain decides for all whether counts are Poisson.
         """
@@ -144,7 +144,7 @@ class TweedieChain(Chain):
 
     @property
     def tempered(self) -> Hyperparameters:
-        """Hyperparameters of p(V | W, H)^t p(W, H): the power t divides the dispersion."""
+        """Return hyperparameters of p(V | W, H)^t p(W, H): the power t divides the dispersion."""
         return self.hyper._replace(dispersion=self.hyper.dispersion / self.setting.temperature)
 
     def _ran_away(self, run: TrackRun) -> bool:

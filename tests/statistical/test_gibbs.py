@@ -11,6 +11,7 @@ from daskfactor.executors.state import FactorBand
 from daskfactor.inference.gibbs import ALLOCATED, RATES, Gibbs, GibbsProgram, gathered
 from daskfactor.kernels.multinomial import add_rates
 from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.tweedie_law import Tweedie
 from tests.statistical.allocations import Priors, posterior
 from tests.statistical.exact import CASES, Case, reference_posterior
 from tests.statistical.geweke import Problem, scores
@@ -136,7 +137,7 @@ ROUNDS = 12
 
 
 def joint(kind: type[GibbsProgram], hyper: Hyperparameters = HYPER) -> Any:
-    program = kind(hyper, 1e-9, (3, 5))
+    program = kind(Tweedie(1.0), 1e-9, hyper, (3, 5))
     return scores(PROBLEM, Gibbs(), program, hyper, ROUNDS)
 
 
