@@ -49,7 +49,7 @@ MOMENTS: Final = "posterior_moments"
 MONITOR: Final = "monitor"
 STEIN: Final = "stein"
 COARSE: Final = "posterior_coarse"
-_WARMUP: Final = "warmup_sample_stats"
+WARMUP: Final = "warmup_sample_stats"
 
 DRAWS: Final = _factors("posterior", "one draw per kept cycle")
 COARSE_DRAWS: Final = _factors(COARSE, "of the chain with twice the step (P-SGRRLD)")
@@ -80,8 +80,8 @@ PARTICLES: Final = (
 )
 OBJECTIVE: Final = statistic("objective", "objective f of the particle")
 TUNING: Final = (
-    Variable(_WARMUP, "lp", ("chain", "warmup_draw"), "real", "as in sample_stats, while tuning"),
-    Variable(_WARMUP, "step_size", ("chain", "warmup_draw"), "real", "step size while tuning"),
+    Variable(WARMUP, "lp", ("chain", "warmup_draw"), "real", "as in sample_stats, while tuning"),
+    Variable(WARMUP, "step_size", ("chain", "warmup_draw"), "real", "step size while tuning"),
 )
 DISCREPANCIES: Final = (
     Variable(

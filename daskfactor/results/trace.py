@@ -14,7 +14,7 @@ from zarr.storage import FsspecStore, LocalStore
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.results.checkpoint import Counts, counts_of, read_marker
 from daskfactor.results.files import CheckedStore
-from daskfactor.results.schema import LIBRARY, MOMENTS, MONITOR, STEIN, factor_dims
+from daskfactor.results.schema import LIBRARY, MOMENTS, MONITOR, STEIN, WARMUP, factor_dims
 from daskfactor.results.skeleton import nodes_of, read_root
 from daskfactor.results.spec import planned_draws
 from daskfactor.results.weights import draw_weights, relative
@@ -108,7 +108,9 @@ def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
     warmup = min((counts.warmup_draws[chain] for chain in chains), default=0)
     groups: dict[str, xr.Dataset] = {}
     for name, node in tree.children.items():
-        lengths = {"draw": planned_draws(name, draws), "warmup_draw": warmup}
+        lengths = {"draw": planned_draws(name, draws)}
+        if name == WARMUP:  # elsewhere it may be the user's own dimension
+            lengths = {"warmup_draw": warmup}
         dataset = node.to_dataset()
         if not weighted:
             if name == STEIN:

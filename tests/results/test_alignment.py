@@ -65,7 +65,7 @@ def shuffled(seed=1, noise=0.02, signed=False, fixed=()):
     kind = "GaussianMF" if signed else "TweedieNMF"
     model = {"type": kind, "n_components": K}
     if len(fixed):
-        model["fixed_w"] = [k in fixed for k in range(max(fixed) + 1)]
+        model["fixed_w"] = list(fixed)
     tree.attrs = {"model": json.dumps(model), "dispersion": 1.0}
     return tree, orders
 

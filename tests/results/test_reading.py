@@ -276,7 +276,7 @@ def test_frozen_components_are_not_exchanged():
     W[1], H[1] = W[0][:, [1, 0, 2]], H[0][[1, 0, 2]]
     tree = fake_particles(W, H)
     assert pairwise_distances(tree).values[0, 1] < 1e-5
-    tree.attrs["model"] = '{"type": "TweedieNMF", "n_components": 3, "fixed_w": [true]}'
+    tree.attrs["model"] = '{"type": "TweedieNMF", "n_components": 3, "fixed_w": [0]}'
     assert pairwise_distances(tree).values[0, 1] > 10
 
 
