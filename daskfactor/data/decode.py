@@ -1,12 +1,12 @@
 """Decode: turn a piece of a source into floats with NaN where missing, losing nothing unsaid."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.checks import warn
 from daskfactor.data.labels import Labels
 from daskfactor.data.statistics import infinite
 from daskfactor.data.storage import FloatArray, FloatType
@@ -101,18 +101,16 @@ class Decoder:
     def warn(self) -> None:
         """Say once, after the pass, what did not survive the conversion."""
         if self._rounded:
-            warnings.warn(
+            warn(
                 f"{self._rounded} integer entries above 2**{self._digits} were rounded, because "
                 f"{self._dtype} cannot hold them exactly; {self._advice()}",
                 DataWarning,
-                stacklevel=4,
             )
         if self._vanished:
-            warnings.warn(
+            warn(
                 f"{self._vanished} entries other than zero became zero, because they are too small "
                 f"for {self._dtype}; {self._advice()}",
                 DataWarning,
-                stacklevel=4,
             )
 
     def _count_rounded(self, given: NDArray[Any], mask: NDArray[np.bool_] | None) -> None:

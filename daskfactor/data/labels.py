@@ -1,6 +1,5 @@
 """Names of rows and columns: what the user's own labels were, kept for the results."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.checks import warn
 from daskfactor.errors import DataError, DataWarning
 
 DEFAULT_DIMS = ("row", "column")
@@ -100,11 +100,10 @@ def storable(name: str, labels: NDArray[Any]) -> NDArray[Any]:
 
     index = pd.Index(labels)
     if isinstance(index, pd.DatetimeIndex) and index.tz is not None:
-        warnings.warn(
+        warn(
             f"the labels {name!r} are times with the zone {index.tz}; they are kept as times in "
             "UTC, without zone",
             DataWarning,
-            stacklevel=4,
         )
         return np.asarray(index.tz_convert(None))
     if isinstance(index, pd.PeriodIndex):

@@ -227,10 +227,11 @@ def sparse_loading(
     held, limit = memory
     value, block = source.dtype.itemsize, -(-entries // grid.blocks**2)
     if source.matrix is not None:
-        # A copy in rows unless it is that already; what says something; a band, cut and permuted.
+        # A copy in rows unless it is that already; what says something; a band, as it is cut and
+        # permuted (measured: three to four copies of it with what scipy holds meanwhile).
         copied = 0 if getattr(V, "format", None) == "csr" else entries * (16 + value)
         told = entries * (9 if balance else 2)
-        band = (2 if balance else 1) * -(-entries // grid.blocks) * (8 + value)
+        band = (4 if balance else 3) * -(-entries // grid.blocks) * (8 + value)
         return copied + max(told, band + ASSEMBLY_BYTES * block + held)
     threads = min(MOST_THREADS, available_cores())
     piece = PIECE_BYTES * min(entries, PIECE) * (threads + 2)

@@ -1,12 +1,12 @@
 """`as_blocks`: any kind of matrix becomes `BlockedData`."""
 
-import warnings
 from os import PathLike, fspath
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from daskfactor.checks import warn
 from daskfactor.data.adapters import Source, open_source
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Grid, choose_grid
@@ -291,11 +291,10 @@ def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int, budget: i
     if size + working <= limit:
         return MemoryBlocks()
     if working > max(limit, NEGLIGIBLE):
-        warnings.warn(
+        warn(
             f"memory_limit allows {limit} bytes, but one block and the chunks it is read from "
             f"need {working}; going on with more; smaller chunks or more blocks (now "
             f"{grid.blocks}) need less",
             DataWarning,
-            stacklevel=4,
         )
     return ScratchBlocks(grid, None, ArrayFile(scratch_directory(), reserve=size))
