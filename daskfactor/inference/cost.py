@@ -37,7 +37,7 @@ MARGIN = 1.3
 Measured (tests/inference/measuring.py): copies on their way to results and checkpoints, and
 what the C library keeps of memory that was given back in small pieces.
 """
-WRITING_BYTES = 72 * 2**20
+WRITING_BYTES = 112 * 2**20
 """Chunks that are on their way to a store at one time; measured."""
 COPIES = 3
 """States beside the chain's own where blocks are updated by tasks or in other processes."""
