@@ -15,20 +15,7 @@ from numpy.typing import NDArray
 
 from daskfactor.allocation.placement import Placement
 from daskfactor.kernels.moving import Movers, Terms, start_movers, travel
-from daskfactor.kernels.polya import (
-    BLOCK,
-    CHUNK,
-    LANES,
-    Network,
-    Particles,
-    Small,
-    Sums,
-    Wide,
-    Words,
-    average_counts,
-    start_crowd,
-    unfold_counts,
-)
+from daskfactor.kernels.polya import average_counts, start_crowd, unfold_counts
 from daskfactor.kernels.resampling import (
     NEVER,
     PURPOSES,
@@ -38,6 +25,17 @@ from daskfactor.kernels.resampling import (
     normalise,
     shuffle_orders,
     walk,
+)
+from daskfactor.kernels.urns import (
+    BLOCK,
+    CHUNK,
+    LANES,
+    Network,
+    Particles,
+    Small,
+    Sums,
+    Wide,
+    Words,
 )
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.random import Stream, generator

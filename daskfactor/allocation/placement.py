@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from daskfactor.allocation.compiled_model import CompiledModel
-from daskfactor.kernels.polya import BLOCK, Network
+from daskfactor.kernels.urns import BLOCK, Network
 
 Ints = NDArray[np.int64]
 
@@ -45,7 +45,7 @@ class Placement:
     Attributes
     ----------
     network
-        Registers, see `daskfactor.kernels.polya.Network`.
+        Registers, see `daskfactor.kernels.urns.Network`.
     places
         Where a particle's counts belong in the flat counts of the `CompiledModel`.
     tokens

@@ -15,7 +15,10 @@ falls below zero is set to zero), P(x) = x - m for a real-valued one (Gaussian
 priors around m). Columns of both may be frozen.
 
 Rows are visited in the given order, entries of a row from left to right. A
-thread owns its block, so nothing races.
+thread owns its block, so nothing races. Both rows of an entry are read, moved and
+written vector by vector, K known when it is compiled, so that nothing has to be kept
+of the old rows (see ``vectors.py`` on why not in loops). Fused multiply-adds are
+allowed there, reordering is not: sparse and dense give the same bits.
 """
 
 from collections.abc import Callable
@@ -23,12 +26,21 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from daskfactor.kernels.entries import entry_kernels, floored
-from daskfactor.kernels.jit import inline, jit, stack_array
-from daskfactor.kernels.paired_update import meeting
-from daskfactor.kernels.vectors import dot_row, load_row, store_row
+from daskfactor.kernels.jit import JIT_ENABLED, inline, jit, stack_array
+from daskfactor.kernels.vectors import (
+    Row,
+    broadcast,
+    dot_row,
+    load_row,
+    multiply_add,
+    store_row,
+)
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -66,8 +78,112 @@ def _pull(likelihood: Likelihood) -> Callable[..., Scalar]:
     return pull
 
 
+@lru_cache(maxsize=3)
+def _paired_update(projected: bool, partly: bool = False) -> Any:
+    """Make ``meet(K, e, a, b, w, H, j, col_w, col_h)``, in place on w (K,) and H[j].
+
+    With h = H[j] and both sides from the old values, projected:
+
+        w <- max(w + e h - a pull_w, 0)       h <- max(h + e w - b pull_h, 0)
+
+    or, ``partly``, with ``e free_w h`` and ``e free_h w`` in place of ``e h`` and ``e w``;
+    and otherwise, with m, pull and free the rows of ``col_w`` and of ``col_h`` (3, K):
+
+        w <- w + e free_w h - a pull_w (w - m_w)    h <- h + e free_h w - b pull_h (h - m_h)
+
+    K must be a literal, or a constant that a closure holds; w is best a
+    :func:`daskfactor.kernels.jit.stack_array`.
+    """
+    if not JIT_ENABLED:
+        return _plain(projected)
+    if not projected:
+        return _compiled(_real_valued)
+    return _compiled(_partly_projected if partly else _projected)
+
+
+Column = tuple[Any, Any, Any]
+Rule = Callable[[Any, Any, Any, Any, Any, Column], Any]
+
+
+def _projected(builder: Any, e: Any, own: Any, other: Any, share: Any, column: Column) -> Any:
+    moved = multiply_add(builder, e, other, own)
+    moved = builder.fsub(moved, builder.fmul(share, column[1]))
+    zero = ir.Constant(moved.type, None)
+    return builder.select(builder.fcmp_ordered(">", moved, zero), moved, zero)
+
+
+def _partly_projected(
+    builder: Any, e: Any, own: Any, other: Any, share: Any, column: Column
+) -> Any:
+    return _projected(builder, builder.fmul(e, column[2]), own, other, share, column)
+
+
+def _real_valued(builder: Any, e: Any, own: Any, other: Any, share: Any, column: Column) -> Any:
+    mean, pull, free = column
+    moved = multiply_add(builder, builder.fmul(e, free), other, own)
+    away = builder.fmul(builder.fmul(share, pull), builder.fsub(own, mean))
+    return builder.fsub(moved, away)
+
+
+def _compiled(rule: Rule) -> Any:
+    @intrinsic(prefer_literal=True)
+    def meet(
+        typingctx: Any,
+        K: Any,
+        e: Any,
+        a: Any,
+        b: Any,
+        w: Any,
+        H: Any,
+        j: Any,
+        col_w: Any,
+        col_h: Any,
+    ) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            call = (context, builder, signature, args)
+            left, right = Row(call, 4), Row(call, 5, 6)
+            columns = [
+                [Row(call, table, ir.Constant(ir.IntType(64), at)) for at in range(3)]
+                for table in (7, 8)
+            ]
+            for piece in left.pieces:
+                x, y = left.load(*piece), right.load(*piece)
+                move, *shares = (broadcast(builder, args[at], piece[1]) for at in (1, 2, 3))
+                first, second = (tuple(row.load(*piece) for row in own) for own in columns)
+                left.store(rule(builder, move, x, y, shares[0], first), *piece)
+                right.store(rule(builder, move, y, x, shares[1], second), *piece)
+            return context.get_dummy_value()
+
+        real = H.dtype
+        return types.void(K, real, real, real, w, H, types.intp, col_w, col_h), codegen
+
+    return meet
+
+
+def _plain(projected: bool) -> Callable[..., None]:
+    def meet(
+        K: int,
+        e: Scalar,
+        a: Scalar,
+        b: Scalar,
+        w: Array,
+        H: Array,
+        j: int,
+        col_w: Array,
+        col_h: Array,
+    ) -> None:
+        x, y = w.copy(), H[j].copy()
+        for row, old, other, share, column in ((w, x, y, a, col_w), (H[j], y, x, b, col_h)):
+            if projected:
+                row[:] = np.maximum(old + e * column[2] * other - share * column[1], 0)
+            else:
+                row[:] = old + e * column[2] * other - share * column[1] * (old - column[0])
+
+    return meet
+
+
 def _sparse(likelihood: Likelihood, projected: bool, partly: bool, K: int) -> Callable[..., None]:
-    pull, meet = _pull(likelihood), meeting(projected, partly)
+    pull, meet = _pull(likelihood), _paired_update(projected, partly)
 
     @jit
     def sparse(
@@ -101,7 +217,7 @@ def _sparse(likelihood: Likelihood, projected: bool, partly: bool, K: int) -> Ca
 
 
 def _dense(likelihood: Likelihood, projected: bool, partly: bool, K: int) -> Callable[..., None]:
-    pull, meet = _pull(likelihood), meeting(projected, partly)
+    pull, meet = _pull(likelihood), _paired_update(projected, partly)
 
     @jit
     def dense(

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import inline, jit_exact
-from daskfactor.kernels.polya import (
+from daskfactor.kernels.jit import inline, jit_exact, prefetch
+from daskfactor.kernels.resampling import STATES, Scratch, Walk, _copy, look
+from daskfactor.kernels.urns import (
     AHEAD,
     CHUNK,
     LANES,
@@ -43,8 +44,6 @@ from daskfactor.kernels.polya import (
     _weigh_two,
     fill_uniforms,
 )
-from daskfactor.kernels.prefetch import prefetch
-from daskfactor.kernels.resampling import STATES, Scratch, Walk, _copy, look
 
 Scalar = Any
 

@@ -21,16 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.jit import jit_exact
-from daskfactor.kernels.polya import (
-    Ints,
-    Network,
-    Particles,
-    Sums,
-    Wide,
-    Words,
-    advance,
-    fill_uniforms,
-)
+from daskfactor.kernels.polya import advance
+from daskfactor.kernels.urns import Ints, Network, Particles, Sums, Wide, Words, fill_uniforms
 
 SCHEMES = {"systematic": 0, "stratified": 1, "residual": 2, "multinomial": 3}
 """Names of the schemes and their numbers in the kernels."""

@@ -33,9 +33,6 @@ Stream = NDArray[np.uint64]
 STREAM = 8
 """64-bit words of a stream: ``stream = stack_array(STREAM, np.uint64)`` makes room for one."""
 
-MAX_COMPONENTS = 2**24
-"""Components that the address of a factor's entry can tell apart."""
-
 TINY = {"float32": 1e-37, "float64": 1e-150}
 """Smallest gamma number that `fill_gamma` writes: a product of two is still positive in float64."""
 
@@ -70,7 +67,7 @@ def start_entry(
     key : (2,) uint32, one per seed and chain
     iteration, row : 0 <= value < 2**32; ``row`` is global
     factor : 0 <= factor < 256
-    component : 0 <= component < MAX_COMPONENTS
+    component : 0 <= component < 2**24
     """
     stream[0] = np.uint64(key[0]) ^ ENTRY
     stream[1] = np.uint64(key[1])

@@ -49,14 +49,17 @@ def pieces(count: int, itemsize: int) -> list[tuple[int, int]]:
     return result
 
 
-_Call = tuple[Any, Any, Any, Any]
+Call = tuple[Any, Any, Any, Any]
 """Context, builder, signature and arguments: what code generation is given."""
 
 
-class _Row:
-    """K numbers in memory: row ``index`` of argument ``argument``, or all of a 1-D array."""
+class Row:
+    """K numbers in memory: a row of an array argument, or all of a 1-D array.
 
-    def __init__(self, call: _Call, argument: int, index: int | None = None) -> None:
+    ``index`` is the number of the argument that says which row, or that row as a constant.
+    """
+
+    def __init__(self, call: Call, argument: int, index: Any = None) -> None:
         context, builder, signature, args = call
         array_type = signature.args[argument]
         self.builder = builder
@@ -66,7 +69,8 @@ class _Row:
         self.data = make_array(array_type)(context, builder, args[argument]).data
         if index is not None:
             length = ir.Constant(_INT64, self.length)
-            self.data = builder.gep(self.data, [builder.mul(args[index], length)])
+            row = args[index] if isinstance(index, int) else index
+            self.data = builder.gep(self.data, [builder.mul(row, length)])
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
@@ -88,17 +92,17 @@ def _lanes(builder: Any, vector: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
 
 
-def _broadcast(builder: Any, value: Any, width: int) -> Any:
+def broadcast(builder: Any, value: Any, width: int) -> Any:
     empty = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
     first = builder.insert_element(empty, value, ir.Constant(_INT32, 0))
     return _lanes(builder, first, [0] * width)
 
 
-def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.fadd(builder.fmul(a, b, flags=_FLAGS), c, flags=_FLAGS)
 
 
-def _sum(builder: Any, a: _Row, b: _Row) -> Any:
+def _sum(builder: Any, a: Row, b: Row) -> Any:
     """Sum of products: in vectors, then halved down, tails joining at their own width."""
     width, total = VECTOR_BYTES // a.itemsize, None
     ahead = a.pieces
@@ -117,17 +121,17 @@ def _sum(builder: Any, a: _Row, b: _Row) -> Any:
             total = builder.fadd(low, high, flags=_FLAGS)
 
 
-def _copy(context: Any, builder: Any, source: _Row, target: _Row) -> Any:
+def _copy(context: Any, builder: Any, source: Row, target: Row) -> Any:
     for piece in source.pieces:
         target.store(source.load(*piece), *piece)
     return context.get_dummy_value()
 
 
-def _add_scaled(context: Any, builder: Any, factor: Any, source: _Row, target: _Row) -> Any:
+def _add_scaled(context: Any, builder: Any, factor: Any, source: Row, target: Row) -> Any:
     sums = []
     for piece in source.pieces:
-        scale = _broadcast(builder, factor, piece[1])
-        sums.append(_multiply_add(builder, scale, source.load(*piece), target.load(*piece)))
+        scale = broadcast(builder, factor, piece[1])
+        sums.append(multiply_add(builder, scale, source.load(*piece), target.load(*piece)))
     for value, piece in zip(sums, source.pieces, strict=True):
         target.store(value, *piece)
     return context.get_dummy_value()
@@ -145,7 +149,7 @@ def _typed(result: Any, arguments: list[Any], codegen: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def _load_row(typingctx: Any, K: Any, rows: Any, i: Any, registers: Any) -> Any:
     def codegen(*call: Any) -> Any:
-        return _copy(call[0], call[1], _Row(call, 1, 2), _Row(call, 3))
+        return _copy(call[0], call[1], Row(call, 1, 2), Row(call, 3))
 
     return _typed(types.void, [K, rows, types.intp, registers], codegen)
 
@@ -153,7 +157,7 @@ def _load_row(typingctx: Any, K: Any, rows: Any, i: Any, registers: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def _store_row(typingctx: Any, K: Any, registers: Any, rows: Any, i: Any) -> Any:
     def codegen(*call: Any) -> Any:
-        return _copy(call[0], call[1], _Row(call, 1), _Row(call, 2, 3))
+        return _copy(call[0], call[1], Row(call, 1), Row(call, 2, 3))
 
     return _typed(types.void, [K, registers, rows, types.intp], codegen)
 
@@ -161,7 +165,7 @@ def _store_row(typingctx: Any, K: Any, registers: Any, rows: Any, i: Any) -> Any
 @intrinsic(prefer_literal=True)
 def _dot_row(typingctx: Any, K: Any, registers: Any, rows: Any, i: Any) -> Any:
     def codegen(*call: Any) -> Any:
-        return _sum(call[1], _Row(call, 1), _Row(call, 2, 3))
+        return _sum(call[1], Row(call, 1), Row(call, 2, 3))
 
     return _typed(rows.dtype, [K, registers, rows, types.intp], codegen)
 
@@ -169,7 +173,7 @@ def _dot_row(typingctx: Any, K: Any, registers: Any, rows: Any, i: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def _add_row(typingctx: Any, K: Any, factor: Any, rows: Any, i: Any, registers: Any) -> Any:
     def codegen(*call: Any) -> Any:
-        return _add_scaled(call[0], call[1], call[3][1], _Row(call, 2, 3), _Row(call, 4))
+        return _add_scaled(call[0], call[1], call[3][1], Row(call, 2, 3), Row(call, 4))
 
     return _typed(types.void, [K, rows.dtype, rows, types.intp, registers], codegen)
 
@@ -177,7 +181,7 @@ def _add_row(typingctx: Any, K: Any, factor: Any, rows: Any, i: Any, registers: 
 @intrinsic(prefer_literal=True)
 def _add_to_row(typingctx: Any, K: Any, factor: Any, registers: Any, rows: Any, i: Any) -> Any:
     def codegen(*call: Any) -> Any:
-        return _add_scaled(call[0], call[1], call[3][1], _Row(call, 2), _Row(call, 3, 4))
+        return _add_scaled(call[0], call[1], call[3][1], Row(call, 2), Row(call, 3, 4))
 
     return _typed(types.void, [K, rows.dtype, registers, rows, types.intp], codegen)
 
@@ -185,7 +189,7 @@ def _add_to_row(typingctx: Any, K: Any, factor: Any, registers: Any, rows: Any, 
 @intrinsic(prefer_literal=True)
 def _prefetch_row(typingctx: Any, K: Any, rows: Any, i: Any) -> Any:
     def codegen(*call: Any) -> Any:
-        builder, row = call[1], _Row(call, 1, 2)
+        builder, row = call[1], Row(call, 1, 2)
         arguments = [_BYTE_POINTER, _INT32, _INT32, _INT32]
         prefetch = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), arguments), "llvm.prefetch.p0i8"

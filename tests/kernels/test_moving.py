@@ -12,7 +12,6 @@ from daskfactor.allocation import batches, placement
 from daskfactor.allocation.batches import move_terms, run_batch
 from daskfactor.allocation.placement import place_counts
 from daskfactor.kernels.moving import MOVES, SWEEP, Movers, start_movers, visit
-from daskfactor.kernels.polya import CHUNK, LANES, fill_uniforms
 from daskfactor.kernels.resampling import (
     OFFSPRING,
     PURPOSES,
@@ -22,6 +21,7 @@ from daskfactor.kernels.resampling import (
     count_offspring,
     shuffle_orders,
 )
+from daskfactor.kernels.urns import CHUNK, LANES, fill_uniforms
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator

@@ -8,8 +8,8 @@ from scipy import stats
 
 from daskfactor.allocation.batches import make_key, stretch_edges
 from daskfactor.kernels.philox import philox4x32
-from daskfactor.kernels.polya import CHUNK, LANES, fill_uniforms
 from daskfactor.kernels.resampling import ORDERS, PURPOSES, STATES, shuffle_orders
+from daskfactor.kernels.urns import CHUNK, LANES, fill_uniforms
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
 from tests.allocation.particles import batch_of, compiled_of, crowded, plan_of, problems, walk
