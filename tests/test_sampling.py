@@ -644,3 +644,21 @@ def test_verbs_say_where_their_former_options_are(name: str) -> None:
         wanted = rf"^{name}= can be given to as_blocks only: {verb}\(as_blocks\(V, {name}=1\), "
         with pytest.raises(OptionError, match=wanted):
             call(**{name: 1})
+
+
+def test_a_run_killed_as_its_store_appears_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments: Any, **options: Any) -> None:
+        raise Killed
+
+    model, path = dfac.TweedieNMF(2, fixed_w=np.ones((6, 1))), tmp_path / "run.zarr"
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "open", killed)
+        with pytest.raises(Killed):
+            dfac.sample(V0, model, store=path, **QUICK)
+    found = dfac.resume(path, progressbar=False)
+    assert_same(found, dfac.sample(V0, model, **QUICK), but=("observed_data", "constant_data"))

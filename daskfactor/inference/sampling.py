@@ -173,8 +173,8 @@ def _from_start(
     spec = run_spec(setting, store is not None)
     sink: Sink = MemorySink(spec)
     if store is not None:
-        sink = RunStore.create(fspath(store), spec, overwrite=overwrite)
-        sink.checkpoint(setting.model.fixed_arrays(), NOT_STARTED)
+        state = setting.model.fixed_arrays(), NOT_STARTED
+        sink = RunStore.create(fspath(store), spec, overwrite=overwrite, state=state)
     with sink:
         _compile_kernels(setting, on_event)
         run = setting.run(sink, on_event)

@@ -72,7 +72,14 @@ class RunStore(Sink):
             self._store = DurableStore(path, scratch=scratch_folder(path))
 
     @classmethod
-    def create(cls, path: str | PathLike[str], spec: RunSpec, *, overwrite: bool = False) -> Self:
+    def create(
+        cls,
+        path: str | PathLike[str],
+        spec: RunSpec,
+        *,
+        overwrite: bool = False,
+        state: tuple[Arrays, Mapping[str, Any]] | None = None,
+    ) -> Self:
         """Make an empty run store and open it for writing.
 
         It appears at ``path`` complete or not at all.
@@ -85,6 +92,8 @@ class RunStore(Sink):
             What the run will hold.
         overwrite
             Replace an earlier run store at ``path``. Nothing else is ever removed.
+        state
+            Arrays and meta of a first checkpoint that the store has when it appears.
 
         Raises
         ------
@@ -98,6 +107,8 @@ class RunStore(Sink):
             with disk_errors("a new run store", target, "nothing was changed"):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_skeleton(making, spec)
+                if state is not None:
+                    Checkpoints(making, spec.chains, spec.warmup_draws).commit(*state)
                 _take_place(making, target, making.with_suffix(".old"))
         finally:
             shutil.rmtree(making, ignore_errors=True)

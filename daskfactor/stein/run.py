@@ -65,9 +65,7 @@ def new_sink(job: Job, store: PathText | None, overwrite: bool) -> Sink:
     spec = job.spec(store is not None)
     if store is None:
         return MemorySink(spec)
-    sink = RunStore.create(fspath(store), spec, overwrite=overwrite)
-    sink.checkpoint({}, {"draws": 0})
-    return sink
+    return RunStore.create(fspath(store), spec, overwrite=overwrite, state=({}, {"draws": 0}))
 
 
 def run(job: Job, sink: Sink, before: tuple[int, float] | None = None) -> xr.DataTree:
