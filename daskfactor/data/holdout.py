@@ -43,8 +43,8 @@ def hold_out(
     Parameters
     ----------
     V : array (I, J)
-        NumPy array (NaN = missing), xarray.DataArray of one, or scipy sparse
-        matrix or array.
+        NumPy array (NaN = missing), xarray.DataArray of one, scipy sparse
+        matrix or array, or AnnData object with one of these as its ``X``.
     share
         Share of the observed entries, between 0 and 1.
     unstored
@@ -69,6 +69,11 @@ def hold_out(
         raise OptionError(f"share must lie strictly between 0 and 1, got {share!r}")
     if unstored not in ("missing", "zero"):
         raise OptionError(f'unstored must be "missing" or "zero", got {unstored!r}')
+    if type(V).__name__ == "AnnData":  # its train is one again, so that names stay
+        import anndata
+
+        held = hold_out(V.X, share, unstored=unstored, keep_one=keep_one, random_seed=random_seed)
+        return held._replace(train=anndata.AnnData(held.train, obs=V.obs[[]], var=V.var[[]]))
     _check_matrix(V)
     rng = np.random.default_rng(resolve_seed(random_seed))
     if sparse.issparse(V):
@@ -80,8 +85,8 @@ def hold_out(
         filled = np.ma.filled(V.astype(np.result_type(V.dtype, np.float32)), np.nan)
         return _from_dense(filled, share, keep_one, rng)
     raise DataError(
-        f"cells can be held out of a NumPy array, a DataArray or a scipy sparse matrix, got "
-        f"{type(V).__name__}; convert the data to one of these"
+        "cells can be held out of a NumPy array, a DataArray, a scipy sparse matrix or AnnData, "
+        f"got {type(V).__name__}; convert the data to one of these"
     )
 
 

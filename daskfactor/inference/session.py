@@ -257,8 +257,8 @@ def check_data(model: Any, data: BlockedData) -> None:
     if data.unstored == "zero" and model.likelihood.zeros is None:
         raise ModelError(
             f"with {model.likelihood} every zero of a sparse matrix costs as much as a stored "
-            f"entry ({data.shape[0]} x {data.shape[1]} cells); use beta=1 or beta=2, where zeros "
-            'cost nothing, pass unstored="missing", or pass a dense array'
+            f"entry ({data.shape[0]} x {data.shape[1]} cells); use a law whose zeros cost "
+            'nothing, such as beta=1 or beta=2, pass unstored="missing", or pass a dense array'
         )
     size = max(abs(data.maximum), abs(data.minimum))
     powers = model.likelihood.steepest_power

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
+import daskfactor as dfac
 from daskfactor.data.holdout import hold_out
 from daskfactor.errors import DataError, OptionError
 
@@ -105,3 +106,29 @@ def test_no_matrix_of_numbers_is_refused() -> None:
     for wrong in (np.ones(3), np.ones((2, 2, 2)), np.ones((2, 2), complex), np.array([["a", "b"]])):
         with pytest.raises(DataError, match="matrix of real numbers"):
             hold_out(wrong)
+
+
+@pytest.mark.parametrize("unstored", ["missing", "zero"])
+def test_annotated_data_keep_their_names(unstored: str) -> None:
+    anndata = pytest.importorskip("anndata")
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    X = sparse.csr_matrix(rng.poisson(1.0, (30, 20)).astype(np.float32))
+    cells, genes = [f"c{i}" for i in range(30)], [f"g{j}" for j in range(20)]
+    frames = pandas.DataFrame(index=cells), pandas.DataFrame(index=genes)
+    annotated = anndata.AnnData(X, obs=frames[0], var=frames[1])
+    held = hold_out(annotated, 0.1, unstored=unstored, random_seed=0)
+    plain = hold_out(X, 0.1, unstored=unstored, random_seed=0)
+    np.testing.assert_array_equal(held.cells, plain.cells)
+    np.testing.assert_array_equal(held.train.X.toarray(), plain.train.toarray())
+    trace = dfac.sample(
+        held.train,
+        dfac.TweedieNMF(2),
+        draws=2,
+        tune=2,
+        unstored=unstored,
+        monitor=held.cells,
+        progressbar=False,
+    )
+    assert list(trace["posterior"]["W"]["obs"].values) == cells
+    assert list(trace["posterior"]["H"]["var"].values) == genes
