@@ -358,6 +358,14 @@ def test_poisson_counts_with_too_few_components_are_not_said_to_be_none() -> Non
     assert "that 1 component gives them" in str(told[0].message)
 
 
+def test_counts_that_vary_too_little_are_not_told_to_take_more_components() -> None:
+    rng = np.random.default_rng(0)
+    mu = rng.gamma(2, 1, (80, 2)) @ rng.gamma(2, 4, (2, 60))
+    with pytest.warns(DataWarning, match="compare with a smaller n_components") as told:
+        dfac.sample(np.round(mu), dfac.TweedieNMF(2), **{**QUICK, "draws": 4, "tune": 60})
+    assert "more components" not in str(told[0].message)
+
+
 @pytest.mark.parametrize(("beta", "phi"), [(2.0, 0.3), (0.0, 0.2), (0.5, 0.4), (1.0, 2.5)])
 def test_the_dispersion_is_found_from_the_data(beta: float, phi: float) -> None:
     from tests.models.laws import sample as simulate

@@ -121,11 +121,16 @@ class TweedieChain(Chain):
             return None
         K = self.model.n_components
         components = "1 component gives" if K == 1 else f"{K} components give"
+        if self.hyper.dispersion > 1:
+            cause = "they need more components, or are no Poisson counts; compare with a larger "
+            cause += "n_components"
+        else:  # more components could only fit them more closely
+            cause = "they are no Poisson counts, as counts without their zeros are not, or have "
+            cause += "too many components; compare with a smaller n_components"
         return (
             f"around the means that {components} them, the counts "
             f"vary {self.hyper.dispersion:.3g} times as much as Poisson counts, and the dispersion "
-            "was set to that: they need more components, or are no Poisson counts; compare with "
-            "a larger n_components, or pass dispersion=1.0 for Poisson counts all the same"
+            f"was set to that: {cause}, or pass dispersion=1.0 for Poisson counts all the same"
         )
 
     def sampler_warning(self) -> str | None:

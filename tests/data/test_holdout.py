@@ -123,7 +123,7 @@ def test_annotated_data_keep_their_names(unstored: str) -> None:
     np.testing.assert_array_equal(held.train.X.toarray(), plain.train.toarray())
     trace = dfac.sample(
         held.train,
-        dfac.TweedieNMF(2),
+        dfac.TweedieNMF(2, dispersion=1.0),
         draws=2,
         tune=2,
         unstored=unstored,
