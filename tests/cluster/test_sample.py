@@ -19,7 +19,7 @@ from tests.cluster.support import cluster
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.filterwarnings("ignore:the data are whole numbers:daskfactor.errors.DataWarning"),
+    pytest.mark.filterwarnings("ignore:around the means that:daskfactor.errors.DataWarning"),
 ]
 
 SETTINGS: dict[str, Any] = {"random_seed": 3, "progressbar": False, "blocks": 4}
