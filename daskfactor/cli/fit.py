@@ -1,7 +1,7 @@
 """``daskfactor fit``, ``particles`` and ``resume``."""
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -9,9 +9,6 @@ from daskfactor.cli import options as o
 from daskfactor.cli.inputs import read_input
 from daskfactor.cli.report import print_run, reporting
 from daskfactor.errors import OptionError
-
-if TYPE_CHECKING:
-    from daskfactor.data.blocks import BlockedData
 
 
 def fit(
@@ -95,8 +92,13 @@ def fit(
             if model == "gaussian"
             else dfac.TweedieNMF(components, beta=1.0 if beta is None else beta)
         )
-        data = _on_blocks(
-            source, blocks, unstored, balance=balance, allow_empty=allow_empty, dtype=dtype
+        data = dfac.as_blocks(
+            source,
+            blocks,
+            unstored=unstored,
+            balance=balance,
+            allow_empty=allow_empty,
+            dtype=dtype,
         )
         with closing(data), o.connected(cluster) as client:
             tree = dfac.sample(
@@ -117,13 +119,6 @@ def fit(
                 executor=executor,
             )
         print_run(tree, store, as_json)
-
-
-def _on_blocks(source: Any, blocks: int | None, unstored: str | None, **more: Any) -> "BlockedData":
-    """Put the input on its grid."""
-    import daskfactor as dfac
-
-    return dfac.as_blocks(source, blocks, unstored=unstored, **more)
 
 
 def particles(
@@ -181,7 +176,7 @@ def particles(
             start=start.replace("-", "_"),  # type: ignore[arg-type]
             max_iter=max_iter,
         )
-        data = _on_blocks(source, blocks, unstored, dtype=dtype)
+        data = dfac.as_blocks(source, blocks, unstored=unstored, dtype=dtype)
         with closing(data), o.connected(cluster) as client:
             tree = dfac.stein_posterior(
                 data,

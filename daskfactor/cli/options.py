@@ -71,14 +71,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of
 
 def sampler_named(text: str) -> Any:
     """Make the sampler whose name begins with ``text``, in letters of any case."""
-    import daskfactor as dfac
-    from daskfactor.inference.base import Sampler
+    from daskfactor.inference.samplers import samplers
 
-    known = {
-        name: kind
-        for name in dir(dfac)
-        if isinstance(kind := getattr(dfac, name), type) and issubclass(kind, Sampler)
-    }
+    known = samplers()
     meant = [name for name in known if name.lower().startswith(text.lower())]
     meant = [name for name in meant if name.lower() == text.lower()] or meant
     if len(meant) != 1:

@@ -409,8 +409,3 @@ def _count_cells(monitor: Any, data: Outline) -> int:
         if monitor == "missing"
         else f'monitor takes "missing", a mask or (rows, columns), got {monitor!r}'
     )
-
-
-def _size_text(count: int) -> str:
-    """Write bytes in a readable unit, the prefix for 1024 as a capital like all others."""
-    return format_bytes(count).replace("k", "K")
