@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import daskfactor as dfac
+from daskfactor import Chib, log_evidence
+from daskfactor import ThermodynamicIntegration as Integration
 from daskfactor.errors import SamplingWarning
-from daskfactor.evidence import Chib, log_evidence
-from daskfactor.evidence import ThermodynamicIntegration as Integration
 from daskfactor.evidence.quadrature import ladder
 
 Array = NDArray[np.floating]
