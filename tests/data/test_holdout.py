@@ -102,6 +102,23 @@ def test_cells_of_a_huge_matrix_are_all_different(share: float) -> None:
     assert len(set(zip(*(index.tolist() for index in held.cells), strict=True))) == 1200 * share
 
 
+@pytest.mark.parametrize("unstored", ["missing", "zero"])
+@pytest.mark.parametrize("share", [0.15, 0.7])
+def test_every_cell_is_held_out_as_often_as_any_other(share: float, unstored: str) -> None:
+    V = ratings(shape=(24, 18))
+    at = np.ones(V.shape, bool) if unstored == "zero" else V.toarray() > 0
+    times = np.zeros(V.shape)
+    for seed in range(400):
+        held = hold_out(V, share, unstored=unstored, keep_one=False, random_seed=seed)
+        np.add.at(times, held.cells, 1)
+    taken = round(share * at.sum()) / at.sum()
+    # Half the rows, or columns, of 400 draws: deviations of a binomial count, four at most.
+    for part in (np.s_[:12], np.s_[12:], np.s_[:, :9], np.s_[:, 9:]):
+        cells = 400 * int(at[part].sum())
+        deviation = np.sqrt(cells * taken * (1 - taken))
+        assert abs(times[part].sum() - cells * taken) < 4 * deviation
+
+
 def test_no_matrix_of_numbers_is_refused() -> None:
     for wrong in (np.ones(3), np.ones((2, 2, 2)), np.ones((2, 2), complex), np.array([["a", "b"]])):
         with pytest.raises(DataError, match="matrix of real numbers"):
