@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from daskfactor.data.schedules import Reshuffled
+from daskfactor.data.grid import Reshuffled
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan

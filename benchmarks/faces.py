@@ -28,6 +28,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+from dask.system import cpu_count
 from numpy.typing import NDArray
 from sklearn.decomposition import NMF
 
@@ -39,7 +40,6 @@ from daskfactor.inference.options import RunOptions
 from daskfactor.inference.psgld import PSGLD
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.threads import available_cores
 
 Array = NDArray[Any]
 COMPONENTS = 100
@@ -174,7 +174,7 @@ def main() -> None:
         table["sklearn"].append(scikit_learn(V, 10))
     middle = {name: statistics.median(values) for name, values in table.items()}
     report = {
-        "cores": available_cores(),
+        "cores": cpu_count(),
         "iterations": arguments.iterations,
         "blocks": blocks,
         "daskfactor_seconds": middle["ours"],

@@ -26,8 +26,7 @@ import dask
 import numpy as np
 from distributed import Client, LocalCluster
 
-from daskfactor.data.grid import Grid
-from daskfactor.data.schedules import Cyclic, NestedReshuffled, Reshuffled, Schedule
+from daskfactor.data.grid import Cyclic, Grid, NestedReshuffled, Reshuffled, Schedule
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import Executor
 from daskfactor.executors.cluster_tasks import ClusterTasksExecutor

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import Reshuffled
+from daskfactor.data.grid import Reshuffled
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan

@@ -27,6 +27,7 @@ from scipy import sparse
 from daskfactor.data.sources import as_blocks
 from daskfactor.demos import faces_folder, load_digits, load_faces
 from daskfactor.executors import LanesExecutor
+from daskfactor.machine import single_threaded_blas
 from daskfactor.stein.ensemble import (
     Ensemble,
     Objective,
@@ -37,7 +38,6 @@ from daskfactor.stein.ensemble import (
 )
 from daskfactor.stein.singular import consistent_signs, whole_svd
 from daskfactor.stein.starts import learn_transfer, q_transform, random_start
-from daskfactor.threads import single_threaded_blas
 
 KINDS: Sequence[Any] = ("random", "q_transform", "nndsvdar")
 STEP = 2

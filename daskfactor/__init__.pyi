@@ -4,11 +4,11 @@ from . import plots as plots
 from .allocation.simulation import simulate as simulate
 from .data.convert import convert as convert
 from .data.export import export as export
+from .data.grid import Cyclic as Cyclic
+from .data.grid import NestedReshuffled as NestedReshuffled
+from .data.grid import Proportional as Proportional
+from .data.grid import Reshuffled as Reshuffled
 from .data.holdout import hold_out as hold_out
-from .data.schedules import Cyclic as Cyclic
-from .data.schedules import NestedReshuffled as NestedReshuffled
-from .data.schedules import Proportional as Proportional
-from .data.schedules import Reshuffled as Reshuffled
 from .data.sources import as_blocks as as_blocks
 from .evidence.allocation import Enumeration as Enumeration
 from .evidence.allocation import SequentialMonteCarlo as SequentialMonteCarlo

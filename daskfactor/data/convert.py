@@ -11,13 +11,13 @@ from numpy.typing import DTypeLike
 from daskfactor.checks import warn, whole_number
 from daskfactor.data.files import open_sparse
 from daskfactor.data.grid import Grid
-from daskfactor.data.memory import memory_budget
 from daskfactor.data.sources import checked_options
 from daskfactor.data.sparse import LoadOptions, Task, meaning_of_unstored
 from daskfactor.data.sparse_source import SparseSource
 from daskfactor.data.store_writer import StoreWriter, check_compression, writing_errors
 from daskfactor.data.tables import Column, Wanted
 from daskfactor.errors import DataWarning, OptionError
+from daskfactor.machine import memory_budget
 from daskfactor.progress import progress_bar
 
 

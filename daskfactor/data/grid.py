@@ -1,22 +1,36 @@
-"""Bands of rows and columns, the grid of blocks they span, and which grid a matrix gets.
+"""The grid of blocks over a matrix, and the order in which a run visits them.
 
 A grid is asked for, taken from the chunks, or follows from the shape. An order of rows and
 columns balances it: all bands then hold about equally many entries.
+
+Parts are sets of blocks that share no row band and no column band (Şimşekli et al. 2017,
+definition 1; Şimşekli et al. 2015, definition 2). A part is told by one number, its
+diagonal ``p``: it holds the blocks ``(b, (b + p) mod B)``. The B diagonals visit every block
+exactly once.
+
+A schedule says which parts a cycle visits, in what order, at what scale. The scale s
+multiplies the gradient of a block's log-likelihood so that it estimates the gradient over all
+the data: s = B when every part is visited once a cycle (cyclic and reshuffled order),
+s = N / |part| when parts are drawn with probability proportional to their size (Şimşekli et
+al. 2015, condition 2). N counts observed entries. The other pairings are biased when parts
+differ in size.
 """
 
 import itertools
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple, SupportsIndex
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.checks import whole_number
 from daskfactor.errors import GridError, OptionError
 
 Chunks = tuple[tuple[int, ...], tuple[int, ...]]
+Counts = NDArray[np.int64]
+Rng = np.random.Generator
 
 SMALLEST_BLOCK = 16_384
 LARGEST_BLOCK = 2**24
@@ -37,17 +51,22 @@ class Bands:
     """A partition of ``range(size)`` into contiguous, non-empty bands.
 
     ``offsets`` has one more element than there are bands; band ``b`` is
-    ``range(offsets[b], offsets[b + 1])``.
+    ``range(offsets[b], offsets[b + 1])``, of length ``sizes[b]``.
     """
 
     offsets: tuple[int, ...]
+    sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         offsets = self.offsets
         if len(offsets) < 2 or offsets[0] != 0:
             raise GridError(f"bands need offsets that start at 0, got {offsets!r}")
-        if any(low >= high for low, high in itertools.pairwise(offsets)):
+        sizes = tuple(map(operator.sub, offsets[1:], offsets))
+        if min(sizes) < 1:
             raise GridError(f"bands must be non-empty and in order, got offsets {offsets!r}")
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "size", offsets[-1])
 
     @classmethod
     def even(cls, size: int, count: int) -> "Bands":
@@ -57,31 +76,19 @@ class Bands:
                 f"cannot split {size} rows or columns into {count} bands; "
                 f"pass a number of blocks between 1 and {size}"
             )
-        return cls(tuple(size * band // count for band in range(count + 1)))
+        return cls(tuple([size * band // count for band in range(count + 1)]))
 
     @classmethod
     def from_sizes(cls, sizes: Iterable[int]) -> "Bands":
         """Bands with the given lengths, as a chunk tuple of dask or zarr gives them."""
-        offsets = [0]
-        for size in sizes:
-            offsets.append(offsets[-1] + int(size))
-        return cls(tuple(offsets))
-
-    @property
-    def size(self) -> int:
-        return self.offsets[-1]
+        return cls((0, *itertools.accumulate(map(int, sizes))))
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.sizes)
 
     def slice(self, band: int) -> slice:
         """The rows of one band."""
         return slice(self.offsets[band], self.offsets[band + 1])
-
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Length of every band."""
-        return tuple(high - low for low, high in zip(self.offsets, self.offsets[1:], strict=False))
 
     def regroup(self, count: int) -> "Bands":
         """At most ``count`` bands made of whole neighbouring bands, as equal as that allows."""
@@ -103,10 +110,19 @@ class Grid:
     Parts need as many row bands as column bands: every block of a part must
     have a row band and a column band of its own, and every band must be
     updated once in every part for the scale of the gradient to be right.
+
+    Attributes
+    ----------
+    blocks
+        B: the number of bands on each side, and of blocks in each part.
+    shape
+        (I, J).
     """
 
     rows: Bands
     cols: Bands
+    blocks: int = field(init=False, repr=False, compare=False)
+    shape: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.cols):
@@ -114,6 +130,8 @@ class Grid:
                 f"a grid needs as many row bands as column bands, got {len(self.rows)} row bands "
                 f"and {len(self.cols)} column bands; pass one number of blocks for both"
             )
+        object.__setattr__(self, "blocks", len(self.rows))
+        object.__setattr__(self, "shape", (self.rows.size, self.cols.size))
 
     @classmethod
     def even(cls, shape: tuple[int, int], blocks: int) -> "Grid":
@@ -127,18 +145,12 @@ class Grid:
         Neighbouring chunks are grouped until both sides have the same number of
         bands; a side with fewer chunks than bands is split evenly instead.
         """
-        rows, cols = Bands.from_sizes(chunks[0]), Bands.from_sizes(chunks[1])
-        count = blocks if blocks is not None else min(len(rows), len(cols))
-        return cls(_fit(rows, count), _fit(cols, count))
-
-    @property
-    def blocks(self) -> int:
-        """B: the number of bands on each side, and of blocks in each part."""
-        return len(self.rows)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows.size, self.cols.size
+        count = blocks if blocks is not None else min(map(len, chunks))
+        rows, cols = (
+            side.regroup(count) if 1 <= count <= len(side) else Bands.even(side.size, count)
+            for side in map(Bands.from_sizes, chunks)
+        )
+        return cls(rows, cols)
 
     def slices(self, block: Block) -> tuple[slice, slice]:
         """Rows and columns of one block."""
@@ -149,20 +161,13 @@ class Grid:
 
     def all_blocks(self) -> list[Block]:
         """Every block, row by row."""
-        count = self.blocks
-        return [Block(row, col) for row in range(count) for col in range(count)]
-
-
-def _fit(bands: Bands, count: int) -> Bands:
-    if count < 1:
-        raise GridError(f"the number of blocks must be at least 1, got {count}")
-    return bands.regroup(count) if count <= len(bands) else Bands.even(bands.size, count)
+        return list(itertools.starmap(Block, np.ndindex(self.blocks, self.blocks)))
 
 
 def choose_grid(
     shape: tuple[int, int],
     chunks: Chunks | None = None,
-    blocks: int | None = None,
+    blocks: SupportsIndex | None = None,
     workers: int | None = None,
     entries: int | None = None,
 ) -> Grid:
@@ -174,10 +179,11 @@ def choose_grid(
     that are stored (`default_blocks`). Band edges fall on
     chunk edges wherever there are at least as many chunks as bands.
     """
-    count = _checked(blocks, shape) if blocks is not None else None
+    count = None if blocks is None else _checked(blocks, shape)
     if chunks is None:
         return Grid.even(shape, count or default_blocks(shape, workers, entries))
-    if count is None and not _square_enough(chunks):
+    few, many = sorted(map(len, chunks))
+    if count is None and not (few >= 2 and many <= min(MOST_BLOCKS, 2 * few)):
         count = default_blocks(shape, workers, entries)
     return Grid.from_chunks(chunks, count)
 
@@ -222,13 +228,6 @@ def expand_chunks(shape: Sequence[int], chunk: Sequence[int]) -> Chunks:
     return rows, cols
 
 
-def chunk_bands(shape: tuple[int, int], chunks: Chunks | None, grid: Grid) -> tuple[Bands, Bands]:
-    """Bands that a source is best read in: its chunks, or the blocks where it has none."""
-    if chunks is None:
-        return grid.rows, grid.cols
-    return Bands.from_sizes(chunks[0]), Bands.from_sizes(chunks[1])
-
-
 def _checked(blocks: SupportsIndex, shape: tuple[int, int]) -> int:
     allowed = min(shape)
     try:
@@ -241,11 +240,6 @@ def _checked(blocks: SupportsIndex, shape: tuple[int, int]) -> int:
             f"{shape[0]} x {shape[1]} matrix, got {blocks!r}; leave it out for a default"
         )
     return count
-
-
-def _square_enough(chunks: Chunks) -> bool:
-    few, many = sorted((len(chunks[0]), len(chunks[1])))
-    return few >= 2 and many <= min(MOST_BLOCKS, 2 * few)
 
 
 def balanced_order(
@@ -322,3 +316,143 @@ def inverse(order: NDArray[np.int64]) -> NDArray[np.int64]:
     position = np.empty_like(order)
     position[order] = np.arange(order.size)
     return position
+
+
+def diagonal(part: int, blocks: int) -> tuple[Block, ...]:
+    """The blocks of diagonal ``part`` of a ``blocks`` x ``blocks`` grid."""
+    return tuple([Block(row, (row + part) % blocks) for row in range(blocks)])
+
+
+def nested(outer: int, inner: int, groups: int, blocks: int) -> tuple[Block, ...]:
+    """Diagonal ``inner`` inside every super-block on diagonal ``outer``.
+
+    The B = groups * m bands are taken as ``groups`` super-bands of m bands. All
+    m parts of one outer diagonal touch the same super-blocks, so that one task
+    can do m * m block updates before a super-band has to move.
+    """
+    size = blocks // groups
+    return tuple(
+        Block(upper.row * size + row, upper.col * size + (row + inner) % size)
+        for upper in diagonal(outer, groups)
+        for row in range(size)
+    )
+
+
+def diagonal_sizes(observed: Counts) -> Counts:
+    """Observed entries on every diagonal, from the (B, B) table of counts per block."""
+    rows = np.arange(len(observed))
+    sizes: Counts = observed[rows, (rows + rows[:, None]) % len(observed)].sum(axis=1)
+    return sizes
+
+
+class Part(NamedTuple):
+    """Blocks without a band in common, the gradient's scale, and the super-part they are of.
+
+    Consecutive parts with the same ``outer`` stay inside the same super-blocks
+    of ``size`` x ``size`` bands, so that one task can do them all.
+    """
+
+    blocks: tuple[Block, ...]
+    scale: float
+    outer: int
+    size: int = 1
+
+
+Parts = tuple[Part, ...]
+
+
+def _in_order(order: Iterable[int], blocks: int, scale: float) -> Parts:
+    return tuple([Part(diagonal(part, blocks), scale, part) for part in order])
+
+
+class Schedule(Protocol):
+    """Anything that says which parts a cycle visits."""
+
+    def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
+        """The parts of one cycle, in order; ``sizes`` are observed entries per diagonal."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cyclic:
+    """Diagonals 0, 1, …, B - 1, the same in every cycle.
+
+    The order of Şimşekli et al. 2015, figure 4. Its discretisation error is several
+    times that of the reshuffled order (means off by .035 against .005 posterior
+    standard deviations on a problem with a known posterior), so it is for comparison.
+    """
+
+    def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
+        return _in_order(range(blocks), blocks, float(blocks))
+
+
+@dataclass(frozen=True)
+class Reshuffled:
+    """Every diagonal once a cycle, in a new order each cycle (the default)."""
+
+    def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
+        return _in_order(rng.permutation(blocks).tolist(), blocks, float(blocks))
+
+
+@dataclass(frozen=True)
+class Proportional:
+    """B diagonals a cycle, drawn with replacement, with probability |part| / N."""
+
+    def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
+        total = int(sizes.sum())
+        if total == 0:
+            raise GridError("no part holds an observed entry; there is nothing to sample from")
+        drawn = rng.choice(blocks, size=blocks, p=sizes / total).tolist()
+        return tuple(
+            Part(diagonal(part, blocks), total / int(sizes[part]), position)
+            for position, part in enumerate(drawn)
+        )
+
+
+@dataclass(frozen=True)
+class NestedReshuffled:
+    """Reshuffled in two levels: ``groups`` super-bands a side, all their parts before they move.
+
+    Visits every part once a cycle, like :class:`Reshuffled`, but in an order
+    that lets one task do the (B / groups)² block updates of a super-block.
+    """
+
+    groups: int
+
+    def __post_init__(self) -> None:
+        whole_number("groups", self.groups, 1)
+
+    def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
+        if blocks % self.groups:
+            raise GridError(
+                f"{blocks} bands cannot be grouped into {self.groups} super-bands of equal size; "
+                "choose groups so that it divides the number of blocks"
+            )
+        size = blocks // self.groups
+        return tuple(
+            Part(nested(outer, inner, self.groups, blocks), float(blocks), outer, size)
+            for outer in rng.permutation(self.groups).tolist()
+            for inner in rng.permutation(size).tolist()
+        )
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Every diagonal in order, ``count`` times a cycle, at scale 1: for sums over all the data.
+
+    Without a count as often as there are bands.
+    """
+
+    count: int | None = 1
+
+    def __post_init__(self) -> None:
+        if self.count is not None:
+            whole_number("count", self.count, 1)
+
+    def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
+        return _in_order(range(blocks), blocks, 1.0) * (self.count or blocks)
+
+
+SCHEDULES: dict[str, type] = {
+    cls.__name__: cls for cls in (Cyclic, Reshuffled, Proportional, NestedReshuffled)
+}

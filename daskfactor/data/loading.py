@@ -16,7 +16,7 @@ import numpy as np
 
 from daskfactor.data.adapters import Source
 from daskfactor.data.decode import Decoder, check_shape
-from daskfactor.data.grid import Bands, Block, Grid, chunk_bands
+from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.statistics import Statistics, StatisticsBuilder
 from daskfactor.data.storage import FloatArray, FloatType, Storage, WholeArray
 from daskfactor.errors import DaskfactorError, StoreError
@@ -183,7 +183,9 @@ class _Assembly:
 
 
 def _cells(source: Source, grid: Grid) -> Iterator[_Cell]:
-    row_chunks, col_chunks = chunk_bands(source.shape, source.chunks, grid)
+    chunks = source.chunks
+    row_chunks = grid.rows if chunks is None else Bands.from_sizes(chunks[0])
+    col_chunks = grid.cols if chunks is None else Bands.from_sizes(chunks[1])
     for rows, row_bands in _shared(row_chunks, grid.rows):
         for cols, col_bands in _shared(col_chunks, grid.cols):
             yield _Cell(rows, cols, row_bands, col_bands, source.chunks is None)

@@ -5,13 +5,13 @@ from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
+from dask.system import cpu_count
 from numpy.typing import NDArray
 
 from daskfactor.data.adapters import Source, open_source
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import working_bytes
-from daskfactor.data.memory import memory_budget
 from daskfactor.data.sources import LEAST_READ, MOST_READ
 from daskfactor.data.sparse import BLOCK_BYTES, MOST_THREADS, sparse_bytes
 from daskfactor.data.sparse_source import PIECE, SparseSource
@@ -21,7 +21,7 @@ from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import OptionError
 from daskfactor.kernels.triples import triple_type
 from daskfactor.kernels.views import index_type, pointer_type
-from daskfactor.threads import available_cores
+from daskfactor.machine import memory_budget
 
 PIECE_BYTES = 64
 """Bytes per entry of a piece while it is sorted by block: its parts, and what becomes of them."""
@@ -155,7 +155,7 @@ def of_store(store: BlockStore, wanted: Wanted, limit: int) -> Outline:
         store.unstored,
         store.n_stored,
         size,
-        min(size, limit) + READING * int(sizes.max()) * available_cores(),
+        min(size, limit) + READING * int(sizes.max()) * cpu_count(),
         0,
         int(sizes.max()),
         size > limit,
@@ -233,7 +233,7 @@ def sparse_loading(
         told = entries * (9 if balance else 2)
         band = (4 if balance else 3) * -(-entries // grid.blocks) * (8 + value)
         return copied + max(told, band + ASSEMBLY_BYTES * block + held)
-    threads = min(MOST_THREADS, available_cores())
+    threads = min(MOST_THREADS, cpu_count())
     piece = PIECE_BYTES * min(entries, PIECE) * (threads + 2)
     shelf = min(limit // 2, entries * (16 + value + triple_type(np.dtype(float)).itemsize))
     return shelf + max(piece, held + threads * BLOCK_BYTES * block)

@@ -23,7 +23,6 @@ from daskfactor.data.decode import Decoder
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.labels import Labels, SourceInfo, SparseLayout
 from daskfactor.data.loading import read
-from daskfactor.data.memory import memory_budget
 from daskfactor.data.scratch import ArrayFile, Extent, scratch_directory
 from daskfactor.data.statistics import Statistics
 from daskfactor.data.storage import (
@@ -37,6 +36,7 @@ from daskfactor.data.storage import (
 from daskfactor.data.store import BlockStore
 from daskfactor.errors import StoreError
 from daskfactor.kernels.views import BlockView
+from daskfactor.machine import memory_budget
 
 PREFIX = "daskfactor-shared-"
 OLD = 60.0

@@ -11,7 +11,6 @@ from daskfactor.data.adapters import Source, open_source
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import load, working_bytes
-from daskfactor.data.memory import memory_budget
 from daskfactor.data.scratch import ArrayFile, scratch_directory
 from daskfactor.data.sharing import about_store
 from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
@@ -27,6 +26,7 @@ from daskfactor.data.storage import (
 )
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import DataError, DataWarning, OptionError
+from daskfactor.machine import memory_budget
 
 MOST_READ = 2**24
 LEAST_READ = 2**20

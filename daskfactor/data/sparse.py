@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+from dask.system import cpu_count
 from numpy.typing import NDArray
 
 from daskfactor.checks import warn
@@ -29,7 +30,6 @@ from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionErr
 from daskfactor.kernels.triples import Compressed, compress, count_blocks, deal_blocks, triple_type
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
 from daskfactor.progress import OnEvent, RunEvent, ignore
-from daskfactor.threads import available_cores
 
 MOST_THREADS = 8
 BLOCK_BYTES = 64
@@ -199,7 +199,7 @@ class Task:
         self.source = source
         self.counts: NDArray[np.int64] = np.zeros((0, 0), np.int64)
         self._shelf = Shelf(options.limit // 2)
-        self._threads = min(MOST_THREADS, available_cores())
+        self._threads = min(MOST_THREADS, cpu_count())
         self._dealt: list[tuple[Any, NDArray[np.int64]]] = []
         self._ready: dict[Block, Compressed] = {}
 

@@ -9,7 +9,7 @@ import dask
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import local_workspace, perform
-from daskfactor.threads import single_threaded_blas
+from daskfactor.machine import single_threaded_blas
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -32,7 +32,7 @@ from daskfactor.executors.base import (
     T,
     local_workspace,
 )
-from daskfactor.threads import single_threaded_blas
+from daskfactor.machine import single_threaded_blas
 
 logger = logging.getLogger(__name__)
 

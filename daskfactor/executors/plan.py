@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.grid import Block
-from daskfactor.data.schedules import (
+from daskfactor.data.grid import (
+    Block,
     Cyclic,
     NestedReshuffled,
     Part,

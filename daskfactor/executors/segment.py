@@ -32,7 +32,7 @@ from daskfactor.executors.state import (
     Portion,
     bare,
 )
-from daskfactor.threads import single_threaded_blas
+from daskfactor.machine import single_threaded_blas
 
 TELL_EVERY = 0.25
 """Seconds between a worker's news."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dask
 from dask.callbacks import Callback
 from dask.delayed import Delayed
+from dask.system import cpu_count
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
@@ -28,7 +29,7 @@ from daskfactor.executors.base import (
 )
 from daskfactor.executors.plan import Action, Op, Round
 from daskfactor.executors.state import BlockCells, ChainState, Portion, bare, join_portions
-from daskfactor.threads import available_cores, single_threaded_blas
+from daskfactor.machine import single_threaded_blas
 
 if TYPE_CHECKING:
     from daskfactor.data.grid import Block
@@ -226,7 +227,7 @@ class TasksExecutor(Executor):
                 "of a cluster pass client= instead"
             )
         self.scheduler = scheduler
-        self.num_workers = num_workers or available_cores()
+        self.num_workers = num_workers or cpu_count()
         super().__init__(self.num_workers)
 
     def _compute(self, graph: Graph, keys: Sequence[Any]) -> list[Any]:

@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from dask.system import cpu_count
+
 from daskfactor.executors.base import Executor, R, RunReport, Work, local_workspace, perform
 from daskfactor.executors.plan import Op, ops_by_row
 from daskfactor.executors.scheduler import BandScheduler
 from daskfactor.executors.state import ChainState, Evaluation
 from daskfactor.kernels.workspace import Workspace
-from daskfactor.threads import available_cores, single_threaded_blas
+from daskfactor.machine import single_threaded_blas
 
 
 class SerialExecutor(Executor):
@@ -51,7 +53,7 @@ class ThreadsExecutor(Executor):
     name = "threads"
 
     def __init__(self, lanes: int | None = None) -> None:
-        self.lanes = lanes or available_cores()
+        self.lanes = lanes or cpu_count()
         super().__init__(self.lanes)
         self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="daskfactor-lane")
 

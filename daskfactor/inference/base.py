@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import SCHEDULES, Schedule
+from daskfactor.data.grid import SCHEDULES, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import BlockProgram, Executor
 from daskfactor.results.schema import Variable

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_type_hints
 
 import numpy as np
+from dask.system import cpu_count
 from dask.utils import format_bytes, format_time
 from numpy.typing import DTypeLike
 
@@ -23,7 +24,6 @@ from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.workspace import tile_rows
 from daskfactor.models.settings import FactorModel
 from daskfactor.progress import OnEvent
-from daskfactor.threads import available_cores
 
 if TYPE_CHECKING:
     from daskfactor.data.blocks import BlockedData
@@ -271,7 +271,7 @@ def _place_of(
         )
     threads = {} if client is None else client.nthreads()
     workers = len(threads) or 1 if workers is None else whole_number("workers", workers, 1)
-    usual = max(threads.values(), default=available_cores())
+    usual = max(threads.values(), default=cpu_count())
     lanes = usual if lanes is None else whole_number("lanes", lanes, 1)
     return _Place(executor, workers, 1 if executor == "serial" else lanes, stored)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import positive_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import Reshuffled, Schedule
+from daskfactor.data.grid import Reshuffled, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import Passes, Schedule
+from daskfactor.data.grid import Passes, Schedule
 from daskfactor.errors import DataError, ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import is_number, positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import Block
-from daskfactor.data.schedules import Passes, Schedule
+from daskfactor.data.grid import Block, Passes, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
 from daskfactor.executors.state import BlockCells, ChainState, FactorBand

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import Passes, Schedule
+from daskfactor.data.grid import Passes, Schedule
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Setup, Step, StepSize, Work, automatic_step

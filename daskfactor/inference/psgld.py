@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import Reshuffled, Schedule
+from daskfactor.data.grid import Reshuffled, Schedule
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand

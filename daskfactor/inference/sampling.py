@@ -10,7 +10,7 @@ import xarray as xr
 from scipy import sparse
 
 from daskfactor.checks import warn, whole_number
-from daskfactor.data.schedules import diagonal_sizes
+from daskfactor.data.grid import diagonal_sizes
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor, SerialExecutor

@@ -12,7 +12,6 @@ import numpy as np
 import daskfactor
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.data.memory import available_memory
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DaskfactorError, DataError, ModelError, OptionError, StoreFormatError
 from daskfactor.executors import Executor, make_executor
@@ -21,6 +20,7 @@ from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
 from daskfactor.inference.multiplicative import initial_state, mean_floor
 from daskfactor.inference.program import LangevinProgram, prepare_state
+from daskfactor.machine import available_memory
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
 from daskfactor.random import resolve_seed

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import positive_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import Reshuffled, Schedule
+from daskfactor.data.grid import Reshuffled, Schedule
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import (

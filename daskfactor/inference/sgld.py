@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import is_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import Passes, Schedule
+from daskfactor.data.grid import Passes, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand

@@ -29,8 +29,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
+from daskfactor.machine import single_threaded_blas
 from daskfactor.results.weights import effective_number, relative
-from daskfactor.threads import single_threaded_blas
 
 Positions = NDArray[np.int64]
 

@@ -13,7 +13,6 @@ from scipy import sparse
 
 from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.memory import memory_budget
 from daskfactor.errors import OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import Executor
@@ -21,6 +20,7 @@ from daskfactor.executors.state import ChainState, make_state
 from daskfactor.inference.multiplicative import DispersionRule, initial_state, run_updates
 from daskfactor.kernels.views import BlockView, SparseBlock
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.machine import memory_budget
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein.singular import compressed
 from daskfactor.stein.starts import STARTS, Start, Starts, prepare_starts

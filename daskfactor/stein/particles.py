@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands
-from daskfactor.data.memory import memory_budget
 from daskfactor.data.storage import FloatType
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.machine import memory_budget
 
 Array = NDArray[Any]
 Side = Literal["rows", "columns"]

@@ -12,10 +12,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.memory import memory_budget
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.inference.sampling import PathText
 from daskfactor.inference.track import in_callers_order
+from daskfactor.machine import memory_budget
 from daskfactor.progress import RunEvent
 from daskfactor.results.matching import Law, Reference, match, reference_from
 from daskfactor.results.sink import MemorySink, Sink

@@ -31,6 +31,7 @@ from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors.state import make_state
 from daskfactor.inference.hmc import FIRST_STEP, JITTER, DualAveraging
 from daskfactor.inference.passes import shares
+from daskfactor.machine import single_threaded_blas
 from daskfactor.random import Stream, generator
 from daskfactor.stein.kernel import stein_matrix
 from daskfactor.stein.particles import SIDES
@@ -47,7 +48,6 @@ from daskfactor.stein.state import (
     given,
 )
 from daskfactor.stein.weights import discrepancy
-from daskfactor.threads import single_threaded_blas
 
 LIFT: Final = 1e-3
 """Of a factor's mean, below which no entry of the start is."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
+from daskfactor.machine import single_threaded_blas
 from daskfactor.stein.kernel import IMQ, Block, assemble, squared_distances
 from daskfactor.stein.particles import SIDES, Side
 from daskfactor.stein.scores import BandScore, divergences, over_bands
@@ -29,7 +30,6 @@ from daskfactor.stein.state import (
     checked_step,
     given,
 )
-from daskfactor.threads import single_threaded_blas
 
 MEMORY: Final = 0.9
 """Share of earlier steps in the average of squared gradients."""

@@ -15,8 +15,7 @@ import dask
 import numpy as np
 from distributed import Client, LocalCluster
 
-from daskfactor.data.grid import Block, Grid
-from daskfactor.data.schedules import Reshuffled, Schedule
+from daskfactor.data.grid import Block, Grid, Reshuffled, Schedule
 from daskfactor.errors import StoreError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.cluster import Patience

@@ -14,8 +14,15 @@ from dask.sizeof import sizeof
 from distributed import Client, Event, LocalCluster
 from distributed.security import Security
 
-from daskfactor.data.grid import Block, Grid
-from daskfactor.data.schedules import Cyclic, NestedReshuffled, Proportional, Reshuffled, Schedule
+from daskfactor.data.grid import (
+    Block,
+    Cyclic,
+    Grid,
+    NestedReshuffled,
+    Proportional,
+    Reshuffled,
+    Schedule,
+)
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import EngineError, OptionError, StoreError
 from daskfactor.executors import make_executor

@@ -209,7 +209,7 @@ def test_the_last_one_is_the_last_of_the_source(
 ) -> None:
     """Whatever thread was first with its piece."""
     monkeypatch.setattr(tables, "PIECE", 5)
-    monkeypatch.setattr(passes, "available_cores", lambda: 4)
+    monkeypatch.setattr(passes, "cpu_count", lambda: 4)
     times = np.arange(200)
     table = pa.table({"r": times % 3, "c": times % 2, "v": times})
     pq.write_table(table, tmp_path / "t.parquet")
@@ -466,7 +466,7 @@ def test_stores_do_not_depend_on_threads_or_memory(
     monkeypatch.setattr(sparse_source, "PIECE", 16)
     prints = set()
     for threads, limit in ((1, None), (4, None), (4, 0)):
-        monkeypatch.setattr(passes, "available_cores", lambda threads=threads: threads)
+        monkeypatch.setattr(passes, "cpu_count", lambda threads=threads: threads)
         convert(matrix(), tmp_path / "s.zarr", overwrite=True, memory_limit=limit, **QUIET)
         files = sorted(p for p in (tmp_path / "s.zarr").rglob("*") if p.is_file())
         prints.add(tuple((p.name, p.read_bytes()) for p in files))

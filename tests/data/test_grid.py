@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.data.schedules import (
+from daskfactor.data.grid import (
+    Bands,
+    Block,
     Cyclic,
+    Grid,
     NestedReshuffled,
     Proportional,
     Reshuffled,

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from daskfactor.data.grid import Block, Grid
-from daskfactor.data.schedules import Schedule
+from daskfactor.data.grid import Block, Grid, Schedule
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
 from daskfactor.executors.state import (
     BlockCells,

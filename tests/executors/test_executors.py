@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import daskfactor as dfac
-from daskfactor.data.grid import Block, Grid
-from daskfactor.data.schedules import Cyclic, NestedReshuffled, Reshuffled
+from daskfactor.data.grid import Block, Cyclic, Grid, NestedReshuffled, Reshuffled
 from daskfactor.errors import EngineError, OptionError
 from daskfactor.executors import SerialExecutor, TasksExecutor, ThreadsExecutor, make_executor
 from daskfactor.executors.plan import CycleOptions, build_plan

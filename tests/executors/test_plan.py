@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskfactor.data.schedules import (
+from daskfactor.data.grid import (
     Cyclic,
     NestedReshuffled,
     Proportional,

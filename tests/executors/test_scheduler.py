@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskfactor.data.grid import Grid
-from daskfactor.data.schedules import (
+from daskfactor.data.grid import (
     Cyclic,
+    Grid,
     NestedReshuffled,
     Proportional,
     Reshuffled,

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from daskfactor import as_blocks
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.schedules import Reshuffled
+from daskfactor.data.grid import Reshuffled
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, build_plan

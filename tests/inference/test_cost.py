@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from daskfactor.data.schedules import NestedReshuffled
+from daskfactor.data.grid import NestedReshuffled
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.executors import SerialExecutor

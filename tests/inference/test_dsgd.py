@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from daskfactor.data.schedules import Cyclic, NestedReshuffled, Proportional
+from daskfactor.data.grid import Cyclic, NestedReshuffled, Proportional
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import special
 
-from daskfactor.data.schedules import Cyclic, NestedReshuffled, Reshuffled
+from daskfactor.data.grid import Cyclic, NestedReshuffled, Reshuffled
 from daskfactor.inference.psgld import PSGLD
 from tests.statistical.exact import Case, exact_posterior
 from tests.statistical.replicas import run_copies

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskfactor.data.schedules import SCHEDULES, Cyclic, Proportional
+from daskfactor.data.grid import SCHEDULES, Cyclic, Proportional
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.program import LangevinProgram

@@ -1,6 +1,9 @@
-"""The threads of this machine, how many of them BLAS may use, and what its bits depend on."""
+"""What a run may take of this machine: its memory, and one thread of BLAS; what its bits depend on.
 
-import os
+How many cores there are, `dask.system` says.
+"""
+
+import operator
 import platform
 import sys
 import threading
@@ -11,17 +14,63 @@ from pathlib import Path
 
 from threadpoolctl import ThreadpoolController, threadpool_info
 
+from daskfactor.errors import OptionError
+
+CGROUP = Path("/sys/fs/cgroup")
+OWN_GROUP = Path("/proc/self/cgroup")
+
 _lock = threading.Lock()
 _users = 0
 _limiter: object | None = None
 _known: tuple[int, ThreadpoolController] | None = None
 
 
-def available_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return max(1, os.cpu_count() or 1)
+def memory_budget(limit: int | str | None) -> int:
+    """Bytes that blocks and the pass that makes them may take: as said, or half of what is free."""
+    if limit is None:
+        return available_memory() // 2
+    try:
+        if isinstance(limit, str):
+            from dask.utils import parse_bytes
+
+            limit = int(parse_bytes(limit))
+        number = operator.index(limit)
+    except (TypeError, ValueError):
+        number = -1
+    if number < 0:
+        raise OptionError(
+            f"memory_limit must be a number of bytes, 0 or more, or a text such as '4 GiB', "
+            f"got {limit!r}; leave it out for half of the free memory"
+        )
+    return number
+
+
+def available_memory() -> int:
+    """Bytes that this process can still take without swapping, its control group respected."""
+    import psutil
+
+    return min([int(psutil.virtual_memory().available), *_left_in_groups()])
+
+
+def _left_in_groups() -> Iterator[int]:
+    """What is left in the control group of this process (version 2) and in those above it.
+
+    Limit minus use; cached file pages count as free, since the kernel gives them back.
+    """
+    try:
+        lines = OWN_GROUP.read_text().splitlines()
+    except OSError:
+        return
+    own = [CGROUP / line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+    for group in [parent for path in own for parent in (path, *path.parents)]:
+        try:
+            limit = int((group / "memory.max").read_text())  # no number where there is no limit
+            used = int((group / "memory.current").read_text())
+            rows = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+            cached = sum(int(value) for key, value in rows if key == "inactive_file")
+        except (OSError, ValueError):
+            continue
+        yield max(0, limit - used + cached)
 
 
 def _libraries() -> ThreadpoolController:
