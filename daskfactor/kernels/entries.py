@@ -71,10 +71,11 @@ def _rules_of_observed(likelihood: Likelihood) -> Rules:
     def ratio(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
         mean, seen = floored(mu, floor), v == v
         w = weight(v, mean)
+        # Both before they are chosen from: inside the choices LLVM orders the sums of K
+        # products after them otherwise, and bits would not be those of earlier versions.
+        q, c = numerator(v, mean, w), curvature(type(mu)(1), v, mean, w)
         zero = type(mu)(0)
-        return (numerator(v, mean, w) if seen else zero), (
-            curvature(type(mu)(1), v, mean, w) if seen else zero
-        )
+        return (q if seen else zero), (c if seen else zero)
 
     @inline
     def fit(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
