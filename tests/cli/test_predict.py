@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import daskfactor
 from daskfactor.cli.main import app
-from daskfactor.cli.predict import positions
+from daskfactor.cli.show import positions
 from daskfactor.errors import OptionError
 from tests.fake_run import fake_run
 
@@ -32,13 +32,12 @@ def predictions(rows, columns):
 def calls(monkeypatch):
     calls = []
 
-    def predict(trace, *, rows, columns, interval, of):
-        calls.append({"rows": rows, "columns": columns, "interval": interval, "of": of})
-        # Positions are handed over with a trace that has no labels to mistake them for.
-        assert not {"row", "column"} & set(trace["posterior"].coords)
-        numbers = range(12) if rows is None else rows
-        found = predictions(numbers, range(7) if columns is None else columns)
-        return found.drop_vars(["row", "column"])
+    def predict(trace, *, interval, of):
+        names = list(trace["posterior"].coords["row"].values)
+        numbers = [int(name.removeprefix("r")) for name in names]
+        columns = trace["posterior"].coords["column"].values.tolist()
+        calls.append({"rows": numbers, "columns": columns, "interval": interval, "of": of})
+        return predictions(numbers, columns)
 
     monkeypatch.setattr(daskfactor, "open_run", lambda path: fake_run(), raising=False)
     monkeypatch.setattr(daskfactor, "predict", predict, raising=False)
