@@ -38,7 +38,8 @@ from daskfactor.allocation.batches import BatchPlan, run_batch
 from daskfactor.allocation.compiled_model import CompiledModel, compile_model
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.placement import place_counts
-from daskfactor.evidence.allocation import SequentialMonteCarlo, VariationalBayes
+from daskfactor.allocation.smc import SequentialMonteCarlo
+from daskfactor.allocation.variational import VariationalBayes
 from daskfactor.executors import make_executor
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.workspace import Workspace
@@ -70,8 +71,6 @@ def plan_of(
 ) -> BatchPlan:
     return BatchPlan(
         placement=place_counts(compiled),
-        values=compiled.values,
-        cells=compiled.cells,
         particles=particles,
         resampling=resampling,
         least=0.5,

@@ -58,7 +58,7 @@ def one():
 
 def rules():
     """K = 1 with exact means and variances: what the ladder alone does."""
-    from daskfactor.evidence.quadrature import discretization_error, ladder, weights
+    from daskfactor.evidence.thermodynamic import discretization_error, ladder, weights
 
     print("\nK = 1, exact E_t and Var_t: miss of each rule and the error it reports (nats)")
     X = counts(1, 0)

@@ -27,7 +27,7 @@ import daskfactor as dfac
 from daskfactor import Chib, log_evidence
 from daskfactor import ThermodynamicIntegration as Integration
 from daskfactor.errors import SamplingWarning
-from daskfactor.evidence.quadrature import ladder
+from daskfactor.evidence.thermodynamic import ladder
 
 Array = NDArray[np.floating]
 SHAPE, RATE = (100, 75), 5.0

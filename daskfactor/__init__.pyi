@@ -1,7 +1,10 @@
 """Public names and where each is defined: the one list of them, also read at run time."""
 
 from . import plots as plots
-from .allocation.simulation import simulate as simulate
+from .allocation.counts import simulate as simulate
+from .allocation.exact import Enumeration as Enumeration
+from .allocation.smc import SequentialMonteCarlo as SequentialMonteCarlo
+from .allocation.variational import VariationalBayes as VariationalBayes
 from .data.convert import convert as convert
 from .data.export import export as export
 from .data.grid import Cyclic as Cyclic
@@ -10,12 +13,9 @@ from .data.grid import Proportional as Proportional
 from .data.grid import Reshuffled as Reshuffled
 from .data.holdout import hold_out as hold_out
 from .data.sources import as_blocks as as_blocks
-from .evidence.allocation import Enumeration as Enumeration
-from .evidence.allocation import SequentialMonteCarlo as SequentialMonteCarlo
-from .evidence.allocation import VariationalBayes as VariationalBayes
 from .evidence.base import Evidence as Evidence
+from .evidence.base import log_evidence as log_evidence
 from .evidence.chib import Chib as Chib
-from .evidence.log_evidence import log_evidence as log_evidence
 from .evidence.rank import select_rank as select_rank
 from .evidence.thermodynamic import ThermodynamicIntegration as ThermodynamicIntegration
 from .executors import LanesExecutor as LanesExecutor

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
+from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.allocation.placement import Placement
 from daskfactor.kernels.moving import Movers, Terms, start_movers, travel
 from daskfactor.kernels.polya import average_counts, start_crowd, unfold_counts
@@ -38,6 +40,7 @@ from daskfactor.kernels.urns import (
     Words,
 )
 from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
 
 STRETCHES = 256
@@ -52,6 +55,9 @@ WORK = 1e8
 """States weighed in one call of the kernel: under a second, so that Ctrl-C is heard."""
 BYTE = 256
 """States up to which that of a token takes one byte, not two."""
+GATHERED = 2**25
+"""Numbers that are gathered from all particles together: a second or two."""
+PASSES = 2
 _KEY = np.array([0x8F14E45F, 0x2C9341CA], np.uint32)  # keeps these uniforms apart from others'
 
 
@@ -64,8 +70,6 @@ class BatchPlan(NamedTuple):
     """
 
     placement: Placement
-    values: NDArray[np.int64]
-    cells: int
     particles: int
     resampling: str | None
     least: float
@@ -175,8 +179,8 @@ def _take_moving(
 ) -> Particles:
     """Give all tokens to particles that move; the plan's ``placement`` has no light rows."""
     size, width, tokens = plan.particles, plan.placement.width, plan.placement.tokens
-    split = move_terms(plan.placement)
-    states = split.terms.states
+    terms, follow = move_terms(plan.placement)
+    states = terms.states
     movers = Movers(
         tables=np.empty((size, width), np.int32),
         urns=np.empty((size, BLOCK * -(-states // BLOCK))),
@@ -185,11 +189,11 @@ def _take_moving(
         log_weights=np.empty(size),
         orders=orders,
     )
-    start_movers(split.terms, movers)
+    start_movers(terms, movers)
     cursor = np.zeros(4, np.int64)
     while cursor[0] < len(way.ess):
-        travel(split.terms, movers, way, plan.moves, cursor, WORK, sums, scratch)
-    for row, times in split.follow:
+        travel(terms, movers, way, plan.moves, cursor, WORK, sums, scratch)
+    for row, times in follow.items():
         movers.tables[:, row : row + states] += times * movers.balls
     return Particles(
         tables=movers.tables,
@@ -221,7 +225,8 @@ def _make_walk(plan: BatchPlan, batch: int) -> Walk:
 
 def _draw_orders(plan: BatchPlan, batch: int) -> Small:
     """Draw the cells of the tokens, (1, T), or (P, T) if every particle has its own order."""
-    tokens = np.repeat(np.arange(len(plan.values), dtype=np.int32), plan.values)
+    values = plan.placement.values
+    tokens = np.repeat(np.arange(len(values), dtype=np.int32), values)
     if not plan.own:
         rng = generator(plan.seed, batch, Stream.SCHEDULE, plan.round)
         return np.asarray(rng.permutation(tokens)[None])
@@ -252,40 +257,38 @@ def _make_buffers(plan: BatchPlan) -> tuple[Sums, Scratch]:
 def _sum_up(plan: BatchPlan, crowd: Particles, way: Walk, scratch: Scratch) -> Batch:
     """Sum up what the particles of a batch found when all tokens are in."""
     placement, size = plan.placement, plan.particles
-    places = placement.places[:3]
+    places = placement.places
     mean, _ = normalise(crowd.log_weights, scratch.weights)
-    means = np.zeros(plan.cells)
-    means[placement.places.known] += placement.places.balls
+    means = np.zeros(placement.cells)
+    means[placement.known] += placement.balls
     average_counts(placement.network, crowd, places, scratch.weights, means)
     counts = None
     if plan.keep:
-        counts = np.zeros((size, plan.cells), np.int32)
-        counts[:, placement.places.known] += placement.places.balls.astype(np.int32)
+        counts = np.zeros((size, placement.cells), np.int32)
+        counts[:, placement.known] += placement.balls.astype(np.int32)
         unfold_counts(placement.network, crowd, places, counts)
     level = float(way.level[0])
     log_weights = crowd.log_weights + level
     return Batch(level + mean, log_weights, means, way.ess, way.resampled, counts)
 
 
-class MoveTerms(NamedTuple):
-    """What particles need to know: ``terms``, and rows that follow from the states' tokens.
-
-    ``follow``: (row, times), rows of the table that hold so many times the tokens of every
-    state; filled in when all tokens are in.
-    """
-
-    terms: Terms
-    follow: tuple[tuple[int, int], ...]
-
-
-def move_terms(placement: Placement) -> MoveTerms:
+def move_terms(placement: Placement) -> tuple[Terms, dict[int, int]]:
     """Find the rows that all tokens share: their factors are one number for each state.
+
+    Returns
+    -------
+    terms
+        What particles that move need to know.
+    follow
+        Rows of the table that hold so many times the tokens of every state; filled in when
+        all tokens are in.
 
     Parameters
     ----------
     placement : without light rows
     """
     net = placement.network
+    tied = net.twin.any(axis=1) if net.twin.size else np.zeros(len(net.alpha), bool)
     terms = Terms(
         place=net.place,
         scale=net.scale,
@@ -294,19 +297,21 @@ def move_terms(placement: Placement) -> MoveTerms:
         alpha=net.alpha,
         column=net.column,
         divides=net.divides,
-        tied=_tied(net),
+        tied=np.asarray(tied, np.uint8),
         states=net.states,
     )
     if net.simple == 1:
         above, below = ([(float(a), 1) for a in alphas] for alphas in (net.above, net.below))
         value = _values(above, below, placement.tokens)
         base = np.tile(net.alpha, (len(net.place), 1))
-        return MoveTerms(terms._replace(base=base, value=value), ())
+        return terms._replace(base=base, value=value), {}
     alone = (net.place == net.place[0]).all(axis=0)
-    return _set_apart(placement, terms, alone) if _separate(net, alone) else MoveTerms(terms, ())
+    return _set_apart(placement, terms, alone) if _separate(net, alone) else (terms, {})
 
 
-def _set_apart(placement: Placement, terms: Terms, alone: NDArray[np.bool_]) -> MoveTerms:
+def _set_apart(
+    placement: Placement, terms: Terms, alone: NDArray[np.bool_]
+) -> tuple[Terms, dict[int, int]]:
     """Put rows that follow from the states' tokens into the value of a state."""
     net = placement.network
     rows, kept = net.place[0], np.flatnonzero(~alone)
@@ -325,14 +330,7 @@ def _set_apart(placement: Placement, terms: Terms, alone: NDArray[np.bool_]) -> 
         base=np.stack(base, 1),
         value=_values(factors[0], factors[1], placement.tokens),
     )
-    return MoveTerms(terms, tuple(follow.items()))
-
-
-def _tied(net: Network) -> NDArray[np.uint8]:
-    """Mark registers that an earlier one may share a count with."""
-    if net.twin.size == 0:
-        return np.zeros(len(net.alpha), np.uint8)
-    return np.asarray(net.twin.any(axis=1), np.uint8)
+    return terms, follow
 
 
 def _separate(net: Network, alone: NDArray[np.bool_]) -> bool:
@@ -353,3 +351,92 @@ def _values(above: list[tuple[float, int]], below: list[tuple[float, int]], toke
         for alpha, times in factors:
             product *= alpha + times * count
     return top / bottom
+
+
+# -- the mean over particles, numbered alike ------------------------------------------------
+#
+# Hidden states have no names: any renumbering of them is as probable, and a mean over
+# particles that differ in it makes all states alike. Particles are renumbered to agree with
+# one of them, and then with their own mean, one hidden variable after the other, by the
+# Hungarian method on the overlap of counts
+#
+#     overlap(a, b) = sum over cells of sqrt(C_a C'_b).
+
+
+def exchangeable(model: AllocationModel) -> tuple[str, ...]:
+    """Hidden variables whose values can be renumbered without a change of the law.
+
+    Not those that share an axis of a tied table with another variable, whose numbers they
+    take over.
+    """
+    families = [[model.network.family(name) for name in group] for group in model.groups]
+    axes = [set(axis) for group in families for axis in zip(*group, strict=True)]
+    return tuple(
+        name for name in model.hidden if all(axis == {name} for axis in axes if name in axis)
+    )
+
+
+def matched_mean(
+    compiled: CompiledModel, free: tuple[str, ...], counts: Small, log_weights: Wide
+) -> Wide:
+    """Mean of the flat counts of particles, renumbered to agree.
+
+    Parameters
+    ----------
+    compiled
+        The compiled problem.
+    free
+        Hidden variables whose values may be renumbered.
+    counts : (P, cells)
+    log_weights : (P,)
+        Unnormalised. Of many particles only some are taken, by systematic resampling;
+        of the largest problems one.
+    """
+    picks = _picks(log_weights, max(1, GATHERED // (compiled.row.size * compiled.states)))
+    if len(picks) == 1:
+        return np.asarray(counts[picks[0]], np.float64)
+    place = compiled.row[:, :, None] + compiled.column
+    sizes = tuple(compiled.hidden.values())
+    axes = [1 + axis for axis, name in enumerate(compiled.hidden) if name in free]
+    # Tables that no data index reaches tell of the states' sizes alone.
+    telling = np.ptp(compiled.row, axis=0) > 0
+    shape = (*place.shape[:2], *sizes)
+    reference = counts[picks[0]][place].reshape(shape)[:, telling]
+    mean = reference
+    for _ in range(PASSES):
+        total = np.zeros(shape)
+        root = np.sqrt(reference).reshape(-1, *sizes)
+        for pick in picks:
+            own = counts[pick][place].reshape(shape)
+            total += _renumbered(own, telling, root, axes)
+        mean = total / len(picks)
+        reference = mean[:, telling]
+    result = np.zeros(compiled.cells)
+    result[place] = mean.reshape(place.shape)
+    return result
+
+
+def _picks(log_weights: Wide, most: int) -> NDArray[np.int64]:
+    """Particles for a plain mean, the heaviest first."""
+    weights = np.exp(log_weights - log_weights.max())
+    cumulative = np.cumsum(weights) / weights.sum()
+    count = min(most, len(weights))
+    found = np.searchsorted(cumulative, (np.arange(count) + 0.5) / count)
+    found = np.minimum(found, len(weights) - 1)
+    found[np.argmax(weights[found])], found[0] = found[0], found[np.argmax(weights[found])]
+    return found
+
+
+def _renumbered(own: Small, telling: NDArray[np.bool_], root: Wide, axes: list[int]) -> Small:
+    """Counts (M, N, ...) with the values of hidden variables where they overlap most."""
+    for _ in range(1 if len(axes) == 1 else PASSES):
+        for axis in axes:
+            mine = np.sqrt(own[:, telling]).reshape(root.shape)
+            overlap = _rows(root, axis) @ _rows(mine, axis).T
+            _, order = linear_sum_assignment(overlap, maximize=True)
+            own = np.take(own, order, axis=axis + 1)
+    return own
+
+
+def _rows(counts: Wide, axis: int) -> Wide:
+    return np.moveaxis(counts, axis, 0).reshape(counts.shape[axis], -1)

@@ -1,18 +1,113 @@
-"""A model and its counts compiled to flat arrays: what every method of inference works on."""
+"""A model and its counts compiled to flat arrays: what every method of inference works on.
+
+Axes of tables that are observed are compacted to the values, or combinations of values, that
+occur; axes along which some draw is hidden are laid out in full, as the fastest ones.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
-from daskfactor.allocation.counts import Counts
-from daskfactor.allocation.layout import TableLayout, lay_out, mean_tables
+from daskfactor.allocation.counts import Counts, as_counts, distinct
+from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
+from daskfactor.executors import SerialExecutor
 from daskfactor.models.allocation import AllocationModel
+from daskfactor.progress import RunEvent, ignore
+
+IntArray = NDArray[np.int64]
+Vector = NDArray[np.float64]
+Labels = Mapping[str, NDArray[Any]]
+Columns = Mapping[str, tuple[Sequence[str], Any]]
+Draw = tuple[IntArray, IntArray, IntArray, IntArray]
+"""What a variable adds to its table: ``row`` and ``column`` of a cell, then of its urn's total."""
+
+LARGEST_TABLE = 1_000_000
+"""Cells of a table that is given whole."""
+
+_compiled: set[str] = set()
+"""Methods whose kernels this process has compiled."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableLayout:
+    """One table: parents, then the variable that draws from it, as far as data reach.
+
+    Attributes
+    ----------
+    draws
+        The variables that draw from it; several if they are tied.
+    dims, sizes
+        Parents and variable of the first of them, as results call them, and their sizes.
+    slow, fast
+        Positions of the compacted axes and of those in full, the latter slowest first.
+    occupied : array (len(slow), U)
+        Combinations of values along the slow axes that occur.
+    parent : array (U,)
+        Which of the U' combinations of slow parents each of them belongs to.
+    alpha
+        Pseudo-count per cell.
+    """
+
+    draws: tuple[str, ...]
+    dims: tuple[str, ...]
+    sizes: tuple[int, ...]
+    slow: tuple[int, ...]
+    fast: tuple[int, ...]
+    occupied: IntArray
+    parent: IntArray
+    n_parents: int
+    alpha: float
+
+    @property
+    def alpha_total(self) -> float:
+        """Pseudo-count of one parent configuration."""
+        return self.alpha * self.sizes[-1]
+
+    @property
+    def fast_sizes(self) -> tuple[int, ...]:
+        """Sizes of the axes in full."""
+        return tuple(self.sizes[axis] for axis in self.fast)
+
+    @property
+    def cells(self) -> int:
+        """Length of its part of the flat counts."""
+        return len(self.parent) * math.prod(self.fast_sizes)
+
+    @property
+    def totals(self) -> int:
+        """Length of its part of the totals per parent configuration."""
+        return self.n_parents * (math.prod(self.fast_sizes) // self.own_width)
+
+    @property
+    def own_width(self) -> int:
+        """Neighbouring cells with the same parents: the size of the last axis if it is in full."""
+        return self.sizes[-1] if len(self.sizes) - 1 in self.fast else 1
+
+    @property
+    def owner(self) -> IntArray:
+        """Which total each cell adds to, (cells,)."""
+        width = math.prod(self.fast_sizes) // self.own_width
+        within = np.repeat(np.arange(width, dtype=np.int64), self.own_width)
+        return (self.parent[:, None] * width + within).ravel()
+
+    def log_f(self, counts: Vector) -> Vector:
+        r"""Log-probability of one sequence of draws with these counts (..., cells), in nats.
+
+        .. math:: \sum_{pa} \ln B(\alpha + C(:, pa)) - \ln B(\alpha)
+        """
+        rows = counts.reshape(-1, self.cells)
+        place = self.owner + self.totals * np.arange(len(rows))[:, None]
+        totals = np.bincount(place.ravel(), rows.ravel(), self.totals * len(rows))
+        totals = totals.reshape(len(rows), -1)
+        result = rising(self.alpha, rows).sum(axis=1) - rising(self.alpha_total, totals).sum(axis=1)
+        return np.reshape(result, counts.shape[:-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,23 +170,23 @@ class CompiledModel:
     states: int
     cells: int
     totals: int
-    row: NDArray[np.int64]
-    column: NDArray[np.int64]
-    total_row: NDArray[np.int64]
-    total_column: NDArray[np.int64]
-    alpha: NDArray[np.float64]
-    alpha_total: NDArray[np.float64]
-    group: NDArray[np.int64]
-    values: NDArray[np.int64]
+    row: IntArray
+    column: IntArray
+    total_row: IntArray
+    total_column: IntArray
+    alpha: Vector
+    alpha_total: Vector
+    group: IntArray
+    values: IntArray
     constant: float
     log_factor: float
-    owner: NDArray[np.int64]
-    cell_alpha: NDArray[np.float64]
-    total_alpha: NDArray[np.float64]
+    owner: IntArray
+    cell_alpha: Vector
+    total_alpha: Vector
     draws: tuple[str, ...]
     hidden: Mapping[str, int]
     layouts: tuple[TableLayout, ...]
-    settled: tuple[tuple[TableLayout, NDArray[np.float64]], ...]
+    settled: tuple[tuple[TableLayout, Vector], ...]
     labels: Mapping[str, NDArray[Any]]
 
     @property
@@ -99,7 +194,7 @@ class CompiledModel:
         """Number of tokens T."""
         return int(self.values.sum())
 
-    def log_f(self, counts: ArrayLike) -> NDArray[np.float64]:
+    def log_f(self, counts: ArrayLike) -> Vector:
         r"""Log-probability of one labelled sequence of tokens, by flat counts (..., cells).
 
         .. math:: \ln f(C) = \sum_{\mathrm{urns}} \ln B(\alpha + C) - \ln B(\alpha)
@@ -132,11 +227,19 @@ class CompiledModel:
         mean_counts : array (cells,)
             Flat counts, usually their posterior mean.
         """
-        C = np.asarray(mean_counts, np.float64)
-        parts = zip(self.layouts, self._parts(C), strict=True)
-        return mean_tables([*parts, *self.settled], self.labels)
+        parts = self._parts(np.asarray(mean_counts, np.float64))
+        counted = [*zip(self.layouts, parts, strict=True), *self.settled]
+        if all(math.prod(layout.sizes) <= LARGEST_TABLE for layout, _ in counted):
+            return {layout.draws[0]: _whole(layout, C, self.labels) for layout, C in counted}
+        reached: dict[str, IntArray] = {}
+        for layout, _ in counted:
+            if len(layout.slow) == 1:
+                reached.setdefault(layout.dims[layout.slow[0]], layout.occupied[0])
+        return {
+            layout.draws[0]: _occupied(layout, C, self.labels, reached) for layout, C in counted
+        }
 
-    def _parts(self, counts: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    def _parts(self, counts: Vector) -> list[Vector]:
         edges = np.cumsum([layout.cells for layout in self.layouts])[:-1]
         return np.split(counts, edges, axis=-1)
 
@@ -149,45 +252,45 @@ def compile_model(model: AllocationModel, counts: Counts) -> CompiledModel:
     ModelError
         If the model does not fit the counts' shape.
     """
-    order = model.network.order
-    laid = [(*lay_out(model, group, counts), group) for group in model.groups]
-    layouts = [layout for layout, _, _ in laid if layout.fast]
-    cells = np.cumsum([0, *(layout.cells for layout in layouts)])
-    totals = np.cumsum([0, *(layout.totals for layout in layouts)])
-    settled = []
-    found = {}
-    for layout, draws, group in laid:
+    layouts: list[TableLayout] = []
+    settled, owners, drawn = [], [], {}
+    cells = totals = 0
+    for group in model.groups:
+        layout, draws = lay_out(model, group, counts)
         if not layout.fast:
-            where = np.concatenate([draw.row for draw in draws])
-            weights = np.tile(counts.values, len(draws))
-            own = np.bincount(where, weights, layout.cells).astype(np.float64)
-            settled.append((layout, own))
+            where = np.concatenate([row for row, *_ in draws])
+            own = np.bincount(where, np.tile(counts.values, len(draws)), layout.cells)
+            settled.append((layout, own.astype(np.float64)))
             continue
-        number = layouts.index(layout)
-        for draw, name in zip(draws, group, strict=True):
-            found[name] = (number, draw)
-    names = tuple(name for name in order if name in found)
-    numbers = np.array([found[name][0] for name in names], np.int64)
-    drawn = [found[name][1] for name in names]
+        for name, (row, column, total_row, total_column) in zip(group, draws, strict=True):
+            places = row + cells, column, total_row + totals, total_column
+            drawn[name] = (*places, len(layouts))
+        owners.append(layout.owner + totals)
+        layouts.append(layout)
+        cells, totals = cells + layout.cells, totals + layout.totals
+    names = tuple(name for name in model.network.order if name in drawn)
+    rows, columns, total_rows, total_columns, numbers = zip(
+        *(drawn[name] for name in names), strict=True
+    )
+    alpha = np.array([layout.alpha for layout in layouts])
+    alpha_total = np.array([layout.alpha_total for layout in layouts])
     return CompiledModel(
         states=model.n_hidden_states,
-        cells=int(cells[-1]),
-        totals=int(totals[-1]),
-        row=np.stack([draw.row for draw in drawn], 1) + cells[numbers],
-        column=np.stack([draw.column for draw in drawn]),
-        total_row=np.stack([draw.total_row for draw in drawn], 1) + totals[numbers],
-        total_column=np.stack([draw.total_column for draw in drawn]),
-        alpha=np.array([layouts[number].alpha for number in numbers]),
-        alpha_total=np.array([layouts[number].alpha_total for number in numbers]),
-        group=numbers,
+        cells=cells,
+        totals=totals,
+        row=np.stack(rows, 1),
+        column=np.stack(columns),
+        total_row=np.stack(total_rows, 1),
+        total_column=np.stack(total_columns),
+        alpha=alpha[list(numbers)],
+        alpha_total=alpha_total[list(numbers)],
+        group=np.array(numbers, np.int64),
         values=counts.values,
         constant=math.fsum(float(layout.log_f(own)) for layout, own in settled),
         log_factor=log_factor(model, counts),
-        owner=np.concatenate(
-            [layout.owner + start for layout, start in zip(layouts, totals, strict=False)]
-        ),
-        cell_alpha=np.repeat([layout.alpha for layout in layouts], np.diff(cells)),
-        total_alpha=np.repeat([layout.alpha_total for layout in layouts], np.diff(totals)),
+        owner=np.concatenate(owners),
+        cell_alpha=np.repeat(alpha, [layout.cells for layout in layouts]),
+        total_alpha=np.repeat(alpha_total, [layout.totals for layout in layouts]),
         draws=names,
         hidden=model.hidden,
         layouts=tuple(layouts),
@@ -205,3 +308,190 @@ def log_factor(model: AllocationModel, counts: Counts) -> float:
     a, b, total = model.total_shape, model.rate, counts.total
     result = math.lgamma(a + total) - math.lgamma(a) - a * math.log1p(1.0 / b)
     return float(result - total * math.log1p(b) - gammaln(counts.values + 1.0).sum())
+
+
+def lay_out(
+    model: AllocationModel, group: tuple[str, ...], counts: Counts
+) -> tuple[TableLayout, list[Draw]]:
+    """The table of some variables, and what each of them adds to it."""
+    sizes, network = model.sizes(counts.shape), model.network
+    families = [network.family(name) for name in group]
+    own = families[0]
+    hidden = {axis for family in families for axis, v in enumerate(family) if v in model.hidden}
+    fast = sorted(hidden)
+    if len(group) == 1:
+        fast.sort(key=lambda axis: network.order.index(own[axis]))
+    slow = tuple(axis for axis in range(len(own)) if axis not in hidden)
+    observed = dict(zip(model.dims, counts.indices.T, strict=True))
+    where = np.concatenate([_stacked(family, slow, observed, counts) for family in families], 1)
+    occupied, place = distinct(where)
+    parents = slow[:-1] if slow and slow[-1] == len(own) - 1 else slow
+    combinations, parent = distinct(occupied[: len(parents)])
+    names = dict(zip(model.dims, counts.dims, strict=True))
+    layout = TableLayout(
+        group,
+        tuple(names.get(name, name) for name in own),
+        tuple(sizes[name] for name in own),
+        slow,
+        tuple(fast),
+        occupied,
+        parent,
+        combinations.shape[1],
+        model.pseudo_counts(counts.shape)[group[0]],
+    )
+    places = np.split(place, len(group))
+    return layout, [
+        _draw(layout, family, mine, model, observed)
+        for family, mine in zip(families, places, strict=True)
+    ]
+
+
+def _stacked(
+    family: tuple[str, ...], axes: tuple[int, ...], observed: dict[str, IntArray], counts: Counts
+) -> IntArray:
+    chosen = [observed[family[axis]] for axis in axes]
+    return np.stack(chosen) if chosen else np.zeros((0, len(counts.values)), np.int64)
+
+
+def _draw(
+    layout: TableLayout,
+    family: tuple[str, ...],
+    place: IntArray,
+    model: AllocationModel,
+    observed: dict[str, IntArray],
+) -> Draw:
+    """Strides of the fast axes; an observed variable may go along one too, if tied to hidden."""
+    states = np.unravel_index(np.arange(model.n_hidden_states), tuple(model.hidden.values()))
+    state = dict(zip(model.hidden, states, strict=True))
+    width = math.prod(layout.fast_sizes)
+    row, total_row = place * width, layout.parent[place] * (width // layout.own_width)
+    column, total_column = np.zeros((2, model.n_hidden_states), np.int64)
+    stride = width
+    for axis in layout.fast:
+        name = family[axis]
+        stride //= layout.sizes[axis]
+        last = axis == len(family) - 1
+        if name in state:
+            column += state[name] * stride
+            total_column += 0 if last else state[name] * (stride // layout.own_width)
+        else:
+            row += observed[name] * stride
+            total_row += 0 if last else observed[name] * (stride // layout.own_width)
+    return row, column, total_row, total_column
+
+
+def rising(alpha: ArrayLike, counts: NDArray[Any]) -> Vector:
+    """Log Γ(α + C) - log Γ(α); most counts are 0 and cost nothing."""
+    out = np.zeros(counts.shape)
+    held = counts != 0
+    own = np.broadcast_to(np.asarray(alpha, np.float64), counts.shape)[held]
+    out[held] = gammaln(own + counts[held]) - gammaln(own)
+    return out
+
+
+def _whole(layout: TableLayout, counts: Vector, labels: Labels) -> xr.DataArray:
+    """Every cell of a table."""
+    axes = (*layout.slow, *layout.fast)
+    C = np.zeros([layout.sizes[axis] for axis in axes])
+    C[tuple(layout.occupied)] = counts.reshape(-1, *layout.fast_sizes)
+    own = axes.index(len(layout.sizes) - 1)
+    mean = (layout.alpha + C) / (layout.alpha_total + C.sum(axis=own, keepdims=True))
+    dims = [layout.dims[axis] for axis in axes]
+    coords = {dim: labels[dim] for dim in dims if dim in labels}
+    return _finished(layout, xr.DataArray(mean, coords, dims), "all")
+
+
+def _occupied(
+    layout: TableLayout,
+    counts: Vector,
+    labels: Labels,
+    reached: Mapping[str, IntArray],
+) -> xr.DataArray:
+    """The cells that data reach; ``reached`` are the indices that other tables' dims have."""
+    totals = np.bincount(layout.owner, counts, layout.totals)[layout.owner]
+    mean = (layout.alpha + counts) / (layout.alpha_total + totals)
+    dims = [layout.dims[axis] for axis in layout.fast]
+    if not layout.slow:
+        return _finished(layout, xr.DataArray(mean.reshape(layout.fast_sizes), dims=dims), "all")
+    values = {
+        dim: labels[dim][places] if dim in labels else places
+        for dim, places in zip(
+            (layout.dims[axis] for axis in layout.slow), layout.occupied, strict=True
+        )
+    }
+    (first, places), *others = zip(values, layout.occupied, strict=True)
+    alone = not others and np.array_equal(places, reached[first])
+    name = first if alone else f"cell_{layout.draws[0]}"
+    coords = {(dim if alone else f"{dim}_of_{name}"): (name, own) for dim, own in values.items()}
+    shaped = mean.reshape(-1, *layout.fast_sizes)
+    return _finished(layout, xr.DataArray(shaped, coords, [name, *dims]), "occupied")
+
+
+def _finished(layout: TableLayout, table: xr.DataArray, cells: str) -> xr.DataArray:
+    """Axes in their order: parents, then the variable."""
+    table.attrs.update(cells=cells, drawn_by=", ".join(layout.draws), pseudo_count=layout.alpha)
+    table.name = layout.draws[0]
+    known = [dim for dim in layout.dims if dim in table.dims]
+    return table.transpose(*[dim for dim in table.dims if dim not in known], *known)
+
+
+class AllocationMethod(EvidenceMethod):
+    """A way to compute the evidence of an `AllocationModel`."""
+
+    suits = ("counts",)
+
+    def read(self, V: Any, model: Any) -> tuple[Any, str]:
+        """Read counts."""
+        counts = as_counts(V, model)
+        return counts, f"{counts.total} tokens in {len(counts.values)} cells"
+
+    def estimate(self, problem: EvidenceProblem) -> Evidence:
+        """Log p(X) of counts."""
+        if problem.executor.in_process and self.name not in _compiled:
+            problem.on_event(RunEvent("compile", 0, 1, message="once per process"))
+            model = AllocationModel.nmf(2)
+            counts = as_counts(np.array([[1, 0], [1, 1]]), model)
+            few = EvidenceProblem(counts, model, 0, SerialExecutor(), ignore)
+            self._brief().estimate_compiled(few, compile_model(model, counts))
+            _compiled.add(self.name)
+            problem.on_event(RunEvent("compile", 1, 1))
+        return self.estimate_compiled(problem, self.prepared(problem))
+
+    def prepared(self, problem: EvidenceProblem) -> CompiledModel:
+        """Compile the model with its counts."""
+        return compile_model(problem.model, problem.data)
+
+    def _brief(self) -> Self:
+        """The same with as little work as there can be: it is run to compile the kernels."""
+        return self
+
+    @abstractmethod
+    def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
+        """Log p(X) of counts that are compiled with their model."""
+
+    def _trace(self, compiled: CompiledModel, mean_counts: Vector, columns: Columns) -> xr.Dataset:
+        """The tables, and what else the method found, under names that do not clash."""
+        data = named_tables(compiled, mean_counts, "table")
+        free = {name: free_name(name, data) for dims, _ in columns.values() for name in dims}
+        found = {
+            name: (tuple(free[dim] for dim in dims), values)
+            for name, (dims, values) in columns.items()
+        }
+        this: Any = self
+        settings = {n: "none" if own is None else own for n, own in asdict(this).items()}
+        return data.assign(found).assign_attrs(
+            method=self.name, tokens=compiled.total, unit="nats", **settings
+        )
+
+
+def named_tables(compiled: CompiledModel, mean_counts: ArrayLike, prefix: str) -> xr.Dataset:
+    """Posterior mean tables under names that begin with a prefix."""
+    tables = compiled.tables(mean_counts)
+    return xr.Dataset({f"{prefix}_{name}": table for name, table in tables.items()})
+
+
+def free_name(name: str, data: xr.Dataset) -> str:
+    """Find a name that no dim and no coordinate of the data has."""
+    while name in data.dims or name in data.coords:
+        name += "_"
+    return name

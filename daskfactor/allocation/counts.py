@@ -1,5 +1,6 @@
-"""Counts of tokens: the data of an `AllocationModel`, whatever they come in."""
+"""Counts of tokens, the data of an `AllocationModel`: read from anything, or drawn from it."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.checks import whole_number
 from daskfactor.data.adapters import open_source, zarr_array
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.labels import DEFAULT_DIMS
@@ -22,7 +24,7 @@ from daskfactor.data.sparse_source import (
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import DataError, OptionError
 from daskfactor.models.allocation import AllocationModel
-from daskfactor.random import Stream, generator
+from daskfactor.random import Stream, generator, resolve_seed
 
 LARGEST_TOTAL = 2**63 - 1
 MISSING = (
@@ -30,7 +32,15 @@ MISSING = (
     'unstored="missing"), but this model has no missing cells; make it anew with zeros there'
 )
 
-Part = tuple[NDArray[np.int64], NDArray[Any]]
+LARGEST_TABLE = 2**20
+"""Cells of a table that is drawn and given back."""
+LARGEST_DRAWN = 10**8
+"""Tokens that can be drawn."""
+
+LARGEST_CODE = 2**62
+
+IntArray = NDArray[np.int64]
+Part = tuple[IntArray, NDArray[Any]]
 """Some entries: where they are, (M, D), and their values, (M,)."""
 
 
@@ -56,8 +66,8 @@ class Counts:
     Memory is D + 1 numbers for each cell that holds a token; the shape costs nothing.
     """
 
-    indices: NDArray[np.int64]
-    values: NDArray[np.int64]
+    indices: IntArray
+    values: IntArray
     shape: tuple[int, ...]
     dims: tuple[str, ...]
     labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -96,12 +106,13 @@ class Counts:
 class _Tensor(NamedTuple):
     """A tensor as a stream of its entries that are not zero, each once.
 
-    ``dims`` names its dimensions, None where there is no name; ``labels`` go by these names.
+    ``dims`` names its dimensions if they have names, None where one has none; ``labels`` go by
+    these names.
     """
 
     shape: tuple[int, ...]
     parts: Callable[[], Iterator[Part]]
-    dims: tuple[str | None, ...]
+    dims: tuple[str | None, ...] = ()
     labels: Mapping[str, NDArray[Any]] = {}
 
 
@@ -133,8 +144,11 @@ def as_counts(X: Any, model: AllocationModel) -> Counts:
         model.check_shape(X.shape)
         return X
     source = _open(X, model.dims)
+    source = source._replace(dims=source.dims or (None,) * len(source.shape))
     model.check_shape(source.shape)
-    dims = _usable(source.dims, model)
+    dims = tuple(own or name for own, name in zip(source.dims, model.dims, strict=True))
+    if len(set(dims)) < len(dims) or set(model.hidden) & set(dims):
+        dims = model.dims  # the data's names would clash with other names
     nothing = np.zeros((0, len(source.shape)), np.int64), np.zeros(0, np.int64)
     parts = [nothing, *(_checked(*part, dims, source) for part in source.parts())]
     indices, values = (np.concatenate(own) for own in zip(*parts, strict=True))
@@ -145,19 +159,12 @@ def as_counts(X: Any, model: AllocationModel) -> Counts:
         for dim, own in zip(dims, source.dims, strict=True)
         if own is not None and own in source.labels
     }
-    return Counts(indices[order], values[order], source.shape, dims, labels)
-
-
-def _usable(given: tuple[str | None, ...], model: AllocationModel) -> tuple[str, ...]:
-    """Take the data's names of dims, or the model's where they would clash with other names."""
-    names = [own or name for own, name in zip(given, model.dims, strict=True)]
-    if len(set(names)) < len(names) or set(model.hidden) & set(names):
-        return model.dims
-    return tuple(names)
+    shape = tuple(int(side) for side in source.shape)
+    return Counts(indices[order], values[order], shape, dims, labels)
 
 
 def _checked(
-    indices: NDArray[np.int64], values: NDArray[Any], dims: tuple[str, ...], source: _Tensor
+    indices: IntArray, values: NDArray[Any], dims: tuple[str, ...], source: _Tensor
 ) -> Part:
     """Take the entries that hold tokens, as whole numbers."""
     if values.dtype.kind not in "biuf":
@@ -179,9 +186,7 @@ def _checked(
     return indices[held], values[held].astype(np.int64)
 
 
-def _refusal(
-    cell: NDArray[np.int64], value: Any, dims: tuple[str, ...], source: _Tensor
-) -> DataError:
+def _refusal(cell: IntArray, value: Any, dims: tuple[str, ...], source: _Tensor) -> DataError:
     """Name a cell whose value is no count, and say what to do."""
     told = []
     for dim, own, index in zip(dims, source.dims, cell, strict=True):
@@ -200,7 +205,7 @@ def _refusal(
     return DataError(f"the count at {', '.join(told)} is {value}; {advice}")
 
 
-def _check_total(values: NDArray[np.int64]) -> None:
+def _check_total(values: IntArray) -> None:
     low, high = values & 0xFFFFFFFF, values >> 32
     total = (int(high.sum()) << 32) + int(low.sum())
     if total > LARGEST_TOTAL:
@@ -222,7 +227,10 @@ def _open(data: Any, wanted: Sequence[str]) -> _Tensor:
     if isinstance(data, BlockedData):
         return _matrix(from_blocks(data, data.view) if data.is_sparse else data)
     if isinstance(data, str | PathLike):
-        return _at(fspath(data))
+        if not is_blocked_store(fspath(data)):
+            return _zarr(zarr_array(fspath(data))[0])
+        store = BlockStore(fspath(data))
+        return _matrix(from_blocks(store, store.read))
     doors: list[tuple[str, str, Callable[[Any], _Tensor]]] = [
         ("xarray", "DataArray", lambda array: _labelled(array, wanted)),
         ("dask.array", "Array", _dask),
@@ -231,10 +239,9 @@ def _open(data: Any, wanted: Sequence[str]) -> _Tensor:
     for module, name, opened in doors:
         if module in sys.modules and isinstance(data, getattr(sys.modules[module], name)):
             return opened(data)
-    if isinstance(data, np.ndarray) or is_pydata_sparse(data):
-        return _unnamed(data.shape, lambda: iter([_part_of(data)]))
-    if is_scipy_sparse(data) and len(data.shape) != 2:
-        return _unnamed(data.shape, lambda: iter([_part_of(data)]))
+    tensor = is_scipy_sparse(data) and len(data.shape) != 2
+    if isinstance(data, np.ndarray) or is_pydata_sparse(data) or tensor:
+        return _Tensor(data.shape, lambda: iter([_part_of(data)]))
     return _matrix(open_source(data))
 
 
@@ -259,10 +266,6 @@ def _part_of(array: Any) -> Part:
     return (np.stack(where, axis=1).astype(np.int64), array[where])
 
 
-def _unnamed(shape: Sequence[int], parts: Callable[[], Iterator[Part]]) -> _Tensor:
-    return _Tensor(tuple(int(side) for side in shape), parts, (None,) * len(shape))
-
-
 def _dask(array: Any, scheduler: str | None = None) -> _Tensor:
     """Open a dask array of dense or sparse chunks, computed one chunk after another."""
     if any(np.isnan(side) for sides in array.chunks for side in sides):
@@ -277,7 +280,7 @@ def _dask(array: Any, scheduler: str | None = None) -> _Tensor:
             where, values = _part_of(array.blocks[place].compute(scheduler=scheduler))
             yield where + np.array(origin, np.int64), values
 
-    return _unnamed(array.shape, parts)
+    return _Tensor(array.shape, parts)
 
 
 def _labelled(array: Any, wanted: Sequence[str]) -> _Tensor:
@@ -311,31 +314,237 @@ def _zarr(array: Any) -> _Tensor:
     return _dask(chunked, "threads")._replace(dims=tuple(names))
 
 
-def _at(location: str) -> _Tensor:
-    """Open a blocked sparse store or a zarr array."""
-    if is_blocked_store(location):
-        store = BlockStore(location)
-        return _matrix(from_blocks(store, store.read))
-    return _zarr(zarr_array(location)[0])
-
-
 def _matrix(data: Any) -> _Tensor:
     """Open a matrix as the readers of `as_blocks` see it, or a dense one on its grid."""
     dims = (data.labels.row_dim, data.labels.col_dim)
     coords = dict(data.labels.row_coords) | dict(data.labels.col_coords)
     labels = {dim: coords[dim] for dim in dims if dim in coords}
     names = (None, None) if dims == DEFAULT_DIMS and not labels else dims
-    if isinstance(data, BlockedData):
-        return _Tensor(data.shape, lambda: iter([_part_of(data.to_numpy())]), names, labels)
-    if not isinstance(data, SparseSource):
-        whole = tuple(slice(0, side) for side in data.shape)
-        return _Tensor(data.shape, lambda: iter([_part_of(data.read(*whole))]), names, labels)
-    if data.unstored == "missing":
-        raise DataError(MISSING)
+    if isinstance(data, SparseSource):
+        if data.unstored == "missing":
+            raise DataError(MISSING)
 
-    def parts() -> Iterator[Part]:
-        for piece in data.pieces(True, True):
-            where = [np.asarray(side, np.int64) for side in (piece.rows, piece.cols)]
-            yield np.stack(where, axis=1), np.asarray(piece.values)
+        def parts() -> Iterator[Part]:
+            for piece in data.pieces(True, True):
+                where = [np.asarray(side, np.int64) for side in (piece.rows, piece.cols)]
+                yield np.stack(where, axis=1), np.asarray(piece.values)
+    else:
+
+        def parts() -> Iterator[Part]:
+            dense = isinstance(data, BlockedData)
+            yield _part_of(data.to_numpy() if dense else data.read(slice(None), slice(None)))
 
     return _Tensor(tuple(data.shape or ()), parts, names, labels)
+
+
+def distinct(columns: IntArray) -> tuple[IntArray, IntArray]:
+    """Distinct columns of (A, M), in lexicographic order (A, U), and which each one is (M,)."""
+    _, first, place = np.unique(coded(columns), return_index=True, return_inverse=True)
+    return columns[:, first], place.astype(np.int64)
+
+
+def coded(columns: NDArray[np.signedinteger[Any]]) -> IntArray:
+    """Number the columns of (A, M): equal where they are equal, in lexicographic order."""
+    code, size = np.zeros(columns.shape[1], np.int64), 1
+    for own in columns:
+        low = int(own.min(initial=0))
+        width = int(own.max(initial=0)) - low + 1
+        if size * width > LARGEST_CODE:
+            found, code = np.unique(code, return_inverse=True)
+            kinds, own = np.unique(own, return_inverse=True)
+            size, low, width = len(found), 0, len(kinds)
+        code = code * width + (own - low)
+        size *= width
+    return code
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """Data of an allocation model, with what they were made from.
+
+    Attributes
+    ----------
+    counts : sparse.COO of int64
+        X, the tokens by their observed variables.
+    allocation : sparse.COO of int64
+        S, the tokens by all variables.
+    dims
+        The variables along the axes of ``allocation``: the observed ones as in ``counts``,
+        then the hidden ones.
+    tables
+        θ by the first variable that draws from it, with its parents along the first axes
+        and itself along the last; tables of more than 2^20 cells are left out.
+    """
+
+    counts: Any
+    allocation: Any
+    dims: tuple[str, ...]
+    tables: Mapping[str, NDArray[np.float64]]
+
+
+def simulate(
+    model: AllocationModel,
+    shape: Sequence[int] | None = None,
+    *,
+    total: int | None = None,
+    random_seed: int | None = None,
+) -> Simulated:
+    r"""Draw counts, their allocation and the tables from an allocation model.
+
+    .. math:: \lambda \sim \mathrm{Gamma}(a, b), \quad T \sim \mathrm{Poisson}(\lambda), \quad
+        i_n^\tau \sim \mathrm{Pólya\ urn}(\alpha_n, i_{pa(n)}^\tau), \quad
+        \theta_n \mid S \sim \mathrm{Dirichlet}(\alpha_n + C_n)
+
+    Tokens are drawn from urns, without their tables, so that time and memory follow the
+    number of tokens and not the shape; small tables are drawn afterwards, given the tokens,
+    which is the same joint law.
+
+    Parameters
+    ----------
+    model
+        Its concentrations decide how uneven the tables are: a total of 1 for a table of
+        many cells puts most tokens into a few of them.
+    shape
+        Sizes of the data; may be left out if the model's ``observed`` has them.
+    total
+        Number of tokens T. If left out it is drawn from the model, with the mean a / b: one
+        token under the defaults.
+    random_seed
+        Any whole number; the same seed gives the same data.
+
+    Returns
+    -------
+    Simulated
+        ``counts``, ``allocation``, ``dims`` and ``tables``.
+
+    Raises
+    ------
+    OptionError
+        If the shape is not known, or the tensors would have 2^63 cells or more.
+    ModelError
+        If the model does not fit the shape.
+
+    References
+    ----------
+    Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
+    simulating Pólya urns", forward process.
+    """
+    if getattr(model, "evidence_data", None) != "counts" or isinstance(model, type):
+        raise OptionError(f"model must be an AllocationModel(...), got {model!r}")
+    sizes = model.sizes(_checked_shape(model, shape))
+    alphas = model.pseudo_counts([sizes[name] for name in model.dims])
+    rng = generator(resolve_seed(random_seed), 0, Stream.SIMULATION)
+    if total is None:
+        mean = rng.gamma(model.total_shape) / model.rate
+        total = int(rng.poisson(mean)) if mean < LARGEST_DRAWN else math.ceil(mean)
+    if whole_number("total", total, 0) > LARGEST_DRAWN:
+        raise OptionError(
+            f"{total:.3g} tokens are more than can be drawn one by one, {LARGEST_DRAWN:,}; give a "
+            "smaller total, or a larger rate to the model"
+        )
+    tokens = _draw_tokens(model, sizes, alphas, total, rng)
+    dims = (*model.dims, *model.hidden)
+    tables = {
+        group[0]: _draw_table(model, group, tokens, sizes, alphas[group[0]], rng)
+        for group in model.groups
+        if math.prod(sizes[name] for name in model.network.family(group[0])) <= LARGEST_TABLE
+    }
+    return Simulated(_tensor(tokens, model.dims, sizes), _tensor(tokens, dims, sizes), dims, tables)
+
+
+def _checked_shape(model: AllocationModel, shape: Sequence[int] | None) -> tuple[int, ...]:
+    if shape is None:
+        if not isinstance(model.observed, Mapping):
+            raise OptionError(
+                f"the sizes of the observed variables {', '.join(model.dims)} are not known; give "
+                "shape, or a mapping of names to sizes as the model's observed"
+            )
+        shape = tuple(model.observed.values())
+    if not isinstance(shape, Sequence | np.ndarray):
+        raise OptionError(f"shape must be a list of sizes such as (20, 30), got {shape!r}")
+    sides = tuple(whole_number("every size in shape", side, 1) for side in shape)
+    if (cells := math.prod(sides) * model.n_hidden_states) > LARGEST_TOTAL:
+        raise OptionError(
+            f"the tensor of all variables would have 10^{math.log10(cells):.0f} cells, and only "
+            "2**63 can be numbered; choose a smaller shape"
+        )
+    return sides
+
+
+def _draw_tokens(
+    model: AllocationModel,
+    sizes: Mapping[str, int],
+    alphas: Mapping[str, float],
+    total: int,
+    rng: np.random.Generator,
+) -> dict[str, IntArray]:
+    """The values of every variable, (T,) each."""
+    shared = {name: group for group in model.groups for name in group}
+    tokens: dict[str, IntArray] = {}
+    for name in model.network.order:
+        earlier = [other for other in shared[name] if other in tokens]
+        families = [model.network.parents[other] for other in (*earlier, name)]
+        parents = np.concatenate([_stacked(tokens, family, total) for family in families], axis=1)
+        drawn = np.concatenate([tokens[other] for other in earlier] or [np.zeros(0, np.int64)])
+        tokens[name] = _from_urns(distinct(parents)[1], drawn, sizes[name], alphas[name], rng)
+    return tokens
+
+
+def _from_urns(
+    urn: IntArray, drawn: IntArray, size: int, alpha: float, rng: np.random.Generator
+) -> IntArray:
+    """Draws from Pólya urns, of which the first ``drawn`` are known.
+
+    The n-th draw from an urn is new, uniform over the values, with probability
+    A / (A + n), A = alpha size, and else the value of one of the n draws before it.
+    """
+    count, known = len(urn), len(drawn)
+    order = np.argsort(urn, kind="stable")
+    starts = np.flatnonzero(np.diff(urn[order], prepend=-1))
+    lengths = np.diff(starts, append=count)
+    begin = np.repeat(starts, lengths)
+    before = np.arange(count) - begin
+    total = alpha * size
+    new = rng.random(count) * (total + before) < total
+    source = np.where(new, np.arange(count), begin + rng.integers(0, np.maximum(before, 1)))
+    values = rng.integers(0, size, count)
+    place = np.empty(count, np.int64)
+    place[order] = np.arange(count)
+    values[place[:known]], source[place[:known]] = drawn, place[:known]
+    while not np.array_equal(further := source[source], source):
+        source = further
+    return values[source][place[known:]]
+
+
+def _draw_table(
+    model: AllocationModel,
+    group: tuple[str, ...],
+    tokens: Mapping[str, IntArray],
+    sizes: Mapping[str, int],
+    alpha: float,
+    rng: np.random.Generator,
+) -> NDArray[np.float64]:
+    """A table given the tokens: Dirichlet(alpha + counts) for every parent configuration."""
+    shape = tuple(sizes[name] for name in model.network.family(group[0]))
+    weights = np.full(shape, alpha)
+    for name in group:
+        np.add.at(weights, tuple(tokens[axis] for axis in model.network.family(name)), 1.0)
+    # Gamma variables of a small shape underflow; their logarithms do not.
+    logs = np.log(rng.standard_gamma(weights + 1.0)) + np.log1p(-rng.random(shape)) / weights
+    table = np.exp(logs - logs.max(axis=-1, keepdims=True))
+    table /= table.sum(axis=-1, keepdims=True)
+    return np.asarray(table, np.float64)
+
+
+def _stacked(tokens: Mapping[str, IntArray], names: Sequence[str], total: int) -> IntArray:
+    return np.stack([tokens[name] for name in names] or [np.zeros(total, np.int64)])
+
+
+def _tensor(tokens: Mapping[str, IntArray], names: Sequence[str], sizes: Mapping[str, int]) -> Any:
+    """Tokens counted, as an array of the sparse package."""
+    import sparse
+
+    coords, where = distinct(np.stack([tokens[name] for name in names]))
+    counts = np.bincount(where, minlength=coords.shape[1]).astype(np.int64)
+    shape = tuple(sizes[name] for name in names)
+    return sparse.COO(coords, counts, shape, has_duplicates=False, sorted=True)

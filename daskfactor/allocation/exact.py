@@ -12,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from daskfactor.allocation.compiled_model import CompiledModel
-from daskfactor.allocation.layout import rising
+from daskfactor.allocation.compiled_model import AllocationMethod, CompiledModel, rising
+from daskfactor.allocation.counts import coded
+from daskfactor.checks import whole_number
 from daskfactor.errors import DataError
+from daskfactor.evidence.base import Evidence, EvidenceProblem
 
 COUNTABLE, LARGEST_EXPONENT = 15, 300
 """Digits up to which numbers of allocations are counted exactly, and at which they are cut."""
 LIMIT = 1_000_000
 """States that are held at a time; a state costs some hundred bytes, and time about the same."""
-LARGEST_CODE = 2**62
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -45,8 +46,39 @@ class Enumerated:
     states: int
 
 
-def enumerate_evidence(compiled: CompiledModel, limit: int = LIMIT) -> float:
-    r"""Log p(X) by summing over all allocations, in nats.
+@dataclass(frozen=True)
+class Enumeration(AllocationMethod):
+    """The exact log evidence of few tokens: a sum over all allocations.
+
+    Parameters
+    ----------
+    limit
+        Intermediate states that may be held at a time; a state takes some hundred bytes.
+
+    Notes
+    -----
+    Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
+    simulating Pólya urns", marginal distribution of the allocation tensor.
+
+    ``trace`` holds the exact posterior mean tables, such as ``table_r``. All numberings
+    of hidden states are equally probable, so that the states look alike there.
+    """
+
+    limit: int = LIMIT
+
+    def __post_init__(self) -> None:
+        whole_number("limit", self.limit, 1)
+
+    def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
+        del problem
+        found = enumerate_allocations(compiled, self.limit)
+        trace = self._trace(compiled, found.mean_counts, {})
+        trace = trace.assign_attrs(states=found.states)
+        return Evidence(found.log_evidence, 0.0, 0.0, trace)
+
+
+def enumerate_allocations(compiled: CompiledModel, limit: int = LIMIT) -> Enumerated:
+    r"""Sum over all allocations, in nats.
 
     .. math:: \ln p(X) = \ln \mathrm{NB}(T) + \ln T! - \sum \ln X! + \ln \sum_z f(C(z))
 
@@ -67,25 +99,18 @@ def enumerate_evidence(compiled: CompiledModel, limit: int = LIMIT) -> float:
     Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
     simulating Pólya urns", marginal distribution of the allocation tensor.
     """
-    return enumerate_allocations(compiled, limit, means=False).log_evidence
-
-
-def enumerate_allocations(
-    compiled: CompiledModel, limit: int = LIMIT, *, means: bool = True
-) -> Enumerated:
-    """As `enumerate_evidence`, with the posterior mean of the counts (NaN without ``means``)."""
     if (least := _least_states(compiled)) > limit:
         raise _too_many(compiled, least, limit)
-    walk = _Walk(compiled, limit, means)
+    walk = _Walk(compiled, limit)
     for cell, tokens in enumerate(compiled.values):
         walk.meet(cell)
         for _ in range(int(tokens)):
             walk.add_token(cell)
         walk.leave(cell)
+    means = np.zeros(compiled.cells)
+    means[walk.closed] = walk.closed_means[0]
     log_sum = float(walk.log_weights[0])
-    return Enumerated(
-        compiled.log_factor + compiled.constant + log_sum, walk.mean_counts(), walk.most
-    )
+    return Enumerated(compiled.log_factor + compiled.constant + log_sum, means, walk.most)
 
 
 def count_allocations(compiled: CompiledModel) -> float:
@@ -98,8 +123,8 @@ def count_allocations(compiled: CompiledModel) -> float:
 class _Walk:
     """Distinct states after some of the tokens, with the weights of what led there."""
 
-    def __init__(self, compiled: CompiledModel, limit: int, means: bool) -> None:
-        self.compiled, self.limit, self.means = compiled, limit, means
+    def __init__(self, compiled: CompiledModel, limit: int) -> None:
+        self.compiled, self.limit = compiled, limit
         self.alpha = np.concatenate([compiled.cell_alpha, compiled.total_alpha])
         self.last = _last_cells(compiled)
         self.open: IntArray = np.zeros(0, np.int64)
@@ -135,31 +160,22 @@ class _Walk:
         """Multiply by the factors of urns that no later token reaches, and forget these."""
         done = self.last[self.open] == cell
         own, counts = self.open[done], self.states[:, done]
-        sign = np.where(own < self.compiled.cells, 1.0, -1.0)
-        weights = self.log_weights + rising(self.alpha[own], counts) @ sign
-        if self.means:
-            held = own < self.compiled.cells
-            self.closed = np.concatenate([self.closed, own[held]])
-            self.closed_means = np.concatenate([self.closed_means, counts[:, held]], axis=1)
+        held = own < self.compiled.cells
+        weights = self.log_weights + rising(self.alpha[own], counts) @ np.where(held, 1.0, -1.0)
+        self.closed = np.concatenate([self.closed, own[held]])
+        self.closed_means = np.concatenate([self.closed_means, counts[:, held]], axis=1)
         self.open = self.open[~done]
         self._merge(self.states[:, ~done], weights, np.arange(len(weights)))
 
-    def mean_counts(self) -> FloatArray:
-        """Posterior mean of the flat counts, once all urns are left."""
-        out = np.full(self.compiled.cells, 0.0 if self.means else np.nan)
-        out[self.closed] = self.closed_means[0]
-        return out
-
     def _merge(self, states: NDArray[np.int32], logs: FloatArray, parents: IntArray) -> None:
         """Merge equal rows; ``parents`` says which mean of closed counts each of them has."""
-        _, first, group = np.unique(_coded(states), return_index=True, return_inverse=True)
+        _, first, group = np.unique(coded(states.T), return_index=True, return_inverse=True)
         top = np.full(len(first), -np.inf)
         np.maximum.at(top, group, logs)
         weights = np.exp(logs - top[group])
         sums = np.bincount(group, weights, len(first))
-        if self.means:
-            share = csr_array((weights / sums[group], (group, parents)))
-            self.closed_means = share @ self.closed_means
+        share = csr_array((weights / sums[group], (group, parents)))
+        self.closed_means = share @ self.closed_means
         self.states, self.log_weights = states[first], top + np.log(sums)
         self.most = max(self.most, len(first))
 
@@ -174,28 +190,9 @@ def _places(compiled: CompiledModel, cell: int) -> IntArray:
 def _last_cells(compiled: CompiledModel) -> IntArray:
     """The last observed cell that reaches each count and each total."""
     last = np.zeros(compiled.cells + compiled.totals, np.int64)
-    cells = np.arange(len(compiled.values))
-    for n in range(len(compiled.draws)):
-        for h in range(compiled.states):
-            np.maximum.at(last, compiled.row[:, n] + compiled.column[n, h], cells)
-            totals = compiled.total_row[:, n] + compiled.total_column[n, h]
-            np.maximum.at(last, compiled.cells + totals, cells)
+    for cell in range(len(compiled.values)):
+        last[_places(compiled, cell)] = cell
     return last
-
-
-def _coded(states: NDArray[np.int32]) -> IntArray:
-    """One number for each row, equal where rows are equal."""
-    code = np.zeros(len(states), np.int64)
-    size = 1
-    for column in states.T:
-        low, high = int(column.min()), int(column.max())
-        width = high - low + 1
-        if size * width > LARGEST_CODE:
-            found, code = np.unique(code, return_inverse=True)
-            size = len(found)
-        code = code * width + (column - low)
-        size *= width
-    return code
 
 
 def _least_states(compiled: CompiledModel) -> int:

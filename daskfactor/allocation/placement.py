@@ -1,13 +1,14 @@
 """Where particles keep their counts: dense rows, light rows, and factors that never vary.
 
-A factor whose place does not depend on the hidden state is the same for every
+A token's weight is a product of *registers*: an urn's count above the fraction line, a total
+below it. A factor whose place does not depend on the hidden state is the same for every
 allocation by the time that all tokens are in, whatever their order: a total over D
 tokens gives Γ(A) / Γ(A + D). Such factors are taken out of the particles' weights and
 stand in ``Placement.constant``.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,21 +24,6 @@ PAD = BLOCK  # a block of states may read past the last row
 LONGEST = 0xFFFF  # states that a slot can tell apart, and one more for an empty one
 
 
-class CountPlaces(NamedTuple):
-    """Flat counts (see `CompiledModel`) of what particles keep; -1 for totals.
-
-    ``dense``: (W,) of table cells; ``light``: (L,) of light rows' first cell;
-    ``states``: (A,) first cells of urns that hold one count per state;
-    ``known``, ``balls``: cells whose count every allocation has, and that count.
-    """
-
-    dense: Ints
-    light: Ints
-    states: Ints
-    known: Ints
-    balls: Ints
-
-
 @dataclass(frozen=True)
 class Placement:
     """What the kernels need to know of a problem.
@@ -47,9 +33,15 @@ class Placement:
     network
         Registers, see `daskfactor.kernels.urns.Network`.
     places
-        Where a particle's counts belong in the flat counts of the `CompiledModel`.
-    tokens
-        Number of tokens T.
+        Where a particle's counts belong in the flat counts of the `CompiledModel`, -1 for
+        totals: of table cells (W,), of light rows' first cells (L,), and of the first cells of
+        urns that hold one count per state (A,).
+    known, balls
+        Cells whose count every allocation has, and that count.
+    values : (M,)
+        Tokens at each observed cell.
+    cells
+        Length of the flat counts.
     width
         Cells of a particle's table.
     slots
@@ -61,38 +53,52 @@ class Placement:
     """
 
     network: Network
-    places: CountPlaces
-    tokens: int
+    places: tuple[Ints, Ints, Ints]
+    known: Ints
+    balls: Ints
+    values: Ints
+    cells: int
     width: int
     slots: int
-    kind: type[np.unsignedinteger[Any]]
+    kind: np.dtype[Any]
     constant: float
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens T."""
+        return int(self.values.sum())
 
     @property
     def particle_bytes(self) -> int:
         """Memory of one particle, without an order of its own."""
-        counts = np.dtype(self.kind).itemsize * (self.width + self.slots)
+        counts = self.kind.itemsize * (self.width + self.slots)
         return counts + 24 * BLOCK * math.ceil(self.network.states / BLOCK) + 40
 
 
-class _Register(NamedTuple):
-    """One factor of a token's weight: an urn's count, or a total."""
+class _Registers(NamedTuple):
+    """Registers of a model: R of them, M observed cells, H states.
 
-    address: Ints  # (M,)
-    column: Ints  # (H,)
-    alpha: float
-    group: int
-    total: bool
+    ``address``: (R, M), first place of a token's row; ``column``: (R, H), what a state adds to
+    it; ``alpha``: (R,); ``urn``: (R,), equal where registers count in one urn; ``total``: (R,)
+    """
+
+    address: Ints
+    column: Ints
+    alpha: NDArray[np.float64]
+    urn: Ints
+    total: NDArray[np.bool_]
+
+    def take(self, chosen: Any) -> "_Registers":
+        return _Registers(*(own[chosen] for own in self))
 
     @property
-    def fixed(self) -> bool:
-        """Whether its place is the same for all hidden states."""
-        return bool(np.all(self.column == self.column[0]))
+    def shared(self) -> NDArray[np.bool_]:
+        """Whether a register's row is the same for all tokens."""
+        return np.asarray((self.address == self.address[:, :1]).all(axis=1))
 
-    @property
-    def shared(self) -> bool:
-        """Whether its row is the same for all tokens."""
-        return bool(np.all(self.address == self.address[0]))
+    def groups(self) -> list[Ints]:
+        """Registers that count in one urn, in the order of the first of each."""
+        return [np.flatnonzero(self.urn == urn) for urn in dict.fromkeys(self.urn)]
 
 
 def place_counts(compiled: CompiledModel, light: int | None = None) -> Placement:
@@ -106,145 +112,110 @@ def place_counts(compiled: CompiledModel, light: int | None = None) -> Placement
         Rows with at most this many tokens are lists; None chooses a quarter of the row's
         length (at least 2): longer lists save little and take longer.
     """
-    registers, known = _without_known(compiled)
-    simple = _is_simple(registers, compiled.states)
-    alone = [r for r in registers if simple and r.shared]
-    rowed = [r for r in registers if not (simple and r.shared)]
+    registers, known, balls, log_known = _without_known(compiled)
+    simple = _is_simple(registers)
+    shared = registers.shared & simple
+    alone, rowed = registers.take(shared), registers.take(~shared)
     rows = _Rows(compiled.values, light)
-    place = np.zeros((len(compiled.values), len(rowed)), np.int64)
-    for members in _groups(rowed).values():
-        for n, found in zip(members, rows.place([rowed[n] for n in members]), strict=True):
-            place[:, n] = found
-    lengths = [int(r.column.max()) + 1 for r in rowed]
-    scratch = rows.width + np.cumsum([0, *lengths])
-    width = int(scratch[-1]) + PAD
+    place = np.zeros(rowed.address.shape, np.int64)
+    for members in rowed.groups():
+        place[members] = rows.place(rowed.take(members))
+    lengths = rowed.column.max(axis=1) + 1
+    width = rows.width + int(lengths.sum()) + PAD
     dense = np.full(width, -1, np.int64)
     dense[: rows.width] = np.concatenate([np.empty(0, np.int64), *rows.dense])
-    first = [int(r.address[0]) for r in alone if not r.total]
-    listed = (rows.light, first, known.cells, known.balls)
-    network = _network(compiled, rowed, alone, simple)._replace(
-        place=place.astype(np.int32),
-        scratch=scratch[:-1].astype(np.int64),
-        start=np.concatenate([[0], np.cumsum(rows.sizes)]).astype(np.int64),
-    )
     scaled = np.sum(compiled.values * np.log(compiled.values))  # makes up for Network.scale
     return Placement(
-        network=network,
-        places=CountPlaces(dense, *(np.array(values, np.int64) for values in listed)),
-        tokens=int(compiled.values.sum()),
+        network=Network(
+            place=np.ascontiguousarray(place.T.astype(np.int32)),
+            scratch=rows.width + np.cumsum(lengths) - lengths,
+            start=np.cumsum([0, *rows.sizes]),
+            scale=1.0 / compiled.values,
+            simple=int(simple),
+            states=compiled.states,
+            **_factors(rowed, alone, simple),
+        ),
+        places=(dense, np.array(rows.light, np.int64), alone.address[~alone.total, 0]),
+        known=known,
+        balls=balls,
+        values=compiled.values,
+        cells=compiled.cells,
         width=width,
-        slots=int(network.start[-1]),
-        kind=_smallest(max(rows.heaviest, rows.widest)),
-        constant=float(compiled.log_factor + compiled.constant + known.log + scaled),
+        slots=sum(rows.sizes),
+        kind=np.min_scalar_type(max(rows.heaviest, rows.widest)),
+        constant=float(compiled.log_factor + compiled.constant + log_known + scaled),
     )
 
 
-def _registers(compiled: CompiledModel) -> list[_Register]:
-    found = []
-    for total in (False, True):
-        rows = compiled.total_row if total else compiled.row
-        columns = compiled.total_column if total else compiled.column
-        alphas = compiled.alpha_total if total else compiled.alpha
-        for n in range(len(compiled.alpha)):
-            made = (rows[:, n], columns[n], float(alphas[n]), int(compiled.group[n]), total)
-            found.append(_Register(*made))
-    return found
-
-
-def _groups(registers: list[_Register]) -> dict[tuple[int, bool], list[int]]:
-    """Registers that count in one urn."""
-    groups: dict[tuple[int, bool], list[int]] = {}
-    for n, register in enumerate(registers):
-        groups.setdefault((register.group, register.total), []).append(n)
-    return groups
-
-
-class _Known(NamedTuple):
-    """Factors that are the same for every allocation: their log, and their urns' counts."""
-
-    log: float
-    cells: list[int]
-    balls: list[int]
-
-
-def _count_known(group: list[_Register], values: Ints) -> tuple[Ints, Ints, float]:
-    """Cells, balls and log of a group's factors when no place depends on the hidden state."""
-    where = np.concatenate([member.address + member.column[0] for member in group])
-    cells, at = np.unique(where, return_inverse=True)
-    balls = np.bincount(at, weights=np.tile(values, len(group))).astype(np.int64)
-    alpha = group[0].alpha
-    return cells, balls, float(np.sum(gammaln(alpha + balls) - gammaln(alpha)))
-
-
-def _without_known(compiled: CompiledModel) -> tuple[list[_Register], _Known]:
-    registers = _registers(compiled)
-    kept: list[int] = []
-    found = _Known(0.0, [], [])
-    for members in _groups(registers).values():
-        group = [registers[n] for n in members]
-        if not all(register.fixed for register in group):
-            kept.extend(members)
+def _without_known(compiled: CompiledModel) -> tuple[_Registers, Ints, Ints, float]:
+    """Registers that vary; of the others the cells, their counts, and the log of their factors."""
+    urns = [2 * compiled.group, 2 * compiled.group + 1]
+    registers = _Registers(
+        np.concatenate([compiled.row.T, compiled.total_row.T]),
+        np.concatenate([compiled.column, compiled.total_column]),
+        np.concatenate([compiled.alpha, compiled.alpha_total]),
+        np.concatenate(urns),
+        np.repeat([False, True], len(compiled.group)),
+    )
+    fixed = (registers.column == registers.column[:, :1]).all(axis=1)
+    kept, log = np.ones(len(fixed), bool), 0.0
+    known, counted = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for members in registers.groups():
+        if not fixed[members].all():
             continue
-        cells, balls, rise = _count_known(group, compiled.values)
-        if group[0].total:
-            found = found._replace(log=found.log - rise)
+        kept[members] = False
+        own = registers.take(members)
+        where = (own.address + own.column[:, :1]).ravel()
+        cells, at = np.unique(where, return_inverse=True)
+        balls = np.bincount(at, np.tile(compiled.values, len(members))).astype(np.int64)
+        rise = float(np.sum(gammaln(own.alpha[0] + balls) - gammaln(own.alpha[0])))
+        if own.total[0]:
+            log -= rise
         else:
-            found = _Known(
-                found.log + rise, found.cells + cells.tolist(), found.balls + balls.tolist()
-            )
-    return [registers[n] for n in sorted(kept)], found
+            log += rise
+            known.append(cells)
+            counted.append(balls)
+    return registers.take(kept), np.concatenate(known), np.concatenate(counted), log
 
 
-def _is_simple(registers: list[_Register], states: int) -> bool:
-    if len(_groups(registers)) < len(registers):
+def _is_simple(registers: _Registers) -> bool:
+    """Tell whether every urn is drawn from once, by state, and no total needs a row of its own."""
+    if len(np.unique(registers.urn)) < len(registers.urn):
         return False
-    plain = all(np.array_equal(register.column, np.arange(states)) for register in registers)
-    rowed = [register for register in registers if not register.shared]
-    return plain and bool(rowed) and not any(register.total for register in rowed)
+    rowed = ~registers.shared
+    plain = (registers.column == np.arange(registers.column.shape[1])).all()
+    return bool(plain and rowed.any() and not registers.total[rowed].any())
 
 
-def _smallest(largest: int) -> type[np.unsignedinteger[Any]]:
-    kinds: tuple[type[np.unsignedinteger[Any]], ...] = (np.uint8, np.uint16)
-    return next((kind for kind in kinds if largest <= np.iinfo(kind).max), np.uint32)
-
-
+@dataclass
 class _Rows:
-    """Gives the rows of registers their places, group by group."""
+    """Gives the rows of registers their places, urn by urn."""
 
-    def __init__(self, values: Ints, light: int | None) -> None:
-        self.values = values
-        self.limit = light
-        self.dense: list[Ints] = []
-        self.width = 0
-        self.light: list[int] = []
-        self.sizes: list[int] = []
-        self.widest = 0
-        self.heaviest = 0
+    values: Ints
+    limit: int | None
+    dense: list[Ints] = field(default_factory=list)
+    width: int = 0
+    light: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    widest: int = 0
+    heaviest: int = 0
 
-    def place(self, members: list[_Register]) -> list[Ints]:
-        """Places (M,) of the rows of every register of a group."""
-        length = max(int(member.column.max()) for member in members) + 1
-        rows, at = np.unique(
-            np.concatenate([member.address for member in members]), return_inverse=True
-        )
-        same = all(np.array_equal(member.column, members[0].column) for member in members)
-        total = members[0].total
+    def place(self, members: _Registers) -> Ints:
+        """Places of the rows of all registers of an urn, (R, M)."""
+        length, draws = int(members.column.max()) + 1, len(members.urn)
+        rows, at = np.unique(members.address, return_inverse=True)
+        same = bool((members.column == members.column[0]).all())
         if same and bool(np.all(np.diff(rows) >= length)) and length <= LONGEST:
-            place = self._apart(rows, at, length, len(members), total)
-        else:
-            place = self._overlapping(rows, length, len(members), total)
-        return np.split(place[at], len(members))
-
-    def _overlapping(self, rows: Ints, length: int, draws: int, total: bool) -> Ints:
-        """All of them dense, as they are."""
-        self.heaviest = max(self.heaviest, draws * int(self.values.sum()))
-        place = self.width + rows - rows[0]
-        self._add(np.arange(rows[0], rows[-1] + length), total)
-        return np.asarray(place)
+            place = self._apart(rows, at.ravel(), length, draws, bool(members.total[0]))
+        else:  # all of them dense, as they are
+            self.heaviest = max(self.heaviest, draws * int(self.values.sum()))
+            place = self.width + rows - rows[0]
+            self._add(np.arange(rows[0], rows[-1] + length), bool(members.total[0]))
+        return np.asarray(place[at].reshape(members.address.shape))
 
     def _apart(self, rows: Ints, at: Ints, length: int, draws: int, total: bool) -> Ints:
         """Each of them dense or light."""
-        tokens = np.bincount(at, weights=np.tile(self.values, draws)).astype(np.int64)
+        tokens = np.bincount(at, np.tile(self.values, draws)).astype(np.int64)
         self.heaviest = max(self.heaviest, int(tokens.max()))
         limit = max(2, length // 4) if self.limit is None else self.limit
         light = tokens <= limit
@@ -264,30 +235,16 @@ class _Rows:
         self.width += len(cells)
 
 
-def _network(
-    compiled: CompiledModel, rowed: list[_Register], alone: list[_Register], simple: bool
-) -> Network:
-    """Registers, without their places."""
-    size = len(rowed)
-    twin = np.zeros((size, size), np.uint8)
-    for members in _groups(rowed).values():
-        for n in members:
-            twin[n, [e for e in members if e < n]] = 1
-    cells = len(compiled.values)
-    address = np.array([r.address for r in rowed], np.int64).reshape(size, cells).T
-    column = np.array([r.column for r in rowed], np.int32).reshape(size, compiled.states)
-    return Network(
-        place=np.zeros((cells, size), np.int32),
-        alpha=np.array([r.alpha for r in rowed], np.float64),
-        scratch=np.zeros(size, np.int64),
-        start=np.zeros(1, np.int64),
-        scale=1.0 / compiled.values,
-        above=np.array([r.alpha for r in alone if not r.total], np.float64),
-        below=np.array([r.alpha for r in alone if r.total], np.float64),
-        simple=int(simple),
-        column=np.zeros((0, 0), np.int32) if simple else column,
-        divides=np.array([r.total for r in rowed], np.uint8),
-        address=np.ascontiguousarray(address) if twin.any() else np.zeros((0, 0), np.int64),
-        twin=twin if twin.any() else np.zeros((0, 0), np.uint8),
-        states=compiled.states,
-    )
+def _factors(rowed: _Registers, alone: _Registers, simple: bool) -> dict[str, Any]:
+    """What a `Network` has of registers, but for their places."""
+    twin = np.tril(rowed.urn[:, None] == rowed.urn, -1)
+    none = np.zeros((0, 0), np.int64)
+    return {
+        "alpha": rowed.alpha,
+        "above": alone.alpha[~alone.total],
+        "below": alone.alpha[alone.total],
+        "column": (none if simple else rowed.column).astype(np.int32),
+        "divides": rowed.total.astype(np.uint8),
+        "address": np.ascontiguousarray(rowed.address.T) if twin.any() else none,
+        "twin": (twin if twin.any() else none).astype(np.uint8),
+    }

@@ -1,24 +1,29 @@
-"""Chib's estimate of the marginal likelihood of counts, from Gibbs sweeps."""
+"""Chib's estimate of the marginal likelihood of counts, from Gibbs sweeps.
+
+The conditional of a factor given S and the other factor is a product of gamma
+densities. Its density at a point, averaged over sweeps, is the factor's own posterior
+density there (Rao and Blackwell). What is recorded of a sweep is the table
+
+    A[k, l] = Σ_i log Gamma(point_ik; a + s_i.l, λ + rate_il)
+
+of the point's component k under the conditional of the sampler's component l, from
+which every way to name the components can be looked at.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.special import gammaln, logsumexp
 
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
-from daskfactor.evidence.ordinates import (
-    POINT,
-    Averager,
-    Naming,
-    Ordinate,
-    OrdinateProgram,
-)
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
 from daskfactor.inference.chain import Setting
@@ -28,6 +33,7 @@ from daskfactor.inference.options import RunOptions
 from daskfactor.inference.program import COLUMNS, ROWS
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.multinomial import Wide, log_likelihood
+from daskfactor.kernels.permanent import log_permanent
 from daskfactor.models.priors import gamma_log_density
 from daskfactor.progress import Phase, RunEvent
 from daskfactor.random import Stream, generator, noise_key
@@ -36,6 +42,177 @@ BATCHES = 25
 """Batches of sweeps that a standard error is taken over."""
 FEWEST = 10.0
 """Equal sweeps below which an ordinate hangs on a few of them."""
+POINT = "point"
+"""Where a band carries its part of the point, in double precision."""
+ALL_UP_TO = 11
+"""Components up to which all permutations are summed over by default."""
+SAMPLED = 2000
+"""Permutations that stand for all where there are too many."""
+
+
+@dataclass(frozen=True)
+class OrdinateProgram(GibbsProgram):
+    """Gibbs sweeps that record densities at a point of one factor, as draws of its bands.
+
+    Of W the table A; of H, under a frozen W, the log-density of every row.
+    """
+
+    measured: int = ROWS
+
+    def _conditional(self, band: FactorBand, factor: int) -> tuple[Wide, Wide]:
+        shapes, rates = super()._conditional(band, factor)
+        if factor == self.measured:
+            point, frozen = band.arrays[POINT], self.frozen[COLUMNS]
+            if factor == ROWS:
+                band.draws.append(table(point, shapes, rates))
+            else:
+                each = entries(point, shapes, rates)
+                band.draws.append((each if frozen is None else each[:, ~frozen]).sum(axis=1))
+        return shapes, rates
+
+    def touches(self, op: object) -> tuple[str, ...]:
+        """Names of a band's arrays that an operation reads or writes."""
+        del op
+        return (POINT,)
+
+    def changes(self, op: object) -> tuple[str, ...]:
+        """Nothing that a state holds."""
+        del op
+        return ()
+
+
+def entries(point: Wide, shapes: Wide, rates: Wide) -> Wide:
+    """Log-density of every entry of the point under its gamma law."""
+    found: Wide = shapes * np.log(rates) - gammaln(shapes)
+    found += (shapes - 1.0) * _log(point) - rates * point
+    return found
+
+
+def _log(point: Wide) -> Wide:
+    """Log of a point; frozen components may be zero, and are left out afterwards."""
+    return np.log(np.maximum(point, np.finfo(np.float64).tiny))
+
+
+def table(point: Wide, shapes: Wide, rates: Wide) -> Wide:
+    """Log-densities of the point's columns under every column's gamma laws, (K, K)."""
+    constant = (shapes * np.log(rates) - gammaln(shapes)).sum(axis=0)
+    found: Wide = constant + _log(point).T @ (shapes - 1.0) - point.T @ rates
+    return found
+
+
+class Naming:
+    """Which permutations of the components are looked at, and the average over them.
+
+    Parameters
+    ----------
+    exchangeable
+        (K,) which components have no name of their own: those that nothing is frozen of.
+    free
+        (K,) which components have a density: those that are not frozen in the factor.
+    count
+        ``"auto"``: all permutations up to ALL_UP_TO components, else SAMPLED of them;
+        or a number of them.
+    rng
+        Draws the permutations.
+    """
+
+    def __init__(
+        self,
+        exchangeable: NDArray[np.bool_],
+        free: NDArray[np.bool_],
+        count: int | str,
+        rng: np.random.Generator,
+    ) -> None:
+        self.exchangeable = np.flatnonzero(exchangeable)
+        self.named = np.flatnonzero(free & ~exchangeable)
+        size = self.exchangeable.size
+        every = math.factorial(size)
+        if count == "auto":
+            count = every if size <= ALL_UP_TO else SAMPLED
+        self.all = size <= 1 or (int(count) >= every and size <= 2 * ALL_UP_TO)
+        self.count = every if self.all else int(count)
+        self._scratch = np.empty(2**size if self.all else 0)
+        self._sampled = (
+            np.zeros((0, size), np.int64)
+            if self.all
+            else rng.permuted(np.tile(np.arange(size), (self.count - 1, 1)), axis=1)
+        )
+
+    def average(self, A: Wide) -> float:
+        """Log of the mean over permutations of the density that a table A gives."""
+        named = float(A[self.named, self.named].sum())
+        own = np.ascontiguousarray(A[np.ix_(self.exchangeable, self.exchangeable)])
+        if own.size == 0:
+            return named
+        if self.all:
+            return named + float(log_permanent(own, self._scratch)) - math.lgamma(len(own) + 1.0)
+        return named + self._stratified(own)
+
+    def _stratified(self, A: Wide) -> float:
+        """The best permutation for itself, and the rest by a sample of all: no bias."""
+        every = np.arange(len(A))
+        _, best = linear_sum_assignment(-A)
+        top = float(A[every, best].sum()) - math.lgamma(len(A) + 1.0)
+        others = A[every, self._sampled].sum(axis=1)
+        others = others[(self._sampled != best).any(axis=1)]
+        if not others.size:
+            return top
+        rest = float(logsumexp(others)) - math.log(len(self._sampled))
+        return float(np.logaddexp(top, rest))
+
+
+class Ordinate(NamedTuple):
+    """Log of a posterior density at a point, from the log-densities of sweeps.
+
+    Attributes
+    ----------
+    log_ordinate, error
+        The estimate, and its standard error by batch means.
+    spread
+        Standard deviation of the log-densities.
+    effective
+        Number of equal sweeps that the mean of their exponentials is worth, if sweeps
+        are independent.
+    parts
+        The log-density of every sweep; or the estimates of all rows, which add up to that
+        of all (``spread`` and ``effective`` are then those of the worst row).
+    """
+
+    log_ordinate: float
+    error: float
+    spread: float
+    effective: float
+    parts: Wide
+
+
+def average(batches: Iterable[Wide]) -> Ordinate:
+    """Logs of means of exponentials, over sweeps of batches (sweeps, columns).
+
+    The value is that of the product of all columns, taken to be independent.
+    """
+    found = [
+        (
+            logsumexp(logs, axis=0),
+            logsumexp(2 * logs, axis=0),
+            np.stack([logs.sum(axis=0), (logs**2).sum(axis=0)]),
+            len(logs),
+        )
+        for logs in batches
+    ]
+    sums, squares, moments, sizes = (np.array(own) for own in zip(*found, strict=True))
+    total, count = logsumexp(sums, axis=0), int(sizes.sum())
+    values = total - math.log(count)
+    ratios = np.exp(sums - np.log(sizes)[:, None] - values)  # about 1
+    errors = ratios.std(axis=0, ddof=1) / math.sqrt(len(sizes))
+    first, second = np.sum(moments, axis=0) / count
+    effective = np.exp(2 * total - logsumexp(squares, axis=0))
+    return Ordinate(
+        math.fsum(values),
+        float(np.sqrt((errors**2).sum())),
+        float(np.sqrt(np.maximum(second - first**2, 0.0).max())),
+        float(effective.min()),
+        values,
+    )
 
 
 @dataclass(frozen=True)
@@ -99,10 +276,8 @@ class Chib(EvidenceMethod):
         sweeps.freeze(W, H)
         sweeps.run(self.tune // 2 - self.tune // 4, "tune")
         H = sweeps.average(self.tune // 4)[1]
-        averager = Averager()
-        for densities in sweeps.densities(H, COLUMNS, self.draws):
-            averager.add(densities)
-        return self._assemble(problem, (W, H), (first, averager.result()))
+        second = average(sweeps.densities(H, COLUMNS, self.draws))
+        return self._assemble(problem, (W, H), (first, second))
 
     def _first(self, problem: EvidenceProblem, sweeps: "_Sweeps", W: Wide) -> Ordinate:
         """Log p(W* | V), averaged over labellings."""
@@ -113,12 +288,11 @@ class Chib(EvidenceMethod):
             self.permutations,
             generator(problem.seed, 0, Stream.START, 2),
         )
-        averager, series = Averager(), []
-        for tables in sweeps.densities(W, ROWS, self.draws):
-            logs = [naming.average(A) for A in tables]
-            averager.add(np.array(logs)[:, None])
-            series += logs
-        return averager.result()._replace(parts=np.array(series))
+        logs = [
+            np.array([[naming.average(A)] for A in tables])
+            for tables in sweeps.densities(W, ROWS, self.draws)
+        ]
+        return average(logs)._replace(parts=np.concatenate(logs)[:, 0])
 
     def _assemble(
         self,
@@ -128,23 +302,28 @@ class Chib(EvidenceMethod):
     ) -> Evidence:
         likelihood, prior = _densities(problem, *point)
         first, second = ordinates
-        value = likelihood + prior - first.value - second.value
-        _warn(ordinates)
+        worst = min(ordinates, key=lambda own: own.effective)
+        if worst.effective < FEWEST:
+            warn(
+                f"Chib's estimate hangs on {worst.effective:.1f} sweeps: log-densities at the "
+                f"point spread over {worst.spread:.1f} nats, and it is too large by an unknown "
+                "amount; take more draws, or use ThermodynamicIntegration()",
+                SamplingWarning,
+            )
         model = problem.model
+        told = {
+            f"{name}_{side}": value
+            for side, own in zip("wh", ordinates, strict=True)
+            for name, value in own._asdict().items()
+            if name != "parts"
+        }
         trace = xr.Dataset(
             {
                 "log_density_w": ("draw", first.parts),
                 "log_density_columns": ("column", second.parts),
                 "log_likelihood": likelihood,
                 "log_prior": prior,
-                "log_ordinate_w": first.value,
-                "log_ordinate_h": second.value,
-                "error_w": first.error,
-                "error_h": second.error,
-                "spread_w": first.spread,
-                "spread_h": second.spread,
-                "effective_w": first.effective,
-                "effective_h": second.effective,
+                **told,
                 "W": (("row", "component"), point[0]),
                 "H": (("component", "column"), point[1].T),
             },
@@ -157,19 +336,8 @@ class Chib(EvidenceMethod):
                 "random_seed": str(problem.seed),
             },
         )
-        error = math.hypot(first.error, second.error)
-        return Evidence(value, error, 0.0, trace)
-
-
-def _warn(ordinates: tuple[Ordinate, Ordinate]) -> None:
-    worst = min(ordinates, key=lambda own: own.effective)
-    if worst.effective < FEWEST:
-        warn(
-            f"Chib's estimate hangs on {worst.effective:.1f} sweeps: log-densities at the point "
-            f"spread over {worst.spread:.1f} nats, and it is too large by an unknown amount; take "
-            "more draws, or use ThermodynamicIntegration()",
-            SamplingWarning,
-        )
+        value = likelihood + prior - first.log_ordinate - second.log_ordinate
+        return Evidence(value, math.hypot(first.error, second.error), 0.0, trace)
 
 
 def _densities(problem: EvidenceProblem, W: Wide, H: Wide) -> tuple[float, float]:

@@ -13,11 +13,11 @@ from scipy.special import logsumexp
 from daskfactor.checks import warn, whole_number
 from daskfactor.data.holdout import HeldOut, hold_out
 from daskfactor.errors import EngineError, OptionError, SamplingWarning
-from daskfactor.evidence.base import Evidence, EvidenceMethod
-from daskfactor.evidence.log_evidence import (
+from daskfactor.evidence.base import (
+    Evidence,
+    EvidenceMethod,
     checked_method,
     log_evidence,
-    read_whole,
     refuse_matrix_options,
 )
 from daskfactor.executors import Executor
@@ -129,7 +129,7 @@ def select_rank(
     }
     if model.evidence_data != "matrix":
         refuse_matrix_options(model, blocks, unstored)
-        read, _ = read_whole(V, model)
+        read, _ = method.read(V, model)
         fits = [_fit(read, model.with_components(n), method, seed, options, None) for n in numbers]
         return _table(numbers, fits, method)
     with session(
@@ -230,25 +230,26 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> xr.
     scores = [fit.scores for fit in fits if fit.scores is not None]
     if scores:
         table = np.stack(scores)
-        means, errors = table.mean(axis=1), _error(table)
+        means = table.mean(axis=1)
         leader = int(means.argmax())
         paired = _error(table - table[leader])
         columns |= {
             "held_out_log_score": list(means),
-            "held_out_standard_error": list(errors),
+            "held_out_standard_error": list(_error(table)),
             "held_out_difference_error": list(paired),
         }
-        near = means[leader] - means <= SIGNIFICANT * paired
         attrs["best_held_out"] = ranks[leader]
-        attrs["held_out_not_distinguishable"] = [
-            rank
-            for rank, is_near in zip(ranks, near, strict=True)
-            if is_near and rank != ranks[leader]
-        ]
+        attrs["held_out_not_distinguishable"] = _close(ranks, means, paired)
+    end = ""  # the end of the ranks tried that the best one is at
+    if best == ranks[-1]:
+        end = "largest"
+    elif best == ranks[0] > 1:
+        end = "smallest"
+    more = f"Rank {best} is the {end} that was tried; {end[:-2]}r ones may do better."
     doubt = _doubt(ranks, fits, close, method)
-    attrs["at_edge"] = _edge(ranks, best)
+    attrs["at_edge"] = end
     attrs["decides"] = not doubt
-    attrs["verdict"] = " ".join(filter(None, [_verdict(attrs), _at_edge(attrs), doubt]))
+    attrs["verdict"] = " ".join(filter(None, [_verdict(attrs), more if end else "", doubt]))
     if doubt:
         warn(doubt, SamplingWarning)
     return xr.Dataset(
@@ -269,27 +270,14 @@ def _by_evidence(ranks: list[int], fits: list[RankFit]) -> tuple[int, list[int]]
         )
     errors = np.array([fit.evidence.total_error for fit in fits])
     top = int(values.argmax())
-    near = values[top] - values <= SIGNIFICANT * np.hypot(errors, errors[top])
-    return ranks[top], [
-        rank
-        for n, (rank, is_near) in enumerate(zip(ranks, near, strict=True))
-        if is_near and n != top
-    ]
+    return ranks[top], _close(ranks, values, np.hypot(errors, errors[top]))
 
 
-def _edge(ranks: list[int], best: int) -> str:
-    """The end of the ranks tried that the best one is at: "largest", "smallest" or ""."""
-    if best == ranks[-1]:
-        return "largest"
-    return "smallest" if best == ranks[0] > 1 else ""
-
-
-def _at_edge(attrs: dict[str, Any]) -> str:
-    """Say so where the best rank is the last one on its side."""
-    end = attrs["at_edge"]
-    if not end:
-        return ""
-    return f"Rank {attrs['best']} is the {end} that was tried; {end[:-2]}r ones may do better."
+def _close(ranks: list[int], values: Vector, errors: Vector) -> list[int]:
+    """Other ranks than that of the largest value that errors of differences do not tell from it."""
+    top = int(values.argmax())
+    near = values[top] - values <= SIGNIFICANT * errors
+    return [rank for n, rank in enumerate(ranks) if near[n] and n != top]
 
 
 def _doubt(ranks: list[int], fits: list[RankFit], close: list[int], method: EvidenceMethod) -> str:
@@ -331,14 +319,11 @@ def _verdict(attrs: dict[str, Any]) -> str:
     leader = attrs["best_held_out"]
     if leader == attrs["best"]:
         return text + "; cells left out are predicted best at the same rank."
-    told = attrs["best"] in attrs["held_out_not_distinguishable"]
-    how = "though not clearly better" if told else "and clearly better"
-    reason = (
-        ""
-        if told
-        else (
-            " The evidence judges the model with its prior, the score its predictions alone: a "
-            "prior that does not suit the data, or a law too narrow for them, parts the two."
-        )
+    text += f". Cells left out are predicted best at rank {leader}"
+    if attrs["best"] in attrs["held_out_not_distinguishable"]:
+        return f"{text}, though not clearly better."
+    return (
+        f"{text}, and clearly better. The evidence judges the model with its prior, the score its "
+        "predictions alone: a prior that does not suit the data, or a law too narrow for them, "
+        "parts the two."
     )
-    return f"{text}. Cells left out are predicted best at rank {leader}, {how}.{reason}"

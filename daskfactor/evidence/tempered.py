@@ -1,30 +1,34 @@
-"""One temperature of a factorization: a chain that draws from p(V | W, H)^t p(W, H).
+"""Log-likelihoods at draws from p(V | θ)^t p(θ), one temperature t after another.
 
-Either rows are moved one by one, and accepted or not, which has no bias of a step size, or a
-sampler of the package does it as in a whole run. At t = 0 the prior is drawn from instead.
+Rows of a factorization are moved one by one, and accepted or not, which has no bias of a step
+size, or a sampler of the package does it as in a whole run. At t = 0 the prior is drawn from
+instead. A `GaussianAdditive` has stochastic-gradient Langevin dynamics, all temperatures side
+by side.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.evidence.quadrature import FitSeries
+from daskfactor.evidence.base import EvidenceProblem
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler
-from daskfactor.inference.chain import Chain, Setting
+from daskfactor.inference.chain import Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.passes import evaluate
 from daskfactor.kernels.rowwise import LONGEST, SMALLEST, Entries, Prior, Target, row_kernels
 from daskfactor.kernels.views import AnyBlock, SparseBlock
-from daskfactor.models.fixed import FixedComponents
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
 Factor = NDArray[np.float64]
+Vector = NDArray[np.float64]
 
 BATCHES = 12
 """Parts of tuning, after each of which the proposal's length is looked at."""
@@ -33,6 +37,22 @@ CLIMB = 300
 """Multiplicative updates before the first sweep."""
 SMALLEST_MEAN = 1e-30
 """Floor of μ for likelihoods under the prior, which no gradient is taken of."""
+STEP = 0.05
+"""ε in units of the inverse curvature along Σ θ_r, the one direction that the data see."""
+BATCH = 0.05
+"""Share of the observations that a step looks at (250 of 5000 in the paper)."""
+
+
+class FitSeries(NamedTuple):
+    """Log-likelihoods at the draws of one temperature.
+
+    ``coarse`` is that of a Richardson-Romberg pair's coarse chain, whose draws are as far
+    apart in time as ``fine``'s are after pairs of those have been averaged.
+    """
+
+    fine: Vector
+    coarse: Vector | None = None
+    acceptance: float = np.nan
 
 
 class Sides(NamedTuple):
@@ -59,71 +79,52 @@ def listed_entries(data: BlockedData, likelihood: Likelihood) -> int:
 
 def both_sides(data: BlockedData, likelihood: Likelihood) -> Sides:
     """Copy the observed entries, in the grid's order, for `daskfactor.kernels.rowwise`."""
-    summed = likelihood.zeros == "constant"
-    found = [
-        _cells(data.view(block.row, block.col), summed, *_corner(data, block.row, block.col))
-        for block in data.grid.all_blocks()
-    ]
-    seen = np.concatenate([cells for cells, _ in found], axis=1)
-    gone = np.concatenate([cells for _, cells in found], axis=1)
-    rows, cols = data.shape
-    return Sides(
-        _by_rows(seen, gone, (rows, cols)),
-        _by_rows(seen[[1, 0, 2]], gone[[1, 0, 2]], (cols, rows)),
-        likelihood.fit_constant(seen[2]),
+    seen, gone = [], []
+    for block in data.grid.all_blocks():
+        rows, cols = data.grid.slices(block)
+        corner = np.array([[rows.start], [cols.start], [0]])
+        listed, missing = _cells(data.view(*block), likelihood.zeros == "constant")
+        seen.append(listed + corner)
+        gone.append(missing + corner)
+    listed, missing = np.concatenate(seen, axis=1), np.concatenate(gone, axis=1)
+    by_rows, by_cols = (
+        Entries(*_compressed(listed, *axes), *_compressed(missing, *axes)[:2])
+        for axes in ((0, 1, data.shape[0]), (1, 0, data.shape[1]))
     )
+    return Sides(by_rows, by_cols, likelihood.fit_constant(listed[2]))
 
 
-def _corner(data: BlockedData, row: int, col: int) -> tuple[int, int]:
-    return data.grid.rows.offsets[row], data.grid.cols.offsets[col]
-
-
-def _cells(view: AnyBlock, summed: bool, row0: int, col0: int) -> tuple[Array, Array]:
+def _cells(view: AnyBlock, summed: bool) -> tuple[Array, Array]:
     """(rows, columns, values) of the entries to list and of the missing ones, (3, n) each.
 
     Zeros are not listed if they are ``summed`` over rows.
     """
-    if isinstance(view, SparseBlock):
-        rows = np.repeat(np.arange(view.m), np.diff(view.indptr))
-        stored = np.stack([rows + row0, view.indices.astype(np.int64) + col0, view.values])
-        missing = np.isnan(stored[2])
-        if not view.zeros:
-            missing = _complement(view, stored[:2], row0, col0)
-            return stored[:, ~np.isnan(stored[2])], missing
-        listed = stored[:, ~missing]
-        if not summed:
-            zeros = _complement(view, stored[:2], row0, col0)
-            listed = np.concatenate([listed, zeros], axis=1)
-        return listed, stored[:, missing]
-    block = np.asarray(view.block, dtype=np.float64)
-    missing = np.isnan(block)
-    listed = ~missing & (block != 0) if summed else ~missing
-    return _positions(block, listed, row0, col0), _positions(block, missing, row0, col0)
-
-
-def _complement(view: SparseBlock, stored: Array, row0: int, col0: int) -> Array:
-    """List the cells of a block that it does not store."""
+    if not isinstance(view, SparseBlock):
+        block = np.asarray(view.block, dtype=np.float64)
+        missing = np.isnan(block)
+        listed = ~missing & (block != 0) if summed else ~missing
+        return _where(listed, block), _where(missing, block)
+    rows = np.repeat(np.arange(view.m), np.diff(view.indptr))
+    stored = np.stack([rows, view.indices, view.values]).astype(np.float64)
+    nan = np.isnan(stored[2])
+    listed, missing = stored[:, ~nan], stored[:, nan]
+    if view.zeros and summed:
+        return listed, missing
     absent = np.ones((view.m, view.n), dtype=bool)
-    absent[stored[0].astype(np.int64) - row0, stored[1].astype(np.int64) - col0] = False
-    return _positions(np.zeros(absent.shape), absent, row0, col0)
+    absent[rows, view.indices] = False
+    others = _where(absent, np.zeros(absent.shape))
+    return (np.concatenate([listed, others], axis=1), missing) if view.zeros else (listed, others)
 
 
-def _positions(block: Array, wanted: NDArray[np.bool_], row0: int, col0: int) -> Array:
-    rows, cols = np.nonzero(wanted)
-    return np.stack([rows + row0, cols + col0, block[rows, cols]]).astype(np.float64)
+def _where(wanted: NDArray[np.bool_], block: Array) -> Array:
+    return np.stack([*np.nonzero(wanted), block[wanted]])
 
 
-def _by_rows(seen: Array, gone: Array, shape: tuple[int, int]) -> Entries:
-    pointers, columns, values = _compressed(seen, shape)
-    missing_pointers, missing, _ = _compressed(gone, shape)
-    return Entries(pointers, columns, values, missing_pointers, missing)
-
-
-def _compressed(cells: Array, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
-    """Row pointers, columns and values, rows and columns ascending."""
-    rows, cols = cells[:2].astype(np.int64)
+def _compressed(cells: Array, major: int, minor: int, length: int) -> tuple[Array, Array, Array]:
+    """Pointers, indices and values along one of two axes, both ascending."""
+    rows, cols = cells[[major, minor]].astype(np.int64)
     order = np.lexsort((cols, rows))
-    pointers = np.searchsorted(rows[order], np.arange(shape[0] + 1)).astype(np.int64)
+    pointers = np.searchsorted(rows[order], np.arange(length + 1)).astype(np.int64)
     return pointers, cols[order], np.ascontiguousarray(cells[2][order])
 
 
@@ -138,14 +139,10 @@ def prior_draw(
     ):
         rate, shape = hyper.prior(side)
         factor = rng.standard_gamma(shape, (length, model.n_components)) / rate
-        _put(fixed, factor, order)
+        if fixed is not None:
+            fixed.put(factor, slice(None) if order is None else order)
         drawn.append(np.maximum(factor, SMALLEST))
     return drawn[0], drawn[1]
-
-
-def _put(fixed: FixedComponents | None, factor: Factor, order: NDArray[np.int64] | None) -> None:
-    if fixed is not None:
-        fixed.put(factor, slice(None) if order is None else order)
 
 
 def priors(model: TweedieNMF, data: BlockedData) -> tuple[Prior, Prior]:
@@ -158,50 +155,26 @@ def priors(model: TweedieNMF, data: BlockedData) -> tuple[Prior, Prior]:
 
 
 def prior_series(
-    model: TweedieNMF, data: BlockedData, sides: Sides, rng: np.random.Generator, draws: int
+    model: TweedieNMF,
+    data: BlockedData,
+    rng: np.random.Generator,
+    draws: int,
+    fit: Callable[[Factor, Factor], float],
 ) -> FitSeries:
-    """Fits at independent draws from the prior, for exact moves: t = 0 without a chain."""
-    fits, log_fit = np.empty(draws), row_kernels(model.likelihood).log_fit
-    for draw in range(draws):
-        W, H = prior_draw(model, data, rng)
-        fits[draw] = log_fit(W, H, sides.by_rows)
-    return FitSeries(fits)
+    """Fits at independent draws from the prior: t = 0 without a chain."""
+    return FitSeries(np.array([fit(*prior_draw(model, data, rng)) for _ in range(draws)]))
 
 
-class TemperedChain:
-    """Draws from p(V | W, H)^t p(W, H) at one t; ``W`` and ``H`` (Hᵀ) are its state."""
+def row_fit(model: TweedieNMF, sides: Sides, W: Factor, H: Factor) -> float:
+    """How well factors fit, as exact moves have it."""
+    return row_kernels(model.likelihood).log_fit(W, H, sides.by_rows)
 
-    def __init__(
-        self, model: TweedieNMF, data: BlockedData, sides: Sides, rng: np.random.Generator
-    ) -> None:
-        self.model, self.sides, self.rng = model, sides, rng
-        self.W, self.H = prior_draw(model, data, rng)
-        self.priors = priors(model, data)
-        self.kernels = row_kernels(model.likelihood)
-        self.tau = LONGEST
 
-    def _target(self, t: float) -> Target:
-        s = t / float(self.model.dispersion)
-        return Target(self.sides.by_rows, self.sides.by_cols, s, *self.priors)
-
-    def sweep(self, t: float, count: int) -> tuple[NDArray[np.float64], float]:
-        """Sweep ``count`` times at temperature t; fits, and the share of accepted rows."""
-        fits = np.empty(count)
-        target = self._target(t)
-        accepted = self.kernels.run_sweeps(self.W, self.H, target, self.tau, self.rng, fits)
-        return fits, accepted / max(1, count * (len(self.W) + len(self.H)))
-
-    def climb(self, t: float, count: int) -> None:
-        """Go where sweeps without noise lead: among the bulk of the posterior at t."""
-        self.kernels.climb(self.W, self.H, self._target(t), count)
-
-    def tune(self, t: float, count: int) -> None:
-        """Sweep without looking; the proposal is shortened while it is too bold."""
-        for batch in range(BATCHES):
-            size = count * (batch + 1) // BATCHES - count * batch // BATCHES
-            _, accepted = self.sweep(t, size)
-            if size and accepted < LEAST_ACCEPTED:
-                self.tau = min(self.tau, 2.0) / 2.0
+def block_fit(model: TweedieNMF, data: BlockedData, W: Factor, H: Factor) -> float:
+    """How well factors fit, as a sampler has them and their fit."""
+    state = make_state(data.grid, W.astype(data.dtype), H.astype(data.dtype))
+    fit = evaluate(SerialExecutor(), data, state, model.likelihood, SMALLEST_MEAN)
+    return fit.negative_divergence
 
 
 def tempered_series(
@@ -212,27 +185,25 @@ def tempered_series(
     t: float,
     lengths: tuple[int, int, int],
 ) -> FitSeries:
-    """Fits of one chain at one temperature; ``lengths`` are draws, tuning sweeps, thinning."""
+    """Fits of one chain that draws from p(V | W, H)^t p(W, H) by moving rows.
+
+    It first goes where sweeps without noise lead, among the bulk of the posterior at t. While
+    it is tuned the proposal is shortened when it is too bold. ``lengths`` are draws, tuning
+    sweeps, thinning.
+    """
     draws, tune, every = lengths
-    chain = TemperedChain(model, data, sides, rng)
-    chain.climb(t, CLIMB)
-    chain.tune(t, tune)
-    fits, accepted = chain.sweep(t, draws * every)
-    return FitSeries(fits[every - 1 :: every], acceptance=accepted)
-
-
-def prior_fits(
-    model: TweedieNMF, data: BlockedData, rng: np.random.Generator, draws: int
-) -> FitSeries:
-    """Fits at independent draws from the prior, for a sampler."""
-    executor = SerialExecutor()
-    fits = np.empty(draws)
-    for draw in range(draws):
-        W, H = (factor.astype(data.dtype) for factor in prior_draw(model, data, rng))
-        state = make_state(data.grid, W, H)
-        fit = evaluate(executor, data, state, model.likelihood, SMALLEST_MEAN)
-        fits[draw] = fit.negative_divergence
-    return FitSeries(fits)
+    W, H = prior_draw(model, data, rng)
+    s, kernels = t / float(model.dispersion), row_kernels(model.likelihood)
+    target = Target(sides.by_rows, sides.by_cols, s, *priors(model, data))
+    kernels.climb(W, H, target, CLIMB)
+    tau, rows = LONGEST, len(W) + len(H)
+    for size in np.diff(tune * np.arange(BATCHES + 1) // BATCHES):
+        accepted = kernels.run_sweeps(W, H, target, tau, rng, np.empty(size))
+        if size and accepted / (size * rows) < LEAST_ACCEPTED:
+            tau = min(tau, 2.0) / 2.0
+    fits = np.empty(draws * every)
+    accepted = kernels.run_sweeps(W, H, target, tau, rng, fits)
+    return FitSeries(fits[every - 1 :: every], acceptance=accepted / (fits.size * rows))
 
 
 def sampled_fits(
@@ -245,7 +216,12 @@ def sampled_fits(
 ) -> FitSeries:
     """Fits at the draws of a sampler's chain at temperature t, addressed (seed, number)."""
     seed, number = address
-    options = _options(sampler, lengths, seed, str(data.dtype))
+    draws, tune, every = lengths
+    # Draws and tuning cycles are rounded up to what every track of the sampler divides.
+    coarseness = max(track.coarseness for track in sampler.tracks)
+    draws, tune = (-(-count // coarseness) * coarseness for count in (draws, tune))
+    sampler.check_lengths(draws, tune)
+    options = RunOptions(draws, tune, 1, every, seed, "moments", 0, str(data.dtype))
     setting = Setting(data, model, sampler, options, SerialExecutor(), temperature=t)
     chain = setting.chain(number)
     chain.start()
@@ -253,26 +229,54 @@ def sampled_fits(
     for end in setting.ends:
         chain.advance(end)
         if end > options.tune:
-            _collect(chain, found)
+            for run, values in zip(chain.tracks, found, strict=True):
+                own = chain.track_options(run.track)
+                kept = (cycle for cycle in sorted(run.fits) if own.draw_index(cycle) is not None)
+                values.extend(run.fits[cycle].negative_divergence for cycle in kept)
         chain.forget()
-    series = [np.array(values) for values in found]
-    return FitSeries(series[0], series[1] if len(series) > 1 else None)
+    fine, *coarse = map(np.array, found)
+    return FitSeries(fine, coarse[0] if coarse else None)
 
 
-def _options(sampler: Sampler, lengths: tuple[int, int, int], seed: int, dtype: str) -> RunOptions:
-    """Round draws and tuning cycles up to what every track of the sampler divides."""
+def additive_series(
+    problem: EvidenceProblem, temperatures: Vector, lengths: tuple[int, int, int]
+) -> tuple[list[FitSeries], dict[str, Any]]:
+    """Log-likelihoods of all data at draws from every power posterior, and how they were made.
+
+    One step on a batch S of n of the N observations, at temperature t:
+
+        θ ← θ + ε (t (N/n) Σ_S (x_n - Σ θ) / σ_x² - (θ - μ_θ) / σ_θ²) + √(2ε) z
+
+    with ε = 0.05 / (t N R / σ_x² + 1 / σ_θ²). Batches are the parts of a permutation of
+    the observations, drawn anew for every pass, which takes most of their noise away. What
+    is left, and the finite step, lower the mean log-likelihood by about 0.1 nats, which no
+    error bar knows of. At t = 0 draws come from the prior. Şimşekli et al. 2016, equation
+    10, with the factor t that is missing there.
+    """
+    x, model = problem.data, problem.model
     draws, tune, every = lengths
-    coarseness = max(track.coarseness for track in sampler.tracks)
-    draws, tune = (-(-count // coarseness) * coarseness for count in (draws, tune))
-    sampler.check_lengths(draws, tune)
-    return RunOptions(draws, tune, 1, every, seed, "moments", 0, dtype)
-
-
-def _collect(chain: Chain, found: list[list[float]]) -> None:
-    for run, values in zip(chain.tracks, found, strict=True):
-        options = chain.track_options(run.track)
-        values.extend(
-            run.fits[cycle].negative_divergence
-            for cycle in sorted(run.fits)
-            if options.draw_index(cycle) is not None
-        )
+    rng = generator(problem.seed, 0, Stream.TEMPERATURE)
+    hot = temperatures[1:, None]
+    noise, prior = model.noise**2, model.scale**2
+    curvature = hot * x.size * model.n_components / noise + 1 / prior
+    step = STEP / curvature
+    theta = model.draw_prior(rng, len(hot))
+    # The data say where Σ θ is; a chain that starts there needs no way to it.
+    theta += (hot * x.size / noise) * (x.mean() - theta.sum(axis=1, keepdims=True)) / curvature
+    size = max(1, round(BATCH * x.size))
+    centres = np.empty(0)
+    totals = np.empty((draws, len(hot)))
+    for number in range(tune + draws * every):
+        if not centres.size:
+            shuffled = rng.permutation(x)[: x.size // size * size]
+            centres = shuffled.reshape(-1, size).mean(axis=1)
+        centre, centres = centres[-1], centres[:-1]
+        pull = hot * x.size * (centre - theta.sum(axis=1, keepdims=True)) / noise
+        pull = pull - (theta - model.mean) / prior
+        theta = theta + step * pull + np.sqrt(2 * step) * rng.standard_normal(theta.shape)
+        if number >= tune and (number - tune + 1) % every == 0:
+            totals[(number - tune) // every] = theta.sum(axis=1)
+    cold = model.draw_prior(rng, draws).sum(axis=1)
+    fits = model.log_likelihood(x, np.column_stack([cold, totals]))
+    series = [FitSeries(np.ascontiguousarray(column)) for column in fits.T]
+    return series, {"sampler": "SGLD"}

@@ -4,11 +4,16 @@ from math import prod
 
 import numpy as np
 
+from daskfactor.allocation.exact import enumerate_allocations
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.sequences import Network
 
 TOY = np.array([[2, 1, 1, 0], [0, 0, 1, 2], [0, 0, 1, 1]])
 TOY_EVIDENCE = {1: -23.9077021285, 2: -23.4912664223, 3: -23.7737913352}
+
+
+def enumerate_evidence(*args, **options):
+    return enumerate_allocations(*args, **options).log_evidence
 
 
 def contracted(parents, sizes, a):

@@ -75,8 +75,6 @@ def plan_of(
 ) -> BatchPlan:
     settings: dict[str, Any] = {
         "placement": place_counts(compiled, light),
-        "values": compiled.values,
-        "cells": compiled.cells,
         "particles": particles,
         "resampling": "systematic",
         "least": 0.5,

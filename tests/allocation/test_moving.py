@@ -18,9 +18,8 @@ from daskfactor.allocation.batches import (
     run_batch,
     stretch_edges,
 )
-from daskfactor.allocation.smc import estimated_seconds
+from daskfactor.allocation.smc import SequentialMonteCarlo, estimated_seconds
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.evidence.allocation import SequentialMonteCarlo
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from daskfactor.allocation.batches import exchangeable, matched_mean
 from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
-from daskfactor.allocation.numbering import exchangeable, matched_mean
 from daskfactor.models.allocation import AllocationModel
 
 X = np.random.default_rng(0).poisson(2.0, (6, 6))
@@ -74,9 +74,9 @@ def test_weights_count():
 
 
 def test_one_particle_where_there_is_no_room(monkeypatch):
-    from daskfactor.allocation import numbering
+    from daskfactor.allocation import batches
 
-    monkeypatch.setattr(numbering, "WORK", 1)
+    monkeypatch.setattr(batches, "GATHERED", 1)
     model = AllocationModel.nmf(2)
     compiled = compile_model(model, as_counts(X, model))
     particles = np.array([allocated(compiled, np.full(compiled.values.size, h)) for h in (0, 1)])

@@ -7,12 +7,11 @@ import pytest
 from scipy.stats import chisquare, nbinom
 
 from daskfactor.allocation.compiled_model import compile_model
-from daskfactor.allocation.counts import as_counts
-from daskfactor.allocation.exact import enumerate_evidence
-from daskfactor.allocation.simulation import simulate
+from daskfactor.allocation.counts import as_counts, simulate
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.tweedie import TweedieNMF
+from tests.allocation.cases import enumerate_evidence
 
 NMF = AllocationModel.nmf(3, concentration=20.0)
 

@@ -6,14 +6,12 @@ import pytest
 
 from daskfactor.allocation import smc
 from daskfactor.allocation.batches import stretch_edges
-from daskfactor.allocation.exact import enumerate_evidence
-from daskfactor.allocation.smc import estimated_seconds, pooled
+from daskfactor.allocation.smc import SequentialMonteCarlo, estimated_seconds, pooled
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.evidence.allocation import SequentialMonteCarlo
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.progress import RunEvent, ignore
-from tests.allocation.cases import TOY
+from tests.allocation.cases import TOY, enumerate_evidence
 from tests.allocation.particles import blocks, compiled_of, in_turn, plan_of, quiet, run_smc
 
 MATRIX = AllocationModel.nmf(2)
@@ -24,7 +22,6 @@ def test_default_finds_the_toy() -> None:
     for R in (1, 2, 3):
         compiled = compiled_of(TOY, AllocationModel.nmf(R))
         found = run_smc(compiled, SequentialMonteCarlo(), 3, in_turn, ignore)
-        assert found.reached
         assert found.standard_error <= 0.1
         error = abs(found.log_evidence - enumerate_evidence(compiled))
         assert error <= 4 * found.standard_error + 1e-9

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from scipy.special import gammaln, logsumexp
 from scipy.stats import nbinom
 
-from daskfactor.allocation import layout
+from daskfactor.allocation import compiled_model
 from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
-from daskfactor.allocation.exact import enumerate_evidence
 from daskfactor.models.allocation import AllocationModel
-from tests.allocation.cases import CASES, NAMES, TOY
+from tests.allocation.cases import CASES, NAMES, TOY, enumerate_evidence
 from tests.allocation.sequences import Network, evidence
 
 
@@ -131,7 +130,7 @@ def test_large_tables_hold_what_is_occupied(model, monkeypatch):
     compiled = compiled_of(X, model)
     C = np.random.default_rng(0).random(compiled.cells)
     whole = compiled.tables(C)
-    monkeypatch.setattr(layout, "LARGEST_TABLE", 0)
+    monkeypatch.setattr(compiled_model, "LARGEST_TABLE", 0)
     part = compiled.tables(C)["j"]
     assert part.attrs["cells"] == "occupied"
     if part.dims == ("r", "to"):
@@ -147,7 +146,7 @@ def test_large_tables_hold_what_is_occupied(model, monkeypatch):
 @pytest.mark.parametrize("limit", [0, 10**6])
 @pytest.mark.parametrize(("_", "model", "network", "X"), CASES, ids=NAMES)
 def test_tables_fit_into_one_dataset(_, model, network, X, limit, monkeypatch):
-    monkeypatch.setattr(layout, "LARGEST_TABLE", limit)
+    monkeypatch.setattr(compiled_model, "LARGEST_TABLE", limit)
     X = X.copy()
     X[0] = 0  # an index that does not occur
     compiled = compiled_of(X, model)
@@ -169,7 +168,7 @@ def test_tied_tables_reach_more_than_others_along_the_same_dim(monkeypatch):
     )
     X = np.zeros((4, 4, 2), int)
     X[0, 2, 0] = X[3, 0, 1] = 1
-    monkeypatch.setattr(layout, "LARGEST_TABLE", 0)
+    monkeypatch.setattr(compiled_model, "LARGEST_TABLE", 0)
     tables = (compiled := compiled_of(X, model)).tables(np.zeros(compiled.cells))
     assert tables["i"].dims == ("r", "i")
     np.testing.assert_array_equal(tables["i"]["i"], [0, 2, 3])

@@ -11,8 +11,8 @@ from scipy.special import logsumexp
 
 from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
+from daskfactor.allocation.variational import VariationalBayes
 from daskfactor.errors import OptionError
-from daskfactor.evidence.allocation import VariationalBayes
 from daskfactor.evidence.base import EvidenceProblem
 from daskfactor.executors import SerialExecutor
 from daskfactor.kernels import mean_field

@@ -96,10 +96,10 @@ def test_tables_find_the_blocks(method):
 
 def test_without_room_for_particles(monkeypatch):
     """The mean of the best island, as it is."""
-    from daskfactor.evidence import allocation
+    from daskfactor.allocation import smc
 
     kept = evidence(method=FEW).trace
-    monkeypatch.setattr(allocation, "ROOM", 0)
+    monkeypatch.setattr(smc, "ROOM", 0)
     plain = evidence(method=FEW).trace
     xr.testing.assert_identical(plain["ess"], kept["ess"])
     np.testing.assert_allclose(plain["table_i"].sum("i"), 1)
@@ -185,9 +185,9 @@ def test_listeners_are_told():
 
 
 def test_compiling_is_told_of_once(monkeypatch):
-    from daskfactor.evidence import allocation
+    from daskfactor.allocation import compiled_model
 
-    monkeypatch.setattr(allocation, "_compiled", set())
+    monkeypatch.setattr(compiled_model, "_compiled", set())
     for times in (2, 0):
         events = []
         evidence(method=FEW, callback=events.append)

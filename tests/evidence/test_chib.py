@@ -10,10 +10,8 @@ from scipy.special import logsumexp
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarning
-from daskfactor.evidence.base import Evidence, EvidenceProblem
-from daskfactor.evidence.chib import Chib
-from daskfactor.evidence.log_evidence import checked_method
-from daskfactor.evidence.ordinates import Averager, Naming, entries, table
+from daskfactor.evidence.base import Evidence, EvidenceProblem, checked_method
+from daskfactor.evidence.chib import Chib, Naming, average, entries, table
 from daskfactor.executors import SerialExecutor
 from daskfactor.kernels.permanent import log_permanent
 from daskfactor.models.additive import GaussianAdditive
@@ -143,12 +141,9 @@ def test_averages_and_their_errors() -> None:
     rng = np.random.default_rng(3)
     errors, values = [], []
     for _ in range(80):
-        averager = Averager()
-        for _ in range(25):
-            averager.add(rng.normal(scale=0.5, size=(40, 2)))
-        result = averager.result()
+        result = average(rng.normal(scale=0.5, size=(40, 2)) for _ in range(25))
         errors.append(result.error)
-        values.append(result.value)
+        values.append(result.log_ordinate)
     assert np.mean(values) == pytest.approx(2 * 0.125, abs=0.01)
     assert np.std(values) == pytest.approx(np.mean(errors), rel=0.3)
     assert result.spread == pytest.approx(0.5, rel=0.1)

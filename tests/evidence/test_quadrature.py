@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from daskfactor.evidence.quadrature import (
+from daskfactor.evidence.thermodynamic import (
     FitSeries,
     correlation_time,
     discretization_error,
@@ -85,7 +85,7 @@ def test_a_pair_is_extrapolated_draw_by_draw():
     fine, coarse = common + 1, common.reshape(-1, 2).mean(axis=1) + 2
     found = summarize(FitSeries(fine, coarse), 1.0, 0.0)
     assert found.mean == pytest.approx(0 + common.mean())
-    assert found.total_error == pytest.approx(1 / np.sqrt(2000), rel=0.2)
+    assert found.contribution_error == pytest.approx(1 / np.sqrt(2000), rel=0.2)
     alone = summarize(FitSeries(fine), 0.5, -0.1)
     assert alone.variance == pytest.approx(1, rel=0.1)
-    assert alone.total_error < 0.5 * alone.mean_error + 0.1 * alone.variance_error
+    assert alone.contribution_error < 0.5 * alone.mean_error + 0.1 * alone.variance_error

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from daskfactor.allocation.batches import run_batch
-from daskfactor.allocation.exact import enumerate_allocations, enumerate_evidence
+from daskfactor.allocation.exact import enumerate_allocations
 from daskfactor.kernels.resampling import SCHEMES
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.models.allocation import AllocationModel
-from tests.allocation.cases import CASES, NAMES, TOY
+from tests.allocation.cases import CASES, NAMES, TOY, enumerate_evidence
 from tests.allocation.particles import compiled_of, plan_of
 
 pytestmark = pytest.mark.statistical

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskfactor.allocation.exact import enumerate_allocations, enumerate_evidence
+from daskfactor.allocation.exact import enumerate_allocations
 from daskfactor.kernels.resampling import SCHEMES
 from daskfactor.models.allocation import AllocationModel
-from tests.allocation.cases import CASES, NAMES, TOY
+from tests.allocation.cases import CASES, NAMES, TOY, enumerate_evidence
 from tests.allocation.particles import batch_of, compiled_of, plan_of, relative_variance
 
 pytestmark = pytest.mark.statistical
