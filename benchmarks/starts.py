@@ -28,16 +28,18 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.demos import faces_folder, load_digits, load_faces
 from daskfactor.executors import LanesExecutor
 from daskfactor.machine import single_threaded_blas
-from daskfactor.stein.ensemble import (
-    Ensemble,
-    Objective,
-    by_coordinates,
-    prepared,
+from daskfactor.models.silf import SILFNMF
+from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.stein.ensemble import by_coordinates, whole_matrix
+from daskfactor.stein.starts import (
+    consistent_signs,
+    learn_transfer,
+    prepare_starts,
+    q_transform,
+    random_start,
     silent,
-    whole_matrix,
+    whole_svd,
 )
-from daskfactor.stein.singular import consistent_signs, whole_svd
-from daskfactor.stein.starts import learn_transfer, q_transform, random_start
 
 KINDS: Sequence[Any] = ("random", "q_transform", "nndsvdar")
 STEP = 2
@@ -64,7 +66,7 @@ def relative_error(X: Any, size: float, W: Any, H: Any) -> float:
     return 1.0 + (float(((W.T @ W) * (H @ H.T)).sum(dtype=np.float64)) - 2.0 * cross) / size
 
 
-def descend(X: Any, size: float, start: Any, objective: Objective) -> Iterator[Run]:
+def descend(X: Any, size: float, start: Any, objective: TweedieNMF) -> Iterator[Run]:
     """A run that goes on by a few iterations whenever it is asked to."""
     begun = time.perf_counter()
     W, H = start()
@@ -82,7 +84,7 @@ def compare(
 ) -> tuple[dict[str, list[Run]], dict[str, float], float]:
     """Runs by kind of start, seconds of what starts share, and where random ones end."""
     unstored = "zero" if sparse.issparse(V) else None
-    executor, objective = LanesExecutor(1), Objective(rank, 2.0)
+    executor, objective = LanesExecutor(1), SILFNMF(rank).for_optimizers()
     learn_transfer(transfer_rank, starts)
     with as_blocks(V, dtype="float32", unstored=unstored) as data, single_threaded_blas(), silent():
         X = whole_matrix(data)
@@ -91,8 +93,7 @@ def compare(
         shared, going = {}, {}
         for kind in KINDS:
             begun = time.perf_counter()
-            method = Ensemble(start=kind, transfer_rank=transfer_rank)
-            make = prepared(executor, data, objective, method, starts, 0)
+            make = prepare_starts(executor, data, objective, kind, starts, 0, transfer_rank)
             shared[kind] = time.perf_counter() - begun
             going[kind] = [
                 descend(X, size, lambda make=make, n=n: make(n), objective) for n in range(starts)
@@ -104,8 +105,7 @@ def compare(
                     found.setdefault(kind, [None] * starts)  # type: ignore[arg-type]
                     found[kind][number] = next(going[kind][number])
         ends = []
-        method = Ensemble(start="random")
-        make = prepared(executor, data, objective, method, starts, 0)
+        make = prepare_starts(executor, data, objective, "random", starts, 0)
         for number in range(starts):
             W, H, _ = by_coordinates(X, *make(number), objective, 200, 1e-4)
             ends.append(relative_error(X, size, W, H))

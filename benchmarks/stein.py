@@ -23,9 +23,7 @@ from numpy.typing import NDArray
 
 import daskfactor as dfac
 from daskfactor.executors import LanesExecutor, SerialExecutor
-from daskfactor.stein.kernel import stein_matrix
-from daskfactor.stein.particles import Particles, check_values, survey
-from daskfactor.stein.scores import divergences, make_target, scores
+from daskfactor.stein.particles import Particles, Posterior
 
 Array = NDArray[Any]
 
@@ -113,22 +111,22 @@ def stages(data: Any, made: Problem, particles: Particles, lanes: int) -> None:
         executor = LanesExecutor(lanes)
         found, seconds, grown = timed(lambda: call(executor))
         executor.close()
-        print(f"  {name:38}{seconds:7.2f} s{grown / particles.nbytes:10.2f}")
+        print(f"  {name:48}{seconds:7.2f} s{grown / particles.nbytes:10.2f}")
         return found
 
-    target = make_target(data, made.model, 1.0)
-    seen = line("look at the particles", lambda e: survey(e, particles))
-    check_values(seen)
-    kernel = dfac.IMQ("median", "median")
-    if isinstance(made.model, dfac.SILFNMF):
-        kernel = dfac.IMQ()
-        particles = particles.on_simplex(np.asarray(seen["rows"].sums))
-    d = line("divergences", lambda e: divergences(e, data, target, particles))
+    silf = isinstance(made.model, dfac.SILFNMF)
+    kernel = dfac.IMQ() if silf else dfac.IMQ("median", "median")
+
+    def posterior(executor: Any) -> Posterior:
+        return Posterior.of(executor, data, made.model, kernel, tangent=False)
+
+    particles = line("look at the particles", lambda e: particles.checked(e, silf))
+    line("divergences", lambda e: posterior(e).divergences(particles))
     line(
-        "scores and Stein matrix, in bands",
-        lambda e: stein_matrix(e, data, target, particles, d, kernel),
+        "divergences, scores and Stein matrix, in bands",
+        lambda e: posterior(e).stein_matrix(particles),
     )
-    line("(scores as arrays, in place of that)", lambda e: scores(e, data, target, particles))
+    line("(scores as arrays, in place of that)", lambda e: posterior(e).scores(particles))
 
 
 def large(args: argparse.Namespace) -> None:
@@ -152,8 +150,8 @@ def large(args: argparse.Namespace) -> None:
         )
         executor.close()
         share = grown / particles.nbytes
-        print(f"{'':40}{'wall':>9}{'peak / particles':>18}")
-        print(f"  {'stein_discrepancy':38}{seconds:7.2f} s{share:10.2f}")
+        print(f"{'':50}{'wall':>9}{'peak / particles':>18}")
+        print(f"  {'stein_discrepancy':48}{seconds:7.2f} s{share:10.2f}")
         stages(data, made, particles, args.lanes)
     equal, best = float(found.discrepancy_equal), float(found.discrepancy_optimal)
     print(f"  discrepancy with equal weights {equal:.4g}, with the best {best:.4g}")
@@ -180,17 +178,14 @@ def small(args: argparse.Namespace) -> None:
     """Against the naive way, at a size that it can do."""
     made = problem(args, (args.rows // 16, args.columns // 4), args.particles)
     with dfac.as_blocks(made.V, dtype=args.dtype) as data:
-        target, executor = make_target(data, made.model, 1.0), SerialExecutor()
-        particles = Particles.of(made.W, made.H, data)
-        d = divergences(executor, data, target, particles)
         kernel = dfac.IMQ("median", "median")
-        stein_matrix(executor, data, target, particles, d, kernel)
-        ours, seconds, grown = timed(
-            lambda: stein_matrix(executor, data, target, particles, d, kernel)
-        )
+        posterior = Posterior.of(SerialExecutor(), data, made.model, kernel, tangent=False)
+        particles = Particles.of(made.W, made.H, data)
+        posterior.stein_matrix(particles)  # compile
+        ours, seconds, grown = timed(lambda: posterior.stein_matrix(particles))
 
         def plain() -> Array:
-            found = scores(executor, data, target, particles)
+            found = posterior.scores(particles)
             return naive(made.W, made.H, found.W, found.H, ours.kernel)
 
         theirs, slow, large = timed(plain)

@@ -55,6 +55,21 @@ def positive_number(name: str, value: Any) -> float:
     return float(value)
 
 
+def automatic_or_positive(name: str, value: Any) -> Any:
+    """Return ``"auto"``, or ``value`` as a float.
+
+    Raises
+    ------
+    OptionError
+        If it is neither that word nor a positive finite number.
+    """
+    if isinstance(value, str):
+        if value != "auto":
+            raise OptionError(f'{name} must be "auto" or a positive number, got {value!r}')
+        return value
+    return positive_number(name, value)
+
+
 def warn(message: str, kind: type[Warning]) -> None:
     """Warn at the line outside this package from which it was called, however deep we are."""
     level, frame = 2, sys._getframe(1)

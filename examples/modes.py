@@ -38,7 +38,6 @@ from daskfactor.demos import load_digits
 from daskfactor.errors import SamplingWarning
 from daskfactor.results.compare import pairwise_distances
 from daskfactor.stein import discrepancy, stein_weights
-from daskfactor.stein.job import METHODS
 from daskfactor.stein.starts import learn_transfer
 
 Array = NDArray[np.floating]
@@ -121,13 +120,11 @@ def methods(settings: argparse.Namespace) -> dict[str, tuple[Any, int]]:
         for name, start in STARTS.items()
     }
     for name, kind in BASELINES.items() if settings.baselines else ():
-        if kind not in METHODS:
-            print(f"{name}: this version has no {kind}, left out")
-        elif kind == "SimplexHMC":
+        if kind == "SimplexHMC":
             long = {"draws": settings.draws, "tune": settings.draws // 5}
-            found[name] = METHODS[kind](**long), min(settings.particles, settings.draws)
+            found[name] = getattr(dfac, kind)(**long), min(settings.particles, settings.draws)
         else:
-            found[name] = METHODS[kind](steps=settings.steps), min(settings.sizes)
+            found[name] = getattr(dfac, kind)(steps=settings.steps), min(settings.sizes)
     return found
 
 

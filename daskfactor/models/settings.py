@@ -88,7 +88,8 @@ class FactorModel(StoredModel, ABC):
         Public names of the classes that ``sample`` and ``optimize`` take where none is named.
     has_scores
         The posterior is a function of the summed divergence and of the factors, so that
-        `of_divergence` and `priors` answer; particles can be weighed under it.
+        `of_divergence`, `priors`, `with_numbers` and `for_optimizers` answer; particles can be
+        weighed under it.
     simplex
         Columns of W add up to 1 by the model, so that no scale is free.
     has_threshold

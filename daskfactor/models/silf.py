@@ -23,13 +23,15 @@ from daskfactor.models.settings import (
     checked_number,
     checked_positive,
 )
-from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import Tweedie
 
 Array = NDArray[np.float64]
 
 MARGIN: Final = 1.2
 """The threshold over the worst objective of the pilot runs (section 6.1)."""
+NO_RATE: Final = 1e-30
+"""Of a prior that is none."""
 
 
 def silf(y: ArrayLike, eps: float, smoothness: float) -> Array:
@@ -227,9 +229,8 @@ class SILFNMF(FactorModel):
         """Derivative of :meth:`log_likelihood` in f: -C SILF'(f), from -C to 0."""
         return -self.sharpness * silf_slope(objective, self.eps, self.smoothness)
 
-    def of_divergence(self, divergence: Array, dispersion: float) -> OfDivergence:
+    def of_divergence(self, divergence: Array) -> OfDivergence:
         """Take ℓ(d) = -C SILF(f) and its derivatives, f being `factor` times d."""
-        del dispersion
         f = self.factor * divergence
         inside = np.abs(f - self.eps) < self.smoothness * self.eps
         bend = -self.sharpness * self.factor**2 / (2.0 * self.smoothness * self.eps)
@@ -237,16 +238,20 @@ class SILFNMF(FactorModel):
             self.log_likelihood(f), self.factor * self.slope(f), np.where(inside, bend, 0.0)
         )
 
-    def priors(self, mean: float, dispersion: float) -> Hyperparameters:
-        """Give rates and shapes: none on the simplex, λ for H; the threshold must be a number."""
-        del mean, dispersion
-        assert self.eps > 0  # raises if it is still "auto"
-        return Hyperparameters(1.0, 0.0, self.rate)
+    @property
+    def priors(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Rate and shape of the priors on W, flat on the simplex, and on H."""
+        return (0.0, 1.0), (self.rate, 1.0)
 
-    def with_numbers(self, mean: float, dispersion: float) -> tuple[Self, Hyperparameters]:
-        """Give the model, and that nothing but the divergence is brought down by optimisers."""
+    def with_numbers(self, mean: float, dispersion: float) -> Self:
+        """Give the model itself: nothing but its threshold is chosen, and not from these."""
         del mean, dispersion
-        return self, Hyperparameters(1.0, 0.0, 0.0)
+        return self
+
+    def for_optimizers(self) -> TweedieNMF:
+        """Give a model of the divergence alone, whose maximum optimisers look for."""
+        rates = {"rate_w": NO_RATE, "rate_h": NO_RATE}
+        return TweedieNMF(self.n_components, beta=self.beta, dispersion=1.0, **rates)
 
     def log_density(self, objective: float, H: ArrayLike) -> float:
         """Log of the posterior density but for a constant: -C SILF(f) - λ ΣH.

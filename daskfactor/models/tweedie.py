@@ -200,20 +200,24 @@ class TweedieNMF(FactorModel):
             H, rate_h, self.shape_h
         )
 
-    def of_divergence(self, divergence: NDArray[Any], dispersion: float) -> OfDivergence:
+    def of_divergence(self, divergence: NDArray[Any]) -> OfDivergence:
         """Take ℓ(d) = -d / φ and its derivatives."""
-        flat = np.zeros(len(divergence))
-        return OfDivergence(-divergence / dispersion, flat - 1.0 / dispersion, flat)
+        flat, phi = np.zeros(len(divergence)), float(self.dispersion)
+        return OfDivergence(-divergence / phi, flat - 1.0 / phi, flat)
 
-    def priors(self, mean: float, dispersion: float) -> Hyperparameters:
-        """Give the numbers of `resolve`."""
-        return self.resolve(mean, dispersion)
+    @property
+    def priors(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Rate and shape of the priors on W and on H; rates must be numbers."""
+        return (float(self.rate_w), self.shape_w), (float(self.rate_h), self.shape_h)
 
-    def with_numbers(self, mean: float, dispersion: float) -> tuple[Self, Hyperparameters]:
-        """Give the model with numbers for every ``"auto"``, and the numbers."""
-        hyper = self.resolve(mean, dispersion)
-        phi, rate_w, rate_h = hyper[:3]
-        return replace(self, dispersion=phi, rate_w=rate_w, rate_h=rate_h), hyper
+    def with_numbers(self, mean: float, dispersion: float) -> Self:
+        """Give the model with the numbers of `resolve` for every ``"auto"``."""
+        numbers: dict[str, Any] = self.resolve(mean, dispersion)._asdict()
+        return replace(self, **numbers)
+
+    def for_optimizers(self) -> Self:
+        """Give the model itself, whose maximum a posteriori optimisers look for."""
+        return self
 
     def without_spikes(self) -> Self:
         """The same with shapes of at least 1, under which the posterior has a maximum."""

@@ -1,30 +1,37 @@
-"""The inverse multiquadric kernel over pairs of factors, and its derivatives.
+"""The inverse multiquadric kernel over pairs of factors, Stein matrices, and weights from them.
 
 Everything is a function of squared distances: with r² = |x - y|² and κ(r²) = k(x, y),
 
     ∇_x k = 2 κ' (x - y) = -∇_y k        tr ∇_x ∇_yᵀ k = -2 d κ' - 4 r² κ''
 
-so that no difference of two particles is ever formed.
+so that no difference of two particles is ever formed. The kernelised Stein matrix
 
-Source: Masood and Doshi-Velez, section 6.1 and equation 7; Gorham and Mackey 2017.
+    K_p(x, y) = k s_x·s_y + s_x·∇_y k + s_y·∇_x k + tr ∇_x ∇_yᵀ k
+
+has -2 κ' (s_x - s_y)·(x - y) for its two middle terms, and follows from inner products
+between particles, scores and both.
+
+Source: Masood and Doshi-Velez, section 6.1, equations 3, 4 and 7, and algorithm 5; Gorham and
+Mackey 2017; Liu and Lee 2016.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import optimize
 
-from daskfactor.checks import is_number, positive_number
-from daskfactor.data.blocks import BlockedData
-from daskfactor.errors import OptionError
-from daskfactor.executors.base import Executor
-from daskfactor.stein.particles import Particles, Side
-from daskfactor.stein.scores import BandScore, ScoreTarget, log_prior, over_bands
+from daskfactor.checks import is_number, positive_number, warn
+from daskfactor.errors import OptionError, SamplingWarning
 
 Array = NDArray[Any]
 Scale = float | Literal["median"]
+
+SYMMETRIC: Final = 1e-8
+"""Relative asymmetry from which on a matrix is refused."""
+NEGATIVE: Final = 1e-6
+"""Eigenvalue below zero, of the largest, from which on weights are not to be trusted."""
 
 
 @dataclass(frozen=True)
@@ -147,71 +154,6 @@ def median_distance(r2: ArrayLike) -> float:
     return median if median > 0.0 else 1.0
 
 
-# The kernelised Stein matrix of a set of particles.
-#
-#     K_p(x, y) = k s_x·s_y + s_x·∇_y k + s_y·∇_x k + tr ∇_x ∇_yᵀ k
-#
-# The two middle terms are -2 κ' (s_x - s_y)·(x - y) (see ``kernel.py``), so that the matrix
-# follows from inner products between particles, scores and both. Those are summed over slabs
-# of coordinates: nothing of size particles² x dimension exists, nor are all scores there at
-# a time.
-#
-# Source: Masood and Doshi-Velez, equations 3 and 7, and step 1 of algorithm 5.
-
-
-class Products(NamedTuple):
-    """Sums over coordinates of one block of the particles (W or H).
-
-    ``distance`` (M, M), |θ_i - θ_j|² before `squared_distances`: Gram matrix of the centred
-    particles; ``cross`` (M, M), of centred scores with them; ``score`` (M, M), of scores as
-    they are; ``score_sums`` and ``value_sums`` (M, K), over rows; ``log_prior`` (M,).
-    """
-
-    distance: Array
-    cross: Array
-    score: Array
-    score_sums: Array
-    value_sums: Array
-    log_prior: Array
-
-    @classmethod
-    def total(cls, parts: Iterable["Products"]) -> "Products":
-        """Added up in the order in which they come, one at a time."""
-        ordered = iter(parts)
-        sums = cls(*(np.array(one) for one in next(ordered)))
-        for part in ordered:
-            for total, one in zip(sums, part, strict=True):
-                total += one
-        return sums
-
-
-def products_of(band: BandScore) -> Products:
-    """Sums over one band, slab by slab in double precision.
-
-    Particles and, for ``cross``, scores are centred coordinate by coordinate first: only
-    differences matter there, and small ones do not cancel out of large inner products.
-    """
-    return Products.total(_slab_products(band, values, score) for _, values, score in band.slabs())
-
-
-def _slab_products(band: BandScore, values: Array, score: Array) -> Products:
-    prior = log_prior(band, values)
-    values -= values.mean(axis=0)
-    score_sums, value_sums = score.sum(axis=1), values.sum(axis=1)
-    x, s = values.reshape(len(values), -1), score.reshape(len(score), -1)
-    gram = s @ s.T
-    s -= s.mean(axis=0)
-    return Products(x @ x.T, s @ x.T, gram, score_sums, value_sums, prior)
-
-
-def squared_distances(gram: Array) -> Array:
-    """|x_i - x_j|² from the Gram matrix of centred points, exactly 0 on the diagonal."""
-    norms = np.diag(gram)
-    table = np.maximum(norms[:, None] + norms - 2.0 * gram, 0.0)
-    np.fill_diagonal(table, 0.0)
-    return np.asarray(table)
-
-
 class Block(NamedTuple):
     """One block as the matrix needs it: r², (s_i - s_j)·(θ_i - θ_j), s_i·s_j, and d."""
 
@@ -220,28 +162,23 @@ class Block(NamedTuple):
     score: Array
     dimension: int
 
+    @classmethod
+    def of(cls, gram: Array, cross: Array, score: Array, dimension: int) -> Self:
+        """From inner products of centred particles, of centred scores with them, of scores."""
+        own = np.diag(cross)
+        return cls(squared_distances(gram), own[:, None] + own - cross - cross.T, score, dimension)
+
     def terms(self, kernel: Multiquadric) -> Array:
         """What this block adds to the matrix besides k s_i·s_j."""
         return kernel.trace(self.r2, self.dimension) - 2.0 * kernel.slope(self.r2) * self.cross
 
 
-def block_of(products: Products, shape: tuple[int, int], tangent: bool = False) -> Block:
-    """A block of m x K' free coordinates from its sums.
-
-    ``tangent`` takes scores along the simplex of every column only: their column means are
-    subtracted, and each column has a dimension less.
-    """
-    rows, width = shape
-    cross, score = products.cross, products.score
-    dimension = rows * width
-    if tangent:
-        means = products.score_sums / rows
-        score = score - rows * means @ means.T
-        cross = cross - (means - means.mean(axis=0)) @ products.value_sums.T
-        dimension = (rows - 1) * width
-    own = np.diag(cross)
-    differences = own[:, None] + own - cross - cross.T
-    return Block(squared_distances(products.distance), differences, score, dimension)
+def squared_distances(gram: Array) -> Array:
+    """|x_i - x_j|² from the Gram matrix of centred points, exactly 0 on the diagonal."""
+    norms = np.diag(gram)
+    table = np.maximum(norms[:, None] + norms - 2.0 * gram, 0.0)
+    np.fill_diagonal(table, 0.0)
+    return np.asarray(table)
 
 
 def assemble(blocks: tuple[Block, Block], kernel: IMQ) -> Array:
@@ -254,50 +191,139 @@ def assemble(blocks: tuple[Block, Block], kernel: IMQ) -> Array:
     return np.asarray((matrix + matrix.T) / 2.0)
 
 
-class Stein(NamedTuple):
-    """A Stein matrix (M, M), the kernel it is under, and the particles' log densities (M,)."""
+def checked_matrix(matrix: ArrayLike) -> Array:
+    """A Stein matrix, symmetric and finite.
 
-    matrix: Array
-    kernel: IMQ
-    log_density: Array
+    Raises
+    ------
+    OptionError
+        If it is not.
+    """
+    K = np.asarray(matrix, dtype=np.float64)
+    square = K.ndim == 2 and K.shape[0] == K.shape[1] and K.size > 0
+    if not (square and np.isfinite(K).all()):
+        raise OptionError(
+            f"a Stein matrix must be a finite square matrix, got shape {K.shape} with "
+            f"{int((~np.isfinite(K)).sum())} values that are not finite; leave particles out that "
+            "have no finite score"
+        )
+    if np.abs(K - K.T).max() > SYMMETRIC * np.abs(K).max():
+        raise OptionError("a Stein matrix must be symmetric, got one that is not; pass (K + K.T)/2")
+    return (K + K.T) / 2.0
 
 
-def stein_matrix(
-    executor: Executor,
-    data: BlockedData,
-    target: ScoreTarget,
-    particles: Particles,
-    divergence: Array,
-    kernel: IMQ,
-    tangent: bool = False,
-) -> Stein:
-    """Kernelised Stein matrix of all particles, summed over bands in a fixed order.
+def checked_weights(weights: Any, count: int) -> Array:
+    """Probability masses (M,) that add up to 1 exactly.
+
+    Raises
+    ------
+    OptionError
+        If there are not M of them, one is negative, or they do not add up to 1.
+    """
+    w = np.asarray(weights, dtype=np.float64)
+    if w.shape != (count,):
+        raise OptionError(
+            f"weights must be one number for each of the {count} particles, got shape {w.shape}"
+        )
+    if not (np.isfinite(w).all() and w.min() >= 0 and abs(w.sum() - 1.0) < 1e-6):
+        raise OptionError(
+            f"weights must be at least 0 and add up to 1, got a smallest of {w.min():g} and a sum "
+            f"of {w.sum():g}; divide them by their sum"
+        )
+    return np.asarray(w / w.sum())
+
+
+def discrepancy(matrix: ArrayLike, weights: ArrayLike | None = None) -> float:
+    r"""Kernelised Stein discrepancy :math:`\sqrt{w^\top K w}` of weighted particles.
 
     Parameters
     ----------
-    divergence
-        (M,), Σ d_β of every particle.
-    tangent
-        Take the score in W along the simplex only.
+    matrix
+        Stein matrix K (M, M).
+    weights
+        Probability masses (M,); left out, all are equal.
 
     Returns
     -------
-    Stein
-        The same bits from every executor on the same grid.
+    float
+        At least 0: rounding below is taken for 0. The paper's figures show its square.
+
+    References
+    ----------
+    Masood and Doshi-Velez, equation 4.
     """
+    K = checked_matrix(matrix)
+    w = np.full(len(K), 1.0 / len(K)) if weights is None else checked_weights(weights, len(K))
+    return float(np.sqrt(max(0.0, float(w @ K @ w))))
 
-    def sums(side: Side, band: BandScore) -> Products:
-        del side
-        return products_of(band)
 
-    found = over_bands(executor, data, target, particles, target.of(divergence).slope, sums)
-    blocks, prior = [], np.zeros(particles.count)
-    for side, length in (("rows", particles.rows.size), ("columns", particles.columns.size)):
-        total = Products.total(own for where, own in found if where == side)
-        mask = target.frozen("rows" if side == "rows" else "columns")
-        width = particles.width if mask is None else int((~mask).sum())
-        blocks.append(block_of(total, (length, width), tangent and side == "rows"))
-        prior += total.log_prior
-    kernel = kernel.resolve(blocks[0].r2, blocks[1].r2)
-    matrix = assemble((blocks[0], blocks[1]), kernel)
-    return Stein(matrix, kernel, target.of(divergence).value + prior)
+def stein_weights(matrix: ArrayLike) -> Array:
+    r"""Probability masses of least discrepancy: :math:`\min_w w^\top K w` on the simplex.
+
+    With :math:`K = L^\top L` the solution of the non-negative least squares problem
+    :math:`L w = 0, \; 1^\top w = 1` is that of the quadratic programme but for its scale.
+
+    Parameters
+    ----------
+    matrix
+        Stein matrix K (M, M), positive semidefinite but for rounding.
+
+    Returns
+    -------
+    ndarray of float64
+        (M,), non-negative with sum 1; never worse than equal weights, or than any single
+        particle. Where several are equally good (K singular), one of them.
+
+    Raises
+    ------
+    OptionError
+        If the matrix is not symmetric and finite, or has a negative diagonal.
+
+    Notes
+    -----
+    L comes from the eigenvalues of K after its diagonal was scaled to 1, which keeps the
+    digits of good particles beside very bad ones. Eigenvalues that are negative or within
+    rounding of 0 (M ε of the largest) are set to 0; nothing is added to the others.
+
+    Masood and Doshi-Velez, equation 4 and algorithm 5, who use a conic solver.
+    """
+    K = checked_matrix(matrix)
+    count = len(K)
+    diagonal = np.diag(K)
+    if diagonal.min() < 0:
+        raise OptionError(
+            f"a Stein matrix has no negative diagonal, got {diagonal.min():g}; check the scores"
+        )
+    single = np.zeros(count)
+    single[int(diagonal.argmin())] = 1.0
+    candidates = [np.full(count, 1.0 / count), single]
+    if diagonal.min() > 0:
+        try:
+            candidates.append(_least_squares(K, np.sqrt(diagonal)))
+        except RuntimeError as error:  # more iterations than scipy allows
+            warn(
+                f"no best weights were found ({error}); equal weights or the best single particle "
+                "are returned, whichever is better",
+                SamplingWarning,
+            )
+    return min(candidates, key=lambda w: float(w @ K @ w))
+
+
+def _least_squares(K: Array, size: Array) -> Array:
+    """The weights by NNLS, for u = w times ``size``, in which the diagonal is 1."""
+    values, vectors = np.linalg.eigh(K / size / size[:, None])
+    if values[0] < -NEGATIVE * values[-1]:
+        warn(
+            "the Stein matrix has negative eigenvalues, so that rounding has taken its digits: "
+            "weights and discrepancy are not to be trusted; leave out the particles with the "
+            "largest entries on its diagonal, or rescale the data",
+            SamplingWarning,
+        )
+    values[values < len(K) * np.finfo(np.float64).eps * values[-1]] = 0.0
+    root = np.sqrt(values)[:, None] * vectors.T
+    system = np.vstack([root, size.min() / size])
+    goal = np.zeros(len(system))
+    goal[-1] = 1.0
+    u, _ = optimize.nnls(system, goal, maxiter=30 * len(K))
+    w = u / size
+    return np.asarray(w / w.sum())

@@ -1,51 +1,31 @@
-"""Particles against a posterior: what the verbs that weigh or judge them share."""
+"""The public verb ``stein_discrepancy``: how far a set of factorizations is from a posterior."""
 
 import json
-import warnings
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from daskfactor.checks import whole_number
-from daskfactor.data.blocks import BlockedData
+from daskfactor.checks import warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import Executor
-from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.session import session, verb
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent
 from daskfactor.results.schema import factor_dims
 from daskfactor.results.trace import Trace, require_draws
-from daskfactor.stein.kernel import IMQ, Stein, stein_matrix
-from daskfactor.stein.particles import Particles, check_values, survey
-from daskfactor.stein.scores import divergences, make_target
-from daskfactor.stein.weights import checked_weights, discrepancy, stein_weights
-
-Array = NDArray[Any]
+from daskfactor.stein.kernel import IMQ, checked_weights, discrepancy, stein_weights
+from daskfactor.stein.particles import Pair, Particles, Posterior
 
 
-class Measured(NamedTuple):
-    """The Stein matrix of particles, and their objectives (M,) where the model has one."""
-
-    stein: Stein
-    objective: NDArray[np.float64] | None
-
-
-def check_model(model: object) -> None:
-    """Refuse what is not a model that particles can be weighed under."""
+def checked_kernel(model: Any, tangent: bool, kernel: object) -> IMQ:
+    """The kernel, or the model's usual one; refuses what no data are needed to refuse."""
     if not getattr(model, "has_scores", False):
         raise OptionError(
             "a Stein discrepancy is known from the posterior of a SILFNMF(n_components=...) and "
             f"of a TweedieNMF(n_components=...), got {model!r}"
         )
-
-
-def checked_kernel(model: Any, tangent: bool, kernel: object) -> IMQ:
-    """The kernel, or the model's usual one; refuses what no data are needed to refuse."""
-    check_model(model)
     if tangent and not model.simplex:
         raise OptionError(
             "tangent=True takes scores along the simplex that the columns of W of a SILFNMF lie "
@@ -58,59 +38,6 @@ def checked_kernel(model: Any, tangent: bool, kernel: object) -> IMQ:
             f"kernel must be IMQ(...), got {kernel!r}; leave it out for the usual one"
         )
     return kernel
-
-
-def law_of_data(model: Any) -> TweedieNMF:
-    """The law that checks of values, and trials of an executor, go by."""
-    return TweedieNMF(model.n_components, beta=model.beta)
-
-
-def check_width(particles: Particles, model: Any) -> None:
-    """Refuse particles of another number of components than the model's."""
-    if particles.width != model.n_components:
-        raise OptionError(
-            f"the particles have {particles.width} components, the model {model.n_components}; "
-            "pass the model that they are factors of"
-        )
-
-
-def measure(
-    runner: Executor,
-    data: BlockedData,
-    model: Any,
-    particles: Particles,
-    kernel: IMQ,
-    tangent: bool,
-) -> Measured:
-    """The Stein matrix, and objectives where the model has one."""
-    seen = survey(runner, particles)
-    check_values(seen)
-    if model.simplex:
-        particles = particles.on_simplex(np.asarray(seen["rows"].sums, dtype=np.float64))
-    target = make_target(data, model, dispersion_of(runner, data, model))
-    divergence = divergences(runner, data, target, particles)
-    found = stein_matrix(runner, data, target, particles, divergence, kernel, tangent)
-    if not model.has_threshold:
-        return Measured(found, None)
-    return Measured(found, model.factor * divergence + 0.0)  # no -0.0
-
-
-def dispersion_of(runner: Executor, data: BlockedData, model: Any, seed: int = 0) -> float:
-    """Return the model's φ; of ``"auto"`` what an evidence takes, which may need a fit."""
-    known = getattr(model, "dispersion", 1.0)
-    return chosen_dispersion(data, model, seed, runner) if known == "auto" else float(known)
-
-
-Pair = tuple[Any, Any]
-
-
-class Given(NamedTuple):
-    """Factors (M, I, K) and (M, K, J), coordinates of the particles, and what a run decided."""
-
-    W: Any
-    H: Any
-    coords: dict[str, Any]
-    decided: dict[str, float]
 
 
 @verb
@@ -199,13 +126,12 @@ def stein_discrepancy(
     """
     kernel = checked_kernel(model, tangent, kernel)
     whole_number("most", most, 1)
-    given = _given(particles, most, weights)
-    model = _with_decided(model, given.decided)
-    law = law_of_data(model)
-    dtype = "float64" if np.dtype(given.W.dtype) == np.float64 else "float32"
+    (W, H), coords, decided = _given(particles, most, weights)
+    model = _with_decided(model, decided)
+    dtype = "float64" if np.dtype(W.dtype) == np.float64 else "float32"
     with session(
         V,
-        law,
+        model,
         blocks,
         unstored,
         reading={"dtype": dtype},
@@ -214,29 +140,57 @@ def stein_discrepancy(
         executor=executor,
         callback=callback,
     ) as run:
-        model.check_shape(run.data.shape)
-        ours = Particles.of(given.W, given.H, run.data).loaded()
-        check_width(ours, model)
+        ours = Particles.of(W, H, run.data).loaded()
+        if ours.width != model.n_components:
+            raise OptionError(
+                f"the particles have {ours.width} components, the model {model.n_components}; "
+                "pass the model that they are factors of"
+            )
         if weights is not None:
             weights = checked_weights(weights, ours.count)
-        measured = measure(run.executor, run.data, model, ours, kernel, tangent)
-    return _dataset(measured, weights, given, model, tangent)
+        ours = ours.checked(run.executor, model.simplex)
+        posterior = Posterior.of(run.executor, run.data, model, kernel, tangent)
+        found = posterior.stein_matrix(ours)
+    best = stein_weights(found.matrix)
+    variables: dict[str, Any] = {
+        "discrepancy": discrepancy(found.matrix, weights),
+        "discrepancy_equal": discrepancy(found.matrix),
+        "discrepancy_optimal": discrepancy(found.matrix, best),
+        "weight": ("particle", best),
+        "stein_matrix": (("particle", "other_particle"), found.matrix),
+        "log_density": ("particle", found.log_density),
+    }
+    if model.has_threshold:
+        variables["objective"] = ("particle", posterior.objectives(found.divergence))
+    attrs = {
+        **asdict(found.kernel),
+        "tangent": int(tangent),
+        "model": json.dumps(model.to_dict()),
+        "inference_library": "daskfactor",
+    }
+    return xr.Dataset(variables, coords=coords, attrs=attrs)
 
 
-def _given(particles: Trace | Pair, most: int, weights: object) -> Given:
-    """Particles out of what was passed; of many draws every n-th."""
+def _given(
+    particles: Trace | Pair, most: int, weights: object
+) -> tuple[Pair, dict[str, Any], dict[str, float]]:
+    """Factors (M, I, K) and (M, K, J), their coordinates, and what their run decided.
+
+    Of many draws every n-th is taken.
+    """
     if isinstance(particles, tuple | list):
         if len(particles) != 2:
             raise OptionError(
                 f"particles must be a run or a pair (W, H) of arrays, got {len(particles)} of them"
             )
         W, H = (one if hasattr(one, "dtype") else np.asarray(one) for one in particles)
-        return Given(W, H, {}, {})
+        return (W, H), {}, {}
     tree = require_draws(particles, "a Stein discrepancy")
     group = tree["posterior"].to_dataset()
     row, column = factor_dims(tree)
-    W = group["W"].transpose("chain", "draw", row, "component").data
-    H = group["H"].transpose("chain", "draw", "component", column).data
+    draws = ("chain", "draw")
+    W = group["W"].transpose(*draws, row, "component").data
+    H = group["H"].transpose(*draws, "component", column).data
     total = W.shape[0] * W.shape[1]
     step = -(-total // most)
     if step > 1 and weights is not None:
@@ -245,25 +199,21 @@ def _given(particles: Trace | Pair, most: int, weights: object) -> Given:
             f"at; pass most={total} as well"
         )
     if step > 1:
-        warnings.warn(
+        warn(
             f"of the {total} draws one in {step} is looked at; pass most={total} for all of them",
             SamplingWarning,
-            stacklevel=3,
         )
-    labels = [
-        np.repeat(group["chain"].values, group.sizes["draw"]),
-        np.tile(group["draw"].values, group.sizes["chain"]),
-    ]
+    labels = np.meshgrid(*(group[name].values for name in draws), indexing="ij")
     coords = {
-        name: ("particle", values[::step])
-        for name, values in zip(("chain", "draw"), labels, strict=True)
+        name: ("particle", values.ravel()[::step])
+        for name, values in zip(draws, labels, strict=True)
     }
     decided = {}
     if "constant_data" in tree.children:
         constants = tree["constant_data"].to_dataset()
         decided = {str(name): float(value) for name, value in constants.data_vars.items()}
     W, H = (one.reshape(total, *one.shape[2:])[::step] for one in (W, H))
-    return Given(W, H, coords, decided)
+    return (W, H), coords, decided
 
 
 def _with_decided(model: Any, decided: dict[str, float]) -> Any:
@@ -278,31 +228,3 @@ def _with_decided(model: Any, decided: dict[str, float]) -> Any:
     if model.has_threshold:
         assert model.eps > 0  # raises if it is still "auto"
     return model
-
-
-def _dataset(
-    measured: Measured,
-    weights: Any,
-    given: Given,
-    model: Any,
-    tangent: bool,
-) -> xr.Dataset:
-    found, objective = measured
-    best = stein_weights(found.matrix)
-    variables: dict[str, Any] = {
-        "discrepancy": discrepancy(found.matrix, weights),
-        "discrepancy_equal": discrepancy(found.matrix),
-        "discrepancy_optimal": discrepancy(found.matrix, best),
-        "weight": ("particle", best),
-        "stein_matrix": (("particle", "other_particle"), found.matrix),
-        "log_density": ("particle", found.log_density),
-    }
-    if objective is not None:
-        variables["objective"] = ("particle", objective)
-    attrs = {
-        **asdict(found.kernel),
-        "tangent": int(tangent),
-        "model": json.dumps(model.to_dict()),
-        "inference_library": "daskfactor",
-    }
-    return xr.Dataset(variables, coords=given.coords, attrs=attrs)

@@ -1,26 +1,49 @@
-"""A set of pairs of factors, read band by band from wherever it is."""
+"""Sets of pairs of factors, and what a posterior says of them: divergences, scores, Stein matrix.
 
+All models here have a log density of the form ℓ(d) + Σ log p(W) + Σ log p(H), d = Σ d_β(v|μ)
+over the observed entries, so that the score is ℓ'(d) ∇d and a slope of the prior.
+
+A band of W is taken against all the blocks it meets, every block being read once for all
+particles, and the same for H. That computes each gradient twice, but leaves nothing larger
+than a band of the particles behind: what is made of scores can be made at once. A Stein
+matrix is summed over slabs of coordinates: nothing of size particles² x dimension exists, nor
+are all scores there at a time.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple, Self
+from functools import reduce
+from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import Bands
-from daskfactor.data.storage import FloatType
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
+from daskfactor.inference.multiplicative import mean_floor
+from daskfactor.inference.point import chosen_dispersion
+from daskfactor.kernels import blockwise
 from daskfactor.kernels.workspace import Workspace
 from daskfactor.machine import memory_budget
+from daskfactor.models.fixed import Mask
+from daskfactor.models.settings import OfDivergence
+from daskfactor.stein.kernel import IMQ, Block, assemble
 
 Array = NDArray[Any]
+Pair = tuple[Array, Array]
 Side = Literal["rows", "columns"]
+R = TypeVar("R")
 
 SIDES: Final[tuple[Side, Side]] = ("rows", "columns")
 NAMES: Final = {"rows": "W", "columns": "H"}
 LOAD_SHARE: Final = 4
 """Lazy particles are read into memory if they take no more than one part in so many of it."""
+TINY: Final = 1e-30
+"""Where the slope of a gamma prior, (shape - 1)/θ, stops growing."""
+SLAB_BYTES: Final = 2**21
+"""Of the values of all particles that are in double precision at a time."""
 
 
 def read(source: Any, index: Any) -> Array:
@@ -31,45 +54,32 @@ def read(source: Any, index: Any) -> Array:
     return np.asarray(part)
 
 
-class Survey(NamedTuple):
-    """What one look at a band of all particles finds, (M,) each, and the column sums (M, K)."""
-
-    least: Array
-    finite: Array
-    sums: Array
-
-
 @dataclass(frozen=True)
 class Particles:
-    """M pairs of factors on the grid of some data.
+    """M pairs of factors of some data, read band by band from wherever they are.
 
     Attributes
     ----------
     W, H
         Arrays (M, I, K) and (M, K, J) that can be sliced: NumPy, memory-mapped, zarr, dask,
-        xarray; in the caller's order of rows and columns.
-    rows, columns
-        The bands of the grid.
-    row_order, col_order
-        The caller's row and column at each position of the grid; None: the same.
-    dtype
-        Of what is read.
+        xarray.
+    data
+        Whose grid cuts them into bands, and whose type they are read in.
+    ordered
+        Whether rows and columns are in the grid's order already, or in the caller's.
     shrink
         (M, K): what columns of W are divided by, and rows of H multiplied with; None: one.
     """
 
     W: Any
     H: Any
-    rows: Bands
-    columns: Bands
-    row_order: NDArray[np.int64] | None
-    col_order: NDArray[np.int64] | None
-    dtype: FloatType
+    data: BlockedData
+    ordered: bool = False
     shrink: NDArray[np.float64] | None = None
 
     @classmethod
     def of(cls, W: Any, H: Any, data: BlockedData) -> Self:
-        """Particles for some data.
+        """Particles in the caller's order.
 
         Raises
         ------
@@ -94,9 +104,7 @@ class Particles:
                 f"the particles are factors of a matrix of {n_rows} x {n_columns}, the data have "
                 f"shape {data.shape[0]} x {data.shape[1]}; pass the data that they were fitted to"
             )
-        grid = data.grid
-        order = data.row_order, data.col_order
-        return cls(W, H, grid.rows, grid.cols, *order, data.dtype)
+        return cls(W, H, data)
 
     @property
     def count(self) -> int:
@@ -111,7 +119,7 @@ class Particles:
     @property
     def nbytes(self) -> int:
         """Bytes of all particles in the type in which they are read."""
-        return self.count * self.width * (self.rows.size + self.columns.size) * self.dtype.itemsize
+        return self.count * self.width * sum(self.data.shape) * self.data.dtype.itemsize
 
     def loaded(self) -> Self:
         """The same in memory, if they are not there and take little of it."""
@@ -122,33 +130,60 @@ class Particles:
 
     def band(self, side: Side, number: int) -> Array:
         """One band of all particles: (M, rows of the band, K), each C-contiguous."""
+        data, dtype = self.data, self.data.dtype
         bands, order = (
-            (self.rows, self.row_order) if side == "rows" else (self.columns, self.col_order)
+            (data.grid.rows, data.row_order) if side == "rows" else (data.grid.cols, data.col_order)
         )
         low, high = bands.offsets[number], bands.offsets[number + 1]
-        at: Any = slice(low, high) if order is None else order[low:high]
+        at: Any = slice(low, high) if order is None or self.ordered else order[low:high]
         if side == "rows":
             values = read(self.W, (slice(None), at))
         else:
             values = read(self.H, (slice(None), slice(None), at)).swapaxes(1, 2)
-        if self.shrink is None:
-            return contiguous(values, self.dtype)
-        values = np.array(values, self.dtype, order="C")
-        factor = 1.0 / self.shrink if side == "rows" else self.shrink
-        values *= factor[:, None].astype(self.dtype)
-        return values
+        if self.shrink is not None:
+            factor = 1.0 / self.shrink if side == "rows" else self.shrink
+            values = np.array(values, dtype, order="C")
+            values *= factor[:, None].astype(dtype)
+            return values
+        values = values.astype(dtype, copy=False)
+        return values if values[0].flags.c_contiguous else np.ascontiguousarray(values)
 
-    def on_simplex(self, sums: NDArray[np.float64]) -> Self:
-        """The same with columns of W divided by their sums (M, K); every WH stays.
+    def checked(self, executor: Executor, simplex: bool) -> Self:
+        """The same once looked at; on the simplex, columns of W divided by sums, every WH kept.
 
         Raises
         ------
         OptionError
-            If a column of W is all zero.
+            If a particle is not finite or not non-negative, or has a column of W that is all
+            zero and cannot be put on the simplex.
         """
-        bad = np.argwhere(~(sums > 0))
-        if bad.size:
-            particle, component = bad[0]
+
+        def look(item: tuple[Side, int], work: Workspace) -> tuple[Array, ...]:
+            del work
+            values = self.band(*item)
+            finite = np.asarray(np.isfinite(values).all(axis=(1, 2)))
+            return values.min(axis=(1, 2)), finite, values.sum(axis=1, dtype=np.float64)
+
+        blocks = self.data.grid.blocks
+        items = [(side, number) for side in SIDES for number in range(blocks)]
+        found = executor.map(look, items, "check-particles")
+        for side, bands in zip(SIDES, (found[:blocks], found[blocks:]), strict=True):
+            least = np.min([one for one, _, _ in bands], axis=0)
+            finite = np.all([one for _, one, _ in bands], axis=0)
+            with np.errstate(invalid="ignore"):
+                bad = np.flatnonzero(~(finite & (least >= 0)))
+            if bad.size:
+                raise OptionError(
+                    f"{NAMES[side]} of particle {bad[0]} goes down to {least[bad[0]]:g} or holds "
+                    "values that are not finite; factors must be finite and at least 0: leave out "
+                    "particles that diverged"
+                )
+        if not simplex:
+            return self
+        sums = np.sum([one for _, _, one in found[:blocks]], axis=0)
+        zero = np.argwhere(~(sums > 0))
+        if zero.size:
+            particle, component = zero[0]
             raise OptionError(
                 f"component {component} of particle {particle} is zero in all of W, so that no "
                 "scale puts it on the simplex; leave that particle out"
@@ -156,52 +191,319 @@ class Particles:
         return replace(self, shrink=sums)
 
 
-def contiguous(values: Array, dtype: FloatType) -> Array:
-    """(M, m, K) in a type, every particle's part C-contiguous; no copy where it is so already."""
-    values = values.astype(dtype, copy=False)
-    return values if values[0].flags.c_contiguous else np.ascontiguousarray(values)
+class BandScore(NamedTuple):
+    """One band of all particles and what its scores are made of.
 
-
-def survey(executor: Executor, particles: Particles) -> dict[Side, Survey]:
-    """Smallest entries, whether all are finite, and column sums of both factors."""
-
-    def look(item: tuple[Side, int], work: Workspace) -> Survey:
-        del work
-        values = particles.band(*item)
-        return Survey(
-            values.min(axis=(1, 2)),
-            np.asarray(np.isfinite(values).all(axis=(1, 2))),
-            values.sum(axis=1, dtype=np.float64),
-        )
-
-    blocks = len(particles.rows.sizes)
-    items: list[tuple[Side, int]] = [(side, number) for side in SIDES for number in range(blocks)]
-    found = executor.map(look, items, "check-particles")
-    return {"rows": _together(found[:blocks]), "columns": _together(found[blocks:])}
-
-
-def _together(parts: list[Survey]) -> Survey:
-    return Survey(
-        np.min([one.least for one in parts], axis=0),
-        np.all([one.finite for one in parts], axis=0),
-        np.sum([one.sums for one in parts], axis=0),
-    )
-
-
-def check_values(found: dict[Side, Survey]) -> None:
-    """Refuse particles that are not finite or not non-negative.
-
-    Raises
-    ------
-    OptionError
-        With the number of the first of them.
+    ``values`` (M, m, K); ``gradient`` of the negative divergence, of that shape; ``slope``
+    (M,), its factor in the score; ``rate`` and ``excess`` of the prior, λ and a - 1;
+    ``free`` (K,), zero for components that are constants.
     """
-    for side, one in found.items():
-        with np.errstate(invalid="ignore"):
-            bad = np.flatnonzero(~(one.finite & (one.least >= 0)))
-        if bad.size:
-            raise OptionError(
-                f"{NAMES[side]} of particle {bad[0]} goes down to {one.least[bad[0]]:g} or holds "
-                "values that are not finite; factors must be finite and at least 0: leave out "
-                "particles that diverged"
-            )
+
+    values: Array
+    gradient: Array
+    slope: NDArray[np.float64]
+    rate: float
+    excess: float
+    free: NDArray[np.float64]
+
+    def slabs(self) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float64]]]:
+        """A few rows at a time: which, values and scores in double precision, (M, rows, K)."""
+        count, rows, width = self.values.shape
+        step = max(1, SLAB_BYTES // (8 * count * width))
+        for at in range(0, rows, step):
+            part = slice(at, at + step)
+            values = self.values[:, part].astype(np.float64)
+            score = self.gradient[:, part] * -self.slope[:, None, None]
+            score -= self.rate
+            if self.excess:
+                score += self.excess / np.maximum(values, TINY)
+            score *= self.free
+            yield part, values, score
+
+    def log_prior(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Σ (a - 1) log θ - λ θ over the free entries of some rows, constants left out: (M,)."""
+        total = -self.rate * (values * self.free).sum(axis=(1, 2))
+        if self.excess:
+            logs = np.log(np.maximum(values, TINY)) * self.free
+            total += self.excess * logs.sum(axis=(1, 2))
+        return np.asarray(total)
+
+
+class Products(NamedTuple):
+    """Sums over coordinates of one block of the particles (W or H).
+
+    ``distance`` (M, M), Gram matrix of the centred particles; ``cross`` (M, M), of centred
+    scores with them; ``score`` (M, M), of scores as they are; ``score_sums`` and
+    ``value_sums`` (M, K), over rows; ``log_prior`` (M,).
+    """
+
+    distance: Array
+    cross: Array
+    score: Array
+    score_sums: Array
+    value_sums: Array
+    log_prior: Array
+
+    @classmethod
+    def total(cls, parts: Iterable["Products"]) -> "Products":
+        """Added up in the order in which they come, one at a time."""
+        return reduce(lambda total, part: cls(*map(np.add, total, part)), parts)
+
+    @classmethod
+    def of(cls, band: BandScore) -> "Products":
+        """Sums over one band, slab by slab in double precision.
+
+        Particles and, for ``cross``, scores are centred coordinate by coordinate first: only
+        differences matter there, and small ones do not cancel out of large inner products.
+        """
+        return cls.total(cls._of_slab(band, *slab) for _, *slab in band.slabs())
+
+    @classmethod
+    def _of_slab(cls, band: BandScore, values: Array, score: Array) -> "Products":
+        prior = band.log_prior(values)
+        values -= values.mean(axis=0)
+        sums = score.sum(axis=1), values.sum(axis=1)
+        x, s = values.reshape(len(values), -1), score.reshape(len(score), -1)
+        gram = s @ s.T
+        s -= s.mean(axis=0)
+        return cls(x @ x.T, s @ x.T, gram, *sums, prior)
+
+    def block(self, dimension: int, rows: int | None = None) -> Block:
+        """A block of the Stein matrix.
+
+        ``rows`` takes scores along the simplex of every column of so many: their column means
+        are subtracted.
+        """
+        cross, score = self.cross, self.score
+        if rows is not None:
+            means = self.score_sums / rows
+            score = score - rows * means @ means.T
+            cross = cross - (means - means.mean(axis=0)) @ self.value_sums.T
+        return Block.of(self.distance, cross, score, dimension)
+
+
+class Scores(NamedTuple):
+    """Gradients of the log posterior density.
+
+    W (M, I, K) and H (M, K, J) in the order of the grid's rows and columns, in the type of
+    the particles; ``divergence`` (M,), Σ d_β; ``log_density`` (M,) up to a constant that all
+    share.
+    """
+
+    W: Array
+    H: Array
+    divergence: NDArray[np.float64]
+    log_density: NDArray[np.float64]
+
+
+class Stein(NamedTuple):
+    """A Stein matrix (M, M), the kernel it is under, and of the particles (M,) each.
+
+    ``log_density`` up to a constant; ``divergence``, Σ d_β.
+    """
+
+    matrix: Array
+    kernel: IMQ
+    log_density: Array
+    divergence: Array
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """A posterior of some data, and how sets of particles are measured against it.
+
+    Attributes
+    ----------
+    executor, data
+        Where passes over the data run, and the data.
+    model
+        One that answers `of_divergence`, with numbers for all that it needs; under a
+        `SILFNMF` columns of W add up to 1.
+    kernel, tangent
+        Of the Stein discrepancy, see :func:`stein_discrepancy`.
+    """
+
+    executor: Executor
+    data: BlockedData
+    model: Any
+    kernel: IMQ
+    tangent: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        executor: Executor,
+        data: BlockedData,
+        model: Any,
+        kernel: IMQ,
+        tangent: bool,
+        seed: int = 0,
+    ) -> Self:
+        """Decide what the model leaves ``"auto"``; a dispersion as evidences do, by a fit."""
+        auto = getattr(model, "dispersion", 1.0) == "auto"
+        phi = chosen_dispersion(data, model, seed, executor) if auto else math.nan
+        return cls(executor, data, model.with_numbers(data.mean, phi), kernel, tangent)
+
+    @property
+    def floor(self) -> float:
+        """Smallest μ that the divergence is taken at; none for real-valued means."""
+        law = self.model.likelihood
+        return -math.inf if law.real_valued else mean_floor(self.data, law)
+
+    def of_divergence(self, divergence: Array) -> OfDivergence:
+        """Take ℓ(d), ℓ'(d) and ℓ''(d) of summed divergences d (M,)."""
+        found: OfDivergence = self.model.of_divergence(divergence)
+        return found
+
+    def objectives(self, divergence: Array) -> Array:
+        """Take the objectives of a `SILFNMF` at summed divergences."""
+        return np.asarray(self.model.factor * divergence + 0.0)  # no -0.0
+
+    def prior(self, side: Side) -> tuple[float, float]:
+        """Return λ and a - 1 of a prior whose log density is (a - 1) log θ - λ θ."""
+        rate, shape = self.model.priors[SIDES.index(side)]
+        return rate, shape - 1.0
+
+    def frozen(self, side: Side) -> Mask:
+        """Return which components are constants, (K,); None: none."""
+        mask: Mask = self.model.frozen[SIDES.index(side)]
+        return mask
+
+    def free(self, side: Side) -> NDArray[np.float64]:
+        """Return 1 for components that move, 0 for constants, (K,)."""
+        mask = self.frozen(side)
+        return np.ones(self.model.n_components) if mask is None else (~mask).astype(np.float64)
+
+    def dimension(self, side: Side) -> int:
+        """Count the coordinates of a factor in which scores are taken."""
+        length = self.data.shape[SIDES.index(side)] - (self.tangent and side == "rows")
+        return length * int(self.free(side).sum())
+
+    def particles(self, W: Any, H: Any) -> Particles:
+        """Arrays (M, I, K) and (M, K, J) in the grid's order, of any float type, as particles."""
+        return Particles(W, H, self.data, ordered=True)
+
+    def in_double(self, W: Any, H: Any) -> Pair:
+        """Starts (M, I, K) and (M, K, J) in double precision, on the simplex under a `SILFNMF`.
+
+        Raises
+        ------
+        OptionError
+            If a column of W that is to be on the simplex is all zero.
+        """
+        W, H = np.array(W, dtype=np.float64), np.array(H, dtype=np.float64)
+        if self.model.simplex:
+            sums = W.sum(axis=1)
+            if not sums.min() > 0:
+                start, component = np.argwhere(~(sums > 0))[0]
+                raise OptionError(
+                    f"component {component} of start {start} is zero in all of W, so that no scale "
+                    "puts it on the simplex; pass a start that has some of it"
+                )
+            W /= sums[:, None]
+            H *= sums[:, :, None]
+        return W, H
+
+    def divergences(self, particles: Particles) -> NDArray[np.float64]:
+        """Σ d_β(v|μ) over the observed entries, of every particle: (M,).
+
+        Every block is read once; sums are taken in the blocks' order, whatever the executor.
+        """
+        # What is mapped may go to other machines: it must not hold the executor.
+        data, likelihood, floor = self.data, self.model.likelihood, self.floor
+        blocks = data.grid.blocks
+
+        def one_row(row: int, work: Workspace) -> NDArray[np.float64]:
+            own = particles.band("rows", row)
+            sums = np.zeros((blocks, particles.count, 2))
+            for col in range(blocks):
+                theirs = particles.band("columns", col)
+                view = data.view(row, col)
+                for W, H, out in zip(own, theirs, sums[col], strict=True):
+                    blockwise.evaluate(view, likelihood, W, H, floor, out, None, work)
+            return sums[..., 0]
+
+        table = np.concatenate(self.executor.map(one_row, range(blocks), "divergence"))
+        total: NDArray[np.float64] = -table.sum(axis=0)
+        return total
+
+    def over_bands(
+        self,
+        particles: Particles,
+        slope: NDArray[np.float64],
+        use: Callable[[BandScore], R],
+    ) -> tuple[list[R], list[R]]:
+        """What ``use`` makes of the scores of every band of W, and of every band of H.
+
+        Parameters
+        ----------
+        slope
+            (M,): ℓ' at the particles' divergences.
+        use
+            Called where the band was computed, with arrays that are its own.
+        """
+        data, likelihood, floor = self.data, self.model.likelihood, self.floor
+        prior = {side: (*self.prior(side), self.free(side)) for side in SIDES}
+        blocks = data.grid.blocks
+
+        def one(item: tuple[Side, int], work: Workspace) -> R:
+            side, number = item
+            by_rows = side == "rows"
+            own = particles.band(side, number)
+            gradient = np.zeros(own.shape, own.dtype)
+            for other in range(blocks):
+                theirs = particles.band("columns" if by_rows else "rows", other)
+                view = data.view(number, other) if by_rows else data.view(other, number)
+                for mine, its, out in zip(own, theirs, gradient, strict=True):
+                    pair = (mine, its) if by_rows else (its, mine)
+                    found = blockwise.gradient(view, likelihood, *pair, 1.0, floor, work)
+                    out += found[0] if by_rows else found[1]
+            return use(BandScore(own, gradient, slope, *prior[side]))
+
+        items = [(side, number) for side in SIDES for number in range(blocks)]
+        made = self.executor.map(one, items, "gradient")
+        return made[:blocks], made[blocks:]
+
+    def scores(self, particles: Particles) -> Scores:
+        r"""Scores of all particles as arrays, as large as the particles themselves.
+
+        .. math:: \nabla \log p(W, H | V) = \ell'(d) \nabla d - \lambda + (a - 1) / \theta
+
+        with :math:`\ell = -C\,\mathrm{SILF}(f)` for a :class:`SILFNMF`, -d/φ for a
+        :class:`TweedieNMF`. Components that are constants have a score of 0.
+
+        References
+        ----------
+        Masood and Doshi-Velez, equation 3 and section 5.
+        """
+        divergence = self.divergences(particles)
+        value, slope, _ = self.of_divergence(divergence)
+
+        def keep(band: BandScore) -> tuple[Array, NDArray[np.float64]]:
+            prior = np.zeros(len(band.values))
+            for part, values, score in band.slabs():
+                prior += band.log_prior(values)
+                band.gradient[:, part] = score
+            return band.gradient, prior
+
+        sides = self.over_bands(particles, slope, keep)
+        rows, cols = (np.concatenate([own for own, _ in bands], axis=1) for bands in sides)
+        prior = np.sum([own for bands in sides for _, own in bands], axis=0)
+        return Scores(rows, cols.swapaxes(1, 2), divergence, value + prior)
+
+    def stein_matrix(self, particles: Particles) -> Stein:
+        """Kernelised Stein matrix of all particles, summed over bands in a fixed order.
+
+        The same bits from every executor on the same grid.
+        """
+        divergence = self.divergences(particles)
+        value, slope, _ = self.of_divergence(divergence)
+        blocks, prior = [], np.zeros(particles.count)
+        for side, bands in zip(SIDES, self.over_bands(particles, slope, Products.of), strict=True):
+            total = Products.total(bands)
+            rows = self.data.shape[0] if self.tangent and side == "rows" else None
+            blocks.append(total.block(self.dimension(side), rows))
+            prior += total.log_prior
+        kernel = self.kernel.resolve(blocks[0].r2, blocks[1].r2)
+        matrix = assemble((blocks[0], blocks[1]), kernel)
+        return Stein(matrix, kernel, value + prior, divergence)

@@ -20,34 +20,24 @@ Riemannian Langevin dynamics on the probability simplex", section 3 (expanded me
 
 import math
 import time
-import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from daskfactor.checks import is_number, whole_number
+from daskfactor.checks import automatic_or_positive, is_number, warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors.state import make_state
 from daskfactor.inference.hmc import FIRST_STEP, JITTER, DualAveraging
 from daskfactor.inference.passes import shares
 from daskfactor.machine import single_threaded_blas
 from daskfactor.random import Stream, generator
-from daskfactor.stein.kernel import stein_matrix
-from daskfactor.stein.particles import SIDES
-from daskfactor.stein.scores import ScoreTarget, divergences, scores
-from daskfactor.stein.state import (
-    Array,
-    History,
-    Made,
-    OnProgress,
-    Options,
-    Pair,
-    Problem,
-    checked_step,
-    given,
-)
-from daskfactor.stein.weights import discrepancy
+from daskfactor.stein.ensemble import Ensemble, OnDone, Particle, ParticleMethod, ignore
+from daskfactor.stein.particles import SIDES, Pair, Posterior
+
+Array = NDArray[np.float64]
 
 LIFT: Final = 1e-3
 """Of a factor's mean, below which no entry of the start is."""
@@ -55,6 +45,8 @@ EXCESS: Final = 10.0
 """a, of the law of the sum of a column."""
 DOUBLINGS: Final = 200
 """Of a distance, or halvings, until it is given up."""
+FEW: Final = 0.1
+"""Share of accepted proposals below which a chain is warned of."""
 
 
 class Spot(NamedTuple):
@@ -77,23 +69,23 @@ class Spot(NamedTuple):
 class Chart:
     """The coordinates of a chain, in double precision whatever the type of the data."""
 
-    problem: Problem
+    posterior: Posterior
 
     def factors(self, place: Pair) -> Pair:
         """W and H at some coordinates."""
         first, H = place
-        return (first / first.sum(axis=0), H) if self.problem.simplex else (first, H)
+        return (first / first.sum(axis=0), H) if self.posterior.model.simplex else (first, H)
 
     def place(self, W: Array, H: Array) -> Pair:
         """Coordinates of factors, the sum of a column of g being what it is a priori, I.
 
         Entries at zero are lifted a little: all particles share zeros otherwise for long.
         """
-        first = W * len(W) if self.problem.simplex else W
+        first = W * len(W) if self.posterior.model.simplex else W
         places = []
         for side, values in zip(SIDES, (first, H.T), strict=True):
             lifted = np.maximum(values, LIFT * values.mean())
-            mask = self.problem.target.frozen(side)
+            mask = self.posterior.frozen(side)
             if mask is not None:
                 lifted[:, mask] = values[:, mask]
             places.append(lifted)
@@ -106,13 +98,11 @@ class Chart:
 
         with s the score in W and r = (I + a) / I, so that S is about I.
         """
-        problem = self.problem
         W, H = self.factors(place)
-        particles = problem.particles(W[None], H[None])
-        found = scores(problem.executor, problem.data, problem.target, particles)
+        found = self.posterior.scores(self.posterior.particles(W[None], H[None]))
         by_w, by_h = (np.asarray(one[0], dtype=np.float64) for one in (found.W, found.H))
         log_density = float(found.log_density[0])
-        if problem.simplex:
+        if self.posterior.model.simplex:
             sums, rate = place[0].sum(axis=0), 1.0 + EXCESS / len(W)
             by_w = (by_w - (W * by_w).sum(axis=0) + EXCESS) / sums - rate
             log_density += float((EXCESS * np.log(sums) - rate * sums).sum())
@@ -124,30 +114,29 @@ class Chart:
         c is the denominator of the multiplicative update, in which metric no direction of
         one factor is narrower than 1 at a mode; 0 for constants.
         """
-        problem = self.problem
-        target, data = problem.target, problem.data
+        posterior, data = self.posterior, self.posterior.data
         W, H = self.factors(place)
-        particles = problem.particles(W[None], H[None])
-        found = divergences(problem.executor, data, target, particles)
-        free = [target.frozen(side) for side in SIDES]
-        slope = typical_slope(target, float(found[0]), W.size + H.size)
+        least = float(posterior.divergences(posterior.particles(W[None], H[None]))[0])
+        slope = typical_slope(posterior, least, W.size + H.size)
         state = make_state(data.grid, W.astype(data.dtype), H.T.astype(data.dtype))
+        law, floor = posterior.model.likelihood, posterior.floor
         widths = []
-        for side, values, mask in zip(SIDES, (place[0], H.T), free, strict=True):
-            bands = shares(problem.executor, data, state, side, target.likelihood, target.floor)
+        for side, values in zip(SIDES, (place[0], place[1].T), strict=True):
+            bands = shares(posterior.executor, data, state, side, law, floor)
             c = slope * np.concatenate([one.denominator for one in bands]).astype(np.float64)
-            if side == "rows" and problem.simplex:
+            if side == "rows" and posterior.model.simplex:
                 c = c / place[0].sum(axis=0) + 1.0 + EXCESS / len(W)
             else:
-                c += target.prior(side)[0]
+                c += posterior.prior(side)[0]
             width = np.sqrt((values + 1.0 / c) / c)
+            mask = posterior.frozen(side)
             if mask is not None:
                 width[:, mask] = 0.0
             widths.append(width)
         return widths[0], np.ascontiguousarray(widths[1].T)
 
 
-def typical_slope(target: ScoreTarget, least: float, entries: int) -> float:
+def typical_slope(posterior: Posterior, least: float, entries: int) -> float:
     """-ℓ'(d) where a posterior of so many entries has its mass, if d is quadratic around its least.
 
     Each entry then takes half a unit of log-likelihood: -ℓ'(d) (d - d_0) = entries / 2. For
@@ -155,7 +144,7 @@ def typical_slope(target: ScoreTarget, least: float, entries: int) -> float:
     """
 
     def slope(d: float) -> float:
-        return -float(target.of(np.array([d])).slope[0])
+        return -float(posterior.of_divergence(np.array([d])).slope[0])
 
     low, reach = least, max(1.0, abs(least))
     for _ in range(DOUBLINGS):
@@ -170,15 +159,6 @@ def typical_slope(target: ScoreTarget, least: float, entries: int) -> float:
         enough = slope(middle) * (middle - least) >= 0.5 * entries
         low, high = (low, middle) if enough else (middle, high)
     return slope(high)
-
-
-# Hamiltonian Monte Carlo on the simplex and the orthant, thinned to a few particles.
-#
-# Source: Masood and Doshi-Velez, section 6.2; coordinates in ``chart.py``.
-
-
-FEW: Final = 0.1
-"""Share of accepted proposals below which a chain is warned of."""
 
 
 def reflected(place: Array, momentum: Array) -> Pair:
@@ -205,11 +185,10 @@ def leapfrog(
             moved.append(reflected(x + size * s * u, u))
         (first, first_u), (second, second_u) = moved
         spot = chart.look((first, second))
-        kicked = [
-            u + 0.5 * size * s * g
-            for u, g, s in zip((first_u, second_u), spot.gradient, spread, strict=True)
-        ]
-        momentum = kicked[0], kicked[1]
+        momentum = (
+            first_u + 0.5 * size * spread[0] * spot.gradient[0],
+            second_u + 0.5 * size * spread[1] * spot.gradient[1],
+        )
         if not spot.usable:
             return spot, momentum, step + 1
     return spot, momentum, steps
@@ -221,7 +200,7 @@ def energy(spot: Spot, momentum: Pair) -> float:
 
 
 @dataclass(frozen=True)
-class SimplexHMC(Options):
+class SimplexHMC(ParticleMethod):
     r"""Particles that are draws of one Hamiltonian Monte Carlo chain, evenly thinned.
 
     Columns of W stay on the simplex under a :class:`SILFNMF`, as normalised gamma variables;
@@ -267,7 +246,7 @@ class SimplexHMC(Options):
     def __post_init__(self) -> None:
         for name, least in (("draws", 1), ("tune", 0), ("steps", 1)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        object.__setattr__(self, "step", checked_step(self.step))
+        object.__setattr__(self, "step", automatic_or_positive("step", self.step))
         target: Any = self.target_accept
         if not is_number(target) or not 0 < target < 1:
             raise OptionError(f"target_accept must be a number between 0 and 1, got {target!r}")
@@ -281,42 +260,60 @@ class SimplexHMC(Options):
                 f"draws={count} or more"
             )
 
-    def make(
-        self,
-        problem: Problem,
-        count: int,
-        seed: int,
-        on_progress: OnProgress,
-        history: History | None = None,
-    ) -> Made:
-        """``count`` draws from the first start.
+    def particles(
+        self, posterior: Posterior, numbers: range, seed: int, on_done: OnDone = ignore
+    ) -> Iterator[Particle]:
+        """From the end of an optimisation, as in Masood and Doshi-Velez, section 6.2."""
+        [begun] = Ensemble(start="random").particles(posterior, range(1), seed)
+        start = begun.W[None], begun.H[None]
+        for one in self.chain(posterior, start, numbers.stop, seed, on_done):
+            if one.number in numbers:
+                yield one
+
+    def chain(
+        self, posterior: Posterior, start: Pair, count: int, seed: int, on_done: OnDone = ignore
+    ) -> Iterator[Particle]:
+        """Of the draws after tuning every (draws/count)-th, from W (1, I, K) and H (1, K, J).
 
         Raises
         ------
         OptionError
-            If there are more particles than draws, or the start has no finite density.
+            If the start has no finite density.
         """
-        self.check_count(count)
-        with single_threaded_blas():
-            return Chain(self, problem, seed).run(count, on_progress, history)
+        begun, chain, looks = time.perf_counter(), Chain(self, posterior, start, seed), 0
+        last = {self.tune + (number + 1) * self.draws // count - 1 for number in range(count)}
+        total, made, accepted = self.tune + self.draws, 0, 0.0
+        for number in range(total):
+            probability = chain.propose(number)
+            accepted += probability if number >= self.tune else 0.0
+            on_done(count * (number + 1) / total)
+            if number in last:
+                factors = chain.chart.factors(chain.spot.place)
+                W, H = (np.ascontiguousarray(one, posterior.data.dtype) for one in factors)
+                yield Particle(made, W, H, time.perf_counter() - begun, chain.looks - looks)
+                begun, looks, made = time.perf_counter(), chain.looks, made + 1
+        if accepted < FEW * self.draws:
+            warn(
+                f"only {accepted / self.draws:.1%} of the proposals were taken, so that many "
+                "particles are equal; pass a smaller step, or step='auto' with more tune",
+                SamplingWarning,
+            )
 
 
 class Chain:
     """A run of `SimplexHMC`."""
 
-    def __init__(self, options: SimplexHMC, problem: Problem, seed: int) -> None:
-        self.started = time.perf_counter()
-        self.options, self.seed = options, seed
-        self.problem, self.chart = problem, Chart(problem)
-        W, H = given(problem._replace(starts=tuple(one[:1] for one in problem.starts)), 1, seed)
+    @single_threaded_blas()
+    def __init__(self, options: SimplexHMC, posterior: Posterior, start: Pair, seed: int) -> None:
+        self.options, self.seed, self.chart = options, seed, Chart(posterior)
+        W, H = posterior.in_double(*start)
         place = self.chart.place(W[0], H[0])
         self.spot = self.chart.look(place)
         if not self.spot.usable:
             raise OptionError(
                 "the start has no finite log density or score under the model; pass another one"
             )
-        self.spread = self.chart.spread(place)
-        self.looks = 0
+        self.spread, self.looks = self.chart.spread(place), 0
         entries = sum(one.size for one in place)
         first = FIRST_STEP * entries**-0.25 if isinstance(options.step, str) else options.step
         self.averaging = DualAveraging.at(first)
@@ -332,61 +329,24 @@ class Chain:
             base = math.exp(self.averaging.log_average)
         return base * (1.0 + JITTER * (2.0 * jitter - 1.0))
 
+    @single_threaded_blas()
     def propose(self, number: int) -> float:
         """One proposal, taken or not; the probability that it is taken."""
+        options = self.options
         rng = generator(self.seed, 0, Stream.ACCEPTANCE, number)
         jitter, threshold = rng.random(2)
-        momentum = tuple(rng.standard_normal(one.shape) for one in self.spot.place)
-        before = energy(self.spot, (momentum[0], momentum[1]))
+        first, second = (rng.standard_normal(one.shape) for one in self.spot.place)
+        before = energy(self.spot, (first, second))
+        size = self.size(number, jitter)
         with np.errstate(all="ignore"):  # a proposal may run away: it is then rejected
             end, momentum, looks = leapfrog(
-                self.chart,
-                self.spot,
-                (momentum[0], momentum[1]),
-                self.spread,
-                self.size(number, jitter),
-                self.options.steps,
+                self.chart, self.spot, (first, second), self.spread, size, options.steps
             )
             change = energy(end, momentum) - before if end.usable else math.inf
         self.looks += looks
         probability = math.exp(min(0.0, -change)) if math.isfinite(change) else 0.0
         if threshold < probability:
             self.spot = end
-        if number < self.options.tune:
-            self.averaging = self.averaging.after(probability, self.options.target_accept)
+        if number < options.tune:
+            self.averaging = self.averaging.after(probability, options.target_accept)
         return probability
-
-    def run(self, count: int, on_progress: OnProgress, history: History | None) -> Made:
-        """All proposals; of the draws after tuning every (draws/count)-th."""
-        tune, draws = self.options.tune, self.options.draws
-        wanted = {tune + (number + 1) * draws // count - 1 for number in range(count)}
-        kept: list[Pair] = []
-        seconds, looks, accepted = [0.0], [0], 0.0
-        for number in range(tune + draws):
-            probability = self.propose(number)
-            accepted += probability if number >= tune else 0.0
-            if number in wanted:
-                kept.append(self.chart.factors(self.spot.place))
-                seconds.append(time.perf_counter() - self.started)
-                looks.append(self.looks)
-            on_progress(number + 1, tune + draws)
-        if accepted < FEW * draws:
-            warnings.warn(
-                f"only {accepted / draws:.1%} of the proposals were taken, so that many particles "
-                "are equal; pass a smaller step, or step='auto' with more tune",
-                SamplingWarning,
-                stacklevel=3,
-            )
-        stacked = tuple(np.stack(one) for one in zip(*kept, strict=True))
-        if history is not None:
-            history += _history(self.problem, (stacked[0], stacked[1]), seconds[1:])
-        return self.problem.made((stacked[0], stacked[1]), np.diff(seconds), np.diff(looks))
-
-
-def _history(problem: Problem, values: Pair, seconds: list[float]) -> History:
-    """Discrepancies of the first draw, of the first two and so on, at the time of the last."""
-    particles = problem.particles(*values)
-    d = divergences(problem.executor, problem.data, problem.target, particles)
-    where = (problem.executor, problem.data, problem.target, particles)
-    K = stein_matrix(*where, d, problem.kernel, problem.tangent).matrix
-    return [(at, discrepancy(K[:count, :count])) for count, at in enumerate(seconds, start=1)]

@@ -1,21 +1,204 @@
-"""Transfer matrices: how factors of small synthetic matrices follow from singular vectors."""
+"""Starts of particles: singular vectors, transfer matrices, NNDSVD, random factors.
+
+Leading singular vectors are those of data on a grid, missing entries filled in from a fit. The
+solver is scipy's; what it is given are products of the data with a few vectors, summed block by
+block on the engine: X = P(V - WH) + WH, P the observed entries, is never formed.
+"""
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse import linalg
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.errors import OptionError
+from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.multiplicative import typical_value
+from daskfactor.inference.multiplicative import (
+    DispersionRule,
+    initial_state,
+    run_updates,
+    typical_value,
+)
+from daskfactor.kernels.views import BlockView, SparseBlock
+from daskfactor.kernels.workspace import Workspace
+from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
-from daskfactor.stein.singular import Singular, consistent_signs, truncated_svd, whole_svd
+from daskfactor.stein.particles import Pair, Side
 
 Array = NDArray[Any]
+Start = Literal["q_transform", "random", "nndsvd", "nndsvdar"]
+
+STARTS: Final[tuple[Start, ...]] = get_args(Start)
+TOLERANCE: Final = 1e-6
+"""Relative, of the squared singular values; blocks may be in single precision."""
+SMALL: Final = 2
+"""Matrices with fewer rows or columns than so many times the rank are taken whole."""
+FILL_ITERATIONS: Final = 100
+"""Of the masked fit that fills in missing entries before a singular value decomposition."""
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Without scikit-learn's word that a descent was stopped: ``n_iter`` tells.
+
+    Around calls of all lanes, not inside one: filters belong to the whole process.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield
+
+
+class Singular(NamedTuple):
+    """U (I, R), singular values (R,) in falling order, Vᵀ (R, J); X ≈ U diag(values) Vᵀ."""
+
+    left: Array
+    values: Array
+    right: Array
+
+
+def truncated_svd(
+    executor: Executor,
+    data: BlockedData,
+    rank: int,
+    seed: int = 0,
+    fill: ChainState | None = None,
+) -> Singular:
+    r"""Leading singular triplets, signs fixed by :func:`consistent_signs`.
+
+    .. math:: X \approx U_R \Sigma_R V_R^\top
+
+    Parameters
+    ----------
+    rank
+        R, from 1 to min(I, J).
+    fill
+        Factors whose product stands in for missing entries; needed if there are any.
+
+    Returns
+    -------
+    Singular
+        In the order of the grid's rows and columns.
+
+    Raises
+    ------
+    OptionError
+        If the matrix has no so many singular values, or lacks a fill.
+    DataError
+        If all values are zero.
+
+    Notes
+    -----
+    Implicitly restarted Lanczos (ARPACK, by `scipy.sparse.linalg.svds`), which looks at the
+    data some tens of times.
+    """
+    short = min(data.shape)
+    if not 1 <= rank <= short:
+        raise OptionError(
+            f"a matrix of {data.shape[0]} x {data.shape[1]} has {short} singular vectors, "
+            f"asked for {rank}; take a smaller rank"
+        )
+    if data.n_missing and fill is None:
+        raise OptionError("entries are missing; pass factors that fill them in")
+    if data.maximum == data.minimum == 0:
+        raise DataError("all entries are zero, so there are no singular vectors; check the data")
+
+    def times(side: Side, vectors: Array) -> Array:
+        """Give X x for ``"rows"``, Xᵀ y for ``"columns"``: (I, n) of (J, n), or the other way."""
+        grid = data.grid
+        inner = grid.cols if side == "rows" else grid.rows
+        vectors = np.ascontiguousarray(vectors, data.dtype)
+        parts = np.split(vectors, inner.offsets[1:-1])
+
+        def one(band: int, work: Workspace) -> Array:
+            del work
+            total: Any = 0.0
+            for other, x in enumerate(parts):
+                row, col = (band, other) if side == "rows" else (other, band)
+                factors = None if fill is None else (fill.rows[row].values, fill.cols[col].values)
+                total = total + _product(data.view(row, col), side, x, factors)
+            return np.asarray(total, dtype=np.float64)
+
+        return np.concatenate(executor.map(one, range(grid.blocks), "singular-vectors"))
+
+    if short < SMALL * rank + 2:
+        found = whole_svd(times("rows", np.eye(data.shape[1])), rank)
+    else:
+        operator = linalg.LinearOperator(
+            data.shape,
+            matvec=lambda x: times("rows", x.reshape(-1, 1)).ravel(),
+            rmatvec=lambda y: times("columns", y.reshape(-1, 1)).ravel(),
+            dtype=np.float64,
+        )
+        first = generator(seed, 0, Stream.START, 2).standard_normal(short)
+        triplets = linalg.svds(operator, k=rank, tol=TOLERANCE, v0=first, solver="arpack")
+        left, values, right = (np.asarray(one, np.float64) for one in triplets)
+        order = np.argsort(-values)
+        found = Singular(left[:, order], values[order], right[order])
+    return consistent_signs(found)
+
+
+def whole_svd(matrix: Array, rank: int) -> Singular:
+    """Leading triplets of an array in memory, signs as LAPACK has them."""
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    return Singular(left[:, :rank], values[:rank], right[:rank])
+
+
+def consistent_signs(found: Singular) -> Singular:
+    r"""The same triplets, each pair of vectors turned to where most of the data point.
+
+    .. math:: s_u = \sum_j \mathrm{sign}(v_{rj}) v_{rj}^2, \quad
+        s_v = \sum_i \mathrm{sign}(u_{ir}) u_{ir}^2
+
+    and the one of larger size decides for both: inner products of the data's columns with
+    u_r, once the other triplets are taken off, are σ_r v_r, so that no look at the data is
+    needed.
+
+    References
+    ----------
+    Bro, Acar and Kolda 2008, algorithm 1; Masood and Doshi-Velez, section 8.3.
+    """
+    by_right = (np.sign(found.right) * found.right**2).sum(axis=1)
+    by_left = (np.sign(found.left) * found.left**2).sum(axis=0)
+    sign = np.sign(np.where(np.abs(by_left) >= np.abs(by_right), by_left, by_right))
+    sign[sign == 0] = 1.0
+    return Singular(found.left * sign, found.values, found.right * sign[:, None])
+
+
+def _product(
+    view: BlockView | SparseBlock, side: Side, x: NDArray[Any], fill: tuple[Any, Any] | None
+) -> Array:
+    """One block's completed values, or their transpose, times a few vectors."""
+    if isinstance(view, BlockView):
+        values: Any = view.block
+        if fill is not None:
+            values = np.where(np.isnan(values), fill[0] @ fill[1].T, values)
+        product = (values if side == "rows" else values.T) @ x
+        return np.asarray(product, dtype=np.float64)
+    stored, low_rank = view.values, None
+    if fill is not None:
+        W, H = fill
+        rows = np.repeat(np.arange(view.m), np.diff(view.indptr))
+        if view.zeros:  # only what is stored as NaN is missing
+            at = np.flatnonzero(np.isnan(stored))
+            stored = stored.copy()
+            stored[at] = np.einsum("ek,ek->e", W[rows[at]], H[view.indices[at]])
+        else:
+            stored = stored - np.einsum("ek,ek->e", W[rows], H[view.indices])
+            low_rank = W @ (H.T @ x) if side == "rows" else H @ (W.T @ x)
+    index = view.indices.astype(np.int32), view.indptr
+    block = sparse.csr_array((stored, *index), shape=(view.m, view.n))
+    product = (block if side == "rows" else block.T) @ x
+    return np.asarray(product if low_rank is None else product + low_rank, dtype=np.float64)
+
 
 SIZE: Final = 12
 """Rows and columns of a synthetic matrix, at least; more where the rank needs them."""
@@ -79,12 +262,8 @@ def learn_transfer(rank: int, count: int, seed: int = 0) -> Transfer:
         basis, weights = halves(consistent_signs(whole_svd(X, rank)), rank)
         for _ in range(min(RESTARTS, count - len(pairs))):
             W, H = _factorize(X, rank, int(rng.integers(2**31)))
-            pairs.append(
-                (
-                    np.linalg.lstsq(basis, W, rcond=None)[0],
-                    np.linalg.lstsq(weights.T, H.T, rcond=None)[0].T,
-                )
-            )
+            by_w = np.linalg.lstsq(basis, W, rcond=None)[0]
+            pairs.append((by_w, np.linalg.lstsq(weights.T, H.T, rcond=None)[0].T))
         problem += 1
     found = Transfer(*(np.stack(one) for one in zip(*pairs, strict=True)))
     for one in found:
@@ -95,10 +274,8 @@ def learn_transfer(rank: int, count: int, seed: int = 0) -> Transfer:
 def _factorize(X: Array, rank: int, seed: int) -> tuple[Array, Array]:
     """One factorization from a random start, W and H of equal length component by component."""
     from sklearn.decomposition import non_negative_factorization
-    from sklearn.exceptions import ConvergenceWarning
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # what it has reached will do
+    with silent():  # what it has reached will do
         W, H, _ = non_negative_factorization(
             X, n_components=rank, init="random", solver="cd", max_iter=200, random_state=seed
         )
@@ -108,9 +285,6 @@ def _factorize(X: Array, rank: int, seed: int) -> tuple[Array, Array]:
     return W * np.sqrt(ratio), H / np.sqrt(ratio)[:, None]
 
 
-Start = Literal["q_transform", "random", "nndsvd", "nndsvdar"]
-
-STARTS: Final[tuple[Start, ...]] = get_args(Start)
 PAD: Final = 1e-2
 """Entries of components beyond the transfer rank, of the mean of those that have one."""
 LIFT: Final = 1e-2
@@ -121,84 +295,6 @@ POOL: Final = 32
 """Transfer matrices that further components are drawn from."""
 PILOTS: Final = 2**20
 """Number of the first pilot run: what is drawn for particles is not drawn for pilots."""
-
-
-class Starts:
-    """Starting factors of numbered particles, each a function of seed and number alone."""
-
-    def __init__(
-        self,
-        data: BlockedData,
-        n_components: int,
-        kind: Start,
-        seed: int,
-        singular: Singular | None = None,
-        transfer: Transfer | None = None,
-        stacked: bool = False,
-    ) -> None:
-        self.shape, self.dtype = data.shape, data.dtype
-        self.mean = typical_value(data)
-        self.n_components, self.kind, self.seed = n_components, kind, seed
-        self.singular, self.transfer, self.stacked = singular, transfer, stacked
-
-    def __call__(self, number: int) -> tuple[Array, Array]:
-        """W (I, K) and H (K, J) in the order of the grid and in the data's type."""
-        rng = generator(self.seed, number, Stream.START, 3)
-        if self.singular is None:
-            W, H = random_start(self.shape, self.n_components, self.mean, rng)
-        elif self.transfer is None:
-            W, H = nndsvd(self.singular, self.n_components)
-            if self.kind == "nndsvdar":
-                W, H = (lifted(one, rng) for one in (W, H))
-        elif self.stacked:
-            W, H = several(self.singular, self.transfer, number, self.n_components, rng)
-        else:
-            pair = self.transfer.w[number], self.transfer.h[number]
-            W, H = q_transform(self.singular, pair, self.n_components, rng)
-        return np.ascontiguousarray(W, self.dtype), np.ascontiguousarray(H, self.dtype)
-
-
-def prepare_starts(
-    executor: Executor,
-    data: BlockedData,
-    n_components: int,
-    kind: Start,
-    count: int,
-    seed: int,
-    transfer_rank: int = 3,
-    fill: ChainState | None = None,
-    stacked: bool = False,
-) -> Starts:
-    """Do once what all starts of a kind share: singular vectors, transfer matrices.
-
-    Parameters
-    ----------
-    count
-        Particles that will ask for a start.
-    transfer_rank
-        Of the Q-Transform; the data's smaller side is the most there can be.
-    fill
-        Factors that fill in missing entries, if there are any.
-    stacked
-        Components beyond the transfer rank come from other transfer matrices, see `several`.
-    """
-    if kind == "random":
-        return Starts(data, n_components, kind, seed)
-    if kind == "q_transform":
-        rank = min(transfer_rank, *data.shape)
-        singular = truncated_svd(executor, data, rank, seed, fill)
-        least = max(POOL, parts(n_components, rank)) if stacked else 1
-        transfer = learn_transfer(rank, max(count, least), seed)
-        return Starts(data, n_components, kind, seed, singular, transfer, stacked)
-    short = min(data.shape)
-    if n_components > short:
-        raise OptionError(
-            f'start="{kind}" takes one singular vector a component, {n_components} of them, and a '
-            f"matrix of {data.shape[0]} x {data.shape[1]} has {short}; take fewer components or "
-            'start="q_transform"'
-        )
-    singular = truncated_svd(executor, data, n_components, seed, fill)
-    return Starts(data, n_components, kind, seed, singular)
 
 
 def random_start(
@@ -297,3 +393,79 @@ def lifted(factor: Array, rng: np.random.Generator) -> Array:
     size = factor.mean()
     drawn = LIFT * size * np.abs(rng.standard_normal(factor.shape))
     return np.where(factor <= ZERO * size, drawn, factor)
+
+
+def fill_missing(
+    executor: Executor, data: BlockedData, law: TweedieNMF, seed: int
+) -> ChainState | None:
+    """Factors of a masked fit, whose product fills in missing entries; None if there are none.
+
+    Source: Masood and Doshi-Velez, section 7.3.
+    """
+    if not data.n_missing:
+        return None
+    start = initial_state(data, law.n_components, seed, 0)
+    rule = DispersionRule(law, data)
+    return run_updates(data, law, start, executor, rule, FILL_ITERATIONS, 1e-3).state
+
+
+def prepare_starts(
+    executor: Executor,
+    data: BlockedData,
+    law: TweedieNMF,
+    kind: Start,
+    count: int,
+    seed: int,
+    transfer_rank: int = 3,
+    stacked: bool = False,
+) -> Callable[[int], Pair]:
+    """Starting factors of numbered particles, each a function of seed and number alone.
+
+    What all of them share, singular vectors and transfer matrices, is made once, here.
+
+    Parameters
+    ----------
+    law
+        What fills in missing entries, and has the number of components K.
+    count
+        Particles that will ask for a start.
+    transfer_rank
+        Of the Q-Transform; the data's smaller side is the most there can be.
+    stacked
+        Components beyond the transfer rank come from other transfer matrices, see `several`.
+
+    Returns
+    -------
+    callable
+        Of a number; W (I, K) and H (K, J) in the order of the grid and in the data's type.
+    """
+    width, shape, dtype, mean = law.n_components, data.shape, data.dtype, typical_value(data)
+    rank = min(transfer_rank, *shape) if kind == "q_transform" else width
+    if rank > min(shape) and kind != "random":
+        raise OptionError(
+            f'start="{kind}" takes one singular vector a component, {width} of them, and a '
+            f"matrix of {shape[0]} x {shape[1]} has {min(shape)}; take fewer components or "
+            'start="q_transform"'
+        )
+    if kind != "random":
+        fill = fill_missing(executor, data, law, seed)
+        singular = truncated_svd(executor, data, rank, seed, fill)
+    if kind == "q_transform":
+        least = max(POOL, parts(width, rank)) if stacked else 1
+        transfer = learn_transfer(rank, max(count, least), seed)
+
+    def start(number: int) -> Pair:
+        rng = generator(seed, number, Stream.START, 3)
+        if kind == "random":
+            W, H = random_start(shape, width, mean, rng)
+        elif kind != "q_transform":
+            W, H = nndsvd(singular, width)
+            if kind == "nndsvdar":
+                W, H = (lifted(one, rng) for one in (W, H))
+        elif stacked:
+            W, H = several(singular, transfer, number, width, rng)
+        else:
+            W, H = q_transform(singular, (transfer.w[number], transfer.h[number]), width, rng)
+        return np.ascontiguousarray(W, dtype), np.ascontiguousarray(H, dtype)
+
+    return start

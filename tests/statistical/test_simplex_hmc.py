@@ -11,9 +11,9 @@ from scipy import stats
 import daskfactor as dfac
 from daskfactor.executors import SerialExecutor
 from daskfactor.stein.kernel import IMQ
-from daskfactor.stein.scores import make_target
+from daskfactor.stein.particles import Posterior
 from daskfactor.stein.simplex_hmc import SimplexHMC
-from daskfactor.stein.state import Problem
+from tests.stein.posed import stacked
 
 pytestmark = pytest.mark.statistical
 
@@ -34,10 +34,9 @@ def chain(
     W = rng.dirichlet(np.ones(len(V)), (1, K)).swapaxes(1, 2)
     H = rng.exponential(V.mean(), (1, K, V.shape[1]))
     with dfac.as_blocks(V, 1, dtype="float64") as data:
-        target = make_target(data, model)
-        problem = Problem(SerialExecutor(), data, target, model, IMQ(), False, (W, H))
+        posterior = Posterior(SerialExecutor(), data, model, IMQ())
         options = SimplexHMC(draws=draws, tune=150, steps=steps)
-        made = options.make(problem, draws, seed, lambda done, total: None)
+        made = stacked(options.chain(posterior, (W, H), draws, seed))
     return made.W, made.H
 
 

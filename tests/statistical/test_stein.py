@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
 from daskfactor.executors import SerialExecutor
-from daskfactor.stein.kernel import stein_matrix
-from daskfactor.stein.particles import Particles
-from daskfactor.stein.scores import divergences, make_target
+from daskfactor.stein.particles import Particles, Posterior
 
 pytestmark = pytest.mark.statistical
 
@@ -69,10 +67,8 @@ Model = dfac.SILFNMF | dfac.TweedieNMF
 
 def kernel_matrix(draws: Draws, model: Model, kernel: dfac.IMQ, tangent: bool = False) -> Array:
     with dfac.as_blocks(COUNTS, 1, dtype="float64") as data:
-        target, executor = make_target(data, model), SerialExecutor()
-        particles = Particles.of(*draws, data)
-        d = divergences(executor, data, target, particles)
-        return stein_matrix(executor, data, target, particles, d, kernel, tangent).matrix
+        posterior = Posterior(SerialExecutor(), data, model, kernel, tangent)
+        return posterior.stein_matrix(Particles.of(*draws, data)).matrix
 
 
 def expected_kernel(

@@ -1,26 +1,46 @@
 """The tiny problems as methods that make particles are given them."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import SerialExecutor
+from daskfactor.stein.ensemble import Particle
 from daskfactor.stein.kernel import IMQ
-from daskfactor.stein.scores import make_target
-from daskfactor.stein.state import Problem
-from tests.stein.problems import Problem as Case
+from daskfactor.stein.particles import Pair, Posterior
+from tests.stein.problems import Problem
 
 KERNEL = IMQ(0.7, 2.5, -0.5, -0.3)
 
 
-def posed(case: Case, data: BlockedData, count: int, **settings: Any) -> Problem:
-    """With `count` starts, in the order of the grid."""
+def posed(case: Problem, data: BlockedData, **settings: Any) -> Posterior:
+    """The posterior of a problem."""
+    usual = {"executor": SerialExecutor(), "kernel": KERNEL}
+    return Posterior(data=data, model=case.model, **(usual | settings))
+
+
+def starts(case: Problem, data: BlockedData, count: int) -> Pair:
+    """Some particles of a problem, in the order of the grid."""
     W, H = case.particles(count)
     if data.row_order is not None and data.col_order is not None:
         W, H = W[:, data.row_order], H[:, :, data.col_order]
-    target = make_target(data, case.model)
-    usual = {"executor": SerialExecutor(), "kernel": KERNEL, "tangent": False, "starts": (W, H)}
-    return Problem(data=data, target=target, model=case.model, **(usual | settings))
+    return W, H
 
 
-def quiet(done: int, total: int) -> None:
-    """Progress that nobody looks at."""
+class Made(NamedTuple):
+    """Particles one after the other, (M, I, K) and (M, K, J), and what each took, (M,)."""
+
+    W: NDArray[Any]
+    H: NDArray[Any]
+    seconds: NDArray[np.float64]
+    n_iter: NDArray[np.int64]
+
+
+def stacked(particles: Iterable[Particle]) -> Made:
+    """All particles together; they are numbered from 0 on."""
+    numbers, *rest = zip(*particles, strict=True)
+    assert list(numbers) == list(range(len(numbers)))
+    return Made(*map(np.array, rest))

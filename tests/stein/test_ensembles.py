@@ -9,24 +9,25 @@ from scipy import sparse
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor
+from daskfactor.models.silf import NO_RATE
+from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein import ensemble
-from daskfactor.stein.ensemble import (
-    Ensemble,
-    Objective,
-    by_coordinates,
-    by_updates,
-    choose_optimizer,
-    fill_missing,
-    optimise,
-    prepared,
-    silent,
-    whole_matrix,
-)
-from daskfactor.stein.starts import random_start
+from daskfactor.stein.ensemble import Ensemble, by_coordinates, by_updates, whole_matrix
+from daskfactor.stein.kernel import IMQ
+from daskfactor.stein.particles import Posterior
+from daskfactor.stein.starts import fill_missing, random_start, silent
 from tests.models.laws import divergence
 
 SERIAL = SerialExecutor()
-SQUARES = Objective(3, 2.0)
+
+
+def divergence_of(beta: float = 2.0, **settings: Any) -> TweedieNMF:
+    """A model whose priors hardly count."""
+    numbers = {"dispersion": 1.0, "rate_w": NO_RATE, "rate_h": NO_RATE}
+    return TweedieNMF(3, beta=beta, **(numbers | settings))
+
+
+SQUARES = divergence_of()
 
 
 def positive(shape: tuple[int, int] = (30, 22), seed: int = 0) -> Any:
@@ -39,7 +40,7 @@ def start_of(X: Any, K: int = 3, seed: int = 0) -> Any:
     return random_start(X.shape, K, float(np.nanmean(X)), np.random.default_rng(seed))
 
 
-def total(X: Any, W: Any, H: Any, objective: Objective) -> float:
+def total(X: Any, W: Any, H: Any, objective: TweedieNMF) -> float:
     """The objective, written out; coordinate descent halves both of its terms alike."""
     seen = ~np.isnan(X)
     mu = W.astype(float) @ H.astype(float)
@@ -53,7 +54,8 @@ def total(X: Any, W: Any, H: Any, objective: Objective) -> float:
 @pytest.mark.parametrize("rates", [(0.0, 0.0), (0.4, 0.1)])
 def test_coordinate_descent_ends_at_a_minimum_of_the_objective(kind: str, rates: Any) -> None:
     X = np.floor(5 * positive())
-    objective = Objective(3, 2.0, 0.7, *rates)
+    shown = {name: rate for name, rate in zip(("rate_w", "rate_h"), rates, strict=True) if rate}
+    objective = divergence_of(dispersion=0.7, **shown)
     given = X if kind == "dense" else sparse.csr_array(X)
     unstored = None if kind == "dense" else "zero"
     with as_blocks(given, 3, dtype="float64", unstored=unstored) as data:
@@ -79,7 +81,7 @@ def test_updates_bring_the_objective_of_observed_entries_down(beta: float, gaps:
     X = positive() + 0.1
     if gaps:
         X = np.where(np.random.default_rng(1).random(X.shape) < 0.3, np.nan, X)
-    objective = Objective(3, beta)
+    objective = divergence_of(beta)
     W, H = start_of(X)
     values = [total(X, W, H, objective)]
     with as_blocks(X, 2, dtype="float64") as data:
@@ -91,10 +93,25 @@ def test_updates_bring_the_objective_of_observed_entries_down(beta: float, gaps:
     assert values[-1] < 0.2 * values[0]
 
 
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("options", [{"balance": True}, {"memory_limit": 1000}], ids=str)
+def test_whole_matrices_are_in_the_grids_order(kind: str, options: Any) -> None:
+    X = np.floor(5 * positive())
+    given = X if kind == "dense" else sparse.csr_array(X)
+    unstored = None if kind == "dense" else "zero"
+    with as_blocks(given, 3, unstored=unstored, **options) as data:
+        whole = whole_matrix(data)
+        if data.row_order is not None:
+            X = X[data.row_order][:, data.col_order]
+    found = whole.toarray() if kind == "sparse" else whole
+    np.testing.assert_array_equal(found, X)
+    if kind == "sparse":
+        assert whole.has_sorted_indices
+
+
 def particles(data: Any, method: Ensemble, executor: Any, numbers: Any, **changes: Any) -> Any:
-    objective = Objective(3, **({"beta": 2.0} | changes))
-    starts = prepared(executor, data, objective, method, 7, 5)
-    return list(optimise(executor, data, objective, method, starts, list(numbers)))
+    posterior = Posterior(executor, data, divergence_of(**changes), IMQ())
+    return list(method.particles(posterior, numbers, 5))
 
 
 @pytest.mark.parametrize("optimizer", ["coordinate_descent", "multiplicative"])
@@ -104,7 +121,7 @@ def test_a_particle_is_its_number_on_every_executor(start: Any, optimizer: Any) 
     with as_blocks(positive(), 3) as data:
         whole = particles(data, method, SERIAL, range(7))
         assert [one.number for one in whole] == list(range(7))
-        for lanes, numbers in ((1, range(7)), (2, range(3, 7)), (3, [6, 0])):
+        for lanes, numbers in ((1, range(7)), (2, range(3, 7)), (3, range(6, 7))):
             for one in particles(data, method, LanesExecutor(lanes), numbers):
                 np.testing.assert_array_equal(one.W, whole[one.number].W)
                 np.testing.assert_array_equal(one.H, whole[one.number].H)
@@ -141,32 +158,36 @@ def test_missing_entries_do_not_matter(start: Any) -> None:
         assert fill_missing(SERIAL, data, SQUARES, 5) is None
 
 
+def chosen(optimizer: Any, data: Any, law: TweedieNMF) -> str:
+    return Ensemble(optimizer=optimizer).for_data(data, law).optimizer
+
+
 def test_the_optimizer_that_data_and_model_allow() -> None:
     X = positive()
     auto: Any = "auto"
     wanted: Any = "coordinate_descent"
     with as_blocks(X, 2) as data:
-        assert choose_optimizer(auto, data, SQUARES) == "coordinate_descent"
-        assert choose_optimizer(auto, data, Objective(3, 1.0)) == "multiplicative"
-        assert choose_optimizer("multiplicative", data, SQUARES) == "multiplicative"
+        assert chosen(auto, data, SQUARES) == "coordinate_descent"
+        assert chosen(auto, data, divergence_of(1.0)) == "multiplicative"
+        assert chosen("multiplicative", data, SQUARES) == "multiplicative"
         with pytest.raises(OptionError, match="beta=1"):
-            choose_optimizer(wanted, data, Objective(3, 1.0))
+            chosen(wanted, data, divergence_of(1.0))
         with pytest.raises(OptionError, match="gamma priors"):
-            choose_optimizer(wanted, data, SQUARES._replace(shape_h=2.0))
+            chosen(wanted, data, divergence_of(shape_h=2.0))
     with as_blocks(X, 2, memory_limit=1000) as data:
         assert not data.in_memory
-        assert choose_optimizer("auto", data, SQUARES) == "multiplicative"
-        assert choose_optimizer(wanted, data, SQUARES) == "coordinate_descent"
+        assert chosen("auto", data, SQUARES) == "multiplicative"
+        assert chosen(wanted, data, SQUARES) == "coordinate_descent"
     X[0, 0] = -1.0
     with as_blocks(X, 2) as data:
-        assert choose_optimizer(auto, data, SQUARES) == "multiplicative"
+        assert chosen(auto, data, SQUARES) == "multiplicative"
         with pytest.raises(OptionError, match="negative"):
-            choose_optimizer(wanted, data, SQUARES)
+            chosen(wanted, data, SQUARES)
     X[0, 0] = np.nan
     with as_blocks(X, 2) as data:
-        assert choose_optimizer(auto, data, SQUARES) == "multiplicative"
+        assert chosen(auto, data, SQUARES) == "multiplicative"
         with pytest.raises(OptionError, match="missing"):
-            choose_optimizer(wanted, data, SQUARES)
+            chosen(wanted, data, SQUARES)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +207,5 @@ def test_options_that_are_refused(options: Any, message: str) -> None:
 
 
 def test_one_start_cannot_make_many_particles() -> None:
-    method = Ensemble(start="nndsvd")
-    with as_blocks(positive(), 2) as data, pytest.raises(OptionError, match="one and the same"):
-        prepared(SERIAL, data, SQUARES, method, 2, 0)
+    with pytest.raises(OptionError, match="one and the same"):
+        Ensemble(start="nndsvd").check_count(2)

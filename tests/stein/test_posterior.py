@@ -13,7 +13,7 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError, SamplingWarning, StoreError
 from daskfactor.progress import RunEvent
-from daskfactor.stein.run import on_simplex
+from daskfactor.stein.posterior import on_simplex
 from tests.results.validation import validate
 
 ROWS, COLUMNS = 24, 18
@@ -216,7 +216,7 @@ def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path: Path, after: int, dat
 
 
 def test_particles_that_memory_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daskfactor.stein.run.memory_budget", lambda limit: 1000)
+    monkeypatch.setattr("daskfactor.stein.posterior.memory_budget", lambda limit: 1000)
     with pytest.raises(OptionError, match="pass store="):
         posterior(values())
     assert posterior(values(), store=tmp_path / "run.zarr")["posterior"].sizes["draw"] == 5

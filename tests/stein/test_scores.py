@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.stein.particles import Particles
-from daskfactor.stein.scores import Scores, divergences, make_target, scores
+from daskfactor.stein.particles import Particles, Scores
+from tests.stein.posed import posed
 from tests.stein.problems import BY_NAME, PROBLEMS, Problem
 
 Array = NDArray[np.float64]
@@ -17,15 +17,13 @@ Array = NDArray[np.float64]
 def scored(problem: Problem, count: int = 3, blocks: int = 2, dtype: str = "float64") -> Scores:
     """In the caller's order of rows and columns."""
     with problem.open(blocks, dtype) as data:
-        target = make_target(data, problem.model)
-        particles = Particles.of(*problem.particles(count), data)
-        found = scores(SerialExecutor(), data, target, particles)
+        found = posed(problem, data).scores(Particles.of(*problem.particles(count), data))
         row, col = data.row_order, data.col_order
         if row is None or col is None:
             return found
         W, H = np.empty_like(found.W), np.empty_like(found.H)
         W[:, row], H[:, :, col] = found.W, found.H
-        return Scores(W, H, found.log_density)
+        return found._replace(W=W, H=H)
 
 
 def numeric(problem: Problem, W: Array, H: Array) -> tuple[Array, Array]:
@@ -85,14 +83,13 @@ def test_blocks_make_no_difference(name: str) -> None:
 def test_executors_give_the_same_bits(name: str) -> None:
     problem = BY_NAME[name]
     with problem.open(3, "float32") as data:
-        target = make_target(data, problem.model)
         particles = Particles.of(*problem.particles(4), data)
         lanes = LanesExecutor(3)
-        for one, other in zip(
-            scores(SerialExecutor(), data, target, particles),
-            scores(lanes, data, target, particles),
-            strict=True,
-        ):
+        here, there = (
+            posed(problem, data, executor=own).scores(particles)
+            for own in (SerialExecutor(), lanes)
+        )
+        for one, other in zip(here, there, strict=True):
             np.testing.assert_array_equal(one, other)
         lanes.close()
 
@@ -116,6 +113,7 @@ def test_the_models_own_score_agrees() -> None:
     np.testing.assert_allclose(found.W[0], by_w, rtol=1e-9)
     np.testing.assert_allclose(found.H[0], by_h, rtol=1e-9)
     with problem.open() as data:
-        target = make_target(data, model)
-        sums = divergences(SerialExecutor(), data, target, Particles.of(W[None], H[None], data))
-    assert 2 * sums[0] == pytest.approx(model.objective(V, W, H), rel=1e-12)
+        posterior = posed(problem, data)
+        sums = posterior.divergences(Particles.of(W[None], H[None], data))
+    assert posterior.objectives(sums)[0] == pytest.approx(model.objective(V, W, H), rel=1e-12)
+    assert found.divergence[0] == sums[0]

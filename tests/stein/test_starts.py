@@ -10,14 +10,18 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.executors.state import make_state
-from daskfactor.stein.singular import Singular, consistent_signs, truncated_svd, whole_svd
+from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein.starts import (
+    Singular,
+    consistent_signs,
     halves,
     learn_transfer,
     nndsvd,
     prepare_starts,
     q_transform,
     random_start,
+    truncated_svd,
+    whole_svd,
 )
 
 SERIAL = SerialExecutor()
@@ -191,8 +195,10 @@ def test_more_and_fewer_components_than_the_transfer_rank() -> None:
 def test_components_of_several_transfers(width: int, count: int) -> None:
     X = low_rank()
     with as_blocks(X, 2, dtype="float64") as data:
-        made = prepare_starts(SERIAL, data, width, "q_transform", count, 0, stacked=True)
-        own = prepare_starts(SERIAL, data, 3, "q_transform", count, 0)
+        made = prepare_starts(
+            SERIAL, data, TweedieNMF(width), "q_transform", count, 0, stacked=True
+        )
+        own = prepare_starts(SERIAL, data, TweedieNMF(3), "q_transform", count, 0)
         starts = [made(number) for number in range(count)]
         for number, (W, H) in enumerate(starts):
             assert (W.shape, H.shape) == ((40, width), (width, 30))
@@ -222,9 +228,9 @@ def test_nndsvd_is_that_of_scikit_learn(rank: int) -> None:
 @pytest.mark.parametrize("kind", ["q_transform", "random", "nndsvdar", "nndsvd"])
 def test_a_start_depends_on_its_number_and_the_seed_alone(kind: Any, stacked: bool) -> None:
     with as_blocks(counts(), 2) as data:
-        many = prepare_starts(SERIAL, data, 4, kind, 40, 11, stacked=stacked)
-        few = prepare_starts(SERIAL, data, 4, kind, 3, 11, stacked=stacked)
-        other = prepare_starts(SERIAL, data, 4, kind, 3, 12, stacked=stacked)
+        many = prepare_starts(SERIAL, data, TweedieNMF(4), kind, 40, 11, stacked=stacked)
+        few = prepare_starts(SERIAL, data, TweedieNMF(4), kind, 3, 11, stacked=stacked)
+        other = prepare_starts(SERIAL, data, TweedieNMF(4), kind, 3, 12, stacked=stacked)
         assert np.allclose(few(1)[0], other(1)[0], atol=1e-5) == (kind == "nndsvd")
         for number in (2, 0, 1):
             for mine, its in zip(many(number), few(number), strict=True):
@@ -244,14 +250,14 @@ def test_starts_scale_with_the_data() -> None:
     X = counts()
     for kind in ("q_transform", "random", "nndsvdar"):
         with as_blocks(X, 2, dtype="float64") as data:
-            W, H = prepare_starts(SERIAL, data, 4, kind, 2, 0)(1)
+            W, H = prepare_starts(SERIAL, data, TweedieNMF(4), kind, 2, 0)(1)
         for factor in (1e-8, 1e6):
             with as_blocks(factor * X, 2, dtype="float64") as data:
-                scaled_w, scaled_h = prepare_starts(SERIAL, data, 4, kind, 2, 0)(1)
+                scaled_w, scaled_h = prepare_starts(SERIAL, data, TweedieNMF(4), kind, 2, 0)(1)
             np.testing.assert_allclose(scaled_w, np.sqrt(factor) * W, rtol=1e-4)
             np.testing.assert_allclose(scaled_h, np.sqrt(factor) * H, rtol=1e-4)
 
 
 def test_too_many_components_for_nndsvd() -> None:
     with as_blocks(counts()[:3], 1) as data, pytest.raises(OptionError, match="has 3"):
-        prepare_starts(SERIAL, data, 4, "nndsvd", 1, 0)
+        prepare_starts(SERIAL, data, TweedieNMF(4), "nndsvd", 1, 0)

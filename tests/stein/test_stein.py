@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.stein import kernel as kernel_module
 from daskfactor.stein.kernel import IMQ
-from daskfactor.stein.particles import Particles
-from daskfactor.stein.scores import BandScore, divergences, make_target, scores
+from daskfactor.stein.particles import BandScore, Particles, Products, Stein
 from tests.stein import naive
+from tests.stein.posed import KERNEL, posed
 from tests.stein.problems import BY_NAME, PROBLEMS, Problem
 
 Array = NDArray[np.float64]
-
-KERNEL = IMQ(0.7, 2.5, -0.5, -0.3)
 
 
 def matrix(
@@ -34,17 +31,14 @@ def matrix(
     executor: Any = None,
     kept: Any = None,
     dtype: str = "float64",
-) -> kernel_module.Stein:
+) -> Stein:
     """The Stein matrix of a problem's particles; ``kept`` changes how they are kept."""
     W, H = problem.particles(count)
     if kept is not None:
         W, H = kept("W", W), kept("H", H)
     with problem.open(blocks, dtype) as data:
-        target = make_target(data, problem.model)
-        particles = Particles.of(W, H, data)
-        runner = executor or SerialExecutor()
-        d = divergences(runner, data, target, particles)
-        return kernel_module.stein_matrix(runner, data, target, particles, d, kernel, tangent)
+        settings = {"executor": executor or SerialExecutor(), "kernel": kernel, "tangent": tangent}
+        return posed(problem, data, **settings).stein_matrix(Particles.of(W, H, data))
 
 
 def expected(problem: Problem, count: int = 5, tangent: bool = False) -> Array:
@@ -53,10 +47,7 @@ def expected(problem: Problem, count: int = 5, tangent: bool = False) -> Array:
     with problem.open(1) as data:
         if data.row_order is not None and data.col_order is not None:
             W, H = W[:, data.row_order], H[:, :, data.col_order]
-        target = make_target(data, problem.model)
-        found = scores(
-            SerialExecutor(), data, target, Particles.of(*problem.particles(count), data)
-        )
+        found = posed(problem, data).scores(Particles.of(*problem.particles(count), data))
     by_w = found.W
     if tangent:
         by_w = by_w - by_w.mean(axis=1, keepdims=True)
@@ -100,7 +91,7 @@ def test_slabs_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     for tangent in (False, True):
         whole = matrix(problem, tangent=tangent).matrix
         with monkeypatch.context() as patch:
-            patch.setattr("daskfactor.stein.scores.SLAB_BYTES", 1)
+            patch.setattr("daskfactor.stein.particles.SLAB_BYTES", 1)
             found = matrix(problem, tangent=tangent).matrix
         np.testing.assert_allclose(found, whole, rtol=1e-10)
 
@@ -148,7 +139,7 @@ def test_near_duplicates_keep_their_distance() -> None:
     x = 1e3 + spread * rng.standard_normal((25, 2))
     s = 1e3 + spread * rng.standard_normal((3, 25, 2))
     band = BandScore(x, s, np.full(3, -1.0), 0.0, 0.0, np.ones(2))
-    found = kernel_module.block_of(kernel_module.products_of(band), (25, 2))
+    found = Products.of(band).block(50)
     apart = x[:, None] - x
     np.testing.assert_allclose(found.r2, (apart**2).sum(axis=(2, 3)), rtol=1e-6)
     cross = ((s[:, None] - s) * apart).sum(axis=(2, 3))
@@ -164,9 +155,7 @@ def test_equal_particles() -> None:
 def test_one_particle_has_the_trace_and_its_score() -> None:
     problem = BY_NAME["silf, above"]
     with problem.open() as data:
-        target = make_target(data, problem.model)
-        particles = Particles.of(*problem.particles(1), data)
-        found = scores(SerialExecutor(), data, target, particles)
+        found = posed(problem, data).scores(Particles.of(*problem.particles(1), data))
     square = float((found.W**2).sum() + (found.H**2).sum())
     W, H = problem.particles(1)
     trace = W.size * 0.5 / KERNEL.scale_w**2 + H.size * 0.3 / KERNEL.scale_h**2  # type: ignore[operator]
