@@ -6,7 +6,7 @@ from .allocation.exact import Enumeration as Enumeration
 from .allocation.smc import SequentialMonteCarlo as SequentialMonteCarlo
 from .allocation.variational import VariationalBayes as VariationalBayes
 from .data.convert import convert as convert
-from .data.export import export as export
+from .data.convert import export as export
 from .data.grid import Cyclic as Cyclic
 from .data.grid import NestedReshuffled as NestedReshuffled
 from .data.grid import Proportional as Proportional

@@ -1,25 +1,50 @@
-"""A data matrix as a grid of decoded blocks, with what one pass over it found out."""
+"""A data matrix as a grid of decoded blocks, with what one pass over it found out.
 
+It can be pickled: what another process gets is a small handle, which it opens. What lies in
+a store, or in a dense zarr array, that other processes can open is read from there, block by
+block. Everything else is written once to a file in dask's ``temporary-directory``, which the
+processes of the same machine map, so that they share its pages.
+"""
+
+import contextlib
+import hashlib
+import pickle
 import threading
+import uuid
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.data import sparse_reading
-from daskfactor.data.grid import Block, Grid
+from daskfactor.data.adapters import Source, open_source
+from daskfactor.data.decode import Decoder
+from daskfactor.data.grid import Block, Grid, inverse
 from daskfactor.data.labels import Labels, SourceInfo, SparseLayout
-from daskfactor.data.sharing import About, DataHandle, share
-from daskfactor.data.sparse_reading import short
+from daskfactor.data.loading import read
 from daskfactor.data.statistics import Statistics
-from daskfactor.data.storage import Closed, FloatArray, FloatType, Storage, block_bytes
-from daskfactor.errors import OptionError
-from daskfactor.kernels.views import BlockView, SparseBlock
+from daskfactor.data.storage import (
+    ArrayFile,
+    Extent,
+    FloatArray,
+    FloatType,
+    Storage,
+    block_bytes,
+    scratch_directory,
+    sweep,
+)
+from daskfactor.data.store import BlockStore
+from daskfactor.errors import OptionError, StoreError
+from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock
+from daskfactor.machine import memory_budget
 
+Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+MOST_MISSING = 10_000_000
+LARGEST_DENSE = 2**28
 MOST_OPEN = 4
 """Data sets that a process keeps open for others that it works for."""
 
@@ -39,20 +64,36 @@ class BlockedData:
     ----------
     grid : Grid
         Row bands and column bands.
+    shape : tuple of int
+        (I, J).
     labels : Labels
         Dimension names and coordinates of the input, in the caller's order.
     statistics : Statistics
-        Counts, moments and extremes; its fields are attributes here too.
+        Counts, moments and extremes.
     source : SourceInfo
         Kind and location of the input.
     dtype : numpy.dtype
         float32 or float64, the type of every block.
+    is_sparse : bool
+        Whether blocks hold compressed rows.
     unstored : str or None
         ``"zero"``, ``"missing"``, or None if blocks are dense.
     row_order, col_order : numpy.ndarray or None
         The caller's row and column at each position of the grid, None if they
         were not permuted. Blocks, ``row_observed`` and ``col_observed`` are in
         the order of the grid, labels and all cells in that of the caller.
+    n_stored, n_observed : numpy.ndarray
+        Entries that every block stores, missing ones among them, and observed ones, (B, B).
+    row_observed, col_observed : numpy.ndarray
+        Observed entries of every row, (I,), and of every column, (J,).
+    total_observed, n_missing : int
+        Observed and missing entries of the whole matrix.
+    total, mean, minimum, maximum : float
+        Of the observed values.
+    is_integer : bool
+        Whether all observed values are whole numbers.
+    fingerprint : str
+        Shape, observed entries and a checksum of the decoded blocks, whatever the source.
     """
 
     def __init__(
@@ -66,23 +107,33 @@ class BlockedData:
         sparse: SparseLayout | None = None,
     ) -> None:
         self.grid = grid
+        self.shape = grid.shape
         self.labels = labels
         self.statistics = statistics
         self.source = source
         self.dtype = dtype
+        self.is_sparse = sparse is not None
         self.unstored = None if sparse is None else sparse.unstored
         self.row_order = None if sparse is None else sparse.row_order
         self.col_order = None if sparse is None else sparse.col_order
-        self._sparse = sparse
+        self.n_observed = statistics.n_observed
+        self.row_observed = statistics.row_observed
+        self.col_observed = statistics.col_observed
+        self.total_observed = int(statistics.n_observed.sum())
+        self.n_missing = grid.shape[0] * grid.shape[1] - self.total_observed
+        self.total = statistics.total
+        self.mean = self.total / self.total_observed
+        self.minimum = statistics.minimum
+        self.maximum = statistics.maximum
+        self.is_integer = statistics.is_integer
+        self.fingerprint = statistics.fingerprint
+        stored = statistics.n_stored
+        self.n_stored = np.outer(grid.rows.sizes, grid.cols.sizes) if stored is None else stored
+        self._known = Known(grid, labels, statistics, source, dtype, sparse)
         self._storage = storage
         self._finalizer = weakref.finalize(self, storage.close)
         self._handle: DataHandle | None = None
         self._unshare: weakref.finalize[..., Any] | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(I, J)."""
-        return self.grid.shape
 
     @property
     def in_memory(self) -> bool:
@@ -90,16 +141,9 @@ class BlockedData:
         return self._storage.in_memory
 
     @property
-    def is_sparse(self) -> bool:
-        """Whether blocks hold compressed rows."""
-        return self.unstored is not None
-
-    @property
-    def n_stored(self) -> NDArray[np.int64]:
-        """Entries that every block stores, missing ones among them, (B, B)."""
-        if self.statistics.n_stored is not None:
-            return self.statistics.n_stored
-        return np.outer(self.grid.rows.sizes, self.grid.cols.sizes).astype(np.int64)
+    def place(self) -> str:
+        """Where blocks are, as a log would say it."""
+        return self._storage.place
 
     @property
     def nbytes(self) -> int:
@@ -113,67 +157,7 @@ class BlockedData:
         stored = self.n_stored
         return float(stored.max() / stored.mean()) if stored.any() else 1.0
 
-    @property
-    def place(self) -> str:
-        """Where blocks are, as a log would say it."""
-        return self._storage.place
-
-    @property
-    def n_observed(self) -> NDArray[np.int64]:
-        """Observed entries of every block, (B, B)."""
-        return self.statistics.n_observed
-
-    @property
-    def row_observed(self) -> NDArray[np.int64]:
-        """Observed entries of every row, (I,)."""
-        return self.statistics.row_observed
-
-    @property
-    def col_observed(self) -> NDArray[np.int64]:
-        """Observed entries of every column, (J,)."""
-        return self.statistics.col_observed
-
-    @property
-    def total_observed(self) -> int:
-        """Observed entries of the whole matrix."""
-        return int(self.n_observed.sum())
-
-    @property
-    def n_missing(self) -> int:
-        """Missing entries of the whole matrix."""
-        return self.shape[0] * self.shape[1] - self.total_observed
-
-    @property
-    def total(self) -> float:
-        """Sum of the observed values."""
-        return self.statistics.total
-
-    @property
-    def mean(self) -> float:
-        """Mean of the observed values."""
-        return self.total / self.total_observed
-
-    @property
-    def minimum(self) -> float:
-        """Smallest observed value."""
-        return self.statistics.minimum
-
-    @property
-    def maximum(self) -> float:
-        """Largest observed value."""
-        return self.statistics.maximum
-
-    @property
-    def is_integer(self) -> bool:
-        """Whether all observed values are whole numbers."""
-        return self.statistics.is_integer
-
-    @property
-    def fingerprint(self) -> str:
-        """Shape, observed entries and a checksum of the decoded blocks, whatever the source."""
-        return self.statistics.fingerprint
-
-    def view(self, row: int, col: int) -> BlockView | SparseBlock:
+    def view(self, row: int, col: int) -> AnyBlock:
         """Block (row, col) for reading: a `SparseBlock` if ``is_sparse``, else a `BlockView`.
 
         From a scratch file the block is read into memory of the calling thread that the
@@ -181,32 +165,7 @@ class BlockedData:
         """
         return self._storage.view(row, col)
 
-    def share(self) -> DataHandle:
-        """A small handle by which other processes read these data; see `open_shared`.
-
-        What has to be written for them is written once. It goes with `unshare`, with `close`,
-        with these data, or with this process.
-
-        Raises
-        ------
-        StoreError
-            If there is no room for it.
-        """
-        if self._handle is None:
-            about = About(
-                self.grid, self.labels, self.statistics, self.source, self.dtype, self._sparse
-            )
-            self._handle, remove = share(about, self._storage)
-            self._unshare = weakref.finalize(self, remove)
-        return self._handle
-
-    def unshare(self) -> None:
-        """Remove what was written for other processes."""
-        if self._unshare is not None:
-            self._unshare()
-            self._handle = self._unshare = None
-
-    def missing_cells(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def missing_cells(self) -> Cells:
         """Row and column indices of all missing entries, in row-major order.
 
         Raises
@@ -214,43 +173,61 @@ class BlockedData:
         OptionError
             If unstored entries are missing and more than 10 million of them are.
         """
-        if self.is_sparse:
-            return sparse_reading.missing_cells(self)
-        found_rows: list[NDArray[np.int64]] = []
-        found_cols: list[NDArray[np.int64]] = []
-        for band, offset in enumerate(self.grid.rows.offsets[:-1]):
-            pairs = [
-                (row + offset, col + self.grid.cols.offsets[block.col])
-                for block, values in self._blocks(band)
-                for row, col in [np.nonzero(np.isnan(values))]
-            ]
-            rows = np.concatenate([pair[0] for pair in pairs])
-            order = np.argsort(rows, kind="stable")
-            found_rows.append(rows[order])
-            found_cols.append(np.concatenate([pair[1] for pair in pairs])[order])
-        return np.concatenate(found_rows), np.concatenate(found_cols)
+        others = self.unstored == "missing"
+        if others and self.n_missing > MOST_MISSING:
+            raise OptionError(
+                f"{self.n_missing} cells are missing, too many to list (at most {MOST_MISSING}); "
+                "name the cells that you want, as (rows, columns)"
+            )
+        found = []
+        for block in self.grid.all_blocks():
+            view = self.view(*block)
+            if isinstance(view, BlockView):
+                rows, cols = np.nonzero(np.isnan(view.block))
+            elif others:
+                rows, cols = _stored(view)
+            else:
+                rows, cols = (index[np.isnan(view.values)] for index in _stored(view))
+            rows, cols = self._callers(block, rows, cols)
+            found.append(rows * self.shape[1] + cols)
+        cells = np.concatenate(found)
+        cells.sort()
+        if others:  # the k-th stored cell lies behind cells[k] - k missing ones
+            missing = np.arange(self.n_missing)
+            cells = missing + np.searchsorted(cells - np.arange(cells.size), missing, side="right")
+        rows, cols = np.divmod(cells, self.shape[1])
+        return rows, cols
 
     def values(self, rows: ArrayLike, cols: ArrayLike) -> FloatArray:
         """Entries at the given cells, NaN where missing; every block is read at most once."""
-        row_index, col_index = self._indices(rows, 0), self._indices(cols, 1)
-        if row_index.shape != col_index.shape:
+        at = self._indices(rows, 0), self._indices(cols, 1)
+        if at[0].shape != at[1].shape:
             raise OptionError(
-                f"cells need as many rows as columns, got {row_index.size} rows and "
-                f"{col_index.size} columns"
+                f"cells need as many rows as columns, got {at[0].size} rows and "
+                f"{at[1].size} columns"
             )
-        if self.is_sparse:
-            return sparse_reading.values(self, row_index, col_index)
-        row_band = np.searchsorted(self.grid.rows.offsets, row_index, side="right") - 1
-        col_band = np.searchsorted(self.grid.cols.offsets, col_index, side="right") - 1
+        orders, bands = (self.row_order, self.col_order), (self.grid.rows, self.grid.cols)
+        row, col = (
+            index if order is None else inverse(order)[index]
+            for index, order in zip(at, orders, strict=True)
+        )
+        row_band, col_band = (
+            np.searchsorted(side.offsets, index, side="right") - 1
+            for index, side in zip((row, col), bands, strict=True)
+        )
         owner = row_band * self.grid.blocks + col_band
-        out = np.empty(row_index.size, self.dtype)
+        out = np.full(row.size, 0 if self.unstored == "zero" else np.nan, self.dtype)
         order = np.argsort(owner, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(owner[order])) + 1):
             if group.size:
-                row, col = int(row_band[group[0]]), int(col_band[group[0]])
-                block = self._dense(row, col)
-                row0, col0 = self.grid.rows.offsets[row], self.grid.cols.offsets[col]
-                out[group] = block[row_index[group] - row0, col_index[group] - col0]
+                block = Block(int(row_band[group[0]]), int(col_band[group[0]]))
+                row_part, col_part = self.grid.slices(block)
+                cells = row[group] - row_part.start, col[group] - col_part.start
+                view = self.view(*block)
+                if isinstance(view, BlockView):
+                    out[group] = view.block[cells]
+                else:
+                    out[group] = _looked_up(view, *cells, out[group])
         return out
 
     def to_numpy(self) -> FloatArray:
@@ -261,12 +238,19 @@ class BlockedData:
         OptionError
             If blocks are sparse and the array would have more than 2^28 entries.
         """
-        if self.is_sparse:
-            return sparse_reading.to_numpy(self)
-        out = np.empty(self.shape, self.dtype)
-        for band in range(self.grid.blocks):
-            for block, values in self._blocks(band):
-                out[self.grid.slices(block)] = values
+        rows, cols = self.shape
+        if self.is_sparse and rows * cols > LARGEST_DENSE:
+            raise OptionError(
+                f"a dense array of {rows} x {cols} = {_short(rows * cols)} entries is too large "
+                f"(at most {_short(LARGEST_DENSE)}); use observed_sparse(), or values(rows, cols)"
+            )
+        out = np.full(self.shape, 0 if self.unstored == "zero" else np.nan, self.dtype)
+        for block in self.grid.all_blocks():
+            view = self.view(*block)
+            if isinstance(view, BlockView):
+                out[self.grid.slices(block)] = view.block
+            else:
+                out[self._callers(block, *_stored(view))] = view.values
         return out
 
     def observed_sparse(self) -> Any:
@@ -280,30 +264,68 @@ class BlockedData:
         OptionError
             If blocks are dense.
         """
-        if not self.is_sparse:
-            raise OptionError("these blocks are dense; use to_numpy(), NaN where missing")
-        return sparse_reading.to_scipy(self)
+        from scipy import sparse
+
+        index = np.int32 if max(self.shape) < 2**31 else np.int64
+        parts = []
+        for block in self.grid.all_blocks():
+            view = self.view(*block)
+            if isinstance(view, BlockView):
+                raise OptionError("these blocks are dense; use to_numpy(), NaN where missing")
+            rows, cols = self._callers(block, *_stored(view))
+            parts.append((rows.astype(index), cols.astype(index), view.values.copy()))
+        rows, cols, found = (np.concatenate(part) for part in zip(*parts, strict=True))
+        parts.clear()
+        return sparse.coo_array((found, (rows, cols)), shape=self.shape).tocsr()
 
     def describe(self) -> str:
-        """One line for logs: shape, observed entries, grid, type and place."""
-        if self.is_sparse:
-            return sparse_reading.describe(self)
+        """One line for logs: shape, what is stored and observed, grid, balance, type and place."""
         rows, cols = self.shape
-        entries = rows * cols
-        observed = (
-            f"{short(self.total_observed)} observed of {short(entries)}"
-            if self.n_missing
-            else f"all {short(entries)} observed"
-        )
+        entries, balance = _short(rows * cols), ""
+        if self.is_sparse:
+            marked = self.n_missing if self.unstored == "zero" else 0
+            aside = f", {_short(marked)} of them missing" if marked else ""
+            order = ", rows and columns permuted" if self.row_order is not None else ""
+            held = (
+                f" sparse, {_short(int(self.n_stored.sum()))} stored of {entries}{aside} (others "
+                f"{self.unstored})"
+            )
+            balance = f" (largest {self.imbalance:.2f} times the mean{order})"
+        elif self.n_missing:
+            held = f", {_short(self.total_observed)} observed of {entries}"
+        else:
+            held = f", all {entries} observed"
         blocks = self.grid.blocks
-        place = f"{self.dtype} {self.place}"
-        return f"{rows} x {cols}, {observed}, {blocks} x {blocks} blocks, {place}"
+        grid = f"{blocks} x {blocks} blocks{balance}"
+        return f"{rows} x {cols}{held}, {grid}, {self.dtype} {self.place}"
+
+    def share(self) -> "DataHandle":
+        """A small handle by which other processes read these data; see `open_shared`.
+
+        What has to be written for them is written once. It goes with `unshare`, with `close`,
+        with these data, or with this process.
+
+        Raises
+        ------
+        StoreError
+            If there is no room for it.
+        """
+        if self._handle is None:
+            self._handle, file = _shared(self._known, self._storage)
+            if file is not None:
+                self._unshare = weakref.finalize(self, file.remove)
+        return self._handle
+
+    def unshare(self) -> None:
+        """Remove what was written for other processes."""
+        if self._unshare is not None:
+            self._unshare()
+            self._handle = self._unshare = None
 
     def close(self) -> None:
         """Give back the scratch file or the cache; the blocks cannot be read afterwards."""
         self.unshare()
         self._finalizer()
-        self._storage = Closed()
 
     def __reduce__(self) -> Any:
         """Pickle the handle: another process opens it once, and reads the blocks it needs."""
@@ -312,25 +334,20 @@ class BlockedData:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return f"<BlockedData {self.describe()}>"
 
-    def _blocks(self, band: int) -> Iterator[tuple[Block, FloatArray]]:
-        for col in range(self.grid.blocks):
-            yield Block(band, col), self._dense(band, col)
-
-    def _dense(self, row: int, col: int) -> FloatArray:
-        view = self._storage.view(row, col)
-        assert isinstance(view, BlockView)
-        return view.block
+    def _callers(self, block: Block, rows: NDArray[Any], cols: NDArray[Any]) -> Cells:
+        """Cells of a block as the caller numbers them."""
+        row_part, col_part = self.grid.slices(block)
+        rows, cols = rows + np.int64(row_part.start), cols + np.int64(col_part.start)
+        return (
+            rows if self.row_order is None else self.row_order[rows],
+            cols if self.col_order is None else self.col_order[cols],
+        )
 
     def _indices(self, index: ArrayLike, axis: int) -> NDArray[np.int64]:
         array = np.atleast_1d(np.asarray(index))
@@ -347,29 +364,61 @@ class BlockedData:
         return array.astype(np.int64)
 
 
+class Known(NamedTuple):
+    """All that is known of blocked data, but not the blocks."""
+
+    grid: Grid
+    labels: Labels
+    statistics: Statistics
+    source: SourceInfo
+    dtype: FloatType
+    sparse: SparseLayout | None
+
+    def on(self, storage: Storage) -> BlockedData:
+        """The data, with their blocks."""
+        return BlockedData(*self[:5], storage, self.sparse)
+
+
+class DataHandle(NamedTuple):
+    """What another process needs to read blocked data.
+
+    ``token`` names these data and no others. ``kind`` is ``"file"`` (on this machine),
+    ``"zarr"`` or ``"store"`` (by location). ``facts`` tells what is known of the data, or
+    where in the file that is.
+    """
+
+    token: str
+    kind: str
+    location: str
+    dtype: str
+    facts: Known | Extent | None
+
+
 _opened: OrderedDict[str, BlockedData] = OrderedDict()
 _lock = threading.Lock()
+
+blocks_budget: Callable[[], int | None] = partial(memory_budget, None)
+"""Bytes for the decoded blocks of data that another process shared; executors set it on workers."""
 
 
 def open_shared(handle: DataHandle, memory_limit: int | None = None) -> BlockedData:
     """The data of a handle, from the few that this process has open if they are there.
 
-    Decoded blocks take up to ``memory_limit`` bytes, by default what `blocks_budget` says.
+    Decoded blocks take up to ``memory_limit`` bytes, by default what `blocks_budget` says. A
+    file on this machine is mapped and needs none.
 
     Raises
     ------
     StoreError
-        If this process cannot read the data, or they have changed.
+        If this process cannot read the data, or they have changed (of a dense
+        zarr array, only a change of its shape is noticed).
     """
     with _lock:
         data = _opened.get(handle.token)
         if data is None:
-            limit = memory_limit if memory_limit is not None else blocks_budget()
-            about, storage = handle.open(limit)
-            data = BlockedData(
-                about.grid, about.labels, about.statistics, about.source, about.dtype, storage,
-                about.sparse,
-            )  # fmt: skip
+            reader = {"file": _mapped, "zarr": _from_zarr, "store": _from_store}[handle.kind]
+            limit = blocks_budget() if memory_limit is None else memory_limit
+            data = reader(handle, memory_budget(limit))
             data._handle = handle
             _opened[handle.token] = data
         _opened.move_to_end(handle.token)
@@ -378,9 +427,135 @@ def open_shared(handle: DataHandle, memory_limit: int | None = None) -> BlockedD
         return data
 
 
-def _half_of_what_is_free() -> int | None:
-    return None
+def open_store(store: BlockStore, dtype: FloatType, budget: int) -> BlockedData:
+    """The blocks of a store, read when they are wanted and kept as far as ``budget`` allows."""
+    source = SourceInfo("blocks", store.location, lazy=True)
+    layout = SparseLayout(store.unstored, store.row_order, store.col_order)
+    known = Known(store.grid, store.labels, store.statistics, source, dtype, layout)
+    return known.on(store.blocks(dtype, budget))
 
 
-blocks_budget: Callable[[], int | None] = _half_of_what_is_free
-"""Bytes for the decoded blocks of data that another process shared; executors set it on workers."""
+def _shared(known: Known, storage: Storage) -> tuple[DataHandle, ArrayFile | None]:
+    """Make blocked data readable by other processes; returns the file that was written for them."""
+    dtype, location = known.dtype.name, known.source.location
+    if location is not None and not location.startswith("memory:"):
+        token = _token(location, known.statistics.fingerprint, dtype)
+        if storage.load is not None:
+            return DataHandle(token, "store", location, dtype, None), None
+        if known.source.kind == "zarr":
+            return DataHandle(token, "zarr", location, dtype, known), None
+    token = uuid.uuid4().hex
+    sweep(scratch_directory())
+    file = ArrayFile(scratch_directory(), named=True)
+    try:
+        blocks = Storage(known.grid, file=file)
+        for block in known.grid.all_blocks():
+            blocks.put(block, storage.view(*block))
+        index = pickle.dumps((token, known, blocks.extents))
+        extent = file.append(np.frombuffer(index, np.uint8))
+    except BaseException:
+        file.remove()
+        raise
+    return DataHandle(token, "file", file.path, dtype, extent), file
+
+
+def _token(location: str, fingerprint: str, dtype: str) -> str:
+    """The same for the same data, so that a worker that has them open opens them once."""
+    return hashlib.blake2b(f"{location}\x00{fingerprint}\x00{dtype}".encode()).hexdigest()[:32]
+
+
+def _mapped(handle: DataHandle, budget: int) -> BlockedData:
+    assert isinstance(handle.facts, Extent)
+    try:
+        with contextlib.closing(ArrayFile(path=handle.location)) as file:
+            raw = file.read([handle.facts])[0].tobytes()
+            # The file is this user's own and was written a moment ago by a process of theirs.
+            token, known, extents = pickle.loads(raw)
+            if token != handle.token:
+                raise ValueError("it is another file")
+            storage = Storage(known.grid, known.sparse and known.sparse.unstored)
+            storage.map(file, extents)
+    except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise StoreError(
+            f"this worker cannot read the shared data at {handle.location}: data in the client's "
+            "memory can only be shared with workers on the same machine, for as long as the client "
+            "lives; for workers elsewhere make a store that all of them can read, with daskfactor "
+            "convert, and pass its location"
+        ) from error
+    data: BlockedData = known.on(storage)
+    return data
+
+
+def _from_zarr(handle: DataHandle, budget: int) -> BlockedData:
+    known = handle.facts
+    assert isinstance(known, Known)
+    grid, dtype = known.grid, known.dtype
+    try:
+        source = open_source(handle.location)
+    except StoreError as error:
+        raise _unreachable(handle, error) from error
+    if not isinstance(source, Source) or source.shape != grid.shape:
+        raise StoreError(
+            f"the array at {handle.location} is not the one that was shared: its shape is "
+            f"{source.shape}, not {grid.shape}; leave it as it is while a run reads it"
+        )
+
+    def load(block: Block) -> BlockView:
+        rows, cols = grid.slices(block)
+        raw = read(source, (rows, cols))
+        values = Decoder(dtype, Labels()).decode(raw, rows.start, cols.start)
+        return BlockView(np.require(values, requirements=["C", "W"]), 0, 0, *values.shape)
+
+    nbytes = grid.shape[0] * grid.shape[1] * dtype.itemsize
+    return known.on(Storage(grid, load=load, nbytes=nbytes, budget=budget))
+
+
+def _from_store(handle: DataHandle, budget: int) -> BlockedData:
+    try:
+        store = BlockStore(handle.location)
+    except StoreError as error:
+        raise _unreachable(handle, error) from error
+    if _token(handle.location, store.statistics.fingerprint, handle.dtype) != handle.token:
+        raise StoreError(
+            f"the store at {handle.location} is not the one that was shared: its blocks are "
+            "others; leave it as it is while a run reads it"
+        )
+    return open_store(store, np.dtype(handle.dtype), budget)
+
+
+def _unreachable(handle: DataHandle, error: StoreError) -> StoreError:
+    return StoreError(
+        f"this worker cannot open the data at {handle.location}, which the client reads from: "
+        f"{error}; put them where all workers can read them under one location"
+    )
+
+
+def _stored(view: SparseBlock) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Row and column inside the block of every stored entry."""
+    return np.repeat(np.arange(view.m), np.diff(view.indptr)), view.indices
+
+
+def _looked_up(
+    view: SparseBlock, rows: NDArray[np.int64], cols: NDArray[np.int64], default: FloatArray
+) -> FloatArray:
+    """Stored values at cells of one block, each found by bisection in its row."""
+    if view.values.size == 0:
+        return default
+    low, high = view.indptr[rows].astype(np.int64), view.indptr[rows + 1].astype(np.int64)
+    end = high.copy()
+    while (low < high).any():
+        middle = np.minimum((low + high) // 2, view.values.size - 1)
+        left = (low < high) & (view.indices[middle] < cols)
+        high = np.where(left, high, np.minimum(middle, high))
+        low = np.where(left, middle + 1, low)
+    place = np.minimum(low, view.values.size - 1)
+    stored = (low < end) & (view.indices[place] == cols)
+    return np.where(stored, view.values[place], default)
+
+
+def _short(count: int) -> str:
+    """A count in three digits or so."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return str(count)

@@ -7,8 +7,11 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.sources import as_blocks
 from daskfactor.data.sparse_source import canonical
 from daskfactor.errors import DataError, OptionError
+from daskfactor.machine import available_memory
 from daskfactor.random import resolve_seed
 
 MOST_CELLS = 2**28
@@ -17,8 +20,8 @@ MOST_CELLS = 2**28
 class HeldOut(NamedTuple):
     """A matrix without some of its entries, and those entries.
 
-    ``train`` is of the kind that was passed; ``cells`` is (rows, columns), what
-    ``sample(monitor=...)`` takes; ``values`` are the entries there.
+    ``train`` is of the kind that was passed, or a DataArray; ``cells`` is (rows, columns),
+    what ``sample(monitor=...)`` takes; ``values`` are the entries there.
     """
 
     train: Any
@@ -30,7 +33,7 @@ def hold_out(
     V: Any,
     share: float = 0.1,
     *,
-    unstored: str = "missing",
+    unstored: str | None = None,
     keep_one: bool = True,
     random_seed: int | None = None,
 ) -> HeldOut:
@@ -43,14 +46,18 @@ def hold_out(
     Parameters
     ----------
     V : array (I, J)
-        NumPy array (NaN = missing), xarray.DataArray of one, scipy sparse
-        matrix or array, or AnnData object with one of these as its ``X``.
+        Whatever `as_blocks` takes. Of a NumPy array (NaN = missing), an xarray.DataArray of
+        one, a scipy sparse matrix or array, or an AnnData object with one of these as its
+        ``X``, ``train`` is of the same kind. Anything else is put together in memory, and
+        ``train`` is a DataArray, dense or sparse, under the names of V; of `BlockedData` it is
+        on the same grid.
     share
         Share of the observed entries, between 0 and 1.
     unstored
         For sparse input, what an entry means that is not stored: ``"missing"``
         takes stored entries alone and drops them; ``"zero"`` takes cells of all
-        kinds, zeros included, and stores NaN there.
+        kinds, zeros included, and stores NaN there. Left out, what the input says itself,
+        else ``"missing"``.
     keep_one
         Whether every row and every column keeps at least one observed entry;
         otherwise fit with ``allow_empty=True``. Without effect under
@@ -63,11 +70,13 @@ def hold_out(
     OptionError
         If ``share`` or ``unstored`` is not allowed, or leaves no cell to take.
     DataError
-        If ``V`` is not a matrix of one of these kinds.
+        If ``V`` is no matrix of real numbers, or there is no memory to put it together.
+    StoreError
+        If it cannot be read.
     """
     if not 0 < share < 1:
         raise OptionError(f"share must lie strictly between 0 and 1, got {share!r}")
-    if unstored not in ("missing", "zero"):
+    if unstored not in (None, "missing", "zero"):
         raise OptionError(f'unstored must be "missing" or "zero", got {unstored!r}')
     if type(V).__name__ == "AnnData":  # its train is one again, so that names stay
         import anndata
@@ -78,16 +87,19 @@ def hold_out(
     rng = np.random.default_rng(resolve_seed(random_seed))
     if sparse.issparse(V):
         return _from_sparse(V, share, unstored == "zero", keep_one, rng)
-    if isinstance(V, xr.DataArray):
+    if isinstance(V, xr.DataArray) and isinstance(V.data, np.ndarray):
         held = _from_dense(np.asarray(V.values), share, keep_one, rng)
         return held._replace(train=V.copy(data=held.train))
     if isinstance(V, np.ndarray):
         filled = np.ma.filled(V.astype(np.result_type(V.dtype, np.float32)), np.nan)
         return _from_dense(filled, share, keep_one, rng)
-    raise DataError(
-        "cells can be held out of a NumPy array, a DataArray, a scipy sparse matrix or AnnData, "
-        f"got {type(V).__name__}; convert the data to one of these"
-    )
+    if isinstance(V, BlockedData):
+        held = _from_blocks(V, share, keep_one, rng)
+        balance = V.row_order is not None
+        train = as_blocks(held.train, V.grid, dtype=V.dtype, balance=balance, allow_empty=True)
+        return held._replace(train=train)
+    with as_blocks(V, dtype="float64", unstored=unstored, allow_empty=True) as data:
+        return _from_blocks(data, share, keep_one, rng)
 
 
 def _check_matrix(V: Any) -> None:
@@ -100,6 +112,33 @@ def _check_matrix(V: Any) -> None:
             f"cells are held out of a matrix of real numbers, got shape {tuple(shape)} and dtype "
             f"{dtype}; select or reshape to two dimensions, convert to numbers"
         )
+
+
+def _from_blocks(
+    data: BlockedData, share: float, keep_one: bool, rng: np.random.Generator
+) -> HeldOut:
+    """Of any data, by their blocks, as a DataArray with the names of the input."""
+    if 3 * data.nbytes > available_memory():
+        raise DataError(
+            f"cells are held out in memory, where these data take {data.nbytes} bytes up to three "
+            f"times and {available_memory()} are free; hold cells out of a part of the rows"
+        )
+    if data.is_sparse:
+        import sparse as pydata
+
+        held = _from_sparse(data.observed_sparse(), share, data.unstored == "zero", keep_one, rng)
+        csr = held.train
+        fill = csr.dtype.type(0 if data.unstored == "zero" else np.nan)
+        parts = (csr.data, csr.indices, csr.indptr)
+        train = pydata.GCXS(parts, shape=csr.shape, compressed_axes=(0,), fill_value=fill)
+    else:
+        held = _from_dense(data.to_numpy(), share, keep_one, rng)
+        train = held.train
+    labels = data.labels
+    sides = ((labels.row_dim, labels.row_coords), (labels.col_dim, labels.col_coords))
+    coords = {name: (dim, of) for dim, side in sides for name, of in side.items()}
+    array = xr.DataArray(train, coords, [dim for dim, _ in sides], labels.name)
+    return held._replace(train=array)
 
 
 def _from_dense(V: NDArray[Any], share: float, keep_one: bool, rng: np.random.Generator) -> HeldOut:

@@ -18,7 +18,7 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.decode import Decoder, check_shape
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.statistics import Statistics, StatisticsBuilder
-from daskfactor.data.storage import FloatArray, FloatType, Storage, WholeArray
+from daskfactor.data.storage import FloatArray, FloatType, Storage, zero_copy
 from daskfactor.errors import DaskfactorError, StoreError
 from daskfactor.kernels.views import BlockView
 
@@ -38,9 +38,10 @@ def load(
 ) -> Statistics:
     """Fill ``storage`` from ``source``, reading at most about ``budget`` bytes at a time."""
     builder = StatisticsBuilder(grid, source.labels)
-    if isinstance(storage, WholeArray):
+    if source.array is not None and zero_copy(source.array, dtype):
+        storage.windows(source.array)
         for block in grid.all_blocks():
-            builder.scan(block, storage.view(*block).block)
+            builder.scan(block, source.array[grid.slices(block)])
         return builder.finish(allow_empty)
     decoder = Decoder(dtype, source.labels)
     assembly = _Assembly(grid, dtype, builder, storage)

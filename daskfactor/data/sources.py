@@ -8,22 +8,13 @@ from numpy.typing import DTypeLike
 
 from daskfactor.checks import warn
 from daskfactor.data.adapters import Source, open_source
-from daskfactor.data.blocks import BlockedData
+from daskfactor.data.blocks import BlockedData, open_store
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import load, working_bytes
-from daskfactor.data.scratch import ArrayFile, scratch_directory
-from daskfactor.data.sharing import about_store
 from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
 from daskfactor.data.sparse_source import from_blocks
 from daskfactor.data.statistics import refuse_unobserved, unpermuted
-from daskfactor.data.storage import (
-    FloatType,
-    MemoryBlocks,
-    ScratchBlocks,
-    Storage,
-    WholeArray,
-    zero_copy,
-)
+from daskfactor.data.storage import ArrayFile, FloatType, Storage, scratch_directory, zero_copy
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.machine import memory_budget
@@ -172,8 +163,7 @@ def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) 
         store.labels,
         allow_empty,
     )
-    grid, labels, statistics, source, dtype, sparse = about_store(store, dtype)
-    return BlockedData(grid, labels, statistics, source, dtype, store.blocks(dtype, limit), sparse)
+    return open_store(store, dtype, limit)
 
 
 def open_blocked_store(
@@ -285,11 +275,11 @@ def _agreeing(
 
 def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int, budget: int) -> Storage:
     if source.array is not None and zero_copy(source.array, dtype):
-        return WholeArray(grid, source.array)
+        return Storage(grid)
     working = working_bytes(source, grid, dtype, budget)
     size = source.shape[0] * source.shape[1] * dtype.itemsize
     if size + working <= limit:
-        return MemoryBlocks()
+        return Storage(grid)
     if working > max(limit, NEGLIGIBLE):
         warn(
             f"memory_limit allows {limit} bytes, but one block and the chunks it is read from "
@@ -297,4 +287,4 @@ def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int, budget: i
             f"{grid.blocks}) need less",
             DataWarning,
         )
-    return ScratchBlocks(grid, None, ArrayFile(scratch_directory(), reserve=size))
+    return Storage(grid, file=ArrayFile(scratch_directory(), reserve=size))

@@ -21,11 +21,10 @@ from daskfactor.data.decode import Decoder
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid, inverse
 from daskfactor.data.keys import Axis, Learnt, PositionAxis, axis_for
 from daskfactor.data.labels import Labels, SparseLayout
-from daskfactor.data.scratch import ArrayFile, Shelf, scratch_directory
 from daskfactor.data.sparse_source import KeysAreText, Piece, SparseSource, doubled
 from daskfactor.data.sparse_statistics import SparseStatisticsBuilder, cell_of
 from daskfactor.data.statistics import Statistics
-from daskfactor.data.storage import FloatType, MemoryBlocks, ScratchBlocks, Storage
+from daskfactor.data.storage import ArrayFile, FloatType, Shelf, Storage, scratch_directory
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError, StoreError
 from daskfactor.kernels.triples import Compressed, compress, count_blocks, deal_blocks, triple_type
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
@@ -91,10 +90,9 @@ def sparse_data(source: SparseSource, options: LoadOptions) -> BlockedData:
 
 
 def _storage(grid: Grid, options: LoadOptions, entries: int) -> Storage:
-    if sparse_bytes(grid, entries, options.dtype) <= options.limit:
-        return MemoryBlocks()
-    unstored = "zero" if options.zeros else "missing"
-    return ScratchBlocks(grid, unstored, ArrayFile(scratch_directory()))
+    fits = sparse_bytes(grid, entries, options.dtype) <= options.limit
+    file = None if fits else ArrayFile(scratch_directory())
+    return Storage(grid, "zero" if options.zeros else "missing", file=file)
 
 
 def sparse_bytes(grid: Grid, entries: int, dtype: FloatType) -> int:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.labels import Labels, SparseLayout
-from daskfactor.data.scratch import as_bytes
 from daskfactor.data.statistics import Statistics, infinite, refuse_unobserved, unpermuted
+from daskfactor.data.storage import as_bytes
 from daskfactor.kernels.views import SparseBlock
 
 

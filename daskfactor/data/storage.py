@@ -1,21 +1,28 @@
-"""Where the decoded blocks of a matrix live while a run reads them.
+"""Where the blocks of a matrix live while a run reads them: in memory, in local files, elsewhere.
 
-A storage has ``view(row, col)``, which gives a block for reading, safe from several threads
-at once; ``put(block, view)``, which takes a finished block over; ``in_memory``, ``place`` and
-``close``. A view from a scratch file lies in memory of the calling thread, which the
-thread's next view overwrites.
+A scratch file has no name (it is unlinked as soon as it is open), so that it is gone with
+the process even if that is killed. It is read with positioned reads into a buffer of the
+thread rather than mapped, so that neither address space nor resident set grows with the
+matrix. A file for other processes has a name and is mapped, so that they share its pages.
 """
 
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid
-from daskfactor.data.scratch import ArrayFile, Extent, scratch_directory
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, index_type, pointer_type
 
@@ -23,99 +30,345 @@ FloatArray = NDArray[np.floating[Any]]
 FloatType = np.dtype[np.floating[Any]]
 Load = Callable[[Block], AnyBlock]
 
-ATTEMPTS = 3
-FIRST_PAUSE = 0.1
+ALIGNMENT = 64
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+PREFIX = "daskfactor-shared-"
+OLD = 60.0
+"""Seconds after which a file that nobody holds is taken to be left behind."""
+PAUSES = (0.1, 0.4)
+"""Seconds between attempts to load a block."""
 
 
-class Storage(Protocol):
-    """What holds the blocks of a matrix."""
+class Extent(NamedTuple):
+    """Where an array lies in a file, and what it is."""
 
-    in_memory: bool
-    place: str
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class ArrayFile:
+    """Arrays one after another in a local file, each at a multiple of 64 bytes.
+
+    Safe to use from several threads at once.
+
+    Parameters
+    ----------
+    directory
+        Where a new file is made, for nobody but this user.
+    named
+        Whether other processes can open it, by its ``path``. It is held, see `sweep`, until it
+        is closed or the process ends.
+    path
+        A file that exists, to be read.
+    reserve
+        Bytes that are taken at once, so that a full disk is noticed before the work.
+    """
+
+    def __init__(
+        self, directory: str = "", *, named: bool = False, path: str = "", reserve: int = 0
+    ) -> None:
+        self.path = path
+        self._size = 0
+        self._directory = directory
+        self._reserved = reserve
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        if path:
+            self._file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: PTH123, SIM115
+            return
+        try:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            if named:
+                descriptor, self.path = tempfile.mkstemp(".blocks", PREFIX, directory)
+                self._file = open(descriptor, "r+b", buffering=0)  # noqa: PTH123, SIM115
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            else:
+                self._file = tempfile.TemporaryFile(  # noqa: SIM115
+                    buffering=0, prefix="daskfactor-", dir=directory
+                )
+            if reserve and hasattr(os, "posix_fallocate"):  # macOS has none
+                self._reserve(reserve)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def append(self, array: NDArray[Any]) -> Extent:
+        """Write an array behind what is there."""
+        extent = self.lay(array.shape, array.dtype)
+        self.write(extent, array)
+        return extent
+
+    def lay(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Extent:
+        """Set room aside for an array behind what is there."""
+        with self._lock:
+            extent = Extent(_aligned(self._size), dtype.str, shape)
+            self._size = extent.start + extent.nbytes
+        return extent
+
+    def write(self, extent: Extent, entries: NDArray[Any], first: int = 0) -> None:
+        """Write entries of an array, from its ``first`` one on."""
+        data = as_bytes(np.ascontiguousarray(entries))
+        position = extent.start + first * entries.itemsize
+        try:
+            while data.nbytes:
+                written = os.pwrite(self._file.fileno(), data, position)
+                data, position = data[written:], position + written
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def read(self, extents: Sequence[Extent], again: bool = False) -> list[NDArray[Any]]:
+        """Arrays in new memory, or ``again`` in that which the thread's last such call gave."""
+        ends = np.cumsum([_aligned(extent.nbytes) for extent in extents]).tolist()
+        buffer: NDArray[np.uint8] | None = getattr(self._own, "buffer", None) if again else None
+        if buffer is None or buffer.size < ends[-1]:
+            buffer = np.empty(ends[-1], np.uint8)
+        if again:
+            self._own.buffer = buffer
+        found = []
+        for extent, offset in zip(extents, [0, *ends], strict=False):
+            flat = buffer[offset : offset + extent.nbytes]
+            data, position = flat.data, extent.start
+            while data.nbytes:
+                count = os.preadv(self._file.fileno(), [data], position)
+                if count == 0:
+                    name = self.path or f"the scratch file in {self._directory}"
+                    raise StoreError(f"{name} ends too early, at byte {position}")
+                data, position = data[count:], position + count
+            found.append(flat.view(extent.dtype).reshape(extent.shape))
+        return found
+
+    def map(self, extents: Sequence[Extent]) -> list[NDArray[Any]]:
+        """Arrays without a copy: pages shared with all who map the file.
+
+        Pages are copied on a write, so the arrays count as writeable (compiled
+        kernels are specialised on that) and the file cannot be changed through them.
+        """
+        pages = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return [
+            np.ndarray(extent.shape, extent.dtype, pages if extent.nbytes else None, extent.start)
+            for extent in extents
+        ]
+
+    def close(self) -> None:
+        """Close it; arrays that were mapped stay valid. Can be called again."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Close it and take its name away."""
+        self.close()
+        Path(self.path).unlink(missing_ok=True)
+
+    def _reserve(self, size: int) -> None:
+        try:
+            os.posix_fallocate(self._file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno in DISK_FULL:  # file systems that cannot reserve say something else
+                self._file.close()
+                raise
+
+    def _failed(self, error: OSError) -> StoreError:
+        full = error.errno in DISK_FULL
+        cause = "there is not enough room" if full else str(error)
+        remedy = "free some" if full else "make it writable"
+        needed = str(self._reserved) if self._reserved else f"{self._size} or more"
+        return StoreError(
+            f"a scratch file of {needed} bytes is needed in {self._directory}, but {cause}; "
+            f"{remedy}, name another directory with the dask option 'temporary-directory', or "
+            "raise memory_limit"
+        )
+
+
+def as_bytes(array: NDArray[Any]) -> memoryview:
+    """The bytes of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def scratch_directory() -> str:
+    """Where scratch files go: dask's own setting, or else the system's temporary directory."""
+    import dask.config
+
+    return str(dask.config.get("temporary-directory", None) or tempfile.gettempdir())
+
+
+def sweep(directory: str) -> None:
+    """Delete named files of processes that were killed: nobody holds them any more."""
+    for path in Path(directory).glob(f"{PREFIX}*.blocks"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            # One that is being made is not held yet for a moment.
+            if time.time() - path.stat().st_mtime > OLD:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+
+class Shelf:
+    """Flat arrays put down and read again, in memory up to a budget, beyond it in a scratch file.
+
+    From any thread.
+    """
+
+    def __init__(self, budget: int = sys.maxsize, file: ArrayFile | None = None) -> None:
+        self._left = budget
+        self._file = file
+        self._lock = threading.Lock()
+
+    def fits(self, nbytes: int) -> bool:
+        """Take so many bytes of the budget, if they are left."""
+        with self._lock:
+            fits = nbytes <= self._left
+            if fits:
+                self._left -= nbytes
+            return fits
+
+    def file(self) -> ArrayFile:
+        """The file for what does not fit."""
+        with self._lock:
+            if self._file is None:
+                self._file = ArrayFile(scratch_directory())
+            return self._file
+
+    def put(self, array: NDArray[Any]) -> NDArray[Any] | Extent:
+        """Keep an array; what is returned is for `get` and `take`."""
+        return array if self.fits(array.nbytes) else self.file().append(array)
+
+    def get(self, kept: NDArray[Any] | Extent, part: slice) -> NDArray[Any]:
+        """Part of an array."""
+        if isinstance(kept, np.ndarray):
+            return kept[part]
+        each = np.dtype(kept.dtype).itemsize
+        extent = Extent(kept.start + part.start * each, kept.dtype, (part.stop - part.start,))
+        return self.file().read([extent])[0]
+
+    def take(self, kept: NDArray[Any] | Extent) -> NDArray[Any]:
+        """An array, given away."""
+        if isinstance(kept, Extent):
+            return self.get(kept, slice(0, kept.shape[0]))
+        self.fits(-kept.nbytes)
+        return kept
+
+    def close(self) -> None:
+        """Give disk space back."""
+        if self._file is not None:
+            self._file.close()
+
+
+class Storage:
+    """The blocks of a matrix, for reading by any number of threads.
+
+    They are put here when they are finished, or loaded when they are wanted first, and
+    decoded once. What fits in the budget stays in memory, the rest goes to a scratch file, if
+    there is room for one. A run visits all blocks in every cycle: throwing out the oldest for
+    the newest would hardly ever keep a block until its next turn, so what is kept first stays.
+    What cannot be loaded is tried again, three times in all.
+
+    Parameters
+    ----------
+    grid, unstored
+        The grid of the blocks; None for dense ones, else "zero" or "missing".
+    file
+        A file that takes all of them.
+    load
+        Reads and decodes one.
+    nbytes, budget
+        Bytes of all blocks, and bytes that may be kept in memory.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        unstored: str | None = None,
+        *,
+        file: ArrayFile | None = None,
+        load: Load | None = None,
+        nbytes: int = 0,
+        budget: int = sys.maxsize,
+    ) -> None:
+        self.in_memory = file is None and nbytes <= budget
+        self.load = load
+        elsewhere = "in a scratch file" if load is None else "in a store"
+        self.place = "in memory" if self.in_memory else elsewhere
+        self.extents: dict[tuple[int, int], list[Extent]] = {}
+        self._kept: dict[tuple[int, int], AnyBlock] = {}
+        self._shelf = Shelf(budget if file is None else 0, file)
+        self._room = True
+        self._grid = grid
+        self._unstored = unstored
+
+    def view(self, row: int, col: int) -> AnyBlock:
+        """One block; from a file it lies in memory that the thread's next call overwrites."""
+        found = self._kept.get((row, col))
+        if found is not None:
+            return found
+        block = Block(row, col)
+        if block in self.extents:
+            return self._read(block)
+        if self.load is None:
+            raise StoreError("these blocks were closed; call as_blocks on the data again")
+        view = _tried(self.load, block)
+        if self._room:
+            try:
+                self.put(block, view)
+            except StoreError:  # a full disk: what is not in the file is loaded again
+                self._room = False
+        return view
 
     def put(self, block: Block, view: AnyBlock) -> None:
         """Take over one finished block."""
+        arrays = view[:3] if isinstance(view, SparseBlock) else (view.block,)
+        if self._shelf.fits(sum(array.nbytes for array in arrays)):
+            self._kept[block] = view
+        else:
+            file = self._shelf.file()
+            self.extents[block] = [file.append(array) for array in arrays]
 
-    def view(self, row: int, col: int) -> AnyBlock:
-        """One block, for reading. Safe to call from several threads at once."""
+    def write(self, block: Block, part: tuple[slice, slice], values: FloatArray) -> None:
+        """Take over a piece of a dense block, whose other entries mean nothing until they come."""
+        shape, (rows, cols) = self._grid.block_shape(block), part
+        if self.in_memory:
+            if block not in self._kept:
+                self._kept[block] = BlockView(np.empty(shape, values.dtype), 0, 0, *shape)
+            self._kept[block][0][part] = values
+            return
+        file = self._shelf.file()
+        if block not in self.extents:
+            self.extents[block] = [file.lay(shape, values.dtype)]
+        whole = values.shape[1] == shape[1]
+        for row, piece in [(rows.start, values)] if whole else enumerate(values, rows.start):
+            file.write(self.extents[block][0], piece, row * shape[1] + cols.start)
+
+    def map(self, file: ArrayFile, extents: Mapping[tuple[int, int], list[Extent]]) -> None:
+        """Take over the blocks in a file that another process wrote, where they are."""
+        arrays = iter(file.map([extent for group in extents.values() for extent in group]))
+        for block, group in extents.items():
+            self._kept[block] = self._viewed(Block(*block), [next(arrays) for _ in group])
+        self.place = "in a file of another process"
 
     def close(self) -> None:
         """Give back memory or disk. Can be called again."""
+        self.in_memory, self.place, self.load = False, "closed", None
+        self._kept.clear()
+        self.extents.clear()
+        self._shelf.close()
 
+    def windows(self, array: FloatArray) -> None:
+        """Take over the user's own array: blocks are windows of it and nothing is copied."""
+        for block in self._grid.all_blocks():
+            rows, cols = self._grid.slices(block)
+            shape = self._grid.block_shape(block)
+            self._kept[block] = BlockView(array, rows.start, cols.start, *shape)
 
-class WholeArray:
-    """The user's own array; blocks are windows of it and nothing is copied."""
-
-    in_memory = True
-    place = "in memory"
-
-    def __init__(self, grid: Grid, array: FloatArray) -> None:
-        self._grid = grid
-        self._array = array
-
-    def put(self, block: Block, view: AnyBlock) -> None:
-        """Nothing to take over: the values are in the array already."""
-
-    def view(self, row: int, col: int) -> BlockView:
-        rows, cols = self._grid.rows, self._grid.cols
-        return BlockView(
-            self._array, rows.offsets[row], cols.offsets[col], rows.sizes[row], cols.sizes[col]
-        )
-
-    def close(self) -> None:
-        """The array is the caller's."""
-
-
-class MemoryBlocks:
-    """Blocks in memory."""
-
-    in_memory = True
-    place = "in memory"
-
-    def __init__(self) -> None:
-        self._blocks: dict[tuple[int, int], AnyBlock] = {}
-
-    def put(self, block: Block, view: AnyBlock) -> None:
-        self._blocks[block] = view
-
-    def view(self, row: int, col: int) -> AnyBlock:
-        return self._blocks[row, col]
-
-    def close(self) -> None:
-        self._blocks.clear()
-
-
-class ScratchBlocks:
-    """Blocks in a local file: a scratch file without a name, or one that other processes map.
-
-    ``unstored`` is None for dense blocks, else "zero" or "missing".
-    """
-
-    in_memory = False
-    place = "in a scratch file"
-
-    def __init__(self, grid: Grid, unstored: str | None, file: ArrayFile) -> None:
-        self._grid = grid
-        self._unstored = unstored
-        self._file = file
-        self.extents: dict[Block, list[Extent]] = {}
-
-    def put(self, block: Block, view: AnyBlock) -> None:
-        arrays = view[:3] if isinstance(view, SparseBlock) else (view.block,)
-        self.extents[block] = [self._file.append(array) for array in arrays]
-
-    def view(self, row: int, col: int) -> AnyBlock:
+    def _read(self, block: Block) -> AnyBlock:
         try:
-            arrays = self._file.read_again(self.extents[Block(row, col)])
+            arrays = self._shelf.file().read(self.extents[block], again=True)
         except (OSError, ValueError) as error:
             raise StoreError(
-                f"block ({row}, {col}) could not be read back from its scratch file: {error}; "
-                "call as_blocks on the data again"
+                f"block ({block.row}, {block.col}) could not be read back from its scratch file: "
+                f"{error}; call as_blocks on the data again"
             ) from error
-        return self._viewed(Block(row, col), arrays)
-
-    def close(self) -> None:
-        self._file.close()
+        return self._viewed(block, arrays)
 
     def _viewed(self, block: Block, arrays: list[NDArray[Any]]) -> AnyBlock:
         m, n = self._grid.block_shape(block)
@@ -124,115 +377,25 @@ class ScratchBlocks:
         return SparseBlock(arrays[0], arrays[1], arrays[2], m, n, self._unstored == "zero")
 
 
-class MappedBlocks(ScratchBlocks):
-    """Blocks where they lie in a file that another process wrote."""
-
-    in_memory = True
-    place = "in a file of another process"
-
-    def view(self, row: int, col: int) -> AnyBlock:
-        block = Block(row, col)
-        return self._viewed(block, [self._file.map(extent) for extent in self.extents[block]])
-
-
-class LoadedBlocks:
-    """Blocks that are loaded when they are wanted, and decoded once.
-
-    What fits in the budget is kept in memory, the rest in a scratch file of decoded blocks,
-    if there is room for one. A run visits all blocks in every cycle: throwing out the oldest
-    for the newest would hardly ever keep a block until its next turn, so what is kept first
-    stays. What fails is tried again, three times in all.
-    """
-
-    def __init__(
-        self,
-        grid: Grid,
-        load: Load,
-        sizes: NDArray[np.int64],
-        budget: int,
-        unstored: str | None = None,
-    ) -> None:
-        self._load = load
-        self._left = budget
-        self._kept: dict[tuple[int, int], AnyBlock] = {}
-        self._lock = threading.Lock()
-        self._scratch: ScratchBlocks | None = None
-        self._room = True
-        self._grid = grid
-        self._unstored = unstored
-        self.in_memory = bool(sizes.sum() <= budget)
-        self.place = "in memory" if self.in_memory else "in a store"
-
-    def put(self, block: Block, view: AnyBlock) -> None:
-        """Nothing to take over: the blocks are where they are loaded from."""
-
-    def view(self, row: int, col: int) -> AnyBlock:
-        found = self._kept.get((row, col))
-        if found is not None:
-            return found
-        scratch, block = self._scratch, Block(row, col)
-        if scratch is not None and block in scratch.extents:
-            return scratch.view(row, col)
-        view = self._tried(block)
-        with self._lock:
-            self._keep(block, view)
-        return view
-
-    def close(self) -> None:
-        self._kept.clear()
-        if self._scratch is not None:
-            self._scratch.close()
-
-    def _tried(self, block: Block) -> AnyBlock:
-        for attempt in range(ATTEMPTS):
-            try:
-                return self._load(block)
-            except (DataError, StoreFormatError, MemoryError):
-                raise
-            except Exception as error:
-                if attempt + 1 == ATTEMPTS:
-                    raise StoreError(
-                        f"block ({block.row}, {block.col}) could not be read in {ATTEMPTS} "
-                        f"attempts: {error}"
-                    ) from error
-            time.sleep(FIRST_PAUSE * 4**attempt)
-        raise AssertionError("not reached")
-
-    def _keep(self, block: Block, view: AnyBlock) -> None:
-        if block in self._kept or (self._scratch is not None and block in self._scratch.extents):
-            return
-        size = view_bytes(view)
-        if size <= self._left:
-            self._kept[block] = view
-            self._left -= size
-        elif self._room:
-            try:
-                if self._scratch is None:
-                    file = ArrayFile(scratch_directory())
-                    self._scratch = ScratchBlocks(self._grid, self._unstored, file)
-                self._scratch.put(block, view)
-            except StoreError:  # a full disk: what is not in the file is loaded again
-                self._room = False
+def _tried(load: Load, block: Block) -> AnyBlock:
+    attempt = 0
+    while True:
+        try:
+            return load(block)
+        except (DataError, StoreFormatError, MemoryError):
+            raise
+        except Exception as error:
+            if attempt == len(PAUSES):
+                raise StoreError(
+                    f"block ({block.row}, {block.col}) could not be read in {attempt + 1} "
+                    f"attempts: {error}"
+                ) from error
+        time.sleep(PAUSES[attempt])
+        attempt += 1
 
 
-class Closed:
-    """What is left after ``close()``: every read says so."""
-
-    in_memory = False
-    place = "closed"
-
-    def put(self, block: Block, view: AnyBlock) -> None:
-        raise _closed()
-
-    def view(self, row: int, col: int) -> AnyBlock:
-        raise _closed()
-
-    def close(self) -> None:
-        """Closed already."""
-
-
-def _closed() -> StoreError:
-    return StoreError("these blocks were closed; call as_blocks on the data again")
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def zero_copy(array: NDArray[Any], dtype: FloatType) -> bool:
@@ -244,22 +407,11 @@ def zero_copy(array: NDArray[Any], dtype: FloatType) -> bool:
     """
     flags = array.flags
     usable = flags.c_contiguous and flags.aligned and flags.writeable
-    return usable and array.dtype == dtype and array.dtype.isnative and not _is_mapped(array)
-
-
-def _is_mapped(array: object) -> bool:
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap):
-            return True
-        array = array.base
-    return False
-
-
-def view_bytes(view: AnyBlock) -> int:
-    """Bytes that a view keeps in memory."""
-    if isinstance(view, SparseBlock):
-        return view.indptr.nbytes + view.indices.nbytes + view.values.nbytes
-    return view.array.nbytes
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and not isinstance(owner, np.memmap):
+        owner = owner.base
+    mapped = isinstance(owner, np.memmap)
+    return usable and array.dtype == dtype and array.dtype.isnative and not mapped
 
 
 def block_bytes(

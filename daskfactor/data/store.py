@@ -47,7 +47,7 @@ from numpy.typing import DTypeLike, NDArray
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.labels import Labels
 from daskfactor.data.statistics import Statistics
-from daskfactor.data.storage import LoadedBlocks, block_bytes
+from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
 
@@ -56,6 +56,8 @@ FORMAT_VERSION = 1
 ENTRY, START, STORED, CHECKSUM = range(4)
 """Fields of the block table."""
 STREAMS = ("values", "columns", "row_starts")
+NUMBERS = ("total", "minimum", "maximum", "is_integer", "fingerprint")
+"""What `Statistics` has that is no array."""
 DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
 
 Kind = Literal["blocks", "run", "array", "group"]
@@ -88,6 +90,7 @@ class BlockStore:
 
     def _read_plan(self, attributes: dict[str, Any]) -> None:
         self.unstored: str = attributes["unstored"]
+        self.zeros = self.unstored == "zero"
         self.dtype = np.dtype(attributes["dtype"])
         self.grid = Grid(
             Bands(tuple(self._array("row_offsets").tolist())),
@@ -100,28 +103,35 @@ class BlockStore:
             4,
         ):
             raise ValueError("shape, offsets and block table do not agree")
-        self.statistics = self._statistics(attributes["statistics"])
-        self.labels = self._labels(attributes)
+        self.n_stored = self._table[:, :, STORED]
+        self.statistics = Statistics(
+            n_observed=self._array("block_observed"),
+            row_observed=self._array("row_observed"),
+            col_observed=self._array("column_observed"),
+            n_stored=self.n_stored,
+            **{name: attributes["statistics"][name] for name in NUMBERS},
+        )
+        self.labels = Labels(
+            attributes["row_dim"],
+            attributes["column_dim"],
+            self._coordinates("row", attributes["row_labels"]),
+            self._coordinates("column", attributes["column_labels"]),
+            attributes.get("name"),
+        )
         ordered = "row_order" in (self._group if self._listed is None else self._listed)
         self.row_order = self._array("row_order") if ordered else None
         self.col_order = self._array("column_order") if ordered else None
         self._values, self._columns, self._starts = (self._stream(name) for name in STREAMS)
 
-    @property
-    def zeros(self) -> bool:
-        """Whether entries that are not stored are observed zeros."""
-        return self.unstored == "zero"
-
-    @property
-    def n_stored(self) -> NDArray[np.int64]:
-        """Entries stored in each block, (B, B)."""
-        return self._table[:, :, STORED]
-
-    def blocks(self, dtype: np.dtype[Any], budget: int) -> LoadedBlocks:
+    def blocks(self, dtype: np.dtype[Any], budget: int) -> Storage:
         """The blocks in another type, each read when it is wanted."""
-        sizes = block_bytes(self.grid, dtype, self.n_stored)
-        return LoadedBlocks(
-            self.grid, lambda block: self.read(*block, dtype), sizes, budget, self.unstored
+        nbytes = int(block_bytes(self.grid, dtype, self.n_stored).sum())
+        return Storage(
+            self.grid,
+            self.unstored,
+            load=lambda block: self.read(*block, dtype),
+            nbytes=nbytes,
+            budget=budget,
         )
 
     def read(self, row: int, col: int, dtype: DTypeLike | None = None) -> SparseBlock:
@@ -154,28 +164,6 @@ class BlockStore:
         if self._listed is not None and self._listed[name][2] != crc32(found):
             raise ValueError(f"{name} has other contents than when it was written")
         return found
-
-    def _statistics(self, stored: dict[str, Any]) -> Statistics:
-        return Statistics(
-            n_observed=self._array("block_observed"),
-            row_observed=self._array("row_observed"),
-            col_observed=self._array("column_observed"),
-            total=float(stored["total"]),
-            minimum=float(stored["minimum"]),
-            maximum=float(stored["maximum"]),
-            is_integer=bool(stored["is_integer"]),
-            fingerprint=str(stored["fingerprint"]),
-            n_stored=self.n_stored,
-        )
-
-    def _labels(self, attributes: dict[str, Any]) -> Labels:
-        return Labels(
-            attributes["row_dim"],
-            attributes["column_dim"],
-            self._coordinates("row", attributes["row_labels"]),
-            self._coordinates("column", attributes["column_labels"]),
-            attributes.get("name"),
-        )
 
     def _coordinates(self, side: str, names: list[dict[str, str]]) -> dict[str, NDArray[Any]]:
         """Coordinates of one side, by name."""

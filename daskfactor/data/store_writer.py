@@ -5,7 +5,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.labels import Labels, SparseLayout
-from daskfactor.data.scratch import DISK_FULL
 from daskfactor.data.statistics import Statistics
+from daskfactor.data.storage import DISK_FULL
 from daskfactor.data.store import (
     FORMAT,
     FORMAT_VERSION,
-    STREAMS,
+    NUMBERS,
     absolute,
     attributes_checksum,
     crc32,
@@ -44,26 +44,34 @@ class StoreWriter:
 
     Raises
     ------
+    OptionError
+        If ``compression`` is none of the codecs.
     StoreError
         If something is there already that may not be replaced.
     """
 
-    def __init__(self, location: str, *, overwrite: bool = False) -> None:
+    def __init__(self, location: str, compression: str = "lz4", overwrite: bool = False) -> None:
+        from fsspec.core import url_to_fs
+
+        if compression not in COMPRESSIONS:
+            raise OptionError(
+                f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r}"
+            )
         self.location = absolute(location)
-        self._local = "://" not in self.location
+        self._files, self._place = url_to_fs(self.location)
+        self._compression = compression
         self._overwrite = overwrite
-        self._check_place(overwrite)
+        self._check_place()
+        self._local = "://" not in self.location
         self._target = str(_making(Path(self.location))) if self._local else self.location
         self._group: Any = None
-        self._checksums: dict[str, int] = {}
-        self._begun = False
+        self._arrays: dict[str, list[Any]] = {}
 
     def begin(
         self,
         grid: Grid,
         counts: NDArray[np.int64],
         dtype: np.dtype[Any],
-        compression: str,
         kept: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         """Make the arrays for blocks of at most ``counts`` entries, of which some will be merged.
@@ -74,52 +82,47 @@ class StoreWriter:
         import zarr
 
         self._grid = grid
-        self._begun = True
         if not self._local and is_blocked_store(self.location):
-            self._remove_target()
+            self._files.rm(self._place, recursive=True)
         self._group = zarr.open_group(self._target, mode="w-")
         self._group.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION})
         rows = np.repeat(np.array(grid.rows.sizes) + 1, grid.blocks)
-        widest = max(grid.cols.sizes)
-        columns = np.dtype(np.uint16 if widest <= NARROW_COLUMNS else np.uint32)
+        wide = max(grid.cols.sizes) > NARROW_COLUMNS
         starts = np.dtype(np.uint32 if counts.max() < 2**32 else np.uint64)
         usual = np.ceil(np.outer(kept, counts.ravel())).astype(np.int64).ravel()
-        self._chunk = chunk_length(usual, dtype.itemsize)
-        self._starts_chunk = chunk_length(rows, starts.itemsize)
-        entry_at, entries = _laid_out(counts.ravel(), self._chunk)
-        start_at, numbers = _laid_out(rows, self._starts_chunk)
-        codecs = _codecs(compression)
-        self._values = self._stream("values", entries, self._chunk, dtype, codecs)
-        self._columns = self._stream("columns", entries, self._chunk, columns, codecs)
-        self._starts = self._stream("row_starts", numbers, self._starts_chunk, starts, codecs)
+        chunk = chunk_length(usual, dtype.itemsize)
+        starts_chunk = chunk_length(rows, starts.itemsize)
         square = (grid.blocks, grid.blocks)
         self._table = np.zeros((*square, 4), np.int64)
-        self._table[..., 0] = entry_at.reshape(square)
-        self._table[..., 1] = start_at.reshape(square)
         self._totals = np.zeros(square)
+        ends = []
+        for field, (lengths, step) in enumerate(((counts.ravel(), chunk), (rows, starts_chunk))):
+            whole = -(-lengths // step) * step  # each block begins on a chunk boundary
+            ends.append(max(step, int(whole.sum())))
+            self._table[..., field] = (np.cumsum(whole) - whole).reshape(square)
+        columns = np.dtype(np.uint32 if wide else np.uint16)
+        self._values = self._stream("values", ends[0], chunk, dtype)
+        self._columns = self._stream("columns", ends[0], chunk, columns)
+        self._starts = self._stream("row_starts", ends[1], starts_chunk, starts)
 
     def put(self, block: Block, view: SparseBlock) -> None:
         """Write one block. From any thread: no chunk belongs to two blocks."""
-        entry, start = (int(place) for place in self._table[block][:2])
+        entry, start = self._table[block][:2].tolist()
         starts, values = view.indptr.astype(self._starts.dtype), view.values
         columns = view.indices.astype(self._columns.dtype, copy=False)
-        for array, at, data, chunk in (
-            (self._values, entry, values, self._chunk),
-            (self._columns, entry, columns, self._chunk),
-            (self._starts, start, starts, self._starts_chunk),
+        for array, at, data in (
+            (self._values, entry, values),
+            (self._columns, entry, columns),
+            (self._starts, start, starts),
         ):
-            if data.size:
-                padded = _padded(data, chunk)
+            # Zeros up to the chunk boundary: whole chunks need not be read back.
+            padded = np.pad(data, (0, -data.size % array.chunks[0]))
+            if padded.size:
                 array[at : at + padded.size] = padded
         self._table[block][2:] = values.size, crc32(values, columns, starts)
         self._totals[block] = np.nansum(values, dtype=np.float64)
 
-    def finish(
-        self,
-        statistics: Statistics,
-        labels: Labels,
-        layout: SparseLayout,
-    ) -> None:
+    def finish(self, statistics: Statistics, labels: Labels, layout: SparseLayout) -> None:
         """Write what is known of the whole, and make the store appear."""
         small = {
             "block_table": self._table,
@@ -145,81 +148,70 @@ class StoreWriter:
             "name": labels.name,
             "row_labels": self._put_coordinates("row", labels.row_coords),
             "column_labels": self._put_coordinates("column", labels.col_coords),
-            "statistics": {
-                "total": statistics.total,
-                "minimum": statistics.minimum,
-                "maximum": statistics.maximum,
-                "is_integer": statistics.is_integer,
-                "fingerprint": statistics.fingerprint,
-            },
+            "statistics": {name: getattr(statistics, name) for name in NUMBERS},
+            "arrays": self._arrays,
+            "complete": True,
         }
-        attributes |= {"arrays": self._listed(), "complete": True}
         found = dict(self._group.attrs) | attributes
         self._group.attrs.update(attributes | {"checksum": attributes_checksum(found)})
-        self._appear()
+        if self._local:
+            self._appear()
 
     def abort(self) -> None:
         """Remove what was written, as far as that is possible."""
-        if self._begun:
+        if self._group is not None:
             with contextlib.suppress(Exception):
-                self._remove_target()
+                self._files.rm(self._target if self._local else self._place, recursive=True)
 
     def nbytes(self) -> int:
         """Bytes that the store takes."""
-        if self._local:
-            found = Path(self.location).rglob("*")
-            return sum(path.stat().st_size for path in found if path.is_file())
-        import fsspec
+        return int(self._files.du(self._place))
 
-        system, path = fsspec.core.url_to_fs(self.location)
-        return int(system.du(path))
-
-    def _check_place(self, overwrite: bool) -> None:
-        if not _exists(self.location):
+    def _check_place(self) -> None:
+        files, place = self._files, self._place
+        if not files.exists(place) or (files.isdir(place) and not files.ls(place)):
             return
         if not is_blocked_store(self.location):
             raise StoreError(
                 f"{self.location} exists and is no blocked store, so it is not touched; give "
                 "another name, or remove it yourself"
             )
-        if not overwrite:
+        if not self._overwrite:
             raise StoreError(
                 f"{self.location} exists already; give another name, or allow it to be replaced "
                 "with overwrite=True (--overwrite)"
             )
 
-    def _stream(self, name: str, length: int, chunk: int, dtype: np.dtype[Any], codecs: Any) -> Any:
-        return self._group.create_array(
-            name,
-            shape=(length,),
-            chunks=(chunk,),
-            dtype=dtype,
-            compressors=codecs,
-            filters=None,
-            fill_value=0,
-        )
-
-    def _listed(self) -> dict[str, Any]:
-        """Shape, type and contents of every array, by which a store is checked."""
-        streams = dict.fromkeys(STREAMS)
-        return {
-            name: [list(self._group[name].shape), str(self._group[name].dtype), checksum]
-            for name, checksum in (streams | self._checksums).items()
-        }
+    def _stream(self, name: str, length: int, chunk: int, dtype: np.dtype[Any]) -> Any:
+        return self._create(name, (length,), (chunk,), dtype, self._compression, None)
 
     def _put(self, name: str, array: NDArray[Any]) -> None:
         chunks = tuple(max(1, min(side, LARGEST_CHUNK // 8)) for side in array.shape)
-        made = self._group.create_array(
-            name,
-            shape=array.shape,
-            chunks=chunks,
-            dtype=array.dtype,
-            compressors=_codecs("zstd"),
-            fill_value=0,
-        )
-        self._checksums[name] = crc32(array)
+        made = self._create(name, array.shape, chunks, array.dtype, "zstd", crc32(array))
         if array.size:
             made[...] = array
+
+    def _create(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        chunks: tuple[int, ...],
+        dtype: np.dtype[Any],
+        compression: str,
+        checksum: int | None,
+    ) -> Any:
+        """An array, with a checksum of each chunk; the store lists what it is to hold."""
+        from zarr.codecs import BloscCodec, Crc32cCodec
+
+        codecs: list[Any] = [Crc32cCodec()]
+        if compression != "none":
+            cname: Any = compression
+            level = {"lz4": 5, "zstd": 3}[cname]
+            codecs.insert(0, BloscCodec(cname=cname, clevel=level, shuffle="shuffle"))
+        self._arrays[name] = [list(shape), str(dtype), checksum]
+        return self._group.create_array(
+            name, shape=shape, chunks=chunks, dtype=dtype, compressors=codecs, fill_value=0
+        )
 
     def _put_coordinates(
         self, side: str, coords: Mapping[str, NDArray[Any]]
@@ -230,7 +222,7 @@ class StoreWriter:
             array = np.asarray(array)
             where = f"{side}_label_{number}"
             if array.dtype.kind in "OSUT":
-                raw = [_bytes(item) for item in array.tolist()]
+                raw = [x if isinstance(x, bytes) else str(x).encode() for x in array.tolist()]
                 self._put(where, np.frombuffer(b"".join(raw), np.uint8))
                 self._put(f"{where}_ends", np.cumsum([len(item) for item in raw], dtype=np.int64))
                 about.append({"name": name, "kind": "text"})
@@ -241,9 +233,7 @@ class StoreWriter:
         return about
 
     def _appear(self) -> None:
-        if not self._local:
-            return
-        self._check_place(self._overwrite)  # again: a conversion takes its time
+        self._check_place()  # again: a conversion takes its time
         place = Path(self.location)
         aside = place.with_name(f".{place.name}.replaced-{os.getpid()}")
         if place.exists():
@@ -255,15 +245,6 @@ class StoreWriter:
                 aside.rename(place)
             raise
         shutil.rmtree(aside, ignore_errors=True)
-
-    def _remove_target(self) -> None:
-        if self._local:
-            shutil.rmtree(self._target, ignore_errors=True)
-            return
-        import fsspec
-
-        system, path = fsspec.core.url_to_fs(self.location)
-        system.rm(path, recursive=True)
 
 
 @contextlib.contextmanager
@@ -283,21 +264,6 @@ def writing_errors(location: str) -> Any:
         ) from error
 
 
-def check_compression(compression: str) -> str:
-    """One of the codecs by name.
-
-    Raises
-    ------
-    OptionError
-        If it is none of them.
-    """
-    if compression not in COMPRESSIONS:
-        raise OptionError(
-            f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r}"
-        )
-    return compression
-
-
 def chunk_length(counts: NDArray[np.int64], itemsize: int) -> int:
     """Entries per chunk at which reading all blocks, padding included, takes least time."""
     largest = max(1, int(counts.max()))
@@ -312,65 +278,14 @@ def chunk_length(counts: NDArray[np.int64], itemsize: int) -> int:
     return min(candidates, key=cost)
 
 
-def _laid_out(counts: Iterable[int], chunk: int) -> tuple[NDArray[np.int64], int]:
-    """Where each block begins, on a chunk boundary, and where the last one ends."""
-    lengths = -(-np.asarray(counts, np.int64) // chunk) * chunk
-    ends = np.cumsum(lengths)
-    return ends - lengths, max(chunk, int(ends[-1]))
-
-
-def _padded(data: NDArray[Any], chunk: int) -> NDArray[Any]:
-    """Data with zeros behind it up to a chunk boundary: whole chunks need not be read back."""
-    length = -(-data.size // chunk) * chunk
-    if length == data.size:
-        return data
-    padded = np.empty(length, data.dtype)
-    padded[: data.size] = data
-    padded[data.size :] = 0
-    return padded
-
-
-def _codecs(compression: str) -> list[Any]:
-    """A compressor, and behind it a checksum of what is stored."""
-    from zarr.codecs import BloscCodec, Crc32cCodec
-
-    if compression == "none":
-        return [Crc32cCodec()]
-    cname: Any = compression
-    level = {"lz4": 5, "zstd": 3}[cname]
-    return [BloscCodec(cname=cname, clevel=level, shuffle="shuffle"), Crc32cCodec()]
-
-
-def _bytes(item: object) -> bytes:
-    return item if isinstance(item, bytes) else str(item).encode()
-
-
-def _exists(location: str) -> bool:
-    if "://" not in location:
-        place = Path(location)
-        return place.exists() and not (place.is_dir() and not any(place.iterdir()))
-    import fsspec
-
-    system, path = fsspec.core.url_to_fs(location)
-    return bool(system.exists(path))
-
-
 def _making(place: Path) -> Path:
     """A name beside a store for the store in the making; what dead processes left is removed."""
+    import psutil
+
     prefix = f".{place.name}.partial-{socket.gethostname()}-"
     place.parent.mkdir(parents=True, exist_ok=True)
     for left in place.parent.glob(f"{prefix}*"):
         number = left.name.removeprefix(prefix).partition("-")[0]
-        if number.isdigit() and not _alive(int(number)):
+        if number.isdigit() and not psutil.pid_exists(int(number)):
             shutil.rmtree(left, ignore_errors=True)
     return place.with_name(f"{prefix}{os.getpid()}-{uuid.uuid4().hex[:8]}")
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

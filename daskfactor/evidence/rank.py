@@ -140,7 +140,7 @@ def select_rank(
         decided = replace(model, dispersion=chosen_dispersion(data, largest, seed, run.executor))
         held = None
         if share:
-            held = hold_out(V, share, unstored=data.unstored or "missing", random_seed=seed)
+            held = hold_out(V, share, unstored=data.unstored, random_seed=seed)
             if len(held.values) < 2:
                 raise OptionError(
                     f"held_out={share:g} leaves {len(held.values)} cell out, and a score needs "

@@ -24,8 +24,7 @@ from scipy.io import mmwrite
 import daskfactor as dfac
 from daskfactor.data import sparse as passes
 from daskfactor.data import sparse_source, tables
-from daskfactor.data.convert import Conversion, convert
-from daskfactor.data.export import export
+from daskfactor.data.convert import Conversion, convert, export
 from daskfactor.data.grid import Grid
 from daskfactor.data.sources import as_blocks, open_blocked_store
 from daskfactor.data.sparse_source import Piece, SparseSource

@@ -1,7 +1,11 @@
 """Cells set aside: none lost, none invented, rows and columns left with an entry."""
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
+import sparse as pydata
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,6 +78,60 @@ def test_what_cannot_be_done_is_refused() -> None:
         hold_out(sparse.eye_array(4).tocsr(), 0.5)
     with pytest.raises(DataError, match="list"):
         hold_out([[1, 2]])
+
+
+def test_what_does_not_fit_in_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = dfac.as_blocks(np.ones((20, 20), "float32"), 2)
+    monkeypatch.setattr("daskfactor.data.holdout.available_memory", lambda: 3 * 1600 - 1)
+    with pytest.raises(DataError, match=r"take 1600 bytes up to three times and 4799 are free"):
+        hold_out(data)
+
+
+@pytest.mark.parametrize("unstored", ["missing", "zero"])
+@pytest.mark.parametrize("kind", ["store", "blocks", "balanced", "pydata"])
+def test_what_goes_into_sample_goes_into_hold_out(kind: str, unstored: str, tmp_path: Path) -> None:
+    V, names = ratings(), np.array([f"u{i}" for i in range(30)])
+    if kind == "pydata":
+        fill = np.nan if unstored == "missing" else 0.0
+        parts = (V.data, V.indices, V.indptr)
+        array = pydata.GCXS(parts, shape=V.shape, compressed_axes=(0,), fill_value=fill)
+        given = xr.DataArray(array, {"user": names}, ("user", "item"))
+    elif kind == "store":
+        given = str(tmp_path / "s.zarr")
+        dfac.convert(V, given, unstored=unstored, dtype="float64", progressbar=False)
+    else:
+        given = dfac.as_blocks(V, 3, unstored=unstored, dtype="float64", balance=kind == "balanced")
+    held = hold_out(given, 0.2, random_seed=5)
+    plain = hold_out(V, 0.2, unstored=unstored, random_seed=5)
+    np.testing.assert_array_equal(held.cells, plain.cells)
+    np.testing.assert_array_equal(held.values, plain.values)
+    train = dfac.as_blocks(held.train, dtype="float64")
+    assert train.unstored == unstored
+    wanted = dfac.as_blocks(plain.train, unstored=unstored, dtype="float64")
+    np.testing.assert_array_equal(train.to_numpy(), wanted.to_numpy())
+    if kind == "pydata":
+        np.testing.assert_array_equal(held.train["user"], names)
+    if kind in ("blocks", "balanced"):
+        assert train is held.train
+        assert train.grid == given.grid
+        assert (train.row_order is None) == (given.row_order is None)
+    monitored = dfac.sample(
+        held.train, dfac.GaussianMF(2), draws=2, tune=2, monitor=held.cells, progressbar=False
+    )
+    assert dfac.monitored(monitored)["mean"].size == held.values.size
+
+
+def test_lazy_dense_data_keep_their_names(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.arange(1.0, 31).reshape(5, 6), index=list("abcde"))
+    held = hold_out(frame, 0.2, random_seed=3)
+    lazy = hold_out(xr.DataArray(frame, dims=("x", "y")).chunk(x=2), 0.2, random_seed=3)
+    whole = hold_out(frame.to_numpy(), 0.2, random_seed=3)
+    for found in (held, lazy):
+        np.testing.assert_array_equal(found.cells, whole.cells)
+        np.testing.assert_array_equal(found.train.values, whole.train)
+    assert held.train["row"].values.tolist() == list("abcde")
+    assert lazy.train["x"].values.tolist() == list("abcde")
+    assert lazy.train.dims == ("x", "y")
 
 
 def test_the_callers_matrix_is_left_alone_whatever_its_form() -> None:

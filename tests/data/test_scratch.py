@@ -15,10 +15,10 @@ import pytest
 import zarr
 
 from daskfactor.data.adapters import open_source
-from daskfactor.data.grid import choose_grid
+from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import working_bytes
-from daskfactor.data.scratch import scratch_directory
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.storage import ArrayFile, Storage, scratch_directory
 from daskfactor.errors import DataError, DataWarning, StoreError
 
 
@@ -51,6 +51,21 @@ def test_scratch_holds_what_memory_holds(folder: Path) -> None:
         np.testing.assert_array_equal(
             data.values([1, 102], [0, 46]), kept.values([1, 102], [0, 46])
         )
+
+
+@pytest.mark.parametrize("scratch", [False, True])
+def test_blocks_that_come_in_pieces_are_put_together(tmp_path: Path, scratch: bool) -> None:
+    values, grid = matrix(), Grid.even((103, 47), 3)
+    storage = Storage(grid, file=ArrayFile(str(tmp_path)) if scratch else None)
+    for block in reversed(grid.all_blocks()):
+        part = values[grid.slices(block)]
+        for rows in (slice(20, part.shape[0]), slice(0, 20)):
+            for cols in (slice(0, 5), slice(5, part.shape[1])):
+                piece = (slice(rows.start, rows.stop), cols)
+                storage.write(block, piece, np.asfortranarray(part[piece]))
+    for block in grid.all_blocks():
+        np.testing.assert_array_equal(storage.view(*block).block, values[grid.slices(block)])
+    storage.close()
 
 
 def test_blocks_in_memory_once_the_limit_allows_it() -> None:

@@ -14,10 +14,10 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from daskfactor.data import sharing
 from daskfactor.data.blocks import MOST_OPEN, BlockedData, open_shared
 from daskfactor.data.convert import convert
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.storage import PREFIX
 from daskfactor.errors import StoreError
 from daskfactor.kernels.views import BlockView, SparseBlock
 
@@ -202,7 +202,7 @@ def test_a_file_of_other_data_is_refused(harm: str) -> None:
 def test_files_of_killed_processes_are_swept_away(folder: Path) -> None:
     data = as_blocks(DENSE.copy(), 2)
     handle = data.share()
-    old, young = (folder / f"{sharing.PREFIX}{name}.blocks" for name in ("old", "young"))
+    old, young = (folder / f"{PREFIX}{name}.blocks" for name in ("old", "young"))
     old.write_bytes(b"left behind")
     young.write_bytes(b"being made")
     long_ago = time.time() - 3600

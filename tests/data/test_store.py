@@ -16,7 +16,7 @@ from scipy import sparse
 from daskfactor.data.convert import convert
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.sources import as_blocks, open_blocked_store
-from daskfactor.data.storage import LoadedBlocks, block_bytes
+from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.data.store import (
     STORED,
     BlockStore,
@@ -211,7 +211,7 @@ def test_without_room_for_a_scratch_file_the_store_is_read_again(
     def full(*_: object) -> None:
         raise StoreError("no room")
 
-    monkeypatch.setattr("daskfactor.data.storage.ScratchBlocks.put", full)
+    monkeypatch.setattr("daskfactor.data.storage.ArrayFile.append", full)
     found = BlockStore(str(store))
     storage = found.blocks(np.dtype(np.float32), 0)
     for _ in range(2):
@@ -297,7 +297,7 @@ class Flaky:
         self.pauses: list[float] = []
         monkeypatch.setattr("daskfactor.data.storage.time.sleep", self.pauses.append)
         grid = Grid.even((40, 40), 4)
-        self.blocks = LoadedBlocks(grid, self.load, block_bytes(grid, np.dtype("f4"), None), 0)
+        self.blocks = Storage(grid, load=self.load, nbytes=6400, budget=0)
 
     def load(self, block: Block) -> BlockView:
         self.loaded.append(block)

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 import daskfactor as dfac
-from daskfactor.errors import DataError, OptionError, SamplingWarning
+from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.evidence import rank as selection
 from daskfactor.evidence.base import Evidence, EvidenceMethod
 
@@ -187,10 +187,18 @@ def test_bad_ranks(ranks):
         dfac.select_rank(counts(), dfac.TweedieNMF(1), ranks, progressbar=False)
 
 
-def test_cells_come_from_arrays_alone():
+def test_cells_come_from_any_data(monkeypatch):
     import dask.array as da
 
-    with pytest.raises(DataError, match="held out of a NumPy array"):
+    monkeypatch.setattr(selection, "DRAWS", 4)
+    monkeypatch.setattr(selection, "TUNE", 4)
+    tables = [
         dfac.select_rank(
-            da.from_array(counts()), dfac.TweedieNMF(1), [1], MadeUp([]), progressbar=False
+            V, dfac.TweedieNMF(1), [1], MadeUp([]), 0.2, random_seed=0, progressbar=False
+        )
+        for V in (counts(), da.from_array(counts()), dfac.as_blocks(counts()))
+    ]
+    for other in tables[1:]:
+        np.testing.assert_allclose(
+            other["held_out_log_score"], tables[0]["held_out_log_score"], rtol=1e-6
         )
