@@ -42,7 +42,7 @@ from daskfactor.allocation.smc import SequentialMonteCarlo
 from daskfactor.allocation.variational import VariationalBayes
 from daskfactor.executors import make_executor
 from daskfactor.kernels.jit import jit
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.progress import ignore
 

@@ -15,13 +15,13 @@ at K = 100 and 15 % at K = 16. What is left is BLAS on small matrices: the row
 written and read three times for 2 K operations each, and packing costs the
 same for few components as for many. OpenBLAS skips packing below a million
 terms, so tiles of narrow blocks are cut to stay below (see
-``daskfactor/kernels/workspace.py``), worth 15 to 40 %. Any other beta pays for a
+``daskfactor/kernels/views.py``), worth 15 to 40 %. Any other beta pays for a
 logarithm and an exponential in float64, 2 ns per entry.
 
 Why a normal number costs what it does: 20 widening multiplications per four
 numbers (Philox), then 30 operations of logarithm, sine and cosine, in loops of
 constant length without calls. Rows whose length is no multiple of four pay
-for closing the gaps. ``metric_step`` adds two roots and a division per entry.
+for closing the gaps. ``langevin_step`` with a metric adds two roots and a division per entry.
 """
 
 import argparse
@@ -38,12 +38,12 @@ from numpy.typing import NDArray
 from scipy.linalg.blas import dgemm, sgemm
 from threadpoolctl import threadpool_limits
 
-from daskfactor.kernels import blas
+from daskfactor.kernels import linalg
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.jit import jit
-from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
-from daskfactor.kernels.philox import fill_normals
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.langevin import accumulate_moments, langevin_step
+from daskfactor.kernels.philox import Address, fill_normals
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.tweedie_law import Tweedie
 
 Array = NDArray[Any]
@@ -59,8 +59,9 @@ COMPILE = """
 import time, numpy as np
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.models.tweedie_law import Tweedie
-from daskfactor.kernels.langevin import accumulate_moments, metric_step
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.langevin import accumulate_moments, langevin_step
+from daskfactor.kernels.philox import Address
+from daskfactor.kernels.views import Workspace
 start, start_cpu = time.perf_counter(), time.process_time()
 W, H, V = (np.ones(shape, np.float32) for shape in ((8, 4), (6, 4), (8, 6)))
 b, k = Workspace().arrays(8, 6, 4), dense_kernels(Tweedie(1.0))
@@ -70,7 +71,7 @@ k.gradient_curvature((V, 0, 0), W, H, 1.0, 1e-6, (b.GW, b.GH, W, H), b[:2])
 k.multiplicative_rows((V, 0, 0), W, H, 1e-6, (b.GW, b.GW), b[:2])
 k.multiplicative_cols((V, 0, 0), W, H, 1e-6, (b.GH, b.GH), b[:2])
 k.evaluate((V, 0, 0), W, H, 1e-6, out, (cells, cells, out[:1], out[:1], 1), b[:2])
-metric_step(W, W, W, 0.1, 1.0, key, 0, 0, 0, False)
+langevin_step(W, W, W, 0.1, (1.0, 1.0), Address(key, 0, 0), False)
 accumulate_moments(W, 1, W, W)
 print(time.perf_counter() - start, time.process_time() - start_cpu)
 """
@@ -83,9 +84,9 @@ def three_products(W: Array, H: Array, GW: Array, GH: Array, tile: Array) -> Non
     for begin in range(0, W.shape[0], tile.shape[0]):
         end = min(begin + tile.shape[0], W.shape[0])
         w, r = W[begin:end], tile[: end - begin]
-        blas.matmul_nt(w, H, r)
-        blas.matmul_nn(r, H, GW[begin:end])
-        blas.add_matmul_tn(r, w, GH)
+        linalg.matmul_nt(w, H, r)
+        linalg.matmul_nn(r, H, GW[begin:end])
+        linalg.add_matmul_tn(r, w, GH)
 
 
 def numpy_gradient(V: Array, W: Array, H: Array) -> tuple[Array, Array]:
@@ -186,18 +187,18 @@ def noise_rows(dtype: Any, repeats: int) -> list[Row]:
     for shape in ((1288, 100), (1288, 50)):
         z, key = np.empty(shape, dtype), np.array([1, 2], np.uint32)
         theta, grad, metric = np.ones(shape, dtype), np.zeros(shape, dtype), np.ones(shape, dtype)
-        mean, m2 = np.zeros(shape), np.zeros(shape)
+        mean, m2, address = np.zeros(shape), np.zeros(shape), Address(key, 1, 0)
         philox = np.random.Generator(np.random.Philox(0))
         timed: Timed = {
             "fill_normals": lambda z=z, key=key: fill_normals(z, key, 1, 0, 0),
-            "metric_step": lambda t=theta, g=grad, m=metric, key=key: metric_step(
-                t, g, m, 0.1, 1.0, key, 1, 0, 0, False
+            "metric step": lambda t=theta, g=grad, m=metric, a=address: langevin_step(
+                t, g, m, 0.1, (1.0, 1.0), a, False
             ),
-            "metric_step, coarse": lambda t=theta, g=grad, m=metric, key=key: metric_step(
-                t, g, m, 0.1, 1.0, key, 1, 0, 0, True
+            "metric step, coarse": lambda t=theta, g=grad, m=metric, a=address: langevin_step(
+                t, g, m, 0.1, (1.0, 1.0), a, True
             ),
-            "plain_step": lambda t=theta, g=grad, key=key: plain_step(
-                t, g, 0.1, 1.0, key, 1, 0, 0, False
+            "plain step": lambda t=theta, g=grad, a=address: langevin_step(
+                t, g, None, 0.1, (1.0, 1.0), a, False
             ),
             "accumulate_moments": lambda t=theta, a=mean, b=m2: accumulate_moments(t, 3, a, b),
             "NumPy Philox normals": lambda z=z, g=philox: g.standard_normal(

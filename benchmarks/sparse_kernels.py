@@ -43,8 +43,7 @@ from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
 from daskfactor.inference.program import LangevinProgram, prepare_state
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.jit import jit
-from daskfactor.kernels.views import SparseBlock
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import SparseBlock, Workspace
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie
 

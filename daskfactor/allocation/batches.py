@@ -39,7 +39,7 @@ from daskfactor.kernels.urns import (
     Wide,
     Words,
 )
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
 

@@ -45,7 +45,7 @@ from daskfactor.checks import is_number, positive_number, warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceProblem
 from daskfactor.kernels.resampling import SCHEMES
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.progress import OnEvent, RunEvent
 
 Vector = NDArray[np.float64]

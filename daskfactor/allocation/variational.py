@@ -30,7 +30,7 @@ from daskfactor.allocation.compiled_model import AllocationMethod, Columns, Comp
 from daskfactor.checks import positive_number, warn, whole_number
 from daskfactor.errors import SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceProblem
-from daskfactor.kernels.mean_field import (
+from daskfactor.kernels.multinomial import (
     add_up,
     gamma_functions,
     inner,

@@ -17,7 +17,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DaskfactorError, EngineError
 from daskfactor.executors.plan import Action, Op, Round
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 
 T = TypeVar("T")
 R = TypeVar("R")

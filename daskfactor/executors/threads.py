@@ -10,7 +10,7 @@ from daskfactor.executors.base import Executor, R, RunReport, Work, local_worksp
 from daskfactor.executors.plan import Op, ops_by_row
 from daskfactor.executors.scheduler import BandScheduler
 from daskfactor.executors.state import ChainState, Evaluation
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.machine import single_threaded_blas
 
 

@@ -21,7 +21,7 @@ from daskfactor.inference.options import checked_lengths, plan_run
 from daskfactor.inference.samplers import checked_sampler
 from daskfactor.inference.session import verb
 from daskfactor.kernels.blockwise import SLAB
-from daskfactor.kernels.workspace import tile_rows
+from daskfactor.kernels.views import tile_rows
 from daskfactor.models.settings import FactorModel
 from daskfactor.progress import OnEvent
 

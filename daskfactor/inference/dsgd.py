@@ -30,9 +30,8 @@ from daskfactor.inference.multiplicative import (
 from daskfactor.inference.passes import Fit, evaluate
 from daskfactor.inference.program import FactorProgram
 from daskfactor.inference.run import Descent, PointFit
-from daskfactor.kernels.descent import descent_kernels
-from daskfactor.kernels.views import SparseBlock
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.descent import descent_kernel
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
@@ -166,15 +165,12 @@ class DescentProgram(FactorProgram):
         )
         # The scale is B where every stratum comes up once, N / |stratum| where they are drawn.
         step = self.step * op.scale / data.grid.blocks
-        factors = (rows.values, cols.values, rows.arrays[SHARE], cols.arrays[SHARE])
-        columns = [table.astype(rows.values.dtype) for table in self.columns]
-        rest = (order, *factors, *columns, step, self.floor)
+        factors, shares = (rows.values, cols.values), (rows.arrays[SHARE], cols.arrays[SHARE])
+        col_w, col_h = (table.astype(rows.values.dtype) for table in self.columns)
         partly = not all(table[2].all() for table in self.columns)
-        kernels = descent_kernels(self.likelihood, self.projected, rows.values.shape[1], partly)
-        if isinstance(view, SparseBlock):
-            kernels.sparse(view.indptr, view.indices, view.values, *rest)
-        else:
-            kernels.dense(view.array, view.row0, view.col0, *rest)
+        K = rows.values.shape[1]
+        descent = descent_kernel(self.likelihood, self.projected, K, partly)
+        descent(view.arguments, order, factors, shares, (col_w, col_h), step, self.floor)
 
 
 class _NonNegative:

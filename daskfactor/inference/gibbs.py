@@ -15,7 +15,7 @@ from daskfactor.inference.program import COLUMNS, ROWS, FactorProgram, finish_cy
 from daskfactor.inference.tweedie_chain import NonNegativeSampler
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
 from daskfactor.kernels.variates import fill_gamma
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.fixed import Mask, held
 from daskfactor.models.tweedie import Hyperparameters
 

@@ -21,10 +21,10 @@ from daskfactor.inference.run import OnShare, OnStep
 from daskfactor.inference.track import TrackRun
 from daskfactor.inference.tweedie_chain import NonNegativeSampler, TweedieChain
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.hamiltonian import drift, kick
 from daskfactor.kernels.langevin import accumulate_moments
+from daskfactor.kernels.momentum import leapfrog_drift, leapfrog_kick
 from daskfactor.kernels.philox import fill_normals
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.schema import Variable, statistic
@@ -123,11 +123,11 @@ class HamiltonianProgram(FactorProgram):
         arrays = band.arrays
         moved = (band.values, arrays["momentum"], arrays["gradient"], arrays["spread"])
         rate, shape = self.hyper.prior(factor)
-        kick(*moved, share * self.size, 1.0 / self.hyper.dispersion, rate, shape)
+        leapfrog_kick(*moved, share * self.size, 1.0 / self.hyper.dispersion, rate, shape)
 
     def drift(self, band: FactorBand) -> None:
         """Let a band drift; its gradient is to be summed anew where it leads."""
-        drift(band.values, band.arrays["momentum"], band.arrays["spread"], self.size)
+        leapfrog_drift(band.values, band.arrays["momentum"], band.arrays["spread"], self.size)
         band.arrays["gradient"][:] = 0
 
 

@@ -16,7 +16,7 @@ from daskfactor.inference.base import Setup, Step, StepSize, Work, automatic_ste
 from daskfactor.inference.program import COLUMNS, ROWS, LangevinProgram
 from daskfactor.inference.psgld import LangevinSampler, Preconditioner
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 
 
 class PassProgram(LangevinProgram):

@@ -15,7 +15,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import observed_values
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.fixed import Mask
 from daskfactor.models.likelihood import Likelihood
 

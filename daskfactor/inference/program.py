@@ -23,9 +23,9 @@ from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
 from daskfactor.inference.base import MOMENTS, TUNING, StepSize
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
-from daskfactor.kernels.views import AnyBlock
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.langevin import accumulate_moments, langevin_step
+from daskfactor.kernels.philox import Address
+from daskfactor.kernels.views import AnyBlock, Workspace
 from daskfactor.models.fixed import Mask, held
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.priors import clipped_gamma_log_density
@@ -177,14 +177,14 @@ class LangevinProgram(FactorProgram):
         self, band: FactorBand, gradient: NDArray[Any], rate: float, iteration: int, factor: int
     ) -> None:
         key = np.array(self.key, dtype=np.uint32)
-        size = self.step_size(iteration)
-        shape = float(self.hyper.prior(factor)[1])
-        rest = (size, rate, key, iteration, factor, band.offset, self.coarse, shape)
+        prior = (float(rate), float(self.hyper.prior(factor)[1]))
+        address = Address(key, iteration, factor, band.offset)
+        rest = (self.step_size(iteration), prior, address, self.coarse)
         if self.majorizer:  # the metric of frozen components is infinite
-            metric_step(band.values, gradient, band.arrays["metric"], *rest)
+            langevin_step(band.values, gradient, band.arrays["metric"], *rest)
             return
         with held(band.values, self.frozen[factor]):
-            plain_step(band.values, gradient, *rest)
+            langevin_step(band.values, gradient, None, *rest)
 
     def _finish(self, op: Op, band: FactorBand, factor: int) -> None:
         """Learn the metric from the cycle, and record where it ended."""

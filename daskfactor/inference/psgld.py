@@ -24,8 +24,9 @@ from daskfactor.inference.base import (
 from daskfactor.inference.program import COLUMNS, ROWS, LangevinProgram
 from daskfactor.inference.tweedie_chain import NonNegativeSampler
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.cir import cir_step
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.langevin import cir_step
+from daskfactor.kernels.philox import Address
+from daskfactor.kernels.views import Workspace
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,8 @@ class CirProgram(LangevinProgram):
                 band.arrays["metric"],
                 scale,
                 size,
-                *self.hyper.prior(factor),
-                key,
-                op.iteration,
-                factor,
-                band.offset,
+                self.hyper.prior(factor),
+                Address(key, op.iteration, factor, band.offset),
             )
         if op.last:
             self._finish(op, rows, ROWS)

@@ -35,7 +35,7 @@ from daskfactor.inference.gaussian import (
 from daskfactor.inference.program import COLUMNS, ROWS, FactorProgram, finish_cycle
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.momentum import drift, kick_drift, refresh
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.gaussian import GaussianHyper
 
 Array = NDArray[Any]

@@ -16,8 +16,8 @@ from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import ConstantStep, Setup, Step, StepSize, Work, automatic_step
 from daskfactor.inference.langevin import PassProgram, PassSampler
 from daskfactor.inference.psgld import Preconditioner
-from daskfactor.kernels.subsample import Address, add_subsample
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.subsample import add_subsample, block_address
+from daskfactor.kernels.views import Workspace
 
 SUBSAMPLE = 0x5B5A
 """Tells the generator that shares entries out among blocks from others of the same key."""
@@ -76,14 +76,12 @@ class SubsampleProgram(PassProgram):
         curvature = None
         if op.wanted.adapt and self.majorizer:
             weight = self.factor / self.passes
-            curvature = (rows.arrays["gathered"], cols.arrays["gathered"], weight)
+            curvature = ((rows.arrays["gathered"], cols.arrays["gathered"]), weight)
         add_subsample(
             data.view(op.block.row, op.block.col),
             self.likelihood,
-            rows.values,
-            cols.values,
-            count,
-            Address(np.array(self.key, dtype=np.uint32), number, block),
+            (rows.values, cols.values),
+            (count, block_address(np.array(self.key, dtype=np.uint32), number, block)),
             self.factor / self.hyper.dispersion,
             self.floor,
             (rows.arrays["gradient"], cols.arrays["gradient"]),

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.sparse import sparse_kernels
-from daskfactor.kernels.views import AnyBlock, BlockKernels, SparseBlock, Watched
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import AnyBlock, BlockKernels, SparseBlock, Watched, Workspace
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -26,16 +25,15 @@ SLAB = 2**17
 
 
 def _parts(
-    view: AnyBlock, likelihood: Likelihood, W: Array, H: Array, work: Workspace
-) -> tuple[BlockKernels, tuple[Any, ...], tuple[Array, Array], tuple[Array, ...]]:
-    """Kernels for a block, the block as they take it, buffers of gradients, and scratch."""
+    view: AnyBlock, likelihood: Likelihood, W: Array, work: Workspace
+) -> tuple[BlockKernels, tuple[Array, Array], tuple[Array, ...]]:
+    """Kernels for a block, buffers of gradients, and scratch."""
     shape = (view.m, view.n, W.shape[1], W.dtype)
     if isinstance(view, SparseBlock):
         GW, GH, *scratch = work.gradients(*shape)
-        block: tuple[Any, ...] = (view.indptr, view.indices, view.values)
-        return sparse_kernels(likelihood, view.zeros, W.shape[1]), block, (GW, GH), tuple(scratch)
+        return sparse_kernels(likelihood, view.zeros, W.shape[1]), (GW, GH), tuple(scratch)
     tile, tile2, GW, GH = work.arrays(*shape)
-    return dense_kernels(likelihood), (view.array, view.row0, view.col0), (GW, GH), (tile, tile2)
+    return dense_kernels(likelihood), (GW, GH), (tile, tile2)
 
 
 def gradient(
@@ -53,7 +51,8 @@ def gradient(
     Shapes (m, K) and (n, K). ``scale`` is s / dispersion; ``floor`` may be -inf for means
     of any sign. ``curvatures`` (CW, CH) gain ``C H`` and ``C.T W``.
     """
-    kernels, block, out, scratch = _parts(view, likelihood, W, H, work)
+    kernels, out, scratch = _parts(view, likelihood, W, work)
+    block = view.arguments
     if curvatures is None:
         kernels.gradient(block, W, H, scale, floor, out, scratch)
     else:
@@ -76,9 +75,9 @@ def multiplicative(
     Q H and C H, both (m, K), for the row factor, or Q.T W and C.T W, both (n, K), for the
     column factor, with Q = M ratio.
     """
-    kernels, block, _, scratch = _parts(view, likelihood, W, H, work)
+    kernels, _, scratch = _parts(view, likelihood, W, work)
     share = kernels.multiplicative_rows if by_rows else kernels.multiplicative_cols
-    share(block, W, H, floor, out, scratch)
+    share(view.arguments, W, H, floor, out, scratch)
 
 
 def evaluate(
@@ -104,8 +103,8 @@ def evaluate(
     if cells is None:
         none, nothing = np.empty(0, np.int32), np.empty(0, W.dtype)
         cells = (none, none, nothing, nothing, 1)
-    kernels, block, _, scratch = _parts(view, likelihood, W, H, work)
-    kernels.evaluate(block, W, H, floor, out, cells, scratch)
+    kernels, _, scratch = _parts(view, likelihood, W, work)
+    kernels.evaluate(view.arguments, W, H, floor, out, cells, scratch)
 
 
 def observed_values(view: AnyBlock) -> Iterator[tuple[NDArray[np.float64], int]]:
@@ -115,22 +114,11 @@ def observed_values(view: AnyBlock) -> Iterator[tuple[NDArray[np.float64], int]]
     observed zeros that are not stored belong to the slab.
     """
     if isinstance(view, SparseBlock):
-        yield from _stored_values(view)
-        return
-    block = view.block
-    rows = max(1, SLAB // max(1, view.n))
-    for start in range(0, view.m, rows):
-        yield _seen(block[start : start + rows]), 0
-
-
-def _stored_values(view: SparseBlock) -> Iterator[tuple[NDArray[np.float64], int]]:
-    unstored = view.m * view.n - view.values.size if view.zeros else 0
-    if unstored:
-        yield np.empty(0), unstored
-    for start in range(0, view.values.size, SLAB):
-        yield _seen(view.values[start : start + SLAB]), 0
-
-
-def _seen(values: Array) -> NDArray[np.float64]:
-    wide: NDArray[np.float64] = values.astype(np.float64)
-    return wide[~np.isnan(wide)]
+        stored, step = view.values, SLAB
+        if view.zeros and stored.size < view.m * view.n:
+            yield np.empty(0), view.m * view.n - stored.size
+    else:
+        stored, step = view.block, max(1, SLAB // max(1, view.n))
+    for start in range(0, len(stored), step):
+        wide = stored[start : start + step].astype(np.float64)
+        yield wide[~np.isnan(wide)], 0

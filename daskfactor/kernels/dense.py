@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.blas import add_matmul_nn, add_matmul_tn, matmul_nn, matmul_nt
-from daskfactor.kernels.entries import entry_kernels, floored
 from daskfactor.kernels.jit import jit
-from daskfactor.kernels.views import BlockKernels, Kernel, Watched
+from daskfactor.kernels.linalg import add_matmul_nn, add_matmul_tn, matmul_nn, matmul_nt
+from daskfactor.kernels.views import BlockKernels, Kernel, Watched, entry_kernels, floored
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]

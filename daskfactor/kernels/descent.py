@@ -17,13 +17,13 @@ priors around m). Columns of both may be frozen.
 Rows are visited in the given order, entries of a row from left to right. A
 thread owns its block, so nothing races. Both rows of an entry are read, moved and
 written vector by vector, K known when it is compiled, so that nothing has to be kept
-of the old rows (see ``vectors.py`` on why not in loops). Fused multiply-adds are
+of the old rows (see ``linalg.py`` on why not in loops). Fused multiply-adds are
 allowed there, reordering is not: sparse and dense give the same bits.
 """
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -31,9 +31,8 @@ from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from daskfactor.kernels.entries import entry_kernels, floored
 from daskfactor.kernels.jit import JIT_ENABLED, inline, jit, stack_array
-from daskfactor.kernels.vectors import (
+from daskfactor.kernels.linalg import (
     Row,
     broadcast,
     dot_row,
@@ -41,28 +40,11 @@ from daskfactor.kernels.vectors import (
     multiply_add,
     store_row,
 )
+from daskfactor.kernels.views import cell_at, entry_kernels, floored, row_cells
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Scalar = Any
-
-
-class DescentKernels(NamedTuple):
-    """Kernels that visit the entries of one block, in place on W (m, K) and H (n, K).
-
-    sparse(indptr, indices, values, order, W, H, share_w, share_h, col_w, col_h, step, floor)
-    dense(V, row0, col0, order, W, H, share_w, share_h, col_w, col_h, step, floor)
-
-    ``order`` (m,) are the block's rows in the order of the visit; ``share_w`` (m,)
-    and ``share_h`` (n,) divide each row's prior among its entries; ``col_w`` and
-    ``col_h`` (3, K) hold, column by column, m, pull, and 1 or, where it is frozen, 0
-    (a projected model has no m, and the last only if it is said to be partly frozen).
-    In ``dense`` the block is the window of V at (row0, col0); NaN is missing in both.
-    All floats but step and floor have one dtype.
-    """
-
-    sparse: Callable[..., None]
-    dense: Callable[..., None]
 
 
 def _pull(likelihood: Likelihood) -> Callable[..., Scalar]:
@@ -182,89 +164,54 @@ def _plain(projected: bool) -> Callable[..., None]:
     return meet
 
 
-def _sparse(likelihood: Likelihood, projected: bool, partly: bool, K: int) -> Callable[..., None]:
-    pull, meet = _pull(likelihood), _paired_update(projected, partly)
-
-    @jit
-    def sparse(
-        indptr: Array,
-        indices: Array,
-        values: Array,
-        order: Array,
-        W: Array,
-        H: Array,
-        share_w: Array,
-        share_h: Array,
-        col_w: Array,
-        col_h: Array,
-        step: float,
-        floor: float,
-    ) -> None:
-        real = W.dtype.type
-        w = stack_array(K, W.dtype)
-        for r in range(order.size):
-            i = order[r]
-            load_row(K, W, i, w)
-            a = real(step) * share_w[i]
-            for p in range(indptr[i], indptr[i + 1]):
-                v, j = real(values[p]), np.intp(indices[p])
-                if v == v:
-                    e = pull(v, dot_row(K, w, H, j), real(step), real(floor))
-                    meet(K, e, a, real(step) * share_h[j], w, H, j, col_w, col_h)
-            store_row(K, w, W, i)
-
-    return sparse
-
-
-def _dense(likelihood: Likelihood, projected: bool, partly: bool, K: int) -> Callable[..., None]:
-    pull, meet = _pull(likelihood), _paired_update(projected, partly)
-
-    @jit
-    def dense(
-        V: Array,
-        row0: int,
-        col0: int,
-        order: Array,
-        W: Array,
-        H: Array,
-        share_w: Array,
-        share_h: Array,
-        col_w: Array,
-        col_h: Array,
-        step: float,
-        floor: float,
-    ) -> None:
-        real = W.dtype.type
-        w = stack_array(K, W.dtype)
-        for r in range(order.size):
-            i = order[r]
-            load_row(K, W, i, w)
-            a = real(step) * share_w[i]
-            for j in range(H.shape[0]):
-                v = real(V[row0 + i, col0 + j])
-                if v == v:
-                    e = pull(v, dot_row(K, w, H, j), real(step), real(floor))
-                    meet(K, e, a, real(step) * share_h[j], w, H, j, col_w, col_h)
-            store_row(K, w, W, i)
-
-    return dense
-
-
-def descent_kernels(
+@lru_cache(maxsize=64)
+def descent_kernel(
     likelihood: Likelihood, projected: bool, K: int, partly: bool = False
-) -> DescentKernels:
-    """Kernels of one beta-divergence and K columns, compiled when first called.
+) -> Callable[..., None]:
+    """Make the kernel of one likelihood and K columns, which is compiled when first called.
 
     ``projected`` keeps the factors non-negative, under exponential priors; else
     the priors are Gaussian. ``partly`` tells that columns of a projected model may be
-    frozen; those of another always may.
+    frozen; those of another always may. The kernel visits the entries of one block, in
+    place on W (m, K) and H (n, K):
+
+    descent(block, order, (W, H), (share_w, share_h), (col_w, col_h), step, floor)
+
+    ``block`` is as kernels take it, NaN missing; ``order`` (m,) are its rows in the order of
+    the visit; ``share_w`` (m,) and ``share_h`` (n,) divide each row's prior among its entries;
+    ``col_w`` and ``col_h`` (3, K) hold, column by column, m, pull, and 1 or, where it is
+    frozen, 0 (a projected model has no m, and the last only if it is said to be partly
+    frozen). All floats but step and floor have one dtype.
     """
-    return _descent_kernels(likelihood, bool(projected), bool(projected and partly), int(K))
+    pull, meet = _pull(likelihood), _paired_update(projected, projected and partly)
 
+    @jit
+    def descent(
+        block: tuple[Array, Any, Any],
+        order: Array,
+        factors: tuple[Array, Array],
+        shares: tuple[Array, Array],
+        columns: tuple[Array, Array],
+        step: float,
+        floor: float,
+    ) -> None:
+        first, second, third = block
+        W, H = factors
+        share_w, share_h = shares
+        col_w, col_h = columns
+        real = W.dtype.type
+        w = stack_array(K, W.dtype)
+        for r in range(order.size):
+            i = order[r]
+            load_row(K, W, i, w)
+            a = real(step) * share_w[i]
+            begin, end = row_cells(first, i, H.shape[0])
+            for at in range(begin, end):
+                j, stored = cell_at(first, second, third, i, at)
+                v = real(stored)
+                if v == v:
+                    e = pull(v, dot_row(K, w, H, j), real(step), real(floor))
+                    meet(K, e, a, real(step) * share_h[j], w, H, j, col_w, col_h)
+            store_row(K, w, W, i)
 
-@lru_cache(maxsize=64)
-def _descent_kernels(
-    likelihood: Likelihood, projected: bool, partly: bool, K: int
-) -> DescentKernels:
-    kind = (likelihood, projected, partly, K)
-    return DescentKernels(_sparse(*kind), _dense(*kind))
+    return descent

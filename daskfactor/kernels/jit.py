@@ -96,12 +96,18 @@ def _heap_array(count: int, dtype: Any) -> NDArray[Any]:
 stack_array: Any = _stack_array if JIT_ENABLED else _heap_array
 
 
-_READ, _KEEP, _DATA = 0, 3, 1  # arguments of LLVM's prefetch: to read, into all caches, no code
+def ask_for(builder: Any, pointer: Any) -> None:
+    """Let generated code ask for the cache line of a byte: a hint, which reads nothing."""
+    flag = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
+    function = builder.module.declare_intrinsic("llvm.prefetch", (pointer.type,), kind)
+    # To be read, kept in all caches, data.
+    builder.call(function, [pointer, *(ir.Constant(flag, value) for value in (0, 3, 1))])
 
 
 @intrinsic
 def _prefetch(typingctx: Any, array: Any, row: Any, column: Any) -> Any:
-    """Ask for the cache line of ``array[row, column]``: a hint, which reads nothing."""
+    """Ask for the cache line of ``array[row, column]``."""
     signature = types.void(array, row, column)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -111,12 +117,7 @@ def _prefetch(typingctx: Any, array: Any, row: Any, column: Any) -> Any:
         strides = builder.extract_value(held.strides, 0), builder.extract_value(held.strides, 1)
         for index, stride in zip(args[1:], strides, strict=True):
             place = builder.add(place, builder.mul(builder.sext(index, integer), stride))
-        pointer = ir.IntType(8).as_pointer()
-        flag = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
-        function = builder.module.declare_intrinsic("llvm.prefetch", (pointer,), kind)
-        flags = [ir.Constant(flag, value) for value in (_READ, _KEEP, _DATA)]
-        builder.call(function, [builder.inttoptr(place, pointer), *flags])
+        ask_for(builder, builder.inttoptr(place, ir.IntType(8).as_pointer()))
         return context.get_dummy_value()
 
     return signature, codegen

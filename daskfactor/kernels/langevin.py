@@ -3,6 +3,21 @@
 Noise comes by address in chunks that stay in the first-level cache; the
 update then runs over contiguous memory. Everything follows IEEE 754 exactly,
 so a row has the same bits however the rows are split into bands.
+
+:func:`cir_step` makes exact transitions of the Cox-Ingersoll-Ross process: a Langevin step
+without an Euler error. In the majoriser's metric c, with numerator and denominator of the
+multiplicative update held where they are, a factor's entry follows
+
+    d theta = ((theta_0 num + a) - den theta) / c dt + sqrt(2 theta / c) dB
+
+whose transition over a time eps is a gamma number with a Poisson shift:
+
+    tau = eps den / c,   n ~ Poisson(den theta / (e**tau - 1)),
+    theta <- Gamma(theta num + a + n, rate den / (1 - e**-tau))
+
+Nothing is clipped or mirrored, and theta stays positive. Source: Baker et al. 2018,
+"Large-scale stochastic sampling from the probability simplex", section 4, with the
+multiplicative update's terms in place of the simplex's counts.
 """
 
 from typing import Any
@@ -11,34 +26,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.jit import jit_exact, stack_array
-from daskfactor.kernels.philox import CHUNK, NUMBERS, normal_chunk
+from daskfactor.kernels.philox import CHUNK, NUMBERS, Address, normal_chunk
+from daskfactor.kernels.polynomials import expm1
+from daskfactor.kernels.variates import STREAM, TINY, gamma, normal, poisson, start_entry
 
+Array = NDArray[Any]
 Scalar = Any
-_ROOT_HALF = 0.7071067811865476
-_TINY = 1e-30
+
+MOST = 1e8
+"""Mean beyond which a count is drawn as a normal number, 10**-4 of its mean wide."""
+LONGEST = 60.0
+"""e**-tau beyond this tau is nothing beside 1: the transition forgets where it began."""
+NEAR_ZERO = 1e-30
 """Where the pull of a gamma prior, (shape - 1) / theta, stops growing."""
+_ROOT_HALF = 0.7071067811865476
 
 
 @jit_exact
-def _noise(
-    start: int,
-    components: int,
-    key: NDArray[np.uint32],
-    iteration: int,
-    factor: int,
-    row0: int,
-    coarse: bool,
-    z: NDArray[Any],
-) -> int:
+def _noise(start: int, components: int, address: Address, coarse: bool, z: Array) -> int:
     """Fill ``z`` with one chunk; the coarse chain sums the two fine chains' numbers.
 
     Source: Şimşekli et al. 2017, eq. 11.
     """
     if not coarse:
-        return normal_chunk(start, components, key, iteration, factor, row0, z)
+        return normal_chunk(start, components, address, z)
+    key, iteration, factor, row0 = address
     second = stack_array(NUMBERS, z.dtype)
-    normal_chunk(start, components, key, 2 * iteration + 1, factor, row0, second)
-    count = normal_chunk(start, components, key, 2 * iteration, factor, row0, z)
+    normal_chunk(start, components, Address(key, 2 * iteration + 1, factor, row0), second)
+    count = normal_chunk(start, components, Address(key, 2 * iteration, factor, row0), z)
     half = z.dtype.type(_ROOT_HALF)
     for i in range(NUMBERS):
         z[i] = (z[i] + second[i]) * half
@@ -54,13 +69,7 @@ def _clip(value: Scalar, limit: Scalar) -> Scalar:
 
 @jit_exact
 def _metric_update(
-    theta: NDArray[Any],
-    grad: NDArray[Any],
-    metric: NDArray[Any],
-    step: Scalar,
-    rate: Scalar,
-    shape: Scalar,
-    z: NDArray[Any],
+    theta: Array, grad: Array, metric: Array, step: Scalar, rate: Scalar, shape: Scalar, z: Array
 ) -> None:
     two = theta.dtype.type(2)
     for i in range(theta.size):
@@ -73,133 +82,144 @@ def _metric_update(
 
 @jit_exact
 def _plain_update(
-    theta: NDArray[Any], grad: NDArray[Any], step: Scalar, rate: Scalar, z: NDArray[Any]
+    theta: Array, grad: Array, step: Scalar, rate: Scalar, shape: Scalar, z: Array
 ) -> None:
-    two = theta.dtype.type(2)
-    deviation = np.sqrt(two * step)
-    limit = two * deviation
-    for i in range(theta.size):
-        drift = _clip(step * (grad[i] - rate), limit)
-        theta[i] = np.abs(theta[i] + drift + deviation * z[i])
-
-
-@jit_exact
-def _plain_gamma_update(
-    theta: NDArray[Any],
-    grad: NDArray[Any],
-    step: Scalar,
-    rate: Scalar,
-    shape: Scalar,
-    z: NDArray[Any],
-) -> None:
-    """As `_plain_update` under a gamma prior; the clip bounds its pull near zero."""
+    """The clip bounds the pull of a gamma prior near zero."""
     real = theta.dtype.type
-    two, tiny = real(2), real(_TINY)
+    two, tiny, excess = real(2), real(NEAR_ZERO), shape - real(1)
     deviation = np.sqrt(two * step)
     limit = two * deviation
     for i in range(theta.size):
-        x = theta[i]
-        push = (shape - real(1)) / (x if x > tiny else tiny)
-        drift = _clip(step * (grad[i] - rate + push), limit)
-        theta[i] = np.abs(x + drift + deviation * z[i])
+        x, push = theta[i], grad[i] - rate
+        if excess != 0:
+            push += excess / (x if x > tiny else tiny)
+        theta[i] = np.abs(x + _clip(step * push, limit) + deviation * z[i])
 
 
 @jit_exact
-def metric_step(
-    theta: NDArray[Any],
-    grad: NDArray[Any],
-    metric: NDArray[Any],
+def langevin_step(
+    theta: Array,
+    grad: Array,
+    metric: Array | None,
     step: float,
-    rate: float,
-    key: NDArray[np.uint32],
-    iteration: int,
-    factor: int,
-    row0: int,
+    prior: tuple[float, float],
+    address: Address,
     coarse: bool,
-    shape: float = 1.0,
 ) -> None:
-    """Preconditioned Langevin step with the majoriser metric, in place on ``theta``.
+    """Langevin step, mirrored at zero, in place on ``theta``.
 
-    y = step / metric,  G = grad - rate,
+    With a metric (the majoriser's), y = step / metric and G = grad - rate:
+
     theta <- |theta + clip(y theta G, +-2 sqrt(2 y (theta + y))) + a y + sqrt(2 y theta) z|
 
     The metric's divergence term y and the gradient (a - 1) / theta of a gamma prior of
     shape a, which the metric makes (a - 1) y, come to a y. Where the metric is infinite,
-    theta keeps its bits.
+    theta keeps its bits. Without one, as in the papers, with G = grad - rate + (a - 1) / theta:
+
+    theta <- |theta + clip(step G, +-2 sqrt(2 step)) + sqrt(2 step) z|
 
     Parameters
     ----------
     theta, grad, metric : (n, K), C-contiguous, one float dtype, n rows of a factor;
-        ``grad`` without the prior, ``metric`` the denominator of the multiplicative update
-    step : unitless step size
-    rate, shape : of the gamma prior, ``rate`` in units of 1 / theta; shape 1: exponential
-    key, iteration, factor, row0 : noise address, see :func:`fill_normals`
+        ``grad`` without the prior, ``metric`` the denominator of the multiplicative update,
+        or None
+    step : unitless step size; without a metric in units of theta squared
+    prior : rate, in units of 1 / theta, and shape of the gamma prior; shape 1: exponential
+    address : of the noise, see :func:`fill_normals`
     coarse : True draws z = (z(2 iteration) + z(2 iteration + 1)) / sqrt 2
 
-    Source: Şimşekli et al. 2017, eq. 6, with D = theta / metric and its divergence term.
+    Source: Şimşekli et al. 2017, eq. 6 to 8, with D = theta / metric and its divergence term
+    (the clip only acts near mu = 0).
     """
-    flat, flat_grad = theta.reshape(theta.size), grad.reshape(theta.size)
-    flat_metric = metric.reshape(theta.size)
+    x, push = theta.reshape(theta.size), grad.reshape(theta.size)
     z = stack_array(NUMBERS, theta.dtype)
     real = theta.dtype.type
+    size, rate, shape = real(step), real(prior[0]), real(prior[1])
     begin = start = 0
-    while begin < flat.size:
-        count = _noise(start, theta.shape[1], key, iteration, factor, row0, coarse, z)
-        end = min(begin + count, flat.size)
-        _metric_update(
-            flat[begin:end],
-            flat_grad[begin:end],
-            flat_metric[begin:end],
-            real(step),
-            real(rate),
-            real(shape),
-            z,
-        )
-        begin = end
-        start += CHUNK
-
-
-@jit_exact
-def plain_step(
-    theta: NDArray[Any],
-    grad: NDArray[Any],
-    step: float,
-    rate: float,
-    key: NDArray[np.uint32],
-    iteration: int,
-    factor: int,
-    row0: int,
-    coarse: bool,
-    shape: float = 1.0,
-) -> None:
-    """Langevin step of the papers, mirrored at zero, in place on ``theta``.
-
-    theta <- |theta + clip(step G, +-2 sqrt(2 step)) + sqrt(2 step) z|,
-    G = grad - rate + (shape - 1) / theta
-
-    Parameters as for :func:`metric_step`; ``step`` is in units of theta squared.
-    Source: Şimşekli et al. 2017, eq. 6 to 8 (the clip only acts near mu = 0).
-    """
-    flat, flat_grad = theta.reshape(theta.size), grad.reshape(theta.size)
-    z = stack_array(NUMBERS, theta.dtype)
-    real = theta.dtype.type
-    begin = start = 0
-    while begin < flat.size:
-        count = _noise(start, theta.shape[1], key, iteration, factor, row0, coarse, z)
-        end = min(begin + count, flat.size)
-        own, push = flat[begin:end], flat_grad[begin:end]
-        if shape == 1.0:
-            _plain_update(own, push, real(step), real(rate), z)
+    while begin < x.size:
+        count = _noise(start, theta.shape[1], address, coarse, z)
+        end = min(begin + count, x.size)
+        if metric is None:
+            _plain_update(x[begin:end], push[begin:end], size, rate, shape, z)
         else:
-            _plain_gamma_update(own, push, real(step), real(rate), real(shape), z)
+            held = metric.reshape(theta.size)[begin:end]
+            _metric_update(x[begin:end], push[begin:end], held, size, rate, shape, z)
         begin = end
         start += CHUNK
 
 
 @jit_exact
-def accumulate_moments(
-    theta: NDArray[Any], count: int, mean: NDArray[Any], m2: NDArray[Any]
+def _transition(
+    theta: float, num: float, den: float, tau: float, shape: float, stream: NDArray[np.uint64]
+) -> float:
+    growth = expm1(tau)
+    mean = den * theta / growth
+    if mean < MOST:
+        shift = float(poisson(mean, stream))
+    else:
+        shift = mean + np.sqrt(mean) * normal(stream)
+    return gamma(theta * num + shape + shift, den * (growth + 1.0) / growth, stream)
+
+
+@jit_exact
+def _cir_step(
+    theta: Array,
+    grad: Array,
+    curvature: Array,
+    metric: Array,
+    numbers: tuple[float, float, float, float],
+    address: Address,
+    smallest: float,
 ) -> None:
+    scale, step, rate, shape = numbers
+    key, iteration, factor, row0 = address
+    stream = stack_array(STREAM, np.uint64)
+    for i in range(theta.shape[0]):
+        for k in range(theta.shape[1]):
+            c = float(metric[i, k])
+            if c == np.inf:
+                continue
+            x, pull = float(theta[i, k]), scale * float(curvature[i, k])
+            num, den = max(float(grad[i, k]) + pull, 0.0), pull + rate
+            tau = step * den / c
+            if not (x * (num + den) < np.inf and tau > 0.0):
+                theta[i, k] = np.nan  # a divergence, to be seen as one
+                continue
+            start_entry(stream, key, iteration, factor, row0 + i, k)
+            moved = _transition(x, num, den, min(tau, LONGEST), shape, stream)
+            theta[i, k] = max(moved, smallest)
+
+
+def cir_step(
+    theta: Array,
+    grad: Array,
+    curvature: Array,
+    metric: Array,
+    scale: float,
+    step: float,
+    prior: tuple[float, float],
+    address: Address,
+) -> None:
+    """One exact transition of every entry of a band, in place on ``theta``.
+
+    den = scale curvature + rate,  num = grad + scale curvature
+
+    Parameters
+    ----------
+    theta, grad, curvature, metric : (n, K), one float dtype, n rows of a factor;
+        ``grad`` = num - scale curvature, without the prior; ``metric`` c as in
+        :func:`langevin_step`, infinite where theta stays
+    scale : s / dispersion, which ``grad`` has in it and ``curvature`` has not
+    step : unitless step size
+    prior : rate and shape of the gamma prior
+    address : of the random numbers, see :func:`daskfactor.kernels.variates.start_entry`
+    """
+    numbers = (float(scale), float(step), float(prior[0]), float(prior[1]))
+    _cir_step(theta, grad, curvature, metric, numbers, address, TINY[theta.dtype.name])
+
+
+@jit_exact
+def accumulate_moments(theta: Array, count: int, mean: Array, m2: Array) -> None:
     """Add one draw to a running mean and sum of squared deviations (Welford), in place.
 
     delta = theta - mean;  mean += delta / count;  m2 += delta (theta - mean)

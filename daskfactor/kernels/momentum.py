@@ -1,7 +1,7 @@
-"""Langevin dynamics with momentum on one factor band: kick, drift, refresh, in place.
+"""Dynamics with momentum on one factor band, in place: Langevin, and leapfrog steps.
 
-The three pieces of the splitting scheme BAOAB, in coordinates in which the momentum
-is standard normal. With d_ik = sqrt(step / (weight_i curvature_k + precision_k)):
+Langevin dynamics: the three pieces of the splitting scheme BAOAB, in coordinates in which
+the momentum is standard normal. With d_ik = sqrt(step / (weight_i curvature_k + precision_k)):
 
     kick     q <- q + d G,  G = grad - precision (x - mean)
     drift    x <- x + d q
@@ -14,6 +14,10 @@ construction of stochastic numerical methods for molecular sampling").
 Each column has a mean, a precision, a curvature, and 1 if it moves or 0 if it is
 frozen: the rows of ``columns`` (4, K). IEEE 754 throughout, so a row has the same
 bits however the rows are split into bands.
+
+Leapfrog steps (:func:`leapfrog_kick`, :func:`leapfrog_drift`) are mirrored at zero. With mass
+m and s = 1/√m, u = p / √m, so that a kick is u += ε s G and a drift x += ε s u. An entry with
+s = 0 does not move.
 """
 
 from typing import Any
@@ -22,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.jit import jit_exact, stack_array
-from daskfactor.kernels.philox import CHUNK, NUMBERS, normal_chunk
+from daskfactor.kernels.langevin import NEAR_ZERO
+from daskfactor.kernels.philox import CHUNK, NUMBERS, Address, normal_chunk
 
 Array = NDArray[Any]
 MEAN, PRECISION, CURVATURE, FREE = 0, 1, 2, 3
@@ -80,12 +85,6 @@ def drift(
 
 
 @jit_exact
-def _mix(momentum: Array, keep: Any, spread: Any, z: Array) -> None:
-    for i in range(momentum.size):
-        momentum[i] = keep * momentum[i] + spread * z[i]
-
-
-@jit_exact
 def refresh(
     momentum: Array, keep: float, key: NDArray[np.uint32], iteration: int, factor: int, row0: int
 ) -> None:
@@ -98,14 +97,15 @@ def refresh(
     key, iteration, factor, row0 : noise address, see :func:`fill_normals`
     """
     flat = momentum.reshape(momentum.size)
-    z = stack_array(NUMBERS, momentum.dtype)
+    z, address = stack_array(NUMBERS, momentum.dtype), Address(key, iteration, factor, row0)
     real = momentum.dtype.type
     kept, spread = real(keep), real(np.sqrt(1.0 - keep * keep))
     begin = start = 0
     while begin < flat.size:
-        count = normal_chunk(start, momentum.shape[1], key, iteration, factor, row0, z)
+        count = normal_chunk(start, momentum.shape[1], address, z)
         end = min(begin + count, flat.size)
-        _mix(flat[begin:end], kept, spread, z)
+        for i in range(end - begin):
+            flat[begin + i] = kept * flat[begin + i] + spread * z[i]
         begin = end
         start += CHUNK
 
@@ -123,3 +123,58 @@ def sums_of_squares(x: Array, centre: Array, out: NDArray[np.float64]) -> None:
         for k in range(x.shape[1]):
             away = np.float64(x[i, k]) - centre[k]
             out[k] += away * away
+
+
+@jit_exact
+def leapfrog_kick(
+    theta: Array,
+    momentum: Array,
+    grad: Array,
+    spread: Array,
+    size: float,
+    precision: float,
+    rate: float,
+    shape: float,
+) -> None:
+    """Change the momentum by the gradient of the log posterior.
+
+    u <- u + size s (precision grad - rate + (shape - 1) / theta)
+
+    Parameters
+    ----------
+    theta, momentum, grad, spread : (n, K), C-contiguous, one float dtype; ``grad`` of the
+        log-likelihood at dispersion 1, ``spread`` s = 1 / sqrt(mass)
+    size : time, in units in which ``spread`` is a length
+    precision : 1 / dispersion
+    rate, shape : of the gamma prior
+
+    Source: Neal 2011, "MCMC using Hamiltonian dynamics", equation 2.28.
+    """
+    real = theta.dtype.type
+    x, u = theta.reshape(theta.size), momentum.reshape(theta.size)
+    g, s = grad.reshape(theta.size), spread.reshape(theta.size)
+    excess, tiny = real(shape) - real(1), real(NEAR_ZERO)
+    for i in range(x.size):
+        pull = real(precision) * g[i] - real(rate)
+        if excess != 0:
+            pull += excess / (x[i] if x[i] > tiny else tiny)
+        u[i] += real(size) * s[i] * pull
+
+
+@jit_exact
+def leapfrog_drift(theta: Array, momentum: Array, spread: Array, size: float) -> None:
+    """Move along the momentum; an entry that passes zero comes back, and its momentum turns.
+
+    x = theta + size s u;  theta <- |x|,  u <- -u where x < 0
+
+    That is a drift in the mirrored density p(|x|), folded back: reversible, and volumes
+    stay. Parameters as for :func:`leapfrog_kick`.
+    """
+    real = theta.dtype.type
+    x, u = theta.reshape(theta.size), momentum.reshape(theta.size)
+    s = spread.reshape(theta.size)
+    for i in range(x.size):
+        moved = x[i] + real(size) * s[i] * u[i]
+        back = moved < 0
+        x[i] = -moved if back else moved
+        u[i] = -u[i] if back else u[i]

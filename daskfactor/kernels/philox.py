@@ -11,7 +11,7 @@ IEEE 754 arithmetic alone, so it has the same bits on every CPU. Uniforms have
 Source: J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from daskfactor.kernels.jit import inline, jit_exact, stack_array
 from daskfactor.kernels.polynomials import log, sincos
 
 Scalar = Any
+Array = NDArray[Any]
 Words = tuple[Scalar, Scalar, Scalar, Scalar]
 
 CHUNK = 128  # quads at a time: the buffers of a chunk stay in the first-level cache
@@ -32,6 +33,25 @@ _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _PAIR_SCALE = 2.0**-32
 _TURN = np.pi / 2 / 2**30
+
+
+class Address(NamedTuple):
+    """Where the random numbers of a band come from.
+
+    Attributes
+    ----------
+    key
+        (2,) uint32, one per seed and chain.
+    iteration, factor
+        The last two words of the counter, 0 <= value < 2**32.
+    row0
+        Global index of the band's first row.
+    """
+
+    key: NDArray[np.uint32]
+    iteration: int
+    factor: int
+    row0: int = 0
 
 
 @inline
@@ -98,9 +118,7 @@ def _direction(word: Scalar, one: Scalar) -> Scalar:
 
 
 @jit_exact
-def _addresses(
-    quad: int, row: int, quads: int, c0: NDArray[np.uint32], c1: NDArray[np.uint32]
-) -> None:
+def _addresses(quad: int, row: int, quads: int, c0: Array, c1: Array) -> None:
     for p in range(CHUNK):
         c0[p] = quad
         c1[p] = row
@@ -111,15 +129,9 @@ def _addresses(
 
 
 @jit_exact
-def _words(
-    c0: NDArray[np.uint32],
-    c1: NDArray[np.uint32],
-    c2: Scalar,
-    c3: Scalar,
-    key: NDArray[np.uint32],
-    words: NDArray[np.uint32],
-) -> None:
-    k0, k1 = np.uint64(key[0]), np.uint64(key[1])
+def _words(c0: Array, c1: Array, address: Address, words: Array) -> None:
+    k0, k1 = np.uint64(address.key[0]), np.uint64(address.key[1])
+    c2, c3 = np.uint64(address.iteration), np.uint64(address.factor)
     for p in range(CHUNK):
         w0, w1, w2, w3 = _rounds((np.uint64(c0[p]), np.uint64(c1[p]), c2, c3), k0, k1)
         words[p] = np.uint32(w0)
@@ -129,7 +141,7 @@ def _words(
 
 
 @jit_exact
-def _box_muller(words: NDArray[np.uint32], z: NDArray[Any]) -> None:
+def _box_muller(words: Array, z: Array) -> None:
     one = z.dtype.type(1)
     for p in range(CHUNK):
         r, s = _radius(words[p], one), _radius(words[p + 2 * CHUNK], one)
@@ -142,7 +154,7 @@ def _box_muller(words: NDArray[np.uint32], z: NDArray[Any]) -> None:
 
 
 @jit_exact
-def _drop_padding(quad: int, quads: int, components: int, z: NDArray[Any]) -> int:
+def _drop_padding(quad: int, quads: int, components: int, z: Array) -> int:
     """Close the gaps that the last quad of every row leaves; return how many numbers remain."""
     target = 0
     for p in range(CHUNK):
@@ -157,15 +169,7 @@ def _drop_padding(quad: int, quads: int, components: int, z: NDArray[Any]) -> in
 
 
 @jit_exact
-def normal_chunk(
-    start: int,
-    components: int,
-    key: NDArray[np.uint32],
-    iteration: int,
-    factor: int,
-    row0: int,
-    z: NDArray[Any],
-) -> int:
+def normal_chunk(start: int, components: int, address: Address, z: Array) -> int:
     """Fill ``z`` with the numbers of CHUNK quads from quad ``start`` on, rows end to end.
 
     Quad ``start`` counts the quads of all rows of an (n, components) array.
@@ -175,9 +179,9 @@ def normal_chunk(
     c1 = stack_array(CHUNK, np.uint32)
     words = stack_array(NUMBERS, np.uint32)
     quads = (components + 3) // 4
-    quad, row = start % quads, row0 + start // quads
+    quad, row = start % quads, address.row0 + start // quads
     _addresses(quad, row, quads, c0, c1)
-    _words(c0, c1, np.uint64(iteration), np.uint64(factor), key, words)
+    _words(c0, c1, address, words)
     _box_muller(words, z)
     if components % 4 == 0:
         return NUMBERS
@@ -186,7 +190,7 @@ def normal_chunk(
 
 @jit_exact
 def fill_normals(
-    out: NDArray[Any], key: NDArray[np.uint32], iteration: int, factor: int, row0: int
+    out: Array, key: NDArray[np.uint32], iteration: int, factor: int, row0: int
 ) -> None:
     """Standard normal numbers of one factor band at one iteration.
 
@@ -199,10 +203,10 @@ def fill_normals(
     iteration, factor, row0 : 0 <= value < 2**32; row0 is the global index of the first row
     """
     flat = out.reshape(out.size)
-    z = stack_array(NUMBERS, out.dtype)
+    z, address = stack_array(NUMBERS, out.dtype), Address(key, iteration, factor, row0)
     begin = start = 0
     while begin < flat.size:
-        count = normal_chunk(start, out.shape[1], key, iteration, factor, row0, z)
+        count = normal_chunk(start, out.shape[1], address, z)
         count = min(count, flat.size - begin)
         flat[begin : begin + count] = z[:count]
         begin += count

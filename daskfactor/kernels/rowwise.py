@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels import polynomials
-from daskfactor.kernels.entries import entry_kernels
 from daskfactor.kernels.jit import jit
+from daskfactor.kernels.views import entry_kernels
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]

@@ -15,16 +15,15 @@ dynamics", equation 4; Şimşekli et al. 2015, section 2.
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.entries import entry_kernels, floored
 from daskfactor.kernels.jit import inline, jit, jit_exact, stack_array
-from daskfactor.kernels.philox import philox4x32
-from daskfactor.kernels.vectors import add_to_row, dot_row, load_row, prefetch_row
-from daskfactor.kernels.views import AnyBlock, SparseBlock
+from daskfactor.kernels.linalg import add_to_row, dot_row, load_row, prefetch_row
+from daskfactor.kernels.philox import Address, philox4x32
+from daskfactor.kernels.views import AnyBlock, SparseBlock, entry_kernels, floored
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -39,23 +38,16 @@ FIRST_STREAM = 16
 """The last counter word of block 0; those below are the factors' noise."""
 
 
-class Address(NamedTuple):
-    """Where the random words of a block's draws come from.
-
-    ``key`` is (2,) uint32; ``block`` numbers the grid's blocks row by row.
-    """
-
-    key: NDArray[np.uint32]
-    iteration: int
-    block: int
+def block_address(key: NDArray[np.uint32], iteration: int, block: int) -> Address:
+    """Address of the draws of a block; ``block`` numbers the grid's blocks row by row."""
+    return Address(key, iteration, FIRST_STREAM + block)
 
 
 @inline
-def candidate(
-    count: int, draw: int, attempt: int, key: NDArray[np.uint32], iteration: int, stream: int
-) -> int:
+def candidate(count: int, draw: int, attempt: int, address: Address) -> int:
     """A whole number from 0 to count - 1, uniform up to count / 2**53."""
-    w = philox4x32(attempt, draw >> 1, iteration, stream, key[0], key[1])
+    key = address.key
+    w = philox4x32(attempt, draw >> 1, address.iteration, address.factor, key[0], key[1])
     high = np.uint64(w[2] if draw & 1 else w[0])
     low = np.uint64(w[3] if draw & 1 else w[1])
     bits = (high << np.uint64(21)) | (low >> np.uint64(11))
@@ -63,151 +55,88 @@ def candidate(
     return min(found, np.int64(count - 1))  # type: ignore[no-any-return]
 
 
-@jit_exact
-def first_candidates(
-    count: int, start: int, cells: Array, key: NDArray[np.uint32], iteration: int, stream: int
-) -> None:
-    """The first attempts of draws ``start``, ``start + 1``, ...: apart, so that they vectorise."""
-    for t in range(cells.size):
-        cells[t] = candidate(count, start + t, 0, key, iteration, stream)
+@inline
+def _look_up(
+    first: Array, second: Any, third: Any, n: int, zeros: bool, at: int
+) -> tuple[Scalar, Scalar, Scalar]:
+    """Row, column and value of a candidate: a stored entry, or a cell of n columns."""
+    if first.ndim == 2:
+        i = at // n
+        j = at - i * n
+        return i, j, first[second + i, third + j]
+    elif not zeros:
+        return np.searchsorted(first, at, side="right") - 1, np.int64(second[at]), third[at]
+    else:
+        i = at // n
+        j = at - i * n
+        low, end = np.int64(first[i]), np.int64(first[i + 1])
+        high = end
+        while low < high:
+            middle = (low + high) // 2
+            if np.int64(second[middle]) < j:
+                low = middle + 1
+            else:
+                high = middle
+        found = low < end and np.int64(second[low]) == j
+        return i, j, third[low] if found else third.dtype.type(0)
 
 
 @jit_exact
-def draw_dense(
-    array: Array,
-    row0: int,
-    col0: int,
-    m: int,
+def _draw(
+    block: tuple[Array, Any, Any],
     n: int,
+    zeros: bool,
+    count: int,
     start: int,
     cells: Array,
-    rows: Array,
-    cols: Array,
-    values: Array,
-    key: NDArray[np.uint32],
-    iteration: int,
-    stream: int,
+    out: tuple[Array, Array, Array],
+    address: Address,
 ) -> None:
-    """Draws ``start``, ``start + 1``, ... of a window of an array, NaN where missing.
+    """Draws ``start``, ``start + 1``, ... of a block with at least one observed entry.
 
     Parameters
     ----------
-    array, row0, col0, m, n : the window; at least one of its entries is no NaN
-    start : number of the first draw
-    cells : (count,) int64, scratch
-    rows, cols, values : (count,) int32, int32 and float, overwritten: cells in the window
-    key, iteration, stream : address of the random words
+    block : as kernels take it, of n columns
+    zeros : whether what a sparse block does not store is an observed zero
+    count : how many candidates there are
+    cells : (draws,) int64, scratch
+    out : rows, columns and values (draws,), overwritten: cells in the block
+    address : of the random words
     """
-    first_candidates(m * n, start, cells, key, iteration, stream)
-    for t in range(rows.size):
-        attempt, cell = 0, cells[t]
-        while True:
-            i = cell // n
-            j = cell - i * n
-            v = array[row0 + i, col0 + j]
-            if v == v:
-                break
+    first, second, third = block
+    rows, cols, values = out
+    for t in range(cells.size):  # apart, so that it vectorises
+        cells[t] = candidate(count, start + t, 0, address)
+    for t in range(cells.size):
+        attempt = 0
+        i, j, v = _look_up(first, second, third, n, zeros, cells[t])
+        while v != v:
             attempt += 1
-            cell = candidate(m * n, start + t, attempt, key, iteration, stream)
+            at = candidate(count, start + t, attempt, address)
+            i, j, v = _look_up(first, second, third, n, zeros, at)
         rows[t], cols[t], values[t] = i, j, v
 
 
-@jit_exact
-def draw_stored(
-    indptr: Array,
-    indices: Array,
-    stored: Array,
-    start: int,
-    cells: Array,
-    rows: Array,
-    cols: Array,
-    values: Array,
-    key: NDArray[np.uint32],
-    iteration: int,
-    stream: int,
-) -> None:
-    """As :func:`draw_dense`, from the stored entries of compressed rows."""
-    first_candidates(stored.size, start, cells, key, iteration, stream)
-    for t in range(rows.size):
-        attempt, at = 0, cells[t]
-        while stored[at] != stored[at]:
-            attempt += 1
-            at = candidate(stored.size, start + t, attempt, key, iteration, stream)
-        rows[t] = np.searchsorted(indptr, at, side="right") - 1
-        cols[t] = np.intp(indices[at])
-        values[t] = stored[at]
+@lru_cache(maxsize=128)
+def entry_gradients(likelihood: Likelihood, K: int, curved: bool) -> Kernel:
+    """Make ``add(entries, W, H, scale, floor, (GW, GH))`` of one likelihood and K.
 
-
-@jit_exact
-def draw_with_zeros(
-    indptr: Array,
-    indices: Array,
-    stored: Array,
-    n: int,
-    start: int,
-    cells: Array,
-    rows: Array,
-    cols: Array,
-    values: Array,
-    key: NDArray[np.uint32],
-    iteration: int,
-    stream: int,
-) -> None:
-    """As :func:`draw_dense`, from all cells of compressed rows: what is not stored is zero."""
-    m = indptr.size - 1
-    first_candidates(m * n, start, cells, key, iteration, stream)
-    for t in range(rows.size):
-        attempt, cell = 0, cells[t]
-        while True:
-            i = cell // n
-            j = cell - i * n
-            low, end = np.int64(indptr[i]), np.int64(indptr[i + 1])
-            high = end
-            while low < high:
-                middle = (low + high) // 2
-                if np.int64(indices[middle]) < j:
-                    low = middle + 1
-                else:
-                    high = middle
-            found = low < end and np.int64(indices[low]) == j
-            v = stored[low] if found else stored.dtype.type(0)
-            if v == v:
-                break
-            attempt += 1
-            cell = candidate(m * n, start + t, attempt, key, iteration, stream)
-        rows[t], cols[t], values[t] = i, j, v
-
-
-class EntryGradients(NamedTuple):
-    """Kernels of one likelihood and K over entries (rows, cols, values), each (count,).
-
-    gradient(entries..., W, H, scale, floor, GW, GH)
-        GW[i] += r H[j] and GH[j] += r W[i], r = scale (v - mu) w
-    curvature(entries..., W, H, share, floor, CW, CH)
-        CW[i] += c H[j] and CH[j] += c W[i], c = share curvature
+    For entries (rows, cols, values), each (count,): GW[i] += r H[j] and GH[j] += r W[i]
+    with r = scale (v - mu) w or, ``curved``, r = scale curvature.
     """
-
-    gradient: Kernel
-    curvature: Kernel
-
-
-@lru_cache(maxsize=64)
-def entry_gradients(likelihood: Likelihood, K: int) -> EntryGradients:
-    """Make the kernels of one likelihood and K."""
     weight, curve, _, _, _ = entry_kernels(likelihood)
 
     @jit
-    def gradient(
-        rows: Array,
-        cols: Array,
-        values: Array,
+    def add(
+        entries: tuple[Array, Array, Array],
         W: Array,
         H: Array,
         scale: float,
         floor: float,
-        GW: Array,
-        GH: Array,
+        out: tuple[Array, Array],
     ) -> None:
+        rows, cols, values = entries
+        GW, GH = out
         real, last = W.dtype.type, rows.size - 1
         w = stack_array(K, W.dtype)
         for t in range(rows.size):
@@ -217,36 +146,15 @@ def entry_gradients(likelihood: Likelihood, K: int) -> EntryGradients:
             load_row(K, W, i, w)
             mu = floored(dot_row(K, w, H, j), real(floor))
             v = real(values[t])
-            a = real(scale) * (v - mu) * weight(v, mu)
+            if curved:
+                a = curve(real(scale), v, mu, weight(v, mu))
+            else:
+                a = real(scale) * (v - mu) * weight(v, mu)
             add_to_row(K, a, w, GH, j)
             load_row(K, H, j, w)
             add_to_row(K, a, w, GW, i)
 
-    @jit
-    def curvature(
-        rows: Array,
-        cols: Array,
-        values: Array,
-        W: Array,
-        H: Array,
-        share: float,
-        floor: float,
-        CW: Array,
-        CH: Array,
-    ) -> None:
-        real = W.dtype.type
-        w = stack_array(K, W.dtype)
-        for t in range(rows.size):
-            i, j = np.intp(rows[t]), np.intp(cols[t])
-            load_row(K, W, i, w)
-            mu = floored(dot_row(K, w, H, j), real(floor))
-            v = real(values[t])
-            a = curve(real(share), v, mu, weight(v, mu))
-            add_to_row(K, a, w, CH, j)
-            load_row(K, H, j, w)
-            add_to_row(K, a, w, CW, i)
-
-    return EntryGradients(gradient, curvature)
+    return add
 
 
 def drawn_entries(
@@ -257,52 +165,47 @@ def drawn_entries(
     The block must hold at least one observed entry. A chunk lasts until the next one.
     """
     size = min(count, CHUNK)
-    rows, cols = np.empty(size, np.int32), np.empty(size, np.int32)
-    values = np.empty(size, view.values.dtype if isinstance(view, SparseBlock) else np.float64)
+    candidates, zeros, kind = view.m * view.n, False, np.dtype(np.float64)
+    if isinstance(view, SparseBlock):
+        zeros, kind = view.zeros, view.values.dtype
+        candidates = candidates if zeros else view.values.size
+    found = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size, kind)
     cells = np.empty(size, np.int64)
-    tail = (address.key, address.iteration, FIRST_STREAM + address.block)
     for start in range(0, count, CHUNK):
         end = min(CHUNK, count - start)
-        out = rows[:end], cols[:end], values[:end]
-        if not isinstance(view, SparseBlock):
-            draw_dense(*view, start, cells[:end], *out, *tail)
-        elif view.zeros:
-            block = (view.indptr, view.indices, view.values)
-            draw_with_zeros(*block, view.n, start, cells[:end], *out, *tail)
-        else:
-            block = (view.indptr, view.indices, view.values)
-            draw_stored(*block, start, cells[:end], *out, *tail)
+        rows, cols, values = (each[:end] for each in found)
+        out = (rows, cols, values)
+        _draw(view.arguments, view.n, zeros, candidates, start, cells[:end], out, address)
         yield out
 
 
 def add_subsample(
     view: AnyBlock,
     likelihood: Likelihood,
-    W: Array,
-    H: Array,
-    count: int,
-    address: Address,
+    factors: tuple[Array, Array],
+    draws: tuple[int, Address],
     scale: float,
     floor: float,
     gradients: tuple[Array, Array],
-    curvature: tuple[Array, Array, float] | None = None,
+    curvature: tuple[tuple[Array, Array], float] | None = None,
 ) -> None:
-    """Add what ``count`` drawn entries of a block give to its gradients.
+    """Add what drawn entries of a block give to its gradients.
 
     GW[i] += r H[j], GH[j] += r W[i] with r = scale (v - mu) w
 
     Parameters
     ----------
     view : a block with at least one observed entry
-    W, H : (m, K) and (n, K), C-contiguous, one float dtype
-    count, address : how many entries, and the address of their random words
+    factors : W and H, (m, K) and (n, K), C-contiguous, one float dtype
+    draws : how many entries, and the address of their random words, see `block_address`
     scale, floor : N / entries drawn in all; smallest mu
     gradients : GW (m, K) and GH (n, K)
     curvature : CW, CH and a weight c; gain c curvature H[j] and its like
     """
-    kernels = entry_gradients(likelihood, W.shape[1])
-    for entries in drawn_entries(view, count, address):
-        kernels.gradient(*entries, W, H, scale, floor, *gradients)
+    W, H = factors
+    K = W.shape[1]
+    for entries in drawn_entries(view, *draws):
+        entry_gradients(likelihood, K, False)(entries, W, H, scale, floor, gradients)
         if curvature is not None:
-            CW, CH, weight = curvature
-            kernels.curvature(*entries, W, H, weight, floor, CW, CH)
+            gathered, weight = curvature
+            entry_gradients(likelihood, K, True)(entries, W, H, weight, floor, gathered)

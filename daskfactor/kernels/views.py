@@ -1,15 +1,36 @@
-"""How kernels see a block: a window of a dense array, or compressed sparse rows."""
+"""How kernels see a block, the buffers they work in, and a law entry by entry.
+
+A block is a window of a dense array or compressed sparse rows. Buffers belong to one thread,
+grow on demand and are then reused: fresh temporaries cost more than the arithmetic on them.
+"""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-FloatArray = NDArray[np.floating[Any]]
+from daskfactor.kernels import polynomials
+from daskfactor.kernels.jit import inline
+from daskfactor.models.likelihood import Entry, Likelihood
+
+Array = NDArray[Any]
+Scalar = Any
+Kernel = Callable[..., Any]
 
 NARROW_COLUMNS = 65536
 """Blocks of at most this many columns keep their column numbers in 16 bits."""
+
+# OpenBLAS multiplies matrices of up to a million terms without packing them first,
+# which for narrow blocks or few components is a third faster.
+UNPACKED_TERMS = 1_000_000
+FEWEST_UNPACKED_ROWS = 48
+MOST_ROWS = 512
+PACKED_ROWS = 192
+CACHE_LINE = 64
+WIDE_ROWS = 64
+TILE_BYTES = 4 * 1024 * 1024
 
 
 class BlockView(NamedTuple):
@@ -18,16 +39,21 @@ class BlockView(NamedTuple):
     NaN marks a missing entry.
     """
 
-    array: FloatArray
+    array: Array
     row0: int
     col0: int
     m: int
     n: int
 
     @property
-    def block(self) -> FloatArray:
+    def block(self) -> Array:
         """The m x n block alone, as a NumPy view."""
         return self.array[self.row0 : self.row0 + self.m, self.col0 : self.col0 + self.n]
+
+    @property
+    def arguments(self) -> tuple[Array, int, int]:
+        """The block as kernels take it."""
+        return self.array, self.row0, self.col0
 
 
 class SparseBlock(NamedTuple):
@@ -51,17 +77,21 @@ class SparseBlock(NamedTuple):
 
     indptr: NDArray[np.integer[Any]]
     indices: NDArray[np.integer[Any]]
-    values: FloatArray
+    values: Array
     m: int
     n: int
     zeros: bool
 
+    @property
+    def arguments(self) -> tuple[Array, Array, Array]:
+        """The block as kernels take it."""
+        return self.indptr, self.indices, self.values
+
 
 AnyBlock = BlockView | SparseBlock
 """What the kernels take, dense or sparse."""
-Watched = tuple[NDArray[np.int32], NDArray[np.int32], FloatArray, FloatArray, int]
+Watched = tuple[NDArray[np.int32], NDArray[np.int32], Array, Array, int]
 """Monitored cells of a block, see `BlockKernels`."""
-Kernel = Callable[..., Any]
 
 
 class BlockKernels(NamedTuple):
@@ -103,3 +133,134 @@ def index_type(n: int) -> np.dtype[Any]:
 def pointer_type(entries: int) -> np.dtype[Any]:
     """The dtype of row pointers in a sparse block with so many entries."""
     return np.dtype(np.int32 if entries < 2**31 else np.int64)
+
+
+@inline
+def row_cells(first: Array, i: int, n: int) -> tuple[Any, Any]:
+    """Where row i of a block begins and ends; ``first`` is that of the block's arguments.
+
+    With `cell_at` it lets one kernel serve blocks of both kinds: what does not apply to a block
+    is left out when the kernel is compiled.
+    """
+    if first.ndim == 2:
+        return 0, n
+    else:
+        return np.int64(first[i]), np.int64(first[i + 1])
+
+
+@inline
+def cell_at(first: Array, second: Any, third: Any, i: int, at: int) -> tuple[Scalar, Scalar]:
+    """Column and value of entry ``at`` of row i, given the block's arguments; NaN: missing."""
+    if first.ndim == 2:
+        return at, first[second + i, third + at]
+    else:
+        return np.int64(second[at]), third[at]
+
+
+@inline
+def floored(mu: Scalar, floor: Scalar) -> Scalar:
+    """The larger of the two; NaN stays NaN, so that a divergence can be seen."""
+    return floor if mu < floor else mu
+
+
+@lru_cache(maxsize=64)
+def entry_kernels(likelihood: Likelihood) -> Entry:
+    """Compile the scalar functions of a likelihood, merged into the loops that call them."""
+    made: list[Any] = [each and inline(each) for each in likelihood.entry(polynomials)]
+    return Entry(*made)
+
+
+class Gradients(NamedTuple):
+    """Scratch of one sparse block: GW (m, K); GH (n, K); gram (K, K).
+
+    In float64 whatever the factors: sums (2, K, K) and wide (64, K).
+    """
+
+    GW: Array
+    GH: Array
+    gram: Array
+    sums: Array
+    wide: Array
+
+
+class Buffers(NamedTuple):
+    """Scratch of one block: tile, tile2 (T, n); GW (m, K); GH (n, K)."""
+
+    tile: Array
+    tile2: Array
+    GW: Array
+    GH: Array
+
+
+def tile_rows(m: int, n: int, K: int, itemsize: int) -> int:
+    """Rows of a tile: as many as BLAS multiplies unpacked, if that is enough rows, else 192.
+
+    Depends on shape and dtype alone, since the order of sums depends on it.
+    """
+    unpacked = UNPACKED_TERMS // max(1, n * K) // 16 * 16
+    fast = unpacked >= min(m, FEWEST_UNPACKED_ROWS)
+    rows = min(unpacked, MOST_ROWS) if fast else PACKED_ROWS
+    return max(1, min(m, rows, max(16, TILE_BYTES // (n * itemsize))))
+
+
+def aligned(count: int, dtype: np.dtype[Any]) -> Array:
+    """Uninitialised numbers that start on a cache line, so that no vector straddles two."""
+    memory = np.empty(count * dtype.itemsize + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return memory[start : start + count * dtype.itemsize].view(dtype)
+
+
+class Workspace:
+    """Kernel buffers of one thread. Not to be shared between threads.
+
+    Parameters
+    ----------
+    dtype : float32 (default) or float64, the dtype of the factors
+    """
+
+    def __init__(self, dtype: DTypeLike = np.float32) -> None:
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self._start()
+
+    def _start(self) -> None:
+        self._flat = [np.empty(0, self.dtype) for _ in range(5)]
+        self._sums = np.empty(0)
+
+    def _use(self, dtype: DTypeLike | None) -> None:
+        """Start anew with another dtype."""
+        if dtype is not None and np.dtype(dtype) != self.dtype:
+            self.dtype = np.dtype(dtype)
+            self._start()
+
+    def _view(self, index: int, rows: int, columns: int) -> Array:
+        if self._flat[index].size < rows * columns:
+            self._flat[index] = aligned(rows * columns, self.dtype)
+        return self._flat[index][: rows * columns].reshape(rows, columns)
+
+    def arrays(self, m: int, n: int, K: int, dtype: DTypeLike | None = None) -> Buffers:
+        """C-contiguous buffers for an (m, n) block with K components, uninitialised.
+
+        A ``dtype`` other than the last one starts new buffers.
+        They are views of the same memory at every call: copy what must outlive the next one.
+        """
+        self._use(dtype)
+        rows = tile_rows(m, n, K, self.dtype.itemsize)
+        return Buffers(
+            self._view(0, rows, n),
+            self._view(1, rows, n),
+            self._view(2, m, K),
+            self._view(3, n, K),
+        )
+
+    def gradients(self, m: int, n: int, K: int, dtype: DTypeLike | None = None) -> Gradients:
+        """Buffers for a sparse (m, n) block with K components: nothing as large as a tile.
+
+        Otherwise as :meth:`arrays`, with which they share the gradients.
+        """
+        self._use(dtype)
+        size = 2 * K * K
+        if self._sums.size < size + WIDE_ROWS * K:
+            self._sums = aligned(size + WIDE_ROWS * K, np.dtype(np.float64))
+        sums = self._sums[:size].reshape(2, K, K)
+        wide = self._sums[size : size + WIDE_ROWS * K].reshape(WIDE_ROWS, K)
+        return Gradients(self._view(2, m, K), self._view(3, n, K), self._view(4, K, K), sums, wide)

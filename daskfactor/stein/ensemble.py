@@ -20,7 +20,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.multiplicative import DispersionRule, run_updates
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.machine import memory_budget
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein.particles import Posterior

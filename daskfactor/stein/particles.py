@@ -25,7 +25,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.inference.multiplicative import mean_floor
 from daskfactor.inference.point import chosen_dispersion
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.machine import memory_budget
 from daskfactor.models.fixed import Mask
 from daskfactor.models.settings import OfDivergence

@@ -26,8 +26,7 @@ from daskfactor.inference.multiplicative import (
     run_updates,
     typical_value,
 )
-from daskfactor.kernels.views import BlockView, SparseBlock
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
 from daskfactor.stein.particles import Pair, Side

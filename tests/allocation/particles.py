@@ -12,7 +12,7 @@ from daskfactor.allocation.compiled_model import CompiledModel, compile_model
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.placement import place_counts
 from daskfactor.errors import SamplingWarning
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, TOY
 

@@ -21,7 +21,7 @@ from daskfactor.allocation.batches import (
 from daskfactor.allocation.smc import SequentialMonteCarlo, estimated_seconds
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import LanesExecutor, SerialExecutor
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.progress import ignore
 from tests.allocation.cases import TOY

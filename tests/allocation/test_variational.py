@@ -15,7 +15,7 @@ from daskfactor.allocation.variational import VariationalBayes
 from daskfactor.errors import OptionError
 from daskfactor.evidence.base import EvidenceProblem
 from daskfactor.executors import SerialExecutor
-from daskfactor.kernels import mean_field
+from daskfactor.kernels import multinomial as mean_field
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, NAMES
 from tests.allocation.sequences import evidence

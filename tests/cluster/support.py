@@ -21,7 +21,7 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.executors.cluster import Patience
 from daskfactor.executors.plan import CycleOptions, Op, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, make_state, place_cells
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from tests.executors.mixer import Mixer
 
 IMPATIENT = Patience(start=30.0, stall=60.0, workers=30.0, grace=10.0)

@@ -15,7 +15,7 @@ from daskfactor.executors.state import (
     make_state,
     place_cells,
 )
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 
 
 @dataclass(frozen=True)

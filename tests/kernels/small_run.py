@@ -7,12 +7,11 @@ import sys
 
 import numpy as np
 
-from daskfactor.kernels.cir import cir_step
 from daskfactor.kernels.dense import dense_kernels
-from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
-from daskfactor.kernels.philox import fill_normals
+from daskfactor.kernels.langevin import accumulate_moments, cir_step, langevin_step
+from daskfactor.kernels.philox import Address, fill_normals
 from daskfactor.kernels.sparse import sparse_kernels
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.tweedie_law import Tweedie
 
 KEY = np.array([7, 11], np.uint32)
@@ -30,12 +29,13 @@ def exact_results(dtype):
         grad = rng.normal(size=(n, K)).astype(dtype) * 30
         metric = rng.gamma(3.0, size=(n, K)).astype(dtype)
         metric_draw, plain_draw, coarse_draw = theta.copy(), theta.copy(), theta.copy()
-        metric_step(metric_draw, grad, metric, 0.1, 0.5, KEY, 2, 0, 4, False)
-        metric_step(coarse_draw, grad, metric, 0.1, 0.5, KEY, 2, 0, 4, True)
-        plain_step(plain_draw, grad, 0.01, 0.5, KEY, 2, 1, 4, False)
+        first, second = Address(KEY, 2, 0, 4), Address(KEY, 2, 1, 4)
+        langevin_step(metric_draw, grad, metric, 0.1, (0.5, 1.0), first, False)
+        langevin_step(coarse_draw, grad, metric, 0.1, (0.5, 1.0), first, True)
+        langevin_step(plain_draw, grad, None, 0.01, (0.5, 1.0), second, False)
         gamma_draw, cir_draw = theta.copy(), theta.copy()
-        plain_step(gamma_draw, grad, 0.01, 0.5, KEY, 2, 1, 4, False, 1.7)
-        cir_step(cir_draw, grad, metric, metric, 2.0, 0.1, 0.5, 0.7, KEY, 2, 1, 4)
+        langevin_step(gamma_draw, grad, None, 0.01, (0.5, 1.7), second, False)
+        cir_step(cir_draw, grad, metric, metric, 2.0, 0.1, (0.5, 0.7), second)
         mean, m2 = theta.astype(np.float64), np.ones((n, K))
         accumulate_moments(z, 3, mean, m2)
         values = (z, metric_draw, coarse_draw, plain_draw, gamma_draw, cir_draw, mean, m2)

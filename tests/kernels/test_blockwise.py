@@ -7,8 +7,7 @@ import pytest
 
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import SLAB, observed_values
-from daskfactor.kernels.views import BlockView, SparseBlock, index_type, pointer_type
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import BlockView, SparseBlock, Workspace, index_type, pointer_type
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels.sparse_problem import FLOOR, ZEROS, dense_view, factor_pair, sparse_block
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from daskfactor.kernels import cir
-from daskfactor.kernels.cir import cir_step
+from daskfactor.kernels import langevin as cir
+from daskfactor.kernels.langevin import cir_step
+from daskfactor.kernels.philox import Address
 
 KEY = np.array([3, 4], np.uint32)
 
@@ -14,7 +15,7 @@ def moved(
     theta, grad, curvature, metric, *, scale=1.0, step=0.1, rate=0.5, shape=1.0, at=(6, 1, 0)
 ):
     out = theta.copy()
-    cir_step(out, grad, curvature, metric, scale, step, rate, shape, KEY, *at)
+    cir_step(out, grad, curvature, metric, scale, step, (rate, shape), Address(KEY, *at))
     return out
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskfactor.kernels.dense import dense_kernels
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels import reference
 

@@ -2,13 +2,18 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from daskfactor.kernels.descent import descent_kernels
+from daskfactor.kernels.descent import descent_kernel
 from daskfactor.models.tweedie_law import Tweedie
 
 BETAS = (2.0, 1.0, 0.5, 0.0, -1.0, 0.3)
 FLOOR = 1e-3
 SHAPE = (17, 11)
 K = 5
+
+
+def visit(beta, block, order, W, H, share_w, share_h, col_w, col_h, *rest, projected=True):
+    kernel = descent_kernel(Tweedie(beta), projected, W.shape[1])
+    kernel(block, order, (W, H), (share_w, share_h), (col_w, col_h), *rest)
 
 
 def problem(dtype, seed=0):
@@ -56,11 +61,9 @@ def test_both_kernels_equal_their_twin(beta, dtype, tolerance):
     V, *rest = problem(dtype)
     scalars = (0.05, FLOOR)
     exact = twin(V, *rest, *scalars, beta, True)
-    for kernel, block in (("sparse", compressed(V)), ("dense", (V, 0, 0))):
+    for block in (compressed(V), (V, 0, 0)):
         order, W, H, *shares = (array.copy() for array in rest)
-        getattr(descent_kernels(Tweedie(beta), True, K), kernel)(
-            *block, order, W, H, *shares, *scalars
-        )
+        visit(beta, block, order, W, H, *shares, *scalars)
         for ours, theirs in zip((W, H), exact, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
         assert W.min() == 0
@@ -74,7 +77,7 @@ def test_real_valued_factors_under_gaussian_priors():
     rest = (*shares, col_w, col_h, 0.05, -np.inf)
     before = W[:, -1].copy()
     exact = twin(V, order, W, H, *rest, 2.0, False)
-    descent_kernels(Tweedie(2.0), False, K).dense(V, 0, 0, order, W, H, *rest)
+    visit(2.0, (V, 0, 0), order, W, H, *rest, projected=False)
     np.testing.assert_allclose(W, exact[0], rtol=1e-12)
     np.testing.assert_allclose(H, exact[1], rtol=1e-12)
     assert (W < 0).any()
@@ -85,10 +88,9 @@ def test_real_valued_factors_under_gaussian_priors():
 def test_sparse_and_dense_agree_bit_for_bit(beta):
     V, order, *factors = problem(np.float32)
     found = []
-    for kernel, block in (("sparse", compressed(V)), ("dense", (V, 0, 0))):
+    for block in (compressed(V), (V, 0, 0)):
         W, H, *shares = (array.copy() for array in factors)
-        run = getattr(descent_kernels(Tweedie(beta), True, K), kernel)
-        run(*block, order, W, H, *shares, 0.05, FLOOR)
+        visit(beta, block, order, W, H, *shares, 0.05, FLOOR)
         found.append(W.tobytes() + H.tobytes())
     assert found[0] == found[1]
 
@@ -100,7 +102,7 @@ def test_a_window_is_its_block():
     found = []
     for block in ((V, 0, 0), (wide, 3, 4)):
         W, H, *shares = (array.copy() for array in factors)
-        descent_kernels(Tweedie(1.0), True, K).dense(*block, order, W, H, *shares, 0.05, FLOOR)
+        visit(1.0, block, order, W, H, *shares, 0.05, FLOOR)
         found.append(W.tobytes() + H.tobytes())
     assert found[0] == found[1]
 
@@ -113,7 +115,7 @@ def test_a_small_step_goes_down_the_gradient():
     mu = W @ H.T
     R = np.where(np.isnan(V), 0, (V - mu) / mu)
     W_new, H_new = W.copy(), H.copy()
-    descent_kernels(Tweedie(1.0), True, K).dense(V, 0, 0, order, W_new, H_new, *rest, step, FLOOR)
+    visit(1.0, (V, 0, 0), order, W_new, H_new, *rest, step, FLOOR)
     np.testing.assert_allclose((W_new - W) / step, R @ H - 7.0, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose((H_new - H) / step, R.T @ W - 1.3, rtol=1e-4, atol=1e-4)
 
@@ -122,7 +124,7 @@ def test_an_entry_far_off_moves_no_row_further_than_the_other_is_long():
     V, one, columns = np.array([[1000.0]]), np.ones(1), np.zeros((3, 3))
     W, H = np.full((1, 3), 1e-4), np.full((1, 3), 3e-4)
     rest = (one, one, columns, columns, 10.0, 1e-3)
-    descent_kernels(Tweedie(1.0), True, 3).dense(V, 0, 0, np.zeros(1, int), W, H, *rest)
+    visit(1.0, (V, 0, 0), np.zeros(1, int), W, H, *rest)
     np.testing.assert_allclose(np.concatenate([W, H]), 4e-4)
 
 
@@ -132,7 +134,6 @@ def test_sparse_input_of_scipy_is_read_in_stored_order():
     W, H, *shares = (array.copy() for array in factors)
     again = [array.copy() for array in (W, H)]
     rest = (0.05, FLOOR)
-    run = descent_kernels(Tweedie(1.0), True, K).sparse
-    run(matrix.indptr, matrix.indices, matrix.data, order, W, H, *shares, *rest)
-    run(*compressed(V), order, *again, *shares, *rest)
+    visit(1.0, (matrix.indptr, matrix.indices, matrix.data), order, W, H, *shares, *rest)
+    visit(1.0, compressed(V), order, *again, *shares, *rest)
     assert W.tobytes() == again[0].tobytes()

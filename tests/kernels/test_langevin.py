@@ -3,13 +3,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskfactor.kernels.langevin import accumulate_moments, metric_step, plain_step
-from daskfactor.kernels.philox import fill_normals
+from daskfactor.kernels.langevin import accumulate_moments, langevin_step
+from daskfactor.kernels.philox import Address, fill_normals
 from tests.kernels import reference
 
 KEY = np.array([5, 8], np.uint32)
 DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-5), (np.float64, 1e-12)])
 SHAPES = pytest.mark.parametrize("shape", [(1, 1), (1, 9), (7, 5), (65, 3), (40, 100)])
+
+
+def metric_step(theta, grad, metric, step, rate, key, iteration, factor, row0, coarse, shape=1.0):
+    address = Address(key, iteration, factor, row0)
+    langevin_step(theta, grad, metric, step, (float(rate), shape), address, coarse)
+
+
+def plain_step(theta, grad, *arguments):
+    metric_step(theta, grad, None, *arguments)
 
 
 def band(shape, dtype, seed=0):

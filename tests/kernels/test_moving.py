@@ -22,7 +22,7 @@ from daskfactor.kernels.resampling import (
     shuffle_orders,
 )
 from daskfactor.kernels.urns import CHUNK, LANES, fill_uniforms
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
 from tests.allocation.cases import CASES, TOY, tensor

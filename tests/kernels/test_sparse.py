@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskfactor.kernels.sparse import CHUNK, sparse_kernels
-from daskfactor.kernels.views import SparseBlock
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import SparseBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels import reference_sparse
 from tests.kernels.sparse_problem import FLOOR, RULES, ZEROS, factor_pair, sparse_block

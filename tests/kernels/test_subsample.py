@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from scipy import sparse, stats
 
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.philox import philox4x32
-from daskfactor.kernels.subsample import CHUNK, Address, add_subsample, drawn_entries
-from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, index_type
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.philox import Address, philox4x32
+from daskfactor.kernels.subsample import CHUNK, add_subsample, block_address, drawn_entries
+from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, Workspace, index_type
 from daskfactor.models.tweedie_law import Tweedie
 
 Array = NDArray[Any]
@@ -67,7 +66,7 @@ def reference(view: AnyBlock, V: Array, count: int, address: Address) -> list[Ar
     found = []
     for t in range(count):
         for attempt in attempts():
-            words = philox4x32(attempt, t // 2, address.iteration, 16 + address.block, 7, 99)
+            words = philox4x32(attempt, t // 2, address.iteration, address.factor, 7, 99)
             high, low = (int(word) for word in words[2 * (t % 2) : 2 * (t % 2) + 2])
             cell = cells[int(((high << 21) | (low >> 11)) / 2**53 * cells.size)]
             if not np.isnan(V.flat[cell]):
@@ -79,7 +78,7 @@ def reference(view: AnyBlock, V: Array, count: int, address: Address) -> list[Ar
 @pytest.mark.parametrize("name", VIEWS)
 def test_draws_are_those_of_the_formula(name: str) -> None:
     V = matrix()
-    view, address = VIEWS[name](V), Address(KEY, 11, 5)
+    view, address = VIEWS[name](V), block_address(KEY, 11, 5)
     for got, wanted in zip(
         draws(view, 200, address), reference(view, V, 200, address), strict=True
     ):
@@ -89,7 +88,7 @@ def test_draws_are_those_of_the_formula(name: str) -> None:
 @pytest.mark.parametrize("name", VIEWS)
 def test_draws_are_uniform_over_what_is_observed(name: str) -> None:
     V = matrix("float32")
-    rows, cols, values = draws(VIEWS[name](V), 6000, Address(KEY, 0, 0))
+    rows, cols, values = draws(VIEWS[name](V), 6000, block_address(KEY, 0, 0))
     np.testing.assert_array_equal(values, V[rows, cols])
     times = np.bincount(rows * SHAPE[1] + cols, minlength=V.size)[~np.isnan(V).ravel()]
     assert times.sum() == 6000 > CHUNK
@@ -98,7 +97,12 @@ def test_draws_are_uniform_over_what_is_observed(name: str) -> None:
 
 def test_iterations_blocks_and_keys_draw_other_entries() -> None:
     view = dense(np.arange(30_000.0).reshape(200, 150))
-    addresses = [Address(KEY, 0, 0), Address(KEY, 1, 0), Address(KEY, 0, 1), Address(KEY + 1, 0, 0)]
+    addresses = [
+        block_address(KEY, 0, 0),
+        block_address(KEY, 1, 0),
+        block_address(KEY, 0, 1),
+        block_address(KEY + 1, 0, 0),
+    ]
     values = [draws(view, 64, address)[2] for address in addresses]
     for number, own in enumerate(values):
         assert len(np.unique(own)) > 50
@@ -113,7 +117,7 @@ def test_gradient_and_curvature_against_numpy(beta: float, dtype: str) -> None:
     rng = np.random.default_rng(1)
     V = matrix(dtype) + 1
     W, H = (rng.random((size, 3)).astype(dtype) + 0.1 for size in SHAPE)
-    address = Address(KEY, 4, 2)
+    address = block_address(KEY, 4, 2)
     rows, cols, values = draws(dense(V), 50, address)
     mu = np.sum(W[rows].astype("f8") * H[cols], axis=1)
     slope, bend = 2.5 * (values - mu) * mu ** (beta - 2), 0.3 * mu ** (beta - 1)
@@ -122,9 +126,9 @@ def test_gradient_and_curvature_against_numpy(beta: float, dtype: str) -> None:
         np.add.at(target_w, rows, weight[:, None] * H[cols])
         np.add.at(target_h, cols, weight[:, None] * W[rows])
     got = [np.zeros_like(factor) for factor in (W, H, W, H)]
-    curvature = (got[2], got[3], 0.3)
+    curvature = ((got[2], got[3]), 0.3)
     add_subsample(
-        dense(V), Tweedie(beta), W, H, 50, address, 2.5, 1e-9, (got[0], got[1]), curvature
+        dense(V), Tweedie(beta), (W, H), (50, address), 2.5, 1e-9, (got[0], got[1]), curvature
     )
     for own, right in zip(got, wanted, strict=True):
         np.testing.assert_allclose(own, right, rtol=3e-4 if dtype == "float32" else 1e-10)
@@ -142,8 +146,9 @@ def test_the_mean_gradient_is_the_whole_one(name: str) -> None:
     observed = np.count_nonzero(~np.isnan(V))
     for iteration in range(iterations):
         out = found[iteration, : SHAPE[0]], found[iteration, SHAPE[0] :]
-        address = Address(KEY, iteration, 0)
-        add_subsample(view, Tweedie(1.0), W, H, each, address, observed / each, 1e-9, out)
+        address = block_address(KEY, iteration, 0)
+        draw = (each, address)
+        add_subsample(view, Tweedie(1.0), (W, H), draw, observed / each, 1e-9, out)
     error = found.std(axis=0) / np.sqrt(iterations)
     assert np.all(np.abs(found.mean(axis=0) - whole) < 5 * error)
     assert np.any(np.abs(1.4 * found.mean(axis=0) - whole) > 5 * error)  # a wrong scale is seen

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.errors import TypingError
 
-from daskfactor.kernels import vectors
+from daskfactor.kernels import linalg as vectors
 from daskfactor.kernels.jit import jit, stack_array
-from daskfactor.kernels.vectors import (
+from daskfactor.kernels.linalg import (
     VECTOR_BYTES,
     add_row,
     add_to_row,

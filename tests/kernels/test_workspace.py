@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskfactor.kernels.workspace import TILE_BYTES, UNPACKED_TERMS, Workspace, tile_rows
+from daskfactor.kernels.views import TILE_BYTES, UNPACKED_TERMS, Workspace, tile_rows
 
 
 @given(

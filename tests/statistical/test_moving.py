@@ -9,7 +9,7 @@ import pytest
 from daskfactor.allocation.batches import run_batch
 from daskfactor.allocation.exact import enumerate_allocations
 from daskfactor.kernels.resampling import SCHEMES
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, NAMES, TOY, enumerate_evidence
 from tests.allocation.particles import compiled_of, plan_of

@@ -7,7 +7,7 @@ import pytest
 
 import daskfactor as dfac
 from daskfactor.inference.program import LangevinProgram
-from daskfactor.kernels import cir
+from daskfactor.kernels import langevin as cir
 from tests.statistical.test_posteriors import BY_NAME, distance
 
 pytestmark = pytest.mark.statistical
@@ -69,9 +69,8 @@ def test_a_wrong_transition_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     right = cir._cir_step
 
     def wrong(*args: Any) -> None:
-        numbers = list(args)
-        numbers[7] -= 0.3  # the shape
-        right(*numbers)
+        scale, step, rate, shape = args[4]
+        right(*args[:4], (scale, step, rate, shape - 0.3), *args[5:])
 
     monkeypatch.setattr(cir, "_cir_step", wrong)
     assert not distance(BY_NAME["poisson"], CIR, draws=1000).passes

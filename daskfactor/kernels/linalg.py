@@ -1,5 +1,27 @@
-"""Rows of a compile-time length K as vectors: loaded, multiplied and added without a loop.
+"""Matrix products inside nogil kernels, through SciPy's BLAS, and short rows as vectors.
 
+Products
+--------
+Arrays are C-contiguous with the component index last. BLAS counts columns
+first, so it sees each of them transposed, and every product below is asked
+for transposed: no copy is ever made.
+
+=================  =====================  ==========================
+function           computes               BLAS sees
+=================  =====================  ==========================
+matmul_nt          out = a @ b.T          out.T = op(b.T)' @ a.T
+matmul_nn          out = a @ b            out.T = b.T @ a.T
+add_matmul_nn      out += a @ b           out.T += b.T @ a.T
+add_matmul_tn      out += a.T @ b         out.T += b.T @ op(a.T)'
+=================  =====================  ==========================
+
+The routine is bound by symbol name, not by address, so that compiled kernels
+can be cached on disk. BLAS may start its own threads: callers that run
+several kernels at once set one BLAS thread first (threadpoolctl).
+
+Rows
+----
+Rows of a compile-time length K are loaded, multiplied and added without a loop.
 The inner loops of the sparse kernels are K long, and K is small: a loop over it
 costs more in set-up and remainders than in arithmetic. Here a row is cut into
 vectors of 64 bytes and a tail of halves, quarters and so on. A row that is
@@ -15,16 +37,128 @@ C-contiguous (rows, K). With the JIT off, plain NumPy stands in.
 
 from typing import Any
 
+import llvmlite.binding
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.extending import get_cython_function_address, intrinsic, overload
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import JIT_ENABLED
+from daskfactor.kernels.jit import JIT_ENABLED, ask_for
 
 Array = NDArray[Any]
 Scalar = Any
+
+_SYMBOLS = {types.float32: "daskfactor_sgemm", types.float64: "daskfactor_dgemm"}
+
+for _routine in ("sgemm", "dgemm"):
+    llvmlite.binding.add_symbol(
+        f"daskfactor_{_routine}",
+        get_cython_function_address("scipy.linalg.cython_blas", _routine),
+    )
+
+
+@intrinsic(prefer_literal=True)
+def _gemm_intrinsic(
+    typingctx: Any, trans_a: Any, trans_b: Any, a: Any, b: Any, beta: Any, c: Any
+) -> Any:
+    """Column-major ``c = op(a) @ op(b) + beta * c``; scalars live on the caller's stack."""
+    dtype = c.dtype
+    if dtype not in _SYMBOLS or a.dtype != dtype or b.dtype != dtype:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        real, int32, char = context.get_data_type(dtype), ir.IntType(32), ir.IntType(8)
+        one = context.get_constant(types.intp, 1)
+
+        def pointer(value: Any) -> Any:
+            return cgutils.alloca_once_value(builder, value)
+
+        def flag(value: Any) -> Any:
+            return pointer(ir.Constant(char, ord(value.literal_value)))
+
+        def integer(value: Any) -> Any:
+            return pointer(builder.trunc(value, int32))
+
+        def matrix(index: int) -> tuple[Any, Any, Any]:
+            """Data, leading dimension, and C-order shape."""
+            array = make_array(signature.args[index])(context, builder, args[index])
+            shape = cgutils.unpack_tuple(builder, array.shape)
+            positive = builder.icmp_signed(">", shape[1], one)
+            return array.data, integer(builder.select(positive, shape[1], one)), shape
+
+        (a_data, lda, _), (b_data, ldb, b_shape), (c_data, ldc, c_shape) = map(matrix, (2, 3, 5))
+        inner = b_shape[0 if signature.args[1].literal_value == "T" else 1]
+        operands = [
+            flag(signature.args[0]),
+            flag(signature.args[1]),
+            *(integer(size) for size in (c_shape[1], c_shape[0], inner)),
+            pointer(ir.Constant(real, 1.0)),
+            *(a_data, lda, b_data, ldb),
+            pointer(ir.Constant(real, float(signature.args[4].literal_value))),
+            *(c_data, ldc),
+        ]
+        function_type = ir.FunctionType(ir.VoidType(), [value.type for value in operands])
+        function = cgutils.get_or_insert_function(builder.module, function_type, _SYMBOLS[dtype])
+        builder.call(function, operands)
+        return context.get_dummy_value()
+
+    return types.void(trans_a, trans_b, a, b, beta, c), codegen
+
+
+# An intrinsic is called without its typing context, which type checkers cannot know.
+_gemm: Any = _gemm_intrinsic
+
+
+def matmul_nt(a: Array, b: Array, out: Array) -> None:
+    """``out(t, n) = a(t, K) @ b(n, K).T``."""
+    np.matmul(a, b.T, out=out)
+
+
+def matmul_nn(a: Array, b: Array, out: Array) -> None:
+    """``out(t, K) = a(t, n) @ b(n, K)``."""
+    np.matmul(a, b, out=out)
+
+
+def add_matmul_nn(a: Array, b: Array, out: Array) -> None:
+    """``out(t, K) += a(t, n) @ b(n, K)``."""
+    out += a @ b
+
+
+def add_matmul_tn(a: Array, b: Array, out: Array) -> None:
+    """``out(n, K) += a(t, n).T @ b(t, K)``."""
+    out += a.T @ b
+
+
+def _product(trans_a: str, trans_b: str, beta: int) -> Any:
+    """Implementation of a product as BLAS sees it."""
+
+    def implementation(a: Array, b: Array, out: Array) -> None:
+        _gemm(trans_a, trans_b, b, a, beta, out)
+
+    return implementation
+
+
+@overload(matmul_nt)
+def _matmul_nt(a: Array, b: Array, out: Array) -> Any:
+    return _product("T", "N", 0)
+
+
+@overload(matmul_nn)
+def _matmul_nn(a: Array, b: Array, out: Array) -> Any:
+    return _product("N", "N", 0)
+
+
+@overload(add_matmul_nn)
+def _add_matmul_nn(a: Array, b: Array, out: Array) -> Any:
+    return _product("N", "N", 1)
+
+
+@overload(add_matmul_tn)
+def _add_matmul_tn(a: Array, b: Array, out: Array) -> Any:
+    return _product("N", "T", 1)
+
 
 VECTOR_BYTES = 64
 CACHE_LINE = 64
@@ -190,15 +324,9 @@ def _add_to_row(typingctx: Any, K: Any, factor: Any, registers: Any, rows: Any, 
 def _prefetch_row(typingctx: Any, K: Any, rows: Any, i: Any) -> Any:
     def codegen(*call: Any) -> Any:
         builder, row = call[1], Row(call, 1, 2)
-        arguments = [_BYTE_POINTER, _INT32, _INT32, _INT32]
-        prefetch = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), arguments), "llvm.prefetch.p0i8"
-        )
         base = builder.bitcast(row.data, _BYTE_POINTER)
         for offset in _prefetched(row.length * row.itemsize):
-            address = builder.gep(base, [ir.Constant(_INT64, offset)])
-            # To be read, kept in every cache, data.
-            builder.call(prefetch, [address, *(ir.Constant(_INT32, flag) for flag in (0, 3, 1))])
+            ask_for(builder, builder.gep(base, [ir.Constant(_INT64, offset)]))
         return call[0].get_dummy_value()
 
     return _typed(types.void, [K, rows, types.intp], codegen)
