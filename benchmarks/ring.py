@@ -29,7 +29,7 @@ from distributed import Client, LocalCluster
 from daskfactor.data.grid import Cyclic, Grid, NestedReshuffled, Reshuffled, Schedule
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import Executor
-from daskfactor.executors.cluster_tasks import ClusterTasksExecutor
+from daskfactor.executors.cluster import ClusterTasksExecutor
 from daskfactor.executors.plan import CycleOptions, Op, Round, build_plan
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand, make_state

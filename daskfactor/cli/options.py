@@ -83,7 +83,7 @@ def running(
     """Yield the arguments that every run takes; after Ctrl-C, say how to go on with its store."""
     client = None
     if cluster is not None:
-        from daskfactor.executors.choice import connect
+        from daskfactor.executors import connect
 
         client = connect(cluster)
     try:

@@ -11,8 +11,7 @@ import xarray as xr
 
 import daskfactor
 from daskfactor.errors import ModelError, OptionError
-from daskfactor.executors import Executor
-from daskfactor.executors.choice import Choice
+from daskfactor.executors import Choice, Executor
 from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.samplers import _known as known
 from daskfactor.inference.session import Options, session, session_of, verb

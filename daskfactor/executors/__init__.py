@@ -1,27 +1,56 @@
-"""Executors and plans: where and in which order block operations run."""
+"""Executors and plans: where and in which order block operations run, and which one suits."""
 
+import logging
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import dask
+
+from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
-from daskfactor.executors.base import Executor
+from daskfactor.executors.base import BlockProgram, Executor, Work, perform
+from daskfactor.executors.plan import Op
+from daskfactor.executors.state import ChainState
 from daskfactor.executors.tasks import TasksExecutor
 from daskfactor.executors.threads import SerialExecutor, ThreadsExecutor
+from daskfactor.kernels.workspace import Workspace
 
 if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = [
+    "Choice",
     "Executor",
     "LanesExecutor",
     "SerialExecutor",
     "TasksExecutor",
     "ThreadsExecutor",
+    "Trial",
+    "choose_executor",
+    "connect",
     "make_executor",
 ]
 
 LanesExecutor = ThreadsExecutor
 """The name of version 0.1."""
+
+Trial = tuple[BlockProgram, Op, ChainState, BlockedData]
+"""One operation to be timed on a worker, and what it is done with."""
+
+logger = logging.getLogger(__name__)
+
+LONG_BLOCK = 1.0
+"""Seconds from which on a segment, a cycle at least, is too long to lose as a whole."""
+TASK_WORTHY = 0.1
+"""Seconds from which on a block is worth a Dask task of its own."""
+DENSE_SPEED = 4e10
+"""Floating-point operations a second that a core does at least in dense blocks."""
+SPARSE_SPEED = 1e9
+"""Stored entries times components a second in sparse ones."""
+TIMES = 3
+"""Times that an operation is timed; the shortest counts."""
+
 
 _HERE: dict[str, Any] = {
     "serial": SerialExecutor,
@@ -31,7 +60,7 @@ _HERE: dict[str, Any] = {
 }
 _CLUSTER = {
     "ring": ("ring", "RingExecutor"),
-    "tasks": ("cluster_tasks", "ClusterTasksExecutor"),
+    "tasks": ("cluster", "ClusterTasksExecutor"),
 }
 
 
@@ -76,3 +105,109 @@ def make_executor(executor: str | Executor, client: "Client | None" = None) -> E
     module, name = _CLUSTER[str(executor)]
     made: Executor = getattr(import_module(f"daskfactor.executors.{module}"), name)(client)
     return made
+
+
+class Choice(NamedTuple):
+    """An executor's name, the sentence that says why, and the same for a status line."""
+
+    name: str
+    reason: str
+    short: str
+
+
+def block_seconds(data: BlockedData, width: int) -> float:
+    """About how long the largest block's update takes on one core, from its size."""
+    if data.is_sparse:
+        return float(data.n_stored.max()) * width / SPARSE_SPEED
+    rows, cols = max(data.grid.rows.sizes), max(data.grid.cols.sizes)
+    return 6.0 * rows * cols * width / DENSE_SPEED
+
+
+def choose_executor(
+    client: "Client", data: BlockedData, width: int, trial: Trial | None = None
+) -> Choice:
+    """``"ring"`` or ``"tasks"`` for the workers of a client.
+
+    A ring needs all its workers from the beginning of a segment to its end, and
+    costs a millisecond or two a hop that hides behind the blocks; tasks cost some
+    five milliseconds each, and go wherever there is a worker. So tasks suit
+    clusters that grow and shrink by themselves, and blocks so long that a ring's
+    segment would be dear to lose.
+
+    Parameters
+    ----------
+    client
+        A synchronous client.
+    data, width
+        What a block update's cost is estimated from.
+    trial
+        An operation to time on a worker instead.
+    """
+    if trial is None:
+        seconds = block_seconds(data, width)
+    else:
+        # Sent inside a function, which is packed: arrays lie where compiled kernels expect them.
+        timed = partial(_time_trial, trial)
+        (seconds,) = make_executor("tasks", client).map(timed, [None], "time-block")
+    choice = _choose(client, seconds, "about " if trial is None else "")
+    logger.info('executor "%s": %s', choice.name, choice.reason)
+    return choice
+
+
+def _choose(client: Any, seconds: float, about: str) -> Choice:
+    workers = len(client.nthreads())
+    duration = f"{about}{_duration(seconds)}"
+    takes, blocks = f"a block takes {duration}", f"blocks of {duration}"
+    if getattr(getattr(client, "cluster", None), "_adaptive", None) is not None:
+        but = "" if seconds >= TASK_WORTHY else ", although a ring on a fixed cluster is faster"
+        reason = f"the cluster grows and shrinks by itself; {takes}{but}"
+        return Choice("tasks", reason, "adaptive cluster")
+    if seconds >= LONG_BLOCK:
+        return Choice(
+            "tasks",
+            f"{takes}, which is worth a Dask task on any of the {workers} workers, also on those "
+            "that come later, and the less is lost with a worker",
+            blocks,
+        )
+    return Choice(
+        "ring",
+        f"{takes}, less than Dask tasks are worth, so bands pass from worker to worker "
+        f"({workers} of them)",
+        blocks,
+    )
+
+
+def _duration(seconds: float) -> str:
+    value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms")
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
+
+
+def _time_trial(trial: Trial, item: None, workspace: Workspace) -> float:
+    """Time one operation, on copies; the first run compiles and is not counted."""
+    del item
+    program, op, state, data = trial
+    work = Work((), program, data, print)
+    seconds = [perform(op, work, state.copy(), workspace)[1] for _ in range(TIMES + 1)]
+    return min(seconds[1:])
+
+
+def connect(address: str) -> "Client":
+    """A client of the scheduler at an address.
+
+    Raises
+    ------
+    OptionError
+        If there is none that answers.
+    """
+    from distributed import Client
+
+    before = dask.config.get("scheduler", None)
+    try:
+        return Client(address, timeout="10s")  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, TimeoutError) as error:
+        # A client that never came to be stays dask's default scheduler otherwise.
+        dask.config.set({"scheduler": before})
+        raise OptionError(
+            f"no Dask scheduler answers at {address} ({type(error).__name__}: {error}); pass the "
+            "address that `dask scheduler` prints, such as tcp://host:8786"
+        ) from error

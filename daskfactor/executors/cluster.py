@@ -6,13 +6,15 @@ import contextlib
 import itertools
 import logging
 import pickle
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import dask
@@ -30,11 +32,29 @@ from daskfactor.executors.base import (
     RunReport,
     SegmentLost,
     T,
+    Work,
     local_workspace,
+)
+from daskfactor.executors.state import ChainState
+from daskfactor.executors.tasks import (
+    Context,
+    SuperBlock,
+    build_graph,
+    group_rounds,
+    join_ends,
+    split_state,
 )
 from daskfactor.machine import single_threaded_blas
 
 logger = logging.getLogger(__name__)
+
+Tell = Callable[..., None]
+"""Tells the client of an attempt: a kind of news, the worker's rank, operations done."""
+
+MOST_TASKS = 4000
+"""Tasks of one graph: the scheduler remembers them all until the graph is done."""
+SPLIT_BYTES = 2**20
+"""Row bands of more bytes than this are not sent along with column bands."""
 
 LOSSES = (
     SegmentLost,
@@ -136,16 +156,17 @@ class Attempt:
                 self.lost = True
 
 
-class Teller(NamedTuple):
-    """Tells the client how an attempt goes on, from one of its workers."""
-
-    topic: str
-    attempt: tuple[str, int]
-
-    def tell(self, worker: Any, kind: str, rank: Any = None, done: int = 0) -> None:
-        """Send a message, without waiting."""
-        message = {"attempt": self.attempt, "kind": kind, "rank": rank, "done": done}
-        worker.log_event(self.topic, message)
+def tell_client(
+    topic: str,
+    attempt: tuple[str, int],
+    kind: str,
+    rank: Any = None,
+    done: int = 0,
+    worker: Any = None,
+) -> None:
+    """Tell the client how an attempt goes on, from one of its workers, without waiting."""
+    message = {"attempt": attempt, "kind": kind, "rank": rank, "done": done}
+    (worker or get_worker()).log_event(topic, message)
 
 
 def pack(value: Any) -> NDArray[np.uint8]:
@@ -174,8 +195,8 @@ def _budget() -> int | None:
 blocks.blocks_budget = _budget
 
 
-class Cluster:
-    """What executors on a `distributed` client share.
+class ClusterExecutor(Executor):
+    """What executors on the workers of a `distributed` client share.
 
     Parameters
     ----------
@@ -183,11 +204,19 @@ class Cluster:
         A synchronous client.
     workers
         Addresses to use; all workers by default.
+    patience
+        Limits on waiting and on trying again.
     """
 
+    in_process = False
+
     def __init__(
-        self, client: Client, workers: Sequence[str] | None, patience: Patience | None
+        self,
+        client: Client,
+        workers: Sequence[str] | None = None,
+        patience: Patience | None = None,
     ) -> None:
+        super().__init__()
         if not isinstance(client, Client):
             raise OptionError(
                 f"client must be a dask.distributed Client, got {client!r}; make one with "
@@ -253,7 +282,7 @@ class Cluster:
 
     # -- attempts ------------------------------------------------------------------
 
-    def persist(self, work: Callable[[Attempt], T], report: RunReport) -> T:
+    def persist(self, work: Callable[[Attempt], T]) -> T:
         """Try until it succeeds or was lost too often; losses are counted and logged."""
         token, most = uuid.uuid4().hex, self.patience.losses + 1
         try:
@@ -267,7 +296,7 @@ class Cluster:
                     self._check_client(loss)
                     if not isinstance(loss, LOSSES):
                         raise
-                    report.lost_segments += 1
+                    self.report.lost_segments += 1
                     logger.warning("a segment is run again: %s", loss)
                     last: BaseException = loss
         finally:
@@ -287,12 +316,12 @@ class Cluster:
                 "cluster again and resume the run from its store"
             ) from error
 
-    def teller(self, attempt: Attempt) -> Teller:
+    def teller(self, attempt: Attempt) -> Tell:
         """Return what workers tell their news with; they are heard from now on."""
         if not self._listening:
             self.client.subscribe_topic(self.topic, self._hear)
             self._listening = True
-        return Teller(self.topic, attempt.key)
+        return partial(tell_client, self.topic, attempt.key)
 
     def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
         attempt = self._attempts.get(tuple(event[1]["attempt"]))
@@ -376,51 +405,32 @@ class Cluster:
                 "the workers' logs, and allow more time if it takes that long"
             )
 
-    def close(self) -> None:
-        """Stop listening."""
-        if self._listening and self.client.status == "running":
-            self.client.unsubscribe_topic(self.topic)
-        self._listening = False
-
-
-class ClusterExecutor(Executor):
-    """What executors on the workers of a `distributed` client share; arguments as `Cluster`'s."""
-
-    in_process = False
-
-    def __init__(
-        self,
-        client: Client,
-        workers: Sequence[str] | None = None,
-        patience: Patience | None = None,
-    ) -> None:
-        super().__init__()
-        self._cluster = Cluster(client, workers, patience)
-
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
         """Send a batch to every thread of the cluster; again when workers are lost."""
-        cluster, packed = self._cluster, pack(function)
+        packed = pack(function)
 
         def work(attempt: Attempt) -> list[R]:
             attempt.what = "share of a pass over the data"
-            batches = min(len(items), sum(cluster.await_workers().values()))
+            batches = min(len(items), sum(self.await_workers().values()))
             edges = [len(items) * n // batches for n in range(batches + 1)]
-            sent = cluster.submit(f"send-{name}", _same, packed)
+            sent = self.submit(f"send-{name}", _same, packed)
             futures = [
-                cluster.submit(name, _call_batch, sent, list(items[low:high]))
+                self.submit(name, _call_batch, sent, list(items[low:high]))
                 for low, high in itertools.pairwise(edges)
             ]
             try:
-                return list(itertools.chain.from_iterable(cluster.results(futures, attempt)))
+                return list(itertools.chain.from_iterable(self.results(futures, attempt)))
             finally:
                 for future in (sent, *futures):
                     future.release()
 
-        return cluster.persist(work, self.report)
+        return self.persist(work)
 
     def close(self) -> None:
         """Stop listening to the cluster."""
-        self._cluster.close()
+        if self._listening and self.client.status == "running":
+            self.client.unsubscribe_topic(self.topic)
+        self._listening = False
 
 
 def rising(on_done: OnDone, before: int, total: int) -> OnDone:
@@ -486,3 +496,90 @@ def _leave_thread_pool() -> None:
         return  # not inside a task
     with contextlib.suppress(KeyError):  # the task has left it already
         secede()  # type: ignore[no-untyped-call]
+
+
+class ClusterTasksExecutor(ClusterExecutor):
+    """Runs plans as Dask graphs on the workers of a `distributed` client.
+
+    Dask places the tasks and computes again what a lost worker held; what it gives up is
+    run again from the client's state. Good where a task takes 100 ms or more and where
+    workers come and go.
+
+    Parameters
+    ----------
+    client
+        A synchronous client of any self.
+    workers
+        Addresses of the workers to start with; all by default. Tasks may be moved to others.
+    patience
+        Limits on waiting and on trying again.
+    """
+
+    name = "tasks"
+
+    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
+        done, busy = 0, 0.0
+        for groups in _portions(group_rounds(work.plan)):
+            operations = sum(len(task.ops) for group in groups for task in group)
+            tell = rising(work.on_done, done, operations)
+            attempt = partial(self._attempt, groups, work, state, tell)
+            state, seconds = self.persist(attempt)
+            done += operations
+            busy += seconds
+        work.on_done(done)
+        threads = self.workers().values()
+        return state, RunReport(0.0, busy, sum(threads) or 1, len(threads) or 1)
+
+    def _attempt(
+        self,
+        groups: Sequence[Sequence[SuperBlock]],
+        work: Work,
+        state: ChainState,
+        tell: OnDone,
+        attempt: Attempt,
+    ) -> tuple[ChainState, float]:
+        """Send a graph and what it starts from, wait, and put the state together."""
+        size, token = groups[0][0].size, f"-{uuid.uuid4().hex}"
+        self.await_workers()
+        futures: list[Any] = []
+
+        def send(name: str, value: Any) -> Any:
+            """Give the scheduler a value of its own, so that no graph holds it."""
+            futures.append(self.submit(name, unpack, pack(value)))
+            return futures[-1]
+
+        try:
+            # As bytes, which workers pass on among themselves and every task opens.
+            shared = Context(work.program, work.data, self.teller(attempt))
+            context = send("send-program", pack(shared))
+            found = split_state(state, size)
+            starts = {key: send(key[0], value) for key, value in found.items()}
+            wide = max(map(sys.getsizeof, state.rows)) * size > SPLIT_BYTES
+            graph, ends = build_graph(groups, context, starts, token, wide)
+            keys = list(itertools.chain.from_iterable(ends))
+            wanted = [key for key in keys if isinstance(key, tuple)]
+            with large_graphs():
+                made = self.client.get(graph, wanted, sync=False)
+            futures.extend(made)
+            for future in made:
+                self.watch(future)
+            by_key = dict(zip(wanted, made, strict=True))
+            ready = [by_key[key] if isinstance(key, tuple) else key for key in keys]
+            results = self.results(ready, attempt, lambda: tell(sum(attempt.done.values())))
+        finally:
+            for future in futures:
+                future.release()
+        return join_ends(ends, state, results)
+
+
+def _portions(groups: Sequence[list[SuperBlock]]) -> Iterator[list[list[SuperBlock]]]:
+    """Cut groups into portions that one graph may hold."""
+    portion: list[list[SuperBlock]] = []
+    tasks = 0
+    for group in groups:
+        if portion and tasks + len(group) > MOST_TASKS:
+            yield portion
+            portion, tasks = [], 0
+        portion.append(group)
+        tasks += len(group)
+    yield portion

@@ -101,47 +101,30 @@ def build_plan(
     sizes = diagonal_sizes(observed)
     rounds: list[Round] = []
     for cycle in cycles:
-        parts = schedule.cycle(blocks, sizes, shuffle(cycle))
         wanted = options(cycle)
-        rounds.extend(_updates(parts, cycle, wanted))
+        rounds += _rounds(schedule.cycle(blocks, sizes, shuffle(cycle)), cycle, wanted)
         if wanted.evaluate:
-            rounds.extend(_evaluations(schedule, sizes, cycle, wanted))
+            # Every block once more, in an order that suits the schedule's super-blocks.
+            order: Schedule = Cyclic()
+            if isinstance(schedule, NestedReshuffled):
+                order = NestedReshuffled(schedule.groups)
+            parts = order.cycle(blocks, sizes, np.random.default_rng(0))
+            rounds += _rounds(parts, cycle, wanted, Action.EVALUATE)
     return tuple(rounds)
 
 
-def _updates(parts: Sequence[Part], cycle: int, wanted: CycleOptions) -> list[Round]:
-    count = len(parts)
+def _rounds(
+    parts: Sequence[Part], cycle: int, wanted: CycleOptions, action: Action = Action.UPDATE
+) -> list[Round]:
+    """Make a round of each part; evaluations have no iteration, weight their entries alike."""
     rounds = []
     for position, part in enumerate(parts):
-        iteration = cycle * count + position
-        last = position == count - 1
-        ops = tuple(
-            Op(Action.UPDATE, block, cycle, iteration, part.scale, last, wanted)
-            for block in part.blocks
-        )
+        rest: tuple[int, float, bool] = (-1, 1.0, False)
+        if action == Action.UPDATE:
+            rest = (cycle * len(parts) + position, part.scale, position == len(parts) - 1)
+        ops = tuple([Op(action, block, cycle, *rest, wanted) for block in part.blocks])
         rounds.append(Round(ops, part.outer, part.size))
     return rounds
-
-
-def _evaluations(
-    schedule: Schedule, sizes: NDArray[np.int64], cycle: int, wanted: CycleOptions
-) -> list[Round]:
-    """Visit every block once, in an order that suits the schedule's super-blocks."""
-    blocks = len(sizes)
-    order: Schedule = Cyclic()
-    if isinstance(schedule, NestedReshuffled):
-        order = NestedReshuffled(schedule.groups)
-    parts = order.cycle(blocks, sizes, np.random.default_rng(0))
-    return [
-        Round(
-            tuple(
-                Op(Action.EVALUATE, block, cycle, -1, 1.0, False, wanted) for block in part.blocks
-            ),
-            part.outer,
-            part.size,
-        )
-        for part in parts
-    ]
 
 
 def ops_by_row(plan: Sequence[Round]) -> dict[int, list[Op]]:

@@ -20,16 +20,18 @@ from daskfactor.executors.cluster import (
     Attempt,
     ClusterExecutor,
     Patience,
-    Teller,
     Waited,
     pack,
     rising,
 )
-from daskfactor.executors.exchange import PLUGIN, Exchange
-from daskfactor.executors.plan import ops_by_row
-from daskfactor.executors.scheduler import share_bands
-from daskfactor.executors.segment import Order, Part, plain_ops, plan_transfers, run_segment
-from daskfactor.executors.state import ChainState, bare, join_portions
+from daskfactor.executors.segment import (
+    PLUGIN,
+    Exchange,
+    make_orders,
+    run_segment,
+)
+from daskfactor.executors.state import ChainState, join_portions
+from daskfactor.executors.threads import share_bands
 
 AFTER_LOSS = 5.0
 """Seconds for workers to answer after a loss: a dead one may be listed for a while."""
@@ -70,43 +72,42 @@ class RingExecutor(ClusterExecutor):
 
     def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
         total = len(work.plan) * len(state.rows)
-        segment = _Segment(work, state, rising(work.on_done, 0, total))
-        after, report = self._cluster.persist(partial(self._attempt, segment), self.report)
+        told = work._replace(on_done=rising(work.on_done, 0, total))
+        after, report = self.persist(partial(self._attempt, told, state, []))
         work.on_done(total)
         return after, report
 
-    def _attempt(self, segment: "_Segment", attempt: Attempt) -> tuple[ChainState, RunReport]:
+    def _attempt(
+        self, work: Work, state: ChainState, earlier: list[Attempt], attempt: Attempt
+    ) -> tuple[ChainState, RunReport]:
         """Send the segment out, watch over it, and put together what comes back."""
-        cluster = self._cluster
         threads = self.members(fresh=attempt.key[1] > 0)
-        self._await_earlier(segment.attempts)
-        counts = share_bands(len(segment.state.rows), list(threads.values()), self._lanes)
+        self._await_earlier(earlier)
+        counts = share_bands(len(state.rows), list(threads.values()), self._lanes)
         shares = {a: count for a, count in zip(threads, counts, strict=True) if count}
         attempt.members = tuple(shares)
-        owner = tuple(rank for rank, count in enumerate(shares.values()) for _ in range(count))
         lanes = [min(threads[address], count) for address, count in shares.items()]
-        segment.attempts.append(attempt)
-        teller = cluster.teller(attempt)
+        earlier.append(attempt)
+        orders = make_orders(
+            work, state, shares, lanes, attempt.key, self.teller(attempt), self.patience.stall
+        )
         futures: list[Any] = []
         try:
-            for rank, address in enumerate(attempt.members):
-                part = Part(rank, lanes[rank], owner)
-                order = segment.order(attempt, teller, cluster.patience.stall, part)
-                where = {"workers": [address], "priority": 10}
-                futures.append(cluster.submit("ring-segment", run_segment, pack(order), **where))
-            portions = cluster.results(
-                futures, attempt, partial(self._look, segment, attempt, Waited())
-            )
+            for order in orders:
+                where = {"workers": [order.addresses[order.rank]], "priority": 10}
+                futures.append(self.submit("ring-segment", run_segment, pack(order), **where))
+            look = partial(self._look_at_ring, work.on_done, attempt, Waited())
+            portions = self.results(futures, attempt, look)
         finally:
             for future in futures:
                 future.release()
         busy = sum(portion.busy for portion in portions)
-        return join_portions(segment.state, portions), RunReport(0.0, busy, sum(lanes), len(lanes))
+        return join_portions(state, portions), RunReport(0.0, busy, sum(lanes), len(lanes))
 
-    def _look(self, segment: "_Segment", attempt: Attempt, waited: Waited) -> None:
+    def _look_at_ring(self, on_done: OnDone, attempt: Attempt, waited: Waited) -> None:
         """Raise if a worker has not started in time, and pass progress on."""
         missing = sorted(set(range(len(attempt.members))) - attempt.started)
-        limit = self._cluster.patience.start
+        limit = self.patience.start
         if waited.seconds() > limit and missing:
             names = ", ".join(attempt.members[rank] for rank in missing)
             raise EngineError(
@@ -114,13 +115,13 @@ class RingExecutor(ClusterExecutor):
                 f"ring within {limit:g} s ({names}); a ring needs all its workers at "
                 'once: free them from other work, name free ones, or use executor="tasks"'
             )
-        segment.tell(sum(attempt.done.values()))
+        on_done(sum(attempt.done.values()))
 
     def _await_earlier(self, attempts: list[Attempt]) -> None:
         """Wait for survivors of aborted attempts: they may be inside a long block."""
         waited = Waited()
-        while attempts and waited.seconds() < self._cluster.patience.stall:
-            alive = self._cluster.workers()
+        while attempts and waited.seconds() < self.patience.stall:
+            alive = self.workers()
             first = attempts[0]
             if any(first.members[rank] in alive for rank in first.started - first.ended):
                 time.sleep(0.02)
@@ -133,68 +134,26 @@ class RingExecutor(ClusterExecutor):
 
         ``fresh`` asks every one of them again, as is due after a loss.
         """
-        cluster = self._cluster
         if not self._registered:
-            cluster.client.register_plugin(Exchange())
+            self.client.register_plugin(Exchange())
             self._registered = True
         waited = Waited()
         while True:
-            found = cluster.await_workers()
+            found = self.await_workers()
             self._ready = set() if fresh else self._ready & set(found)
             new = sorted(set(found) - self._ready)
             if new:
-                limit = AFTER_LOSS if fresh else cluster.patience.workers
-                self._ready |= cluster.responding_workers(_has_plugin, new, limit)
+                limit = AFTER_LOSS if fresh else self.patience.workers
+                self._ready |= self.responding_workers(_has_plugin, new, limit)
             members = {address: found[address] for address in sorted(self._ready)}
             if members:
                 return members
-            if waited.seconds() > cluster.patience.workers:
+            if waited.seconds() > self.patience.workers:
                 raise EngineError(
-                    f"none of {len(found)} workers answered within {cluster.patience.workers:g} s; "
+                    f"none of {len(found)} workers answered within {self.patience.workers:g} s; "
                     "look at their logs"
                 )
             time.sleep(0.1)
-
-
-class _Segment:
-    """What all attempts at one call of ``run`` share."""
-
-    def __init__(self, work: Work, state: ChainState, tell: OnDone) -> None:
-        self.work = work
-        self.state = state
-        self.tell = tell
-        self.attempts: list[Attempt] = []
-        self._ops = ops_by_row(work.plan)
-        self._transfers, self._touched = plan_transfers(work.plan, work.program, state)
-
-    def order(self, attempt: Attempt, teller: Teller, patience: float, part: Part) -> Order:
-        """Write down one worker's part."""
-        state, transfers, touched = self.state, self._transfers, self._touched
-        owner, rows = part.owner, part.rows
-        sent = [bare(band, touched & band.arrays.keys()) for band in state.cols]
-        return Order(
-            attempt.key,
-            teller,
-            part,
-            attempt.members,
-            patience,
-            transfers,
-            plain_ops(self._ops, rows),
-            self.work.program,
-            self.work.data,
-            {row: bare(state.rows[row], touched & state.rows[row].arrays.keys()) for row in rows},
-            [
-                (col, due, piece)
-                for col, band in enumerate(sent)
-                for due, piece in transfers.split(band, -1)
-                if owner[int(transfers.row_of[due, col])] == part.rank
-            ],
-            [
-                {name: band.arrays[name] for name in transfers.constant & band.arrays.keys()}
-                for band in state.cols
-            ],
-            {block: cells for block, cells in state.cells.items() if block.row in rows},
-        )
 
 
 def _has_plugin(dask_worker: Any) -> bool:

@@ -1,28 +1,37 @@
-"""What one worker does in a ring: its rows of a segment's plan, from start to end.
+"""What one worker does in a ring: its rows of a segment's plan, bands to and from others.
 
 Column bands come and go: one that has been through n rounds may take part in the
 operation of round n, and then belongs to whichever worker owns the row of its
 operation in round n + 1. Only what an operation touches travels with it: arrays
 that nobody changes in a plan are copied to every worker once, and those that
 later rounds alone need go straight to where they will be needed.
+
+Bands travel over the cluster's own connections: a plugin registers one operation on
+every worker. Messages go one way: a band needs no answer, since the receiver's next band
+is the answer. Whatever belongs to an attempt that is over is dropped on arrival.
 """
 
+import logging
+import pickle
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from distributed import get_worker
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol.serialize import Serialize
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Block
-from daskfactor.executors.base import BlockProgram, SegmentLost, local_workspace, perform
-from daskfactor.executors.cluster import Teller, unpack
-from daskfactor.executors.exchange import PLUGIN, AttemptKey, Exchange, Parcel
-from daskfactor.executors.plan import Op, Round, row_of_columns
-from daskfactor.executors.scheduler import BandScheduler
+from daskfactor.executors.base import BlockProgram, SegmentLost, Work, local_workspace, perform
+from daskfactor.executors.cluster import Tell, unpack
+from daskfactor.executors.plan import Op, Round, ops_by_row, row_of_columns
 from daskfactor.executors.state import (
     Array,
     BlockCells,
@@ -32,10 +41,181 @@ from daskfactor.executors.state import (
     Portion,
     bare,
 )
+from daskfactor.executors.threads import BandScheduler
 from daskfactor.machine import single_threaded_blas
+
+logger = logging.getLogger(__name__)
+
+PLUGIN = "daskfactor-bands"
+MOST_ATTEMPTS = 64
+"""Attempts that are remembered though their task has not started here, or is over."""
+MOST_THREADS = 256
+"""Threads of one worker; an attempt that was given up may hold some of them for a while."""
+SMALL = 2**16
+"""Bytes below which a band goes inside a message, which is cheaper than beside it."""
 
 TELL_EVERY = 0.25
 """Seconds between a worker's news."""
+
+AttemptKey = tuple[str, int]
+
+
+class Parcel(NamedTuple):
+    """Arrays of a column band for a round, or the reason why an attempt has to stop.
+
+    ``names`` are those of the arrays, "" the band's values. ``band`` is a `FactorBand`
+    or its bytes: these are opened by the thread that uses them, not by the event loop.
+    """
+
+    attempt: AttemptKey
+    col: int
+    due: int
+    names: tuple[str, ...]
+    band: Any
+    reason: str = ""
+
+    def open(self) -> Any:
+        """Return the band, in arrays of its own."""
+        is_bytes = isinstance(self.band, bytes | bytearray | memoryview)
+        return pickle.loads(self.band) if is_bytes else self.band
+
+
+class Exchange(WorkerPlugin):
+    """Hands bands to the attempts of one worker, and sends theirs; keeps their threads."""
+
+    name = PLUGIN
+    idempotent = True
+
+    def setup(self, worker: Any) -> None:
+        """Begin; called on the worker, when the plugin or the worker is new."""
+        self.worker = worker
+        self.pool = ThreadPoolExecutor(MOST_THREADS, "daskfactor-ring")
+        self._lock = threading.Lock()
+        self._segments: dict[AttemptKey, SegmentRun] = {}
+        self._early: OrderedDict[AttemptKey, list[Parcel]] = OrderedDict()
+        self._over: OrderedDict[str, int] = OrderedDict()
+        self._unwanted: OrderedDict[Any, None] = OrderedDict()
+        self._queues: dict[str, list[Parcel]] = {}
+        worker.handlers["daskfactor_bands"] = self.receive
+
+    def teardown(self, worker: Any) -> None:
+        """End; called when the worker closes: nobody may go on waiting."""
+        worker.handlers.pop("daskfactor_bands", None)
+        for segment in list(self._segments.values()):
+            segment.abort("the worker is closing")
+        self.pool.shutdown(wait=False)
+
+    def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
+        """Stop the work of a task that the scheduler no longer wants."""
+        if finish in ("cancelled", "released", "forgotten") and start in ("executing", "cancelled"):
+            with self._lock:
+                _remember(self._unwanted, key, None)  # it may not have begun
+                unwanted = [own for own in self._segments.values() if own.task == key]
+            for segment in unwanted:
+                segment.abort("the client has given this attempt up")
+
+    # -- attempts ------------------------------------------------------------
+
+    def open(self, segment: "SegmentRun") -> None:
+        """Begin an attempt, with what has arrived for it already."""
+        attempt = segment.order.attempt
+        with self._lock:
+            early = self._early.pop(attempt, [])
+            self._segments[attempt] = segment
+            unwanted = segment.task in self._unwanted or self._is_over(attempt)
+        if unwanted:
+            segment.abort("this attempt is over")
+        for parcel in early:
+            _hand_over(segment, parcel)
+
+    def close(self, attempt: AttemptKey) -> None:
+        """End an attempt; what still arrives for it is dropped."""
+        token, number = attempt
+        with self._lock:
+            self._segments.pop(attempt, None)
+            _remember(self._over, token, max(number, self._over.get(token, number)))
+            for late in [a for a in self._early if a[0] == token and a[1] <= number]:
+                del self._early[late]
+
+    def _is_over(self, attempt: AttemptKey) -> bool:
+        return attempt[1] <= self._over.get(attempt[0], -1)
+
+    # -- messages ------------------------------------------------------------
+
+    def send(self, address: str, parcel: Parcel) -> None:
+        """Send without waiting, from any thread; what queues up goes in one message."""
+        with self._lock:
+            idle = address not in self._queues
+            self._queues.setdefault(address, []).append(parcel)
+        if idle:
+            self.worker.loop.add_callback(self._pump, address)
+
+    async def _pump(self, address: str) -> None:
+        """Write messages to another worker until nothing is queued for it any more."""
+        near = address.startswith("inproc:")  # passed on as it is
+        try:
+            while parcels := self._next(address):
+                bands = [Serialize(p.band) if near else _frame(p.band) for p in parcels]  # type: ignore[no-untyped-call]
+                heads = [tuple(parcel._replace(band=None)) for parcel in parcels]
+                remote = self.worker.rpc(address)
+                await remote.daskfactor_bands(reply=False, heads=heads, bands=bands)
+        except (OSError, RuntimeError, TimeoutError) as error:
+            with self._lock:
+                self._queues.pop(address, None)
+            self._lose(address, f"{address} cannot be reached: {error}")
+
+    def _next(self, address: str) -> list[Parcel]:
+        with self._lock:
+            parcels = self._queues.pop(address)
+            if parcels:
+                self._queues[address] = []
+            return parcels
+
+    def receive(self, heads: list[Any], bands: list[Any]) -> None:
+        """Hand parcels to their attempts; the operation's handler, in the event loop's thread."""
+        for (attempt, col, due, names, _, reason), band in zip(heads, bands, strict=True):
+            parcel = Parcel(tuple(attempt), col, due, tuple(names), band, reason)
+            with self._lock:
+                segment = self._segments.get(parcel.attempt)
+                if segment is None:
+                    if not self._is_over(parcel.attempt):
+                        early = self._early.get(parcel.attempt, [])
+                        _remember(self._early, parcel.attempt, [*early, parcel])
+                    continue
+            _hand_over(segment, parcel)
+
+    def abort_peers(self, order: "Order", reason: str) -> None:
+        """Tell the others that an attempt cannot succeed."""
+        for address in order.addresses:
+            if address != self.worker.address:
+                self.send(address, Parcel(order.attempt, -1, -1, (), None, reason))
+
+    def _lose(self, address: str, reason: str) -> None:
+        """Stop whatever counts on a worker that has gone."""
+        logger.info("bands: %s", reason)
+        with self._lock:
+            concerned = [s for s in self._segments.values() if address in s.order.addresses]
+        for segment in concerned:
+            segment.lose(reason)
+
+
+def _hand_over(segment: "SegmentRun", parcel: Parcel) -> None:
+    if parcel.reason:
+        segment.abort(parcel.reason)
+    else:
+        segment.arrive(parcel)
+
+
+def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    known[key] = value
+    while len(known) > MOST_ATTEMPTS:
+        known.popitem(last=False)
+
+
+def _frame(band: Any) -> Any:
+    """Return a band as bytes, and where in a message these go."""
+    raw = pickle.dumps(band, protocol=5)
+    return raw if len(raw) < SMALL else Serialize(raw)  # type: ignore[no-untyped-call]
 
 
 class Transfers(NamedTuple):
@@ -96,50 +276,41 @@ def plan_transfers(
     return Transfers(row_of_columns(plan), following, every - changed), every
 
 
-class Part(NamedTuple):
-    """One worker's place in a ring: its rank, its threads, every row band's owner's rank."""
-
-    rank: int
-    threads: int
-    owner: tuple[int, ...]
-
-    @property
-    def rows(self) -> list[int]:
-        """The worker's row bands."""
-        return [row for row, own in enumerate(self.owner) if own == self.rank]
-
-
-class Order(NamedTuple):
+@dataclass
+class Order:
     """One worker's part of one attempt at a segment.
 
+    ``owner`` is the rank of every row band's worker; ``addresses`` are those of the ranks.
     ``cols`` are parts of column bands and the rounds that need them; ``constants`` are
     arrays of every column that nobody changes. ``ops`` are plain tuples, which are
     quicker to send than named ones.
     """
 
     attempt: AttemptKey
-    teller: Teller
-    part: Part
+    tell: Tell
+    rank: int
+    threads: int
+    owner: tuple[int, ...]
     addresses: tuple[str, ...]
     patience: float
     transfers: Transfers
-    ops: dict[int, list[Any]]
     program: BlockProgram
     data: BlockedData
-    rows: dict[int, FactorBand]
-    cols: list[tuple[int, int, FactorBand]]
-    constants: list[dict[str, Array]]
-    cells: dict[Block, BlockCells]
+    ops: dict[int, list[Any]] = field(default_factory=dict)
+    rows: dict[int, FactorBand] = field(default_factory=dict)
+    cols: list[tuple[int, int, FactorBand]] = field(default_factory=list)
+    constants: list[dict[str, Array]] = field(default_factory=list)
+    cells: dict[Block, BlockCells] = field(default_factory=dict)
 
 
 class SegmentRun:
     """The threads of one worker on their way through a segment."""
 
-    def __init__(self, order: Order, exchange: Exchange | Any) -> None:
-        self.order = order
+    def __init__(self, order: Order, exchange: Exchange | Any, task: str = "") -> None:
+        self.order, self.task = order, task
         self.exchange = exchange
         ops = {row: [_op(row, values) for values in found] for row, found in order.ops.items()}
-        self.scheduler = BandScheduler(ops, order.part.threads, self._leaves, order.patience)
+        self.scheduler = BandScheduler(ops, order.threads, self._leaves, order.patience)
         # Own copies: within one process what was sent may be the sender's memory.
         self.portion = Portion(
             {row: band.copy() for row, band in order.rows.items()},
@@ -152,20 +323,20 @@ class SegmentRun:
         self._told = 0
         self._told_at = 0.0
         for col, due, part in order.cols:
-            self._keep(col, due, part.copy())
+            self.arrive(self._parcel(col, due, part.copy()))
 
     def _holder(self, col: int, number: int) -> int:
         """Return the rank of the worker that has a column band's operation of a round."""
         row_of = self.order.transfers.row_of
         ended = number == len(row_of)  # what nobody needs any more stays
-        return self.order.part.rank if ended else self.order.part.owner[int(row_of[number, col])]
+        return self.order.rank if ended else self.order.owner[int(row_of[number, col])]
 
     def _leaves(self, col: int, number: int) -> bool:
-        return self._holder(col, number) != self.order.part.rank
+        return self._holder(col, number) != self.order.rank
 
-    def _keep(self, col: int, due: int, part: FactorBand) -> None:
+    def _parcel(self, col: int, due: int, part: FactorBand) -> Parcel:
         names = (*(("",) if len(part.values) else ()), *part.arrays)
-        self.arrive(Parcel(self.order.attempt, col, due, names, part))
+        return Parcel(self.order.attempt, col, due, names, part)
 
     def arrive(self, parcel: Parcel) -> None:
         """Take in a part of a column band; a second copy of one is dropped."""
@@ -187,7 +358,7 @@ class SegmentRun:
     def lose(self, reason: str) -> None:
         """Give the segment up since a worker has gone, and tell the client."""
         self.abort(reason)
-        self.order.teller.tell(self.exchange.worker, "lost", self.order.part.rank)
+        self.order.tell("lost", self.order.rank, worker=self.exchange.worker)
 
     def _collect(self, col: int, due: int) -> FactorBand:
         """Put a column band together from the parts that came for a round."""
@@ -211,21 +382,17 @@ class SegmentRun:
             self.portion.strip(col, number)
             del self.portion.cols[col]
         for due, part in self.order.transfers.split(band, number):
-            holder = self._holder(col, due)
-            if holder == self.order.part.rank:
-                self._keep(col, due, part)
+            holder, parcel = self._holder(col, due), self._parcel(col, due, part)
+            if holder == self.order.rank:
+                self.arrive(parcel)
             else:
-                names = (*(("",) if len(part.values) else ()), *part.arrays)
-                parcel = Parcel(self.order.attempt, col, due, names, part)
                 self.exchange.send(self.order.addresses[holder], parcel)
         return found, seconds
 
     def run(self) -> Portion:
         """Do all operations; raise the first error, or SegmentLost if others failed."""
         with single_threaded_blas():
-            self.scheduler.run(
-                self.exchange.pool, self.order.part.threads, self.operate, self._tell
-            )
+            self.scheduler.run(self.exchange.pool, self.order.threads, self.operate, self._tell)
         return self.result()
 
     def result(self) -> Portion:
@@ -245,7 +412,7 @@ class SegmentRun:
         due = time.monotonic() - self._told_at > TELL_EVERY or done == self.scheduler.total
         if due and done > self._told:
             self._told, self._told_at = done, time.monotonic()
-            self.order.teller.tell(self.exchange.worker, "progress", self.order.part.rank, done)
+            self.order.tell("progress", self.order.rank, done)
 
 
 def _op(row: int, values: Sequence[Any]) -> Op:
@@ -253,9 +420,48 @@ def _op(row: int, values: Sequence[Any]) -> Op:
     return Op(action, Block(row, col), *rest)
 
 
-def plain_ops(ops: Mapping[int, Sequence[Op]], rows: Sequence[int]) -> dict[int, list[Any]]:
-    """Return operations of some rows as tuples that are quick to send."""
-    return {row: [(op.action, op.block.col, *op[2:]) for op in ops[row]] for row in rows}
+def make_orders(
+    work: Work,
+    state: ChainState,
+    shares: Mapping[str, int],
+    threads: Sequence[int],
+    attempt: AttemptKey,
+    tell: Tell,
+    patience: float,
+) -> list[Order]:
+    """Write down every worker's part of an attempt; ``shares`` are row bands by address."""
+    transfers, touched = plan_transfers(work.plan, work.program, state)
+    owner = tuple(rank for rank, count in enumerate(shares.values()) for _ in range(count))
+    ops = ops_by_row(work.plan)
+    orders = [
+        Order(
+            attempt,
+            tell,
+            rank,
+            lanes,
+            owner,
+            tuple(shares),
+            patience,
+            transfers,
+            work.program,
+            work.data,
+        )
+        for rank, lanes in enumerate(threads)
+    ]
+    for row, band in enumerate(state.rows):
+        own = orders[owner[row]]
+        own.rows[row] = bare(band, touched & band.arrays.keys())
+        own.ops[row] = [(op.action, op.block.col, *op[2:]) for op in ops[row]]
+    for col, band in enumerate(state.cols):
+        for due, piece in transfers.split(bare(band, touched & band.arrays.keys()), -1):
+            orders[owner[int(transfers.row_of[due, col])]].cols.append((col, due, piece))
+        for own in orders:
+            own.constants.append(
+                {n: band.arrays[n] for n in transfers.constant & band.arrays.keys()}
+            )
+    for block, cells in state.cells.items():
+        orders[owner[block.row]].cells[block] = cells
+    return orders
 
 
 def run_segment(packed: NDArray[np.uint8]) -> Portion:
@@ -263,16 +469,16 @@ def run_segment(packed: NDArray[np.uint8]) -> Portion:
     order: Order = unpack(packed)
     worker = get_worker()
     exchange = cast("Exchange", worker.plugins[PLUGIN])
-    order.teller.tell(worker, "started", order.part.rank)
-    segment = SegmentRun(order, exchange)
-    exchange.open(order.attempt, str(worker.get_current_task()), order.addresses, segment)
+    order.tell("started", order.rank)
+    segment = SegmentRun(order, exchange, str(worker.get_current_task()))
+    exchange.open(segment)
     try:
         return segment.run()
     except BaseException as error:
         if not isinstance(error, SegmentLost):
-            reason = f"worker {order.addresses[order.part.rank]} failed: {type(error).__name__}"
-            exchange.abort_peers(order.attempt, reason)
+            reason = f"worker {order.addresses[order.rank]} failed: {type(error).__name__}"
+            exchange.abort_peers(order, reason)
         raise
     finally:
         exchange.close(order.attempt)
-        order.teller.tell(worker, "ended", order.part.rank)
+        order.tell("ended", order.rank)

@@ -7,9 +7,11 @@ copies: what an earlier task returned is never written to.
 """
 
 import itertools
+import pickle
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.callbacks import Callback
@@ -35,29 +37,21 @@ if TYPE_CHECKING:
     from daskfactor.data.grid import Block
 
 Graph = dict[Any, Any]
+Ends = list[list[Any]]
+"""Keys of the portions that make up the state afterwards: of rows, of columns, of cells."""
 
 
-class Opaque:
-    """Carries a value through a graph without Dask looking inside."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def load(self) -> Any:
-        return self.value
-
-
-class Context(NamedTuple):
+@dataclass(frozen=True)
+class Context:
     """What all tasks of a graph share; ``tell`` takes a task's name and its operations."""
 
     program: BlockProgram
     data: BlockedData
-    tell: Callable[[str, int], None] | None = None
+    tell: Callable[..., None] | None = None
 
 
-class SuperBlock(NamedTuple):
+@dataclass(frozen=True)
+class SuperBlock:
     """A super-block's address and what one task does in it, ``position`` along the plan."""
 
     row: int
@@ -68,16 +62,15 @@ class SuperBlock(NamedTuple):
 
 
 def update_super_block(
-    context: Any, work: Opaque, rows: Portion, cols: Portion, cells: Portion | None
+    context: Any, task: SuperBlock, rows: Portion, cols: Portion, cells: Portion | None
 ) -> Portion:
     """Do all operations of one task, on copies of the bands that earlier tasks returned.
 
-    ``context`` is anything whose ``load()`` gives the `Context`. Evaluations, records
+    ``context`` is a `Context` or the bytes that one was pickled to. Evaluations, records
     and seconds add up along the row bands' chain of tasks, so that only the last task
     of each has to be kept.
     """
-    task: SuperBlock = work.value
-    shared: Context = context.load()
+    shared: Context = context if isinstance(context, Context) else pickle.loads(context.data)
     own: dict[Block, BlockCells] = {}
     if cells is not None and _evaluates(task):
         own = {block: found.copy() for block, found in cells.cells.items()}
@@ -97,7 +90,7 @@ def update_super_block(
             if found is not None:
                 after.evaluations.append(found)
     if shared.tell is not None:
-        shared.tell(f"{task.position}-{task.row}-{task.col}", len(task.ops))
+        shared.tell("progress", f"{task.position}-{task.row}-{task.col}", len(task.ops))
     return after
 
 
@@ -139,20 +132,15 @@ def split_state(state: ChainState, size: int) -> Graph:
     return starts
 
 
-class Ends(NamedTuple):
-    """Keys (or what else stands for them) whose portions make up the state afterwards."""
-
-    rows: list[Any]
-    cols: list[Any]
-    cells: list[Any]
-
-    def join(self, before: ChainState, results: Sequence[Portion]) -> tuple[ChainState, float]:
-        """Put the state together, and add up the seconds inside operations."""
-        found = iter(results)
-        rows = [replace(next(found), cols={}, cells={}) for _ in self.rows]
-        cols = [hand_on(next(found), "cols") for _ in self.cols]
-        cells = [hand_on(next(found), "cells") for _ in self.cells]
-        return join_portions(before, [*rows, *cols, *cells]), sum(part.busy for part in rows)
+def join_ends(
+    ends: Ends, before: ChainState, results: Sequence[Portion]
+) -> tuple[ChainState, float]:
+    """Put the state together from what its ends are, and add up the seconds in operations."""
+    last = len(ends[0])
+    rows = [replace(found, cols={}, cells={}) for found in results[:last]]
+    kinds = ["cols"] * len(ends[1]) + ["cells"] * len(ends[2])
+    rest = [hand_on(found, kind) for found, kind in zip(results[last:], kinds, strict=True)]
+    return join_portions(before, [*rows, *rest]), sum(found.busy for found in rows)
 
 
 def build_graph(
@@ -189,7 +177,7 @@ def build_graph(
             graph[key] = (
                 update_super_block,
                 context,
-                Opaque(task),
+                task,
                 now[rows],
                 now[cols],
                 now.get(cells),
@@ -203,7 +191,7 @@ def build_graph(
                 graph[after[cells]] = (hand_on, key, "cells")
         now.update(after)
     kinds = ("start-rows", "start-columns", "start-cells")
-    return graph, Ends(*([now[key] for key in sorted(now) if key[0] == kind] for kind in kinds))
+    return graph, [[now[key] for key in sorted(now) if key[0] == kind] for kind in kinds]
 
 
 class TasksExecutor(Executor):
@@ -231,46 +219,44 @@ class TasksExecutor(Executor):
         super().__init__(self.num_workers)
 
     def _compute(self, graph: Graph, keys: Sequence[Any]) -> list[Any]:
-        graph = {**graph, "collect": (Opaque, list(keys))}
+        graph = {**graph, "collect": (list, list(keys))}
         with single_threaded_blas():
-            (result,) = dask.compute(  # type: ignore[attr-defined,no-untyped-call]
+            (values,) = dask.compute(  # type: ignore[attr-defined,no-untyped-call]
                 Delayed("collect", graph),  # type: ignore[no-untyped-call]
                 scheduler=self.scheduler,
                 num_workers=self.num_workers,
                 optimize_graph=False,
             )
-        values: list[Any] = result.value
-        return values
+        return list(values)
 
     def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
         starts = split_state(state, work.plan[0].size)
         groups = group_rounds(work.plan)
         graph, ends = build_graph(groups, "context", {key: key for key in starts})
-        graph |= {**starts, "context": Opaque(Context(work.program, work.data))}
+        graph |= {**starts, "context": Context(work.program, work.data)}
         done = 0
 
         def count(key: Any, *_: Any) -> None:
             nonlocal done
             task = graph.get(key)
             if isinstance(task, tuple) and task[0] is update_super_block:
-                done += len(task[2].value.ops)
+                done += len(task[2].ops)
                 work.on_done(done)
 
         with Callback(posttask=count):  # type: ignore[no-untyped-call]
             results = self._compute(graph, [key for kind in ends for key in kind])
-        after, busy = ends.join(state, results)
+        after, busy = join_ends(ends, state, results)
         return after, RunReport(busy_seconds=busy, lanes=self.num_workers)
 
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
         graph: Graph = {
-            (name, number): (_call, Opaque(function), Opaque(item))
-            for number, item in enumerate(items)
+            (name, number): (partial(_call, function, item),) for number, item in enumerate(items)
         }
-        return [result.value for result in self._compute(graph, list(graph))]
+        return self._compute(graph, list(graph))
 
     def close(self) -> None:
         """Give nothing back: the scheduler's threads are Dask's own."""
 
 
-def _call(function: Opaque, item: Opaque) -> Opaque:
-    return Opaque(function.value(item.value, local_workspace()))
+def _call(function: Callable[..., R], item: Any) -> R:
+    return function(item, local_workspace())

@@ -1,17 +1,182 @@
-"""Executors of this process: one operation after the other, or persistent threads."""
+"""Executors of this process, and the scheduler of bands that they share with rings.
 
-from collections.abc import Callable, Sequence
+Every band has a counter of the rounds it has been through. An operation of round
+n may start once both of its bands stand at n, and each round touches each band
+once, so the counters alone order everything, without a barrier.
+"""
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 from dask.system import cpu_count
 
-from daskfactor.executors.base import Executor, R, RunReport, Work, local_workspace, perform
+from daskfactor.executors.base import (
+    Executor,
+    OnDone,
+    R,
+    RunReport,
+    SegmentLost,
+    Work,
+    local_workspace,
+    perform,
+)
 from daskfactor.executors.plan import Op, ops_by_row
-from daskfactor.executors.scheduler import BandScheduler
 from daskfactor.executors.state import ChainState, Evaluation
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import single_threaded_blas
+
+LOOK = 0.2
+"""Seconds between looks at the progress of threads."""
+
+
+class BandScheduler:
+    """Hands the operations of some row bands to the threads of one process.
+
+    A lane keeps to the row bands it owns while one of them is ready (their data stay
+    in its cache) and takes over a belated operation of another lane otherwise. Among
+    equals one goes first whose column band another process waits for.
+
+    Parameters
+    ----------
+    ops
+        By row band, one operation for every round.
+    lanes
+        Threads that will ask for operations, numbered from 0.
+    leaves
+        Says whether a column band goes to another process for a round. Without it
+        column bands are here from the start and stay.
+    patience
+        Seconds without anything to do after which the segment is lost.
+    """
+
+    def __init__(
+        self,
+        ops: Mapping[int, Sequence[Op]],
+        lanes: int,
+        leaves: Callable[[int, int], bool] | None = None,
+        patience: float = math.inf,
+    ) -> None:
+        self.condition = threading.Condition()
+        self.ops = ops
+        self.position = dict.fromkeys(ops, 0)
+        self.ready: dict[int, int] = {}
+        self.evaluations: list[Evaluation] = []
+        self.busy = 0.0
+        self.total = self.remaining = sum(map(len, ops.values()))
+        self.failure: BaseException | None = None
+        self._owner = dict(
+            zip(ops, (np.arange(len(ops)) * lanes // len(ops)).tolist(), strict=True)
+        )
+        self._leaves = leaves
+        self._patience = patience
+        self._running: set[int] = set()
+        if leaves is None:
+            for own in ops.values():
+                self.ready[own[0].block.col] = 0
+
+    def _choose(self, lane: int) -> int | None:
+        best, best_rank = None, (math.inf, False, False)
+        for row, number in self.position.items():
+            ops = self.ops[row]
+            if number > best_rank[0] or row in self._running or number == len(ops):
+                continue
+            col = ops[number].block.col
+            if self.ready.get(col) != number:
+                continue
+            foreign = self._owner[row] != lane  # another lane's only when it lags behind our own
+            stays = self._leaves is None or not self._leaves(col, number + 1)
+            rank = (number + foreign, foreign, stays)
+            if rank < best_rank:
+                best, best_rank = row, rank
+        return best
+
+    def take(self, lane: int) -> Op | None:
+        """Return the next operation for a lane; wait for one; None when all is done or failed."""
+        with self.condition:
+            since = time.monotonic()
+            while self.remaining and self.failure is None:
+                row = self._choose(lane)
+                if row is not None:
+                    self._running.add(row)
+                    return self.ops[row][self.position[row]]
+                self.condition.wait(min(60.0, self._patience))
+                if time.monotonic() - since > self._patience:
+                    lost = f"no band arrived within {self._patience:g} s"
+                    self.fail(SegmentLost(lost))
+            return None
+
+    def arrive(self, col: int, number: int) -> None:
+        """Note that a column band is here, with all that its operation of a round needs."""
+        with self.condition:
+            self.ready[col] = number
+            self.condition.notify_all()
+
+    def finish(self, op: Op, found: Evaluation | None, seconds: float) -> None:
+        """Note an operation as done."""
+        row, col = op.block
+        with self.condition:
+            self.position[row] += 1
+            if self._leaves is None:
+                self.ready[col] = self.position[row]
+            self._running.discard(row)
+            self.remaining -= 1
+            self.busy += seconds
+            if found is not None:
+                self.evaluations.append(found)
+            self.condition.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop all threads; the first error stays."""
+        with self.condition:
+            self.failure = self.failure or error
+            self.condition.notify_all()
+
+    def run(
+        self,
+        pool: Pool,
+        lanes: int,
+        operate: Callable[[Op], tuple[Evaluation | None, float]],
+        on_done: OnDone,
+    ) -> None:
+        """Do all operations on threads of a pool; raise the first error.
+
+        The calling thread only watches: it alone sees Ctrl-C.
+        """
+
+        def over() -> bool:
+            return not self.remaining or self.failure is not None
+
+        futures = list(map(pool.submit, [self._work] * lanes, range(lanes), [operate] * lanes))
+        try:
+            done = -1
+            while done < self.total and self.failure is None:
+                with self.condition:
+                    self.condition.wait_for(over, timeout=LOOK)
+                    done = self.total - self.remaining
+                if self.failure is None:
+                    on_done(done)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            for future in futures:
+                future.result()
+        if self.failure is not None:
+            raise self.failure
+
+    def _work(self, lane: int, operate: Callable[[Op], tuple[Evaluation | None, float]]) -> None:
+        try:
+            while (op := self.take(lane)) is not None:
+                self.finish(op, *operate(op))
+        except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
+            self.fail(error)
 
 
 class SerialExecutor(Executor):
@@ -71,8 +236,38 @@ class ThreadsExecutor(Executor):
 
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
         with single_threaded_blas():
-            return list(self._pool.map(lambda item: function(item, local_workspace()), items))
+
+            def call(item: Any) -> R:
+                return function(item, local_workspace())
+
+            return list(self._pool.map(call, items))
 
     def close(self) -> None:
         """End the threads; their buffers go with them."""
         self._pool.shutdown(wait=True)
+
+
+def share_bands(blocks: int, threads: Sequence[int], lanes: int | None) -> list[int]:
+    """Share consecutive row bands out to workers; zero for workers that are not needed.
+
+    Parameters
+    ----------
+    blocks
+        Row bands to share out.
+    threads
+        Threads of each worker.
+    lanes
+        Fewest bands per thread; None for as many threads as have a share in
+        the shortest possible round.
+    """
+    load = max(lanes or 1, -(-blocks // max(1, sum(threads))))
+    slots = -(-blocks // load)
+    used = [0] * len(threads)
+    while slots > 0:  # one thread of every worker before a second one of any
+        for number, most in enumerate(threads):
+            if slots and used[number] < most:
+                used[number] += 1
+                slots -= 1
+    total = sum(used)
+    edges = [blocks * sum(used[:n]) // total for n in range(len(used) + 1)]
+    return [high - low for low, high in itertools.pairwise(edges)]

@@ -13,7 +13,7 @@ from daskfactor.checks import whole_number
 from daskfactor.data.grid import Grid
 from daskfactor.data.outline import Outline, Wanted, outline
 from daskfactor.errors import OptionError
-from daskfactor.executors.choice import choose_executor
+from daskfactor.executors import choose_executor
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.chain import Setting
 from daskfactor.inference.description import SMALL_DATA

@@ -14,8 +14,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DaskfactorError, DataError, ModelError, OptionError, StoreFormatError
-from daskfactor.executors import Executor, make_executor
-from daskfactor.executors.choice import Choice, Trial, choose_executor
+from daskfactor.executors import Choice, Executor, Trial, choose_executor, make_executor
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
 from daskfactor.inference.multiplicative import initial_state, mean_floor
@@ -303,4 +302,4 @@ def _block_trial(data: BlockedData, model: Any) -> Trial | None:
     fullest = np.unravel_index(int(np.argmax(data.n_stored)), data.n_stored.shape)
     block = Block(*(int(band) for band in fullest))
     op = Op(Action.UPDATE, block, 0, 0, 1.0, False, CycleOptions())
-    return Trial(program, op, state, data)
+    return program, op, state, data

@@ -25,13 +25,11 @@ from daskfactor.data.grid import (
 )
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import EngineError, OptionError, StoreError
-from daskfactor.executors import make_executor
-from daskfactor.executors.choice import Trial, choose_executor
-from daskfactor.executors.cluster import Patience
-from daskfactor.executors.cluster_tasks import ClusterTasksExecutor
-from daskfactor.executors.exchange import PLUGIN, Parcel
+from daskfactor.executors import choose_executor, make_executor
+from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.ring import RingExecutor
+from daskfactor.executors.segment import PLUGIN, Parcel
 from daskfactor.executors.state import FactorBand, Portion, make_state
 from tests.cluster.support import (
     GATES,
@@ -192,7 +190,7 @@ def test_an_interrupt_stops_workers_that_wait_for_each_other(here: Client) -> No
         raise KeyboardInterrupt
 
     def running(dask_worker: Any) -> int:
-        return len(dask_worker.plugins[PLUGIN]._desks)
+        return len(dask_worker.plugins[PLUGIN]._segments)
 
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -210,9 +208,10 @@ def test_a_task_given_up_before_it_opened_its_box_does_not_wait(here: Client) ->
     def open_late(dask_worker: Any) -> str:
         exchange = dask_worker.plugins[PLUGIN]
         reasons: list[str] = []
-        receiver = SimpleNamespace(abort=reasons.append)
+        order = SimpleNamespace(attempt=("token", 0))
+        segment = SimpleNamespace(order=order, task="early", abort=reasons.append)
         exchange.transition("early", "executing", "cancelled")
-        exchange.open(("token", 0), "early", (), receiver)
+        exchange.open(segment)
         exchange.close(("token", 0))
         return str(*reasons)
 
@@ -228,14 +227,17 @@ def test_what_comes_early_is_kept_and_what_comes_late_is_dropped(here: Client) -
     def receive(dask_worker: Any) -> list[Any]:
         exchange = dask_worker.plugins[PLUGIN]
         arrived: list[int] = []
-        receiver = SimpleNamespace(arrive=lambda parcel: arrived.append(parcel.col))
+        order = SimpleNamespace(attempt=("late", 1))
+        segment = SimpleNamespace(
+            order=order, task="task", arrive=lambda parcel: arrived.append(parcel.col)
+        )
 
         def send(number: int, col: int) -> None:
             exchange.receive([tuple(Parcel(("late", number), col, 0, ("",), None))], [b""])
 
         send(0, 1)
         send(1, 2)
-        exchange.open(("late", 1), "task", (), receiver)
+        exchange.open(segment)
         send(1, 3)
         exchange.close(("late", 1))
         send(1, 4)
@@ -332,9 +334,8 @@ def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(elsewhere: Client) ->
     rng = np.random.default_rng(0)
     state = make_state(Grid.even((6, 6), 2), rng.random((6, 2)), rng.random((6, 2)))
     op = Op(Action.UPDATE, Block(1, 0), 0, 0, 1.0, False, CycleOptions())
-    trial = Trial(Mixer(), op, state, None)  # type: ignore[arg-type]
     before = state.gather("rows").tobytes()
-    made = choose_executor(elsewhere, None, 2, trial)  # type: ignore[arg-type]
+    made = choose_executor(elsewhere, None, 2, (Mixer(), op, state, None))  # type: ignore[arg-type]
     assert made.name == "ring"
     assert re.match(r"a block takes 0?\.\d+ ms, .*\(2 of them\)", made.reason)
     assert state.gather("rows").tobytes() == before

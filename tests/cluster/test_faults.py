@@ -14,8 +14,7 @@ from distributed import Client
 
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
-from daskfactor.executors.cluster import Patience
-from daskfactor.executors.cluster_tasks import ClusterTasksExecutor
+from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
 from daskfactor.executors.ring import RingExecutor
 from tests.cluster.support import (
     GATES,

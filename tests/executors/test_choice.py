@@ -8,10 +8,10 @@ import dask
 import numpy as np
 import pytest
 
+from daskfactor import executors
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
-from daskfactor.executors import choice
-from daskfactor.executors.choice import block_seconds, choose_executor, connect
+from daskfactor.executors import block_seconds, choose_executor, connect
 from daskfactor.progress import NOTE_WIDTH
 
 
@@ -33,7 +33,7 @@ def workers(adaptive: bool = False) -> Any:
 def test_by_the_block_and_the_cluster(
     adaptive: bool, seconds: float, name: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "block_seconds", lambda data, width: seconds)
+    monkeypatch.setattr(executors, "block_seconds", lambda data, width: seconds)
     made = choose_executor(workers(adaptive), None, 10)  # type: ignore[arg-type]
     assert made.name == name
     assert re.search(reason, made.reason)

@@ -18,13 +18,10 @@ from daskfactor.data.grid import (
 )
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import SegmentLost, Work
-from daskfactor.executors.cluster import Attempt, Teller
-from daskfactor.executors.exchange import Parcel, _frame
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan, ops_by_row
-from daskfactor.executors.ring import _Segment
-from daskfactor.executors.scheduler import BandScheduler, share_bands
-from daskfactor.executors.segment import Part, SegmentRun
+from daskfactor.executors.segment import Parcel, SegmentRun, _frame, make_orders
 from daskfactor.executors.state import ChainState, FactorBand, join_portions, make_state
+from daskfactor.executors.threads import BandScheduler, share_bands
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
 
 
@@ -72,24 +69,19 @@ class Network:
         self, plan: tuple[Round, ...], state: ChainState, counts: list[int], program: Mixer
     ) -> None:
         self.mail: list[tuple[int, Parcel]] = []
-        owner = tuple(rank for rank, count in enumerate(counts) for _ in range(count))
-        attempt = Attempt(("token", 0), members=tuple(map(str, range(len(counts)))))
-        teller = Teller("topic", attempt.key)
-        self.segment = _Segment(Work(plan, program, None, print), state, print)  # type: ignore[arg-type]
-        self.workers = [
-            SegmentRun(
-                self.segment.order(attempt, teller, 0.01, Part(rank, 1, owner)),
-                Wire(self),
-            )
-            for rank in range(len(counts))
-        ]
+        self.state = state
+        work = Work(plan, program, None, print)  # type: ignore[arg-type]
+        shares = {str(rank): count for rank, count in enumerate(counts)}
+        lanes = [1] * len(counts)
+        orders = make_orders(work, state, shares, lanes, ("token", 0), print, 0.01)
+        self.workers = [SegmentRun(order, Wire(self)) for order in orders]
 
     def step(self, worker: SegmentRun) -> None:
         op = worker.scheduler.take(0)
         assert op is not None
         before = len(self.mail)
         worker.scheduler.finish(op, *worker.operate(op))
-        assert all(rank != worker.order.part.rank for rank, _ in self.mail[before:])
+        assert all(rank != worker.order.rank for rank, _ in self.mail[before:])
 
     def run(self, rng: np.random.Generator) -> None:
         while any(worker.scheduler.remaining for worker in self.workers):
@@ -105,7 +97,7 @@ class Network:
                     self.workers[rank].arrive(parcel)
 
     def result(self) -> ChainState:
-        return join_portions(self.segment.state, [w.result() for w in self.workers])
+        return join_portions(self.state, [w.result() for w in self.workers])
 
 
 @settings(max_examples=60)
