@@ -13,6 +13,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
+    TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -100,11 +101,6 @@ class _RateColumn(ProgressColumn):
         return Text(f"{speed * multiple:.4g} {unit}/s" if speed else "", style="cyan")
 
 
-class _ShareColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.percentage:>3.0f} %" if task.total else "")
-
-
 def _column(width: int) -> Column:
     """Make a column that keeps its width in a narrow terminal; the last one gives way."""
     return Column(no_wrap=True, min_width=width)
@@ -119,7 +115,7 @@ def progress_bar(enabled: bool = True) -> Iterator[OnEvent]:
     bar = Progress(
         TextColumn("{task.description}", table_column=_column(10)),
         BarColumn(bar_width=10, table_column=_column(10)),
-        _ShareColumn(table_column=_column(5)),
+        TaskProgressColumn("{task.percentage:>3.0f} %", table_column=_column(5)),
         _RateColumn(table_column=_column(13)),
         TimeRemainingColumn(compact=True, table_column=_column(5)),
         TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, max_width=NOTE_WIDTH)),

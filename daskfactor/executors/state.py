@@ -4,6 +4,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -108,17 +109,15 @@ class ChainState:
 
     def copy(self) -> "ChainState":
         return ChainState(
-            [band.copy() for band in self.rows],
-            [band.copy() for band in self.cols],
-            {block: cells.copy() for block, cells in self.cells.items()},
+            list(map(FactorBand.copy, self.rows)),
+            list(map(FactorBand.copy, self.cols)),
+            dict(zip(self.cells, map(BlockCells.copy, self.cells.values()), strict=True)),
             list(self.evaluations),
         )
 
     def settle(self, evaluations: Iterable[Evaluation]) -> None:
         """Take evaluations in, in the one order that all executors share."""
-        self.evaluations.extend(
-            sorted(evaluations, key=lambda e: (e.cycle, e.block.row, e.block.col))
-        )
+        self.evaluations += sorted(evaluations, key=attrgetter("cycle", "block"))
 
     def forget(self) -> None:
         """Drop what the running segment recorded, once it has been read."""
@@ -226,19 +225,10 @@ def split_factor(factor: Array, offsets: tuple[int, ...]) -> list[Array]:
 
 def make_state(grid: Grid, row_factor: Array, col_factor: Array) -> ChainState:
     """Make a chain's state from whole factors, W (I, K) and Hᵀ (J, K)."""
+    row_offsets, col_offsets = grid.rows.offsets, grid.cols.offsets
     return ChainState(
-        [
-            FactorBand(offset, values)
-            for offset, values in zip(
-                grid.rows.offsets, split_factor(row_factor, grid.rows.offsets), strict=False
-            )
-        ],
-        [
-            FactorBand(offset, values)
-            for offset, values in zip(
-                grid.cols.offsets, split_factor(col_factor, grid.cols.offsets), strict=False
-            )
-        ],
+        list(map(FactorBand, row_offsets, split_factor(row_factor, row_offsets))),
+        list(map(FactorBand, col_offsets, split_factor(col_factor, col_offsets))),
         {},
     )
 
