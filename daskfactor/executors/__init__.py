@@ -14,7 +14,7 @@ from daskfactor.executors.plan import Op
 from daskfactor.executors.state import ChainState
 from daskfactor.executors.tasks import TasksExecutor
 from daskfactor.executors.threads import SerialExecutor, ThreadsExecutor
-from daskfactor.kernels.workspace import Workspace
+from daskfactor.kernels.views import Workspace
 
 if TYPE_CHECKING:
     from distributed import Client
