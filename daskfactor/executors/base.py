@@ -74,14 +74,6 @@ class RunReport:
         total = self.wall_seconds * self.lanes
         return self.busy_seconds / total if total else 1.0
 
-    def add(self, other: "RunReport") -> None:
-        """Add another run's seconds and losses; lanes and workers become the other's."""
-        self.wall_seconds += other.wall_seconds
-        self.busy_seconds += other.busy_seconds
-        self.lanes = other.lanes
-        self.workers = other.workers
-        self.lost_segments += other.lost_segments
-
 
 class Work(NamedTuple):
     """A plan, and what its operations are done with."""
@@ -129,9 +121,8 @@ class Executor(ABC):
         if not plan:
             return state
         started = time.perf_counter()
-        after, report = self._run(Work(plan, program, data, on_done or _ignore), state)
-        report.wall_seconds = time.perf_counter() - started
-        self.report.add(report)
+        after = self._run(Work(plan, program, data, on_done or _ignore), state)
+        self.report.wall_seconds += time.perf_counter() - started
         return after
 
     def map(
@@ -147,8 +138,8 @@ class Executor(ABC):
         return self._map(function, items, name) if len(items) else []
 
     @abstractmethod
-    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
-        """Run a plan that is not empty."""
+    def _run(self, work: Work, state: ChainState) -> ChainState:
+        """Run a plan that is not empty; add what it cost to the report, but for wall seconds."""
 
     @abstractmethod
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:

@@ -29,7 +29,6 @@ from daskfactor.executors.base import (
     Executor,
     OnDone,
     R,
-    RunReport,
     SegmentLost,
     T,
     Work,
@@ -360,8 +359,10 @@ class ClusterExecutor(Executor):
             if any(status in ("error", "cancelled", "lost") for status in statuses):
                 since_failure = since_failure or Waited()
                 late = since_failure.seconds() > self.patience.grace
-                if late or "pending" not in statuses or _real_error(futures):
-                    raise _real_error(futures) or SegmentLost(_reason(futures))
+                errors = [future.exception() for future in futures if future.status == "error"]
+                real = _real_error(errors)
+                if late or "pending" not in statuses or real:
+                    raise real or SegmentLost(str(errors[0]) if errors else "a task was cancelled")
             if statuses.count("finished") > attempt.finished:
                 attempt.finished = statuses.count("finished")
                 attempt.quiet.restart()
@@ -465,27 +466,18 @@ def _call_batch(packed: NDArray[np.uint8], items: Sequence[Any]) -> list[Any]:
         return [function(item, local_workspace()) for item in items]
 
 
-def _real_error(futures: Sequence[Any]) -> BaseException | None:
+def _real_error(errors: Sequence[BaseException]) -> BaseException | None:
     """Return the first error that is more than the loss of a worker."""
-    for future in futures:
-        if future.status == "error":
-            error: BaseException = future.exception()
-            if isinstance(error, (DaskfactorError, MemoryError)):
-                return error
-            if not isinstance(error, LOSSES):
-                wrapped = EngineError(
-                    f"a worker failed outside of any block: {type(error).__name__}: {error}"
-                )
-                wrapped.__cause__ = error
-                return wrapped
+    for error in errors:
+        if isinstance(error, (DaskfactorError, MemoryError)):
+            return error
+        if not isinstance(error, LOSSES):
+            wrapped = EngineError(
+                f"a worker failed outside of any block: {type(error).__name__}: {error}"
+            )
+            wrapped.__cause__ = error
+            return wrapped
     return None
-
-
-def _reason(futures: Sequence[Any]) -> str:
-    for future in futures:
-        if future.status == "error":
-            return str(future.exception())
-    return "a task was cancelled"
 
 
 def _leave_thread_pool() -> None:
@@ -517,18 +509,19 @@ class ClusterTasksExecutor(ClusterExecutor):
 
     name = "tasks"
 
-    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
-        done, busy = 0, 0.0
+    def _run(self, work: Work, state: ChainState) -> ChainState:
+        done = 0
         for groups in _portions(group_rounds(work.plan)):
             operations = sum(len(task.ops) for group in groups for task in group)
             tell = rising(work.on_done, done, operations)
             attempt = partial(self._attempt, groups, work, state, tell)
             state, seconds = self.persist(attempt)
             done += operations
-            busy += seconds
+            self.report.busy_seconds += seconds
         work.on_done(done)
         threads = self.workers().values()
-        return state, RunReport(0.0, busy, sum(threads) or 1, len(threads) or 1)
+        self.report.lanes, self.report.workers = sum(threads) or 1, len(threads) or 1
+        return state
 
     def _attempt(
         self,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from distributed import Client
 
 from daskfactor.errors import EngineError
-from daskfactor.executors.base import OnDone, RunReport, Work
+from daskfactor.executors.base import OnDone, Work
 from daskfactor.executors.cluster import (
     Attempt,
     ClusterExecutor,
@@ -70,16 +70,16 @@ class RingExecutor(ClusterExecutor):
         self._ready: set[str] = set()
         self._registered = False
 
-    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
+    def _run(self, work: Work, state: ChainState) -> ChainState:
         total = len(work.plan) * len(state.rows)
         told = work._replace(on_done=rising(work.on_done, 0, total))
-        after, report = self.persist(partial(self._attempt, told, state, []))
+        after = self.persist(partial(self._attempt, told, state, []))
         work.on_done(total)
-        return after, report
+        return after
 
     def _attempt(
         self, work: Work, state: ChainState, earlier: list[Attempt], attempt: Attempt
-    ) -> tuple[ChainState, RunReport]:
+    ) -> ChainState:
         """Send the segment out, watch over it, and put together what comes back."""
         threads = self.members(fresh=attempt.key[1] > 0)
         self._await_earlier(earlier)
@@ -101,8 +101,9 @@ class RingExecutor(ClusterExecutor):
         finally:
             for future in futures:
                 future.release()
-        busy = sum(portion.busy for portion in portions)
-        return join_portions(state, portions), RunReport(0.0, busy, sum(lanes), len(lanes))
+        self.report.busy_seconds += sum(portion.busy for portion in portions)
+        self.report.lanes, self.report.workers = sum(lanes), len(lanes)
+        return join_portions(state, portions)
 
     def _look_at_ring(self, on_done: OnDone, attempt: Attempt, waited: Waited) -> None:
         """Raise if a worker has not started in time, and pass progress on."""

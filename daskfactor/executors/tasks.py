@@ -24,7 +24,6 @@ from daskfactor.executors.base import (
     BlockProgram,
     Executor,
     R,
-    RunReport,
     Work,
     local_workspace,
     perform,
@@ -229,7 +228,7 @@ class TasksExecutor(Executor):
             )
         return list(values)
 
-    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
+    def _run(self, work: Work, state: ChainState) -> ChainState:
         starts = split_state(state, work.plan[0].size)
         groups = group_rounds(work.plan)
         graph, ends = build_graph(groups, "context", {key: key for key in starts})
@@ -246,7 +245,8 @@ class TasksExecutor(Executor):
         with Callback(posttask=count):  # type: ignore[no-untyped-call]
             results = self._compute(graph, [key for kind in ends for key in kind])
         after, busy = join_ends(ends, state, results)
-        return after, RunReport(busy_seconds=busy, lanes=self.num_workers)
+        self.report.busy_seconds += busy
+        return after
 
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
         graph: Graph = {

@@ -21,7 +21,6 @@ from daskfactor.executors.base import (
     Executor,
     OnDone,
     R,
-    RunReport,
     SegmentLost,
     Work,
     local_workspace,
@@ -188,7 +187,7 @@ class SerialExecutor(Executor):
         super().__init__()
         self._workspace = Workspace()
 
-    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
+    def _run(self, work: Work, state: ChainState) -> ChainState:
         evaluations: list[Evaluation] = []
         busy, done = 0.0, 0
         with single_threaded_blas():
@@ -201,7 +200,8 @@ class SerialExecutor(Executor):
                 done += len(part.ops)
                 work.on_done(done)
         state.settle(evaluations)
-        return state, RunReport(busy_seconds=busy)
+        self.report.busy_seconds += busy
+        return state
 
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
         with single_threaded_blas():
@@ -222,7 +222,7 @@ class ThreadsExecutor(Executor):
         super().__init__(self.lanes)
         self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="daskfactor-lane")
 
-    def _run(self, work: Work, state: ChainState) -> tuple[ChainState, RunReport]:
+    def _run(self, work: Work, state: ChainState) -> ChainState:
         lanes = min(self.lanes, len(state.rows))
         scheduler = BandScheduler(ops_by_row(work.plan), lanes)
 
@@ -232,7 +232,9 @@ class ThreadsExecutor(Executor):
         with single_threaded_blas():
             scheduler.run(self._pool, lanes, operate, work.on_done)
         state.settle(scheduler.evaluations)
-        return state, RunReport(busy_seconds=scheduler.busy, lanes=lanes)
+        self.report.busy_seconds += scheduler.busy
+        self.report.lanes = lanes
+        return state
 
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
         with single_threaded_blas():
