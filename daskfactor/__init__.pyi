@@ -37,8 +37,8 @@ from .inference.psgrrld import PSGRRLD as PSGRRLD
 from .inference.sampling import sample as sample
 from .inference.sghmc import SGHMC as SGHMC
 from .inference.sgld import SGLD as SGLD
-from .models.additive import GaussianAdditive as GaussianAdditive
 from .models.allocation import AllocationModel as AllocationModel
+from .models.gaussian import GaussianAdditive as GaussianAdditive
 from .models.gaussian import GaussianMF as GaussianMF
 from .models.silf import SILFNMF as SILFNMF
 from .models.tweedie import TweedieNMF as TweedieNMF

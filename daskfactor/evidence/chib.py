@@ -34,7 +34,7 @@ from daskfactor.inference.program import COLUMNS, ROWS
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.multinomial import Wide, log_likelihood
 from daskfactor.kernels.permanent import log_permanent
-from daskfactor.models.priors import gamma_log_density
+from daskfactor.models.tweedie import gamma_log_density
 from daskfactor.progress import Phase, RunEvent
 from daskfactor.random import Stream, generator, noise_key
 

@@ -16,7 +16,7 @@ from daskfactor.inference.tweedie_chain import NonNegativeSampler
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.fixed import Mask, held
+from daskfactor.models.settings import Mask, held
 from daskfactor.models.tweedie import Hyperparameters
 
 PASSES = 2

@@ -16,8 +16,8 @@ from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.base import Optimizer
 from daskfactor.inference.passes import Fit, Share, evaluate, shares, total, total_log
 from daskfactor.inference.run import Descent, PointFit
-from daskfactor.models.fixed import Mask, held
 from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.settings import Mask, held
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator
 

@@ -16,8 +16,8 @@ from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.fixed import Mask
 from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.settings import Mask
 
 Array = NDArray[Any]
 

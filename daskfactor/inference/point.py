@@ -19,7 +19,7 @@ from daskfactor.inference.run import PointFit, Run
 from daskfactor.inference.samplers import optimizers
 from daskfactor.inference.session import session, verb
 from daskfactor.inference.track import in_callers_order
-from daskfactor.models.registry import check_model
+from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import OnEvent, ignore

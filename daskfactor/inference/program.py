@@ -26,10 +26,9 @@ from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments, langevin_step
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.views import AnyBlock, Workspace
-from daskfactor.models.fixed import Mask, held
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.priors import clipped_gamma_log_density
-from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.settings import Mask, held
+from daskfactor.models.tweedie import Hyperparameters, clipped_gamma_log_density
 
 Array = NDArray[Any]
 ROWS, COLUMNS = 0, 1

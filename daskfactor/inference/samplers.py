@@ -6,7 +6,7 @@ from typing import Any
 import daskfactor
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.inference.base import Optimizer, Sampler
-from daskfactor.models.registry import check_model
+from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
 
 

@@ -26,7 +26,7 @@ from daskfactor.inference.options import (
 from daskfactor.inference.run import Run
 from daskfactor.inference.samplers import checked_sampler, sampler_from_dict
 from daskfactor.inference.session import Options, as_begun, session, session_again, verb
-from daskfactor.models.registry import model_from_dict
+from daskfactor.models import model_from_dict
 from daskfactor.models.settings import FactorModel
 from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.results.sink import MemorySink, Sink

@@ -1,1 +1,45 @@
-"""Models: densities, gradients and predictive intervals, in plain NumPy and SciPy."""
+"""Models: densities, gradients and predictive intervals, in plain NumPy and SciPy.
+
+Here are all that there are, by the name of their class, and where stored ones are read back.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from daskfactor.errors import ModelError, OptionError
+from daskfactor.models.allocation import AllocationModel
+from daskfactor.models.gaussian import GaussianAdditive, GaussianMF
+from daskfactor.models.settings import FactorModel, StoredModel
+from daskfactor.models.silf import SILFNMF
+from daskfactor.models.tweedie import TweedieNMF
+
+MODELS: dict[str, type[StoredModel]] = {
+    model.__name__: model
+    for model in (TweedieNMF, GaussianMF, SILFNMF, AllocationModel, GaussianAdditive)
+}
+
+
+def model_from_dict(values: Mapping[str, Any]) -> Any:
+    """Rebuild a model from its ``to_dict``.
+
+    Raises
+    ------
+    ModelError
+        If no model has that name, or it has other settings.
+    """
+    kind = values.get("type")
+    if kind not in MODELS:
+        raise ModelError(
+            f"the stored model is of type {kind!r}, which this version does not know; it knows "
+            f"{', '.join(MODELS)}"
+        )
+    return MODELS[kind].from_dict(values)
+
+
+def check_model(model: object) -> None:
+    """Refuse anything but a model whose factors can be sampled."""
+    if not (isinstance(model, FactorModel) and model.has_observations):
+        raise OptionError(
+            "model must be a model such as TweedieNMF(n_components=20) or "
+            f"GaussianMF(n_components=20), got {model!r}"
+        )

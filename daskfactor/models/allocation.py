@@ -1,29 +1,24 @@
 """The Bayesian allocation model: counts that a Poisson process thins by a Bayesian network."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
 from daskfactor.errors import ModelError
-from daskfactor.models.allocation_checks import (
-    check_equal_sizes,
-    checked_concentration,
-    checked_hidden,
-    checked_observed,
-    checked_tied,
-    positive,
-    size,
-)
-from daskfactor.models.frozen import Frozen
 from daskfactor.models.graph import Graph
+from daskfactor.models.settings import Frozen, StoredModel, as_number, checked_count
 
+LARGEST_HIDDEN = 65_535
+"""Joint configurations of the hidden variables: what two bytes a token can tell apart."""
+SMALLEST, LARGEST = 1e-100, 1e100
+"""Numbers between which products of pseudo-counts are neither 0 nor infinite."""
 OBSERVED = "ijklmnopq"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AllocationModel:
+class AllocationModel(StoredModel):
     r"""Tokens of a Poisson process, each a draw from a Bayesian network that is seen in part.
 
     .. math:: \lambda \sim \mathrm{Gamma}(a, b), \quad T \sim \mathrm{Poisson}(\lambda), \quad
@@ -79,23 +74,21 @@ class AllocationModel:
 
     def __post_init__(self) -> None:
         network = self.graph if isinstance(self.graph, Graph) else Graph.parse(self.graph)
-        hidden = checked_hidden(self.hidden, network)
-        observed = checked_observed(self.observed, network, hidden)
-        tied = checked_tied(self.tied, network)
+        hidden = _checked_hidden(self.hidden, network)
+        observed = _checked_observed(self.observed, network, hidden)
+        tied = _checked_tied(self.tied, network)
         known = dict(hidden) | (dict(observed) if isinstance(observed, Frozen) else {})
-        check_equal_sizes(network, tied, known)
+        _check_equal_sizes(network, tied, known)
         settings = {
             "graph": str(network),
             "hidden": hidden,
             "observed": observed,
-            "concentration": checked_concentration(self.concentration, network, tied),
-            "rate": positive("rate", self.rate),
-            "shape": None if self.shape is None else positive("shape", self.shape),
+            "concentration": _checked_concentration(self.concentration, network, tied),
+            "rate": _positive("rate", self.rate),
+            "shape": None if self.shape is None else _positive("shape", self.shape),
             "tied": tied,
         }
-        # A frozen dataclass is set through object.
-        for name, value in settings.items():
-            object.__setattr__(self, name, value)
+        self._put(settings)
 
     @classmethod
     def nmf(cls, n_components: int, **settings: Any) -> Self:
@@ -242,7 +235,7 @@ class AllocationModel:
                     f"{observed[name]}; change one of them, or give observed as a list of names"
                 )
         sizes = dict(zip(dims, shape, strict=True)) | dict(self.hidden)
-        check_equal_sizes(self.network, self.tied, sizes)
+        _check_equal_sizes(self.network, self.tied, sizes)
 
     def with_components(self, n_components: int) -> Self:
         """The same model with another size of its hidden variable.
@@ -252,7 +245,9 @@ class AllocationModel:
         ModelError
             If it has several hidden variables.
         """
-        return replace(self, hidden={self._only_hidden(): size("n_components", n_components)})
+        return replace(
+            self, hidden={self._only_hidden(): checked_count("n_components", n_components)}
+        )
 
     def with_thinning(self, share: float) -> Self:
         r"""The model of data of which each token was kept with probability p.
@@ -265,7 +260,7 @@ class AllocationModel:
 
     def to_dict(self) -> dict[str, Any]:
         """The model as plain JSON values, with its class under ``"type"``."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = super().to_dict()
         for name in ("hidden", "concentration"):
             values[name] = dict(values[name]) if isinstance(values[name], Mapping) else values[name]
         sides = self.observed
@@ -275,34 +270,17 @@ class AllocationModel:
         else:
             values["observed"] = list(self.dims)
         values["tied"] = [[list(group), value] for group, value in self.tied.items()]
-        return {"type": type(self).__name__} | values
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild a model from `to_dict`.
-
-        Raises
-        ------
-        ModelError
-            If it is another model's, or has keys that this version does not know.
-        """
+        """Rebuild a model from `to_dict`."""
         given = dict(values)
-        kind = given.pop("type", None)
-        known = {one.name for one in fields(cls)}
-        if kind != cls.__name__:
-            raise ModelError(f"expected a stored model of type {cls.__name__!r}, got {kind!r}")
-        if unknown := sorted(given.keys() - known):
-            raise ModelError(
-                f"the stored model has unknown settings {unknown}; {cls.__name__} knows "
-                f"{sorted(known)}. It may be of a newer version: upgrade and try again"
-            )
-        if lost := [name for name in ("graph", "hidden") if name not in given]:
-            raise ModelError(f"the stored model lacks {lost[0]!r}")
         observed = given.get("observed")
         if observed and not isinstance(observed[0], str):
             given["observed"] = dict(observed)
         given["tied"] = {tuple(group): value for group, value in given.get("tied", ())}
-        return cls(**given)
+        return super().from_dict(given)
 
     def __repr__(self) -> str:
         plain: dict[str, Any] = {"concentration": 1.0, "rate": 1.0, "shape": None, "tied": {}}
@@ -337,9 +315,145 @@ class AllocationModel:
 
 
 def _observed_names(order: Any) -> tuple[str, ...]:
-    if not 1 <= size("the order of the data", order) <= len(OBSERVED):
+    if not 1 <= checked_count("the order of the data", order) <= len(OBSERVED):
         raise ModelError(
             f"the order of the data must be 1 to {len(OBSERVED)}, got {order}; write the graph "
             "yourself for more"
         )
     return tuple(OBSERVED[:order])
+
+
+def _positive(what: str, value: Any) -> float:
+    """A positive number that arithmetic can cope with, as a plain float."""
+    number = as_number(value)
+    if not SMALLEST <= number <= LARGEST or isinstance(value, str):
+        raise ModelError(
+            f"{what} must be a positive, finite number from {SMALLEST:g} to {LARGEST:g}, got "
+            f"{value!r}"
+        )
+    return number
+
+
+def _checked_hidden(given: Any, graph: Graph) -> Frozen[str, int]:
+    """Sizes of the hidden variables, in the order of the graph."""
+    if not isinstance(given, Mapping) or not given:
+        raise ModelError(
+            f"hidden must give the size of at least one hidden variable, such as {{'r': 3}}, "
+            f"got {given!r}; a model without hidden ones is the same as with one of size 1"
+        )
+    _known("hidden", given, graph)
+    sizes = {
+        name: checked_count(f"the size of the hidden variable {name!r}", given[name])
+        for name in graph.in_order(given)
+    }
+    if (states := math.prod(sizes.values())) > LARGEST_HIDDEN:
+        raise ModelError(
+            f"the hidden variables have {states} joint configurations; at most {LARGEST_HIDDEN} "
+            "are possible, so make them smaller"
+        )
+    return Frozen(sizes)
+
+
+def _checked_observed(
+    given: Any, graph: Graph, hidden: Frozen[str, int]
+) -> tuple[str, ...] | Frozen[str, int]:
+    """The observed variables in the order of the data's dims, with sizes if there are any."""
+    rest = tuple(name for name in graph.variables if name not in hidden)
+    if given is None:
+        given = rest
+    if isinstance(given, str) or not isinstance(given, Sequence | Mapping):
+        raise ModelError(
+            "observed must be a list of names in the order of the data's dimensions, or a mapping "
+            f"of names to sizes, got {given!r}"
+        )
+    _known("observed", given, graph)
+    names = tuple(given)
+    if len(set(names)) < len(names):
+        raise ModelError(f"observed names a variable twice: {names}; name each once")
+    if both := [name for name in names if name in hidden]:
+        raise ModelError(f"{both[0]!r} is given as hidden and as observed; it can be only one")
+    if lost := [name for name in rest if name not in names]:
+        raise ModelError(
+            f"{lost[0]!r} is in the graph, but neither hidden nor observed; give its size in "
+            "hidden or its name in observed"
+        )
+    if not names:
+        raise ModelError("every variable of the graph is hidden; at least one must be observed")
+    if not isinstance(given, Mapping):
+        return names
+    return Frozen({name: checked_count(f"the size of {name!r}", given[name]) for name in names})
+
+
+def _checked_tied(given: Any, graph: Graph) -> Frozen[tuple[str, ...], float]:
+    """Groups of variables that draw from one table, with its pseudo-count per cell."""
+    if not isinstance(given, Mapping):
+        raise ModelError(
+            "tied must map groups of variables to pseudo-counts per cell, such as "
+            f"{{('i', 'j'): 0.5}}, got {given!r}"
+        )
+    tied: dict[tuple[str, ...], float] = {}
+    for group, value in given.items():
+        if isinstance(group, str) or not isinstance(group, Sequence) or len(group) < 2:
+            raise ModelError(
+                f"tied has the group {group!r}; a group is a tuple of two or more variables, such "
+                "as ('i', 'j')"
+            )
+        names = tuple(group)
+        _known("tied", names, graph)
+        if len(set(names)) < len(names) or any(set(names) & set(other) for other in tied):
+            raise ModelError(f"tied names a variable of {names} twice; name each once")
+        if len({len(graph.parents[name]) for name in names}) > 1:
+            told = ", ".join(f"{name}: {len(graph.parents[name])}" for name in names)
+            raise ModelError(
+                f"tied variables need equally many parents, got {told}; they draw from one table"
+            )
+        tied[names] = _positive(f"the pseudo-count of the tied variables {names}", value)
+    return Frozen(tied)
+
+
+def _checked_concentration(
+    given: Any, graph: Graph, tied: Frozen[tuple[str, ...], float]
+) -> float | Frozen[str, float]:
+    """One total for all tables, or pseudo-counts per cell for each of them."""
+    if not isinstance(given, Mapping):
+        return _positive("concentration", given)
+    _known("concentration", given, graph)
+    bound = {name for group in tied for name in group}
+    if both := [name for name in given if name in bound]:
+        raise ModelError(
+            f"concentration has {both[0]!r}, whose table is tied; its pseudo-count stands in tied"
+        )
+    wanted = [name for name in graph.order if name not in bound]
+    if lost := [name for name in wanted if name not in given]:
+        raise ModelError(
+            f"concentration lacks {', '.join(map(repr, lost))}; give a pseudo-count per cell for "
+            f"every table ({', '.join(map(repr, wanted))}), or one number for all"
+        )
+    return Frozen(
+        {name: _positive(f"the pseudo-count of {name!r}", given[name]) for name in wanted}
+    )
+
+
+def _check_equal_sizes(
+    graph: Graph, tied: Iterable[tuple[str, ...]], sizes: Mapping[str, int]
+) -> None:
+    """Refuse tied variables whose tables have different sizes; unknown sizes are let pass."""
+    for group in tied:
+        first, *others = [graph.family(name) for name in group]
+        for other in others:
+            for one, two in zip(first, other, strict=True):
+                if sizes.get(one, 0) != sizes.get(two, 0) and {one, two} <= sizes.keys():
+                    raise ModelError(
+                        f"the tied variables {group} draw from one table, but {one!r} has size "
+                        f"{sizes[one]} and {two!r} has size {sizes[two]}; make them equal, or "
+                        "untie the variables"
+                    )
+
+
+def _known(where: str, names: Any, graph: Graph) -> None:
+    for name in names:
+        if name not in graph.variables:
+            raise ModelError(
+                f"{where} has {name!r}, which is not in the graph; its variables are "
+                f"{', '.join(graph.variables)}"
+            )

@@ -1,4 +1,4 @@
-"""Real-valued matrix factorization with Gaussian priors and biases."""
+"""Gaussian models: real-valued matrix factorization with biases, and a sum that tests evidence."""
 
 import math
 from collections.abc import Mapping
@@ -6,11 +6,19 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.errors import ModelError
+from daskfactor.errors import DataError, ModelError
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.settings import Auto, FactorModel, checked_count, checked_positive
+from daskfactor.models.settings import (
+    Auto,
+    Checks,
+    FactorModel,
+    StoredModel,
+    checked_count,
+    checked_number,
+    checked_positive,
+)
 from daskfactor.models.tweedie_law import NORMAL
 
 Array = NDArray[Any]
@@ -75,6 +83,12 @@ class GaussianHyper(NamedTuple):
         return cls(**plain)
 
 
+def _checked_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ModelError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 @dataclass(frozen=True)
 class GaussianMF(FactorModel):
     r"""Real-valued matrix factorization with Gaussian priors, for ratings and the like.
@@ -120,6 +134,13 @@ class GaussianMF(FactorModel):
     nonnegative: ClassVar[bool] = False
     default_sampler: ClassVar[str] = "SGHMC"
     default_optimizer: ClassVar[str] = "DSGD"
+    checks: ClassVar[Checks] = {
+        "n_components": checked_count,
+        "noise": checked_positive,
+        "precision_w": checked_positive,
+        "precision_h": checked_positive,
+        "biases": _checked_flag,
+    }
 
     n_components: int
     _: KW_ONLY
@@ -127,14 +148,6 @@ class GaussianMF(FactorModel):
     precision_w: float | Auto = "auto"
     precision_h: float | Auto = "auto"
     biases: bool = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "n_components", checked_count(self.n_components))
-        for name in ("noise", "precision_w", "precision_h"):
-            object.__setattr__(self, name, checked_positive(name, getattr(self, name)))
-        if not isinstance(self.biases, bool | np.bool_):
-            raise ModelError(f"biases must be True or False, got {self.biases!r}")
-        object.__setattr__(self, "biases", bool(self.biases))
 
     @property
     def likelihood(self) -> Likelihood:
@@ -206,3 +219,119 @@ class GaussianMF(FactorModel):
         if self.biases:
             parts["row_bias" if rows else "column_bias"] = packed[..., K if rows else K + 1]
         return parts
+
+
+def _checked_scale(name: str, value: Any) -> float:
+    return checked_number(name, value, "leave it out for 1")
+
+
+@dataclass(frozen=True)
+class GaussianAdditive(StoredModel):
+    r"""Observations around the sum of R latent Gaussian variables.
+
+    .. math:: \theta_r \sim \mathcal N(\mu_\theta, \sigma_\theta^2), \quad
+        x_n \sim \mathcal N(\textstyle\sum_r \theta_r, \sigma_x^2)
+
+    Parameters
+    ----------
+    n_components
+        Number of latent variables R, at least 1.
+    mean, scale
+        Mean and standard deviation of a latent variable.
+    noise
+        Standard deviation of an observation around the sum.
+
+    Raises
+    ------
+    ModelError
+        If one of them is not allowed.
+
+    References
+    ----------
+    Şimşekli et al. 2016, section 4.1.1, equation 12 (which gives the variances).
+    """
+
+    evidence_data = "vector"
+    checks: ClassVar[Checks] = {
+        "n_components": checked_count,
+        "mean": lambda _, value: float(value),
+        "scale": _checked_scale,
+        "noise": _checked_scale,
+    }
+
+    n_components: int
+    _: KW_ONLY
+    mean: float = 0.0
+    scale: float = 1.0
+    noise: float = 1.0
+
+    def check_observations(self, x: ArrayLike) -> NDArray[np.float64]:
+        """Observations as a vector.
+
+        Raises
+        ------
+        DataError
+            If they are no vector of numbers, there are none, or one is missing or not finite.
+        """
+        try:
+            given = np.asanyarray(x)  # keeps a mask
+        except (RuntimeError, TypeError, ValueError):  # of a sparse array, or of uneven lists
+            given = np.empty((), dtype=object)
+        if given.dtype.kind not in "biuf":
+            raise DataError(
+                f"GaussianAdditive takes a vector of real numbers, got {type(x).__name__} of dtype "
+                f"{getattr(x, 'dtype', given.dtype)}; make it a NumPy array of these first, sparse "
+                "data with .todense() or .toarray()"
+            )
+        values = np.asarray(given, dtype=np.float64)
+        if values.ndim != 1 or not values.size:
+            raise DataError(
+                "GaussianAdditive takes a vector of at least one observation, got shape "
+                f"{values.shape}; pass its entries as one vector, for example with .ravel()"
+            )
+        gone = int(np.count_nonzero(np.ma.getmaskarray(given) | ~np.isfinite(values)))
+        if gone:
+            raise DataError(
+                f"GaussianAdditive has no missing observations, but {gone} of {values.size} are "
+                "masked or not finite; drop these first"
+            )
+        return values
+
+    def log_likelihood(self, x: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
+        r"""Log p(x | θ) for every value of Σ θ_r in ``total``, in nats.
+
+        .. math:: -\tfrac N2 \ln 2\pi\sigma_x^2
+            - \frac{\sum_n (x_n - \bar x)^2 + N (\bar x - \sum_r\theta_r)^2}{2\sigma_x^2}
+        """
+        x = self.check_observations(x)
+        centre = x.mean()
+        squares = np.sum((x - centre) ** 2) + x.size * (centre - np.asarray(total)) ** 2
+        constant = -0.5 * x.size * np.log(2 * np.pi * self.noise**2)
+        return np.asarray(constant - squares / (2 * self.noise**2), dtype=np.float64)
+
+    def log_evidence(self, x: ArrayLike) -> float:
+        r"""Log p(x), exactly, in nats.
+
+        With m = Rμ_θ, v = Rσ_θ² and e = mean(x) - m:
+
+        .. math:: -\tfrac N2 \ln 2\pi\sigma_x^2 - \tfrac12\ln(1 + N v/\sigma_x^2)
+            - \frac{\sum_n (x_n - m)^2}{2\sigma_x^2}
+            + \frac{v N^2 e^2}{2\sigma_x^2(\sigma_x^2 + N v)}
+
+        It need not peak at the R that made the data.
+        """
+        x = self.check_observations(x)
+        m, v = self.n_components * self.mean, self.n_components * self.scale**2
+        n, noise = x.size, self.noise**2
+        result = -0.5 * n * np.log(2 * np.pi * noise) - 0.5 * np.log1p(n * v / noise)
+        result -= np.sum((x - m) ** 2) / (2 * noise)
+        result += v * (n * (x.mean() - m)) ** 2 / (2 * noise * (noise + n * v))
+        return float(result)
+
+    def draw_prior(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+        """Draws of θ from the prior, (count, R)."""
+        return rng.normal(self.mean, self.scale, (count, self.n_components))
+
+    def generate(self, rng: np.random.Generator, count: int) -> NDArray[Any]:
+        """Observations of the model, (count,)."""
+        return rng.normal(self.draw_prior(rng, 1).sum(), self.noise, count)

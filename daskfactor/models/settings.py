@@ -1,10 +1,12 @@
-"""Settings of models: checked one by one, and kept as plain JSON values."""
+"""Settings of models: checked one by one, kept as plain JSON values, and frozen components."""
 
+import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,38 @@ from numpy.typing import NDArray
 from daskfactor.errors import ModelError
 from daskfactor.models.likelihood import Likelihood
 
+Array = NDArray[Any]
 Auto = Literal["auto"]
+Mask = NDArray[np.bool_] | None
+"""Which components of a factor are frozen, (K,); None: none."""
+Checks = Mapping[str, Callable[[str, Any], Any]]
+"""What makes a plain value of each setting, or refuses it: functions of its name and value."""
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Frozen(Mapping[K, V]):
+    """A mapping that can be hashed, pickled and compared, and shows itself as a dict."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
+        self._items: dict[K, V] = dict(items)
+
+    def __getitem__(self, key: K) -> V:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
 
 
 @dataclass(frozen=True)
@@ -26,15 +59,27 @@ class StoredModel:
         evidence is known of it.
     default_evidence
         Name of the method that gives it if nobody asks for another.
+    checks
+        Checks of its settings, one by one.
     """
 
-    n_components: int
     evidence_data: ClassVar[Literal["matrix", "vector", "counts"] | None] = None
     default_evidence: ClassVar[str] = "ThermodynamicIntegration"
+    checks: ClassVar[Checks] = {}
+
+    def __post_init__(self) -> None:
+        self._put({name: check(name, getattr(self, name)) for name, check in self.checks.items()})
+
+    def _put(self, settings: Mapping[str, Any]) -> None:
+        # A frozen dataclass is set through object: NumPy numbers become plain ones here,
+        # so that two equal models compare equal and can be written as JSON.
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
 
     def with_components(self, n_components: int) -> Self:
         """The same model with another number of components."""
-        return replace(self, n_components=n_components)
+        changed: dict[str, Any] = {"n_components": n_components}
+        return replace(self, **changed)
 
     def to_dict(self) -> dict[str, Any]:
         """The model as plain JSON values, with its class under ``"type"``."""
@@ -49,22 +94,23 @@ class StoredModel:
         Raises
         ------
         ModelError
-            If it is another model's, lacks ``n_components``, or has keys that this
-            version does not know.
+            If it is another model's, lacks a setting that has no default, or has keys
+            that this version does not know.
         """
-        known = {field.name for field in fields(cls) if field.init}
+        known = {field.name: field for field in fields(cls) if field.init}
         given = dict(values)
         kind = given.pop("type", None)
         if kind != cls.__name__:
             raise ModelError(f"expected a stored model of type {cls.__name__!r}, got {kind!r}")
-        if unknown := sorted(given.keys() - known):
+        if unknown := sorted(given.keys() - known.keys()):
             raise ModelError(
                 f"the stored model has unknown settings {unknown}; {cls.__name__} knows "
                 f"{sorted(known)}. It may be of a newer version: upgrade and try again"
             )
-        if "n_components" not in given:
-            raise ModelError("the stored model lacks 'n_components'")
-        return cls(given.pop("n_components"), **given)
+        for name, field in known.items():
+            if name not in given and field.default is MISSING and field.default_factory is MISSING:
+                raise ModelError(f"the stored model lacks {name!r}")
+        return cls(**given)
 
 
 class OfDivergence(NamedTuple):
@@ -108,6 +154,7 @@ class FactorModel(StoredModel, ABC):
     simplex: ClassVar[bool] = False
     has_threshold: ClassVar[bool] = False
     from_data: ClassVar[tuple[str, ...]] = ()
+    n_components: int
     fixed: tuple[Any, Any] = (None, None)
     frozen: tuple[Any, Any] = (None, None)
 
@@ -143,21 +190,39 @@ class FactorModel(StoredModel, ABC):
 
     def for_compilation(self) -> Self:
         """The same with two components and nothing to choose: what kernels are compiled with."""
-        return replace(self, n_components=2)
+        return self.with_components(2)
 
 
-def checked_count(value: Any) -> int:
-    """A number of components, as a plain int."""
+def checked_count(name: str, value: Any) -> int:
+    """A whole number of at least 1, as a plain int."""
     try:
-        count = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+        count = 0 if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
-        count = None
-    if count is None or count < 1:
+        count = 0
+    if count < 1:
+        components = "; it is the number of components of the factorization"
         raise ModelError(
-            f"n_components must be a whole number of at least 1, got {value!r}; "
-            "it is the number of components of the factorization"
+            f"{name} must be a whole number of at least 1, got {value!r}"
+            f"{components if name == 'n_components' else ''}"
         )
     return count
+
+
+def as_number(value: Any) -> float:
+    """A plain float; NaN if the value is no number."""
+    try:
+        return math.nan if isinstance(value, (bool, np.bool_)) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def checked_number(name: str, value: Any, advice: str = "") -> float:
+    """A positive, finite number, as a plain float."""
+    number = as_number(value)
+    if not 0.0 < number < math.inf:
+        advice = advice or f'leave {name}="auto" to have it chosen from the data'
+        raise ModelError(f"{name} must be a positive, finite number, got {value!r}; {advice}")
+    return number
 
 
 def checked_positive(name: str, value: Any) -> float | Auto:
@@ -171,27 +236,150 @@ def checked_positive(name: str, value: Any) -> float | Auto:
 
 def checked_shape(name: str, value: Any) -> float:
     """The shape of a gamma prior, as a plain float."""
-    try:
-        number = float("nan") if isinstance(value, (bool, np.bool_)) else float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not 0.0 < number < np.inf:
-        raise ModelError(
-            f"{name} must be a positive, finite number, got {value!r}; "
-            "leave it at 1 for an exponential prior"
-        )
-    return number
+    return checked_number(name, value, "leave it at 1 for an exponential prior")
 
 
-def checked_number(name: str, value: Any) -> float:
-    """A positive, finite number, as a plain float."""
+@dataclass(frozen=True, eq=False)
+class FixedComponents:
+    """The frozen components of one factor.
+
+    Attributes
+    ----------
+    frozen
+        Their numbers, ascending.
+    values
+        Their values, (len(frozen), length), read-only; None for the model of a stored
+        run, whose values are in the run's state.
+    """
+
+    frozen: tuple[int, ...]
+    values: NDArray[np.float64] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FixedComponents):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        length = "?" if self.values is None else self.values.shape[1]
+        return f"FixedComponents({list(self.frozen)}, length={length})"
+
+    def _key(self) -> tuple[Any, ...]:
+        values = self.values
+        return (self.frozen, None if values is None else (values.shape, values.tobytes()))
+
+    def mask(self, n_components: int) -> NDArray[np.bool_]:
+        """Which of K components are frozen."""
+        mask = np.zeros(n_components, dtype=bool)
+        mask[list(self.frozen)] = True
+        return mask
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values."""
+        return 0.0 if self.values is None else float(self.values.mean())
+
+    def put(self, factor: Array, rows: slice | NDArray[np.int64]) -> None:
+        """Write the values of some of the caller's rows into a part (rows, K) of the factor."""
+        if self.values is None:
+            raise ModelError(
+                "the values of the frozen components are not stored with the model, but with "
+                "the state of its run; pass them again as fixed_w or fixed_h"
+            )
+        factor[:, list(self.frozen)] = self.values[:, rows].T
+
+
+def checked_fixed(
+    name: str, given: Any, n_components: int, components_last: bool
+) -> FixedComponents | None:
+    """Frozen components from what the user passed: an array (I, F) for W, (F, J) for H.
+
+    Raises
+    ------
+    ModelError
+        If it cannot be a part of a factor with K components.
+    """
+    if given is None:
+        return None
+    if isinstance(given, FixedComponents):
+        _check_count(name, 1 + max(given.frozen), n_components)
+        return given
     try:
-        number = float("nan") if isinstance(value, (bool, np.bool_)) else float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not 0.0 < number < np.inf:
+        array = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
         raise ModelError(
-            f"{name} must be a positive, finite number, got {value!r}; "
-            f'leave {name}="auto" to have it chosen from the data'
+            f"{name} must be an array of non-negative numbers, {_layout(name)}, got "
+            f"{type(given).__name__}"
+        ) from error
+    if array.ndim != 2 or 0 in array.shape:
+        raise ModelError(
+            f"{name} must be an array of two dimensions, {_layout(name)}, got shape {array.shape}"
         )
-    return number
+    components = array.T if components_last else array
+    _check_count(name, len(components), n_components)
+    return _from_components(name, components)
+
+
+def _from_components(name: str, components: Array) -> FixedComponents:
+    """From (F, length), a component of NaN alone being free."""
+    missing = np.isnan(components)
+    free = missing.all(axis=1)
+    torn = np.flatnonzero(missing.any(axis=1) & ~free)
+    if torn.size:
+        raise ModelError(
+            f"component {torn[0]} of {name} has {missing[torn[0]].sum()} NaN among its "
+            f"{components.shape[1]} entries; a component is given whole, or is all NaN and free"
+        )
+    if free.all():
+        raise ModelError(f"{name} is all NaN, so it freezes nothing; leave it out")
+    values = np.ascontiguousarray(components[~free])
+    if not (np.isfinite(values).all() and values.min() >= 0.0):
+        bad = values[~(np.isfinite(values) & (values >= 0))][0]
+        raise ModelError(f"{name} must hold finite values of at least 0, got {bad:g}")
+    values.setflags(write=False)
+    return FixedComponents(tuple(int(k) for k in np.flatnonzero(~free)), values)
+
+
+def _layout(name: str) -> str:
+    return "(rows, F)" if name == "fixed_w" else "(F, columns)"
+
+
+def _check_count(name: str, count: int, n_components: int) -> None:
+    if count > n_components:
+        raise ModelError(
+            f"{name} has {count} components {_layout(name)}, the model {n_components}; pass at "
+            "most that many, or a larger n_components"
+        )
+
+
+def check_length(name: str, fixed: FixedComponents | None, shape: Sequence[int]) -> None:
+    """Refuse values that are not one for each row or column of the data.
+
+    Raises
+    ------
+    ModelError
+        If they are not.
+    """
+    if fixed is None or fixed.values is None:
+        return
+    length, axis = fixed.values.shape[1], 0 if name == "fixed_w" else 1
+    if length != shape[axis]:
+        raise ModelError(
+            f"{name} must have one entry for each of the data's {shape[axis]} "
+            f"{('rows', 'columns')[axis]}, {_layout(name)}, got {length} for data of "
+            f"{shape[0]} x {shape[1]}"
+        )
+
+
+@contextmanager
+def held(values: Array, frozen: Mask) -> Iterator[None]:
+    """Put the frozen columns of a band back after what is done inside."""
+    if frozen is None:
+        yield
+        return
+    before = values[:, frozen]
+    yield
+    values[:, frozen] = before

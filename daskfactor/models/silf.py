@@ -17,6 +17,7 @@ from daskfactor.errors import ModelError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import (
     Auto,
+    Checks,
     FactorModel,
     OfDivergence,
     checked_count,
@@ -24,7 +25,7 @@ from daskfactor.models.settings import (
     checked_positive,
 )
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.models.tweedie_law import Tweedie
+from daskfactor.models.tweedie_law import Tweedie, checked_power
 
 Array = NDArray[np.float64]
 
@@ -84,6 +85,19 @@ def silf_slope(y: ArrayLike, eps: float, smoothness: float) -> Array:
     return np.clip((y - (1.0 - smoothness) * eps) / (2.0 * smoothness * eps), 0.0, 1.0)
 
 
+def _checked_own(name: str, value: Any) -> float:
+    return checked_number(name, value, "leave it out for the paper's own")
+
+
+def _checked_smoothness(name: str, value: Any) -> float:
+    number = _checked_own(name, value)
+    if number > 1.0:
+        raise ModelError(
+            f"{name} must be above 0 and at most 1, got {number:g}; leave it at 0.1 if unsure"
+        )
+    return number
+
+
 @dataclass(frozen=True)
 class SILFNMF(FactorModel):
     r"""Non-negative factorization under which all good factorizations are equally likely.
@@ -128,6 +142,14 @@ class SILFNMF(FactorModel):
     simplex: ClassVar[bool] = True
     has_threshold: ClassVar[bool] = True
     from_data: ClassVar[tuple[str, ...]] = ("threshold",)
+    checks: ClassVar[Checks] = {
+        "n_components": checked_count,
+        "beta": checked_power,
+        "threshold": checked_positive,
+        "smoothness": _checked_smoothness,
+        "sharpness": _checked_own,
+        "rate": _checked_own,
+    }
 
     n_components: int
     _: KW_ONLY
@@ -136,18 +158,6 @@ class SILFNMF(FactorModel):
     smoothness: float = 0.1
     sharpness: float = 2.0
     rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "n_components", checked_count(self.n_components))
-        object.__setattr__(self, "beta", Tweedie(self.beta).beta)
-        object.__setattr__(self, "threshold", checked_positive("threshold", self.threshold))
-        for name in ("smoothness", "sharpness", "rate"):
-            object.__setattr__(self, name, _positive(name, getattr(self, name)))
-        if self.smoothness > 1.0:
-            raise ModelError(
-                f"smoothness must be above 0 and at most 1, got {self.smoothness:g}; "
-                "leave it at 0.1 if unsure"
-            )
 
     @property
     def likelihood(self) -> Likelihood:
@@ -295,13 +305,3 @@ class SILFNMF(FactorModel):
         slope = self.slope(objective)
         score_w = slope * np.asarray(gradient_w, dtype=np.float64)
         return score_w, slope * np.asarray(gradient_h, dtype=np.float64) - self.rate
-
-
-def _positive(name: str, value: Any) -> float:
-    try:
-        return checked_number(name, value)
-    except ModelError:
-        raise ModelError(
-            f"{name} must be a positive, finite number, got {value!r}; leave it out for the "
-            "paper's own"
-        ) from None

@@ -1,5 +1,9 @@
-"""Non-negative matrix factorization under a Tweedie law (Şimşekli et al. 2017, section 2)."""
+"""Non-negative matrix factorization under a Tweedie law, and the priors on its factors.
 
+Source: Şimşekli et al. 2017, section 2.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
@@ -7,22 +11,87 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.errors import DataError
-from daskfactor.models.fixed import FixedComponents, Mask, check_length, checked_fixed
+from daskfactor.errors import DataError, ModelError
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.priors import gamma_log_density
 from daskfactor.models.settings import (
     Auto,
+    Checks,
     FactorModel,
+    FixedComponents,
+    Mask,
     OfDivergence,
+    check_length,
     checked_count,
+    checked_fixed,
     checked_number,
     checked_positive,
     checked_shape,
 )
-from daskfactor.models.tweedie_law import Tweedie
+from daskfactor.models.tweedie_law import Tweedie, checked_power
 
 FIXED = ("fixed_w", "fixed_h")
+
+
+def gamma_log_density(factor: ArrayLike, rate: float, shape: float = 1.0) -> float:
+    """Summed log-density of independent gamma variables.
+
+    ``sum(shape log(rate) - log Gamma(shape) + (shape - 1) log(factor) - rate factor)``
+
+    Parameters
+    ----------
+    factor
+        Any shape; minus infinity is returned if an entry is negative, and also if one
+        is zero with ``shape > 1``. With ``shape < 1`` the density at zero is infinite.
+    rate
+        Rate, in one over the unit of the factor.
+    shape
+        Shape; 1 is the exponential.
+
+    Returns
+    -------
+    float
+        Sum over all entries, accumulated in double precision.
+
+    Raises
+    ------
+    ModelError
+        If rate or shape is not positive and finite.
+
+    References
+    ----------
+    Şimşekli et al. 2017, section 2.
+    """
+    if not 0.0 < rate < np.inf:
+        raise ModelError(f"the rate of a gamma prior must be positive, got {rate!r}")
+    if not 0.0 < shape < np.inf:
+        raise ModelError(f"the shape of a gamma prior must be positive, got {shape!r}")
+    factor = np.asarray(factor)
+    if np.any(factor < 0):
+        return -np.inf
+    linear = float(factor.size * np.log(rate) - rate * np.sum(factor, dtype=np.float64))
+    if shape == 1.0:
+        return linear
+    with np.errstate(divide="ignore"):
+        logs = float(np.sum(np.log(factor), dtype=np.float64))
+    constant = factor.size * ((shape - 1.0) * math.log(rate) - math.lgamma(shape))
+    return linear + constant + (shape - 1.0) * logs
+
+
+def clipped_gamma_log_density(factor: NDArray[Any], rate: float, shape: float) -> float:
+    """As `gamma_log_density` of a factor that a sampler has moved, always finite.
+
+    Entries count as at least the smallest normal number: arithmetic of finite precision
+    may put one on zero, where a gamma density has no finite logarithm.
+    """
+    if shape != 1.0:
+        factor = np.maximum(factor, np.finfo(factor.dtype).tiny)
+    total = float(np.sum(factor, dtype=np.float64))
+    density = factor.size * math.log(rate) - rate * total
+    if shape != 1.0:
+        logs = float(np.sum(np.log(factor), dtype=np.float64))
+        density += factor.size * ((shape - 1.0) * math.log(rate) - math.lgamma(shape))
+        density += (shape - 1.0) * logs
+    return density
 
 
 class Hyperparameters(NamedTuple):
@@ -91,6 +160,13 @@ class TweedieNMF(FactorModel):
 
     has_scores: ClassVar[bool] = True
     from_data: ClassVar[tuple[str, ...]] = ("dispersion", "rate_w", "rate_h")
+    checks: ClassVar[Checks] = {
+        "n_components": checked_count,
+        "beta": checked_power,
+        **dict.fromkeys(from_data, checked_positive),
+        "shape_w": checked_shape,
+        "shape_h": checked_shape,
+    }
 
     n_components: int
     _: KW_ONLY
@@ -105,17 +181,10 @@ class TweedieNMF(FactorModel):
     evidence_data = "matrix"
 
     def __post_init__(self) -> None:
-        # A frozen dataclass is set through object: NumPy numbers become plain ones here,
-        # so that two equal models compare equal and can be written as JSON.
-        object.__setattr__(self, "n_components", checked_count(self.n_components))
-        object.__setattr__(self, "beta", Tweedie(self.beta).beta)
-        for name in ("dispersion", "rate_w", "rate_h"):
-            object.__setattr__(self, name, checked_positive(name, getattr(self, name)))
-        for name in ("shape_w", "shape_h"):
-            object.__setattr__(self, name, checked_shape(name, getattr(self, name)))
+        super().__post_init__()
         for name in FIXED:
             fixed = checked_fixed(name, getattr(self, name), self.n_components, name == "fixed_w")
-            object.__setattr__(self, name, fixed)
+            self._put({name: fixed})
 
     @property
     def fixed(self) -> tuple[FixedComponents | None, FixedComponents | None]:  # type: ignore[override]

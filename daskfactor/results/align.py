@@ -9,7 +9,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import ModelError, OptionError
-from daskfactor.models.registry import model_from_dict
+from daskfactor.models import model_from_dict
 from daskfactor.results.matching import (
     By,
     Cost,

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from daskfactor.errors import OptionError, StoreFormatError
+from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.registry import model_from_dict
 from daskfactor.results.cells import (
     Cells,
     Draws,

@@ -27,8 +27,7 @@ from daskfactor.inference.point import chosen_dispersion
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import memory_budget
-from daskfactor.models.fixed import Mask
-from daskfactor.models.settings import OfDivergence
+from daskfactor.models.settings import Mask, OfDivergence
 from daskfactor.stein.kernel import IMQ, Block, assemble
 
 Array = NDArray[Any]

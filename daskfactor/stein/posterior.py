@@ -27,7 +27,7 @@ from daskfactor.inference.session import (
 )
 from daskfactor.inference.track import in_callers_order
 from daskfactor.machine import memory_budget
-from daskfactor.models.registry import model_from_dict
+from daskfactor.models import model_from_dict
 from daskfactor.progress import OnEvent, Phase, RunEvent
 from daskfactor.results.matching import Law, match, reference_from
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD

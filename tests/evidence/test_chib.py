@@ -14,7 +14,7 @@ from daskfactor.evidence.base import Evidence, EvidenceProblem, checked_method
 from daskfactor.evidence.chib import Chib, Naming, average, entries, table
 from daskfactor.executors import SerialExecutor
 from daskfactor.kernels.permanent import log_permanent
-from daskfactor.models.additive import GaussianAdditive
+from daskfactor.models.gaussian import GaussianAdditive
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import ignore
 from tests.statistical.allocations import Priors, posterior

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from daskfactor.errors import ModelError
-from daskfactor.models.fixed import FixedComponents, held
+from daskfactor.models.settings import FixedComponents, held
 from daskfactor.models.tweedie import TweedieNMF
 
 NAN = np.nan
