@@ -10,14 +10,18 @@ Two grades of arithmetic: :func:`jit` may reorder and fuse (gradients, sums);
 updates have the same bits on every CPU and however rows are split into bands.
 """
 
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 from numpy.typing import NDArray
@@ -47,6 +51,37 @@ def jit(function: F) -> F:
     """Compile ``function`` without the GIL and with NaN-respecting fast math."""
     options: dict[str, Any] = {"nogil": True, "fastmath": FAST, "error_model": "numpy"}
     return cast("F", numba.njit(cache=_cached(function), **options)(function))
+
+
+@cache
+def _sources(kind: type) -> tuple[tuple[str, int], ...]:
+    """The files that a kernel of a law is made from, and when they were written."""
+    law = Path(inspect.getfile(kind))
+    files = {law, *Path(__file__).parent.glob("*.py"), *law.parent.glob("*.py")}
+    return tuple((str(file), file.stat().st_mtime_ns) for file in sorted(files))
+
+
+class _LawCache(FunctionCache):
+    """Disk cache of a closure, told from others of the same source by a law, not by its cells."""
+
+    def __init__(self, function: Callable[..., Any], law: Hashable) -> None:
+        super().__init__(function)
+        self._law = (repr(law), _sources(type(law)))
+
+    def _index_key(self, signature: Any, codegen: Any) -> Any:
+        return signature, codegen.magic_tuple(), self._law
+
+
+def jit_law(law: Hashable) -> Callable[[F], F]:
+    """As :func:`jit`, for closures that follow from their source and a law with a full repr."""
+
+    def decorate(function: F) -> F:
+        made: Any = jit(function)
+        if CACHE and JIT_ENABLED:
+            made._cache = _LawCache(function, law)
+        return cast("F", made)
+
+    return decorate
 
 
 def jit_exact(function: F) -> F:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels import polynomials
-from daskfactor.kernels.jit import jit
+from daskfactor.kernels.jit import jit, jit_law
 from daskfactor.kernels.views import entry_kernels
 from daskfactor.models.likelihood import Likelihood
 
@@ -184,7 +184,7 @@ def _likelihood_of_rows(likelihood: Likelihood) -> Callable[..., float]:
     entry = likelihood.entry(polynomials)
     fit, summed = jit(entry.fit or _fit_of(likelihood)), likelihood.zeros == "constant"
 
-    @jit
+    @jit_law(likelihood)
     def look(W: Array, i: int, H: Array, data: Entries, row: int, work: Array, num: int) -> float:
         total = 0.0
         K = W.shape[1]
@@ -220,14 +220,14 @@ def _fit_of(likelihood: Likelihood) -> Callable[..., Any]:
     return fit
 
 
-def _climbing(look: Callable[..., float]) -> Callable[..., None]:
+def _climbing(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..., None]:
     """Make ``climb`` of `RowKernels`.
 
     w <- (s w num + alpha) / (s den + rate), the mean of the proposal for tau = inf: unlike
     an update towards the mode, it leaves nothing at zero, where chains are slow to go.
     """
 
-    @jit
+    @jit_law(likelihood)
     def climb_rows(W: Array, H: Array, data: Entries, s: float, prior: Prior, work: Array) -> None:
         _sum_columns(H, work)
         for i in range(W.shape[0]):
@@ -238,7 +238,7 @@ def _climbing(look: Callable[..., float]) -> Callable[..., None]:
                     above = s * W[i, k] * max(work[OLD, k], 0.0) + prior.shape
                     W[i, k] = above / (s * work[OLD + 1, k] + prior.rate)
 
-    @jit
+    @jit_law(likelihood)
     def climb(W: Array, H: Array, target: Target, count: int) -> None:
         work = np.empty((SCRATCH, W.shape[1]))
         for _ in range(count):
@@ -248,10 +248,10 @@ def _climbing(look: Callable[..., float]) -> Callable[..., None]:
     return climb
 
 
-def _sweeping(look: Callable[..., float]) -> Callable[..., int]:
+def _sweeping(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..., int]:
     """Make ``run_sweeps`` of `RowKernels`."""
 
-    @jit
+    @jit_law(likelihood)
     def move_rows(
         W: Array, H: Array, data: Entries, s: float, prior: Prior, tau: float, rng: Any, work: Array
     ) -> tuple[float, int]:
@@ -273,7 +273,7 @@ def _sweeping(look: Callable[..., float]) -> Callable[..., int]:
             total += fit
         return total, accepted
 
-    @jit
+    @jit_law(likelihood)
     def run_sweeps(W: Array, H: Array, target: Target, tau: float, rng: Any, fits: Array) -> int:
         by_rows, by_cols, s, prior_w, prior_h = target
         work = np.empty((SCRATCH, W.shape[1]))
@@ -292,7 +292,7 @@ def row_kernels(likelihood: Likelihood) -> RowKernels:
     """Kernels of one likelihood, made once and compiled when first called."""
     look = _likelihood_of_rows(likelihood)
 
-    @jit
+    @jit_law(likelihood)
     def log_fit(W: Array, H: Array, by_rows: Entries) -> float:
         work = np.empty((SCRATCH, W.shape[1]))
         _sum_columns(H, work)
@@ -302,4 +302,4 @@ def row_kernels(likelihood: Likelihood) -> RowKernels:
             total += look(W, i, H, by_rows, i, work, OLD)
         return total
 
-    return RowKernels(look, _climbing(look), _sweeping(look), log_fit)
+    return RowKernels(look, _climbing(likelihood, look), _sweeping(likelihood, look), log_fit)

@@ -68,3 +68,36 @@ def test_disk_cache_gives_the_same_bits(plain, tmp_path):
     for name, value in plain.items():
         np.testing.assert_array_equal(first[name], value, err_msg=name)
         np.testing.assert_array_equal(second[name], value, err_msg=name)
+
+
+ROWS = """
+import sys; from time import process_time
+import numpy as np
+from daskfactor.kernels.rowwise import Entries, row_kernels
+from daskfactor.models.tweedie_law import Tweedie
+start, found = process_time(), []
+W, H, none = np.full((2, 2), 0.7), np.full((3, 2), 0.4), np.zeros(0, np.int64)
+all_of_both = np.array([0, 3, 6]), np.tile(np.arange(3), 2), np.arange(1.0, 7.0)
+data = Entries(*all_of_both, np.zeros(3, np.int64), none)
+for beta in (1.0, 0.5):
+    found.append(row_kernels(Tweedie(beta)).log_fit(W, H, data))
+print(process_time() - start, *found)
+"""
+
+
+@pytest.mark.slow
+def test_disk_cache_tells_laws_apart(tmp_path):
+    root = str(Path(daskfactor.__file__).parents[1])
+    settings = {"DASKFACTOR_JIT_CACHE": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment, command = (
+        os.environ | {"PYTHONPATH": root} | settings,
+        [sys.executable, "-c", ROWS],
+    )
+    first, second = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    (cold, *found), (warm, *again) = first.split(), second.split()
+    assert found == again
+    assert found[0] != found[1]
+    assert float(warm) < 0.5 * float(cold)
