@@ -52,17 +52,12 @@ def convert(
     ] = None,
     layer: Annotated[str | None, Option(help="Layer of an .h5ad file, not X.")] = None,
     blocks: o.Blocks = None,
-    balance: Annotated[
-        bool,
-        Option("--balance", help="Permute rows and columns, unseen, for even blocks."),
-    ] = False,
+    balance: o.Balance = False,
     dtype: Annotated[o.Precision, Option(help="Type of the values.")] = "float32",
     compression: Annotated[
         Literal["lz4", "zstd", "none"], Option(help="zstd is smaller, none is read fastest.")
     ] = "lz4",
-    overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace STORE if it is a blocked store.")
-    ] = False,
+    overwrite: o.Overwrite = False,
     memory: Annotated[
         str | None,
         Option(help="Memory to use, as 4GiB; half of what is free if left out."),

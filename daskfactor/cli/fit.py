@@ -25,13 +25,7 @@ def fit(
         Literal["tweedie", "gaussian"],
         Option(help="tweedie: non-negative; gaussian: real-valued, with biases."),
     ] = "tweedie",
-    beta: Annotated[
-        float | None,
-        Option(
-            help="Of tweedie: 1 counts and intensities (the default), 2 Gaussian, 0 gamma, 0.5 "
-            "between."
-        ),
-    ] = None,
+    beta: o.Beta = None,
     draws: Annotated[int, Option(min=1, help="Draws per chain.")] = 500,
     tune: Annotated[int, Option(min=0, help="Cycles before the first draw.")] = 500,
     chains: Annotated[int, Option(min=1, help="Independent chains.")] = 1,
@@ -47,9 +41,7 @@ def fit(
     ] = None,
     blocks: o.Blocks = None,
     unstored: o.Meaning = None,
-    balance: Annotated[
-        bool, Option("--balance", help="Permute sparse rows and columns for even blocks.")
-    ] = False,
+    balance: o.Balance = False,
     allow_empty: Annotated[
         bool,
         Option("--allow-empty", help="Accept rows and columns with nothing observed."),
@@ -211,10 +203,7 @@ def select_rank(
         Literal["tweedie", "allocation"],
         Option(help="tweedie: W H with a law of beta; allocation: sparse counts as tokens."),
     ] = "tweedie",
-    beta: Annotated[
-        float | None,
-        Option(help="Of tweedie: 1 counts (the default), 2 Gaussian, 0 gamma, 0.5 between."),
-    ] = None,
+    beta: o.Beta = None,
     concentration: Annotated[
         float | None,
         Option(help="Of allocation: pseudo-counts in each table; 1 if left out."),

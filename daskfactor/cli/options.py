@@ -31,7 +31,7 @@ Input = Annotated[
 ]
 Store = Annotated[str, Option(help="Store to write, a new directory.")]
 Overwrite = Annotated[
-    bool, Option("--overwrite", help="Replace the run that the store holds, if there is one.")
+    bool, Option("--overwrite", help="Replace what the store holds, a run or data.")
 ]
 Components = Annotated[int, Option("--components", "-k", min=1, help="Rank K.")]
 Blocks = Annotated[
@@ -42,6 +42,13 @@ Meaning = Annotated[
     Option(
         help="What a cell that sparse input does not store is: zero in counts, missing in ratings."
     ),
+]
+Balance = Annotated[
+    bool, Option("--balance", help="Permute sparse rows and columns, unseen, for even blocks.")
+]
+Beta = Annotated[
+    float | None,
+    Option(help="Of tweedie: 1 counts (the default), 2 Gaussian, 0 gamma, 0.5 between."),
 ]
 Arithmetic = Annotated[Precision, Option(help="Arithmetic.")]
 Executor = Annotated[

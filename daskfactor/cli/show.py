@@ -76,10 +76,9 @@ def plot(
     from daskfactor.plots import overview
     from daskfactor.plots.canvas import save
 
-    output = Path("run.png") if output is None else output
     pixels = (int(shape[1]), int(shape[2])) if image_shape is not None else None
     figure = overview(dfac.open_run(run), image_shape=pixels, count=components, title=run)
-    save(figure, output)
+    save(figure, output or Path("run.png"))
     return {"picture": str(output)}, f"wrote {output}"
 
 
