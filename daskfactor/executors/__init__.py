@@ -2,17 +2,16 @@
 
 import logging
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dask
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
-from daskfactor.executors.base import BlockProgram, Executor, Work, perform
+from daskfactor.executors.base import BlockProgram, Executor, perform
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import ChainState
-from daskfactor.executors.tasks import TasksExecutor
+from daskfactor.executors.tasks import Context, TasksExecutor
 from daskfactor.executors.threads import SerialExecutor, ThreadsExecutor
 from daskfactor.kernels.views import Workspace
 
@@ -51,16 +50,11 @@ SPARSE_SPEED = 1e9
 TIMES = 3
 """Times that an operation is timed; the shortest counts."""
 
-
 _HERE: dict[str, Any] = {
     "serial": SerialExecutor,
     "tasks": TasksExecutor,
     "threads": ThreadsExecutor,
     "lanes": ThreadsExecutor,
-}
-_CLUSTER = {
-    "ring": ("ring", "RingExecutor"),
-    "tasks": ("cluster", "ClusterTasksExecutor"),
 }
 
 
@@ -83,7 +77,7 @@ def make_executor(executor: str | Executor, client: "Client | None" = None) -> E
     """
     if not isinstance(executor, str) and hasattr(executor, "run"):
         return executor
-    if executor not in (*_HERE, *_CLUSTER):
+    if executor not in (*_HERE, "ring"):
         raise OptionError(
             'executor must be one of "threads", "serial", "tasks", "ring" or an executor object, '
             f"got {executor!r}"
@@ -93,7 +87,7 @@ def make_executor(executor: str | Executor, client: "Client | None" = None) -> E
             'executor="ring" runs on the workers of a cluster; pass client=Client(...) too, or '
             'use executor="threads" on this machine'
         )
-    if client is not None and executor not in _CLUSTER:
+    if client is not None and executor not in ("ring", "tasks"):
         raise OptionError(
             f'executor={executor!r} runs in this process and makes no use of client=; use "ring" '
             'or "tasks" with a client, or leave client out'
@@ -102,9 +96,13 @@ def make_executor(executor: str | Executor, client: "Client | None" = None) -> E
         here: Executor = _HERE[str(executor)]()
         return here
     # `distributed` costs a second to import and is not needed without a client.
-    module, name = _CLUSTER[str(executor)]
-    made: Executor = getattr(import_module(f"daskfactor.executors.{module}"), name)(client)
-    return made
+    if executor == "ring":
+        from daskfactor.executors.ring import RingExecutor
+
+        return RingExecutor(client)
+    from daskfactor.executors.cluster import ClusterTasksExecutor
+
+    return ClusterTasksExecutor(client)
 
 
 class Choice(NamedTuple):
@@ -186,8 +184,8 @@ def _time_trial(trial: Trial, item: None, workspace: Workspace) -> float:
     """Time one operation, on copies; the first run compiles and is not counted."""
     del item
     program, op, state, data = trial
-    work = Work((), program, data, print)
-    seconds = [perform(op, work, state.copy(), workspace)[1] for _ in range(TIMES + 1)]
+    shared = Context(program, data)
+    seconds = [perform(op, shared, state.copy(), workspace)[1] for _ in range(TIMES + 1)]
     return min(seconds[1:])
 
 
