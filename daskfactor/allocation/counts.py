@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import whole_number
-from daskfactor.data.adapters import open_source, zarr_array
-from daskfactor.data.blocks import BlockedData
-from daskfactor.data.labels import DEFAULT_DIMS
-from daskfactor.data.sparse_source import (
-    SparseSource,
+from daskfactor.data.adapters import (
     from_blocks,
     is_pydata_sparse,
     is_scipy_sparse,
     meaning_of_fill,
+    open_source,
+    zarr_array,
 )
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.labels import DEFAULT_DIMS
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import DataError, OptionError
 from daskfactor.models.allocation import AllocationModel
@@ -320,7 +320,7 @@ def _matrix(data: Any) -> _Tensor:
     coords = dict(data.labels.row_coords) | dict(data.labels.col_coords)
     labels = {dim: coords[dim] for dim in dims if dim in coords}
     names = (None, None) if dims == DEFAULT_DIMS and not labels else dims
-    if isinstance(data, SparseSource):
+    if not isinstance(data, BlockedData) and data.pieces is not None:
         if data.unstored == "missing":
             raise DataError(MISSING)
 

@@ -8,13 +8,19 @@ from typer import Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
-from daskfactor.cli.inputs import read_input
 from daskfactor.cli.show import summary_of
 from daskfactor.errors import OptionError
 
 if TYPE_CHECKING:
     import xarray as xr
     from rich.table import Table
+
+
+def _read(text: str) -> Any:
+    """The matrix that an argument names."""
+    from daskfactor.data.files import read_matrix  # NumPy and SciPy would make --help slow
+
+    return read_matrix(text)
 
 
 def fit(
@@ -75,7 +81,7 @@ def fit(
         raise OptionError(f"--monitor takes only 'missing', got {monitor!r}")
     if beta is not None and model == "gaussian":
         raise OptionError(f"--beta belongs to --model tweedie, got {beta:g} with gaussian")
-    source = read_input(input)
+    source = _read(input)
     law: Any = (
         dfac.GaussianMF(components)
         if model == "gaussian"
@@ -142,7 +148,7 @@ def particles(
 
         daskfactor info modes.zarr --diagnose
     """
-    source = read_input(input)
+    source = _read(input)
     model = dfac.SILFNMF(
         components, beta=beta, threshold="auto" if threshold is None else threshold
     )
@@ -188,7 +194,7 @@ def resume(
 
         daskfactor resume run.zarr --draws 1000
     """
-    matrix = None if data is None else read_input(data)
+    matrix = None if data is None else _read(data)
     with o.running(run, quiet, executor, cluster) as options:
         tree = dfac.resume(run, draws=draws, V=matrix, **options)
     return summary_of(tree, run)
@@ -255,7 +261,7 @@ def select_rank(
         daskfactor select-rank data.npz:V --ranks 5,10,20,40 --held-out 0 -o ranks.png
     """
     numbers = _ranks(ranks)
-    data = read_input(input)
+    data = _read(input)
     own = {
         "tweedie": {
             "beta": beta,

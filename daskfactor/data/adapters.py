@@ -1,67 +1,106 @@
-"""Adapters: each kind of input seen as one `Source` that can be read by region.
+"""Adapters: each kind of matrix in memory, or open in its library, seen as one `Source`.
 
 Nothing is computed or copied here. Libraries that the caller has not imported
 are not imported either: an object of theirs cannot have been passed.
+
+A kind of input is added here alone: a function that makes its `Source`, and a line of `KINDS`.
 """
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from os import PathLike, fspath
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from os import fspath
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
-from daskfactor.data.decode import KINDS, check_dtype, matrix_shape
-from daskfactor.data.grid import Chunks, expand_chunks
-from daskfactor.data.labels import Labels, SourceInfo, storable, usable_dims
-from daskfactor.data.sparse_source import (
-    SparseSource,
-    from_backed,
-    from_pydata,
-    from_scipy,
-    from_sparse_dask,
-    is_pydata_sparse,
-    is_scipy_sparse,
-    is_sparse,
+from daskfactor.data.grid import Block, Chunks, expand_chunks
+from daskfactor.data.keys import Piece
+from daskfactor.data.labels import (
+    NUMERIC,
+    Labels,
+    SourceInfo,
+    check_dtype,
+    check_shape,
+    matrix_shape,
+    storable,
+    usable_dims,
 )
 from daskfactor.data.statistics import NAMED
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DataError, StoreError
 
+IntArray = NDArray[np.integer[Any]]
+
+FLOAT = np.dtype(np.float64)
+PIECE = 2**19
+"""Entries that are handled together: 25 MB or so on their way through."""
+DENSE_PART = 2**24
+LEAST_LINES = 256
+"""Rows of a file that are read together: so many, or as many as hold so many cells."""
+
 
 @dataclass(frozen=True)
 class Source:
-    """A matrix that can be read by region; ``array`` is set if it is in memory as one."""
+    """Any input, as one pass over it sees it; sparse if it has `pieces`.
 
-    shape: tuple[int, int]
-    dtype: np.dtype[Any]
-    labels: Labels
+    Attributes
+    ----------
+    info
+        What it is and where.
+    shape
+        (I, J); None if keys of rows and columns are names to be learnt.
+    dtype
+        Type of its values, where that is known.
+    labels
+        Labels of rows and columns, or, where they are learnt, the names of the dimensions.
+    chunks
+        Lengths of its chunks of rows and of columns, if it has any.
+    read
+        Of a dense source: gives the entries in some rows and columns.
+    array
+        Of a dense source that is in memory: the array itself.
+    pieces
+        Of a sparse source: starts a stream of its entries, the same in the same order each
+        time: ``pieces(values, add)``. Without ``values`` only keys are needed; without ``add``
+        a matrix refuses entries that name a cell again rather than adding them up.
+    matrix
+        Of a sparse source in memory: called with ``add``, all of it, compressed, no cell twice.
+    entries
+        How many entries a sparse source has, if that is known before they are read.
+    unstored
+        What a sparse source itself says about entries that it does not store.
+    """
+
     info: SourceInfo
-    read: Callable[[slice, slice], Any]
+    shape: tuple[int, int] | None = None
+    dtype: np.dtype[Any] = FLOAT
+    labels: Labels = field(default_factory=Labels)
     chunks: Chunks | None = None
+    read: Callable[[slice, slice], Any] | None = None
     array: NDArray[Any] | None = None
+    pieces: Callable[[bool, bool], Iterator[Piece]] | None = None
+    matrix: Callable[[bool], Any] | None = None
+    entries: int | None = None
+    unstored: str | None = None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it is read as entries with their places."""
+        return self.pieces is not None
+
+    @property
+    def where(self) -> str:
+        """How a message calls it."""
+        return self.info.location or f"the {self.info.kind} input"
 
 
-def open_source(data: Any) -> Source | SparseSource:
+def open_source(data: Any) -> Source:
     """The adapter for whatever the caller passed."""
-    if is_scipy_sparse(data):
-        return from_scipy(data)
-    if is_pydata_sparse(data):
-        return from_pydata(data)
-    if isinstance(data, np.ndarray):
-        return from_numpy(data)
-    if isinstance(data, str | PathLike):
-        return open_zarr(fspath(data))
-    for module, name, adapter in (
-        ("dask.array", "Array", from_dask),
-        ("zarr", "Array", from_zarr),
-        ("xarray", "DataArray", from_xarray),
-        ("pandas", "DataFrame", from_pandas),
-        ("anndata", "AnnData", from_anndata),
-    ):
+    for module, name, adapter in KINDS:
         if module in sys.modules and isinstance(data, getattr(sys.modules[module], name)):
             return adapter(data)
     hint = "; of a Dataset, pass one variable" if type(data).__name__ == "Dataset" else ""
@@ -74,20 +113,28 @@ def open_source(data: Any) -> Source | SparseSource:
 
 def from_numpy(array: NDArray[Any]) -> Source:
     """A NumPy array or masked array; masked entries are missing."""
-    shape = matrix_shape(array.shape)
-    check_dtype(array.dtype)
     return Source(
-        shape,
-        array.dtype,
-        Labels(),
         SourceInfo("numpy"),
-        lambda rows, cols: array[rows, cols],
+        matrix_shape(array.shape),
+        check_dtype(array.dtype),
+        read=lambda rows, cols: array[rows, cols],
         array=None if isinstance(array, np.ma.MaskedArray) else np.asarray(array),
     )
 
 
-def from_dask(array: Any) -> Source | SparseSource:
-    """A dask array of NumPy or sparse chunks, computed region by region while the pass goes on.
+def from_scipy(matrix: Any) -> Source:
+    """A scipy sparse matrix or array of any format."""
+    return _in_memory("scipy", matrix, lambda: matrix)
+
+
+def from_pydata(array: Any) -> Source:
+    """A two-dimensional array of the sparse package: COO, GCXS or DOK."""
+    source = _in_memory("sparse", array, lambda: _scipy_of(array))
+    return replace(source, unstored=meaning_of_fill(array.fill_value))
+
+
+def from_dask(array: Any) -> Source:
+    """A dask array of NumPy or sparse chunks, computed part by part while the pass goes on.
 
     The scheduler is the one that is configured (or the current cluster), by
     default dask's threads.
@@ -97,41 +144,37 @@ def from_dask(array: Any) -> Source | SparseSource:
             "the dask array has chunks of unknown size; call its compute_chunk_sizes() first"
         )
     shape = matrix_shape(array.shape)
-    check_dtype(array.dtype)
-    if is_sparse(array._meta):
-        return from_sparse_dask(array, shape)
     rows, cols = (tuple(int(size) for size in sizes if size) for sizes in array.chunks)
+    source = Source(
+        SourceInfo("dask", lazy=True), shape, check_dtype(array.dtype), chunks=(rows, cols)
+    )
+    if not (is_scipy_sparse(array._meta) or is_pydata_sparse(array._meta)):
+        return replace(source, read=lambda rows, cols: array[rows, cols].compute())
+    fill = meaning_of_fill(array._meta.fill_value) if is_pydata_sparse(array._meta) else None
+    return replace(source, pieces=lambda values, add: _dask_pieces(array, fill, add), unstored=fill)
+
+
+def from_chunked(array: Any, kind: str, location: str | None = None) -> Source:
+    """An array in a file that gives regions: of zarr, or a dataset of HDF5 that is open."""
+    shape = matrix_shape(array.shape)
     return Source(
+        SourceInfo(kind, location, lazy=True),
         shape,
-        array.dtype,
-        Labels(),
-        SourceInfo("dask", lazy=True),
-        lambda rows, cols: array[rows, cols].compute(),
-        (rows, cols),
+        check_dtype(array.dtype),
+        chunks=None if array.chunks is None else expand_chunks(shape, array.chunks),
+        read=lambda rows, cols: array[rows, cols],
     )
 
 
 def from_zarr(array: Any, location: str | None = None) -> Source:
     """A zarr array; chunks that its store does not hold have its fill value."""
-    shape = matrix_shape(array.shape)
-    check_dtype(array.dtype)
     stored_at = str(array.store_path)
     if location is None and stored_at.startswith("file://"):
         location = stored_at.removeprefix("file://")
-    return Source(
-        shape,
-        array.dtype,
-        Labels(*usable_dims(*_zarr_dims(array))),
-        SourceInfo("zarr", location, lazy=True),
-        lambda rows, cols: array[rows, cols],
-        expand_chunks(shape, array.chunks),
-    )
-
-
-def open_zarr(location: str) -> Source:
-    """The zarr array at a path or URL."""
-    array, place = zarr_array(location)
-    return from_zarr(array, place)
+    source = from_chunked(array, "zarr", location)
+    names = getattr(array.metadata, "dimension_names", None)
+    names = names or array.attrs.get("_ARRAY_DIMENSIONS") or (None, None)
+    return replace(source, labels=Labels(*usable_dims(*names)))
 
 
 def zarr_array(location: str) -> tuple[Any, str]:
@@ -160,35 +203,40 @@ def zarr_array(location: str) -> tuple[Any, str]:
     )
 
 
-def from_xarray(array: Any) -> Source | SparseSource:
+def from_xarray(array: Any) -> Source:
     """A DataArray backed by NumPy, sparse or dask, or by a file that xarray reads lazily."""
     shape = matrix_shape(array.shape)
-    labels = _xarray_labels(array)
-    source: Source | SparseSource
-    if is_pydata_sparse(getattr(array.variable, "_data", None)):
-        source = from_pydata(array.data)
-    elif array.chunks is not None:
-        source = from_dask(array.data)
+    row_dim, col_dim = array.dims
+    if is_pydata_sparse(getattr(array.variable, "_data", None)) or array.chunks is not None:
+        source = open_source(array.data)
     elif getattr(array.variable, "_in_memory", True):
         source = from_numpy(np.asanyarray(array.data))
     else:
-        check_dtype(array.dtype)
-        row_dim, col_dim = array.dims
+        preferred = array.encoding.get("preferred_chunks", {})
+        sizes = [preferred.get(dim, size) for dim, size in zip(array.dims, shape, strict=True)]
+        regular = preferred and all(isinstance(size, int) for size in sizes)
         source = Source(
-            shape,
-            array.dtype,
-            labels,
             SourceInfo("xarray", lazy=True),
-            lambda rows, cols: array.isel({row_dim: rows, col_dim: cols}).to_numpy(),
-            _preferred_chunks(array),
+            shape,
+            check_dtype(array.dtype),
+            chunks=expand_chunks(shape, sizes) if regular else None,
+            read=lambda rows, cols: array.isel({row_dim: rows, col_dim: cols}).to_numpy(),
         )
+    coords: dict[Any, dict[str, NDArray[Any]]] = {row_dim: {}, col_dim: {}}
+    for key, coord in array.coords.items():
+        levels = getattr(array.indexes.get(key), "nlevels", 1)
+        # The tuples of a MultiIndex cannot be stored; its levels are coordinates of their own.
+        if len(coord.dims) == 1 and not (key in array.dims and levels > 1):
+            coords[coord.dims[0]][str(key)] = storable(str(key), coord.to_numpy())
+    name = None if array.name is None else str(array.name)
+    labels = Labels(str(row_dim), str(col_dim), coords[row_dim], coords[col_dim], name)
     return replace(source, labels=labels, info=replace(source.info, kind="xarray"))
 
 
 def from_pandas(frame: Any) -> Source:
     """A DataFrame of numbers; its index and columns become labels."""
     matrix_shape(frame.shape)
-    wrong = [str(name) for name, dtype in frame.dtypes.items() if dtype.kind not in KINDS]
+    wrong = [str(name) for name, dtype in frame.dtypes.items() if dtype.kind not in NUMERIC]
     if wrong:
         raise DataError(
             f"{len(wrong)} columns of the DataFrame are not numbers: {', '.join(wrong[:NAMED])}; "
@@ -204,65 +252,257 @@ def from_pandas(frame: Any) -> Source:
     return replace(source, labels=labels, info=SourceInfo("pandas"))
 
 
-def from_anndata(annotated: Any) -> Source | SparseSource:
+def from_anndata(annotated: Any) -> Source:
     """The matrix X of an AnnData object; names of observations and variables become labels."""
-    matrix = annotated.X
-    source: Source | SparseSource
-    if matrix is None:
+    if annotated.X is None:
         raise DataError(
             "the AnnData object has no X; set it, or pass one of its layers: adata.layers[name]"
         )
-    if hasattr(matrix, "backend"):
-        source = from_backed(matrix)
-    elif "h5py" in sys.modules and isinstance(matrix, sys.modules["h5py"].Dataset):
-        source = from_file(matrix)
-    else:
-        source = open_source(matrix)
+    source = open_source(annotated.X)
     obs, var = annotated.obs_names.to_numpy(), annotated.var_names.to_numpy()
     labels = Labels("obs", "var", {"obs": obs}, {"var": var})
     return replace(source, labels=labels, info=replace(source.info, kind="anndata"))
 
 
-def from_file(dataset: Any) -> Source:
-    """A dense two-dimensional dataset of an HDF5 file that is open."""
+def from_backed(dataset: Any) -> Source:
+    """A sparse dataset of AnnData that is left in its file: read a few rows at a time."""
     shape = matrix_shape(dataset.shape)
-    check_dtype(dataset.dtype)
-    chunks = None if dataset.chunks is None else expand_chunks(shape, dataset.chunks)
     return Source(
+        SourceInfo("anndata", lazy=True),
         shape,
-        dataset.dtype,
-        Labels(),
-        SourceInfo("hdf5", lazy=True),
-        lambda rows, cols: dataset[rows, cols],
-        chunks,
+        check_dtype(dataset.dtype),
+        pieces=lambda values, add: backed_pieces(dataset, shape, add),
     )
 
 
-def _zarr_dims(array: Any) -> tuple[object, object]:
-    names = getattr(array.metadata, "dimension_names", None)
-    names = names or array.attrs.get("_ARRAY_DIMENSIONS") or (None, None)
-    return names[0], names[1]
+def from_blocks(blocked: Any, view: Callable[[int, int], Any]) -> Source:
+    """The entries of a blocked store, or of sparse `BlockedData`, in the caller's order."""
+    ordered, grid = blocked.row_order is not None, blocked.grid
+
+    def pieces(values: bool, add: bool) -> Iterator[Piece]:
+        for block in grid.all_blocks():
+            found = view(*block)
+            rows, cols = (part.start for part in grid.slices(Block(*block)))
+            row = np.repeat(np.arange(found.m), np.diff(found.indptr)) + rows
+            col = found.indices + np.int64(cols)
+            if ordered:
+                row, col = blocked.row_order[row], blocked.col_order[col]
+            yield Piece(row, col, found.values.copy() if values else None)
+
+    location = getattr(blocked, "location", None) or getattr(blocked, "source", None)
+    return Source(
+        SourceInfo("blocks", getattr(location, "location", location), lazy=True),
+        grid.shape,
+        labels=blocked.labels,
+        chunks=None if ordered else (grid.rows.sizes, grid.cols.sizes),
+        pieces=pieces,
+        entries=int(blocked.n_stored.sum()),
+        unstored=blocked.unstored,
+    )
 
 
-def _xarray_labels(array: Any) -> Labels:
-    row_dim, col_dim = array.dims
-    found: dict[Any, dict[str, NDArray[Any]]] = {row_dim: {}, col_dim: {}}
-    for key, coord in array.coords.items():
-        levels = getattr(array.indexes.get(key), "nlevels", 1)
-        # The tuples of a MultiIndex cannot be stored; its levels are coordinates of their own.
-        if len(coord.dims) == 1 and not (key in array.dims and levels > 1):
-            found[coord.dims[0]][str(key)] = storable(str(key), coord.to_numpy())
-    name = None if array.name is None else str(array.name)
-    return Labels(str(row_dim), str(col_dim), found[row_dim], found[col_dim], name)
+KINDS: tuple[tuple[str, str, Callable[[Any], Source]], ...] = (
+    ("scipy.sparse", "spmatrix", from_scipy),
+    ("scipy.sparse", "sparray", from_scipy),
+    ("sparse", "SparseArray", from_pydata),
+    ("numpy", "ndarray", from_numpy),
+    ("builtins", "str", lambda place: from_zarr(*zarr_array(place))),
+    ("os", "PathLike", lambda place: from_zarr(*zarr_array(fspath(place)))),
+    ("dask.array", "Array", from_dask),
+    ("zarr", "Array", from_zarr),
+    ("xarray", "DataArray", from_xarray),
+    ("pandas", "DataFrame", from_pandas),
+    ("anndata", "AnnData", from_anndata),
+    ("anndata.abc", "CSRDataset", from_backed),
+    ("anndata.abc", "CSCDataset", from_backed),
+    ("h5py", "Dataset", lambda dataset: from_chunked(dataset, "hdf5")),
+)
+"""What `open_source` reads: module and name of a class, and what makes a `Source` of it."""
 
 
-def _preferred_chunks(array: Any) -> Chunks | None:
-    """The chunks of the file behind a lazy DataArray, if it has regular ones."""
-    preferred = array.encoding.get("preferred_chunks", {})
-    sizes = [preferred.get(dim, size) for dim, size in zip(array.dims, array.shape, strict=True)]
-    if not preferred or not all(isinstance(size, int) for size in sizes):
-        return None
-    return expand_chunks(array.shape, sizes)
+def is_pydata_sparse(data: object) -> bool:
+    """Whether an object is an array of the sparse package."""
+    package = sys.modules.get("sparse")
+    return package is not None and isinstance(data, package.SparseArray)
+
+
+def is_scipy_sparse(data: object) -> bool:
+    """Whether an object is a sparse matrix or array of scipy."""
+    return bool(sparse.issparse(data))
+
+
+def meaning_of_fill(fill: Any) -> str:
+    """What an array with this fill value says about entries that it does not store."""
+    if fill == 0:
+        return "zero"
+    if np.isnan(fill):
+        return "missing"
+    raise DataError(
+        f"the sparse array has fill_value {fill}; it must be 0 (entries that are not stored are "
+        "zeros) or NaN (they are missing); make a new array with one of these"
+    )
+
+
+def compressed_pieces(matrix: Any, row0: int = 0, col0: int = 0) -> Iterator[Piece]:
+    """Compressed rows or columns, wherever their arrays lie, piece by piece."""
+    pointers, total = matrix.indptr, int(matrix.indptr[-1])
+    for start in range(int(pointers[0]), total, PIECE):
+        stop = min(start + PIECE, total)
+        first = int(np.searchsorted(pointers, start, side="right")) - 1
+        last = int(np.searchsorted(pointers, stop, side="left"))
+        edges = np.clip(pointers[first : last + 1].astype(np.int64), start, stop)
+        major = np.repeat(np.arange(first, last, dtype=np.int64), np.diff(edges))
+        minor = np.asarray(matrix.indices[start:stop]).astype(np.int64)
+        rows, cols = (major, minor) if matrix.format == "csr" else (minor, major)
+        yield Piece(rows + row0, cols + col0, np.asarray(matrix.data[start:stop]))
+
+
+def coordinate_pieces(
+    rows: NDArray[Any], cols: NDArray[Any], data: NDArray[Any]
+) -> Iterator[Piece]:
+    """Three arrays of the same length, piece by piece."""
+    for start in range(0, data.size, PIECE):
+        part = slice(start, start + PIECE)
+        yield Piece(rows[part].astype(np.int64), cols[part].astype(np.int64), data[part])
+
+
+def backed_pieces(dataset: Any, shape: tuple[int, int], add: bool | None = None) -> Iterator[Piece]:
+    """A sparse dataset in a file, some rows or columns at a time; None leaves duplicates."""
+    by_rows = dataset.format == "csr"
+    length, width = shape if by_rows else shape[::-1]
+    step = max(LEAST_LINES, DENSE_PART // width)
+    for start in range(0, length, step):
+        part = slice(start, min(length, start + step))
+        found = dataset[part] if by_rows else dataset[:, part]
+        found = found if add is None else canonical(found, add)
+        yield from compressed_pieces(found, *((start, 0) if by_rows else (0, start)))
+
+
+def canonical(matrix: Any, add: bool = True) -> Any:
+    """Compressed rows or columns without duplicates: the matrix itself if it is that already.
+
+    Diagonals (dia) and small dense blocks (bsr) are padded with zeros that nobody
+    stored on purpose, so theirs are left out.
+
+    Raises
+    ------
+    DataError
+        If the matrix is damaged, or has duplicates and they may not be added up.
+    """
+    found: Any
+    if matrix.format == "coo":
+        _check_indices(matrix.row, matrix.shape[0], "row")
+        _check_indices(matrix.col, matrix.shape[1], "column")
+        pairs = (matrix.row, matrix.col)
+        found = sparse.coo_array((summable(matrix.data), pairs), shape=matrix.shape).tocsr()
+        stored = matrix.data.size
+    elif matrix.format not in ("csr", "csc"):
+        found = matrix.tocsr()
+        if matrix.format in ("bsr", "dia"):
+            found.eliminate_zeros()
+        return found
+    else:
+        by_rows = matrix.format == "csr"
+        length, width = matrix.shape if by_rows else matrix.shape[::-1]
+        parts = matrix.data, matrix.indices, matrix.indptr
+        _check_pointers(matrix.indptr, matrix.indices, matrix.data, length)
+        _check_indices(matrix.indices, width, "column" if by_rows else "row")
+        kind = sparse.csr_array if by_rows else sparse.csc_array
+        # Shares the arrays, but not what was noted about them.
+        found = kind(parts, shape=matrix.shape)
+        if found.has_canonical_format:
+            return found
+        found = kind((summable(parts[0]), *parts[1:]), shape=matrix.shape, copy=True)
+        stored = found.nnz
+        found.sum_duplicates()
+    if not add and found.nnz < stored:
+        raise doubled(stored - found.nnz)
+    return found
+
+
+def doubled(count: int) -> DataError:
+    """The error for entries that name a cell again where a cell has one value."""
+    return DataError(
+        f"{count} entries name a cell that another entry names already, but with "
+        'unstored="missing" (ratings, for example) a cell has one value; keep one of each, or add '
+        "them up yourself first, for example with the matrix's sum_duplicates(); counts, which "
+        'add up by themselves, go with unstored="zero"'
+    )
+
+
+def summable(values: NDArray[Any]) -> NDArray[Any]:
+    """Values in a type in which duplicates can be summed and that scipy knows."""
+    if values.dtype.kind in "bi" or (values.dtype.kind == "u" and values.dtype.itemsize < 8):
+        return values.astype(np.int64, copy=False)
+    if values.dtype == np.float16:
+        return values.astype(np.float32)
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def _in_memory(kind: str, matrix: Any, as_scipy: Callable[[], Any]) -> Source:
+    return Source(
+        SourceInfo(kind),
+        matrix_shape(matrix.shape),
+        check_dtype(matrix.dtype),
+        pieces=lambda values, add: compressed_pieces(canonical(as_scipy(), add)),
+        matrix=lambda add: canonical(as_scipy(), add),
+    )
+
+
+def _dask_pieces(array: Any, fill: str | None, add: bool) -> Iterator[Piece]:
+    origins = [np.concatenate([[0], np.cumsum(side)]).astype(int) for side in array.chunks]
+    for i, j in np.ndindex(*array.numblocks):
+        row0, col0 = int(origins[0][i]), int(origins[1][j])
+        shape = int(array.chunks[0][i]), int(array.chunks[1][j])
+        if 0 in shape:
+            continue
+        chunk = array.blocks[i, j].compute()
+        check_shape(chunk, shape, row0, col0)
+        if is_pydata_sparse(chunk):
+            if meaning_of_fill(chunk.fill_value) != fill:
+                raise DataError(
+                    f"a chunk of the dask array has fill_value {chunk.fill_value}, unlike the "
+                    "array itself; give all chunks one fill_value"
+                )
+            chunk = _scipy_of(chunk)
+        elif not sparse.issparse(chunk):  # operations on sparse chunks may give dense ones
+            rows, cols = np.indices(shape).reshape(2, -1)
+            pairs = (rows, cols)
+            chunk = sparse.coo_array((np.asarray(chunk).ravel(), pairs), shape=shape)
+        yield from compressed_pieces(canonical(chunk, add), row0, col0)
+
+
+def _scipy_of(array: Any) -> Any:
+    """An array of the sparse package as coordinates; what it does not store is left open."""
+    coo = array if type(array).__name__ == "COO" else array.asformat("coo")
+    values = summable(coo.data) if coo.data.dtype == np.float16 else coo.data
+    return sparse.coo_array((values, tuple(coo.coords)), shape=coo.shape)
+
+
+def _check_pointers(
+    pointers: IntArray, indices: IntArray, values: NDArray[Any], length: int
+) -> None:
+    """What makes compressed rows readable at all; matrices made by hand may lack it."""
+    wrong = ""
+    if pointers.shape != (length + 1,) or pointers[0] != 0:
+        wrong = f"indptr must have {length + 1} entries, the first of them 0"
+    elif (np.diff(pointers) < 0).any():
+        wrong = f"indptr falls after position {int(np.argmax(np.diff(pointers) < 0))}"
+    elif not pointers[-1] <= min(len(indices), len(values)):
+        wrong = (
+            f"indptr ends at {pointers[-1]}, with {len(indices)} indices and {len(values)} values"
+        )
+    if wrong:
+        raise DataError(f"the sparse matrix is damaged: {wrong}; make it anew from its entries")
+
+
+def _check_indices(indices: IntArray, size: int, side: str) -> None:
+    low, high = (int(indices.min()), int(indices.max())) if len(indices) else (0, 0)
+    if len(indices) and (low < 0 or high >= size):
+        raise DataError(
+            f"the sparse matrix is damaged: its {side} indices go from {low} to {high}, but it "
+            f"has {size} {side}s; make it anew from its entries"
+        )
 
 
 def _axis_coords(dim: str, index: Any) -> dict[str, NDArray[Any]]:

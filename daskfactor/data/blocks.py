@@ -20,11 +20,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.data.adapters import Source, open_source
-from daskfactor.data.decode import Decoder
+from daskfactor.data.adapters import open_source
 from daskfactor.data.grid import Block, Grid, inverse
 from daskfactor.data.labels import Labels, SourceInfo, SparseLayout
-from daskfactor.data.loading import read
+from daskfactor.data.loading import Decoder, read
 from daskfactor.data.statistics import Statistics
 from daskfactor.data.storage import (
     ArrayFile,
@@ -494,7 +493,7 @@ def _from_zarr(handle: DataHandle, budget: int) -> BlockedData:
         source = open_source(handle.location)
     except StoreError as error:
         raise _unreachable(handle, error) from error
-    if not isinstance(source, Source) or source.shape != grid.shape:
+    if source.is_sparse or source.shape != grid.shape:
         raise StoreError(
             f"the array at {handle.location} is not the one that was shared: its shape is "
             f"{source.shape}, not {grid.shape}; leave it as it is while a run reads it"

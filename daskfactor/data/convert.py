@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskfactor.checks import warn, whole_number
+from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.files import open_sparse
+from daskfactor.data.files import label_file, open_sparse
 from daskfactor.data.grid import Grid
 from daskfactor.data.labels import Labels
-from daskfactor.data.matrix_files import label_file
 from daskfactor.data.sources import checked_options, open_blocked_store
 from daskfactor.data.sparse import LoadOptions, Task, meaning_of_unstored
-from daskfactor.data.sparse_source import SparseSource
 from daskfactor.data.store_writer import StoreWriter, writing_errors
 from daskfactor.data.tables import Column, Wanted, require
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
@@ -173,8 +172,8 @@ def convert(
     kind = checked_options(dtype, unstored)
     limit = memory_budget(memory_limit)
     writer = StoreWriter(str(store), compression, overwrite)
-    wanted = Wanted(rows, columns, values, header)
-    entries = _with_shape(open_sparse(source, wanted, layer), shape)
+    wanted = Wanted(rows, columns, values, header, layer)
+    entries = _with_shape(open_sparse(source, wanted), shape)
     zeros = meaning_of_unstored(entries, unstored) == "zero"
     options = LoadOptions(
         blocks, kind, zeros, limit, balance=balance, allow_empty=True, exact=False
@@ -216,7 +215,7 @@ def convert(
     )
 
 
-def _with_shape(source: SparseSource, shape: tuple[int, int] | None) -> SparseSource:
+def _with_shape(source: Source, shape: tuple[int, int] | None) -> Source:
     if shape is None:
         return source
     if np.shape(shape) != (2,):

@@ -167,18 +167,24 @@ class Grid:
 def choose_grid(
     shape: tuple[int, int],
     chunks: Chunks | None = None,
-    blocks: SupportsIndex | None = None,
+    blocks: SupportsIndex | Grid | None = None,
     workers: int | None = None,
     entries: int | None = None,
 ) -> Grid:
     """The grid for a matrix of this shape, stored in these chunks.
 
-    ``blocks`` decides if it is given. Otherwise the chunk grid decides, if it
-    has 2 to 64 chunks on both sides and not more than twice as many on one as on
+    ``blocks`` decides if it is given, or is the grid itself. Otherwise the chunk grid decides,
+    if it has 2 to 64 chunks on both sides and not more than twice as many on one as on
     the other; otherwise the shape does, or for sparse data the number of ``entries``
     that are stored (`default_blocks`). Band edges fall on
     chunk edges wherever there are at least as many chunks as bands.
     """
+    if isinstance(blocks, Grid):
+        if blocks.shape != shape:
+            raise OptionError(
+                f"the grid is for a matrix of shape {blocks.shape}, the data have shape {shape}"
+            )
+        return blocks
     count = None if blocks is None else _checked(blocks, shape)
     if chunks is None:
         return Grid.even(shape, count or default_blocks(shape, workers, entries))

@@ -7,9 +7,9 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskfactor.data.adapters import canonical
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import as_blocks
-from daskfactor.data.sparse_source import canonical
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import available_memory
 from daskfactor.random import resolve_seed

@@ -1,4 +1,4 @@
-"""The two axes of a table of triples: which keys there are, and the position of each.
+"""Entries on their way to blocks, and the positions that their row and column keys have.
 
 Positions follow the order of the keys (numbers by size, texts by code point), so
 that they do not depend on the order of the lines of a file.
@@ -10,13 +10,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.errors import DataError, StoreError
-from daskfactor.kernels.triples import count_keys, look_up
+from daskfactor.errors import DaskfactorError, DataError, StoreError
 
 Positions = NDArray[np.int64]
-
-LARGEST_TABLE = 2**25
-"""Whole-number keys that span no more than this are looked up in a table, others in a hash."""
 
 
 class Coded(NamedTuple):
@@ -29,17 +25,20 @@ class Coded(NamedTuple):
 Keys = Positions | Coded
 
 
-class Axis(Protocol):
-    """One axis: learns its keys in a first pass, gives their positions in a second one."""
+class Piece(NamedTuple):
+    """Some entries; ``values`` is None where only the keys were asked for."""
 
-    def learn(self, keys: Keys) -> None:
-        """Take note of the keys of one piece."""
+    rows: Keys
+    cols: Keys
+    values: NDArray[Any] | None
 
-    def finish(self) -> "Learnt":
-        """Called between the passes."""
 
-    def positions(self, keys: Keys) -> Positions:
-        """Where the keys of one piece are, once finished. From any thread."""
+class KeysAreText(DaskfactorError):  # noqa: N818 - a message between two modules, never shown
+    """A key that is no whole number was met after others that were; ``source`` gives texts."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__("keys are texts")
+        self.source = source
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,19 @@ class Learnt:
     labels: NDArray[Any] | None
 
 
+class Axis(Protocol):
+    """One axis: learns its keys in a first pass, gives their positions in a second one."""
+
+    def learn(self, keys: Keys) -> None:
+        """Take note of the keys of one piece."""
+
+    def finish(self) -> Learnt:
+        """Called between the passes."""
+
+    def positions(self, keys: Keys) -> Positions:
+        """Where the keys of one piece are, once finished. From any thread."""
+
+
 class PositionAxis:
     """Keys that are positions from 0 to ``size - 1`` already."""
 
@@ -59,150 +71,85 @@ class PositionAxis:
         self._counts = np.zeros(size, np.int64)
 
     def learn(self, keys: Keys) -> None:
-        count_keys(self._checked(keys), 0, self._counts)
+        np.add.at(self._counts, self.positions(keys), 1)
 
     def finish(self) -> Learnt:
         return Learnt(self._counts.size, self._counts, None)
 
     def positions(self, keys: Keys) -> Positions:
-        return self._checked(keys)
-
-    def _checked(self, keys: Keys) -> Positions:
-        numbers = _numbers(self._side, keys).astype(np.int64, copy=False)
-        if numbers.size:
-            low, high = int(numbers.min()), int(numbers.max())
-            if low < 0 or high >= self._counts.size:
-                raise DataError(
-                    f"an entry is in {self._side} {low if low < 0 else high}, but the matrix has "
-                    f"{self._side}s 0 to {self._counts.size - 1}; correct the source, or leave "
-                    "out shape if these numbers are names rather than positions"
-                )
+        if isinstance(keys, Coded):
+            raise _mixed(self._side)
+        numbers = keys.astype(np.int64, copy=False)
+        wrong = numbers[(numbers < 0) | (numbers >= self._counts.size)]
+        if wrong.size:
+            raise DataError(
+                f"an entry is in {self._side} {wrong[0]}, but the matrix has "
+                f"{self._side}s 0 to {self._counts.size - 1}; correct the source, or leave "
+                "out shape if these numbers are names rather than positions"
+            )
         return numbers
 
 
-class NumberAxis:
-    """Whole-number keys such as user ids."""
+class KeyAxis:
+    """Keys that are names: whole numbers such as user ids, or texts, as the first piece says."""
 
     def __init__(self, side: str) -> None:
         self._side = side
-        self._low = 0
-        self._counts: NDArray[np.int64] | None = np.zeros(0, np.int64)
-        self._found: list[tuple[Positions, NDArray[np.int64]]] = []
-        self._table = np.zeros(0, np.int32)
+        self._text: bool | None = None
+        self._found: list[Any] = []
         self._index: Any = None
 
     def learn(self, keys: Keys) -> None:
-        numbers = _numbers(self._side, keys)
-        if numbers.size == 0:
-            return
-        if self._counts is not None and self._fits(int(numbers.min()), int(numbers.max())):
-            count_keys(numbers, self._low, self._counts)
-            return
-        self._give_up_table()
-        self._found.append(np.unique(numbers, return_counts=True))
-        if len(self._found) > 1 and self._found[0][0].size < sum(
-            found.size for found, _ in self._found[1:]
-        ):
+        import pandas as pd
+
+        text = isinstance(keys, Coded)
+        if self._text not in (None, text):
+            raise _mixed(self._side)
+        if isinstance(keys, Coded):
+            counts = np.bincount(keys.codes, minlength=len(keys.names))
+            found = pd.Series(counts, pd.Index(keys.names, dtype=object))[counts > 0]
+        else:
+            found = pd.Series(keys).value_counts(sort=False)
+        if found.size:
+            self._text = text
+            self._found.append(found)
+        if sum(map(len, self._found[1:])) > len(self._found[0] if self._found else ()):
             self._merge()
 
     def finish(self) -> Learnt:
-        if self._counts is None:
-            import pandas as pd
-
-            self._merge()
-            labels, counts = self._found[0]
-            self._index = pd.Index(labels)
-        else:
-            present = np.flatnonzero(self._counts)
-            labels, counts = present + self._low, self._counts[present]
-            self._table = np.full(self._counts.size, -1, np.int32)
-            self._table[present] = np.arange(present.size, dtype=np.int32)
-        counted = bool(np.array_equal(labels, np.arange(labels.size)))
-        return Learnt(labels.size, counts, None if counted else labels)
+        if not self._found:
+            return Learnt(0, np.zeros(0, np.int64), None)
+        self._merge()
+        self._index, counts = self._found[0].index, self._found[0].to_numpy(np.int64)
+        self._index.get_indexer(self._index[:1])  # makes its table, before threads ask for it
+        if self._text:
+            return Learnt(counts.size, counts, text_array(self._index.tolist()))
+        labels = self._index.to_numpy()
+        counted = np.array_equal(labels, np.arange(labels.size))
+        return Learnt(counts.size, counts, None if counted else labels)
 
     def positions(self, keys: Keys) -> Positions:
-        numbers = _numbers(self._side, keys)
-        if self._index is not None:
-            out = np.asarray(self._index.get_indexer(numbers), np.int64)
-            known = bool((out >= 0).all())
+        import pandas as pd
+
+        if isinstance(keys, Coded) != self._text:
+            raise _mixed(self._side)
+        if isinstance(keys, Coded):
+            names = pd.Index(keys.names, dtype=object)
+            out = self._index.get_indexer(names).astype(np.int64, copy=False)[keys.codes]
         else:
-            out = np.empty(numbers.size, np.int64)
-            known = bool(look_up(numbers, self._low, self._table, out))
-        if not known:
-            raise _changed(self._side)
-        return out
-
-    def _fits(self, low: int, high: int) -> bool:
-        """Whether a table can hold these keys too; it is made larger if need be."""
-        assert self._counts is not None
-        if self._counts.size:
-            low, high = min(low, self._low), max(high, self._low + self._counts.size - 1)
-        if high - low >= LARGEST_TABLE:
-            return False
-        if high - low >= self._counts.size:
-            grown = np.zeros(min(LARGEST_TABLE, (high - low + 1) * 2), np.int64)
-            if self._counts.size:
-                place = self._low - low
-                grown[place : place + self._counts.size] = self._counts
-            self._counts, self._low = grown, low
-        return True
-
-    def _give_up_table(self) -> None:
-        if self._counts is not None:
-            present = np.flatnonzero(self._counts)
-            self._found.append((present + self._low, self._counts[present]))
-            self._counts = None
+            out = self._index.get_indexer(keys).astype(np.int64, copy=False)
+        if out.size and out.min() < 0:
+            raise StoreError(
+                f"the source has a {self._side} key that was not there when it was read the first "
+                "time; it was changed meanwhile, so convert it again when nobody writes to it"
+            )
+        return np.asarray(out)
 
     def _merge(self) -> None:
-        keys = np.concatenate([found for found, _ in self._found])
-        counts = np.concatenate([count for _, count in self._found])
-        labels, place = np.unique(keys, return_inverse=True)
-        total = np.zeros(labels.size, np.int64)
-        np.add.at(total, place, counts)
-        self._found = [(labels, total)]
+        """Add up what was counted so far, in the order of the keys."""
+        import pandas as pd
 
-
-class TextAxis:
-    """Keys that are texts."""
-
-    def __init__(self, side: str) -> None:
-        self._side = side
-        self._counts: dict[str, int] = {}
-        self._places: dict[str, int] = {}
-
-    def learn(self, keys: Keys) -> None:
-        coded = self._coded(keys)
-        counts = np.bincount(coded.codes, minlength=len(coded.names)).tolist()
-        known = self._counts
-        for name, count in zip(coded.names, counts, strict=True):
-            if count:
-                known[name] = known.get(name, 0) + count
-
-    def finish(self) -> Learnt:
-        names = sorted(self._counts)
-        counts = np.fromiter((self._counts[name] for name in names), np.int64, len(names))
-        self._counts = {}
-        self._places = {name: place for place, name in enumerate(names)}
-        return Learnt(len(names), counts, text_array(names))
-
-    def positions(self, keys: Keys) -> Positions:
-        coded = self._coded(keys)
-        places = (self._places.get(name, -1) for name in coded.names)
-        table = np.fromiter(places, np.int64, len(coded.names))
-        out: Positions = table[coded.codes]
-        if out.size and out.min() < 0:
-            raise _changed(self._side)
-        return out
-
-    def _coded(self, keys: Keys) -> Coded:
-        if not isinstance(keys, Coded):
-            raise _mixed(self._side)
-        return keys
-
-
-def axis_for(side: str, keys: Keys) -> Axis:
-    """The kind of axis that the first piece calls for."""
-    return TextAxis(side) if isinstance(keys, Coded) else NumberAxis(side)
+        self._found = [pd.concat(self._found).groupby(level=0).sum()]
 
 
 def text_array(names: list[str]) -> NDArray[Any]:
@@ -213,21 +160,8 @@ def text_array(names: list[str]) -> NDArray[Any]:
     return found
 
 
-def _numbers(side: str, keys: Keys) -> Positions:
-    if isinstance(keys, Coded):
-        raise _mixed(side)
-    return keys
-
-
 def _mixed(side: str) -> DataError:
     return DataError(
         f"the keys of {side}s are whole numbers in one file and texts in another; write them all "
         "as one type"
-    )
-
-
-def _changed(side: str) -> StoreError:
-    return StoreError(
-        f"the source has a {side} key that was not there when it was read the first time; it was "
-        "changed meanwhile, so convert it again when nobody writes to it"
     )

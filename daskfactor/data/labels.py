@@ -1,4 +1,7 @@
-"""Names of rows and columns: what the user's own labels were, kept for the results."""
+"""What is known of a matrix before its entries are read: shape, type, origin, and labels.
+
+Labels are the user's own names of rows and columns, kept for the results.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +14,14 @@ from daskfactor.checks import warn
 from daskfactor.errors import DataError, DataWarning
 
 DEFAULT_DIMS = ("row", "column")
+NUMERIC = "biuf"
+"""Kinds of NumPy types that are real numbers."""
+
+_ADVICE = {
+    "c": "take their modulus (numpy.abs) or their real part (numpy.real)",
+    "M": "turn times into numbers, for example (V - V.min()) / numpy.timedelta64(1, 's')",
+    "m": "turn times into numbers, for example V / numpy.timedelta64(1, 's')",
+}
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,43 @@ def storable(name: str, labels: NDArray[Any]) -> NDArray[Any]:
     if isinstance(index, pd.PeriodIndex):
         return np.asarray([str(period) for period in index])
     return labels
+
+
+def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of a matrix, refused if it is not one of real numbers."""
+    if dtype.kind not in NUMERIC:
+        advice = _ADVICE.get(dtype.kind, "convert them, for example with .astype('float64')")
+        raise DataError(
+            f"the entries have dtype {dtype}; they must be real numbers (bool, integer or float, "
+            f"NaN where missing); {advice}"
+        )
+    return dtype
+
+
+def check_shape(piece: Any, wanted: tuple[int, int], row0: int, col0: int) -> None:
+    """Refuse a piece of another shape than its source had said."""
+    if tuple(np.shape(piece)) != wanted:
+        raise DataError(
+            f"the data say that their piece at row {row0}, column {col0} is {wanted[0]} x "
+            f"{wanted[1]}, but reading it gave shape {tuple(np.shape(piece))}; if they are a dask "
+            "array, name the true chunks where you make it (map_blocks(..., chunks=...)), or call "
+            "its compute_chunk_sizes()"
+        )
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The two sides of a matrix that has any entries."""
+    if len(shape) != 2:
+        raise DataError(
+            f"the data have {len(shape)} dimensions, shape {tuple(shape)}; a matrix with rows and "
+            "columns is needed, so select or reshape to two dimensions"
+        )
+    rows, cols = (int(side) for side in shape)
+    if not rows or not cols:
+        raise DataError(
+            f"the data are empty, shape {rows} x {cols}; pass at least one row and one column"
+        )
+    return rows, cols
 
 
 def _label(dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:

@@ -1,31 +1,120 @@
-"""The one pass over a source: read, decode, cut into blocks, scan, store.
+"""The one pass over a dense source: read, decode, cut into blocks, scan.
 
-Edges that the chunk grid and the block grid have in common cut the matrix into
-cells, and no chunk and no block reaches over a cell's edge. Inside a cell,
-neighbouring chunks are read together up to a budget, and a block is handed over
-as soon as its last piece has arrived. So every chunk is read once; where blocks
-are made of whole chunks one block is open at a time, else about one band.
+Neighbouring chunks are read together up to a budget, and every chunk once. Its pieces go to
+their blocks at once, so that what waits is never more than one region, whatever the chunks.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from daskfactor.checks import warn
 from daskfactor.data.adapters import Source
-from daskfactor.data.decode import Decoder, check_shape
 from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.data.statistics import Statistics, StatisticsBuilder
+from daskfactor.data.labels import Labels, check_dtype, check_shape
+from daskfactor.data.statistics import (
+    Locate,
+    Statistics,
+    StatisticsBuilder,
+    dense_cells,
+    infinite,
+)
 from daskfactor.data.storage import FloatArray, FloatType, Storage, zero_copy
-from daskfactor.errors import DaskfactorError, StoreError
-from daskfactor.kernels.views import BlockView
+from daskfactor.errors import DaskfactorError, DataError, DataWarning, StoreError
 
 Region = tuple[slice, slice]
 
-# A chunk that is being decoded exists compressed, decompressed and in the region asked for.
+MOST_READ = 2**24
+LEAST_READ = 2**20
 LAZY_COPIES = 4
+"""A chunk that is being decoded exists compressed, decompressed and in the region asked for."""
+
+
+class Decoder:
+    """Turns pieces of a source into floats, NaN where missing, and remembers what was lost."""
+
+    def __init__(self, dtype: FloatType, labels: Labels) -> None:
+        self._dtype = dtype
+        self._labels = labels
+        self._digits = np.finfo(dtype).nmant + 1
+        self._rounded = 0
+        self._vanished = 0
+
+    def decode(self, raw: Any, row0: int, col0: int) -> FloatArray:
+        """A piece whose first cell is (row0, col0) as floats, copied only if it has to be."""
+        root = type(raw).__module__.partition(".")[0]
+        if root == "sparse" or (root == "scipy" and hasattr(raw, "toarray")):
+            raise DataError(
+                f"a piece of the data is sparse ({type(raw).__module__}.{type(raw).__name__}), but "
+                "the array says that it is dense; name the kind of its pieces where you make it, "
+                "for example map_blocks(..., meta=scipy.sparse.csr_array((0, 0)))"
+            )
+        mask = np.ma.getmaskarray(raw) if isinstance(raw, np.ma.MaskedArray) else None
+        given: NDArray[Any] = np.asarray(raw)
+        return self.convert(given, dense_cells(row0, col0, given.shape[1]), mask)
+
+    def convert(
+        self, given: NDArray[Any], locate: Locate, mask: NDArray[np.bool_] | None = None
+    ) -> FloatArray:
+        """Entries as floats, those under ``mask`` as NaN; ``locate`` finds an entry's cell."""
+        check_dtype(given.dtype)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            out: FloatArray = given.astype(self._dtype, order="C", copy=mask is not None)
+        if mask is not None:
+            out[mask] = np.nan
+        if given.dtype.kind in "iu":
+            self._count_rounded(given, mask)
+        elif given.dtype.kind == "f" and given.dtype.itemsize > self._dtype.itemsize:
+            self._check_narrowing(given, out, locate)
+        return out
+
+    def warn(self) -> None:
+        """Say once, after the pass, what did not survive the conversion."""
+        small = self._dtype.itemsize < 8
+        advice = 'pass dtype="float64"' if small else "rescale the data"
+        if self._rounded:
+            warn(
+                f"{self._rounded} integer entries above 2**{self._digits} were rounded, because "
+                f"{self._dtype} cannot hold them exactly; {advice} if that matters",
+                DataWarning,
+            )
+        if self._vanished:
+            warn(
+                f"{self._vanished} entries other than zero became zero, because they are too small "
+                f"for {self._dtype}; {advice} if that matters",
+                DataWarning,
+            )
+
+    def _count_rounded(self, given: NDArray[Any], mask: NDArray[np.bool_] | None) -> None:
+        """An integer is exact if, without its trailing zero bits, it has few enough digits."""
+        if given.dtype.itemsize * 8 <= self._digits or not given.size:
+            return
+        if max(int(given.max()), -int(given.min())) <= 2**self._digits:
+            return
+        size = np.abs(given).astype(np.uint64)  # abs(int64 minimum) wraps to the right bits
+        lowest_bit = size & (~size + np.uint64(1))
+        inexact = ((size >> np.uint64(self._digits)) >= lowest_bit) & (size > 0)
+        if mask is not None:
+            inexact &= ~mask
+        self._rounded += int(np.count_nonzero(inexact))
+
+    def _check_narrowing(self, given: NDArray[Any], out: FloatArray, locate: Locate) -> None:
+        overflown = np.isinf(out)
+        if overflown.any():
+            position = int(np.argmax(overflown))
+            cell, value = locate(position), given.flat[position]
+            if np.isinf(value):
+                raise infinite(self._labels, cell, float(value))
+            raise DataError(
+                f"the entry at {self._labels.cell(*cell)} is {value}, outside "
+                f"the range of {self._dtype} (up to {np.finfo(self._dtype).max:.3g}); "
+                'pass dtype="float64", or rescale the data'
+            )
+        self._vanished += int(np.count_nonzero((out == 0) & (given != 0)))
 
 
 def load(
@@ -37,170 +126,85 @@ def load(
     allow_empty: bool = False,
 ) -> Statistics:
     """Fill ``storage`` from ``source``, reading at most about ``budget`` bytes at a time."""
-    builder = StatisticsBuilder(grid, source.labels)
+    decoder, builder = Decoder(dtype, source.labels), StatisticsBuilder(grid, source.labels)
     if source.array is not None and zero_copy(source.array, dtype):
         storage.windows(source.array)
-        for block in grid.all_blocks():
-            builder.scan(block, source.array[grid.slices(block)])
-        return builder.finish(allow_empty)
-    decoder = Decoder(dtype, source.labels)
-    assembly = _Assembly(grid, dtype, builder, storage)
-    for region in regions(source, grid, budget):
-        raw = read(source, region)
-        assembly.place(region, decoder.decode(raw, region[0].start, region[1].start))
-        del raw
+    else:
+        for region in regions(source, grid, budget):
+            rows, cols = region
+            values = decoder.decode(read(source, region), rows.start, cols.start)
+            for block, inside, outside in _cuts(grid, region):
+                storage.write(block, inside, values[outside])
+    for block in grid.all_blocks():
+        builder.scan(block, storage.view(*block))
     statistics = builder.finish(allow_empty)
     decoder.warn()
     return statistics
 
 
+def read_budget(limit: int) -> int:
+    """Bytes to read at a time, where so many may be taken in all."""
+    return min(MOST_READ, max(LEAST_READ, limit // 16))
+
+
 def read(source: Source, region: Region) -> Any:
-    """One region of the source; what goes wrong there is reported with its place."""
-    try:
+    """One region of a source; what goes wrong there is reported with its place."""
+    rows, cols = region
+    assert source.read is not None
+    where = f" of {source.info.location}" if source.info.location else ""
+    what = (
+        f"rows {rows.start} to {rows.stop - 1}, columns {cols.start} to {cols.stop - 1}{where} "
+        f"({source.info.kind} input) failed"
+    )
+    with reading_errors(what, "the chunks there"):
         found = source.read(*region)
-        sides = (region[0].stop - region[0].start, region[1].stop - region[1].start)
-        check_shape(found, sides, region[0].start, region[1].start)
-        return found
+        check_shape(found, (rows.stop - rows.start, cols.stop - cols.start), rows.start, cols.start)
+    return found
+
+
+@contextmanager
+def reading_errors(what: str, checked: str) -> Iterator[None]:
+    """Errors of other libraries while ``what`` is read, as errors of a source."""
+    try:
+        yield
     except (DaskfactorError, MemoryError):
         raise
     except Exception as error:
-        rows, cols = region
-        where = f" of {source.info.location}" if source.info.location else ""
         raise StoreError(
-            f"reading rows {rows.start} to {rows.stop - 1}, columns {cols.start} to "
-            f"{cols.stop - 1}{where} ({source.info.kind} input) failed: "
-            f"{type(error).__name__}: {error}; check that the chunks there can be read"
+            f"reading {what}: {type(error).__name__}: {error}; check that {checked} can be read"
         ) from error
 
 
 def regions(source: Source, grid: Grid, budget: int) -> Iterator[Region]:
-    """What to read, in this order: unions of whole chunks that cover the matrix once."""
-    for cell in _cells(source, grid):
-        yield from cell.regions(max(1, budget // source.dtype.itemsize))
+    """What to read, in this order: single chunks, or unions of them within the budget.
+
+    No union is larger than a block, so that an error names where it was.
+    """
+    entries = max(1, budget // source.dtype.itemsize)
+    tallest, widest = max(grid.rows.sizes), max(grid.cols.sizes)
+    if source.chunks is None:
+        height, width = grid.shape
+        widest = width
+        rows, cols = [*range(0, height, max(1, entries // width)), height], [0, width]
+    else:
+        rows, cols = (list(Bands.from_sizes(sizes).offsets) for sizes in source.chunks)
+    height = max(high - low for low, high in pairwise(rows))
+    parts = list(_runs(cols, min(widest, entries // height)))
+    width = max(part.stop - part.start for part in parts)
+    for strip in _runs(rows, min(tallest, entries // width)):
+        for part in parts:
+            yield strip, part
 
 
 def working_bytes(source: Source, grid: Grid, dtype: FloatType, budget: int) -> int:
-    """What the pass holds at once, at most: a region, its decoded copy, and open blocks."""
-    region, waiting = 0, 0
-    for cell in _cells(source, grid):
-        shapes = [
-            (rows.stop - rows.start, cols.stop - cols.start)
-            for rows, cols in cell.regions(max(1, budget // source.dtype.itemsize))
-        ]
-        region = max(region, *(height * width for height, width in shapes), 0)
-        waiting = max(waiting, cell.open_entries(grid, shapes))
+    """What the pass holds at once, at most: a region and its decoded copy, then a block."""
+    region = max(
+        int((rows.stop - rows.start) * (cols.stop - cols.start))
+        for rows, cols in regions(source, grid, budget)
+    )
     copies = LAZY_COPIES if source.info.lazy else 1
-    return region * (copies * source.dtype.itemsize + dtype.itemsize) + waiting * dtype.itemsize
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """Chunk edges of a cell, and how many bands of blocks the cell spans."""
-
-    rows: list[int]
-    cols: list[int]
-    row_bands: int
-    col_bands: int
-    divisible: bool
-
-    def regions(self, entries: int) -> Iterator[Region]:
-        """Unions of neighbouring chunks of at most ``entries`` entries, or single chunks."""
-        rows, cols = self.rows, self.cols
-        if self.divisible:
-            step = max(1, entries // (cols[-1] - cols[0]))
-            rows = [*range(rows[0], rows[-1], step), rows[-1]]
-        tallest = max(high - low for low, high in pairwise(rows))
-        wide = list(_runs(cols, max(1, entries // tallest)))
-        widest = max(part.stop - part.start for part in wide)
-        strips = list(_runs(rows, max(1, entries // widest)))
-        if self.row_bands == 1:
-            # Down before across, so that blocks side by side need not be open together.
-            return ((strip, part) for part in wide for strip in strips)
-        return ((strip, part) for strip in strips for part in wide)
-
-    def open_entries(self, grid: Grid, shapes: list[tuple[int, int]]) -> int:
-        """Entries of the blocks that are begun and not finished at any one time, at most."""
-        height, width = self.rows[-1] - self.rows[0], self.cols[-1] - self.cols[0]
-        tallest, widest = (max(sizes) for sizes in zip(*shapes, strict=True))
-        if self.row_bands > 1:
-            height = min(height, tallest + 2 * max(grid.rows.sizes))
-        elif self.col_bands > 1:
-            width = min(width, widest + 2 * max(grid.cols.sizes))
-        return height * width
-
-
-@dataclass
-class _OpenBlock:
-    """A block of which ``left`` entries have not arrived yet, in a flat buffer."""
-
-    buffer: FloatArray
-    values: FloatArray
-    left: int
-
-
-class _Assembly:
-    """Puts regions together to blocks, and hands each block over when it is complete.
-
-    Buffers of blocks that were written to disk are used again: fresh ones every
-    time would leave the heap in pieces, and much larger.
-    """
-
-    def __init__(
-        self, grid: Grid, dtype: FloatType, builder: StatisticsBuilder, storage: Storage
-    ) -> None:
-        self._grid = grid
-        self._dtype = dtype
-        self._builder = builder
-        self._storage = storage
-        self._largest = max(grid.rows.sizes) * max(grid.cols.sizes)
-        self._open: dict[Block, _OpenBlock] = {}
-        self._spare: list[FloatArray] = []
-
-    def place(self, region: Region, values: FloatArray) -> None:
-        for row, rows in _overlaps(self._grid.rows, region[0]):
-            for col, cols in _overlaps(self._grid.cols, region[1]):
-                self._add(Block(row, col), (rows, cols), region, values)
-
-    def _add(self, block: Block, cut: Region, region: Region, values: FloatArray) -> None:
-        begun = self._open.get(block) or self._begin(block)
-        piece = values[_shifted(cut, region)]
-        begun.values[_shifted(cut, self._grid.slices(block))] = piece
-        begun.left -= piece.size
-        if begun.left:
-            return
-        del self._open[block]
-        self._builder.scan(block, begun.values)
-        self._storage.put(block, BlockView(begun.values, 0, 0, *begun.values.shape))
-        if not self._storage.in_memory:
-            self._spare.append(begun.buffer)
-
-    def _begin(self, block: Block) -> _OpenBlock:
-        m, n = self._grid.block_shape(block)
-        size = m * n if self._storage.in_memory else self._largest
-        buffer = self._spare.pop() if self._spare else np.empty(size, self._dtype)
-        begun = _OpenBlock(buffer, buffer[: m * n].reshape(m, n), m * n)
-        self._open[block] = begun
-        return begun
-
-
-def _cells(source: Source, grid: Grid) -> Iterator[_Cell]:
-    chunks = source.chunks
-    row_chunks = grid.rows if chunks is None else Bands.from_sizes(chunks[0])
-    col_chunks = grid.cols if chunks is None else Bands.from_sizes(chunks[1])
-    for rows, row_bands in _shared(row_chunks, grid.rows):
-        for cols, col_bands in _shared(col_chunks, grid.cols):
-            yield _Cell(rows, cols, row_bands, col_bands, source.chunks is None)
-
-
-def _shared(chunks: Bands, blocks: Bands) -> Iterator[tuple[list[int], int]]:
-    """Chunk edges grouped by the intervals between edges that blocks have too."""
-    common = set(blocks.offsets)
-    group = [0]
-    for edge in chunks.offsets[1:]:
-        group.append(edge)
-        if edge in common:
-            yield group, sum(group[0] < offset <= edge for offset in blocks.offsets)
-            group = [edge]
+    block = max(grid.rows.sizes) * max(grid.cols.sizes)
+    return region * (copies * source.dtype.itemsize + dtype.itemsize) + block * dtype.itemsize
 
 
 def _runs(edges: list[int], longest: int) -> Iterator[slice]:
@@ -212,18 +216,23 @@ def _runs(edges: list[int], longest: int) -> Iterator[slice]:
             start = edge
 
 
-def _overlaps(bands: Bands, part: slice) -> Iterator[tuple[int, slice]]:
+def _cuts(grid: Grid, region: Region) -> Iterator[tuple[Block, Region, Region]]:
+    """The blocks that share cells with a region: these cells inside the block and the region."""
+    for row, (rows_inside, rows_outside) in _overlaps(grid.rows, region[0]):
+        for col, (cols_inside, cols_outside) in _overlaps(grid.cols, region[1]):
+            yield Block(row, col), (rows_inside, cols_inside), (rows_outside, cols_outside)
+
+
+def _overlaps(bands: Bands, part: slice) -> Iterator[tuple[int, Region]]:
     first = int(np.searchsorted(bands.offsets, part.start, side="right")) - 1
-    for band in range(first, len(bands)):
+    last = int(np.searchsorted(bands.offsets, part.stop, side="left"))
+    for band in range(first, last):
         whole = bands.slice(band)
-        if whole.start >= part.stop:
-            return
-        yield band, slice(max(whole.start, part.start), min(whole.stop, part.stop))
-
-
-def _shifted(part: Region, origin: Region) -> Region:
-    rows, cols = part
-    return (
-        slice(rows.start - origin[0].start, rows.stop - origin[0].start),
-        slice(cols.start - origin[1].start, cols.stop - origin[1].start),
-    )
+        low, high = max(whole.start, part.start), min(whole.stop, part.stop)
+        yield (
+            band,
+            (
+                slice(low - whole.start, high - whole.start),
+                slice(low - part.start, high - part.start),
+            ),
+        )

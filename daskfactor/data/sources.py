@@ -1,27 +1,50 @@
-"""`as_blocks`: any kind of matrix becomes `BlockedData`."""
+"""`as_blocks`: any kind of matrix becomes `BlockedData`; and what that takes, from metadata."""
 
+from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from daskfactor.checks import warn
-from daskfactor.data.adapters import Source, open_source
+from daskfactor.data.adapters import PIECE, Source, from_blocks, open_source
 from daskfactor.data.blocks import BlockedData, open_store
 from daskfactor.data.grid import Grid, choose_grid
-from daskfactor.data.loading import load, working_bytes
-from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
-from daskfactor.data.sparse_source import from_blocks
-from daskfactor.data.statistics import refuse_unobserved, unpermuted
-from daskfactor.data.storage import ArrayFile, FloatType, Storage, scratch_directory, zero_copy
+from daskfactor.data.loading import load, read_budget, working_bytes
+from daskfactor.data.sparse import (
+    BLOCK_BYTES,
+    LoadOptions,
+    entry_type,
+    meaning_of_unstored,
+    most_threads,
+    sparse_bytes,
+    sparse_data,
+)
+from daskfactor.data.statistics import TILE_ENTRIES, refuse_unobserved, unpermuted
+from daskfactor.data.storage import (
+    ArrayFile,
+    FloatType,
+    Storage,
+    block_bytes,
+    scratch_directory,
+    zero_copy,
+)
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.machine import memory_budget
 
-MOST_READ = 2**24
-LEAST_READ = 2**20
 NEGLIGIBLE = 2**26
+
+PIECE_BYTES = 64
+"""Bytes per entry of a piece while it is sorted by block: its parts, and what becomes of them."""
+ASSEMBLY_BYTES = 48
+"""Bytes per entry of a sparse block while it is put together."""
+SCAN_BYTES = 24
+"""Bytes per entry of a tile while statistics are taken."""
+READING = 6
+"""Blocks' worth of memory that a thread takes to read one from a store: compressed, decompressed,
+decoded, and what zarr holds of them at once; measured."""
 
 
 def as_blocks(
@@ -113,8 +136,11 @@ def as_blocks(
     if isinstance(V, BlockedData):
         return _agreeing(V, blocks, unstored, balance)
     limit = memory_budget(memory_limit)
-    source = _blocked_store(V) or open_source(V)
-    if isinstance(source, Source):
+    store = _store_at(V)
+    if store is not None and _serves(store, blocks, unstored, balance):
+        return _stored(store, kind, limit, allow_empty)
+    source = open_source(V) if store is None else from_blocks(store, store.read)
+    if not source.is_sparse:
         if unstored == "missing":
             raise OptionError(
                 'unstored is "missing", but the input is dense: it stores every entry, and its '
@@ -122,10 +148,6 @@ def as_blocks(
                 "matrix"
             )
         return _dense(source, blocks, kind, limit, workers, allow_empty)
-    if isinstance(source, BlockStore):
-        if _serves(source, blocks, unstored, balance):
-            return _stored(source, kind, limit, allow_empty)
-        source = from_blocks(source, source.read)
     if source.unstored == "missing" and unstored == "zero":
         raise OptionError(
             'unstored="zero", but the input says that entries it does not store are missing '
@@ -133,37 +155,8 @@ def as_blocks(
             "or make the input anew"
         )
     zeros = meaning_of_unstored(source, unstored) == "zero"
-    return sparse_data(
-        source, LoadOptions(blocks, kind, zeros, limit, workers, balance, allow_empty)
-    )
-
-
-def _serves(
-    store: BlockStore, blocks: int | Grid | None, unstored: str | None, balance: bool
-) -> bool:
-    """Whether the blocks of a store can be used as they are."""
-    fits = blocks is None or blocks in (store.grid, store.grid.blocks)
-    ordered = not balance or store.row_order is not None
-    return fits and ordered and unstored in (None, store.unstored)
-
-
-def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) -> BlockedData:
-    """The blocks of a store, read when they are wanted and kept as far as memory allows."""
-    largest = max(abs(store.statistics.minimum), abs(store.statistics.maximum))
-    if largest > np.finfo(dtype).max:
-        raise DataError(
-            f"the store at {store.location} has entries up to {largest:g} in size, outside the "
-            f'range of {dtype}; pass dtype="float64", or rescale the data'
-        )
-    found = store.statistics
-    refuse_unobserved(
-        found.n_observed,
-        unpermuted(found.row_observed, store.row_order),
-        unpermuted(found.col_observed, store.col_order),
-        store.labels,
-        allow_empty,
-    )
-    return open_store(store, dtype, limit)
+    options = LoadOptions(blocks, kind, zeros, limit, workers, balance, allow_empty)
+    return sparse_data(source, options)
 
 
 def open_blocked_store(
@@ -199,31 +192,6 @@ def open_blocked_store(
     return _stored(store, kind, memory_budget(memory_limit), allow_empty)
 
 
-def _dense(
-    source: Source,
-    blocks: int | Grid | None,
-    kind: FloatType,
-    limit: int,
-    workers: int | None,
-    allow_empty: bool,
-) -> BlockedData:
-    grid = _grid(source, blocks, workers)
-    budget = min(MOST_READ, max(LEAST_READ, limit // 16))
-    storage = _storage(source, grid, kind, limit, budget)
-    try:
-        statistics = load(source, grid, kind, storage, budget, allow_empty)
-        return BlockedData(grid, source.labels, statistics, source.info, kind, storage)
-    except BaseException:
-        storage.close()
-        raise
-
-
-def _blocked_store(V: Any) -> BlockStore | None:
-    if isinstance(V, str | PathLike) and is_blocked_store(fspath(V)):
-        return BlockStore(fspath(V))
-    return None
-
-
 def checked_options(
     dtype: DTypeLike, unstored: str | None, workers: int | None = None
 ) -> FloatType:
@@ -241,14 +209,251 @@ def checked_options(
     return cast("FloatType", kind)
 
 
-def _grid(source: Source, blocks: int | Grid | None, workers: int | None) -> Grid:
-    if not isinstance(blocks, Grid):
-        return choose_grid(source.shape, source.chunks, blocks, workers)
-    if blocks.shape != source.shape:
+@dataclass(frozen=True)
+class Outline:
+    """Stands in for `BlockedData` where only sizes matter.
+
+    Attributes
+    ----------
+    grid, dtype, unstored, n_stored
+        As those of `BlockedData`; of a sparse source that has not been read,
+        ``n_stored`` is the same for blocks of one size.
+    n_missing
+        Missing cells, or None if that is not known without reading.
+    held
+        Bytes of blocks that a run keeps in the memory of its process, the caller's
+        own arrays not counted.
+    loading
+        Most bytes that reading takes at any time, finished blocks included.
+    buffered
+        Whether every thread needs a buffer for the block it works on.
+    keeps_copy
+        Whether results may keep a dense copy of the matrix.
+    """
+
+    grid: Grid
+    dtype: FloatType
+    unstored: str | None
+    n_stored: NDArray[np.int64]
+    n_missing: int | None
+    held: int = 0
+    loading: int = 0
+    buffered: bool = False
+    keeps_copy: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(I, J)."""
+        return self.grid.shape
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether blocks hold compressed rows."""
+        return self.unstored is not None
+
+    @property
+    def decoded(self) -> int:
+        """Bytes of all blocks, wherever they are."""
+        return int(self._sizes().sum())
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest block."""
+        return int(self._sizes().max())
+
+    def _sizes(self) -> NDArray[np.int64]:
+        return block_bytes(self.grid, self.dtype, self.n_stored if self.is_sparse else None)
+
+
+def outline(
+    V: Any,
+    *,
+    blocks: int | Grid | None,
+    dtype: FloatType,
+    unstored: str | None,
+    balance: bool,
+    memory_limit: int | str | None,
+    entries: int | None,
+) -> Outline:
+    """The outline of anything that `as_blocks` takes, with its options; no entry is read.
+
+    ``entries`` are the stored ones of a sparse input that does not say how many it has.
+
+    Raises
+    ------
+    OptionError
+        If ``V`` is sparse and nothing says how many entries it stores.
+    DataError, StoreError
+        As from `as_blocks`.
+    """
+    if isinstance(V, BlockedData):
+        copied = not (V.is_sparse or V.source.lazy)
+        return Outline(
+            V.grid, V.dtype, V.unstored, V.n_stored, V.n_missing,
+            buffered=not V.in_memory, keeps_copy=copied,
+        )  # fmt: skip
+    limit, store = memory_budget(memory_limit), _store_at(V)
+    if store is not None:
+        return _of_store(store, blocks, dtype, limit)
+    source = open_source(V)
+    assert source.shape is not None
+    if not source.is_sparse:
+        grid = choose_grid(source.shape, source.chunks, blocks)
+        return _of_dense(source, grid, dtype, limit)
+    count = entries or _stored_entries(V)
+    grid = choose_grid(source.shape, None if balance else source.chunks, blocks, None, count)
+    area = np.outer(grid.rows.sizes, grid.cols.sizes)
+    meaning = unstored or source.unstored or "zero"
+    size = sparse_bytes(grid, count, dtype)
+    held = size if size <= limit else 0
+    return Outline(
+        grid,
+        dtype,
+        meaning,
+        np.ceil(count * (area / area.sum())).astype(np.int64),  # they are taken to lie evenly
+        int(area.sum()) - count if meaning == "missing" else 0,
+        held,
+        _sparse_loading(source, V, grid, balance, count, held, limit),
+        buffered=not held,
+    )
+
+
+def _of_store(
+    store: BlockStore, blocks: int | Grid | None, dtype: FloatType, limit: int
+) -> Outline:
+    """Of a blocked sparse store that is used as it is: blocks are kept up to the limit."""
+    from dask.system import cpu_count
+
+    grid = store.grid
+    if blocks is not None and blocks not in (grid, grid.blocks):
         raise OptionError(
-            f"the grid is for a matrix of shape {blocks.shape}, the data have shape {source.shape}"
+            f"blocks is {blocks!r}, but the store at {store.location} is on a grid of "
+            f"{grid.blocks} x {grid.blocks} blocks; its cost on another grid is known once it is "
+            "read: pass as_blocks(V, blocks) instead"
         )
-    return blocks
+    sizes = block_bytes(grid, dtype, store.n_stored)
+    missing = grid.shape[0] * grid.shape[1] - int(store.statistics.n_observed.sum())
+    held = min(int(sizes.sum()), limit) + READING * int(sizes.max()) * cpu_count()
+    return Outline(
+        grid, dtype, store.unstored, store.n_stored, missing, held,
+        buffered=bool(sizes.sum() > limit),
+    )  # fmt: skip
+
+
+def _of_dense(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Outline:
+    """Of a dense matrix: used where it is, decoded into memory, or into a scratch file."""
+    array, stored = source.array, np.outer(grid.rows.sizes, grid.cols.sizes).astype(np.int64)
+    size, working = (
+        int(stored.sum()) * dtype.itemsize,
+        working_bytes(source, grid, dtype, read_budget(limit)),
+    )
+    borrowed = array is not None and zero_copy(array, dtype)
+    held = size if not borrowed and size + working <= limit else 0
+    scan = SCAN_BYTES * max(TILE_ENTRIES, *grid.cols.sizes)
+    return Outline(
+        grid,
+        dtype,
+        None,
+        stored,
+        None if array is None else _missing_of(array),
+        held,
+        scan + (0 if borrowed else held + working),
+        buffered=not (borrowed or held),
+        keeps_copy=not source.info.lazy,
+    )
+
+
+def _sparse_loading(
+    source: Source, V: Any, grid: Grid, balance: bool, entries: int, held: int, limit: int
+) -> int:
+    """Most bytes while entries are put on their blocks, of which ``held`` stay."""
+    value, block = source.dtype.itemsize, -(-entries // grid.blocks**2)
+    if source.matrix is not None:
+        # A copy in rows unless it is that already; what says something; a band, as it is cut and
+        # permuted (measured: three to four copies of it with what scipy holds meanwhile).
+        copied = 0 if getattr(V, "format", None) == "csr" else entries * (16 + value)
+        told = entries * (9 if balance else 2)
+        band = (4 if balance else 3) * -(-entries // grid.blocks) * (8 + value)
+        return copied + max(told, band + ASSEMBLY_BYTES * block + held)
+    threads = most_threads()
+    piece = PIECE_BYTES * min(entries, PIECE) * (threads + 2)
+    shelf = min(limit // 2, entries * (16 + value + entry_type(np.dtype(float)).itemsize))
+    return shelf + max(piece, held + threads * BLOCK_BYTES * block)
+
+
+def _stored_entries(V: Any) -> int:
+    """Entries that a sparse input says it stores."""
+    for owner in (V, getattr(V, "X", None)):
+        count = getattr(owner, "nnz", None)
+        if isinstance(count, int | np.integer):
+            return int(count)
+    raise OptionError(
+        f"this sparse input ({type(V).__name__}) does not say how many entries it stores; pass "
+        "entries=, or the result of as_blocks"
+    )
+
+
+def _missing_of(array: NDArray[Any]) -> int:
+    """Missing entries of an array in memory, a few rows at a time."""
+    if array.dtype.kind != "f":
+        return 0
+    rows = max(1, TILE_ENTRIES // array.shape[1])
+    parts = (array[start : start + rows] for start in range(0, array.shape[0], rows))
+    return sum(int(np.count_nonzero(np.isnan(part))) for part in parts)
+
+
+def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) -> BlockedData:
+    """The blocks of a store, read when they are wanted and kept as far as memory allows."""
+    largest = max(abs(store.statistics.minimum), abs(store.statistics.maximum))
+    if largest > np.finfo(dtype).max:
+        raise DataError(
+            f"the store at {store.location} has entries up to {largest:g} in size, outside the "
+            f'range of {dtype}; pass dtype="float64", or rescale the data'
+        )
+    found = store.statistics
+    refuse_unobserved(
+        found.n_observed,
+        unpermuted(found.row_observed, store.row_order),
+        unpermuted(found.col_observed, store.col_order),
+        store.labels,
+        allow_empty,
+    )
+    return open_store(store, dtype, limit)
+
+
+def _dense(
+    source: Source,
+    blocks: int | Grid | None,
+    kind: FloatType,
+    limit: int,
+    workers: int | None,
+    allow_empty: bool,
+) -> BlockedData:
+    assert source.shape is not None
+    grid = choose_grid(source.shape, source.chunks, blocks, workers)
+    storage = _storage(source, grid, kind, limit)
+    try:
+        statistics = load(source, grid, kind, storage, read_budget(limit), allow_empty)
+        return BlockedData(grid, source.labels, statistics, source.info, kind, storage)
+    except BaseException:
+        storage.close()
+        raise
+
+
+def _serves(
+    store: BlockStore, blocks: int | Grid | None, unstored: str | None, balance: bool
+) -> bool:
+    """Whether the blocks of a store can be used as they are."""
+    fits = blocks is None or blocks in (store.grid, store.grid.blocks)
+    ordered = not balance or store.row_order is not None
+    return fits and ordered and unstored in (None, store.unstored)
+
+
+def _store_at(V: Any) -> BlockStore | None:
+    """The blocked store whose path or URL this is."""
+    if isinstance(V, str | PathLike) and is_blocked_store(fspath(V)):
+        return BlockStore(fspath(V))
+    return None
 
 
 def _agreeing(
@@ -273,11 +478,11 @@ def _agreeing(
     return data
 
 
-def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int, budget: int) -> Storage:
+def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Storage:
     if source.array is not None and zero_copy(source.array, dtype):
         return Storage(grid)
-    working = working_bytes(source, grid, dtype, budget)
-    size = source.shape[0] * source.shape[1] * dtype.itemsize
+    working = working_bytes(source, grid, dtype, read_budget(limit))
+    size = grid.shape[0] * grid.shape[1] * dtype.itemsize
     if size + working <= limit:
         return Storage(grid)
     if working > max(limit, NEGLIGIBLE):

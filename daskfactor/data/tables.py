@@ -1,22 +1,24 @@
-"""Tables of triples: CSV, Parquet and Matrix Market files, read in pieces.
+"""Tables as files: lines of row key, column key and value, read in pieces; and dense ones.
 
-A table has a column of row keys, one of column keys and, unless its lines are
-only counted, one of values. Keys are whole numbers or texts.
+A table of entries has a column of row keys, one of column keys and, unless its lines are
+only counted, one of values. Keys are whole numbers or texts. A dense table has a line of
+numbers for each row of the matrix.
 """
 
+import csv
 import difflib
 from collections.abc import Iterator, Sequence
-from csv import reader as csv_reader
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.keys import Coded, Keys
-from daskfactor.data.labels import Labels, SourceInfo, usable_dims
-from daskfactor.data.sparse_source import PIECE, KeysAreText, Piece, SparseSource
+from daskfactor.data.adapters import PIECE, Source
+from daskfactor.data.keys import Coded, Keys, KeysAreText, Piece
+from daskfactor.data.labels import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.errors import DataError, OptionError
 
 Column = str | int
@@ -29,19 +31,21 @@ MOST_LISTED = 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which columns of a table: names, positions from 0, or None for the usual ones.
+    """What to read of a file.
 
-    ``values`` False counts lines. ``header`` says whether the first line of a CSV file
-    holds names; None finds out.
+    Columns of a table are names, positions from 0, or None for the usual ones; ``values`` False
+    counts lines. ``header`` says whether the first line of a CSV file holds names; None finds
+    out. ``layer`` is one of an AnnData file, in place of X.
     """
 
     rows: Column | None = None
     columns: Column | None = None
     values: Column | bool | None = None
     header: bool | None = None
+    layer: str | None = None
 
 
-def open_parquet(location: str, wanted: Wanted) -> SparseSource:
+def open_parquet(location: str, wanted: Wanted) -> Source:
     """A Parquet file, or a folder of them in the order of their names."""
     pa = require("pyarrow", "tables", "Parquet files")
     import pyarrow.parquet as pq
@@ -67,59 +71,100 @@ def open_parquet(location: str, wanted: Wanted) -> SparseSource:
             except (pa.ArrowException, KeyError) as error:
                 raise _unreadable(path, error) from error
 
-    return SparseSource(
-        SourceInfo("parquet", location, lazy=True), pieces, labels=_named(names), entries=entries
-    )
+    info = SourceInfo("parquet", location, lazy=True)
+    return Source(info, labels=Labels(*usable_dims(*names[:2])), pieces=pieces, entries=entries)
 
 
-def open_csv(location: str, wanted: Wanted) -> SparseSource:
-    """A CSV, TSV or other delimited text file, compressed or not."""
+def open_csv(location: str, wanted: Wanted, texts: bool = False) -> Source:
+    """A CSV, TSV or other delimited text file, compressed or not; ``texts`` keeps keys as such."""
     pa = require("pyarrow", "tables", "CSV files")
-    from pyarrow import csv
+    from pyarrow import csv as arrow
 
     skipped, lines = _first_lines(location)
     if not lines:
         raise DataError(f"{location} is empty; a table with columns of keys is needed")
     delimiter = max(DELIMITERS, key=lines[0].count)
-    fields = [_fields(line, delimiter) for line in lines]
-    header = _has_header(fields, wanted) if wanted.header is None else wanted.header
-    given = fields[0] if header else [f"f{number}" for number in range(len(fields[0]))]
+    header = _has_header(_fields(lines[0], delimiter), wanted)
+    width = range(len(_fields(lines[0], delimiter)))
+    given = _fields(lines[0], delimiter) if header else [f"f{number}" for number in width]
     if len(set(given)) < len(given):
         raise DataError(f"{location} has two columns of one name in its header: {', '.join(given)}")
     names = _chosen(location, given, wanted)
-    types: dict[str, Any] = {name: pa.float64() for name in names[2:]}
+    types: dict[str, Any] = dict.fromkeys(names[2:], pa.float64())
+    types |= dict.fromkeys(names[:2], pa.string()) if texts else {}
 
     def pieces(values: bool, add: bool) -> Iterator[Piece]:
         read = list(dict.fromkeys(names if values else names[:2]))
-        convert = csv.ConvertOptions(
+        convert = arrow.ConvertOptions(
             include_columns=read,
             column_types={name: types[name] for name in read if name in types},
             null_values=MISSING,
         )
-        shape = csv.ReadOptions(
+        shape = arrow.ReadOptions(
             block_size=CSV_BLOCK, column_names=given, skip_rows=skipped + header
         )
-        parse = csv.ParseOptions(delimiter=delimiter)
+        parse = arrow.ParseOptions(delimiter=delimiter)
         try:
-            with csv.open_csv(_stream(pa, location), shape, parse, convert) as reader:
+            with arrow.open_csv(_stream(pa, location), shape, parse, convert) as reader:
                 for batch in reader:
-                    if types.keys().isdisjoint(names[:2]) and _needs_text(pa, batch, names):
-                        raise KeysAreText
+                    kinds = [batch.schema.field(name).type for name in names[:2]]
+                    if not all(pa.types.is_integer(kind) or _is_text(pa, kind) for kind in kinds):
+                        raise KeysAreText(open_csv(location, wanted, texts=True))
                     yield _piece(location, batch, names, values)
         except pa.ArrowInvalid as error:
             if "conversion error to int64" in str(error):
-                raise KeysAreText from error
+                raise KeysAreText(open_csv(location, wanted, texts=True)) from error
             raise _unreadable(location, error) from error
 
-    def as_text() -> None:
-        types.update(dict.fromkeys(names[:2], pa.string()))
+    labels = Labels(*usable_dims(*names[:2])) if header else Labels()
+    return Source(SourceInfo("csv", location, lazy=True), labels=labels, pieces=pieces)
 
-    return SparseSource(
-        SourceInfo("csv", location, lazy=True),
-        pieces,
-        labels=_named(names, header),
-        as_text=as_text,
-    )
+
+def read_table(path: Path) -> Any:
+    """A table of numbers as text; a header line and a column of row names are recognised.
+
+    Empty fields, ``NA``, ``NaN``, ``null``, ``none`` and ``?`` are missing cells. A first line
+    with anything that is no number, its first field aside, is a header; a first column whose
+    header is empty, or that holds anything that is no number, holds the row names.
+
+    Returns
+    -------
+    numpy.ndarray or xarray.DataArray
+        With names, where there are any.
+
+    Raises
+    ------
+    DataError
+        If lines differ in length or a cell is no number; it names the line.
+    """
+    import xarray as xr
+
+    lines = _lines_of(path)
+    # A first field that is no number may as well be the name of the first row.
+    tell_tale = lines[0][1][1:] or lines[0][1]
+    header = None if all(map(_is_number, tell_tale)) else lines.pop(0)[1]
+    if not lines:
+        raise DataError(f"{path} has a header and no line of numbers")
+    width = len(lines[0][1])
+    for line, fields in lines:
+        if len(fields) != width:
+            raise DataError(
+                f"{path}, line {line} has {len(fields)} fields, the lines before it {width}"
+            )
+    corner = header is not None and len(header) == width
+    named = bool(corner and header and not header[0])
+    named = named or not all(_is_number(fields[0]) for _, fields in lines)
+    values = np.array([_numbers(path, line, fields, int(named)) for line, fields in lines])
+    names = {"row": [fields[0] for _, fields in lines]} if named else {}
+    if header is not None:
+        # Some writers leave the corner above the row names out altogether.
+        names["column"] = header[int(named and corner) :]
+        if len(names["column"]) != values.shape[1]:
+            raise DataError(
+                f"{path} has {len(names['column'])} names in its header, "
+                f"but {values.shape[1]} columns of numbers"
+            )
+    return xr.DataArray(values, dims=DEFAULT_DIMS, coords=names) if names else values
 
 
 def require(module: str, extra: str, what: str) -> Any:
@@ -162,18 +207,12 @@ def _parquet_files(location: str) -> list[str]:
 
 
 def _stream(pa: Any, location: str) -> Any:
-    kind = compression_of(location) or None
-    return pa.input_stream(opened(location), compression=kind)
-
-
-def compression_of(location: str) -> str | None:
-    """How a text file is compressed, from its name."""
     endings = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-    return next((kind for end, kind in endings.items() if location.lower().endswith(end)), None)
+    return pa.input_stream(opened(location), compression=endings.get(Path(location.lower()).suffix))
 
 
 def _first_lines(location: str) -> tuple[int, list[str]]:
-    """How many lines of comment a text file begins with, and the two lines after them."""
+    """How many lines of comment a text file begins with, and the line after them."""
     import pyarrow as pa
 
     try:
@@ -183,16 +222,17 @@ def _first_lines(location: str) -> tuple[int, list[str]]:
         raise _unreadable(location, error) from error
     lines = text.splitlines()
     comments = next((n for n, line in enumerate(lines) if not line.startswith(("#", "%"))), 0)
-    return comments, lines[comments : comments + 2]
+    return comments, lines[comments : comments + 1]
 
 
 def _fields(line: str, delimiter: str) -> list[str]:
-    return [field.strip() for field in next(csv_reader([line], delimiter=delimiter), [])]
+    return [field.strip() for field in next(csv.reader([line], delimiter=delimiter), [])]
 
 
-def _has_header(lines: list[list[str]], wanted: Wanted) -> bool:
+def _has_header(first: list[str], wanted: Wanted) -> bool:
     """Whether the first line holds names: it does if a number is not where one should be."""
-    first = lines[0]
+    if wanted.header is not None:
+        return wanted.header
     if any(isinstance(column, str) for column in (wanted.rows, wanted.columns, wanted.values)):
         return True
     if wanted.values is not False and len(first) > 2:
@@ -201,22 +241,56 @@ def _has_header(lines: list[list[str]], wanted: Wanted) -> bool:
     return not all(_is_number(field) for field in first)
 
 
+def _lines_of(path: Path) -> list[tuple[int, list[str]]]:
+    """Numbers and fields of the lines of a text that are not blank.
+
+    The separator is the one that the first line uses most, or else blanks.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            delimiter = max(",;\t", key=first.count)
+            table: Any = csv.reader(file, delimiter=delimiter)
+            if delimiter not in first:
+                lines = [(number, line.split()) for number, line in enumerate(file, start=1)]
+            else:
+                lines = [(table.line_num, [field.strip() for field in row]) for row in table]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is no text table: {error}") from error
+    full = [(number, fields) for number, fields in lines if any(fields)]
+    if not full:
+        raise DataError(f"{path} is empty")
+    return full
+
+
+def _numbers(path: Path, line: int, fields: list[str], first: int) -> list[float]:
+    for position, field in enumerate(fields[first:], start=first + 1):
+        if not _is_number(field):
+            raise DataError(f"{path}, line {line}, field {position}: {field!r} is no number")
+    return [
+        float("nan") if field.lower() in _NO_NUMBER else float(field) for field in fields[first:]
+    ]
+
+
 def _is_number(field: str) -> bool:
     try:
         float(field)
     except ValueError:
-        return field in MISSING
+        return field.lower() in _NO_NUMBER
     return True
+
+
+_NO_NUMBER = frozenset(text.lower() for text in MISSING)
 
 
 def _chosen(location: str, given: Sequence[str], wanted: Wanted) -> list[str]:
     """Names of the columns of row keys, column keys and, unless lines are counted, values."""
     names = [_column(location, given, wanted.rows, 0, "rows")]
     names.append(_column(location, given, wanted.columns, 1, "columns"))
-    usual = wanted.values is None or wanted.values is True
-    if not (wanted.values is False or (usual and len(given) == 2)):
-        place = None if usual else wanted.values
-        names.append(_column(location, given, place, 2, "values"))
+    values = None if wanted.values is True else wanted.values
+    if not (values is False or (values is None and len(given) == 2)):
+        names.append(_column(location, given, values, 2, "values"))
     if len(set(names)) < len(names):
         raise OptionError(
             f"rows, columns and values need different columns, got {', '.join(names)}; "
@@ -278,19 +352,8 @@ def _is_text(pa: Any, kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _needs_text(pa: Any, batch: Any, names: list[str]) -> bool:
-    kinds = [batch.schema.field(name).type for name in names[:2]]
-    return any(not (pa.types.is_integer(kind) or _is_text(pa, kind)) for kind in kinds)
-
-
-def _named(names: list[str], header: bool = True) -> Labels:
-    """Dimensions called like the columns of the keys, where they have names."""
-    return Labels(*usable_dims(names[0], names[1])) if header else Labels()
-
-
 def _piece(location: str, batch: Any, names: list[str], values: bool) -> Piece:
-    rows = _keys(location, names[0], batch.column(names[0]))
-    cols = _keys(location, names[1], batch.column(names[1]))
+    rows, cols = (_keys(location, name, batch.column(name)) for name in names[:2])
     if not values:
         return Piece(rows, cols, None)
     if len(names) == 2:

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from daskfactor.checks import whole_number
 from daskfactor.data.grid import Grid
-from daskfactor.data.outline import Outline, Wanted, outline
+from daskfactor.data.sources import Outline, outline
 from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
 from daskfactor.inference.base import Sampler
@@ -248,7 +248,15 @@ def estimate_cost(
     lengths = {"draws": draws, "tune": tune, "chains": chains, "thin": thin}
     lengths = checked_lengths(sampler, lengths)
     kind = cast("FloatType", np.dtype(dtype))
-    data = outline(V, Wanted(blocks, kind, unstored, balance, memory_limit, None, entries))
+    data = outline(
+        V,
+        blocks=blocks,
+        dtype=kind,
+        unstored=unstored,
+        balance=balance,
+        memory_limit=memory_limit,
+        entries=entries,
+    )
     plain = cast("BlockedData", data)
     options = plan_run(plain, model.width, sampler, keep, seed=0, **lengths)
     setting = Setting(plain, model, sampler, options, cast("Executor", None))

@@ -159,7 +159,7 @@ def test_a_failing_dask_chunk_is_named() -> None:
     array = da.from_array(ONES, chunks=2).map_blocks(broken, meta=np.empty((0, 0)))
     with pytest.raises(StoreError, match="the sensor was off") as caught:
         as_blocks(array, 2)
-    assert "reading rows 2 to 5, columns 2 to 3 (dask input) failed" in str(caught.value)
+    assert "reading rows 4 to 5, columns 2 to 3 (dask input) failed" in str(caught.value)
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 

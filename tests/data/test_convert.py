@@ -22,12 +22,14 @@ from scipy import sparse
 from scipy.io import mmwrite
 
 import daskfactor as dfac
+from daskfactor.data import adapters, tables
 from daskfactor.data import sparse as passes
-from daskfactor.data import sparse_source, tables
+from daskfactor.data.adapters import Source
 from daskfactor.data.convert import Conversion, convert, export
 from daskfactor.data.grid import Grid
+from daskfactor.data.keys import Piece
+from daskfactor.data.labels import SourceInfo
 from daskfactor.data.sources import as_blocks, open_blocked_store
-from daskfactor.data.sparse_source import Piece, SparseSource
 from daskfactor.data.store_writer import StoreWriter
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 
@@ -82,7 +84,7 @@ def sources(folder: Path, wanted: sparse.csr_array) -> dict[str, Any]:
 def test_every_source_gives_the_same_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr(sparse_source, "PIECE", piece)
+    monkeypatch.setattr(adapters, "PIECE", piece)
     wanted = matrix()
     prints = set()
     for name, source in sources(tmp_path, wanted).items():
@@ -208,7 +210,7 @@ def test_the_last_one_is_the_last_of_the_source(
 ) -> None:
     """Whatever thread was first with its piece."""
     monkeypatch.setattr(tables, "PIECE", 5)
-    monkeypatch.setattr(passes, "cpu_count", lambda: 4)
+    monkeypatch.setattr(passes, "most_threads", lambda: 4)
     times = np.arange(200)
     table = pa.table({"r": times % 3, "c": times % 2, "v": times})
     pq.write_table(table, tmp_path / "t.parquet")
@@ -409,14 +411,14 @@ def test_elsewhere_half_a_store_does_not_open(monkeypatch: pytest.MonkeyPatch) -
     assert same(open_blocked_store(place), matrix())
 
 
-def changing(first: list[list[int]], second: list[list[int]]) -> SparseSource:
+def changing(first: list[list[int]], second: list[list[int]]) -> Source:
     """A source that somebody writes to between its two readings."""
 
     def pieces(with_values: bool, add: bool) -> Any:
         rows, cols = (np.array(side, np.int64) for side in (second if with_values else first))
         yield Piece(rows, cols, np.ones(rows.size) if with_values else None)
 
-    return SparseSource(dfac.data.labels.SourceInfo("csv", "t.csv", True), pieces)
+    return Source(SourceInfo("csv", "t.csv", True), pieces=pieces)
 
 
 @pytest.mark.parametrize("second", [[[0, 1, 2], [0, 1, 1]], [[0, 7], [0, 1]], [[0], [0]]])
@@ -434,7 +436,7 @@ def test_trouble_in_a_source_names_it(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.EIO, "Input/output error")
         yield
 
-    source = SparseSource(dfac.data.labels.SourceInfo("csv", "t.csv", True), pieces)
+    source = Source(SourceInfo("csv", "t.csv", True), pieces=pieces)
     monkeypatch.setattr("daskfactor.data.convert.open_sparse", lambda *_: source)
     with pytest.raises(StoreError, match=r"reading t.csv failed after 0 pieces: OSError"):
         convert("t.csv", tmp_path / "s.zarr", **QUIET)
@@ -462,10 +464,10 @@ def test_balance_is_invisible_and_even(tmp_path: Path) -> None:
 def test_stores_do_not_depend_on_threads_or_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse_source, "PIECE", 16)
+    monkeypatch.setattr(adapters, "PIECE", 16)
     prints = set()
     for threads, limit in ((1, None), (4, None), (4, 0)):
-        monkeypatch.setattr(passes, "cpu_count", lambda threads=threads: threads)
+        monkeypatch.setattr(passes, "most_threads", lambda threads=threads: threads)
         convert(matrix(), tmp_path / "s.zarr", overwrite=True, memory_limit=limit, **QUIET)
         files = sorted(p for p in (tmp_path / "s.zarr").rglob("*") if p.is_file())
         prints.add(tuple((p.name, p.read_bytes()) for p in files))

@@ -149,7 +149,7 @@ def test_nothing_stays_after_an_interrupt(folder: Path, monkeypatch: pytest.Monk
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("daskfactor.data.decode.Decoder.decode", interrupt)
+    monkeypatch.setattr("daskfactor.data.loading.Decoder.decode", interrupt)
     with pytest.raises(KeyboardInterrupt):
         as_blocks(np.ones((40, 40)), memory_limit=0)
     assert not open_files(folder)

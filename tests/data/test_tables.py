@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from daskfactor.data import keys, matrix_files, tables
+from daskfactor.data import files, keys, tables
 from daskfactor.data.convert import convert
 from daskfactor.data.sources import open_blocked_store
-from daskfactor.errors import DataError, OptionError
+from daskfactor.errors import DataError, OptionError, StoreError
 
 LINES = [("b", 30, 1.5), ("a", 7, 2.0), ("b", 7, 4.0), ("c", 1000, 0.5)]
 DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
@@ -221,7 +221,7 @@ def test_names_that_results_use_themselves_are_kept(tmp_path: Path) -> None:
 def test_matrix_market(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, symmetry: str, chunk: int
 ) -> None:
-    monkeypatch.setattr(matrix_files, "TEXT_CHUNK", chunk)
+    monkeypatch.setattr(files, "TEXT_CHUNK", chunk)
     body = f"%%MatrixMarket matrix coordinate real {symmetry}\n% a comment\n\n4 4 3\n"
     body += "2 1 1.5\n\n  3 1  -2e1\n4 3 1\n"
     path = tmp_path / "m.mtx.gz"
@@ -260,34 +260,33 @@ def numbers(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-@pytest.mark.parametrize("largest", [4, 2**25])
-def test_number_axes_learn_any_keys(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
-    """A table, a table that grows both ways, and a hash give the same positions."""
-    monkeypatch.setattr(keys, "LARGEST_TABLE", largest)
+def test_number_axes_learn_any_keys() -> None:
     rng = np.random.default_rng(0)
     for spread in (1, 50, 10**12):
         parts = [rng.integers(-spread, spread, 30) for _ in range(20)]
-        axis = keys.NumberAxis("row")
+        axis = keys.KeyAxis("row")
         axis.learn(numbers())
         for part in parts:
             axis.learn(part)
         learnt = axis.finish()
         labels, counts = np.unique(np.concatenate(parts), return_counts=True)
-        if learnt.labels is not None:
-            np.testing.assert_array_equal(learnt.labels, labels)
+        assert learnt.labels is not None
+        np.testing.assert_array_equal(learnt.labels, labels)
         np.testing.assert_array_equal(learnt.counts, counts)
         for part in parts:
             np.testing.assert_array_equal(labels[axis.positions(part)], part)
+        with pytest.raises(StoreError, match="has a row key that was not there"):
+            axis.positions(numbers(-spread - 1))
 
 
 def test_keys_that_are_positions_need_no_labels() -> None:
-    axis = keys.NumberAxis("row")
+    axis = keys.KeyAxis("row")
     axis.learn(numbers(2, 0, 1))
     assert axis.finish().labels is None
 
 
 def test_text_axes_ignore_names_that_no_entry_has() -> None:
-    axis = keys.TextAxis("row")
+    axis = keys.KeyAxis("row")
     axis.learn(keys.Coded(numbers(2, 0), ["b", "unused", "a"]))
     learnt = axis.finish()
     assert learnt.labels is not None
@@ -295,8 +294,24 @@ def test_text_axes_ignore_names_that_no_entry_has() -> None:
     assert axis.positions(keys.Coded(numbers(1, 1), ["?", "b"])).tolist() == [1, 1]
 
 
-def test_axes_refuse_the_other_kind() -> None:
+@pytest.mark.parametrize("first", [numbers(0), keys.Coded(numbers(0), ["a"])])
+def test_axes_refuse_the_other_kind(first: keys.Keys) -> None:
+    other = numbers(0) if isinstance(first, keys.Coded) else keys.Coded(numbers(0), ["a"])
+    axis = keys.KeyAxis("row")
+    axis.learn(first)
     with pytest.raises(DataError, match="texts in another"):
-        keys.NumberAxis("row").learn(keys.Coded(numbers(0), ["a"]))
+        axis.learn(other)
+    axis.finish()
     with pytest.raises(DataError, match="texts in another"):
-        keys.TextAxis("row").learn(numbers(0))
+        axis.positions(other)
+    with pytest.raises(DataError, match="texts in another"):
+        keys.PositionAxis("row", 1).learn(keys.Coded(numbers(0), ["a"]))
+
+
+def test_positions_outside_a_matrix_are_refused() -> None:
+    axis = keys.PositionAxis("row", 2)
+    axis.learn(numbers(1, 1, 0))
+    assert axis.finish().counts.tolist() == [1, 2]
+    for wrong in (-1, 2):
+        with pytest.raises(DataError, match=f"an entry is in row {wrong}, but the matrix has rows"):
+            axis.learn(numbers(0, wrong))

@@ -5,7 +5,8 @@ import zarr
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.cli.inputs import read_input, read_table
+from daskfactor.data.files import read_matrix
+from daskfactor.data.tables import read_table
 from daskfactor.errors import DataError
 
 VALUES = np.array([[1.0, 2.0], [np.nan, 4.5]])
@@ -19,16 +20,16 @@ def table(tmp_path, text, name="t.csv"):
 
 def test_npy(tmp_path):
     np.save(tmp_path / "v.npy", VALUES)
-    np.testing.assert_array_equal(read_input(str(tmp_path / "v.npy")), VALUES)
+    np.testing.assert_array_equal(read_matrix(str(tmp_path / "v.npy")), VALUES)
 
 
 def test_npz_first_or_named(tmp_path):
     path = tmp_path / "v.npz"
     np.savez(path, a=VALUES, b=VALUES + 1)
-    np.testing.assert_array_equal(read_input(str(path)), VALUES)
-    np.testing.assert_array_equal(read_input(f"{path}:b"), VALUES + 1)
+    np.testing.assert_array_equal(read_matrix(str(path)), VALUES)
+    np.testing.assert_array_equal(read_matrix(f"{path}:b"), VALUES + 1)
     with pytest.raises(DataError, match="no array 'c', only a, b"):
-        read_input(f"{path}:c")
+        read_matrix(f"{path}:c")
 
 
 def test_pickles_are_never_loaded(tmp_path):
@@ -36,7 +37,7 @@ def test_pickles_are_never_loaded(tmp_path):
     np.savez(tmp_path / "v.npz", a=np.array([{}], dtype=object))
     for name in ("v.npy", "v.npz"):
         with pytest.raises(DataError, match=r"no NumPy (array file|archive)"):
-            read_input(str(tmp_path / name))
+            read_matrix(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("text", ["1,2\n,4.5\n", "1;2\n\nNA;4.5", "1\t2\nnan\t4.5\n", "1 2\n? 4.5"])
@@ -81,8 +82,8 @@ def test_broken_tables_say_where(tmp_path, text, message):
 def test_a_zarr_array_is_left_to_the_library(tmp_path):
     path = tmp_path / "v.zarr"
     zarr.save_array(path, VALUES)
-    assert read_input(str(path)) == str(path)
-    assert read_input("s3://bucket/v.zarr") == "s3://bucket/v.zarr"
+    assert read_matrix(str(path)) == str(path)
+    assert read_matrix("s3://bucket/v.zarr") == "s3://bucket/v.zarr"
 
 
 @pytest.mark.parametrize("name", ["v.nc", "v.zarr"])
@@ -96,12 +97,12 @@ def test_labelled_files(tmp_path, name):
         dataset.to_netcdf(path, engine="h5netcdf")
     else:
         dataset.to_zarr(path, consolidated=False)
-    only = read_input(str(path))
+    only = read_matrix(str(path))
     assert only.dims == ("time", "band")
     np.testing.assert_array_equal(only.values, VALUES)
-    xr.testing.assert_equal(read_input(f"{path}:v").load(), only.load())
+    xr.testing.assert_equal(read_matrix(f"{path}:v").load(), only.load())
     with pytest.raises(DataError, match="no variable 'w', only line, v"):
-        read_input(f"{path}:w")
+        read_matrix(f"{path}:w")
 
 
 def test_several_matrices_have_to_be_named(tmp_path):
@@ -110,18 +111,18 @@ def test_several_matrices_have_to_be_named(tmp_path):
         path, consolidated=False
     )
     with pytest.raises(DataError, match=r"2 two-dimensional variables \(a, b\)"):
-        read_input(str(path))
+        read_matrix(str(path))
 
 
 def test_what_cannot_be_read_says_what_can(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
-        read_input(str(tmp_path / "none.npy"))
+        read_matrix(str(tmp_path / "none.npy"))
     (tmp_path / "v.docx").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"cannot be read; give \.npy"):
-        read_input(str(tmp_path / "v.docx"))
+        read_matrix(str(tmp_path / "v.docx"))
 
 
 def test_a_store_of_any_name_is_known_by_what_it_contains(tmp_path):
     place = tmp_path / "t.zarr.blocks"
     dfac.convert(sparse.eye_array(4, format="csr"), place, unstored="zero", progressbar=False)
-    assert read_input(str(place)) == str(place)
+    assert read_matrix(str(place)) == str(place)
