@@ -17,8 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskfactor.data.entries import (
+    Piece,
+    backed_pieces,
+    canonical,
+    compressed_pieces,
+    summable,
+)
 from daskfactor.data.grid import Block, Chunks, expand_chunks
-from daskfactor.data.keys import Piece
 from daskfactor.data.labels import (
     NUMERIC,
     Labels,
@@ -33,14 +39,7 @@ from daskfactor.data.statistics import NAMED
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DataError, StoreError
 
-IntArray = NDArray[np.integer[Any]]
-
 FLOAT = np.dtype(np.float64)
-PIECE = 2**19
-"""Entries that are handled together: 25 MB or so on their way through."""
-DENSE_PART = 2**24
-LEAST_LINES = 256
-"""Rows of a file that are read together: so many, or as many as hold so many cells."""
 
 
 @dataclass(frozen=True)
@@ -343,102 +342,6 @@ def meaning_of_fill(fill: Any) -> str:
     )
 
 
-def compressed_pieces(matrix: Any, row0: int = 0, col0: int = 0) -> Iterator[Piece]:
-    """Compressed rows or columns, wherever their arrays lie, piece by piece."""
-    pointers, total = matrix.indptr, int(matrix.indptr[-1])
-    for start in range(int(pointers[0]), total, PIECE):
-        stop = min(start + PIECE, total)
-        first = int(np.searchsorted(pointers, start, side="right")) - 1
-        last = int(np.searchsorted(pointers, stop, side="left"))
-        edges = np.clip(pointers[first : last + 1].astype(np.int64), start, stop)
-        major = np.repeat(np.arange(first, last, dtype=np.int64), np.diff(edges))
-        minor = np.asarray(matrix.indices[start:stop]).astype(np.int64)
-        rows, cols = (major, minor) if matrix.format == "csr" else (minor, major)
-        yield Piece(rows + row0, cols + col0, np.asarray(matrix.data[start:stop]))
-
-
-def coordinate_pieces(
-    rows: NDArray[Any], cols: NDArray[Any], data: NDArray[Any]
-) -> Iterator[Piece]:
-    """Three arrays of the same length, piece by piece."""
-    for start in range(0, data.size, PIECE):
-        part = slice(start, start + PIECE)
-        yield Piece(rows[part].astype(np.int64), cols[part].astype(np.int64), data[part])
-
-
-def backed_pieces(dataset: Any, shape: tuple[int, int], add: bool | None = None) -> Iterator[Piece]:
-    """A sparse dataset in a file, some rows or columns at a time; None leaves duplicates."""
-    by_rows = dataset.format == "csr"
-    length, width = shape if by_rows else shape[::-1]
-    step = max(LEAST_LINES, DENSE_PART // width)
-    for start in range(0, length, step):
-        part = slice(start, min(length, start + step))
-        found = dataset[part] if by_rows else dataset[:, part]
-        found = found if add is None else canonical(found, add)
-        yield from compressed_pieces(found, *((start, 0) if by_rows else (0, start)))
-
-
-def canonical(matrix: Any, add: bool = True) -> Any:
-    """Compressed rows or columns without duplicates: the matrix itself if it is that already.
-
-    Diagonals (dia) and small dense blocks (bsr) are padded with zeros that nobody
-    stored on purpose, so theirs are left out.
-
-    Raises
-    ------
-    DataError
-        If the matrix is damaged, or has duplicates and they may not be added up.
-    """
-    found: Any
-    if matrix.format == "coo":
-        _check_indices(matrix.row, matrix.shape[0], "row")
-        _check_indices(matrix.col, matrix.shape[1], "column")
-        pairs = (matrix.row, matrix.col)
-        found = sparse.coo_array((summable(matrix.data), pairs), shape=matrix.shape).tocsr()
-        stored = matrix.data.size
-    elif matrix.format not in ("csr", "csc"):
-        found = matrix.tocsr()
-        if matrix.format in ("bsr", "dia"):
-            found.eliminate_zeros()
-        return found
-    else:
-        by_rows = matrix.format == "csr"
-        length, width = matrix.shape if by_rows else matrix.shape[::-1]
-        parts = matrix.data, matrix.indices, matrix.indptr
-        _check_pointers(matrix.indptr, matrix.indices, matrix.data, length)
-        _check_indices(matrix.indices, width, "column" if by_rows else "row")
-        kind = sparse.csr_array if by_rows else sparse.csc_array
-        # Shares the arrays, but not what was noted about them.
-        found = kind(parts, shape=matrix.shape)
-        if found.has_canonical_format:
-            return found
-        found = kind((summable(parts[0]), *parts[1:]), shape=matrix.shape, copy=True)
-        stored = found.nnz
-        found.sum_duplicates()
-    if not add and found.nnz < stored:
-        raise doubled(stored - found.nnz)
-    return found
-
-
-def doubled(count: int) -> DataError:
-    """The error for entries that name a cell again where a cell has one value."""
-    return DataError(
-        f"{count} entries name a cell that another entry names already, but with "
-        'unstored="missing" (ratings, for example) a cell has one value; keep one of each, or add '
-        "them up yourself first, for example with the matrix's sum_duplicates(); counts, which "
-        'add up by themselves, go with unstored="zero"'
-    )
-
-
-def summable(values: NDArray[Any]) -> NDArray[Any]:
-    """Values in a type in which duplicates can be summed and that scipy knows."""
-    if values.dtype.kind in "bi" or (values.dtype.kind == "u" and values.dtype.itemsize < 8):
-        return values.astype(np.int64, copy=False)
-    if values.dtype == np.float16:
-        return values.astype(np.float32)
-    return values.astype(values.dtype.newbyteorder("="), copy=False)
-
-
 def _in_memory(kind: str, matrix: Any, as_scipy: Callable[[], Any]) -> Source:
     return Source(
         SourceInfo(kind),
@@ -477,32 +380,6 @@ def _scipy_of(array: Any) -> Any:
     coo = array if type(array).__name__ == "COO" else array.asformat("coo")
     values = summable(coo.data) if coo.data.dtype == np.float16 else coo.data
     return sparse.coo_array((values, tuple(coo.coords)), shape=coo.shape)
-
-
-def _check_pointers(
-    pointers: IntArray, indices: IntArray, values: NDArray[Any], length: int
-) -> None:
-    """What makes compressed rows readable at all; matrices made by hand may lack it."""
-    wrong = ""
-    if pointers.shape != (length + 1,) or pointers[0] != 0:
-        wrong = f"indptr must have {length + 1} entries, the first of them 0"
-    elif (np.diff(pointers) < 0).any():
-        wrong = f"indptr falls after position {int(np.argmax(np.diff(pointers) < 0))}"
-    elif not pointers[-1] <= min(len(indices), len(values)):
-        wrong = (
-            f"indptr ends at {pointers[-1]}, with {len(indices)} indices and {len(values)} values"
-        )
-    if wrong:
-        raise DataError(f"the sparse matrix is damaged: {wrong}; make it anew from its entries")
-
-
-def _check_indices(indices: IntArray, size: int, side: str) -> None:
-    low, high = (int(indices.min()), int(indices.max())) if len(indices) else (0, 0)
-    if len(indices) and (low < 0 or high >= size):
-        raise DataError(
-            f"the sparse matrix is damaged: its {side} indices go from {low} to {high}, but it "
-            f"has {size} {side}s; make it anew from its entries"
-        )
 
 
 def _axis_coords(dim: str, index: Any) -> dict[str, NDArray[Any]]:

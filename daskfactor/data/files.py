@@ -15,16 +15,15 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.adapters import (
-    Source,
+from daskfactor.data.adapters import Source, from_blocks, open_source
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.entries import (
+    Piece,
     backed_pieces,
     compressed_pieces,
     coordinate_pieces,
-    from_blocks,
-    open_source,
+    text_array,
 )
-from daskfactor.data.blocks import BlockedData
-from daskfactor.data.keys import Piece, text_array
 from daskfactor.data.labels import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.data.store import BlockStore, is_blocked_store, zarr_kind
 from daskfactor.data.tables import Wanted, open_csv, open_parquet, opened, read_table, require

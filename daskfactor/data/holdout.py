@@ -7,8 +7,8 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.data.adapters import canonical
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.entries import canonical
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import available_memory

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskfactor.checks import warn
-from daskfactor.data.adapters import PIECE, Source, from_blocks, open_source
+from daskfactor.data.adapters import Source, from_blocks, open_source
 from daskfactor.data.blocks import BlockedData, open_store
+from daskfactor.data.entries import PIECE
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import load, read_budget, working_bytes
 from daskfactor.data.sparse import (

@@ -18,10 +18,19 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskfactor.checks import warn
-from daskfactor.data.adapters import Source, doubled, summable
+from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.entries import (
+    Axis,
+    Coded,
+    KeyAxis,
+    KeysAreText,
+    Piece,
+    PositionAxis,
+    doubled,
+    summable,
+)
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid, inverse
-from daskfactor.data.keys import Axis, Coded, KeyAxis, KeysAreText, Piece, PositionAxis
 from daskfactor.data.labels import SparseLayout
 from daskfactor.data.loading import Decoder, reading_errors
 from daskfactor.data.statistics import Statistics, StatisticsBuilder, cell_of
@@ -276,18 +285,16 @@ class Task:
             except KeysAreText as text:
                 self.source = text.source
                 self._axes = self._learn()
-        learnt = [axis.finish() for axis in self._axes]
-        size = (learnt[0].size, learnt[1].size)
+        (row_counts, rows), (col_counts, cols) = (axis.finish() for axis in self._axes)
+        size = row_counts.size, col_counts.size
         if not options.exact and (self.entries == 0 or 0 in size):
             raise DataError(f"{source.where} has no entries; at least one is needed")
-        self.labels = source.labels
-        if learnt[0].labels is not None:
-            coords = {self.labels.row_dim: learnt[0].labels}
-            self.labels = replace(self.labels, row_coords=coords)
-        if learnt[1].labels is not None:
-            coords = {self.labels.col_dim: learnt[1].labels}
-            self.labels = replace(self.labels, col_coords=coords)
-        counts = [axis.counts for axis in learnt]
+        self.labels = labels = source.labels
+        if rows is not None:
+            self.labels = replace(self.labels, row_coords={labels.row_dim: rows})
+        if cols is not None:
+            self.labels = replace(self.labels, col_coords={labels.col_dim: cols})
+        counts = [row_counts, col_counts]
         self.grid, self.layout = _layout(size, source, options, self.entries, counts)
 
     def read_entries(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.grid import Block, Grid
+from daskfactor.data.grid import Block, Grid, inverse
 from daskfactor.data.labels import Labels, SparseLayout
 from daskfactor.data.storage import FloatArray, as_bytes
 from daskfactor.errors import DataError
@@ -127,7 +127,9 @@ class StatisticsBuilder:
         missing = int(np.count_nonzero(held_out))
         self._stored[block] = stored
         self._observed[block] = view.m * view.n - missing if self._zeros else stored - missing
-        self._checksums[block] = _checksum(view)
+        # The entries have one order, and NaN and zero one form each.
+        lengths = np.diff(view.indptr).astype(np.int64)
+        self._checksums[block] = crc32(lengths, view.indices, values)
         self._count(block, view, held_out if missing else None)
         if self._zeros and stored < view.m * view.n:
             self._low, self._high = float(np.fmin(self._low, 0)), float(np.fmax(self._high, 0))
@@ -205,11 +207,7 @@ def refuse_unobserved(
 
 def unpermuted(counts: NDArray[np.int64], order: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """Counts by position of the grid, as counts by the caller's rows."""
-    if order is None:
-        return counts
-    callers = np.empty_like(counts)
-    callers[order] = counts
-    return callers
+    return counts if order is None else counts[inverse(order)]
 
 
 def dense_cells(row0: int, col0: int, width: int) -> Locate:
@@ -226,10 +224,10 @@ def cell_of(
     return layout.callers(rows.start + row, cols.start + int(view.indices[position]))
 
 
-def _checksum(view: SparseBlock) -> int:
-    """Of what is stored where; the entries have one order and NaN and zero one form each."""
+def crc32(*arrays: NDArray[Any]) -> int:
+    """CRC-32 of arrays as a store has them, little-endian, one after another."""
     checksum = 0
-    for part in (np.diff(view.indptr).astype(np.int64), view.indices, view.values):
-        little = np.ascontiguousarray(part, part.dtype.newbyteorder("<"))
+    for array in arrays:
+        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         checksum = zlib.crc32(as_bytes(little), checksum)
     return checksum

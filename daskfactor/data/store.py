@@ -46,7 +46,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.labels import Labels
-from daskfactor.data.statistics import Statistics
+from daskfactor.data.statistics import Statistics, crc32
 from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
@@ -216,15 +216,6 @@ def absolute(location: str) -> str:
     return str(Path(location).expanduser().absolute())
 
 
-def crc32(*arrays: NDArray[Any]) -> int:
-    """CRC-32 of arrays as they lie in the store, one after another."""
-    checksum = 0
-    for array in arrays:
-        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        checksum = zlib.crc32(little.reshape(-1).view(np.uint8).data, checksum)
-    return checksum
-
-
 def attributes_checksum(attributes: dict[str, Any]) -> int:
     """CRC-32 of all attributes of a store but the checksum itself."""
     others = {key: value for key, value in attributes.items() if key != "checksum"}
@@ -238,7 +229,7 @@ def _signed(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _texts(raw: bytes, ends: list[int]) -> NDArray[Any]:
-    from daskfactor.data.keys import text_array
+    from daskfactor.data.entries import text_array
 
     starts = [0, *ends[:-1]]
     return text_array([raw[a:b].decode() for a, b in zip(starts, ends, strict=True)])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.labels import Labels, SparseLayout
-from daskfactor.data.statistics import Statistics
+from daskfactor.data.statistics import Statistics, crc32
 from daskfactor.data.storage import DISK_FULL
 from daskfactor.data.store import (
     FORMAT,
@@ -22,7 +22,6 @@ from daskfactor.data.store import (
     NUMBERS,
     absolute,
     attributes_checksum,
-    crc32,
     is_blocked_store,
 )
 from daskfactor.errors import DaskfactorError, OptionError, StoreError

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.adapters import PIECE, Source
-from daskfactor.data.keys import Coded, Keys, KeysAreText, Piece
+from daskfactor.data.adapters import Source
+from daskfactor.data.entries import PIECE, Coded, Keys, KeysAreText, Piece
 from daskfactor.data.labels import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.errors import DataError, OptionError
 
@@ -328,15 +328,14 @@ def _listing(given: Sequence[str]) -> str:
 
 
 def _check_types(pa: Any, location: str, names: list[str], schema: Any) -> None:
-    for name in names[:2]:
-        kind = schema.field(name).type
+    kinds = [schema.field(name).type for name in names]
+    for name, kind in zip(names[:2], kinds, strict=False):
         if pa.types.is_floating(kind) or pa.types.is_nested(kind):
             raise DataError(
                 f"column {name!r} of {location} holds {kind}; keys must be whole numbers or "
                 "texts; convert it, or choose others with rows and columns"
             )
-    for name in names[2:]:
-        kind = schema.field(name).type
+    for name, kind in zip(names[2:], kinds[2:], strict=True):
         numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind)
         if not (numeric or pa.types.is_boolean(kind) or pa.types.is_decimal(kind)):
             raise DataError(

@@ -22,12 +22,13 @@ from scipy import sparse
 from scipy.io import mmwrite
 
 import daskfactor as dfac
-from daskfactor.data import adapters, tables
+from daskfactor.data import entries as reading
 from daskfactor.data import sparse as passes
+from daskfactor.data import tables
 from daskfactor.data.adapters import Source
 from daskfactor.data.convert import Conversion, convert, export
+from daskfactor.data.entries import Piece
 from daskfactor.data.grid import Grid
-from daskfactor.data.keys import Piece
 from daskfactor.data.labels import SourceInfo
 from daskfactor.data.sources import as_blocks, open_blocked_store
 from daskfactor.data.store_writer import StoreWriter
@@ -84,7 +85,7 @@ def sources(folder: Path, wanted: sparse.csr_array) -> dict[str, Any]:
 def test_every_source_gives_the_same_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr(adapters, "PIECE", piece)
+    monkeypatch.setattr(reading, "PIECE", piece)
     wanted = matrix()
     prints = set()
     for name, source in sources(tmp_path, wanted).items():
@@ -464,7 +465,7 @@ def test_balance_is_invisible_and_even(tmp_path: Path) -> None:
 def test_stores_do_not_depend_on_threads_or_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapters, "PIECE", 16)
+    monkeypatch.setattr(reading, "PIECE", 16)
     prints = set()
     for threads, limit in ((1, None), (4, None), (4, 0)):
         monkeypatch.setattr(passes, "most_threads", lambda threads=threads: threads)

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskfactor.data import adapters
+from daskfactor.data import entries as reading
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.sources import as_blocks
@@ -150,7 +150,7 @@ def test_any_matrix_comes_back(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", ["csr", "csc", "coo"])
 def test_a_long_matrix_comes_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "PIECE", 17)
+    monkeypatch.setattr(reading, "PIECE", 17)
     dense = counts(90, 40)
     dense[50] = 1.0
     for balance in (False, True):

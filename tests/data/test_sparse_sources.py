@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import sparse
 import xarray as xr
 
-from daskfactor.data import adapters
+from daskfactor.data import entries as reading
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, StoreError
 
@@ -123,8 +123,8 @@ def annotated(kind: Any) -> anndata.AnnData:
 @pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_matrix])
 @pytest.mark.parametrize("backed", [False, True])
 def test_anndata(kind: Any, backed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "LEAST_LINES", 17)
-    monkeypatch.setattr(adapters, "DENSE_PART", 1)
+    monkeypatch.setattr(reading, "LEAST_LINES", 17)
+    monkeypatch.setattr(reading, "DENSE_PART", 1)
     adata = annotated(kind)
     if backed:
         adata.write_h5ad(tmp_path / "a.h5ad")

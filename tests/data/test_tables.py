@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from daskfactor.data import files, keys, tables
+from daskfactor.data import entries as keys
+from daskfactor.data import files, tables
 from daskfactor.data.convert import convert
 from daskfactor.data.sources import open_blocked_store
 from daskfactor.errors import DataError, OptionError, StoreError

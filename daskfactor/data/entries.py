@@ -1,0 +1,289 @@
+"""Entries on their way to blocks, in pieces: how a sparse matrix is taken to them, and their keys.
+
+Positions of keys follow the order of the keys (numbers by size, texts by code point), so
+that they do not depend on the order of the lines of a file.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskfactor.errors import DaskfactorError, DataError, StoreError
+
+Positions = NDArray[np.int64]
+IntArray = NDArray[np.integer[Any]]
+
+PIECE = 2**19
+"""Entries that are handled together: 25 MB or so on their way through."""
+DENSE_PART = 2**24
+LEAST_LINES = 256
+"""Rows of a file that are read together: so many, or as many as hold so many cells."""
+
+
+class Coded(NamedTuple):
+    """Text keys: entry e has ``names[codes[e]]``."""
+
+    codes: NDArray[np.integer[Any]]
+    names: list[str]
+
+
+Keys = Positions | Coded
+
+
+class Piece(NamedTuple):
+    """Some entries; ``values`` is None where only the keys were asked for."""
+
+    rows: Keys
+    cols: Keys
+    values: NDArray[Any] | None
+
+
+class KeysAreText(DaskfactorError):  # noqa: N818 - a message between two modules, never shown
+    """A key that is no whole number was met after others that were; ``source`` gives texts."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__("keys are texts")
+        self.source = source
+
+
+class Learnt(NamedTuple):
+    """Entries at each position of an axis, and its labels unless they are 0, 1, 2, ..."""
+
+    counts: NDArray[np.int64]
+    labels: NDArray[Any] | None
+
+
+class PositionAxis:
+    """Keys that are positions from 0 to ``size - 1`` already.
+
+    As of every axis, keys are learnt in a first pass, piece by piece, and `finish` ends it; then
+    their positions are asked for, from any thread.
+    """
+
+    def __init__(self, side: str, size: int) -> None:
+        self._side = side
+        self._counts = np.zeros(size, np.int64)
+
+    def learn(self, keys: Keys) -> None:
+        np.add.at(self._counts, self.positions(keys), 1)
+
+    def finish(self) -> Learnt:
+        return Learnt(self._counts, None)
+
+    def positions(self, keys: Keys) -> Positions:
+        if isinstance(keys, Coded):
+            raise _mixed(self._side)
+        numbers = keys.astype(np.int64, copy=False)
+        wrong = numbers[(numbers < 0) | (numbers >= self._counts.size)]
+        if wrong.size:
+            raise DataError(
+                f"an entry is in {self._side} {wrong[0]}, but the matrix has "
+                f"{self._side}s 0 to {self._counts.size - 1}; correct the source, or leave "
+                "out shape if these numbers are names rather than positions"
+            )
+        return numbers
+
+
+class KeyAxis:
+    """Keys that are names: whole numbers such as user ids, or texts, as the first piece says."""
+
+    def __init__(self, side: str) -> None:
+        self._side = side
+        self._text: bool | None = None
+        self._found: list[Any] = []
+        self._index: Any = None
+
+    def learn(self, keys: Keys) -> None:
+        import pandas as pd
+
+        text = isinstance(keys, Coded)
+        if self._text not in (None, text):
+            raise _mixed(self._side)
+        if isinstance(keys, Coded):
+            counts = np.bincount(keys.codes, minlength=len(keys.names))
+            found = pd.Series(counts, pd.Index(keys.names, dtype=object))[counts > 0]
+        else:
+            found = pd.Series(keys).value_counts(sort=False)
+        if found.size:
+            self._text = text
+            self._found.append(found)
+        if sum(map(len, self._found[1:])) > len(self._found[0] if self._found else ()):
+            self._merge()
+
+    def finish(self) -> Learnt:
+        if not self._found:
+            return Learnt(np.zeros(0, np.int64), None)
+        self._merge()
+        self._index, counts = self._found[0].index, self._found[0].to_numpy(np.int64)
+        self._index.get_indexer(self._index[:1])  # makes its table, before threads ask for it
+        if self._text:
+            return Learnt(counts, text_array(self._index.tolist()))
+        labels = self._index.to_numpy()
+        counted = np.array_equal(labels, np.arange(labels.size))
+        return Learnt(counts, None if counted else labels)
+
+    def positions(self, keys: Keys) -> Positions:
+        import pandas as pd
+
+        if isinstance(keys, Coded) != self._text:
+            raise _mixed(self._side)
+        if isinstance(keys, Coded):
+            names = pd.Index(keys.names, dtype=object)
+            out = self._index.get_indexer(names).astype(np.int64, copy=False)[keys.codes]
+        else:
+            out = self._index.get_indexer(keys).astype(np.int64, copy=False)
+        if out.size and out.min() < 0:
+            raise StoreError(
+                f"the source has a {self._side} key that was not there when it was read the first "
+                "time; it was changed meanwhile, so convert it again when nobody writes to it"
+            )
+        return np.asarray(out)
+
+    def _merge(self) -> None:
+        """Add up what was counted so far, in the order of the keys."""
+        import pandas as pd
+
+        self._found = [pd.concat(self._found).groupby(level=0).sum()]
+
+
+Axis = PositionAxis | KeyAxis
+
+
+def text_array(names: list[str]) -> NDArray[Any]:
+    """Texts as an array of fixed width, or as objects where one long text would waste memory."""
+    longest = max(map(len, names), default=0)
+    roomy = longest > 64 and longest * len(names) > 4 * sum(map(len, names))
+    found: NDArray[Any] = np.array(names, dtype=object if roomy else np.str_)
+    return found
+
+
+def compressed_pieces(matrix: Any, row0: int = 0, col0: int = 0) -> Iterator[Piece]:
+    """Compressed rows or columns, wherever their arrays lie, piece by piece."""
+    pointers, total = matrix.indptr, int(matrix.indptr[-1])
+    for start in range(int(pointers[0]), total, PIECE):
+        stop = min(start + PIECE, total)
+        first = int(np.searchsorted(pointers, start, side="right")) - 1
+        last = int(np.searchsorted(pointers, stop, side="left"))
+        edges = np.clip(pointers[first : last + 1].astype(np.int64), start, stop)
+        major = np.repeat(np.arange(first, last, dtype=np.int64), np.diff(edges))
+        minor = np.asarray(matrix.indices[start:stop]).astype(np.int64)
+        rows, cols = (major, minor) if matrix.format == "csr" else (minor, major)
+        yield Piece(rows + row0, cols + col0, np.asarray(matrix.data[start:stop]))
+
+
+def coordinate_pieces(
+    rows: NDArray[Any], cols: NDArray[Any], data: NDArray[Any]
+) -> Iterator[Piece]:
+    """Three arrays of the same length, piece by piece."""
+    for start in range(0, data.size, PIECE):
+        part = slice(start, start + PIECE)
+        yield Piece(rows[part].astype(np.int64), cols[part].astype(np.int64), data[part])
+
+
+def backed_pieces(dataset: Any, shape: tuple[int, int], add: bool | None = None) -> Iterator[Piece]:
+    """A sparse dataset in a file, some rows or columns at a time; None leaves duplicates."""
+    by_rows = dataset.format == "csr"
+    length, width = shape if by_rows else shape[::-1]
+    step = max(LEAST_LINES, DENSE_PART // width)
+    for start in range(0, length, step):
+        part = slice(start, min(length, start + step))
+        found = dataset[part] if by_rows else dataset[:, part]
+        found = found if add is None else canonical(found, add)
+        yield from compressed_pieces(found, *((start, 0) if by_rows else (0, start)))
+
+
+def canonical(matrix: Any, add: bool = True) -> Any:
+    """Compressed rows or columns without duplicates: the matrix itself if it is that already.
+
+    Diagonals (dia) and small dense blocks (bsr) are padded with zeros that nobody
+    stored on purpose, so theirs are left out.
+
+    Raises
+    ------
+    DataError
+        If the matrix is damaged, or has duplicates and they may not be added up.
+    """
+    found: Any
+    if matrix.format == "coo":
+        _check_indices(matrix.row, matrix.shape[0], "row")
+        _check_indices(matrix.col, matrix.shape[1], "column")
+        pairs = (matrix.row, matrix.col)
+        found = sparse.coo_array((summable(matrix.data), pairs), shape=matrix.shape).tocsr()
+        stored = matrix.data.size
+    elif matrix.format not in ("csr", "csc"):
+        found = matrix.tocsr()
+        if matrix.format in ("bsr", "dia"):
+            found.eliminate_zeros()
+        return found
+    else:
+        by_rows = matrix.format == "csr"
+        length, width = matrix.shape if by_rows else matrix.shape[::-1]
+        parts = matrix.data, matrix.indices, matrix.indptr
+        _check_pointers(matrix.indptr, matrix.indices, matrix.data, length)
+        _check_indices(matrix.indices, width, "column" if by_rows else "row")
+        kind = sparse.csr_array if by_rows else sparse.csc_array
+        # Shares the arrays, but not what was noted about them.
+        found = kind(parts, shape=matrix.shape)
+        if found.has_canonical_format:
+            return found
+        found = kind((summable(parts[0]), *parts[1:]), shape=matrix.shape, copy=True)
+        stored = found.nnz
+        found.sum_duplicates()
+    if not add and found.nnz < stored:
+        raise doubled(stored - found.nnz)
+    return found
+
+
+def doubled(count: int) -> DataError:
+    """The error for entries that name a cell again where a cell has one value."""
+    return DataError(
+        f"{count} entries name a cell that another entry names already, but with "
+        'unstored="missing" (ratings, for example) a cell has one value; keep one of each, or add '
+        "them up yourself first, for example with the matrix's sum_duplicates(); counts, which "
+        'add up by themselves, go with unstored="zero"'
+    )
+
+
+def summable(values: NDArray[Any]) -> NDArray[Any]:
+    """Values in a type in which duplicates can be summed and that scipy knows."""
+    if values.dtype.kind in "bi" or (values.dtype.kind == "u" and values.dtype.itemsize < 8):
+        return values.astype(np.int64, copy=False)
+    if values.dtype == np.float16:
+        return values.astype(np.float32)
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def _check_pointers(
+    pointers: IntArray, indices: IntArray, values: NDArray[Any], length: int
+) -> None:
+    """What makes compressed rows readable at all; matrices made by hand may lack it."""
+    wrong = ""
+    if pointers.shape != (length + 1,) or pointers[0] != 0:
+        wrong = f"indptr must have {length + 1} entries, the first of them 0"
+    elif (np.diff(pointers) < 0).any():
+        wrong = f"indptr falls after position {int(np.argmax(np.diff(pointers) < 0))}"
+    elif not pointers[-1] <= min(len(indices), len(values)):
+        wrong = (
+            f"indptr ends at {pointers[-1]}, with {len(indices)} indices and {len(values)} values"
+        )
+    if wrong:
+        raise DataError(f"the sparse matrix is damaged: {wrong}; make it anew from its entries")
+
+
+def _check_indices(indices: IntArray, size: int, side: str) -> None:
+    low, high = (int(indices.min()), int(indices.max())) if len(indices) else (0, 0)
+    if len(indices) and (low < 0 or high >= size):
+        raise DataError(
+            f"the sparse matrix is damaged: its {side} indices go from {low} to {high}, but it "
+            f"has {size} {side}s; make it anew from its entries"
+        )
+
+
+def _mixed(side: str) -> DataError:
+    return DataError(
+        f"the keys of {side}s are whole numbers in one file and texts in another; write them all "
+        "as one type"
+    )
