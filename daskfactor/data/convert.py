@@ -27,8 +27,6 @@ from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from daskfactor.machine import memory_budget
 from daskfactor.progress import progress_bar
 
-KINDS = (".npz", ".mtx", ".mtx.gz", ".h5ad")
-
 
 @dataclass(frozen=True)
 class Conversion:
@@ -266,9 +264,10 @@ def export(
     `convert` reads all of these back. Entries that are missing although stored are NaN.
     """
     target = Path(path)
-    kind = next((end for end in reversed(KINDS) if target.name.lower().endswith(end)), None)
-    if kind is None:
-        raise OptionError(f"export writes {', '.join(KINDS)}, got {str(path)!r}")
+    writers = {".npz": _npz, ".mtx": _matrix_market, ".mtx.gz": _matrix_market, ".h5ad": _h5ad}
+    write = next((writers[end] for end in writers if target.name.lower().endswith(end)), None)
+    if write is None:
+        raise OptionError(f"export writes {', '.join(writers)}, got {str(path)!r}")
     if target.exists() and not overwrite:
         raise StoreError(f"{target} exists already; give another name, or allow overwrite=True")
     data = source if isinstance(source, BlockedData) else open_blocked_store(str(source))
@@ -277,7 +276,7 @@ def export(
     making = target.with_name(f".{uuid.uuid4().hex}-{target.name}")
     with writing_errors(str(target)):
         try:
-            {".npz": _npz, ".h5ad": _h5ad}.get(kind, _matrix_market)(data, making, target)
+            write(data, making, target)
             os.replace(making, target)  # noqa: PTH105 - the one call that does it atomically
         finally:
             making.unlink(missing_ok=True)
@@ -294,11 +293,8 @@ def _npz(data: BlockedData, making: Path, target: Path) -> None:
         "unstored": np.array(data.unstored),
         "dims": np.array([labels.row_dim, labels.col_dim]),
     }
-    rows, cols = _index_labels(labels)
-    if rows is not None:
-        arrays["row_labels"] = rows
-    if cols is not None:
-        arrays["column_labels"] = cols
+    sides = zip(("row_labels", "column_labels"), _index_labels(labels), strict=True)
+    arrays |= {name: side for name, side in sides if side is not None}
     with making.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 

@@ -308,7 +308,7 @@ class Storage:
         if self.load is None:
             raise StoreError("these blocks were closed; call as_blocks on the data again")
         view = _tried(self.load, block)
-        if self._room:
+        if self._room and not (block in self._kept or block in self.extents):
             try:
                 self.put(block, view)
             except StoreError:  # a full disk: what is not in the file is loaded again
@@ -330,7 +330,7 @@ class Storage:
         if self.in_memory:
             if block not in self._kept:
                 self._kept[block] = BlockView(np.empty(shape, values.dtype), 0, 0, *shape)
-            self._kept[block][0][part] = values
+            self._kept[block][0][part] = values  # the array of the view
             return
         file = self._shelf.file()
         if block not in self.extents:

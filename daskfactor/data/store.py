@@ -148,8 +148,9 @@ class BlockStore:
             why = ValueError("its checksum is not what it was when it was written")
             raise _unreadable(self.location, why, f"block ({row}, {col}) of ")
         values = values.astype(dtype or self.dtype, copy=False)
-        indptr = _signed(starts, pointer_type(stored))
-        return SparseBlock(indptr, _signed(columns, index_type(n)), values, m, n, self.zeros)
+        indptr = starts.astype(pointer_type(stored))
+        indices = columns.astype(index_type(n), copy=False)
+        return SparseBlock(indptr, indices, values, m, n, self.zeros)
 
     def _stream(self, name: str) -> Any:
         """An array of the store, unread; its shape and type as they were written."""
@@ -220,12 +221,6 @@ def attributes_checksum(attributes: dict[str, Any]) -> int:
     """CRC-32 of all attributes of a store but the checksum itself."""
     others = {key: value for key, value in attributes.items() if key != "checksum"}
     return zlib.crc32(json.dumps(others, sort_keys=True).encode())
-
-
-def _signed(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Small whole numbers in another type; without a copy where the bits are the same."""
-    same = numbers.dtype.itemsize == dtype.itemsize and numbers.dtype.isnative
-    return numbers.view(dtype) if same else numbers.astype(dtype)
 
 
 def _texts(raw: bytes, ends: list[int]) -> NDArray[Any]:
