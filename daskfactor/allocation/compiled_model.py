@@ -15,7 +15,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
-from daskfactor.allocation.counts import Counts, as_counts, distinct
+from daskfactor.allocation.counts import Counts, as_counts, distinct, stacked
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors import SerialExecutor
 from daskfactor.models.allocation import AllocationModel
@@ -323,8 +323,11 @@ def lay_out(
         fast.sort(key=lambda axis: network.order.index(own[axis]))
     slow = tuple(axis for axis in range(len(own)) if axis not in hidden)
     observed = dict(zip(model.dims, counts.indices.T, strict=True))
-    where = np.concatenate([_stacked(family, slow, observed, counts) for family in families], 1)
-    occupied, place = distinct(where)
+    reached = [
+        stacked((observed[family[axis]] for axis in slow), len(counts.values))
+        for family in families
+    ]
+    occupied, place = distinct(np.concatenate(reached, axis=1))
     parents = slow[:-1] if slow and slow[-1] == len(own) - 1 else slow
     combinations, parent = distinct(occupied[: len(parents)])
     names = dict(zip(model.dims, counts.dims, strict=True))
@@ -344,13 +347,6 @@ def lay_out(
         _draw(layout, family, mine, model, observed)
         for family, mine in zip(families, places, strict=True)
     ]
-
-
-def _stacked(
-    family: tuple[str, ...], axes: tuple[int, ...], observed: dict[str, IntArray], counts: Counts
-) -> IntArray:
-    chosen = [observed[family[axis]] for axis in axes]
-    return np.stack(chosen) if chosen else np.zeros((0, len(counts.values)), np.int64)
 
 
 def _draw(
@@ -414,13 +410,11 @@ def _occupied(
     if not layout.slow:
         return _finished(layout, xr.DataArray(mean.reshape(layout.fast_sizes), dims=dims), "all")
     values = {
-        dim: labels[dim][places] if dim in labels else places
-        for dim, places in zip(
-            (layout.dims[axis] for axis in layout.slow), layout.occupied, strict=True
-        )
+        layout.dims[axis]: labels[layout.dims[axis]][own] if layout.dims[axis] in labels else own
+        for axis, own in zip(layout.slow, layout.occupied, strict=True)
     }
-    (first, places), *others = zip(values, layout.occupied, strict=True)
-    alone = not others and np.array_equal(places, reached[first])
+    first = layout.dims[layout.slow[0]]
+    alone = len(values) == 1 and np.array_equal(layout.occupied[0], reached[first])
     name = first if alone else f"cell_{layout.draws[0]}"
     coords = {(dim if alone else f"{dim}_of_{name}"): (name, own) for dim, own in values.items()}
     shaped = mean.reshape(-1, *layout.fast_sizes)

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from typing import Any, NamedTuple
@@ -153,7 +153,14 @@ def as_counts(X: Any, model: AllocationModel) -> Counts:
     parts = [nothing, *(_checked(*part, dims, source) for part in source.parts())]
     indices, values = (np.concatenate(own) for own in zip(*parts, strict=True))
     order = np.lexsort(indices.T[::-1])
-    _check_total(values)
+    low, high = values & 0xFFFFFFFF, values >> 32
+    total = (int(high.sum()) << 32) + int(low.sum())
+    if total > LARGEST_TOTAL:
+        raise DataError(
+            f"the counts sum to {total}, more than 2**63 - 1; rescale them, or thin them first"
+        )
+    if not total:
+        raise DataError("the data hold no tokens: every count is 0; pass at least one count above")
     labels = {
         dim: source.labels[own]
         for dim, own in zip(dims, source.dims, strict=True)
@@ -203,17 +210,6 @@ def _refusal(cell: IntArray, value: Any, dims: tuple[str, ...], source: _Tensor)
     else:
         advice = "counts are whole numbers; rescale and round the data if they stand for counts"
     return DataError(f"the count at {', '.join(told)} is {value}; {advice}")
-
-
-def _check_total(values: IntArray) -> None:
-    low, high = values & 0xFFFFFFFF, values >> 32
-    total = (int(high.sum()) << 32) + int(low.sum())
-    if total > LARGEST_TOTAL:
-        raise DataError(
-            f"the counts sum to {total}, more than 2**63 - 1; rescale them, or thin them first"
-        )
-    if not total:
-        raise DataError("the data hold no tokens: every count is 0; pass at least one count above")
 
 
 def _open(data: Any, wanted: Sequence[str]) -> _Tensor:
@@ -337,6 +333,12 @@ def _matrix(data: Any) -> _Tensor:
     return _Tensor(tuple(data.shape or ()), parts, names, labels)
 
 
+def stacked(columns: Iterable[IntArray], length: int) -> IntArray:
+    """Arrays of a length as the rows of one; there may be none of them."""
+    rows = list(columns)
+    return np.array(rows, np.int64).reshape(len(rows), length)
+
+
 def distinct(columns: IntArray) -> tuple[IntArray, IntArray]:
     """Distinct columns of (A, M), in lexicographic order (A, U), and which each one is (M,)."""
     _, first, place = np.unique(coded(columns), return_index=True, return_inverse=True)
@@ -347,8 +349,8 @@ def coded(columns: NDArray[np.signedinteger[Any]]) -> IntArray:
     """Number the columns of (A, M): equal where they are equal, in lexicographic order."""
     code, size = np.zeros(columns.shape[1], np.int64), 1
     for own in columns:
-        low = int(own.min(initial=0))
-        width = int(own.max(initial=0)) - low + 1
+        low, high = (int(own.min()), int(own.max())) if own.size else (0, 0)
+        width = high - low + 1
         if size * width > LARGEST_CODE:
             found, code = np.unique(code, return_inverse=True)
             kinds, own = np.unique(own, return_inverse=True)
@@ -484,7 +486,9 @@ def _draw_tokens(
     for name in model.network.order:
         earlier = [other for other in shared[name] if other in tokens]
         families = [model.network.parents[other] for other in (*earlier, name)]
-        parents = np.concatenate([_stacked(tokens, family, total) for family in families], axis=1)
+        parents = np.concatenate(
+            [stacked((tokens[other] for other in family), total) for family in families], axis=1
+        )
         drawn = np.concatenate([tokens[other] for other in earlier] or [np.zeros(0, np.int64)])
         tokens[name] = _from_urns(distinct(parents)[1], drawn, sizes[name], alphas[name], rng)
     return tokens
@@ -534,10 +538,6 @@ def _draw_table(
     table = np.exp(logs - logs.max(axis=-1, keepdims=True))
     table /= table.sum(axis=-1, keepdims=True)
     return np.asarray(table, np.float64)
-
-
-def _stacked(tokens: Mapping[str, IntArray], names: Sequence[str], total: int) -> IntArray:
-    return np.stack([tokens[name] for name in names] or [np.zeros(total, np.int64)])
 
 
 def _tensor(tokens: Mapping[str, IntArray], names: Sequence[str], sizes: Mapping[str, int]) -> Any:

@@ -2,10 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import xarray as xr
 
@@ -193,19 +192,28 @@ def log_evidence(
     data makes the evidence an empirical Bayes one, slightly too large.
     """
     method = checked_method(method, model)
-    with _opened(
-        V,
-        model,
-        method,
-        blocks,
-        unstored,
+    options = Options(
         random_seed=random_seed,
         progressbar=progressbar,
         client=client,
         executor=executor,
         callback=callback,
-    ) as problem:
-        return method.estimate(problem)
+    )
+    if model.evidence_data != "matrix":
+        refuse_matrix_options(model, blocks, unstored)
+        with session_of(lambda _: method.read(V, model), _suits, **options) as run:
+            return method.estimate(
+                EvidenceProblem(run.data, model, run.seed, run.executor, run.on_event)
+            )
+    with session(V, model, blocks, unstored, **options) as run:
+        phi = chosen_dispersion(run.data, model, run.seed, run.executor)
+        hyper = model.resolve(run.data.mean, phi)
+        model = replace(
+            model, dispersion=hyper.dispersion, rate_w=hyper.rate_w, rate_h=hyper.rate_h
+        )
+        return method.estimate(
+            EvidenceProblem(run.data, model, run.seed, run.executor, run.on_event)
+        )
 
 
 def checked_method(method: object, model: Any) -> EvidenceMethod:
@@ -231,11 +239,8 @@ def checked_method(method: object, model: Any) -> EvidenceMethod:
             f"{method!r}"
         )
     if model.evidence_data not in method.suits:
-        names = (
-            name
-            for name, kind in known(EvidenceMethod).items()
-            if model.evidence_data in kind.suits
-        )
+        kinds = known(EvidenceMethod).values()
+        names = (kind.__name__ for kind in kinds if model.evidence_data in kind.suits)
         right = sorted(names, key=lambda name: name != model.default_evidence)
         raise ModelError(
             f"{method.name}() does not give the evidence of {type(model).__name__}; use "
@@ -243,31 +248,6 @@ def checked_method(method: object, model: Any) -> EvidenceMethod:
         )
     method.check(model)
     return method
-
-
-@contextmanager
-def _opened(
-    V: Any,
-    model: Any,
-    method: EvidenceMethod,
-    blocks: int | None,
-    unstored: str | None,
-    **options: Unpack[Options],
-) -> Iterator[EvidenceProblem]:
-    """Open the data as the model takes them, and turn its settings into numbers."""
-    if model.evidence_data == "matrix":
-        with session(V, model, blocks, unstored, **options) as run:
-            phi = chosen_dispersion(run.data, model, run.seed, run.executor)
-            hyper = model.resolve(run.data.mean, phi)
-            decided = replace(
-                model, dispersion=hyper.dispersion, rate_w=hyper.rate_w, rate_h=hyper.rate_h
-            )
-            yield EvidenceProblem(run.data, decided, run.seed, run.executor, run.on_event)
-        return
-    refuse_matrix_options(model, blocks, unstored)
-
-    with session_of(lambda _: method.read(V, model), _suits, **options) as given:
-        yield EvidenceProblem(given.data, model, given.seed, given.executor, given.on_event)
 
 
 def _suits(client: Any, data: Any) -> Choice:
