@@ -97,17 +97,13 @@ class TableLayout:
         within = np.repeat(np.arange(width, dtype=np.int64), self.own_width)
         return (self.parent[:, None] * width + within).ravel()
 
-    def log_f(self, counts: Vector) -> Vector:
-        r"""Log-probability of one sequence of draws with these counts (..., cells), in nats.
+    def log_f(self, counts: Vector) -> float:
+        r"""Log-probability of one sequence of draws with these counts (cells,), in nats.
 
         .. math:: \sum_{pa} \ln B(\alpha + C(:, pa)) - \ln B(\alpha)
         """
-        rows = counts.reshape(-1, self.cells)
-        place = self.owner + self.totals * np.arange(len(rows))[:, None]
-        totals = np.bincount(place.ravel(), rows.ravel(), self.totals * len(rows))
-        totals = totals.reshape(len(rows), -1)
-        result = rising(self.alpha, rows).sum(axis=1) - rising(self.alpha_total, totals).sum(axis=1)
-        return np.reshape(result, counts.shape[:-1])
+        totals = np.bincount(self.owner, counts, self.totals)
+        return float(rising(self.alpha, counts).sum() - rising(self.alpha_total, totals).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,19 +190,6 @@ class CompiledModel:
         """Number of tokens T."""
         return int(self.values.sum())
 
-    def log_f(self, counts: ArrayLike) -> Vector:
-        r"""Log-probability of one labelled sequence of tokens, by flat counts (..., cells).
-
-        .. math:: \ln f(C) = \sum_{\mathrm{urns}} \ln B(\alpha + C) - \ln B(\alpha)
-
-        over the tables with hidden variables; in nats, one number for each array of counts.
-        """
-        C = np.asarray(counts, np.float64)
-        result = np.zeros(C.shape[:-1])
-        for layout, own in zip(self.layouts, self._parts(C), strict=True):
-            result += layout.log_f(own)
-        return result
-
     def tables(self, mean_counts: ArrayLike) -> dict[str, xr.DataArray]:
         r"""Posterior mean of every table, by the first variable that draws from it.
 
@@ -227,7 +210,8 @@ class CompiledModel:
         mean_counts : array (cells,)
             Flat counts, usually their posterior mean.
         """
-        parts = self._parts(np.asarray(mean_counts, np.float64))
+        edges = np.cumsum([layout.cells for layout in self.layouts])[:-1]
+        parts = np.split(np.asarray(mean_counts, np.float64), edges)
         counted = [*zip(self.layouts, parts, strict=True), *self.settled]
         if all(math.prod(layout.sizes) <= LARGEST_TABLE for layout, _ in counted):
             return {layout.draws[0]: _whole(layout, C, self.labels) for layout, C in counted}
@@ -238,10 +222,6 @@ class CompiledModel:
         return {
             layout.draws[0]: _occupied(layout, C, self.labels, reached) for layout, C in counted
         }
-
-    def _parts(self, counts: Vector) -> list[Vector]:
-        edges = np.cumsum([layout.cells for layout in self.layouts])[:-1]
-        return np.split(counts, edges, axis=-1)
 
 
 def compile_model(model: AllocationModel, counts: Counts) -> CompiledModel:
@@ -286,7 +266,7 @@ def compile_model(model: AllocationModel, counts: Counts) -> CompiledModel:
         alpha_total=alpha_total[list(numbers)],
         group=np.array(numbers, np.int64),
         values=counts.values,
-        constant=math.fsum(float(layout.log_f(own)) for layout, own in settled),
+        constant=math.fsum(layout.log_f(own) for layout, own in settled),
         log_factor=log_factor(model, counts),
         owner=np.concatenate(owners),
         cell_alpha=np.repeat(alpha, [layout.cells for layout in layouts]),

@@ -409,12 +409,8 @@ class _Sweeps:
 
     def freeze(self, W: Wide, H: Wide) -> None:
         """Go on from a point, with W staying there."""
-        grid = self.problem.data.grid
-        for bands, factor, offsets in (
-            (self.state.rows, W, grid.rows.offsets),
-            (self.state.cols, H, grid.cols.offsets),
-        ):
-            for band, part in zip(bands, split_factor(factor, offsets), strict=True):
+        for factor, whole in ((ROWS, W), (COLUMNS, H)):
+            for band, part in self._parts(factor, whole):
                 band.values[:] = part
         every = np.ones(W.shape[1], bool)
         self.program = replace(self.program, frozen=(every, self.program.frozen[1]))
@@ -424,11 +420,10 @@ class _Sweeps:
 
         Of W tables (sweeps, K, K), of H log-densities (sweeps, J).
         """
-        grid, usual = self.problem.data.grid, self.program
+        usual = self.program
         for band in self.state.bands():
             band.arrays[POINT] = np.ones((0, 0))
-        offsets = (grid.rows if factor == ROWS else grid.cols).offsets
-        for band, part in zip(self._side(factor), split_factor(point, offsets), strict=True):
+        for band, part in self._parts(factor, point):
             band.arrays[POINT] = part
         self.program = OrdinateProgram(**vars(usual), measured=factor)
         for batch in np.array_split(np.arange(count), BATCHES):
@@ -440,3 +435,9 @@ class _Sweeps:
 
     def _side(self, factor: int) -> list[FactorBand]:
         return self.state.rows if factor == ROWS else self.state.cols
+
+    def _parts(self, factor: int, whole: Wide) -> Iterator[tuple[FactorBand, Wide]]:
+        """The bands of a factor, each with its part of an array of the factor's shape."""
+        grid = self.problem.data.grid
+        offsets = (grid.rows if factor == ROWS else grid.cols).offsets
+        return zip(self._side(factor), split_factor(whole, offsets), strict=True)

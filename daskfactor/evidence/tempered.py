@@ -6,8 +6,8 @@ instead. A `GaussianAdditive` has stochastic-gradient Langevin dynamics, all tem
 by side.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,10 @@ Array = NDArray[Any]
 Factor = NDArray[np.float64]
 Vector = NDArray[np.float64]
 
+Choice = Sampler | Literal["exact"]
+
+LEAST_TUNED = 0.3
+"""Least share of the tuning, and of the draws of a sampler, that a low temperature takes."""
 BATCHES = 12
 """Parts of tuning, after each of which the proposal's length is looked at."""
 LEAST_ACCEPTED = 0.25
@@ -128,7 +132,37 @@ def _compressed(cells: Array, major: int, minor: int, length: int) -> tuple[Arra
     return pointers, cols[order], np.ascontiguousarray(cells[2][order])
 
 
-def prior_draw(
+def temperature_series(
+    model: TweedieNMF,
+    data: BlockedData,
+    choice: Choice,
+    sides: Any,
+    seed: int,
+    lengths: tuple[int, int, int],
+    item: tuple[int, float, float],
+    work: Any = None,
+) -> FitSeries:
+    """Fits along the chain of one temperature; what an executor maps, on any machine.
+
+    ``lengths`` are draws, tuning sweeps, thinning; ``item``: number of the temperature, t, and
+    its share of the draws.
+    """
+    del work
+    number, t, share = item
+    draws, tune, every = lengths
+    draws = max(10, round(draws * share))
+    rng = generator(seed, number, Stream.TEMPERATURE, model.n_components)
+    exact = not isinstance(choice, Sampler)
+    if t == 0:  # independent draws from the prior
+        fit = partial(_row_fit, model, sides) if exact else partial(_block_fit, model, data)
+        return FitSeries(np.array([fit(*_prior_draw(model, data, rng)) for _ in range(draws)]))
+    if isinstance(choice, Sampler):
+        return _sampled_fits(model, data, choice, (seed, number), t, (draws, tune, every))
+    tune = round(tune * max(share, LEAST_TUNED))
+    return _moved_fits(model, data, sides, rng, t, (draws, tune, every))
+
+
+def _prior_draw(
     model: TweedieNMF, data: BlockedData, rng: np.random.Generator
 ) -> tuple[Factor, Factor]:
     """Draw W (I, K) and Hᵀ (J, K) from their prior; frozen components stay as they are."""
@@ -145,39 +179,19 @@ def prior_draw(
     return drawn[0], drawn[1]
 
 
-def priors(model: TweedieNMF, data: BlockedData) -> tuple[Prior, Prior]:
-    """Give both priors as the kernels take them."""
-    hyper = model.resolve(data.mean, 1.0)
-    masks = [
-        np.zeros(model.n_components, dtype=bool) if mask is None else mask for mask in model.frozen
-    ]
-    return Prior(*hyper.prior(0), masks[0]), Prior(*hyper.prior(1), masks[1])
-
-
-def prior_series(
-    model: TweedieNMF,
-    data: BlockedData,
-    rng: np.random.Generator,
-    draws: int,
-    fit: Callable[[Factor, Factor], float],
-) -> FitSeries:
-    """Fits at independent draws from the prior: t = 0 without a chain."""
-    return FitSeries(np.array([fit(*prior_draw(model, data, rng)) for _ in range(draws)]))
-
-
-def row_fit(model: TweedieNMF, sides: Sides, W: Factor, H: Factor) -> float:
+def _row_fit(model: TweedieNMF, sides: Sides, W: Factor, H: Factor) -> float:
     """How well factors fit, as exact moves have it."""
     return row_kernels(model.likelihood).log_fit(W, H, sides.by_rows)
 
 
-def block_fit(model: TweedieNMF, data: BlockedData, W: Factor, H: Factor) -> float:
+def _block_fit(model: TweedieNMF, data: BlockedData, W: Factor, H: Factor) -> float:
     """How well factors fit, as a sampler has them and their fit."""
     state = make_state(data.grid, W.astype(data.dtype), H.astype(data.dtype))
     fit = evaluate(SerialExecutor(), data, state, model.likelihood, SMALLEST_MEAN)
     return fit.negative_divergence
 
 
-def tempered_series(
+def _moved_fits(
     model: TweedieNMF,
     data: BlockedData,
     sides: Sides,
@@ -192,9 +206,14 @@ def tempered_series(
     sweeps, thinning.
     """
     draws, tune, every = lengths
-    W, H = prior_draw(model, data, rng)
+    W, H = _prior_draw(model, data, rng)
+    hyper, none = model.resolve(data.mean, 1.0), np.zeros(model.n_components, dtype=bool)
+    priors = (
+        Prior(*hyper.prior(side), none if mask is None else mask)
+        for side, mask in enumerate(model.frozen)
+    )
     s, kernels = t / float(model.dispersion), row_kernels(model.likelihood)
-    target = Target(sides.by_rows, sides.by_cols, s, *priors(model, data))
+    target = Target(sides.by_rows, sides.by_cols, s, *priors)
     kernels.climb(W, H, target, CLIMB)
     tau, rows = LONGEST, len(W) + len(H)
     for size in np.diff(tune * np.arange(BATCHES + 1) // BATCHES):
@@ -206,7 +225,7 @@ def tempered_series(
     return FitSeries(fits[every - 1 :: every], acceptance=accepted / (fits.size * rows))
 
 
-def sampled_fits(
+def _sampled_fits(
     model: TweedieNMF,
     data: BlockedData,
     sampler: Sampler,

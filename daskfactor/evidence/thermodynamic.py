@@ -27,32 +27,26 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.evidence.tempered import (
+    LEAST_TUNED,
+    Choice,
     FitSeries,
     Vector,
     additive_series,
-    block_fit,
     both_sides,
     listed_entries,
-    prior_series,
-    row_fit,
-    sampled_fits,
-    tempered_series,
+    temperature_series,
 )
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.passes import normalizer
 from daskfactor.inference.psgrrld import PSGRRLD
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.random import Stream, generator
 
-Choice = Sampler | Literal["exact"]
 Rule = Literal["euler-maclaurin", "variance", "trapezoid"]
 
 SMALL = 1e6
 """Listed entries times components up to which rows are moved exactly by default."""
 FEWEST_DRAWS = 0.1
 """Share of the draws at t = 1 that the lowest temperatures take, with exact moves."""
-LEAST_TUNED = 0.3
-"""The same for tuning, and for the draws of a sampler, which forgets no faster there."""
 ORDERS: dict[str, float] = {"euler-maclaurin": 7.0, "variance": 3.0, "trapezoid": 1.0}
 """2^p - 1: what the change on halving the ladder is divided by. p is one less than the
 order that a rule comes to on long ladders (4, here 3 for "variance", and 2), because short ones are
@@ -339,7 +333,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         choice = self.choice(data, model)
         lengths = self._lengths(choice == "exact")
         sides = both_sides(data, model.likelihood) if choice == "exact" else None
-        one = partial(_one_temperature, model, data, choice, sides, problem.seed, lengths)
+        one = partial(temperature_series, model, data, choice, sides, problem.seed, lengths)
         items = [
             (i, float(t), self._share(float(t), choice == "exact"))
             for i, t in enumerate(self._ladder)
@@ -397,35 +391,6 @@ class ThermodynamicIntegration(EvidenceMethod):
             discretization_error(self.temperatures, self.power, rule, table.mean, table.variance),
             trace,
         )
-
-
-def _one_temperature(
-    model: TweedieNMF,
-    data: BlockedData,
-    choice: Choice,
-    sides: Any,
-    seed: int,
-    lengths: tuple[int, int, int],
-    item: tuple[int, float, float],
-    work: Any = None,
-) -> FitSeries:
-    """The chain of one temperature; what an executor maps, on any machine.
-
-    ``item``: number of the temperature, t, and its share of the draws.
-    """
-    del work
-    number, t, share = item
-    draws, tune, every = lengths
-    draws = max(10, round(draws * share))
-    rng = generator(seed, number, Stream.TEMPERATURE, model.n_components)
-    exact = not isinstance(choice, Sampler)
-    if t == 0:
-        fit = partial(row_fit, model, sides) if exact else partial(block_fit, model, data)
-        return prior_series(model, data, rng, draws, fit)
-    if isinstance(choice, Sampler):
-        return sampled_fits(model, data, choice, (seed, number), t, (draws, tune, every))
-    tune = round(tune * max(share, LEAST_TUNED))
-    return tempered_series(model, data, sides, rng, t, (draws, tune, every))
 
 
 def _scaled(series: FitSeries, dispersion: float, level: float) -> FitSeries:

@@ -4,6 +4,7 @@ from math import prod
 
 import numpy as np
 
+from daskfactor.allocation.compiled_model import rising
 from daskfactor.allocation.exact import enumerate_allocations
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.sequences import Network
@@ -14,6 +15,15 @@ TOY_EVIDENCE = {1: -23.9077021285, 2: -23.4912664223, 3: -23.7737913352}
 
 def enumerate_evidence(*args, **options):
     return enumerate_allocations(*args, **options).log_evidence
+
+
+def log_f(compiled, counts):
+    """Σ ln B(α + C) - ln B(α) over tables with hidden variables, for flat counts (..., cells)."""
+    C = np.asarray(counts, float)
+    rows = C.reshape(-1, compiled.cells)
+    D = np.array([np.bincount(compiled.owner, own, compiled.totals) for own in rows])
+    result = rising(compiled.cell_alpha, rows).sum(1) - rising(compiled.total_alpha, D).sum(1)
+    return result.reshape(C.shape[:-1])
 
 
 def contracted(parents, sizes, a):

@@ -18,6 +18,7 @@ from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.kernels.jit import inline, jit_exact, stack_array
 from daskfactor.kernels.variates import STREAM, start_cell, uniform
 from daskfactor.random import noise_key
+from tests.allocation.cases import log_f
 
 Scalar = Any
 Wide = NDArray[np.float64]
@@ -155,7 +156,7 @@ def run_gibbs(
     state = np.full(cell.size, -1, np.int64)
     counts, totals = np.zeros(compiled.cells, np.int64), np.zeros(compiled.totals, np.int64)
     weight, key = np.empty(compiled.states), noise_key(seed, chain)
-    mean, log_f = np.zeros(compiled.cells), np.empty(draws)
+    mean, logs = np.zeros(compiled.cells), np.empty(draws)
     for sweep in range(tune + draws):
         gibbs_sweep(
             compiled.row,
@@ -174,5 +175,5 @@ def run_gibbs(
         )
         if sweep >= tune:
             mean += counts
-            log_f[sweep - tune] = compiled.log_f(counts)
-    return GibbsResult(log_f, mean / draws)
+            logs[sweep - tune] = log_f(compiled, counts)
+    return GibbsResult(logs, mean / draws)

@@ -9,6 +9,7 @@ import daskfactor as dfac
 from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
 from daskfactor.models.allocation import AllocationModel
+from tests.allocation.cases import log_f
 from tests.allocation.collapsed_gibbs import gibbs_sweep, run_gibbs
 
 X = np.array([[2, 1, 0], [0, 1, 0], [1, 0, 2]])
@@ -33,9 +34,9 @@ def enumerated(compiled):
     for hidden in itertools.product(range(compiled.states), repeat=cell.size):
         drawn = place[cell, :, list(hidden)]
         counts.append(np.bincount(drawn.ravel(), minlength=compiled.cells))
-    log_f = compiled.log_f(np.array(counts))
-    weights = np.exp(log_f - log_f.max())
-    return float((weights * log_f).sum() / weights.sum())
+    logs = log_f(compiled, np.array(counts))
+    weights = np.exp(logs - logs.max())
+    return float((weights * logs).sum() / weights.sum())
 
 
 @pytest.mark.statistical

@@ -25,7 +25,7 @@ from daskfactor.kernels.urns import CHUNK, LANES, fill_uniforms
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
-from tests.allocation.cases import CASES, TOY, tensor
+from tests.allocation.cases import CASES, TOY, log_f, tensor
 from tests.allocation.particles import (
     add,
     compiled_of,
@@ -258,7 +258,7 @@ def posterior(compiled: Any, order: Any) -> tuple[Any, Any]:
         C, D = np.zeros(compiled.cells, int), np.zeros(compiled.totals, int)
         for m, h in zip(order, z, strict=True):
             add(compiled, m, h, C, D)
-        logs[row] = compiled.log_f(C)
+        logs[row] = log_f(compiled, C)
     chances = np.exp(logs - logs.max())
     return states, chances / chances.sum()
 
