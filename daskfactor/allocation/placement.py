@@ -78,23 +78,25 @@ class Placement:
 class _Registers(NamedTuple):
     """Registers of a model: R of them, M observed cells, H states.
 
-    ``address``: (R, M), first place of a token's row; ``column``: (R, H), what a state adds to
-    it; ``alpha``: (R,); ``urn``: (R,), equal where registers count in one urn; ``total``: (R,)
+    ``address``: R views of (M,), first place of a token's row; ``column``: (R, H), what a state
+    adds to it; ``alpha``: (R,); ``urn``: (R,), equal where registers count in one urn;
+    ``total``: (R,)
     """
 
-    address: Ints
+    address: list[Ints]
     column: Ints
     alpha: NDArray[np.float64]
     urn: Ints
     total: NDArray[np.bool_]
 
     def take(self, chosen: Any) -> "_Registers":
-        return _Registers(*(own[chosen] for own in self))
+        own = [self.address[n] for n in np.arange(len(self.address))[chosen]]
+        return _Registers(own, *(values[chosen] for values in self[1:]))
 
     @property
     def shared(self) -> NDArray[np.bool_]:
         """Whether a register's row is the same for all tokens."""
-        return np.asarray((self.address == self.address[:, :1]).all(axis=1))
+        return np.array([bool((own == own[0]).all()) for own in self.address], bool)
 
     def groups(self) -> list[Ints]:
         """Registers that count in one urn, in the order of the first of each."""
@@ -117,17 +119,18 @@ def place_counts(compiled: CompiledModel, light: int | None = None) -> Placement
     shared = registers.shared & simple
     alone, rowed = registers.take(shared), registers.take(~shared)
     rows = _Rows(compiled.values, light)
-    place = np.zeros(rowed.address.shape, np.int64)
+    place = np.zeros((len(compiled.values), len(rowed.address)), np.int32)
     for members in rowed.groups():
-        place[members] = rows.place(rowed.take(members))
+        place[:, members] = rows.place(rowed.take(members)).T
     lengths = rowed.column.max(axis=1) + 1
     width = rows.width + int(lengths.sum()) + PAD
     dense = np.full(width, -1, np.int64)
     dense[: rows.width] = np.concatenate([np.empty(0, np.int64), *rows.dense])
+    first = [own[0] for own, total in zip(alone.address, alone.total, strict=True) if not total]
     scaled = np.sum(compiled.values * np.log(compiled.values))  # makes up for Network.scale
     return Placement(
         network=Network(
-            place=np.ascontiguousarray(place.T.astype(np.int32)),
+            place=place,
             scratch=rows.width + np.cumsum(lengths) - lengths,
             start=np.cumsum([0, *rows.sizes]),
             scale=1.0 / compiled.values,
@@ -135,7 +138,7 @@ def place_counts(compiled: CompiledModel, light: int | None = None) -> Placement
             states=compiled.states,
             **_factors(rowed, alone, simple),
         ),
-        places=(dense, np.array(rows.light, np.int64), alone.address[~alone.total, 0]),
+        places=(dense, np.array(rows.light, np.int64), np.array(first, np.int64)),
         known=known,
         balls=balls,
         values=compiled.values,
@@ -151,7 +154,7 @@ def _without_known(compiled: CompiledModel) -> tuple[_Registers, Ints, Ints, flo
     """Registers that vary; of the others the cells, their counts, and the log of their factors."""
     urns = [2 * compiled.group, 2 * compiled.group + 1]
     registers = _Registers(
-        np.concatenate([compiled.row.T, compiled.total_row.T]),
+        [*compiled.row.T, *compiled.total_row.T],
         np.concatenate([compiled.column, compiled.total_column]),
         np.concatenate([compiled.alpha, compiled.alpha_total]),
         np.concatenate(urns),
@@ -165,7 +168,7 @@ def _without_known(compiled: CompiledModel) -> tuple[_Registers, Ints, Ints, flo
             continue
         kept[members] = False
         own = registers.take(members)
-        where = (own.address + own.column[:, :1]).ravel()
+        where = (np.stack(own.address) + own.column[:, :1]).ravel()
         cells, at = np.unique(where, return_inverse=True)
         balls = np.bincount(at, np.tile(compiled.values, len(members))).astype(np.int64)
         rise = float(np.sum(gammaln(own.alpha[0] + balls) - gammaln(own.alpha[0])))
@@ -203,7 +206,7 @@ class _Rows:
     def place(self, members: _Registers) -> Ints:
         """Places of the rows of all registers of an urn, (R, M)."""
         length, draws = int(members.column.max()) + 1, len(members.urn)
-        rows, at = np.unique(members.address, return_inverse=True)
+        rows, at = np.unique(np.stack(members.address), return_inverse=True)
         same = bool((members.column == members.column[0]).all())
         if same and bool(np.all(np.diff(rows) >= length)) and length <= LONGEST:
             place = self._apart(rows, at.ravel(), length, draws, bool(members.total[0]))
@@ -211,7 +214,7 @@ class _Rows:
             self.heaviest = max(self.heaviest, draws * int(self.values.sum()))
             place = self.width + rows - rows[0]
             self._add(np.arange(rows[0], rows[-1] + length), bool(members.total[0]))
-        return np.asarray(place[at].reshape(members.address.shape))
+        return np.asarray(place[at].reshape(draws, -1))
 
     def _apart(self, rows: Ints, at: Ints, length: int, draws: int, total: bool) -> Ints:
         """Each of them dense or light."""
@@ -245,6 +248,6 @@ def _factors(rowed: _Registers, alone: _Registers, simple: bool) -> dict[str, An
         "below": alone.alpha[alone.total],
         "column": (none if simple else rowed.column).astype(np.int32),
         "divides": rowed.total.astype(np.uint8),
-        "address": np.ascontiguousarray(rowed.address.T) if twin.any() else none,
+        "address": np.stack(rowed.address, 1) if twin.any() else none,
         "twin": (twin if twin.any() else none).astype(np.uint8),
     }
