@@ -225,7 +225,7 @@ def by_rank(count: int, picture: str | None) -> None:
     bands = []
     for rank in range(1, 11):
         transfer = learn_transfer(rank, count)
-        own = errors(q_transform(found, pair, 10, rng) for pair in zip(*transfer, strict=True))
+        own = errors(q_transform(found, [pair], 10, rng) for pair in zip(*transfer, strict=True))
         bands.append(np.quantile(own, [0.05, 0.5, 0.95]))
         low, middle, high = bands[-1]
         print(f"transfer rank {rank:2d}: {low:.3f}  {middle:.3f}  {high:.3f}  (5, 50, 95 %)")

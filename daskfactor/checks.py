@@ -55,19 +55,19 @@ def positive_number(name: str, value: Any) -> float:
     return float(value)
 
 
-def automatic_or_positive(name: str, value: Any) -> Any:
-    """Return ``"auto"``, or ``value`` as a float.
+def positive_or(name: str, value: Any, word: str = "auto") -> Any:
+    """Return ``value`` as a float, or a word that may stand in its place.
 
     Raises
     ------
     OptionError
         If it is neither that word nor a positive finite number.
     """
-    if isinstance(value, str):
-        if value != "auto":
-            raise OptionError(f'{name} must be "auto" or a positive number, got {value!r}')
-        return value
-    return positive_number(name, value)
+    if not isinstance(value, str):
+        return positive_number(name, value)
+    if value != word:
+        raise OptionError(f'{name} must be "{word}" or a positive number, got {value!r}')
+    return value
 
 
 def warn(message: str, kind: type[Warning]) -> None:

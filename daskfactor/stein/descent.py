@@ -28,17 +28,18 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from operator import attrgetter
+from typing import ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import automatic_or_positive, whole_number
+from daskfactor.checks import positive_or, whole_number
 from daskfactor.errors import OptionError
 from daskfactor.machine import single_threaded_blas
 from daskfactor.stein.ensemble import OnDone, Particle, ParticleMethod, ignore
 from daskfactor.stein.kernel import IMQ, Block, Multiquadric, assemble
-from daskfactor.stein.particles import SIDES, TINY, BandScore, Pair, Posterior
+from daskfactor.stein.particles import SIDES, TINY, Pair, Posterior
 from daskfactor.stein.starts import prepare_starts
 
 Array = NDArray[np.float64]
@@ -106,9 +107,7 @@ def held(posterior: Posterior, move: Pair) -> Pair:
     """A direction of all particles, zero where components are constants."""
     W, H = move[0].swapaxes(1, 2), move[1]
     for side, one in zip(SIDES, (W, H), strict=True):
-        mask = posterior.frozen(side)
-        if mask is not None:
-            one[:, mask] = 0.0
+        one[:, posterior.frozen(side)] = 0.0
     return move
 
 
@@ -168,12 +167,8 @@ def along_scores(posterior: Posterior, cloud: Cloud, blocks: Blocks, kernel: IMQ
 
 def slopes(posterior: Posterior, values: Pair) -> Pair:
     """∇D of every particle: one pass over the data."""
-
-    def keep(band: BandScore) -> NDArray[Any]:
-        return band.gradient
-
     particles = posterior.particles(*values)
-    sides = posterior.over_bands(particles, np.ones(particles.count), keep)
+    sides = posterior.over_bands(particles, np.ones(particles.count), attrgetter("gradient"))
     W, Ht = (-np.concatenate(bands, axis=1).astype(np.float64) for bands in sides)
     return W, np.ascontiguousarray(Ht.swapaxes(1, 2))
 
@@ -204,7 +199,7 @@ def second_derivative(posterior: Posterior, values: Pair, v: Pair) -> Pair:
 
 def curvature(posterior: Posterior, cloud: Cloud, v: Pair) -> Pair:
     """∇²log p v of every particle, for v that is zero where components are constants."""
-    _, slope, second = posterior.of_divergence(cloud.divergence)
+    _, slope, second = posterior.model.of_divergence(cloud.divergence)
     parts = [np.zeros_like(one) for one in v]
     if slope.any():
         for out, one in zip(parts, second_derivative(posterior, cloud.values, v), strict=True):
@@ -271,7 +266,7 @@ class Descent(ParticleMethod):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", whole_number("steps", self.steps, 1))
-        object.__setattr__(self, "step", automatic_or_positive("step", self.step))
+        object.__setattr__(self, "step", positive_or("step", self.step))
 
     @abstractmethod
     def direction(self, posterior: Posterior, cloud: Cloud, blocks: Blocks, kernel: IMQ) -> Pair:
@@ -290,6 +285,8 @@ class Descent(ParticleMethod):
         for number in numbers:
             yield Particle(number, made[0][number], made[1][number], seconds, taken)
 
+    @single_threaded_blas()
+    @np.errstate(all="ignore")  # what runs away is put back
     def move(
         self, posterior: Posterior, starts: Pair, on_share: Callable[[float], None] = ignore
     ) -> tuple[Pair, int]:
@@ -302,28 +299,20 @@ class Descent(ParticleMethod):
         OptionError
             If the starts cannot be used.
         """
-        with single_threaded_blas(), np.errstate(all="ignore"):  # what runs away is put back
-            values, taken = self._move(posterior, posterior.in_double(*starts), on_share)
-        W, H = (np.ascontiguousarray(one, posterior.data.dtype) for one in values)
-        return (W, H), taken
-
-    def _move(
-        self, posterior: Posterior, starts: Pair, on_share: Callable[[float], None]
-    ) -> tuple[Pair, int]:
-        here = evaluate(posterior, starts)
+        here = evaluate(posterior, posterior.in_double(*starts))
         if not here.usable.all():
             raise OptionError(
                 f"start {int(here.usable.argmin())} has no finite density or score under the "
                 "model; leave it out"
             )
-        units = [np.float64(one.mean()) for one in starts]
+        units = [np.float64(one.mean()) for one in here.values]
         blocks = blocks_of(posterior, here)
         kernel = posterior.kernel.resolve(blocks[0].r2, blocks[1].r2)
         level = equal_discrepancy(blocks, kernel)
         best, best_level = here.values, level
         auto = isinstance(self.step, str)
         only_down = auto and self.downhill
-        sizes = np.full(len(starts[0]), AUTO_STEP if auto else self.step)
+        sizes = np.full(len(here.usable), AUTO_STEP if auto else self.step)
         move: Pair | None = None
         squares: list[Array] = []
         for number in range(1, self.steps + 1):
@@ -352,7 +341,9 @@ class Descent(ParticleMethod):
                 break
             on_share(number / self.steps)
         on_share(1.0)
-        return best if self.downhill else here.values, number
+        ends = best if self.downhill else here.values
+        by_w, by_h = (np.ascontiguousarray(one, posterior.data.dtype) for one in ends)
+        return (by_w, by_h), number
 
 
 def scaled(move: Pair, squares: list[Array], simplex: bool) -> Pair:

@@ -23,7 +23,7 @@ from daskfactor.inference.multiplicative import DispersionRule, run_updates
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import memory_budget
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.stein.particles import Posterior
+from daskfactor.stein.particles import SIDES, Posterior
 from daskfactor.stein.starts import STARTS, Start, prepare_starts, silent
 
 Array = NDArray[Any]
@@ -104,28 +104,6 @@ def by_coordinates(
         l1_ratio=1.0,
     )
     return W, H, int(n_iter)
-
-
-def by_updates(
-    executor: Executor,
-    data: BlockedData,
-    W: Array,
-    H: Array,
-    law: TweedieNMF,
-    max_iter: int,
-    tol: float,
-    on_share: Callable[[float], None] = ignore,
-) -> tuple[Array, Array, int]:
-    """Multiplicative updates on the engine; factors and iterations."""
-    state = make_state(data.grid, W, np.ascontiguousarray(H.T))
-
-    def tell(done: int, total: int) -> None:
-        on_share(done / total)
-
-    rule = DispersionRule(law, data)
-    fit = run_updates(data, law, state, executor, rule, max_iter, tol, tell)
-    Ht = fit.state.gather("columns")
-    return fit.state.gather("rows"), np.ascontiguousarray(Ht.T), fit.objective[-1][0]
 
 
 @dataclass(frozen=True)
@@ -236,11 +214,17 @@ class Ensemble(ParticleMethod):
         tol = 1e-4 if method.tol is None else method.tol
 
         def one(number: int, runner: Executor, on_done: OnDone = ignore) -> Particle:
+            def tell(done: int, of: int) -> None:
+                on_done(number + done / of)
+
             begun = time.perf_counter()
             W, H = start(number)
             if stacked:
-                steps = law, method.max_iter or 300, tol, lambda share: on_done(number + share)
-                W, H, n_iter = by_updates(runner, data, W, H, *steps)
+                state, rule = make_state(data.grid, W, H.T.copy()), DispersionRule(law, data)
+                limits = method.max_iter or 300, tol
+                fit = run_updates(data, law, state, runner, rule, *limits, tell)
+                W, Ht = (fit.state.gather(side) for side in SIDES)
+                H, n_iter = np.ascontiguousarray(Ht.T), fit.objective[-1][0]
             else:
                 X = whole_matrix(data)
                 W, H, n_iter = by_coordinates(X, W, H, law, method.max_iter or 200, tol)

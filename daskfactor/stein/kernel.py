@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
 
-from daskfactor.checks import is_number, positive_number, warn
+from daskfactor.checks import is_number, positive_or, warn
 from daskfactor.errors import OptionError, SamplingWarning
 
 Array = NDArray[Any]
@@ -104,14 +104,8 @@ class IMQ:
 
     def __post_init__(self) -> None:
         for name in ("scale_w", "scale_h"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                if value != "median":
-                    raise OptionError(
-                        f'{name} must be a positive number or "median", got {value!r}'
-                    )
-                continue
-            object.__setattr__(self, name, positive_number(name, value))
+            value = positive_or(name, getattr(self, name), "median")
+            object.__setattr__(self, name, value)
         for name in ("power_w", "power_h"):
             value = getattr(self, name)
             if not (is_number(value) and -1.0 < value < 0.0):

@@ -13,10 +13,9 @@ from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import Executor
 from daskfactor.inference.session import session, verb
 from daskfactor.progress import OnEvent
-from daskfactor.results.schema import factor_dims
 from daskfactor.results.trace import Trace, require_draws
 from daskfactor.stein.kernel import IMQ, checked_weights, discrepancy, stein_weights
-from daskfactor.stein.particles import Pair, Particles, Posterior
+from daskfactor.stein.particles import Pair, Particles, Posterior, factors_of
 
 
 def checked_kernel(model: Any, tangent: bool, kernel: object) -> IMQ:
@@ -186,11 +185,7 @@ def _given(
         W, H = (one if hasattr(one, "dtype") else np.asarray(one) for one in particles)
         return (W, H), {}, {}
     tree = require_draws(particles, "a Stein discrepancy")
-    group = tree["posterior"].to_dataset()
-    row, column = factor_dims(tree)
-    draws = ("chain", "draw")
-    W = group["W"].transpose(*draws, row, "component").data
-    H = group["H"].transpose(*draws, "component", column).data
+    W, H = factors_of(tree)
     total = W.shape[0] * W.shape[1]
     step = -(-total // most)
     if step > 1 and weights is not None:
@@ -203,10 +198,11 @@ def _given(
             f"of the {total} draws one in {step} is looked at; pass most={total} for all of them",
             SamplingWarning,
         )
-    labels = np.meshgrid(*(group[name].values for name in draws), indexing="ij")
+    group = tree["posterior"].to_dataset()
+    chains, draws = group["chain"].values, group["draw"].values
     coords = {
-        name: ("particle", values.ravel()[::step])
-        for name, values in zip(draws, labels, strict=True)
+        "chain": ("particle", np.repeat(chains, len(draws))[::step]),
+        "draw": ("particle", np.tile(draws, len(chains))[::step]),
     }
     decided = {}
     if "constant_data" in tree.children:
@@ -218,13 +214,8 @@ def _given(
 
 def _with_decided(model: Any, decided: dict[str, float]) -> Any:
     """The model with what a run made of its ``"auto"`` settings."""
-    open_ = {
-        name: decided[name]
-        for name in model.from_data
-        if name in decided and getattr(model, name) == "auto"
-    }
-    if open_:
-        model = replace(model, **open_)
+    open_ = [name for name in model.from_data if getattr(model, name) == "auto"]
+    model = replace(model, **{name: decided[name] for name in open_ if name in decided})
     if model.has_threshold:
         assert model.eps > 0  # raises if it is still "auto"
     return model

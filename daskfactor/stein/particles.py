@@ -17,6 +17,7 @@ from functools import reduce
 from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
@@ -27,7 +28,6 @@ from daskfactor.inference.point import chosen_dispersion
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import memory_budget
-from daskfactor.models.settings import Mask, OfDivergence
 from daskfactor.stein.kernel import IMQ, Block, assemble
 
 Array = NDArray[Any]
@@ -51,6 +51,18 @@ def read(source: Any, index: Any) -> Array:
     if hasattr(part, "compute"):
         part = part.compute(scheduler="synchronous")
     return np.asarray(part)
+
+
+def factors_of(tree: xr.DataTree) -> tuple[Any, Any]:
+    """W (chain, draw, row, component) and H (chain, draw, component, column) of a run.
+
+    Arrays as they were put down, or lazy ones of a store.
+    """
+    group, draws = tree["posterior"].to_dataset(), ("chain", "draw")
+    return (
+        group["W"].transpose(*draws, ..., "component").data,
+        group["H"].transpose(*draws, "component", ...).data,
+    )
 
 
 @dataclass(frozen=True)
@@ -228,57 +240,30 @@ class BandScore(NamedTuple):
         return np.asarray(total)
 
 
-class Products(NamedTuple):
-    """Sums over coordinates of one block of the particles (W or H).
+def added(parts: Iterable[tuple[Array, ...]]) -> tuple[Array, ...]:
+    """Tuples of arrays added up in the order in which they come, one at a time."""
+    return reduce(lambda total, part: tuple(map(np.add, total, part)), parts)
 
-    ``distance`` (M, M), Gram matrix of the centred particles; ``cross`` (M, M), of centred
-    scores with them; ``score`` (M, M), of scores as they are; ``score_sums`` and
-    ``value_sums`` (M, K), over rows; ``log_prior`` (M,).
+
+def products(band: BandScore) -> tuple[Array, ...]:
+    """Sums over one band, slab by slab in double precision: all that a Stein matrix needs.
+
+    Gram matrix of the particles, inner products of scores with them and of scores, (M, M)
+    each; sums of scores and of particles over rows, (M, K); the log prior, (M,). Particles
+    and, for the second, scores are centred coordinate by coordinate first: only differences
+    matter there, and small ones do not cancel out of large inner products.
     """
+    return added(_of_slab(band, values, score) for _, values, score in band.slabs())
 
-    distance: Array
-    cross: Array
-    score: Array
-    score_sums: Array
-    value_sums: Array
-    log_prior: Array
 
-    @classmethod
-    def total(cls, parts: Iterable["Products"]) -> "Products":
-        """Added up in the order in which they come, one at a time."""
-        return reduce(lambda total, part: cls(*map(np.add, total, part)), parts)
-
-    @classmethod
-    def of(cls, band: BandScore) -> "Products":
-        """Sums over one band, slab by slab in double precision.
-
-        Particles and, for ``cross``, scores are centred coordinate by coordinate first: only
-        differences matter there, and small ones do not cancel out of large inner products.
-        """
-        return cls.total(cls._of_slab(band, *slab) for _, *slab in band.slabs())
-
-    @classmethod
-    def _of_slab(cls, band: BandScore, values: Array, score: Array) -> "Products":
-        prior = band.log_prior(values)
-        values -= values.mean(axis=0)
-        sums = score.sum(axis=1), values.sum(axis=1)
-        x, s = values.reshape(len(values), -1), score.reshape(len(score), -1)
-        gram = s @ s.T
-        s -= s.mean(axis=0)
-        return cls(x @ x.T, s @ x.T, gram, *sums, prior)
-
-    def block(self, dimension: int, rows: int | None = None) -> Block:
-        """A block of the Stein matrix.
-
-        ``rows`` takes scores along the simplex of every column of so many: their column means
-        are subtracted.
-        """
-        cross, score = self.cross, self.score
-        if rows is not None:
-            means = self.score_sums / rows
-            score = score - rows * means @ means.T
-            cross = cross - (means - means.mean(axis=0)) @ self.value_sums.T
-        return Block.of(self.distance, cross, score, dimension)
+def _of_slab(band: BandScore, values: Array, score: Array) -> tuple[Array, ...]:
+    prior = band.log_prior(values)
+    values -= values.mean(axis=0)
+    sums = score.sum(axis=1), values.sum(axis=1)
+    x, s = values.reshape(len(values), -1), score.reshape(len(score), -1)
+    gram = s @ s.T
+    s -= s.mean(axis=0)
+    return x @ x.T, s @ x.T, gram, *sums, prior
 
 
 class Scores(NamedTuple):
@@ -349,11 +334,6 @@ class Posterior:
         law = self.model.likelihood
         return -math.inf if law.real_valued else mean_floor(self.data, law)
 
-    def of_divergence(self, divergence: Array) -> OfDivergence:
-        """Take ℓ(d), ℓ'(d) and ℓ''(d) of summed divergences d (M,)."""
-        found: OfDivergence = self.model.of_divergence(divergence)
-        return found
-
     def objectives(self, divergence: Array) -> Array:
         """Take the objectives of a `SILFNMF` at summed divergences."""
         return np.asarray(self.model.factor * divergence + 0.0)  # no -0.0
@@ -363,20 +343,15 @@ class Posterior:
         rate, shape = self.model.priors[SIDES.index(side)]
         return rate, shape - 1.0
 
-    def frozen(self, side: Side) -> Mask:
-        """Return which components are constants, (K,); None: none."""
-        mask: Mask = self.model.frozen[SIDES.index(side)]
-        return mask
-
-    def free(self, side: Side) -> NDArray[np.float64]:
-        """Return 1 for components that move, 0 for constants, (K,)."""
-        mask = self.frozen(side)
-        return np.ones(self.model.n_components) if mask is None else (~mask).astype(np.float64)
+    def frozen(self, side: Side) -> NDArray[np.bool_]:
+        """Return which components are constants, (K,)."""
+        mask = self.model.frozen[SIDES.index(side)]
+        return np.zeros(self.model.n_components, bool) if mask is None else mask
 
     def dimension(self, side: Side) -> int:
         """Count the coordinates of a factor in which scores are taken."""
         length = self.data.shape[SIDES.index(side)] - (self.tangent and side == "rows")
-        return length * int(self.free(side).sum())
+        return length * int((~self.frozen(side)).sum())
 
     def particles(self, W: Any, H: Any) -> Particles:
         """Arrays (M, I, K) and (M, K, J) in the grid's order, of any float type, as particles."""
@@ -442,7 +417,9 @@ class Posterior:
             Called where the band was computed, with arrays that are its own.
         """
         data, likelihood, floor = self.data, self.model.likelihood, self.floor
-        prior = {side: (*self.prior(side), self.free(side)) for side in SIDES}
+        prior = {
+            side: (*self.prior(side), (~self.frozen(side)).astype(np.float64)) for side in SIDES
+        }
         blocks = data.grid.blocks
 
         def one(item: tuple[Side, int], work: Workspace) -> R:
@@ -476,7 +453,7 @@ class Posterior:
         Masood and Doshi-Velez, equation 3 and section 5.
         """
         divergence = self.divergences(particles)
-        value, slope, _ = self.of_divergence(divergence)
+        value, slope, _ = self.model.of_divergence(divergence)
 
         def keep(band: BandScore) -> tuple[Array, NDArray[np.float64]]:
             prior = np.zeros(len(band.values))
@@ -496,13 +473,17 @@ class Posterior:
         The same bits from every executor on the same grid.
         """
         divergence = self.divergences(particles)
-        value, slope, _ = self.of_divergence(divergence)
+        value, slope, _ = self.model.of_divergence(divergence)
         blocks, prior = [], np.zeros(particles.count)
-        for side, bands in zip(SIDES, self.over_bands(particles, slope, Products.of), strict=True):
-            total = Products.total(bands)
-            rows = self.data.shape[0] if self.tangent and side == "rows" else None
-            blocks.append(total.block(self.dimension(side), rows))
-            prior += total.log_prior
+        for side, bands in zip(SIDES, self.over_bands(particles, slope, products), strict=True):
+            gram, cross, score, score_sums, value_sums, own = added(bands)
+            if self.tangent and side == "rows":  # less the column means
+                rows = self.data.shape[0]
+                means = score_sums / rows
+                score = score - rows * means @ means.T
+                cross = cross - (means - means.mean(axis=0)) @ value_sums.T
+            blocks.append(Block.of(gram, cross, score, self.dimension(side)))
+            prior += own
         kernel = self.kernel.resolve(blocks[0].r2, blocks[1].r2)
         matrix = assemble((blocks[0], blocks[1]), kernel)
         return Stein(matrix, kernel, value + prior, divergence)

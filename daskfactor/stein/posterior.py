@@ -37,7 +37,7 @@ from daskfactor.results.store import RunStore, claim, local_path
 from daskfactor.stein.ensemble import Ensemble, Particle, ParticleMethod
 from daskfactor.stein.kernel import IMQ, discrepancy, stein_weights
 from daskfactor.stein.measure import checked_kernel
-from daskfactor.stein.particles import Pair, Particles, Posterior, read
+from daskfactor.stein.particles import Pair, Particles, Posterior, factors_of, read
 from daskfactor.stein.starts import PILOTS
 
 Array = NDArray[Any]
@@ -371,14 +371,15 @@ class ParticleRun:
 
     def _first_factors(self, sink: Sink) -> Pair:
         """W and H of the first particle that a sink holds, in the order of the grid."""
-        W, H = (np.asarray(read(factor, 0)) for factor in _factors_of(sink))
+        W, H = (read(factor, (0, 0)) for factor in factors_of(sink.tree()))
         rows, columns = self.posterior.data.row_order, self.posterior.data.col_order
         return W if rows is None else W[rows], H if columns is None else H[:, columns]
 
     def _weigh(self, sink: Sink) -> None:
         """Stein matrix and weights of all particles, read from where they were put."""
         posterior = self.posterior
-        particles = Particles.of(*_factors_of(sink), posterior.data).loaded()
+        W, H = factors_of(sink.tree())
+        particles = Particles.of(W[0], H[0], posterior.data).loaded()
         particles = particles.checked(posterior.executor, posterior.model.simplex)
         found = posterior.stein_matrix(particles)
         if posterior.model.has_threshold:
@@ -400,15 +401,6 @@ def _like(first: Pair, one: Particle) -> Particle:
     law = Law(np.arange(count), False, count)
     order = match(one.W, one.H, reference_from(*first), law, 0.0, by="w").permutation
     return one._replace(W=one.W[:, order], H=one.H[order])
-
-
-def _factors_of(sink: Sink) -> tuple[Any, Any]:
-    """W (M, I, K) and H (M, K, J) as they were put down: arrays, or lazy ones of a store."""
-    group = sink.tree()["posterior"].to_dataset()
-    return (
-        group["W"].transpose("chain", "draw", ..., "component").data[0],
-        group["H"].transpose("chain", "draw", "component", ...).data[0],
-    )
 
 
 def _tell_of_poor_ones(model: Any, objective: NDArray[np.float64]) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import automatic_or_positive, is_number, warn, whole_number
+from daskfactor.checks import is_number, positive_or, warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors.state import make_state
 from daskfactor.inference.hmc import FIRST_STEP, JITTER, DualAveraging
@@ -85,9 +85,8 @@ class Chart:
         places = []
         for side, values in zip(SIDES, (first, H.T), strict=True):
             lifted = np.maximum(values, LIFT * values.mean())
-            mask = self.posterior.frozen(side)
-            if mask is not None:
-                lifted[:, mask] = values[:, mask]
+            frozen = self.posterior.frozen(side)
+            lifted[:, frozen] = values[:, frozen]
             places.append(lifted)
         return places[0], np.ascontiguousarray(places[1].T)
 
@@ -129,9 +128,7 @@ class Chart:
             else:
                 c += posterior.prior(side)[0]
             width = np.sqrt((values + 1.0 / c) / c)
-            mask = posterior.frozen(side)
-            if mask is not None:
-                width[:, mask] = 0.0
+            width[:, posterior.frozen(side)] = 0.0
             widths.append(width)
         return widths[0], np.ascontiguousarray(widths[1].T)
 
@@ -144,7 +141,7 @@ def typical_slope(posterior: Posterior, least: float, entries: int) -> float:
     """
 
     def slope(d: float) -> float:
-        return -float(posterior.of_divergence(np.array([d])).slope[0])
+        return -float(posterior.model.of_divergence(np.array([d])).slope[0])
 
     low, reach = least, max(1.0, abs(least))
     for _ in range(DOUBLINGS):
@@ -246,7 +243,7 @@ class SimplexHMC(ParticleMethod):
     def __post_init__(self) -> None:
         for name, least in (("draws", 1), ("tune", 0), ("steps", 1)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        object.__setattr__(self, "step", automatic_or_positive("step", self.step))
+        object.__setattr__(self, "step", positive_or("step", self.step))
         target: Any = self.target_accept
         if not is_number(target) or not 0 < target < 1:
             raise OptionError(f"target_accept must be a number between 0 and 1, got {target!r}")

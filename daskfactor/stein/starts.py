@@ -6,7 +6,7 @@ block on the engine: X = P(V - WH) + WH, P the observed entries, is never formed
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -309,54 +309,29 @@ def random_start(
 
 
 def q_transform(
-    found: Singular, pair: tuple[Array, Array], n_components: int, rng: np.random.Generator
-) -> tuple[Array, Array]:
-    r"""Start from singular vectors and a pair of transfer matrices.
+    found: Singular, pairs: Sequence[Pair], n_components: int, rng: np.random.Generator
+) -> Pair:
+    r"""Start from singular vectors and pairs of transfer matrices.
 
-    .. math:: W_0 = |U \sqrt\Sigma\, Q_w|, \quad H_0 = |Q_h \sqrt\Sigma V^\top|
+    .. math:: W_0^t = |U \sqrt\Sigma\, Q_w^t|, \quad H_0^t = |Q_h^t \sqrt\Sigma V^\top|, \quad
+        W_0 = \tfrac{1}{\sqrt T} [W_0^1 \dots W_0^T], \quad
+        H_0 = \tfrac{1}{\sqrt T} [H_0^1; \dots; H_0^T]
 
-    Components beyond the transfer rank are filled with small random entries; of a larger
-    transfer rank the first K are taken.
+    Usually T = 1. Components beyond those of all pairs are filled with small random entries;
+    of more the first K are taken.
 
     Source: Masood and Doshi-Velez, algorithms 3 and 4.
     """
-    rank = len(pair[0])
-    basis, weights = halves(found, rank)
-    W, H = np.abs(basis @ pair[0])[:, :n_components], np.abs(pair[1] @ weights)[:n_components]
+    basis, weights = halves(found, len(pairs[0][0]))
+    size = np.sqrt(len(pairs))
+    W = np.hstack([np.abs(basis @ own) for own, _ in pairs])[:, :n_components] / size
+    H = np.vstack([np.abs(own @ weights) for _, own in pairs])[:n_components] / size
     missing = n_components - W.shape[1]
     if missing > 0:
         more_w = PAD * W.mean() * rng.random((len(W), missing))
         more_h = PAD * H.mean() * rng.random((missing, H.shape[1]))
         W, H = np.hstack([W, more_w]), np.vstack([H, more_h])
     return W, H
-
-
-def parts(n_components: int, rank: int) -> int:
-    """Transfer matrices of a rank that it takes to have enough components."""
-    return -(-n_components // rank)
-
-
-def several(
-    found: Singular, transfer: Transfer, number: int, n_components: int, rng: np.random.Generator
-) -> tuple[Array, Array]:
-    r"""Start from several pairs of transfer matrices side by side, scaled to one product.
-
-    .. math:: W_0 = \tfrac{1}{\sqrt T} [W_0^1 \dots W_0^T], \quad
-        H_0 = \tfrac{1}{\sqrt T} [H_0^1; \dots; H_0^T]
-
-    The first pair is the particle's own, the others are drawn. For multiplicative updates,
-    which take hundreds of iterations to let small entries grow.
-    """
-    rank = transfer.w.shape[1]
-    count = parts(n_components, rank)
-    pool = np.arange(max(POOL, count))
-    others = rng.permutation(pool[pool != number])[: count - 1]
-    halves_of = [
-        q_transform(found, (transfer.w[n], transfer.h[n]), rank, rng) for n in (number, *others)
-    ]
-    W = np.hstack([one for one, _ in halves_of]) / np.sqrt(count)
-    H = np.vstack([one for _, one in halves_of]) / np.sqrt(count)
-    return W[:, :n_components], H[:n_components]
 
 
 def nndsvd(found: Singular, n_components: int) -> tuple[Array, Array]:
@@ -431,7 +406,9 @@ def prepare_starts(
     transfer_rank
         Of the Q-Transform; the data's smaller side is the most there can be.
     stacked
-        Components beyond the transfer rank come from other transfer matrices, see `several`.
+        Components beyond the transfer rank come from other transfer matrices: the first pair
+        is the particle's own, the others are drawn. For multiplicative updates, which take
+        hundreds of iterations to let small entries grow.
 
     Returns
     -------
@@ -450,8 +427,9 @@ def prepare_starts(
         fill = fill_missing(executor, data, law, seed)
         singular = truncated_svd(executor, data, rank, seed, fill)
     if kind == "q_transform":
-        least = max(POOL, parts(width, rank)) if stacked else 1
-        transfer = learn_transfer(rank, max(count, least), seed)
+        parts = -(-width // rank) if stacked else 1
+        pool = np.arange(max(POOL, parts)) if stacked else np.arange(1)
+        transfer = learn_transfer(rank, max(count, len(pool)), seed)
 
     def start(number: int) -> Pair:
         rng = generator(seed, number, Stream.START, 3)
@@ -461,10 +439,10 @@ def prepare_starts(
             W, H = nndsvd(singular, width)
             if kind == "nndsvdar":
                 W, H = (lifted(one, rng) for one in (W, H))
-        elif stacked:
-            W, H = several(singular, transfer, number, width, rng)
         else:
-            W, H = q_transform(singular, (transfer.w[number], transfer.h[number]), width, rng)
+            others = rng.permutation(pool[pool != number])[: parts - 1] if stacked else ()
+            pairs = [(transfer.w[own], transfer.h[own]) for own in (number, *others)]
+            W, H = q_transform(singular, pairs, width, rng)
         return np.ascontiguousarray(W, dtype), np.ascontiguousarray(H, dtype)
 
     return start

@@ -12,10 +12,10 @@ from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import NO_RATE
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein import ensemble
-from daskfactor.stein.ensemble import Ensemble, by_coordinates, by_updates, whole_matrix
+from daskfactor.stein.ensemble import Ensemble, by_coordinates, whole_matrix
 from daskfactor.stein.kernel import IMQ
 from daskfactor.stein.particles import Posterior
-from daskfactor.stein.starts import fill_missing, random_start, silent
+from daskfactor.stein.starts import fill_missing, prepare_starts, random_start, silent
 from tests.models.laws import divergence
 
 SERIAL = SerialExecutor()
@@ -81,14 +81,16 @@ def test_updates_bring_the_objective_of_observed_entries_down(beta: float, gaps:
     X = positive() + 0.1
     if gaps:
         X = np.where(np.random.default_rng(1).random(X.shape) < 0.3, np.nan, X)
-    objective = divergence_of(beta)
-    W, H = start_of(X)
-    values = [total(X, W, H, objective)]
+    objective, values = divergence_of(beta), []
     with as_blocks(X, 2, dtype="float64") as data:
-        for _ in range(6):
-            W, H, n_iter = by_updates(SERIAL, data, W, H, objective, 5, 0.0)
-            assert n_iter == 5
-            values.append(total(X, W, H, objective))
+        posterior = Posterior(SERIAL, data, objective, IMQ())
+        for steps in range(5, 35, 5):
+            method = Ensemble("random", "multiplicative", max_iter=steps, tol=0.0)
+            [one] = method.particles(posterior, range(1), 0)
+            assert one.n_iter == steps
+            values.append(total(X, one.W, one.H, objective))
+        begun = prepare_starts(SERIAL, data, objective, "random", 1, 0)(0)
+    values.insert(0, total(X, *begun, objective))
     assert (np.diff(values) <= 1e-9 * values[0]).all()
     assert values[-1] < 0.2 * values[0]
 

@@ -124,7 +124,7 @@ def test_the_slope_where_the_mass_is() -> None:
         posterior = posed(BY_NAME["silf, in the transition"], data)
         slope = simplex_hmc.typical_slope(posterior, 10.0, 26)
     d = 13 / slope + 10.0  # where it is that steep, if it is right
-    assert -posterior.of_divergence(np.array([d])).slope[0] == pytest.approx(slope, rel=1e-6)
+    assert -posterior.model.of_divergence(np.array([d])).slope[0] == pytest.approx(slope, rel=1e-6)
 
 
 def test_what_is_made() -> None:

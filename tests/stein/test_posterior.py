@@ -215,6 +215,22 @@ def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path: Path, after: int, dat
     same(whole, posterior(V, **options))
 
 
+def test_a_chain_is_written_as_it_is_drawn(tmp_path: Path) -> None:
+    model, path = dfac.SILFNMF(3, threshold=50.0), tmp_path / "run.zarr"
+    method = dfac.SimplexHMC(draws=12, tune=4, steps=3)
+
+    def stop(event: RunEvent) -> None:
+        if (event.phase, event.done) == ("particles", 2):
+            raise KeyboardInterrupt
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)  # few steps do not get far
+        with pytest.raises(KeyboardInterrupt):
+            posterior(values(), model, method, store=path, callback=stop)
+        assert dfac.open_run(path)["posterior"].sizes["draw"] == 2
+        same(dfac.resume(path, progressbar=False), posterior(values(), model, method))
+
+
 def test_particles_that_memory_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daskfactor.stein.posterior.memory_budget", lambda limit: 1000)
     with pytest.raises(OptionError, match="pass store="):

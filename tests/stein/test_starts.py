@@ -156,7 +156,7 @@ def test_transfer_carries_to_data_of_other_sizes(shape: tuple[int, int]) -> None
     rng = np.random.default_rng(0)
     errors = {"transfer": [], "random": []}
     for pair in zip(*transfer, strict=True):
-        W, H = q_transform(found, pair, 3, rng)
+        W, H = q_transform(found, [pair], 3, rng)
         errors["transfer"].append(np.linalg.norm(X - W @ H) / np.linalg.norm(X))
         W, H = random_start(shape, 3, X.mean(), rng)
         errors["random"].append(np.linalg.norm(X - W @ H) / np.linalg.norm(X))
@@ -171,7 +171,7 @@ def test_a_start_is_the_absolute_value_of_turned_halves() -> None:
     sizes = np.linalg.norm(basis, axis=0), np.linalg.norm(weights, axis=1)
     np.testing.assert_allclose(sizes[0], sizes[1])
     for turn in zip(*learn_transfer(3, 4), strict=True):
-        W, H = q_transform(found, turn, 3, np.random.default_rng(0))
+        W, H = q_transform(found, [turn], 3, np.random.default_rng(0))
         np.testing.assert_array_equal(W, np.abs(basis @ turn[0]))
         np.testing.assert_array_equal(H, np.abs(turn[1] @ weights))
 
@@ -180,13 +180,13 @@ def test_more_and_fewer_components_than_the_transfer_rank() -> None:
     X = low_rank()
     found = consistent_signs(whole_svd(X, 3))
     pair = tuple(one[0] for one in learn_transfer(3, 1))
-    W, H = q_transform(found, pair, 3, np.random.default_rng(0))
-    more_w, more_h = q_transform(found, pair, 7, np.random.default_rng(0))
+    W, H = q_transform(found, [pair], 3, np.random.default_rng(0))
+    more_w, more_h = q_transform(found, [pair], 7, np.random.default_rng(0))
     np.testing.assert_array_equal(more_w[:, :3], W)
     np.testing.assert_array_equal(more_h[:3], H)
     extra = more_w[:, 3:] @ more_h[3:]
     assert 0 < extra.max() < 0.01 * (W @ H).mean()
-    fewer_w, fewer_h = q_transform(found, pair, 2, np.random.default_rng(0))
+    fewer_w, fewer_h = q_transform(found, [pair], 2, np.random.default_rng(0))
     np.testing.assert_array_equal(fewer_w, W[:, :2])
     np.testing.assert_array_equal(fewer_h, H[:2])
 

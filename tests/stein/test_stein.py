@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.stein.kernel import IMQ
-from daskfactor.stein.particles import BandScore, Particles, Products, Stein
+from daskfactor.stein.kernel import IMQ, Block
+from daskfactor.stein.particles import BandScore, Particles, Stein, products
 from tests.stein import naive
 from tests.stein.posed import KERNEL, posed
 from tests.stein.problems import BY_NAME, PROBLEMS, Problem
@@ -139,7 +139,7 @@ def test_near_duplicates_keep_their_distance() -> None:
     x = 1e3 + spread * rng.standard_normal((25, 2))
     s = 1e3 + spread * rng.standard_normal((3, 25, 2))
     band = BandScore(x, s, np.full(3, -1.0), 0.0, 0.0, np.ones(2))
-    found = Products.of(band).block(50)
+    found = Block.of(*products(band)[:3], 50)
     apart = x[:, None] - x
     np.testing.assert_allclose(found.r2, (apart**2).sum(axis=(2, 3)), rtol=1e-6)
     cross = ((s[:, None] - s) * apart).sum(axis=(2, 3))
