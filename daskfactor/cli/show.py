@@ -212,7 +212,7 @@ SETTINGS = (
 
 def summary_of(tree: "xr.DataTree", store: str) -> tuple[dict[str, Any], Any]:
     """Summarize data, model, sampler, draws and health of a run: as values, and as a table."""
-    from daskfactor.results.weights import is_particles
+    from daskfactor.results.trace import is_particles
 
     attrs = tree.attrs
     summary: dict[str, Any] = {
@@ -249,7 +249,7 @@ def summary_of(tree: "xr.DataTree", store: str) -> tuple[dict[str, Any], Any]:
 
 def _particles(tree: "xr.DataTree") -> dict[str, Any]:
     """Count particles and what they are worth."""
-    from daskfactor.results.weights import draw_weights, effective_number
+    from daskfactor.results.trace import draw_weights, effective_number
 
     def scalar(group: str, name: str, reduced: str = "max") -> float | None:
         if group not in tree.children or name not in tree[group] or not tree[group][name].size:

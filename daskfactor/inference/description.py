@@ -16,8 +16,7 @@ from daskfactor.inference.chain import Chain, Setting
 from daskfactor.inference.options import RunOptions
 from daskfactor.inference.run import Run
 from daskfactor.machine import machine_attrs
-from daskfactor.results.schema import BIASED, FORMAT_VERSION, STEPS
-from daskfactor.results.spec import RunSpec
+from daskfactor.results.schema import BIASED, FORMAT_VERSION, STEPS, RunSpec
 
 SMALL_DATA = 2**28
 """Bytes of data that a trace in memory holds a copy of; a store always does."""

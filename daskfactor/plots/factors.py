@@ -10,7 +10,7 @@ from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import ACCENT, INK, group, new_figure, short_label, tidy
 from daskfactor.results.align import align
 from daskfactor.results.schema import factor_dims
-from daskfactor.results.weights import draw_weights, is_particles, over_chains
+from daskfactor.results.trace import draw_weights, is_particles, over_chains
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

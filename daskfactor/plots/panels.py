@@ -13,12 +13,11 @@ from daskfactor.plots.particles import heaviest, particle_names
 from daskfactor.results.align import (
     aligned_trace,
     component_positions,
-    draw_masses,
     law_of,
     unit_size,
 )
 from daskfactor.results.compare import intensity_shares
-from daskfactor.results.trace import Trace, each_draw
+from daskfactor.results.trace import Trace, draw_masses, each_draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

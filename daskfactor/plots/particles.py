@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, group, new_figure, tidy
-from daskfactor.results.align import draw_masses
 from daskfactor.results.compare import pairwise_distances
-from daskfactor.results.trace import Trace, as_tree
-from daskfactor.results.weights import effective_number
+from daskfactor.results.trace import Trace, as_tree, draw_masses, effective_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

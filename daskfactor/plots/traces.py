@@ -7,7 +7,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, chain_colors, group, new_figure, tidy
-from daskfactor.results.weights import is_particles
+from daskfactor.results.trace import is_particles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

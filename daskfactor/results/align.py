@@ -1,39 +1,193 @@
-"""Components under one name over draws and chains: permutation, sign and scale resolved."""
+r"""Components under one name over draws and chains: permutation, sign and scale resolved.
+
+W, H here are one draw, (I, K) and (K, J). The cosine of two rank-one matrices is
+the product of the cosines of their factors,
+
+.. math:: \cos(w h^T, w' h'^T) = \cos(w, w') \cos(h, h'),
+
+which no scale and no common change of sign alters; the order that makes the sum of
+these largest is found by the Hungarian method. Masood and Doshi-Velez compare columns
+of W alone, and minimise the sum of the angles between them (section 7.2, footnote 5).
+"""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from os import PathLike
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import linear_sum_assignment
 
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.models import model_from_dict
-from daskfactor.results.matching import (
-    By,
-    Cost,
-    Draws,
-    Law,
-    Match,
-    Reference,
-    best_draw,
-    given_reference,
-    iterated_mean,
-    rearranged,
-    unit,
+from daskfactor.results.schema import COARSE, MOMENTS, STEIN, factor_dims
+from daskfactor.results.trace import (
+    Running,
+    Trace,
+    Weights,
+    as_tree,
+    draw_weights,
+    each_draw,
+    each_weighted_draw,
+    over_chains,
+    reads_here,
+    relative,
+    require_draws,
 )
-from daskfactor.results.schema import MOMENTS, STEIN, factor_dims
-from daskfactor.results.trace import Trace, as_tree, require_draws
-from daskfactor.results.weights import draw_weights, over_chains
 
 Array = NDArray[Any]
 Factors = tuple[ArrayLike, ArrayLike]
+By = Literal["both", "w"]
 
-GROUPS: Final = {"posterior": "alignment", "posterior_coarse": "alignment_coarse"}
+GROUPS: Final = {"posterior": "alignment", COARSE: "alignment_coarse"}
 """Groups of draws, and where their alignment is put."""
+ROUNDS: Final = 6
+"""Passes over all draws after which the reference is taken as it is."""
+_EACH: Final = ("chain", "draw", "component")
 
 
+class Law(NamedTuple):
+    """What of a draw may be changed without changing WH.
+
+    Attributes
+    ----------
+    free
+        Positions of the components that may change places, (F,): all but frozen ones
+        and biases.
+    signed
+        Whether factors may be negative, so that a component may change its sign.
+    components
+        Number of components K; columns of factors beyond it are biases.
+    simplex
+        Whether columns of W add up to 1 by the model, so that no scale is free.
+    """
+
+    free: NDArray[np.int64]
+    signed: bool
+    components: int
+    simplex: bool = False
+
+
+class Reference(NamedTuple):
+    """What draws are compared with: columns of W, rows of H, of length one (or zero)."""
+
+    W: Array
+    H: Array
+
+
+class Match(NamedTuple):
+    """How a draw has to be changed: W_k = W[:, permutation_k] factor_k, H_k likewise / factor_k.
+
+    Attributes
+    ----------
+    permutation, factor, similarity
+        Over components, (K,); the similarity is cos(w) cos(h) of what is put there, or
+        cos(w) where W alone is compared.
+    present
+        Whether any component of the draw has all these cosines at the threshold or above.
+    matched
+        Whether the one that is put there has.
+    """
+
+    permutation: NDArray[np.int64]
+    factor: NDArray[np.float64]
+    similarity: NDArray[np.float64]
+    present: NDArray[np.bool_]
+    matched: NDArray[np.bool_]
+
+
+Matching = Callable[..., Match]
+
+
+def reference_from(W: Array, H: Array) -> Reference:
+    """The reference that a pair of factors is."""
+    return Reference(unit(W, 0), unit(H, 1))
+
+
+def unit(factor: Array, axis: int) -> Array:
+    """The vectors along an axis made of length 1; of nothing but zeros as they are."""
+    length = np.linalg.norm(factor, axis=axis, keepdims=True)
+    return np.asarray(factor / np.where(length > 0, length, 1.0))
+
+
+def match(
+    W: Array, H: Array, reference: Reference, law: Law, threshold: float, by: By = "both"
+) -> Match:
+    """Order, sign and scale of one draw.
+
+    Parameters
+    ----------
+    W, H
+        The draw, (I, K) and (K, J).
+    reference
+        Of the same shape.
+    law
+        Which components may move.
+    threshold
+        Cosine from which on a component is taken to be the reference's.
+    by
+        ``"both"``: the sum of the products of cosines is made largest; ``"w"``: the sum
+        of the angles between columns of W (their lines, where they have signs), least.
+    """
+    count = W.shape[1]
+    cos_w = np.asarray(reference.W.T @ unit(W, 0), dtype=np.float64)
+    cos_h = np.asarray(reference.H @ unit(H, 1).T, dtype=np.float64)
+    if by == "w":  # as if H were alike everywhere
+        cos_h = np.where(cos_w < 0, -1.0, 1.0) if law.signed else np.ones_like(cos_w)
+    both = cos_w * cos_h
+    cost = np.arccos(np.clip(both, -1.0, 1.0)) if by == "w" else -both
+    permutation, each = best_order(cost, law), np.arange(count)
+    chosen_w, chosen_h = cos_w[each, permutation], cos_h[each, permutation]
+    factor = np.ones(count)
+    if not law.simplex:  # both of one size
+        of_w, of_h = sizes(W, H, law.signed)
+        usable = (of_w > 0) & (of_h > 0)
+        ratio = np.where(usable, of_h, 1.0) / np.where(usable, of_w, 1.0)
+        factor[law.free] = np.sqrt(ratio)[permutation[law.free]]
+    if law.signed:
+        turned = (chosen_w + chosen_h)[law.free] < 0
+        factor[law.free[turned]] *= -1.0
+    nearness = np.maximum(np.minimum(cos_w, cos_h), np.minimum(-cos_w, -cos_h))
+    alike: NDArray[np.bool_] = np.asarray(nearness >= threshold)
+    mine = np.zeros((count, count), dtype=bool)
+    mine[np.ix_(law.free, law.free)] = True
+    np.fill_diagonal(mine, True)
+    return Match(
+        permutation,
+        factor,
+        both[each, permutation],
+        np.asarray((alike & mine).any(axis=1)),
+        alike[each, permutation],
+    )
+
+
+def best_order(cost: Array, law: Law) -> NDArray[np.int64]:
+    """The order of components that makes the sum of costs (K, K) least; frozen ones stay."""
+    order = np.arange(len(cost))
+    if law.free.size > 1:
+        inside = np.ix_(law.free, law.free)
+        order[law.free] = law.free[linear_sum_assignment(cost[inside])[1]]
+    return order
+
+
+def sizes(W: Array, H: Array, signed: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sums over the columns of W and rows of H; their lengths where factors have signs."""
+    if signed:
+        W, H = W.astype(np.float64), H.astype(np.float64)
+        return np.linalg.norm(W, axis=0), np.linalg.norm(H, axis=1)
+    return W.sum(axis=0, dtype=np.float64), H.sum(axis=1, dtype=np.float64)
+
+
+def rearranged(W: Array, H: Array, found: Match) -> tuple[Array, Array]:
+    """The draw in the reference's order, sign and scale; copies of the same dtype."""
+    factor = found.factor.astype(W.dtype)
+    return W[:, found.permutation] * factor, H[found.permutation] / factor[:, None]
+
+
+@reads_here
 def align(
     trace: Trace,
     reference: Trace | xr.Dataset | Factors | None = None,
@@ -106,35 +260,35 @@ def align(
             'draws: run again with keep="draws"'
         )
     tree = require_draws(tree, "an alignment")
-    fine = Draws(tree["posterior"].to_dataset(), factor_dims(tree), draw_weights(tree))
-    law = law_of(tree)
-    cost = Cost(law, threshold, by)
-    if reference is None:
-        target = iterated_mean(fine, cost, best_draw(tree, fine.weights))
-    else:
-        target = given_reference(_factors_of(reference), fine)
+    weights = draw_weights(tree)
+    matching = partial(match, law=law_of(tree), threshold=threshold, by=by)
     groups = {name: node.to_dataset() for name, node in tree.children.items()}
     groups.pop(MOMENTS, None)
+    if reference is None:
+        target = _iterated_mean(tree, weights, matching)
+    else:
+        target = _given(reference, groups["posterior"])
     for name, found_name in GROUPS.items():
         if name not in groups or groups[name].sizes["draw"] == 0:
             continue
-        draws = fine if name == "posterior" else Draws(groups[name], fine.dims, None)
-        found, moments = _all_matches(draws, target, cost)
-        groups[name] = _aligned(draws, found)
-        groups[found_name] = _described(draws, found, cost)
+        masses = relative(groups[name], weights if name == "posterior" else None)
+        found, moments = _all_matches(groups[name], masses, target, matching)
+        groups[found_name] = _described(groups[name], masses, found, threshold, by)
+        parts = {"W": found.factor, "H": 1.0 / found.factor}
+        groups[name] = groups[name].assign(
+            {
+                factor: _rearranged(groups[name][factor], found.permutation, scale)
+                for factor, scale in parts.items()
+            }
+        )
         if name == "posterior":
             groups[MOMENTS] = moments
-    if STEIN in groups and _moved(groups["alignment"]):
-        del groups[STEIN]  # that was of the particles in their old order
+    order = groups["alignment"]["permutation"].transpose(..., "component").values
+    if (order != np.arange(order.shape[-1])).any():
+        groups.pop(STEIN, None)  # that was of the particles in their old order
     aligned = xr.DataTree.from_dict(groups)
     aligned.attrs = dict(tree.attrs)
     return aligned
-
-
-def _moved(alignment: xr.Dataset) -> bool:
-    """Whether any component of any draw changed its place."""
-    order = alignment["permutation"].transpose(..., "component").values
-    return bool((order != np.arange(order.shape[-1])).any())
 
 
 def law_of(tree: xr.DataTree) -> Law:
@@ -153,120 +307,142 @@ def law_of(tree: xr.DataTree) -> Law:
     return Law(np.flatnonzero(free), not model.nonnegative, count, model.simplex)
 
 
-def _factors_of(reference: Any) -> tuple[Array, Array]:
+def _given(reference: Any, group: xr.Dataset) -> Reference:
+    """The reference that the caller named, checked.
+
+    Raises
+    ------
+    OptionError
+        If it is none, of another shape, or not finite.
+    """
     if isinstance(reference, xr.DataTree | str | PathLike):
-        tree = as_tree(reference)
-        aligned = tree if "alignment" in tree.children else align(tree)
-        moments = over_chains(aligned, aligned[MOMENTS].to_dataset())
-        row, column = factor_dims(aligned)
-        return (
-            moments["W_mean"].transpose(row, "component").values,
-            moments["H_mean"].transpose("component", column).values,
-        )
+        aligned = aligned_trace(reference, "an alignment")
+        means = over_chains(aligned, aligned[MOMENTS].to_dataset()[["W_mean", "H_mean"]])
+        reference = means.rename(W_mean="W", H_mean="H")
     if isinstance(reference, xr.Dataset) and {"W", "H"} <= set(reference.data_vars):
-        return (
-            reference["W"].transpose(..., "component").values,
-            reference["H"].transpose("component", ...).values,
+        W = reference["W"].transpose(..., "component").values
+        H = reference["H"].transpose("component", ...).values
+    elif isinstance(reference, tuple | list) and len(reference) == 2:
+        W, H = np.asarray(reference[0]), np.asarray(reference[1])
+    else:
+        raise OptionError(
+            "reference must be a trace or its path, a Dataset with W and H, or a pair (W, H), "
+            f"got {type(reference).__name__}"
         )
-    if isinstance(reference, tuple | list) and len(reference) == 2:
-        return np.asarray(reference[0]), np.asarray(reference[1])
-    raise OptionError(
-        "reference must be a trace or its path, a Dataset with W and H, or a pair (W, H), "
-        f"got {type(reference).__name__}"
-    )
+    shapes = _shapes(group)
+    if (W.shape, H.shape) != shapes:
+        raise OptionError(
+            f"the reference has W and H of shapes {W.shape} and {H.shape}, the trace "
+            f"{shapes[0]} and {shapes[1]}: pass one of the same data and number of components"
+        )
+    if not (np.isfinite(W).all() and np.isfinite(H).all()):
+        raise OptionError("the reference holds values that are not finite; pass finite factors")
+    dtype = group["W"].dtype
+    return reference_from(W.astype(dtype), H.astype(dtype))
 
 
-class _Found(NamedTuple):
-    """The matches of all draws, (chain, draw, component)."""
-
-    permutation: NDArray[np.int64]
-    factor: NDArray[np.float64]
-    similarity: NDArray[np.float64]
-    present: NDArray[np.bool_]
+def _shapes(group: xr.Dataset) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Of W and of H of one draw."""
+    row, column = factor_dims(xr.DataTree.from_dict({"posterior": group}))
+    count = group.sizes["component"]
+    return (group.sizes[row], count), (count, group.sizes[column])
 
 
-def _all_matches(draws: Draws, reference: Reference, cost: Cost) -> tuple[_Found, xr.Dataset]:
+def _best_draw(tree: xr.DataTree, weights: Weights | None) -> tuple[Any, int]:
+    """Label of the chain and position of the draw of most weight, then of highest density."""
+    draws = tree["posterior"].to_dataset()
+    labels = draws["chain"].values.tolist()
+    heaviest = None if weights is None else weights == weights.max()
+    first = (labels[0], draws.sizes["draw"] - 1)
+    if heaviest is not None:
+        chain, draw = np.argwhere(heaviest)[0]
+        first = (labels[chain], int(draw))
+    if "sample_stats" not in tree.children or "lp" not in tree["sample_stats"].data_vars:
+        return first
+    lp = tree["sample_stats"]["lp"].transpose("chain", "draw")
+    try:
+        values = lp.sel(chain=draws["chain"], draw=draws["draw"]).values
+    except KeyError:  # labels were changed: any draw will do for a start
+        return first
+    if heaviest is not None:
+        values = np.where(heaviest, values, np.nan)
+    if not np.isfinite(values).any():
+        return first
+    chain, draw = np.unravel_index(np.nanargmax(values), values.shape)
+    return labels[int(chain)], int(draw)
+
+
+def _iterated_mean(tree: xr.DataTree, weights: Weights | None, matching: Matching) -> Reference:
+    """The mean of the aligned draws, each component over the draws in which it appears."""
+    group = tree["posterior"].to_dataset()
+    label, position = _best_draw(tree, weights)
+    reference = reference_from(*next(each_draw(group.isel(draw=[position]), label)))
+    # The start is a single, noisy draw: every draw counts, however far from it.
+    every = partial(matching, threshold=-np.inf)
+    reference, _ = _round(group, weights, label, reference, every)
+    before: list[bytes] = []
+    for _ in range(ROUNDS):
+        reference, orders = _round(group, weights, None, reference, matching)
+        if orders == before:
+            break
+        before = orders
+    return reference
+
+
+def _round(
+    group: xr.Dataset, weights: Weights | None, chain: Any, reference: Reference, matching: Matching
+) -> tuple[Reference, list[bytes]]:
+    """The next reference, and the order of every draw with mass under this one."""
+    sum_w, sum_h = np.zeros(reference.W.shape), np.zeros(reference.H.shape)
+    orders = []
+    for (W, H), mass in each_weighted_draw(group, chain, weights):
+        found = matching(W, H, reference)
+        new_w, new_h = rearranged(W, H, found)
+        weight = mass * found.matched
+        sum_w += new_w * weight
+        sum_h += new_h * np.asarray(weight)[:, None]
+        orders.append(found.permutation.tobytes())
+    mean = reference_from(sum_w, sum_h)
+    # A component that no draw has any more stays what it was.
+    lost = ~(np.abs(sum_w).any(axis=0) & np.abs(sum_h).any(axis=1))
+    mean.W[:, lost], mean.H[lost] = reference.W[:, lost], reference.H[lost]
+    dtype = reference.W.dtype
+    return Reference(mean.W.astype(dtype), mean.H.astype(dtype)), orders
+
+
+def _all_matches(
+    group: xr.Dataset, masses: Weights, reference: Reference, matching: Matching
+) -> tuple[Match, xr.Dataset]:
     """How every draw has to be changed, and the moments of the draws once they are."""
-    shape = (*draws.row_factor.shape[:2], draws.row_factor.shape[3])
-    found = _Found(
-        np.zeros(shape, dtype=np.int64), np.ones(shape), np.zeros(shape), np.zeros(shape, bool)
-    )
-    moments = []
-    for at, chain in enumerate(draws.chains):
-        running = _Moments(draws)
-        for number, (W, H) in enumerate(draws.of_chain(chain)):
-            one = cost.match(W, H, reference)
-            _store(found, (at, number), one)
-            running.add(*rearranged(W, H, one), float(draws.masses[at, number]))
-        moments.append(running.dataset())
-    together = xr.concat(moments, dim="chain")
-    names = [name for name, coord in draws.group.coords.items() if "draw" not in coord.dims]
-    coords = draws.group.coords.to_dataset()[names].coords
-    return found, together.assign_coords(coords)
-
-
-def _store(found: _Found, at: tuple[int, int], one: Match) -> None:
-    found.permutation[at] = one.permutation
-    found.factor[at] = one.factor
-    found.similarity[at] = one.similarity
-    found.present[at] = one.present
-
-
-class _Moments:
-    """Mean and sum of squared deviations of the factors of one chain (Welford; West 1979)."""
-
-    def __init__(self, draws: Draws) -> None:
-        self.dims = draws.dims
-        self.dtype = draws.row_factor.dtype
-        self.count = 0
-        self.total = 0.0
-        self.parts = {
-            name: (np.zeros(shape), np.zeros(shape))
-            for name, shape in (
-                ("W", draws.row_factor.shape[2:]),
-                ("H", draws.column_factor.shape[2:]),
-            )
-        }
-
-    def add(self, W: Array, H: Array, mass: float) -> None:
-        if mass == 0:
-            return
-        self.count += 1
-        self.total += mass
-        for values, (mean, square) in zip((W, H), self.parts.values(), strict=True):
-            delta = values - mean
-            mean += delta / (self.total / mass)
-            square += mass * delta * (values - mean)
-
-    def dataset(self) -> xr.Dataset:
-        dims = {"W": (self.dims[0], "component"), "H": ("component", self.dims[1])}
-        variables: dict[str, Any] = {"count": ((), np.int64(self.count))}
-        for name, (mean, square) in self.parts.items():
-            variables[f"{name}_mean"] = (dims[name], mean.astype(self.dtype))
-            variables[f"{name}_var"] = (
-                dims[name],
-                (square / (self.total or 1.0)).astype(self.dtype),
-            )
-        return xr.Dataset(variables)
-
-
-def _aligned(draws: Draws, found: _Found) -> xr.Dataset:
-    """The group with its factors rearranged: lazily where they were lazy, else as a copy."""
-    parts = {"W": found.factor, "H": 1.0 / found.factor}
-    return draws.group.assign(
-        {name: _rearranged(draws.group[name], found.permutation, by) for name, by in parts.items()}
-    )
+    shapes = dict(zip("WH", _shapes(group), strict=True))
+    matches, moments = [], []
+    for at, chain in enumerate(group["chain"].values.tolist()):
+        running = {name: Running(shape) for name, shape in shapes.items()}
+        for (W, H), mass in zip(each_draw(group, chain), masses[at].tolist(), strict=True):
+            matches.append(matching(W, H, reference))
+            for one, values in zip(running.values(), rearranged(W, H, matches[-1]), strict=True):
+                one.add(values, mass)
+        moments.append(running)
+    found = Match(*(np.reshape(one, (*masses.shape, -1)) for one in zip(*matches, strict=True)))
+    row, column = factor_dims(xr.DataTree.from_dict({"posterior": group}))
+    variables: dict[str, Any] = {"count": ("chain", (masses > 0).sum(axis=1))}
+    for name, dims in (("W", (row, "component")), ("H", ("component", column))):
+        own, dtype = [running[name] for running in moments], group["W"].dtype
+        means = np.stack([one.mean.astype(dtype) for one in own])
+        spread = np.stack([(one.square / (one.total or 1.0)).astype(dtype) for one in own])
+        variables[f"{name}_mean"] = ("chain", *dims), means
+        variables[f"{name}_var"] = ("chain", *dims), spread
+    return found, xr.Dataset(variables, coords=group.drop_dims("draw").coords)
 
 
 def _rearranged(
     array: xr.DataArray, permutation: NDArray[np.int64], factor: NDArray[np.float64]
 ) -> xr.DataArray:
     """Components in their new order and scale, (chain, draw, component); as lazy as it was."""
-    dims = ("chain", "draw", "component")
     changed: xr.DataArray = xr.apply_ufunc(
         lambda values, order, by: np.take_along_axis(values, order, -1) * by.astype(values.dtype),
         array if array.chunks is None else array.chunk(component=-1),
-        *(xr.DataArray(own, dims=dims) for own in (permutation, factor)),
+        *(xr.DataArray(own, dims=_EACH) for own in (permutation, factor)),
         input_core_dims=[["component"]] * 3,
         output_core_dims=[["component"]],
         dask="parallelized",
@@ -276,74 +452,32 @@ def _rearranged(
     return changed.transpose(*array.dims)
 
 
-def _described(draws: Draws, found: _Found, cost: Cost) -> xr.Dataset:
+def _described(
+    group: xr.Dataset, masses: Weights, found: Match, threshold: float, by: By
+) -> xr.Dataset:
     """The group that tells what was done."""
-    dims = ("chain", "draw", "component")
-    docs = {
-        "permutation": "position in the input of what is now this component",
-        "factor": "what its column of W was multiplied with, and its row of H divided by",
-        "similarity": "cosine with the reference in W times that in H",
+
+    def share(axes: tuple[int, ...]) -> Weights:
+        with np.errstate(invalid="ignore"):  # a chain without mass has none
+            held = (found.present * masses[..., None]).sum(axis=axes)
+            return np.asarray(held / np.asarray(masses.sum(axis=axes))[..., None])
+
+    cosine = "cosine with the reference in W" + (" times that in H" if by == "both" else "")
+    appears = "draws in which the component appears"
+    by_chain = ("chain", "component")
+    told = {
+        "permutation": (_EACH, "position in the input of what is now this component"),
+        "factor": (_EACH, "what its column of W was multiplied with, and its row of H divided by"),
+        "similarity": (_EACH, cosine),
+        "share": (("component",), f"share of all {appears}"),
+        "share_by_chain": (by_chain, f"share of a chain's {appears}"),
     }
-    if cost.by == "w":
-        docs["similarity"] = "cosine with the reference in W"
-    mass = draws.masses
-    variables: dict[str, Any] = {
-        name: (dims, getattr(found, name), {"description": doc}) for name, doc in docs.items()
-    }
-    variables["share"] = (
-        ("component",),
-        _share(found.present, mass, (0, 1)),
-        {"description": "share of all draws in which the component appears"},
+    values = found._asdict() | {"share": share((0, 1)), "share_by_chain": share((1,))}
+    return xr.Dataset(
+        {name: (dims, values[name], {"description": doc}) for name, (dims, doc) in told.items()},
+        coords=group.drop_dims(set(group.dims) - set(_EACH)).coords,
+        attrs={"threshold": threshold, "by": by},
     )
-    variables["share_by_chain"] = (
-        ("chain", "component"),
-        _share(found.present, mass, (1,)),
-        {"description": "share of a chain's draws in which the component appears"},
-    )
-    own = {"chain", "draw", "component"}
-    names = [name for name, coord in draws.group.coords.items() if set(coord.dims) <= own]
-    coords = draws.group.coords.to_dataset()[names].coords
-    return xr.Dataset(variables, coords=coords, attrs={"threshold": cost.threshold, "by": cost.by})
-
-
-def _share(
-    present: NDArray[np.bool_], mass: NDArray[np.float64], axes: tuple[int, ...]
-) -> NDArray[np.float64]:
-    """Share of the mass over some axes, (..., component); NaN where there is no mass."""
-    total = np.asarray(mass.sum(axis=axes))[..., None]
-    found = (present * mass[..., None]).sum(axis=axes)
-    return np.asarray(np.divide(found, total, out=np.full(found.shape, np.nan), where=total > 0))
-
-
-def draw_masses(trace: Trace) -> xr.DataArray:
-    """Probability mass of every draw, adding up to 1; equal for a run whose draws have none.
-
-    Parameters
-    ----------
-    trace
-        Result of a run, or the path of its store. Of a selection of its draws the masses
-        are made to add up to 1 again.
-
-    Returns
-    -------
-    DataArray
-        (chain, draw).
-
-    Raises
-    ------
-    OptionError
-        If there are no draws, or their masses are all 0.
-    StoreFormatError
-        If they are no masses, or not those of the draws.
-    """
-    tree = require_draws(trace, "a mass of every draw")
-    group = tree["posterior"].to_dataset()
-    found = draw_weights(tree)
-    if found is None:
-        shape = group.sizes["chain"], group.sizes["draw"]
-        found = np.full(shape, 1.0 / (shape[0] * shape[1]))
-    labels = {dim: group[dim].values for dim in ("chain", "draw")}
-    return xr.DataArray(found, labels, ("chain", "draw"), name="weight")
 
 
 def mean_and_sd(values: Array, weight: Array) -> tuple[Array, Array]:

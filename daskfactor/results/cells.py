@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
 from daskfactor.machine import single_threaded_blas
-from daskfactor.results.weights import effective_number, relative
+from daskfactor.results.trace import effective_number, relative
 
 Positions = NDArray[np.int64]
 
@@ -218,7 +218,7 @@ def draws_of(
     """
     kept = None if weights is None or (weights > 0).all() else weights > 0
     if weights is not None:
-        weights = relative(weights if kept is None else weights[kept][None])
+        weights = relative(group, weights if kept is None else weights[kept][None])
         weights = None if (weights == 1.0).all() else weights
     W = group["W"].transpose("chain", "draw", dims[0], "component").data
     H = group["H"].transpose("chain", "draw", "component", dims[1]).data

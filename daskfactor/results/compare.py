@@ -19,17 +19,17 @@ from scipy.optimize import linear_sum_assignment
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results.align import (
+    Law,
     aligned_trace,
     component_positions,
-    draw_masses,
     law_of,
     mean_and_sd,
+    sizes,
     unit_length,
     unit_size,
 )
-from daskfactor.results.matching import Law, sizes
 from daskfactor.results.schema import factor_dims
-from daskfactor.results.trace import Trace, each_draw, require_draws
+from daskfactor.results.trace import Trace, draw_masses, each_draw, require_draws
 
 Array = NDArray[np.float64]
 Side = Literal["W", "H"]

@@ -22,7 +22,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from daskfactor.results.matching import Law, sizes
+from daskfactor.results.align import Law, sizes
 from daskfactor.results.trace import each_draw
 
 Array = NDArray[np.float64]

@@ -3,6 +3,12 @@
 zarr's own LocalStore writes a temporary file beside its target and renames it
 (since zarr 3.1; before that it wrote in place). It neither flushes to disk nor hides
 the temporary file, which a reader of the group would take for a broken member.
+
+Checkpoints are two alternating files, and a marker that says which of them counts. The file
+that does not count is replaced and flushed first; then the marker, one small file, is
+replaced in an instant. Killed at any moment, the store still holds the last checkpoint whole.
+Each file is a NumPy archive, with a CRC-32 of every array and with its own description, so
+that either may take the other's place.
 """
 
 import asyncio
@@ -13,23 +19,32 @@ import re
 import socket
 import sys
 import uuid
+import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from errno import EDQUOT, ENOLCK, ENOSPC, ENOSYS, ENOTSUP
+from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import fsspec
 import google_crc32c
-from filelock import FileLock, Timeout
+import numpy as np
+from filelock import BaseFileLock, FileLock, Timeout
+from numpy.typing import NDArray
 from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, WrapperStore
 
-from daskfactor.errors import StoreError, StoreFormatError
+from daskfactor.errors import OptionError, StoreError, StoreFormatError
 
+Arrays = dict[str, NDArray[Any]]
+
+NODE: Final = "zarr.json"
+CHECKPOINT: Final = "checkpoint"
+STATE: Final = "state"
+PARTIAL: Final = ".partial"
 _DISK_FULL: Final = frozenset({ENOSPC, EDQUOT})
 _NO_LOCKS: Final = frozenset({ENOLCK, ENOSYS, ENOTSUP})
-_PARTIAL: Final = ".partial"
 _CHUNK: Final = re.compile(r"(?P<array>.+)/c(/\d+)*")
 SEAL: Final = "crc32"
 """Key under which a document keeps the checksum of all else that it says."""
@@ -55,7 +70,7 @@ def replace_file(path: Path, write: Callable[[Any], object], scratch: Path, *, f
         If the disk is full or the folder cannot be written; the target is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    making = scratch / f"{uuid.uuid4().hex}{_PARTIAL}"
+    making = scratch / f"{uuid.uuid4().hex}{PARTIAL}"
     try:
         with making.open("wb") as file:
             write(file)
@@ -104,6 +119,11 @@ def check_seal(document: dict[str, Any], part: str) -> None:
         raise ValueError("its checksum does not agree")
 
 
+def damaged(where: object, why: str) -> StoreFormatError:
+    """The one sentence about a run store that is not as it was written."""
+    return StoreFormatError(f"{where} is a damaged run store: {why}; restore it from a copy")
+
+
 def _flush_path(path: Path) -> None:
     """Force a file, or the names in a folder, to the disk."""
     if sys.platform == "win32" and path.is_dir():
@@ -113,12 +133,6 @@ def _flush_path(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def remove_leftovers(root: Path) -> None:
-    """Remove what writers that were killed left behind. Only for the holder of the lock."""
-    for path in root.rglob(f"*{_PARTIAL}"):
-        path.unlink(missing_ok=True)
 
 
 class DurableStore(LocalStore):
@@ -209,20 +223,15 @@ class CheckedStore(WrapperStore[Any]):
         if found is None:
             if key.split("/", maxsplit=1)[0] in self.partial:
                 return None
-            raise self._damage(f"{key} is missing")
+            raise damaged(self.where, f"{key} is missing")
         raw = found.as_numpy_array().tobytes()
         if google_crc32c.value(raw[:-4]).to_bytes(4, "little") != raw[-4:]:
-            raise self._damage(f"{key} is not what was written")
+            raise damaged(self.where, f"{key} is not what was written")
         return found
 
-    def _damage(self, why: str) -> StoreFormatError:
-        return StoreFormatError(
-            f"{self.where} is a damaged run store: {why}; restore it from a copy"
-        )
 
-
-class WriterLock:
-    """Exclusive right to write a run store, given up when the process ends in any way.
+def writer_lock(folder: Path, run: Path) -> BaseFileLock:
+    """Take the exclusive right to write a run store, given up when the process ends in any way.
 
     Parameters
     ----------
@@ -236,29 +245,24 @@ class WriterLock:
     StoreError
         If another writer, here or in another process, holds it.
     """
-
-    def __init__(self, folder: Path, run: Path) -> None:
-        self._lock = FileLock(folder / "lock", thread_local=False)
-        name = folder / "writer"
-        me = f"{os.getpid()} on {socket.gethostname()}"
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            owner = name.read_text().strip() if name.exists() else "unknown"
-            owner = f"this process ({os.getpid()})" if owner == me else f"process {owner}"
-            raise StoreError(
-                f"{run} is being written by {owner}; wait for it to end or stop it, or give this "
-                "run another path"
-            ) from error
-        except (NotImplementedError, OSError) as error:
-            # A file system without locks: the caller has to see to it alone.
-            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-                raise
-        name.write_text(f"{me}\n")
-
-    def release(self) -> None:
-        """Give the lock up; harmless when it is not held."""
-        self._lock.release()
+    lock = FileLock(folder / "lock", thread_local=False)
+    name = folder / "writer"
+    me = f"{os.getpid()} on {socket.gethostname()}"
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        owner = name.read_text().strip() if name.exists() else "unknown"
+        owner = f"this process ({os.getpid()})" if owner == me else f"process {owner}"
+        raise StoreError(
+            f"{run} is being written by {owner}; wait for it to end or stop it, or give this "
+            "run another path"
+        ) from error
+    except (NotImplementedError, OSError) as error:
+        # A file system without locks: the caller has to see to it alone.
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            raise
+    name.write_text(f"{me}\n")
+    return lock
 
 
 @contextlib.contextmanager
@@ -290,3 +294,166 @@ def disk_errors(what: str, path: Path, safe: str) -> Iterator[None]:
         failure = StoreError(f"could not write {what} to {path}, {cause}; {safe}; {remedy}")
         failure.errno = error.errno
         raise failure from error
+
+
+_META: Final = ".meta"
+_DAMAGE: Final = (
+    *(OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, NotImplementedError),
+)
+"""What NumPy and zipfile raise on archives whose bytes have changed."""
+
+
+class Counts(NamedTuple):
+    """Draws that a checkpoint vouches for, per chain."""
+
+    draws: tuple[int, ...]
+    warmup_draws: tuple[int, ...]
+
+
+def scratch_folder(root: Path) -> Path:
+    """Where checkpoints, lock and files in the making are: an array's folder, not listed."""
+    return root / CHECKPOINT / STATE
+
+
+def read_marker(root: str | PathLike[str]) -> dict[str, Any]:
+    """Read the document of the group ``checkpoint``.
+
+    Raises
+    ------
+    StoreFormatError
+        If it is damaged or gone.
+    """
+    try:
+        document = dict(read_json(f"{root}/{CHECKPOINT}/{NODE}"))
+        check_seal(document, "attributes")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged(root, f"{CHECKPOINT}/{NODE} cannot be read ({error})") from error
+    return document
+
+
+def counts_of(marker: Mapping[str, Any], chains: int) -> Counts:
+    """Draws that the newest checkpoint of a marker vouches for; none, if there is none."""
+    slots, newest = marker["attributes"].get("slots"), marker["attributes"].get("newest")
+    if not slots or newest is None or slots[newest] is None:
+        return Counts((0,) * chains, (0,) * chains)
+    return Counts(tuple(slots[newest]["draws"]), tuple(slots[newest]["warmup_draws"]))
+
+
+class Checkpoints:
+    """The checkpoints of one run store.
+
+    Parameters
+    ----------
+    root
+        The run store.
+    chains, warmup_draws
+        Of the run, to read the counts in a checkpoint's meta.
+    """
+
+    def __init__(self, root: Path, chains: int, warmup_draws: int) -> None:
+        self._root = root
+        self._chains = chains
+        self._warmup = warmup_draws
+        self._document = read_marker(root)
+        self._newest: int | None = self._document["attributes"].get("newest")
+        self.counts = counts_of(self._document, chains)
+        """Draws that exist."""
+
+    def commit(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> bool:
+        """Write a checkpoint and make it the one that counts; True if it is the first.
+
+        Raises
+        ------
+        OptionError
+            If ``meta`` does not say how many draws there are, or an array is not of numbers.
+        OSError
+            If it cannot be written; the previous checkpoint still counts.
+        """
+        counts = self.counts_in(meta)
+        first = self._newest is None
+        target = 1 - (1 if self._newest is None else self._newest)
+        found = {name: np.asarray(array) for name, array in arrays.items()}
+        for name, array in found.items():
+            if array.dtype.kind not in "biufc":
+                raise OptionError(
+                    f"checkpoint array {name!r} must hold numbers, got dtype {array.dtype}"
+                )
+        text = json.dumps({"names": list(found), "meta": plain(meta)}).encode()
+        found[_META] = np.frombuffer(text, dtype=np.uint8)
+        scratch = scratch_folder(self._root)
+        save: Any = np.savez  # names of arrays may be those of its own arguments
+        path = scratch / f"{target}.npz"
+        replace_file(path, lambda file: save(file, **found), scratch, flush=True)
+        attributes = self._document["attributes"]
+        slots = list(attributes.get("slots") or [None, None])
+        slots[target] = {name: list(number) for name, number in counts._asdict().items()}
+        document = self._document | {"attributes": attributes | {"slots": slots, "newest": target}}
+        document = seal(document, "attributes")
+        replace_json(self._root / CHECKPOINT / NODE, document, scratch)
+        self._document, self._newest, self.counts = document, target, counts
+        return first
+
+    def load(self) -> tuple[Arrays, dict[str, Any]]:
+        """Read the newest checkpoint that is whole; from now on it is the one that counts.
+
+        Raises
+        ------
+        StoreFormatError
+            If there is none, or none is whole.
+        """
+        if self._newest is None:
+            raise StoreFormatError(
+                f"{self._root} holds no checkpoint: the run was stopped before its first one; "
+                "start it again with overwrite=True"
+            )
+        faults = []
+        for slot in (self._newest, 1 - self._newest):
+            try:
+                arrays, meta = _read(scratch_folder(self._root) / f"{slot}.npz")
+                self.counts, self._newest = self.counts_in(meta), slot
+            except _DAMAGE as error:
+                faults.append(f"{slot}.npz: {error}")
+            else:
+                return arrays, meta
+        raise StoreFormatError(
+            f"no checkpoint of {self._root} is whole ({'; '.join(faults)}); "
+            "its draws can still be read, but the run cannot be resumed"
+        )
+
+    def counts_in(self, meta: Mapping[str, Any]) -> Counts:
+        """Counts that a checkpoint's meta says, of every chain.
+
+        Raises
+        ------
+        OptionError
+            If they are no numbers of draws.
+        """
+        told: dict[str, Any] = {"draws": None, "warmup_draws": self._warmup}
+        told |= {name: meta[name] for name in told if name in meta}
+        found = []
+        for name, value in told.items():
+            counts = [value] * self._chains if np.ndim(value) == 0 else list(value)
+            whole = all(isinstance(count, int | np.integer) and count >= 0 for count in counts)
+            if len(counts) != self._chains or not whole:
+                raise OptionError(
+                    f"meta[{name!r}] of a checkpoint must be a number of draws, or one per chain "
+                    f"({self._chains}), got {value!r}"
+                )
+            found.append(tuple(int(count) for count in counts))
+        return Counts(*found)
+
+
+def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    with path.open("rb") as file, np.load(file) as archive:
+        told = json.loads(archive[_META].tobytes())
+        return {name: archive[name] for name in told["names"]}, told["meta"]
+
+
+def plain(value: Any) -> Any:
+    """Turn NumPy numbers and arrays into Python's, and tuples into lists, as JSON has them."""
+
+    def known(other: Any) -> Any:
+        return dict(other) if isinstance(other, Mapping) else other.tolist()
+
+    return json.loads(json.dumps(value, default=known))

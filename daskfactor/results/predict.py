@@ -24,8 +24,13 @@ from daskfactor.results.cells import (
     select,
 )
 from daskfactor.results.schema import CELL_INDICES, beside, factor_dims, own_names
-from daskfactor.results.trace import Trace, as_tree, extrapolated_moments, require_draws
-from daskfactor.results.weights import draw_weights
+from daskfactor.results.trace import (
+    Trace,
+    as_tree,
+    draw_weights,
+    extrapolated_moments,
+    require_draws,
+)
 
 Of = Literal["observation", "mean"]
 

@@ -1,17 +1,23 @@
-"""The variables of a run, where they are and what they hold; names that the user's may meet there.
+"""What a run holds: one table of variables, the names they go by, and the plan of a run.
 
 Names and dimensions are ArviZ's where ArviZ has one. ``{row}`` and ``{column}``
 stand for the user's own dimension names. An algorithm declares the statistics of
-its draws as `Variable`s of its own; everything else is here.
+its draws as `Variable`s of its own; everything else is here. A `RunSpec` is checked before
+the first draw; `layouts` and `group_coords` say what it comes to, in memory or in a store.
 """
 
 import json
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
-from daskfactor.errors import DataError, StoreFormatError
+from daskfactor.errors import DataError, OptionError, StoreFormatError
 
 ROW: Final = "{row}"
 COLUMN: Final = "{column}"
@@ -31,17 +37,23 @@ class Variable(NamedTuple):
     doc: str
 
 
+def _table(group: str, *rows: tuple[str, str, Kind, str]) -> tuple[Variable, ...]:
+    """Variables of a group, from their names, dimensions in one text, kinds and descriptions."""
+    return tuple(
+        Variable(group, name, tuple(dims.split()), kind, doc) for name, dims, kind, doc in rows
+    )
+
+
 def statistic(name: str, doc: str, kind: Kind = "real") -> Variable:
     """Declare a number that an algorithm tells of each draw."""
     return Variable("sample_stats", name, ("chain", "draw"), kind, doc)
 
 
 def _factors(group: str, doc: str) -> tuple[Variable, ...]:
-    return (
-        Variable(group, "W", ("chain", "draw", ROW, "component"), "factor", f"row factor, {doc}"),
-        Variable(
-            group, "H", ("chain", "draw", "component", COLUMN), "factor", f"column factor, {doc}"
-        ),
+    return _table(
+        group,
+        ("W", "chain draw {row} component", "factor", f"row factor, {doc}"),
+        ("H", "chain draw component {column}", "factor", f"column factor, {doc}"),
     )
 
 
@@ -53,19 +65,19 @@ WARMUP: Final = "warmup_sample_stats"
 
 DRAWS: Final = _factors("posterior", "one draw per kept cycle")
 COARSE_DRAWS: Final = _factors(COARSE, "of the chain with twice the step (P-SGRRLD)")
-STREAMED: Final = (
-    Variable(MOMENTS, "W_mean", ("chain", ROW, "component"), "factor", "mean of W over cycles"),
-    Variable(MOMENTS, "W_var", ("chain", ROW, "component"), "factor", "population variance of W"),
-    Variable(MOMENTS, "H_mean", ("chain", "component", COLUMN), "factor", "mean of H over cycles"),
-    Variable(
-        MOMENTS, "H_var", ("chain", "component", COLUMN), "factor", "population variance of H"
-    ),
-    Variable(MOMENTS, "count", ("chain",), "count", "cycles averaged; 0: nothing valid yet"),
+STREAMED: Final = _table(
+    MOMENTS,
+    ("W_mean", "chain {row} component", "factor", "mean of W over cycles"),
+    ("W_var", "chain {row} component", "factor", "population variance of W"),
+    ("H_mean", "chain component {column}", "factor", "mean of H over cycles"),
+    ("H_var", "chain component {column}", "factor", "population variance of H"),
+    ("count", "chain", "count", "cycles averaged; 0: nothing valid yet"),
 )
-MONITORED: Final = (
-    Variable(MONITOR, "mean", ("chain", "cell"), "real", "mean of WH at a monitored cell"),
-    Variable(MONITOR, "var", ("chain", "cell"), "real", "population variance of WH there"),
-    Variable(MONITOR, "count", ("chain",), "count", "cycles averaged; 0: nothing valid yet"),
+MONITORED: Final = _table(
+    MONITOR,
+    ("mean", "chain cell", "real", "mean of WH at a monitored cell"),
+    ("var", "chain cell", "real", "population variance of WH there"),
+    ("count", "chain", "count", "cycles averaged; 0: nothing valid yet"),
 )
 DENSITY: Final = statistic("lp", "log density of data and factors, up to a constant")
 STEPS: Final = (
@@ -79,27 +91,28 @@ PARTICLES: Final = (
     statistic("n_iter", "iterations of its optimisation", "count"),
 )
 OBJECTIVE: Final = statistic("objective", "objective f of the particle")
-TUNING: Final = (
-    Variable(WARMUP, "lp", ("chain", "warmup_draw"), "real", "as in sample_stats, while tuning"),
-    Variable(WARMUP, "step_size", ("chain", "warmup_draw"), "real", "step size while tuning"),
+TUNING: Final = _table(
+    WARMUP,
+    ("lp", "chain warmup_draw", "real", "as in sample_stats, while tuning"),
+    ("step_size", "chain warmup_draw", "real", "step size while tuning"),
 )
-DISCREPANCIES: Final = (
-    Variable(
-        STEIN, "stein_matrix", ("draw", "other_draw"), "real", "Stein kernel of two particles"
-    ),
-    Variable(STEIN, "discrepancy", (), "real", "Stein discrepancy under the weights"),
-    Variable(STEIN, "discrepancy_equal", (), "real", "Stein discrepancy under equal weights"),
+DISCREPANCIES: Final = _table(
+    STEIN,
+    ("stein_matrix", "draw other_draw", "real", "Stein kernel of two particles"),
+    ("discrepancy", "", "real", "Stein discrepancy under the weights"),
+    ("discrepancy_equal", "", "real", "Stein discrepancy under equal weights"),
 )
-OBSERVED: Final = (
-    Variable("observed_data", "V", (ROW, COLUMN), "data", "the data; NaN = missing"),
+OBSERVED: Final = _table(
+    "observed_data", ("V", "{row} {column}", "data", "the data; NaN = missing")
 )
-RATES: Final = (
-    Variable("constant_data", "dispersion", (), "real", "dispersion of the Tweedie model"),
-    Variable("constant_data", "rate_w", (), "real", "prior rate of W"),
-    Variable("constant_data", "rate_h", (), "real", "prior rate of H"),
+RATES: Final = _table(
+    "constant_data",
+    ("dispersion", "", "real", "dispersion of the Tweedie model"),
+    ("rate_w", "", "real", "prior rate of W"),
+    ("rate_h", "", "real", "prior rate of H"),
 )
-THRESHOLD: Final = (
-    Variable("constant_data", "threshold", (), "real", "objective up to which all is alike"),
+THRESHOLD: Final = _table(
+    "constant_data", ("threshold", "", "real", "objective up to which all is alike")
 )
 
 CELL_INDICES: Final = ("row_index", "column_index")
@@ -127,18 +140,13 @@ def beside(names: Iterable[str], own: Collection[str]) -> dict[str, str]:
     """
     names = list(names)
     taken = {*names, *_FACTOR_NAMES, *_CELL_NAMES, *own}
-
-    def free(name: str) -> str:
-        while name in taken:
-            name += "_"
-        return name
-
-    return {name: free(name) if name in own else name for name in names}
-
-
-def names_in(group: str, names: Iterable[str]) -> dict[str, str]:
-    """What the user's dimensions and coordinates are called in a group of the results."""
-    return beside(names, _CELL_NAMES if group == MONITOR else _FACTOR_NAMES)
+    found = {}
+    for name in names:
+        free = name
+        while name in own and free in taken:
+            free += "_"
+        found[name] = free
+    return found
 
 
 def own_names(tree: xr.DataTree) -> dict[Any, str]:
@@ -185,3 +193,307 @@ def factor_dims(tree: xr.DataTree) -> tuple[str, str]:
         f"this tree holds the groups {sorted(tree.children)} but no factors; "
         "pass the result of daskfactor.sample or the path of a run store"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What a run will hold: everything that must be known before its first draw.
+
+    Parameters
+    ----------
+    shape : (I, J, K)
+        Rows, columns and components.
+    chains, draws, warmup_draws : int
+        ``draws`` counts the draws *kept*, per chain.
+    dims : (str, str)
+        The user's names of rows and columns.
+    coords : mapping
+        Coordinates as xarray takes them: labels by dimension name, or
+        ``(dim, values)`` for further ones.
+    dtype : str
+        dtype of the factors, ``"float32"`` or ``"float64"``.
+    keep : {"draws", "moments"}
+        Whether the posterior groups with the draws themselves exist.
+    has_coarse : bool
+        P-SGRRLD: ``posterior_coarse`` exists, with ``draws // 2`` draws.
+    statistics : tuple of Variable
+        What the algorithm tells of each draw besides the log density. With `WEIGHT` among
+        them it is a run of particles, one chain of them with kept draws: there is a group
+        ``stein``, and no ``posterior_moments``.
+    constants : tuple of Variable
+        What ``constant_data`` holds, taken from ``attrs``.
+    monitor_rows, monitor_columns : array of int, (n_monitor,), optional
+        Positions of the monitored cells.
+    draw_index : array of int, (draws,), optional
+        Cycle number of each kept draw; 0, 1, 2, ... when not given.
+    components : tuple of str, (K,), optional
+        Names of the components; 0, 1, 2, ... when not given.
+    observed : array (I, J), optional
+        The data, when they are to travel with the run.
+    attrs : mapping
+        JSON-able attributes of the root.
+
+    Raises
+    ------
+    DataError
+        If a dimension has no usable name, or labels do not fit.
+    OptionError
+        If a count is impossible.
+    """
+
+    shape: tuple[int, int, int]
+    chains: int
+    draws: int
+    warmup_draws: int = 0
+    dims: tuple[str, str] = ("row", "column")
+    coords: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+    keep: Literal["draws", "moments"] = "draws"
+    has_coarse: bool = False
+    statistics: tuple[Variable, ...] = STEPS
+    constants: tuple[Variable, ...] = RATES
+    monitor_rows: NDArray[np.integer[Any]] | None = None
+    monitor_columns: NDArray[np.integer[Any]] | None = None
+    draw_index: NDArray[np.integer[Any]] | None = None
+    observed: NDArray[Any] | None = None
+    components: tuple[str, ...] | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_dims(self.dims)
+        for fault in _faults(self):
+            raise OptionError(fault)
+        if self.observed is not None and self.observed.shape != self.shape[:2]:
+            raise DataError(
+                f"observed has shape {self.observed.shape}, but the run is over {self.shape[:2]}"
+            )
+        _ = self.labels
+
+    @property
+    def n_monitor(self) -> int:
+        return 0 if self.monitor_rows is None else len(self.monitor_rows)
+
+    @property
+    def cycles(self) -> NDArray[np.int64]:
+        """Cycle number of every kept draw."""
+        index = np.arange(self.draws) if self.draw_index is None else self.draw_index
+        return np.asarray(index, dtype=np.int64)
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """All that the run holds."""
+        kept, weighted = self.keep == "draws", WEIGHT in self.statistics
+        return (
+            *(DRAWS if kept else ()),
+            *(COARSE_DRAWS if kept and self.has_coarse else ()),
+            *(() if weighted else STREAMED),
+            *(MONITORED if self.n_monitor else ()),
+            *(DENSITY, *self.statistics),
+            *(TUNING if self.warmup_draws else ()),
+            *(DISCREPANCIES if weighted else ()),
+            *(() if self.observed is None else OBSERVED),
+            *self.constants,
+        )
+
+    def names(self, group: str) -> dict[str, str]:
+        """What the user's dimensions and coordinates are called in a group."""
+        users = dict.fromkeys([*self.dims, *map(str, self.labels.coords)])
+        return beside(users, _CELL_NAMES if group == MONITOR else _FACTOR_NAMES)
+
+    @property
+    def root_attrs(self) -> dict[str, Any]:
+        """Attributes of the root, complete."""
+        groups = ("posterior", MONITOR) if self.n_monitor else ("posterior",)
+        renamed = {
+            inner: name
+            for group in groups
+            for name, inner in self.names(group).items()
+            if inner != name
+        }
+        own = {"inference_library": LIBRARY, "format_version": FORMAT_VERSION}
+        own |= {RENAMED: json.dumps(renamed)} if renamed else {}
+        return {**self.attrs, **own}
+
+    @cached_property
+    def labels(self) -> xr.Dataset:
+        """The user's coordinates, checked, with string labels as text rather than objects."""
+        # pandas categories become what they stand for.
+        given = {
+            name: values
+            if isinstance(values, tuple) or isinstance(getattr(values, "dtype", None), np.dtype)
+            else np.asarray(values)
+            for name, values in self.coords.items()
+        }
+        try:
+            dataset = xr.Dataset(coords=given)
+        except (ValueError, TypeError) as error:
+            raise DataError(f"the coordinates of the data cannot be used: {error}") from error
+        lengths = dict(zip(self.dims, self.shape[:2], strict=True))
+        return dataset.assign_coords(
+            {
+                name: (coord.dims, _checked_labels(str(name), coord, lengths))
+                for name, coord in dataset.coords.items()
+            }
+        )
+
+
+def _faults(spec: RunSpec) -> Iterator[str]:
+    """Tell what is impossible in a plan."""
+    for name, least in (("chains", 1), ("draws", 0), ("warmup_draws", 0)):
+        if getattr(spec, name) < least:
+            yield f"{name} must be at least {least}, got {getattr(spec, name)}"
+    if min(spec.shape) < 1:
+        yield f"shape must be three positive numbers (I, J, K), got {spec.shape}"
+    if spec.dtype not in ("float32", "float64"):
+        yield f"dtype must be 'float32' or 'float64', got {spec.dtype!r}"
+    if len(spec.cycles) != spec.draws:
+        yield (
+            f"draw_index must name the cycle of each of the {spec.draws} draws, "
+            f"got {len(spec.cycles)} numbers"
+        )
+    others = {
+        "chains": spec.chains != 1,
+        "warmup_draws": spec.warmup_draws != 0,
+        "keep": spec.keep != "draws",
+        "has_coarse": spec.has_coarse,
+        "monitor_rows": spec.n_monitor > 0,
+    }
+    if WEIGHT in spec.statistics and any(others.values()):
+        wrong = ", ".join(name for name, found in others.items() if found)
+        yield f"a run of particles is one chain with kept draws and nothing else; leave out {wrong}"
+    rows, columns = spec.monitor_rows, spec.monitor_columns
+    if (rows is None) != (columns is None):
+        yield "monitored cells need both their row and their column positions"
+    elif rows is not None and columns is not None and len(rows) != len(columns):
+        yield (
+            "monitored cells need one row and one column position each, got "
+            f"{len(rows)} rows and {len(columns)} columns"
+        )
+    for name, index, size in zip(("rows", "columns"), (rows, columns), spec.shape, strict=False):
+        if index is not None and len(index) and not 0 <= np.min(index) <= np.max(index) < size:
+            found = f"{np.min(index)}..{np.max(index)}"
+            yield f"monitored {name} must lie in 0..{size - 1}, got {found}"
+
+
+def _checked_labels(name: str, coord: xr.DataArray, lengths: Mapping[str, int]) -> NDArray[Any]:
+    """The labels of one coordinate, as text where they are not numbers, flags or dates."""
+    if coord.ndim > 1 or not set(coord.dims) <= set(lengths):
+        raise DataError(
+            f"the coordinate {name!r} has dimensions {coord.dims}; "
+            f"it must run along one of {tuple(lengths)}"
+        )
+    for dim in coord.dims:
+        if coord.sizes[dim] != lengths[str(dim)]:
+            raise DataError(
+                f"the coordinate {name!r} has {coord.sizes[dim]} labels, "
+                f"but {dim!r} has {lengths[str(dim)]} entries"
+            )
+    values = coord.values.ravel()
+    if values.dtype.kind in "biufMm":
+        return coord.values
+    if values.dtype.kind in "OUT" and all(isinstance(value, str) for value in values):
+        return np.array([str(value) for value in values], dtype=str).reshape(coord.shape)
+    raise DataError(
+        f"the coordinate {name!r} has labels of dtype {coord.dtype}; "
+        "labels must be text, numbers, booleans or dates: convert or drop it first"
+    )
+
+
+# Large enough that a file is worth its system calls, small enough that rewriting a
+# chunk that is only partly new costs a few milliseconds.
+CHUNK_BYTES = 8 * 2**20
+
+
+class Layout(NamedTuple):
+    """How one variable of a given run lies in memory or in a store."""
+
+    variable: Variable
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+    fill: float | int | bool
+
+
+def planned_draws(group: str, draws: int) -> int:
+    """Draws of a group when the run keeps ``draws``: the coarse chain takes half as many."""
+    return draws // 2 if group == COARSE else draws
+
+
+def layouts(spec: RunSpec) -> dict[str, Layout]:
+    """Dims, shape, dtype, chunks and fill value of every variable of a run, by its path."""
+    sizes = dict(zip((ROW, COLUMN, "component"), spec.shape, strict=True)) | {
+        "chain": spec.chains,
+        "other_draw": spec.draws,
+        "warmup_draw": spec.warmup_draws,
+        "cell": spec.n_monitor,
+    }
+    data = spec.dtype if spec.observed is None else spec.observed.dtype
+    dtypes = {"factor": spec.dtype, "real": "f8", "count": "i8", "flag": "?", "data": data}
+    found = {}
+    for variable in spec.variables:
+        inner = spec.names(variable.group)
+        names = {ROW: inner[spec.dims[0]], COLUMN: inner[spec.dims[1]]}
+        sizes["draw"] = planned_draws(variable.group, spec.draws)
+        dtype = np.dtype(dtypes[variable.kind])
+        shape = tuple(sizes[dim] for dim in variable.dims)
+        found[f"{variable.group}/{variable.name}"] = Layout(
+            variable,
+            tuple(names.get(dim, dim) for dim in variable.dims),
+            shape,
+            dtype,
+            _chunks(variable.dims, shape, dtype.itemsize),
+            {"b": False, "i": 0, "u": 0}.get(dtype.kind, float("nan")),
+        )
+    return found
+
+
+def _chunks(dims: tuple[str, ...], shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Chunks of at most ``CHUNK_BYTES``: one chain each, whole draws while they fit.
+
+    Axes are filled in an order of their own: components first, then rows or
+    columns, then draws, so that a chunk holds many small draws or a part of a
+    large one.
+    """
+    rank = {"component": 0, "draw": 2, "chain": 3}
+    budget = max(1, CHUNK_BYTES // itemsize)
+    chunks = [1] * len(dims)
+    for axis in sorted(range(len(dims)), key=lambda axis: (rank.get(dims[axis], 1), -axis)):
+        if dims[axis] != "chain":
+            # An axis still empty may grow when the run is extended.
+            chunks[axis] = max(1, min(shape[axis] or 64, budget // prod(chunks)))
+    return tuple(chunks)
+
+
+def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
+    """Coordinates of one group, the user's own and the run's."""
+    dims = {dim for variable in spec.variables if variable.group == group for dim in variable.dims}
+    counted = np.arange(spec.shape[2])
+    every = {
+        "chain": np.arange(spec.chains),
+        # Draw t of the coarse chain ends where the fine chain ends its draw 2t + 1.
+        "draw": spec.cycles[1::2] if group == COARSE else spec.cycles,
+        "other_draw": spec.cycles,
+        "component": counted if spec.components is None else np.array(spec.components),
+        "warmup_draw": np.arange(spec.warmup_draws),
+    }
+    own: dict[str, Any] = {dim: values for dim, values in every.items() if dim in dims}
+    inner = spec.names(group)
+    # Along which dimension the labels of rows and of columns are, and which of them.
+    taken: dict[str, tuple[str, Any]] = {
+        name: (inner[name], slice(None))
+        for axis, name in zip((ROW, COLUMN), spec.dims, strict=True)
+        if axis in dims
+    }
+    if group == MONITOR:
+        cells = (np.asarray(at, np.int64) for at in (spec.monitor_rows, spec.monitor_columns))
+        own |= {name: ("cell", at) for name, at in zip(CELL_INDICES, cells, strict=True)}
+        taken = {dim: own[name] for dim, name in zip(spec.dims, CELL_INDICES, strict=True)}
+    users: dict[str, Any] = {}
+    for name, coord in spec.labels.coords.items() if taken else ():
+        if not coord.dims:
+            users[inner[str(name)]] = ((), coord.values)
+        elif coord.dims[0] in taken:
+            along, at = taken[str(coord.dims[0])]
+            users[inner[str(name)]] = (along, coord.values[at])
+    return xr.Dataset(coords=users).assign_coords(own)

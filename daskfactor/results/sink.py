@@ -1,7 +1,8 @@
 """What a run writes, into arrays that are as large as the plan; here those of a run in memory."""
 
-import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -10,14 +11,14 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError, StoreError
-from daskfactor.results.checkpoint import Counts, plain
-from daskfactor.results.schema import STEIN
-from daskfactor.results.spec import Layout, RunSpec, group_coords, layouts
-from daskfactor.results.trace import trimmed
-from daskfactor.results.weights import weighted_values
+from daskfactor.results.files import Counts, plain
+from daskfactor.results.schema import MOMENTS, MONITOR, STEIN, RunSpec, group_coords, layouts
+from daskfactor.results.trace import check_weights, trimmed
+
+Array = NDArray[Any]
 
 
-class Sink:
+class Sink(ABC):
     """Arrays at their full planned size, and the draws that are written into them.
 
     Attributes
@@ -33,14 +34,11 @@ class Sink:
     chains: int
     draws: int
     committed: Counts
+    _plan: Mapping[str, Any]
+    _arrays: dict[str, Any]
 
     def write_draws(
-        self,
-        chain: int,
-        start: int,
-        W: NDArray[Any],
-        Ht: NDArray[Any],
-        group: str = "posterior",
+        self, chain: int, start: int, W: Array, Ht: Array, group: str = "posterior"
     ) -> None:
         """Write draws ``start, start + 1, ...`` of one chain; they exist after the next checkpoint.
 
@@ -63,11 +61,7 @@ class Sink:
         self._append(f"{group}/H", chain, start, np.swapaxes(Ht, 1, 2))
 
     def write_stats(
-        self,
-        chain: int,
-        start: int,
-        stats: Mapping[str, ArrayLike],
-        group: str = "sample_stats",
+        self, chain: int, start: int, stats: Mapping[str, ArrayLike], group: str = "sample_stats"
     ) -> None:
         """Write statistics (n,) by name, of the draws ``start, start + 1, ...`` of one chain.
 
@@ -80,14 +74,7 @@ class Sink:
             self._append(f"{group}/{name}", chain, start, np.atleast_1d(np.asarray(values)))
 
     def write_moments(
-        self,
-        chain: int,
-        *,
-        W_mean: NDArray[Any],
-        W_var: NDArray[Any],
-        Ht_mean: NDArray[Any],
-        Ht_var: NDArray[Any],
-        count: int,
+        self, chain: int, *, W_mean: Array, W_var: Array, Ht_mean: Array, Ht_var: Array, count: int
     ) -> None:
         """Replace one chain's streamed moments: W (I, K), H (J, K), number of cycles.
 
@@ -97,11 +84,9 @@ class Sink:
             As `write_draws`.
         """
         values = {"W_mean": W_mean, "W_var": W_var, "H_mean": Ht_mean.T, "H_var": Ht_var.T}
-        self._replace("posterior_moments", chain, values, count)
+        self._replace(MOMENTS, chain, values, count)
 
-    def write_monitor(
-        self, chain: int, *, mean: NDArray[Any], var: NDArray[Any], count: int
-    ) -> None:
+    def write_monitor(self, chain: int, *, mean: Array, var: Array, count: int) -> None:
         """Replace one chain's streamed mean and variance (n_monitor,) at the monitored cells.
 
         Raises
@@ -109,14 +94,14 @@ class Sink:
         StoreError
             As `write_draws`.
         """
-        self._replace("monitor", chain, {"mean": mean, "var": var}, count)
+        self._replace(MONITOR, chain, {"mean": mean, "var": var}, count)
 
     def write_weights(
         self,
         *,
-        weight: NDArray[Any],
-        lp: NDArray[Any],
-        stein_matrix: NDArray[Any],
+        weight: Array,
+        lp: Array,
+        stein_matrix: Array,
         discrepancy: float,
         discrepancy_equal: float,
         attrs: Mapping[str, Any],
@@ -145,9 +130,32 @@ class Sink:
         StoreError
             As `write_draws`; after a crash the particles are as if never weighed.
         """
-        both = (discrepancy, discrepancy_equal)
-        done = self.committed.draws[0]
-        values = weighted_values(self.draws, done, weight, lp, stein_matrix, both, attrs)
+        masses, density, matrix = (
+            np.asarray(one, dtype=np.float64) for one in (weight, lp, stein_matrix)
+        )
+        planned, done = self.draws, self.committed.draws[0]
+        shapes = masses.shape, density.shape, matrix.shape
+        if shapes != ((planned,), (planned,), (planned, planned)):
+            raise OptionError(
+                f"weight, lp and stein_matrix of {planned} particles have shapes ({planned},), "
+                f"({planned},) and ({planned}, {planned}), got {shapes[0]}, {shapes[1]}, "
+                f"{shapes[2]}"
+            )
+        if done < planned:
+            raise OptionError(
+                f"only {done} of {planned} particles are there; write and checkpoint them all "
+                "before their weights"
+            )
+        if not attrs:
+            raise OptionError("attrs must tell of the kernel of the Stein matrix, got none")
+        check_weights(masses)
+        values: dict[str, Any] = {
+            "sample_stats/lp": density[None],
+            "sample_stats/weight": masses[None],
+            f"{STEIN}/stein_matrix": matrix,
+            f"{STEIN}/discrepancy": discrepancy,
+            f"{STEIN}/discrepancy_equal": discrepancy_equal,
+        }
         self._array(f"{STEIN}/stein_matrix")  # refuses a run without weights
         with self._writing("the weights of particles"):
             self._describe_group(STEIN, {})
@@ -155,7 +163,8 @@ class Sink:
                 self._array(path)[...] = value
             self._describe_group(STEIN, attrs)
 
-    def checkpoint(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+    @abstractmethod
+    def checkpoint(self, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
         """Commit what was written so far, with the state from which the run can go on.
 
         Parameters
@@ -174,8 +183,8 @@ class Sink:
         OptionError
             If ``meta`` or ``arrays`` cannot be kept.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def update_attrs(self, attrs: Mapping[str, Any]) -> None:
         """Merge attributes into the root's; hyperparameters among them go to ``constant_data``.
 
@@ -184,7 +193,6 @@ class Sink:
         StoreError
             If the disk refuses; the attributes are as they were.
         """
-        raise NotImplementedError
 
     def finish(self, attrs: Mapping[str, Any]) -> None:
         """Write the last attributes and let go of the store."""
@@ -193,30 +201,36 @@ class Sink:
     def __enter__(self) -> Self:
         return self
 
+    @abstractmethod
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Let go of the store."""
 
+    @abstractmethod
     def tree(self) -> xr.DataTree:
         """Give the draws that exist; see `daskfactor.results.trace.open_run`."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def _opened(self, path: str) -> Any:
+        """Give a planned array, to be written."""
 
     def _array(self, path: str) -> Any:
-        """Give the array at a path, to be written."""
-        raise NotImplementedError
+        if path not in self._plan:
+            raise StoreError(f"{self.name} has no {path}; this run was not planned with it")
+        if path not in self._arrays:
+            self._arrays[path] = self._opened(path)
+        return self._arrays[path]
 
-    def _put(self, path: str, chain: int, start: int, block: NDArray[Any]) -> None:
+    def _put(self, path: str, chain: int, start: int, block: Array) -> None:
         self._array(path)[chain, start : start + len(block)] = block
 
+    @abstractmethod
     def _describe_group(self, group: str, attrs: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+        """Replace the attributes of a group."""
 
-    def _writing(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def _writing(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
-    def _unplanned(self, path: str) -> StoreError:
-        return StoreError(f"{self.name} has no {path}; this run was not planned with it")
-
-    def _append(self, path: str, chain: int, start: int, block: NDArray[Any]) -> None:
+    def _append(self, path: str, chain: int, start: int, block: Array) -> None:
         array = self._array(path)
         expected = (len(block), *array.shape[2:])
         if block.shape != expected:
@@ -230,9 +244,7 @@ class Sink:
         with self._writing(path):
             self._put(path, chain, start, block)
 
-    def _replace(
-        self, group: str, chain: int, values: Mapping[str, NDArray[Any]], count: int
-    ) -> None:
+    def _replace(self, group: str, chain: int, values: Mapping[str, Array], count: int) -> None:
         # A count of 0 marks values that are being replaced, should we be killed here.
         with self._writing(f"{group} of chain {chain}"):
             self._array(f"{group}/count")[chain] = 0
@@ -256,12 +268,14 @@ class MemorySink(Sink):
         self.spec = spec
         self.chains, self.draws = spec.chains, spec.draws
         self.committed = Counts((spec.draws,) * spec.chains, (spec.warmup_draws,) * spec.chains)
-        self._plan = {layout.path: layout for layout in layouts(spec)}
-        self._arrays: dict[str, NDArray[Any]] = {}
+        self._plan, self._arrays = layouts(spec), {}
         self._attrs: dict[str, Any] = {}
         self._group_attrs: dict[str, Any] = {}
 
-    def checkpoint(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Do nothing: the arrays stay with the tree."""
+
+    def checkpoint(self, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
         """Take note of how many draws there are: the state goes with the process."""
         self.committed = Counts((int(meta["draws"]),) * self.chains, self.committed.warmup_draws)
 
@@ -275,38 +289,28 @@ class MemorySink(Sink):
         given = dict(self._arrays)
         if spec.observed is not None:
             given["observed_data/V"] = spec.observed
-        for path, layout in self._plan.items():
-            if layout.variable in spec.constants and layout.variable.name in spec.attrs:
-                given[path] = np.asarray(spec.attrs[layout.variable.name], dtype=np.float64)
-        groups: dict[str, xr.Dataset] = {}
-        for path, layout in self._plan.items():
+        groups: dict[str, Any] = {}
+        for path, (variable, dims, *_) in self._plan.items():
+            group, name, about = variable.group, variable.name, {"description": variable.doc}
+            if variable in spec.constants and name in spec.attrs:
+                given[path] = np.asarray(spec.attrs[name], dtype=np.float64)
             if path in given:
-                group, name, about = layout.variable.group, layout.variable.name, layout.variable
                 if group not in groups:
                     groups[group] = group_coords(group, spec)
-                variable = (layout.dims, given[path], {"description": about.doc})
-                groups[group] = groups[group].assign({name: variable})
-                groups[group].attrs = dict(self._group_attrs.get(group, {}))
+                    groups[group].attrs = dict(self._group_attrs.get(group, {}))
+                groups[group] = groups[group].assign({name: (dims, given[path], about)})
         tree = xr.DataTree.from_dict(groups)
         tree.attrs = plain(spec.root_attrs)
         return trimmed(tree, self.committed)
 
-    def _array(self, path: str) -> NDArray[Any]:
-        if path not in self._plan:
-            raise self._unplanned(path)
-        if path not in self._arrays:
-            self._arrays[path] = _allocated(self._plan[path])
-        return self._arrays[path]
+    def _opened(self, path: str) -> Array:
+        variable, _, shape, dtype, _, fill = self._plan[path]
+        if variable.kind != "factor":
+            return np.full(shape, fill, dtype)
+        if variable.name.startswith("W"):
+            return np.empty(shape, dtype)
+        # As the engine has them, rows first.
+        return np.empty((*shape[:-2], shape[-1], shape[-2]), dtype).swapaxes(-1, -2)
 
     def _describe_group(self, group: str, attrs: Mapping[str, Any]) -> None:
         self._group_attrs[group] = plain(attrs)
-
-
-def _allocated(layout: Layout) -> NDArray[Any]:
-    """An array of a variable's planned size; column factors as the engine has them, rows first."""
-    if layout.variable.kind != "factor":
-        return np.full(layout.shape, layout.fill, layout.dtype)
-    if layout.variable.name.startswith("W"):
-        return np.empty(layout.shape, layout.dtype)
-    *leading, components, columns = layout.shape
-    return np.empty((*leading, columns, components), layout.dtype).swapaxes(-1, -2)

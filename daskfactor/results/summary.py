@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
-from daskfactor.results.align import align, law_of
+from daskfactor.results.align import Law, align, law_of, match, reference_from
 from daskfactor.results.diagnose import (
     Series,
     addressed_cells,
@@ -20,9 +20,17 @@ from daskfactor.results.diagnose import (
     factor_series,
     shares_of,
 )
-from daskfactor.results.matching import Law, match, reference_from
 from daskfactor.results.schema import BIASED, COARSE, factor_dims
-from daskfactor.results.trace import Trace, as_tree, each_draw, each_weighted_draw, require_draws
+from daskfactor.results.trace import (
+    Trace,
+    as_tree,
+    draw_weights,
+    each_draw,
+    each_weighted_draw,
+    effective_number,
+    is_particles,
+    require_draws,
+)
 from daskfactor.results.verdict import (
     Section,
     Seen,
@@ -31,7 +39,6 @@ from daskfactor.results.verdict import (
     sections_of,
     verdict_of,
 )
-from daskfactor.results.weights import draw_weights, effective_number, is_particles
 
 TITLES: Final = {
     "density": "log density",

@@ -1,29 +1,103 @@
-"""Traces: the result of a run as one xarray tree, from memory or from a run store."""
+"""Traces: the result of a run as one xarray tree, from memory or a run store, and its draws.
 
-from collections.abc import Callable, Iterator, Mapping
+Draws of a sampler have no weights: each counts as much as any other. Those of a run of
+particles have probability masses, and many of them are zero.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import wraps
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
+import dask
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from zarr.storage import FsspecStore, LocalStore
 
-from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.results.checkpoint import Counts, counts_of, read_marker
-from daskfactor.results.files import CheckedStore
-from daskfactor.results.schema import LIBRARY, MOMENTS, MONITOR, STEIN, WARMUP, factor_dims
-from daskfactor.results.skeleton import nodes_of, read_root
-from daskfactor.results.spec import planned_draws
-from daskfactor.results.weights import draw_weights, relative
+from daskfactor.data.store import zarr_kind
+from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.results.files import (
+    NODE,
+    CheckedStore,
+    Counts,
+    check_seal,
+    counts_of,
+    damaged,
+    read_json,
+    read_marker,
+    scratch_folder,
+)
+from daskfactor.results.schema import (
+    FORMAT_VERSION,
+    LIBRARY,
+    MOMENTS,
+    MONITOR,
+    STEIN,
+    WARMUP,
+    factor_dims,
+    planned_draws,
+)
 
 Array = NDArray[Any]
 Trace = xr.DataTree | str | PathLike[str]
+Weights = NDArray[np.float64]
+F = TypeVar("F", bound=Callable[..., Any])
 
+INDEX: Final = "consolidated_metadata"
 _READ_BYTES: Final = 64 * 2**20
-_FACTORS: Final = frozenset({"posterior", "posterior_coarse"})
+
+
+def read_root(root: str | PathLike[str]) -> dict[str, Any]:
+    """Read the root's own file, checked to be a run store of a version that we know.
+
+    Raises
+    ------
+    StoreError
+        If there is nothing.
+    StoreFormatError
+        If it is not ours, damaged or of another version.
+    """
+    if "://" not in str(root) and not Path(root).exists():
+        raise StoreError(f"there is no run store at {root}; check the path")
+    foreign = f"{root} is not a run store of {LIBRARY}; pass the path given as store="
+    try:
+        document = dict(read_json(f"{root}/{NODE}"))
+        attrs = dict(document["attributes"])
+        if attrs.get("inference_library") == LIBRARY:
+            version = attrs.get("format_version")
+            if not isinstance(version, int) or version < 1:
+                why = f"it says that its format version is {version!r}, and the first one is 1"
+                raise damaged(root, why)
+            if version > FORMAT_VERSION:
+                raise StoreFormatError(
+                    f"{root} has format version {version}, this version of {LIBRARY} reads up to "
+                    f"{FORMAT_VERSION}; upgrade {LIBRARY} to open it"
+                )
+        check_seal(document, INDEX)
+        _ = nodes_of(document)["sample_stats/lp"]["shape"]
+    except StoreFormatError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        kind = zarr_kind(str(root))
+        if kind == "blocks":
+            raise StoreFormatError(
+                f"{root} is a matrix that {LIBRARY}.convert wrote, not a run: pass it as V to "
+                f"{LIBRARY}.sample, or to daskfactor fit"
+            ) from error
+        if kind == "run" or ("://" not in str(root) and scratch_folder(Path(root)).is_dir()):
+            raise damaged(root, f"its {NODE} is incomplete") from error
+        raise StoreFormatError(foreign) from error
+    if attrs.get("inference_library") != LIBRARY:
+        raise StoreFormatError(foreign)
+    return document
+
+
+def nodes_of(document: dict[str, Any]) -> dict[str, Any]:
+    """Metadata of all groups and arrays that readers see, by path."""
+    return dict(document[INDEX]["metadata"])
 
 
 def open_run(path: str | PathLike[str]) -> xr.DataTree:
@@ -79,7 +153,7 @@ def committed_tree(path: str | PathLike[str], counts: Counts | None) -> xr.DataT
     return tree
 
 
-def checked_store(path: str | PathLike[str], document: Mapping[str, Any]) -> CheckedStore:
+def checked_store(path: str | PathLike[str], document: dict[str, Any]) -> CheckedStore:
     """Open the chunks of a run store to read them, each as it was written."""
     if "://" in str(path):
         store: Any = FsspecStore.from_url(str(path), read_only=True)
@@ -87,7 +161,7 @@ def checked_store(path: str | PathLike[str], document: Mapping[str, Any]) -> Che
         store = LocalStore(Path(path), read_only=True)
     checked = [
         name
-        for name, node in nodes_of(dict(document)).items()
+        for name, node in nodes_of(document).items()
         if any(codec["name"] == "crc32c" for codec in node.get("codecs", ()))
     ]
     return CheckedStore(store, str(path), checked)
@@ -104,19 +178,20 @@ def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
         Draws that its checkpoint vouches for.
     """
     draws, chains = _rectangle(counts.draws)
-    weighted = _weighted(tree, draws)
+    # Particles have no weights yet where the attributes of their group, which come last, are none.
+    stein = tree.children.get(STEIN)
+    unweighted = stein is not None and not (stein.attrs and draws == stein.sizes["draw"])
     warmup = min((counts.warmup_draws[chain] for chain in chains), default=0)
-    groups: dict[str, xr.Dataset] = {}
+    groups: dict[str, Any] = {}
     for name, node in tree.children.items():
         lengths = {"draw": planned_draws(name, draws)}
         if name == WARMUP:  # elsewhere it may be the user's own dimension
             lengths = {"warmup_draw": warmup}
         dataset = node.to_dataset()
-        if not weighted:
-            if name == STEIN:
-                continue
-            if name == "sample_stats":
-                dataset = dataset.drop_vars([name for name in ("lp", "weight") if name in dataset])
+        if unweighted and name == STEIN:
+            continue
+        if unweighted and name == "sample_stats":
+            dataset = dataset.drop_vars(["lp", "weight"], errors="ignore")
         cut: dict[Any, Any] = {dim: slice(n) for dim, n in lengths.items() if dim in dataset.sizes}
         if "chain" in dataset.sizes and len(chains) < dataset.sizes["chain"]:
             cut["chain"] = chains
@@ -127,16 +202,9 @@ def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
             if not bool((dataset["count"] > 0).any()):
                 continue
         groups[name] = dataset
-    cut_down = xr.DataTree.from_dict(dict(groups))
+    cut_down = xr.DataTree.from_dict(groups)
     cut_down.attrs = dict(tree.attrs)
     return cut_down
-
-
-def _weighted(tree: xr.DataTree, draws: int) -> bool:
-    """False for particles that have no weights yet: attributes of their group come last."""
-    if STEIN not in tree.children:
-        return True
-    return bool(tree[STEIN].attrs) and draws == tree[STEIN].sizes["draw"]
 
 
 def _rectangle(draws: tuple[int, ...]) -> tuple[int, list[int]]:
@@ -145,6 +213,22 @@ def _rectangle(draws: tuple[int, ...]) -> tuple[int, list[int]]:
     height = max(range(len(ordered)), key=lambda at: ((at + 1) * ordered[at], at))
     least = ordered[height]
     return least, [chain for chain, count in enumerate(draws) if count >= least]
+
+
+def reads_here(function: F) -> F:
+    """Let a function read a trace that is a path by threads of this process.
+
+    A Dask client that is about may have no workers, or none that see the path.
+    """
+
+    @wraps(function)
+    def reading(trace: Trace, *args: Any, **options: Any) -> Any:
+        if not isinstance(trace, str | PathLike):
+            return function(trace, *args, **options)
+        with dask.config.set(scheduler="threads"):
+            return function(trace, *args, **options)
+
+    return cast("F", reading)
 
 
 def as_tree(trace: Any) -> xr.DataTree:
@@ -184,6 +268,181 @@ def require_draws(trace: Trace, purpose: str) -> xr.DataTree:
     return tree
 
 
+def is_particles(tree: xr.DataTree) -> bool:
+    """Whether the draws of a trace are particles, weighted already or not yet."""
+    if "sample_stats" not in tree.children:
+        return False
+    return bool({"weight", "n_iter"} & set(tree["sample_stats"].data_vars))
+
+
+def draw_weights(tree: xr.DataTree) -> Weights | None:
+    r"""Probability masses of the draws, or None where all draws count alike.
+
+    .. math:: w_{cd} \ge 0, \qquad \sum_{cd} w_{cd} = 1
+
+    Parameters
+    ----------
+    tree
+        A trace with draws; of a part of a run, masses are taken anew to add up to 1.
+
+    Returns
+    -------
+    ndarray of float64 or None
+        (chain, draw), in the order of ``posterior``.
+
+    Raises
+    ------
+    StoreFormatError
+        If they are no masses, or are not those of the draws.
+    OptionError
+        If all draws that are there have mass 0.
+
+    References
+    ----------
+    Masood and Doshi-Velez, section 4.
+    """
+    if "sample_stats" not in tree.children or "weight" not in tree["sample_stats"].data_vars:
+        return None
+    found = tree["sample_stats"]["weight"].transpose("chain", "draw")
+    if "posterior" in tree.children:
+        draws = tree["posterior"].to_dataset()
+        labels = {dim: draws[dim] for dim in ("chain", "draw") if dim in draws.coords}
+        try:
+            found = found.sel(labels).transpose("chain", "draw")
+        except KeyError as error:
+            raise StoreFormatError(
+                "draws and weights of this trace have different labels; relabel posterior and "
+                "sample_stats alike"
+            ) from error
+    masses = np.asarray(found.values, dtype=np.float64)
+    if masses.size == 0:
+        return None
+    if not (np.isfinite(masses).all() and masses.min() >= 0):
+        raise StoreFormatError(
+            "the weights of this trace must be finite and at least 0, got a smallest of "
+            f"{masses.min():g}; restore sample_stats['weight'] as it was"
+        )
+    if not masses.sum() > 0:
+        raise OptionError(
+            "the draws of this trace have weights that are all 0, so that nothing is known of "
+            "them together; take some that have weight"
+        )
+    return np.asarray(masses / masses.sum())
+
+
+def draw_masses(trace: Trace) -> xr.DataArray:
+    """Probability mass of every draw, adding up to 1; equal for a run whose draws have none.
+
+    Parameters
+    ----------
+    trace
+        Result of a run, or the path of its store. Of a selection of its draws the masses
+        are made to add up to 1 again.
+
+    Returns
+    -------
+    DataArray
+        (chain, draw).
+
+    Raises
+    ------
+    OptionError
+        If there are no draws, or their masses are all 0.
+    StoreFormatError
+        If they are no masses, or not those of the draws.
+    """
+    tree = require_draws(trace, "a mass of every draw")
+    group = tree["posterior"].to_dataset()
+    found = draw_weights(tree)
+    if found is None:
+        shape = group.sizes["chain"], group.sizes["draw"]
+        found = np.full(shape, 1.0 / prod(shape))
+    labels = {dim: group[dim].values for dim in ("chain", "draw")}
+    return xr.DataArray(found, labels, ("chain", "draw"), name="weight")
+
+
+def relative(group: xr.Dataset, weights: Weights | None) -> Weights:
+    """Masses of draws (chain, draw) in units of the largest: exactly 1 each where all are equal."""
+    if weights is None:
+        return np.ones((group.sizes["chain"], group.sizes["draw"]))
+    return np.asarray(weights / weights.max())
+
+
+class Running:
+    """Mean, and sum of squared deviations, of numbers that come one after another (West 1979).
+
+    Attributes
+    ----------
+    total
+        Mass so far.
+    mean, square
+        Of the shape of the numbers, double precision.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.total = 0.0
+        self.mean, self.square = np.zeros((2, *shape))
+
+    def add(self, values: Array, mass: float = 1.0) -> None:
+        """Take one more; one without mass is as good as none."""
+        if mass == 0.0:
+            return
+        self.total += mass
+        delta = values - self.mean
+        self.mean += delta / (self.total / mass)
+        if mass != 1.0:
+            delta *= mass
+        self.square += delta * (values - self.mean)
+
+
+def effective_number(weights: ArrayLike) -> float:
+    r"""How many draws of equal weight spread as much mass: :math:`1 / \sum_m w_m^2`.
+
+    Parameters
+    ----------
+    weights
+        Probability masses, any shape, adding up to 1.
+
+    Returns
+    -------
+    float
+        Between 1 and the number of draws.
+
+    Notes
+    -----
+    Kish 1965, section 11.7.
+    """
+    return float(1.0 / np.sum(np.square(np.asarray(weights, dtype=np.float64))))
+
+
+def over_chains(tree: xr.DataTree, values: xr.Dataset) -> xr.Dataset:
+    """Mean over chains, by the mass of each where draws have weights."""
+    weights = draw_weights(tree)
+    if weights is None:
+        return values.mean("chain")
+    masses = xr.DataArray(weights.sum(axis=1), dims="chain")
+    kept = np.flatnonzero(masses > 0)  # of a chain without mass there are no means
+    return values.isel(chain=kept).weighted(masses[kept]).mean("chain")
+
+
+def check_weights(weights: NDArray[np.floating[Any]]) -> None:
+    """Refuse weights that are no probability masses.
+
+    Raises
+    ------
+    StoreFormatError
+        If one is negative or not finite, or if they do not add up to 1 within 1e-6.
+    """
+    whole = weights.size > 0 and bool(np.isfinite(weights).all())
+    if not (whole and weights.min() >= 0 and abs(weights.sum() - 1.0) <= 1e-6):
+        least = weights.min() if weights.size else np.nan
+        raise StoreFormatError(
+            f"weights of particles must be at least 0 and add up to 1, got a smallest of {least:g} "
+            f"and a sum of {weights.sum():g}; write them anew, divided by their sum"
+        )
+
+
+@reads_here
 def expectation(
     trace: Trace,
     function: Callable[[Array, Array], ArrayLike],
@@ -228,7 +487,7 @@ def _mean(
     group: xr.Dataset,
     function: Callable[[Array, Array], ArrayLike],
     chain: int | None,
-    weights: NDArray[np.float64] | None = None,
+    weights: Weights | None = None,
 ) -> NDArray[np.float64]:
     mean, total = np.zeros(()), 0.0
     for (W, H), mass in each_weighted_draw(group, chain, weights):
@@ -243,7 +502,7 @@ def _mean(
 
 
 def each_weighted_draw(
-    group: xr.Dataset, chain: Any, weights: NDArray[np.float64] | None
+    group: xr.Dataset, chain: Any, weights: Weights | None
 ) -> Iterator[tuple[tuple[Array, Array], float]]:
     """Draws that have mass, in units of the largest; those without are not read.
 
@@ -256,15 +515,12 @@ def each_weighted_draw(
     weights
         (chain, draw), or None where all draws count alike.
     """
-    if weights is None:
-        yield from ((draw, 1.0) for draw in each_draw(group, chain))
-        return
-    masses = relative(weights)
+    masses = relative(group, weights)
     labels = group["chain"].values.tolist()
     for at in _chain_positions(group, chain):
         kept = np.flatnonzero(masses[at] > 0)
-        draws = each_draw(group.isel(draw=kept), labels[at])
-        yield from zip(draws, masses[at][kept].tolist(), strict=True)
+        part = group if kept.size == masses.shape[1] else group.isel(draw=kept)
+        yield from zip(each_draw(part, labels[at]), masses[at][kept].tolist(), strict=True)
 
 
 def each_draw(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Array]]:

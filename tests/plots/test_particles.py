@@ -10,8 +10,8 @@ from daskfactor.plots.canvas import ACCENT, new_figure, save
 from daskfactor.plots.panels import particle_panel
 from daskfactor.plots.particles import diversity_plot, heaviest, weights_plot
 from daskfactor.plots.readings import OWN, SOME, scores_plot, top_entries_plot
-from daskfactor.results.align import draw_masses
 from daskfactor.results.compare import downstream, pairwise_distances, top_entries
+from daskfactor.results.trace import draw_masses
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import fake_run
 

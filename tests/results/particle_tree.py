@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD
+from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
 from daskfactor.results.sink import MemorySink
-from daskfactor.results.spec import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 

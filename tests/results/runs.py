@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from daskfactor.results.schema import RunSpec
 from daskfactor.results.sink import MemorySink, Sink
-from daskfactor.results.spec import RunSpec
 
 I, J, K = 7, 5, 3  # noqa: E741, the papers' own letters
 CHAINS, DRAWS, WARMUP = 2, 10, 4

@@ -8,7 +8,7 @@ import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError
-from daskfactor.results.matching import Law, match, reference_from
+from daskfactor.results.align import Law, match, reference_from
 from daskfactor.results.store import RunStore
 from tests.fake_run import fake_run
 from tests.results.runs import ATTRS, fill, make_spec, memory_tree

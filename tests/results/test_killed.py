@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from daskfactor.results.spec import RunSpec
+from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.results.runs import I, J, K, factors, fill, make_spec

@@ -13,7 +13,7 @@ import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.results import cells as cells_module
 from daskfactor.results.predict import monitored, predict
-from daskfactor.results.spec import RunSpec
+from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from tests.models.laws import observation_interval
 from tests.results.runs import (

@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from daskfactor.results.spec import RunSpec
+from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.results.runs import CHAINS, DRAWS, fill, make_spec, memory_tree

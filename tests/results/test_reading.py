@@ -8,7 +8,6 @@ import xarray as xr
 import daskfactor as dfac
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results import compare
-from daskfactor.results.align import draw_masses
 from daskfactor.results.compare import (
     component_variability,
     downstream,
@@ -16,6 +15,7 @@ from daskfactor.results.compare import (
     top_entries,
 )
 from daskfactor.results.store import RunStore
+from daskfactor.results.trace import draw_masses
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import fake_run
 from tests.results.runs import fill, make_spec

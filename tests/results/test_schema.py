@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskfactor.errors import DataError, OptionError, StoreFormatError
-from daskfactor.results.schema import check_dims, factor_dims
-from daskfactor.results.spec import CHUNK_BYTES, RunSpec, layouts
+from daskfactor.results.schema import CHUNK_BYTES, RunSpec, check_dims, factor_dims, layouts
 from tests.results.runs import I, K, make_spec, memory_tree
 from tests.results.validation import REGISTRY, validate
 
@@ -82,7 +81,7 @@ def test_impossible_plans_are_refused(change):
 )
 def test_chunks_are_neither_large_nor_many(shape, draws, dtype):
     spec = RunSpec(shape=shape, chains=2, draws=draws, dtype=dtype, has_coarse=True)
-    for layout in layouts(spec):
+    for layout in layouts(spec).values():
         size = int(np.prod(layout.chunks)) * layout.dtype.itemsize
         assert size <= CHUNK_BYTES
         if "chain" not in layout.dims or 0 in layout.shape:
@@ -93,7 +92,7 @@ def test_chunks_are_neither_large_nor_many(shape, draws, dtype):
 
 
 def test_a_small_run_is_one_chunk_per_chain():
-    for layout in layouts(make_spec()):
+    for layout in layouts(make_spec()).values():
         assert layout.chunks == tuple(
             1 if dim == "chain" else size
             for dim, size in zip(layout.dims, layout.shape, strict=True)

@@ -13,7 +13,7 @@ import zarr
 from daskfactor import convert
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results.files import DurableStore
-from daskfactor.results.spec import RunSpec
+from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.results.runs import (
@@ -88,7 +88,7 @@ def test_draws_exist_only_once_committed(path):
 
 @pytest.mark.parametrize("size", [1, 3, 4, 10])
 def test_chunks_that_do_not_match_the_writes_change_nothing(path, size, monkeypatch):
-    monkeypatch.setattr("daskfactor.results.spec.CHUNK_BYTES", 4 * I * K * 4)
+    monkeypatch.setattr("daskfactor.results.schema.CHUNK_BYTES", 4 * I * K * 4)
     spec = make_spec()
     with RunStore.create(path, spec) as store:
         assert zarr.open_array(path, path="posterior/W", mode="r").chunks[1] == 4

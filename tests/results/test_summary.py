@@ -5,8 +5,8 @@ import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError
+from daskfactor.results.align import Law
 from daskfactor.results.diagnose import addressed_cells, factor_series
-from daskfactor.results.matching import Law
 from daskfactor.results.store import RunStore
 from daskfactor.results.verdict import Section
 from tests.fake_run import fake_run

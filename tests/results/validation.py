@@ -6,7 +6,7 @@ from daskfactor.errors import StoreFormatError
 from daskfactor.inference.hmc import HMC
 from daskfactor.results import schema
 from daskfactor.results.schema import COLUMN, ROW, Variable, factor_dims
-from daskfactor.results.weights import check_weights
+from daskfactor.results.trace import check_weights
 
 REGISTRY: tuple[Variable, ...] = (
     *schema.DRAWS,
