@@ -1,16 +1,23 @@
-"""Where figures come from: matplotlib, imported late, without touching anybody's backend."""
+"""Where figures come from: matplotlib, imported late, without touching anybody's backend.
 
+And what several of them have in common: titles, labels, bars of colors, names of particles.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
+
+FloatArray = NDArray[np.float64]
 
 INK = "#333333"
 ACCENT = "#20639b"
@@ -65,6 +72,100 @@ def tidy(ax: "Axes", labelsize: float = 7) -> None:
     """Take the frame above and to the right away, and make ticks small."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=labelsize, colors=INK, length=2)
+
+
+def headline(ax: "Axes", text: str) -> None:
+    """Write what an axes shows above its left end."""
+    ax.set_title(text, loc="left", fontsize=9, color=INK)
+
+
+def bare(ax: "Axes", *, frame: bool = False) -> None:
+    """Take the ticks away, and the frame unless it is to stay."""
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.spines[:].set_visible(frame)
+
+
+def color_bar(figure: "Figure | SubFigure", image: Any, ax: Any, told: str, **options: Any) -> None:
+    """What the colors of a picture mean, on its right."""
+    bar = figure.colorbar(image, ax=ax, **options)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=7, length=2, colors=INK)
+    bar.set_label(told, fontsize=8, color=INK)
+
+
+def note_line(ax: "Axes", level: float, told: str, color: str, **line: Any) -> None:
+    """A level that is worth a line, named at its right end."""
+    ax.axhline(level, color=color, **line)
+    ax.annotate(
+        told,
+        (1.0, level),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right",
+        fontsize=7,
+        color=color,
+        bbox={"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 1.0},
+    )
+
+
+def threshold_line(ax: "Axes", tree: xr.DataTree) -> None:
+    """The line above which a factorization is not good enough, if the model has one."""
+    constants = group(tree, "constant_data") if "constant_data" in tree.children else {}
+    if "threshold" in constants and np.isfinite(constants["threshold"]):
+        note_line(ax, float(constants["threshold"]), "threshold", WARN, lw=1.0, ls="--")
+        ax.margins(y=0.15)
+
+
+def check_pixels(image_shape: tuple[int, int] | None, count: int, told: str) -> None:
+    """Refuse the shape of an image that has not as many pixels as there are entries.
+
+    Raises
+    ------
+    OptionError
+        With what there is instead.
+    """
+    if image_shape is not None and image_shape[0] * image_shape[1] != count:
+        raise OptionError(
+            f"image_shape {image_shape} has {image_shape[0] * image_shape[1]} pixels, {told}"
+        )
+
+
+def component_titles(labels: Any, names: Sequence[str] | None) -> Sequence[str]:
+    """Titles of components: their names, or the labels they have.
+
+    Raises
+    ------
+    OptionError
+        If there is not one name for each.
+    """
+    titles = [f"component {label}" for label in labels] if names is None else names
+    if len(titles) != len(labels):
+        raise OptionError(
+            f"names must be one for each of {len(labels)} components, got {len(titles)}"
+        )
+    return titles
+
+
+def heaviest(mass: xr.DataArray, count: int) -> NDArray[np.int64]:
+    """Positions (over chains and draws) of the draws of largest mass, in descending order.
+
+    Of draws that all weigh the same, some at even distances.
+    """
+    values = mass.values.reshape(-1)
+    count = min(count, values.size)
+    if np.ptp(values) <= 1e-12:
+        return np.linspace(0, values.size - 1, count).round().astype(np.int64)
+    return np.asarray(np.argsort(-values, kind="stable")[:count], dtype=np.int64)
+
+
+def particle_names(of: xr.DataArray) -> list[str]:
+    """What every draw is called, chains one after the other; of masses, or of distances."""
+    chains, draws = (one.values.ravel() for one in xr.broadcast(of["chain"], of["draw"]))
+    if np.unique(chains).size == 1:
+        return [str(draw) for draw in draws]
+    return [f"{chain}:{draw}" for chain, draw in zip(chains, draws, strict=True)]
 
 
 def short_label(label: Any, longest: int = 22) -> str:

@@ -1,22 +1,33 @@
-"""The components of a factorization with their uncertainty."""
+"""The components of a factorization with their uncertainty, and one page about a run."""
 
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
-from daskfactor.plots.canvas import ACCENT, INK, group, new_figure, short_label, tidy
+from daskfactor.plots.canvas import (
+    ACCENT,
+    INK,
+    FloatArray,
+    bare,
+    check_pixels,
+    group,
+    headline,
+    new_figure,
+    short_label,
+    tidy,
+)
+from daskfactor.plots.traces import trace_plot
 from daskfactor.results.align import align
-from daskfactor.results.schema import factor_dims
+from daskfactor.results.compare import intensity_shares
+from daskfactor.results.schema import MOMENTS, factor_dims
 from daskfactor.results.trace import draw_weights, is_particles, over_chains
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
-
-FloatArray = NDArray[np.float64]
+    from numpy.typing import NDArray
 
 _MOST_LABELS: Final = 40
 """Entries of which every one gets its label below the axis."""
@@ -34,75 +45,43 @@ def factor_moments(
     Of one chain, or with None of all chains together, which takes an aligned trace.
     Particles count by their weight.
     """
+    if chain is None and "alignment" not in tree.children:
+        raise OptionError(
+            "components have no common order across chains: pass the number of one chain, or "
+            "what align() makes of this trace"
+        )
     if chain is None:
-        return _pooled_moments(tree, name)
-    if "posterior_moments" in tree.children:
-        moments = group(tree, "posterior_moments").isel(chain=chain)
+        moments = group(tree, MOMENTS).astype(np.float64)
+        means = moments[[f"{name}_mean"]]
+        mean = over_chains(tree, means)[f"{name}_mean"]
+        between = over_chains(tree, (means - mean) ** 2)[f"{name}_mean"]
+        variance = over_chains(tree, moments[[f"{name}_var"]])[f"{name}_var"] + between
+    elif MOMENTS in tree.children:
+        moments = group(tree, MOMENTS).isel(chain=chain)
         mean, variance = moments[f"{name}_mean"], moments[f"{name}_var"]
     else:
-        draws = group(tree, "posterior")[name].isel(chain=chain)
-        if draws.sizes["draw"] == 0:
-            raise OptionError("the run has no draws yet: resume it first")
-        mean, variance = _over_draws(draws, draw_weights(tree), chain)
-    order = ("component", ...)
-    return (
-        np.asarray(mean.transpose(*order).values, dtype=np.float64),
-        np.sqrt(np.asarray(variance.transpose(*order).values, dtype=np.float64)),
-    )
+        mean, variance = _over_draws(tree, name, chain)
+    each = (one.transpose("component", ...).values.astype(np.float64) for one in (mean, variance))
+    return next(each), np.sqrt(next(each))
 
 
-def _over_draws(
-    draws: xr.DataArray, weights: FloatArray | None, chain: int
-) -> tuple[xr.DataArray, xr.DataArray]:
+def _over_draws(tree: xr.DataTree, name: str, chain: int) -> tuple[xr.DataArray, xr.DataArray]:
     """Mean and variance over the draws of a chain; those without weight are not read."""
+    draws, weights = group(tree, "posterior")[name].isel(chain=chain), draw_weights(tree)
+    if draws.sizes["draw"] == 0:
+        raise OptionError("the run has no draws yet: resume it first")
     if weights is None:
         return draws.mean("draw"), draws.var("draw")
     kept = np.flatnonzero(weights[chain] > 0)
     if not kept.size:
         raise OptionError(f"no draw of chain {chain} has any weight: pass another chain")
-    masses = xr.DataArray(weights[chain][kept], dims="draw")
-    weighted = draws.isel(draw=kept).weighted(masses)
+    weighted = draws.isel(draw=kept).weighted(xr.DataArray(weights[chain][kept], dims="draw"))
     return weighted.mean("draw"), weighted.var("draw")
 
 
-def _pooled_moments(tree: xr.DataTree, name: str) -> tuple[FloatArray, FloatArray]:
-    """Mean and standard deviation over the draws of all chains."""
-    if "alignment" not in tree.children:
-        raise OptionError(
-            "components have no common order across chains: pass the number of one chain, or "
-            "what align() makes of this trace"
-        )
-    moments = group(tree, "posterior_moments").astype(np.float64)
-    means = moments[[f"{name}_mean"]]
-    mean = over_chains(tree, means)[f"{name}_mean"]
-    between = over_chains(tree, (means - mean) ** 2)[f"{name}_mean"]
-    variance = over_chains(tree, moments[[f"{name}_var"]])[f"{name}_var"] + between
-    order = ("component", ...)
-    return (
-        np.asarray(mean.transpose(*order).values),
-        np.sqrt(np.asarray(variance.transpose(*order).values)),
-    )
-
-
-def _names(tree: xr.DataTree) -> NDArray[np.object_]:
-    """Numbers of the components, or their names where they have some."""
-    for name in ("posterior_moments", "posterior"):
-        if name in tree.children:
-            return np.asarray(group(tree, name)["component"].values, dtype=object)
-    raise OptionError("the run has no draws yet: resume it first")
-
-
-def component_shares(w_mean: FloatArray, h_mean: FloatArray) -> FloatArray:
-    """Share of the total intensity sum_ij (WH)_ij that each component carries, (K,).
-
-    Where factors are real-valued, and parts cancel, the share of the sum of squares
-    sum_k sum_ij (w_ik h_kj)^2.
-    """
-    if min(w_mean.min(), h_mean.min()) < 0:
-        w_mean, h_mean = w_mean**2, h_mean**2
-    weight = w_mean.sum(axis=1) * h_mean.sum(axis=1)
-    total = float(weight.sum())
-    return weight / total if total > 0 else np.full(weight.shape, 1.0 / weight.size)
+def _labelled(tree: xr.DataTree) -> xr.Dataset:
+    """A group that has the labels of rows, columns and components."""
+    return group(tree, MOMENTS if MOMENTS in tree.children else "posterior")
 
 
 def with_order(tree: xr.DataTree, chain: int | None) -> tuple[xr.DataTree, int | None]:
@@ -157,13 +136,10 @@ def components(
     tree, chain = with_order(tree, chain)
     w_mean, w_sd = factor_moments(tree, "W", chain)
     h_mean, h_sd = factor_moments(tree, "H", chain)
-    if image_shape is not None and image_shape[0] * image_shape[1] != w_mean.shape[1]:
-        raise OptionError(
-            f"image_shape {image_shape} has {image_shape[0] * image_shape[1]} pixels, "
-            f"the factor W has {w_mean.shape[1]} rows"
-        )
-    shares = component_shares(w_mean, h_mean)
-    names = _names(tree)
+    rows = w_mean.shape[1]
+    check_pixels(image_shape, rows, f"the factor W has {rows} rows")
+    shares = intensity_shares(w_mean.T, h_mean, bool(min(w_mean.min(), h_mean.min()) < 0))
+    names = _labelled(tree)["component"].values
     chosen = np.argsort(-shares, kind="stable")[:count]
     dims = factor_dims(tree)
     target = new_figure(9.0, 0.9 * len(chosen) + 0.9) if figure is None else figure
@@ -175,15 +151,14 @@ def components(
             _profile(left, w_mean[k], w_sd[k])
         else:
             left.imshow(w_mean[k].reshape(image_shape), cmap="gray", interpolation="nearest")
-            left.set_xticks([])
-            left.set_yticks([])
+            bare(left, frame=True)
         _profile(right, h_mean[k], h_sd[k])
         told = f"{names[k]}\n{shares[k]:.1%}"
         if chain is None:
             told += f"\nin {float(group(tree, 'alignment')['share'][k]):.0%}"
         left.set_ylabel(told, rotation=0, ha="right", va="center", fontsize=8)
     for column, (name, dim) in enumerate(zip("WH", dims, strict=True)):
-        axes[0, column].set_title(f"{name}, by {dim}", loc="left", fontsize=9, color=INK)
+        headline(axes[0, column], f"{name}, by {dim}")
         if column or image_shape is None:
             _name_entries(axes[-1, column], tree, dim)
     return target.get_figure(root=True)
@@ -193,8 +168,7 @@ def _name_entries(ax: "Axes", tree: xr.DataTree, dim: str) -> None:
     """Write the labels of a dimension below an axis, all of them where there is room."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-    name = next(name for name in ("posterior_moments", "posterior") if name in tree.children)
-    moments = group(tree, name)
+    moments = _labelled(tree)
     count = moments.sizes[dim]
     ax.set_xlabel(dim, fontsize=8)
     if dim not in moments.coords:
@@ -226,3 +200,30 @@ def _profile(ax: "Axes", mean: FloatArray, sd: FloatArray) -> None:
         ax.set_ylim(bottom=0)
     ax.set_xlim(-0.5, mean.size - 0.5)
     tidy(ax, 6)
+
+
+def overview(
+    tree: xr.DataTree,
+    image_shape: tuple[int, int] | None = None,
+    count: int = 6,
+    title: str | None = None,
+) -> "Figure":
+    """The trace of the log density above the strongest components; of particles, each by weight.
+
+    Parameters are those of `trace_plot` and `components`.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    tree, chain = with_order(tree, 0)
+    shown = min(count, len(factor_moments(tree, "W", chain)[0]))
+    figure = new_figure(9.0, 2.9 + 0.9 * shown)
+    grid = figure.add_gridspec(2, 1, height_ratios=(2.6, 0.9 * shown + 0.3))
+    upper = figure.add_subfigure(grid[0])
+    lower = figure.add_subfigure(grid[1])
+    trace_plot(tree, figure=upper)
+    components(tree, image_shape=image_shape, count=count, chain=chain, figure=lower)
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK)
+    return figure

@@ -1,33 +1,126 @@
-"""Several factorizations of the same data side by side, as pictures or profiles."""
+"""Pictures side by side: what was there, left, came back; what several particles say."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError
-from daskfactor.plots.canvas import ACCENT, INK, new_figure
-from daskfactor.plots.particles import heaviest, particle_names
-from daskfactor.results.align import (
-    aligned_trace,
-    component_positions,
-    law_of,
-    unit_size,
+from daskfactor.plots.canvas import (
+    ACCENT,
+    INK,
+    FloatArray,
+    bare,
+    check_pixels,
+    color_bar,
+    component_titles,
+    heaviest,
+    new_figure,
+    particle_names,
 )
+from daskfactor.results.align import aligned_trace, component_positions, law_of, unit_size
 from daskfactor.results.compare import intensity_shares
 from daskfactor.results.trace import Trace, draw_masses, each_draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-FloatArray = NDArray[np.float64]
+    from matplotlib.image import AxesImage
 
 MOST_COMPONENTS: Final = 10
 _PICTURE: Final = 1.15
 _PROFILE: Final = (1.5, 0.55)
+_ERASED_COLOR: Final = "#e8b04a"
+
+
+def _stack(images: ArrayLike, name: str) -> FloatArray:
+    stack = np.asarray(images, dtype=np.float64)
+    if stack.ndim != 3 or 0 in stack.shape:
+        raise OptionError(
+            f"{name} must be a stack of images (picture, height, width), got shape {stack.shape}"
+        )
+    return stack
+
+
+def faces_panel(
+    original: ArrayLike,
+    erased: ArrayLike,
+    restored: ArrayLike,
+    sd: ArrayLike,
+    labels: Sequence[str] | None = None,
+    title: str | None = None,
+    white: float | None = None,
+) -> "Figure":
+    """Four rows of pictures: original, erased, restored, posterior standard deviation.
+
+    The first three rows share one gray scale; erased pixels are drawn in a color that no
+    gray can be mistaken for. The last row has its own perceptually uniform scale.
+
+    Parameters
+    ----------
+    original, erased, restored, sd : array, (picture, height, width)
+        In the unit of the data; NaN marks an erased pixel.
+    labels : sequence of str, optional
+        One per picture, written above it.
+    title : str, optional
+    white : float, optional
+        The value shown as white; by default the largest of `original`.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    OptionError
+        If the shapes differ, or matplotlib is not installed.
+    """
+    rows = {
+        "original": _stack(original, "original"),
+        "erased": _stack(erased, "erased"),
+        "restored": _stack(restored, "restored"),
+        "posterior sd": _stack(sd, "sd"),
+    }
+    shape = rows["original"].shape
+    for name, stack in rows.items():
+        if stack.shape != shape:
+            raise OptionError(
+                f"the four stacks must agree: original has shape {shape}, {name} {stack.shape}"
+            )
+    count, height, width = shape
+    figure = new_figure(
+        _PICTURE * count + 1.3, 4 * _PICTURE * height / width + (0.9 if title else 0.5)
+    )
+    axes: NDArray[np.object_] = figure.subplots(4, count, squeeze=False)
+    figure.set_layout_engine("constrained", w_pad=0.015, h_pad=0.015, wspace=0.0, hspace=0.0)
+    top = float(np.nanmax(rows["original"])) if white is None else white
+    known = rows["posterior sd"][np.isfinite(rows["posterior sd"])]
+    sd_top = float(np.quantile(known, 0.995)) if known.size else 0.0
+    gray = _row(axes[0], rows["original"], "gray", top)
+    _row(axes[1], rows["erased"], "gray", top)
+    _row(axes[2], rows["restored"], "gray", top)
+    spread = _row(axes[3], rows["posterior sd"], "magma", sd_top if sd_top > 0 else 1.0)
+    for ax, name in zip(axes[:, 0], rows, strict=True):
+        ax.set_ylabel(name, fontsize=10, color=INK)
+    for ax, label in zip(axes[0], labels or [], strict=False):
+        ax.set_title(label, fontsize=8, color=INK, pad=3)
+    for image, span, told in ((gray, axes[:3], "value"), (spread, axes[3:], "sd")):
+        options = {"pad": 0.01, "aspect": 12 * len(span)}
+        color_bar(figure, image, span.ravel().tolist(), told, **options)
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK)
+    return figure
+
+
+def _row(axes: Sequence["Axes"], stack: FloatArray, cmap: str, top: float) -> "AxesImage":
+    for ax, picture in zip(axes, stack, strict=True):
+        bare(ax)
+        # NaN is not drawn, so the background shows through erased pixels.
+        ax.set_facecolor(_ERASED_COLOR)
+        image = ax.imshow(picture, cmap=cmap, vmin=0.0, vmax=top, interpolation="nearest")
+    return image
 
 
 def particle_panel(
@@ -78,7 +171,10 @@ def particle_panel(
     mass, law = draw_masses(aligned), law_of(aligned)
     draws = aligned["posterior"].to_dataset()
     rows = _chosen(particles, mass)
-    pairs = [_one_draw(draws, at) for at in rows]
+    pairs = [
+        next(each_draw(draws.isel(chain=[chain], draw=[draw]), None))
+        for chain, draw in zip(*np.divmod(rows, draws.sizes["draw"]), strict=True)
+    ]
     chosen = component_positions(draws, components)
     if components is None:
         carried = np.mean([intensity_shares(W, H, law.signed) for W, H in pairs], axis=0)
@@ -86,19 +182,12 @@ def particle_panel(
     values = np.array(
         [unit_size((W.T if factor == "W" else H)[chosen], law.signed) for W, H in pairs]
     )
-    if image_shape is not None and image_shape[0] * image_shape[1] != values.shape[2]:
-        raise OptionError(
-            f"image_shape {image_shape} has {image_shape[0] * image_shape[1]} pixels, {factor} "
-            f"has {values.shape[2]} entries for each component"
-        )
-    titles = (
-        [f"component {draws['component'].values[k]}" for k in chosen] if names is None else names
-    )
-    if len(titles) != len(chosen):
-        raise OptionError(
-            f"names must be one for each of {len(chosen)} components, got {len(titles)}"
-        )
-    return _panel(values, image_shape, titles, _row_titles(mass, rows))
+    entries = values.shape[2]
+    check_pixels(image_shape, entries, f"{factor} has {entries} entries for each component")
+    titles = component_titles(draws["component"].values[chosen], names)
+    called, masses = particle_names(mass), mass.values.reshape(-1)
+    told = [f"particle {called[at]}\nmass {masses[at]:.3f}" for at in rows]
+    return _panel(values, image_shape, titles, told)
 
 
 def _chosen(particles: int | Sequence[int], mass: xr.DataArray) -> NDArray[np.int64]:
@@ -121,16 +210,6 @@ def _chosen(particles: int | Sequence[int], mass: xr.DataArray) -> NDArray[np.in
     return at.astype(np.int64)
 
 
-def _one_draw(draws: xr.Dataset, position: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    chain, draw = divmod(int(position), draws.sizes["draw"])
-    return next(each_draw(draws.isel(chain=[chain], draw=[draw]), None))
-
-
-def _row_titles(mass: xr.DataArray, rows: NDArray[np.int64]) -> list[str]:
-    names, values = particle_names(mass), mass.values.reshape(-1)
-    return [f"particle {names[at]}\nmass {values[at]:.3f}" for at in rows]
-
-
 def _panel(
     values: FloatArray,
     image_shape: tuple[int, int] | None,
@@ -147,7 +226,9 @@ def _panel(
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.0, hspace=0.0)
     low = min(float(values.min()), 0.0)
     for k, title in enumerate(titles):
-        top = _quantile(np.abs(values[:, k]), 1.0 if image_shape is None else 0.995)
+        sizes = np.abs(values[:, k])
+        top = float(np.quantile(sizes, 1.0 if image_shape is None else 0.995))
+        top = top if top > 0 else max(float(sizes.max()), 1e-300)
         span = (-top if low < 0 else 0.0, top)
         for ax, own in zip(axes[:, k], values[:, k], strict=True):
             if image_shape is None:
@@ -156,17 +237,11 @@ def _panel(
                 cmap = "RdBu_r" if low < 0 else "gray"
                 picture = own.reshape(image_shape)
                 ax.imshow(picture, cmap=cmap, vmin=span[0], vmax=span[1], interpolation="nearest")
-            ax.set_xticks([])
-            ax.set_yticks([])
+            bare(ax, frame=image_shape is not None)
         axes[0, k].set_title(title, fontsize=8, color=INK, pad=3)
     for ax, told in zip(axes[:, 0], row_titles, strict=True):
         ax.set_ylabel(told, rotation=0, ha="right", va="center", fontsize=8, color=INK)
     return figure
-
-
-def _quantile(values: FloatArray, share: float) -> float:
-    top = float(np.quantile(values, share))
-    return top if top > 0 else max(float(values.max()), 1e-300)
 
 
 def _profile(ax: "Axes", values: FloatArray, span: tuple[float, float]) -> None:
@@ -175,5 +250,3 @@ def _profile(ax: "Axes", values: FloatArray, span: tuple[float, float]) -> None:
     ax.axhline(0.0, color=INK, lw=0.5)
     ax.set_ylim(span[0] * 1.05, span[1] * 1.05)
     ax.set_xlim(-0.5, values.size - 0.5)
-    for side in ("top", "right", "left", "bottom"):
-        ax.spines[side].set_visible(False)

@@ -1,14 +1,34 @@
-"""A posterior of particles: their masses, how well they fit, how far apart they are."""
+"""A posterior of particles: masses, fit, distances, their largest entries, their scores in use."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
-from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, group, new_figure, tidy
+from daskfactor.plots.canvas import (
+    ACCENT,
+    INK,
+    QUIET,
+    FloatArray,
+    bare,
+    chain_colors,
+    color_bar,
+    component_titles,
+    group,
+    headline,
+    heaviest,
+    new_figure,
+    note_line,
+    particle_names,
+    short_label,
+    threshold_line,
+    tidy,
+)
+from daskfactor.results.align import component_positions
 from daskfactor.results.compare import pairwise_distances
 from daskfactor.results.trace import Trace, as_tree, draw_masses, effective_number
 
@@ -16,32 +36,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-FloatArray = NDArray[np.float64]
-
 MOST_NAMES: Final = 40
 """Particles of which every one gets its name below an axis."""
+OWN: Final = "#d1682b"
+"""Of an entry that a single one of the lists shown has."""
+SOME: Final = "#7fa6c9"
+_DOT: Final = "#8d9dac"
+_MARKERS: Final = "osD^vPX*"
+_MOST_ROWS: Final = 3
+_MOST_LINES: Final = 4
 LEAST_SPAN: Final = 0.1
 """Of the colors of a scaled Stein matrix: what is less is next to nothing, and looks it."""
-
-
-def heaviest(mass: xr.DataArray, count: int) -> NDArray[np.int64]:
-    """Positions (over chains and draws) of the draws of largest mass, in descending order.
-
-    Of draws that all weigh the same, some at even distances.
-    """
-    values = mass.values.reshape(-1)
-    count = min(count, values.size)
-    if np.ptp(values) <= 1e-12:
-        return np.linspace(0, values.size - 1, count).round().astype(np.int64)
-    return np.asarray(np.argsort(-values, kind="stable")[:count], dtype=np.int64)
-
-
-def particle_names(mass: xr.DataArray) -> list[str]:
-    """What every draw is called, chains one after the other."""
-    chains, draws = mass["chain"].values, mass["draw"].values
-    if chains.size == 1:
-        return [str(draw) for draw in draws]
-    return [f"{chain}:{draw}" for chain in chains for draw in draws]
 
 
 def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Figure":
@@ -81,63 +86,28 @@ def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Fi
     at = np.arange(order.size)
     colors = np.where(values[order] > 0, ACCENT, QUIET).tolist()
     axes[0].bar(at, values[order], width=0.8, color=ACCENT)
-    axes[0].axhline(1 / at.size, color=INK, lw=0.8, ls=":")
-    axes[0].annotate(
-        f"equal masses, 1/{at.size}",
-        (1.0, 1 / at.size),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="right",
-        fontsize=7,
-        color=INK,
-    )
+    note_line(axes[0], 1 / at.size, f"equal masses, 1/{at.size}", INK, lw=0.8, ls=":")
     told = f"mass, spread as far as over {effective_number(values):.1f} particles of equal mass"
-    axes[0].set_title(told, loc="left", fontsize=9, color=INK)
+    headline(axes[0], told)
     axes[0].set_ylabel("mass", fontsize=8)
     if fit:
         each = stats[fit].transpose("chain", "draw").values.reshape(-1)[order]
         axes[1].scatter(at, each, c=colors, s=16)
         title = "objective" if fit == "objective" else "log density"
-        axes[1].set_title(title, loc="left", fontsize=9, color=INK)
+        headline(axes[1], title)
         axes[1].set_ylabel(title, fontsize=8)
-        _threshold(axes[1], tree, fit)
-    _name_ticks(axes[-1], particle_names(mass), order)
+        if fit == "objective":
+            threshold_line(axes[1], tree)
+    names = np.array(particle_names(mass))[order].tolist()
+    if len(names) > MOST_NAMES:
+        axes[-1].set_xticks([])
+    else:
+        long = max(map(len, names)) > 3 or len(names) > 24
+        axes[-1].set_xticks(at, names, rotation=90 if long else 0)
     axes[-1].set_xlabel("particle, the largest mass first", fontsize=8)
     for ax in axes:
         tidy(ax)
     return target.get_figure(root=True)
-
-
-def _threshold(ax: "Axes", tree: xr.DataTree, fit: str) -> None:
-    """The line above which a factorization is not good enough, if the model has one."""
-    constants = group(tree, "constant_data") if "constant_data" in tree.children else {}
-    if fit != "objective" or "threshold" not in constants:
-        return
-    level = float(constants["threshold"])
-    ax.axhline(level, color=WARN, lw=1.0, ls="--")
-    ax.annotate(
-        "threshold",
-        (1.0, level),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="right",
-        fontsize=7,
-        color=WARN,
-        bbox={"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 1.0},
-    )
-    ax.margins(y=0.15)
-
-
-def _name_ticks(ax: "Axes", names: Sequence[str], order: NDArray[np.int64]) -> None:
-    """Names below an axis, if there is room for all of them."""
-    if order.size > MOST_NAMES:
-        ax.set_xticks([])
-        return
-    long = max(len(name) for name in names) > 3 or order.size > 24
-    shown = [names[at] for at in order]
-    ax.set_xticks(np.arange(order.size), shown, rotation=90 if long else 0)
 
 
 def diversity_plot(
@@ -180,29 +150,16 @@ def diversity_plot(
     target = new_figure(8.6 if stein is not None else 4.6, 4.0) if figure is None else figure
     axes = target.subplots(1, 1 if stein is None else 2, squeeze=False)[0]
     what = {"W": "W", "H": "H", "both": "W and H"}[of]
-    _heat(axes[0], distances.values[np.ix_(order, order)], "viridis", (0.0, None))
-    axes[0].set_title(f"distance in {what}", loc="left", fontsize=9, color=INK)
-    _bar(target, axes[0], "mean angle of components (degrees)", "neither")
+    near = distances.values[np.ix_(order, order)]
+    image = axes[0].imshow(near, cmap="viridis", vmin=0.0, interpolation="nearest")
+    headline(axes[0], f"distance in {what}")
+    told = "mean angle of components (degrees)"
+    color_bar(target, image, axes[0], told, shrink=0.82, pad=0.02)
     if stein is not None:
         _stein_panel(target, axes[1], stein[np.ix_(order, order)])
     for ax in axes:
-        names = np.array(_axis_names(distances))[order]
-        _matrix_ticks(ax, names.tolist())
+        _matrix_ticks(ax, np.array(particle_names(distances))[order].tolist())
     return target.get_figure(root=True)
-
-
-def _heat(
-    ax: "Axes", table: FloatArray, cmap: str, span: tuple[float | None, float | None]
-) -> None:
-    ax.imshow(table, cmap=cmap, vmin=span[0], vmax=span[1], interpolation="nearest")
-
-
-def _bar(target: "Figure | SubFigure", ax: "Axes", told: str, extend: str) -> None:
-    """What the colors of a table mean, on its right."""
-    bar = target.colorbar(ax.images[0], ax=ax, shrink=0.82, pad=0.02, extend=extend)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=7, length=2, colors=INK)
-    bar.set_label(told, fontsize=8, color=INK)
 
 
 def _stein_panel(target: "Figure | SubFigure", ax: "Axes", scaled: FloatArray) -> None:
@@ -210,27 +167,20 @@ def _stein_panel(target: "Figure | SubFigure", ax: "Axes", scaled: FloatArray) -
     apart = np.abs(scaled[~np.eye(len(scaled), dtype=bool)])
     most = float(apart.max(initial=0.0))
     top = max(most, LEAST_SPAN)
-    _heat(ax, scaled, "PuOr_r", (-top, top))
+    image = ax.imshow(scaled, cmap="PuOr_r", vmin=-top, vmax=top, interpolation="nearest")
     told = "" if most >= LEAST_SPAN else f", at most {most:.1g} off the diagonal"
-    ax.set_title(f"Stein matrix{told}", loc="left", fontsize=9, color=INK)
-    _bar(target, ax, "divided by roots of the diagonal", "max" if top < 1.0 else "neither")
-
-
-def _axis_names(distances: xr.DataArray) -> list[str]:
-    chains, draws = distances["chain"].values, distances["draw"].values
-    if np.unique(chains).size == 1:
-        return [str(draw) for draw in draws]
-    return [f"{chain}:{draw}" for chain, draw in zip(chains, draws, strict=True)]
+    headline(ax, f"Stein matrix{told}")
+    options = {"shrink": 0.82, "pad": 0.02, "extend": "max" if top < 1.0 else "neither"}
+    color_bar(target, image, ax, "divided by roots of the diagonal", **options)
 
 
 def _matrix_ticks(ax: "Axes", names: list[str]) -> None:
     ax.tick_params(labelsize=6, colors=INK, length=2)
-    if len(names) <= MOST_NAMES:
+    if len(names) > MOST_NAMES:
+        bare(ax, frame=True)
+    else:
         ax.set_xticks(np.arange(len(names)), names, rotation=90)
         ax.set_yticks(np.arange(len(names)), names)
-    else:
-        ax.set_xticks([])
-        ax.set_yticks([])
     ax.set_xlabel("particle", fontsize=8)
     ax.set_ylabel("particle", fontsize=8)
 
@@ -264,3 +214,229 @@ def _stein(tree: xr.DataTree, distances: xr.DataArray) -> FloatArray | None:
         )
     root = np.sqrt(np.maximum(np.diag(matrix), np.finfo(np.float64).tiny))
     return np.asarray(matrix / root / root[:, None])
+
+
+def top_entries_plot(
+    top: xr.Dataset,
+    components: Any = None,
+    particles: int = 3,
+    *,
+    names: Sequence[str] | None = None,
+    figure: "Figure | SubFigure | None" = None,
+) -> "Figure":
+    """The largest entries of a component in several particles, side by side.
+
+    A bar is as long as the entry is large. Orange is an entry that only one of the lists
+    shown has, light blue one that some have, blue one that all have.
+
+    Parameters
+    ----------
+    top : xarray.Dataset
+        What `top_entries` returned.
+    components
+        Labels of the components; by default the first three of `top`.
+    particles : int
+        How many, those of the largest mass first.
+    names : sequence of str, optional
+        Titles of the components.
+    figure : matplotlib Figure or SubFigure, optional
+        Drawn into, if given.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    OptionError
+        If it is not such a table, an argument does not fit, or matplotlib is not installed.
+
+    References
+    ----------
+    Masood and Doshi-Velez, figure 5.
+    """
+    if not {"label", "value", "share"} <= set(top.data_vars):
+        raise OptionError(
+            "top_entries_plot takes what top_entries returned, got a dataset with "
+            f"{sorted(map(str, top))}"
+        )
+    mass = top["weight"].transpose("chain", "draw")
+    rows = heaviest(mass, whole_number("particles", particles, 1))
+    chosen = component_positions(top, components)[: _MOST_ROWS if components is None else None]
+    titles = component_titles(top["component"].values[chosen], names)
+    lists = top[["label", "value"]].stack(particle=("chain", "draw"), create_index=False)
+    lists = lists.transpose("particle", "component", "rank")
+    count = top.sizes["rank"]
+    size = 2.5 * rows.size + 0.4, (0.17 * count + 0.55) * len(chosen) + 0.5
+    target = new_figure(*size) if figure is None else figure
+    axes: NDArray[np.object_] = target.subplots(len(chosen), rows.size, squeeze=False)
+    called = particle_names(mass)
+    for line, k, title in zip(axes, chosen, titles, strict=True):
+        labels, values = (lists[name].values[rows, k] for name in ("label", "value"))
+        seen = _times(labels, values)
+        longest = float(np.abs(values).max()) or 1.0
+        for ax, at, own, sizes, times in zip(line, rows, labels, values, seen, strict=True):
+            colors = [{1: OWN, rows.size: ACCENT}.get(n, SOME) for n in times]
+            _bars(ax, own, sizes / longest, colors)
+            weight = mass.values.reshape(-1)[at]
+            ax.set_title(
+                f"particle {called[at]}, mass {weight:.3f}", loc="left", fontsize=8, color=INK
+            )
+        line[0].set_ylabel(title, fontsize=9, color=INK)
+    if rows.size > 1:
+        _legend(target, rows.size)
+    return target.get_figure(root=True)
+
+
+def _times(labels: NDArray[Any], values: FloatArray) -> list[list[int]]:
+    """In how many of the lists each entry of each list is; entries of 0 are in none."""
+    lists = [set(own[sizes != 0].tolist()) for own, sizes in zip(labels, values, strict=True)]
+    return [[sum(label in one for one in lists) for label in own] for own in labels.tolist()]
+
+
+def _bars(ax: "Axes", labels: NDArray[Any], lengths: FloatArray, colors: list[str]) -> None:
+    """Bars from the top down, what they are called inside the frame on their right."""
+    at = np.arange(labels.size)
+    ax.barh(at, np.abs(lengths), height=0.72, color=colors)
+    for y, label, length in zip(at, labels, lengths, strict=True):
+        text = short_label(label) if length >= 0 else f"{short_label(label)} (−)"
+        ax.annotate(
+            text,
+            (abs(length), y),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+            color=INK if length else QUIET,
+        )
+    ax.set_ylim(labels.size - 0.4, -0.6)
+    ax.set_xlim(0.0, 1.9)
+    bare(ax)
+    ax.spines["left"].set(visible=True, color=QUIET)
+
+
+def _legend(figure: "Figure | SubFigure", lists: int) -> None:
+    from matplotlib.patches import Patch
+
+    told = {ACCENT: "in all of these lists", SOME: "in some", OWN: "in this one alone"}
+    if lists == 2:
+        del told[SOME]
+    handles = [Patch(color=color, label=text) for color, text in told.items()]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=len(told), fontsize=8, frameon=False
+    )
+
+
+def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) -> "Figure":
+    """Scores of all particles, class by class; a dotted line follows the best of each class.
+
+    A dot is a particle, the larger the more mass it has, the short bar the mean. A particle
+    that is best in one class and not in the others shows as a line that falls off. Of more
+    than four particles that are best somewhere, lines follow those that are so most often,
+    or fall off furthest.
+
+    Parameters
+    ----------
+    scores : xarray.Dataset
+        What `downstream` returned.
+    figure : matplotlib Figure or SubFigure, optional
+        Drawn into, if given.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    OptionError
+        If it is not such a table, or matplotlib is not installed.
+
+    References
+    ----------
+    Masood and Doshi-Velez, figures 6 and 8.
+    """
+    if not {"value", "best_draw", "best_chain"} <= set(scores.data_vars):
+        raise OptionError(
+            "scores_plot takes what downstream returned, got a dataset with "
+            f"{sorted(map(str, scores))}"
+        )
+    names = [str(name) for name in scores["score"].values]
+    mass = scores["weight"].transpose("chain", "draw")
+    values = scores["value"].transpose("chain", "draw", "score").values.reshape(mass.size, -1)
+    best = _best_positions(scores)
+    target = new_figure(2.9 + 1.1 * max(len(names), 2), 3.6) if figure is None else figure
+    ax = target.subplots(1, 1)
+    at = np.arange(len(names))
+    share = mass.values.reshape(-1) / mass.values.max()
+    spread = 0.26 * _even(mass.size)
+    for k in at:
+        ax.scatter(
+            k + spread, values[:, k], s=6 + 34 * share, color=_DOT, alpha=0.75, lw=0, zorder=1
+        )
+    ax.hlines(scores["mean"].values, at - 0.3, at + 0.3, color=INK, lw=1.2, zorder=2)
+    called = particle_names(mass)
+    followed = _followed(best, values)
+    for number, (particle, color) in enumerate(
+        zip(dict.fromkeys(best), chain_colors(len(set(best))), strict=True)
+    ):
+        won = [k for k, one in enumerate(best) if one == particle]
+        marker = _MARKERS[number % len(_MARKERS)]
+        told = f"{called[particle]}: best in {', '.join(names[k] for k in won)}"
+        x = at + spread[particle]
+        if particle in followed:
+            ax.plot(x, values[particle], ":", color=color, lw=1.3, zorder=3)
+            ax.plot(
+                x, values[particle], marker, color=color, ms=4, mfc="white", ls="none", zorder=4
+            )
+        ax.plot(
+            x[won],
+            values[particle, won],
+            marker,
+            color=color,
+            ms=7,
+            ls="none",
+            zorder=5,
+            label=told,
+        )
+    long = max(map(len, names)) > 12
+    ax.set_xticks(at, names, rotation=20 if long else 0, ha="right" if long else "center")
+    ax.set_xlim(-0.5, len(names) - 0.5)
+    ax.set_ylabel("score", fontsize=8)
+    headline(ax, "score of every particle; bar: mean")
+    tidy(ax)
+    target.legend(
+        loc="outside right upper",
+        title="particle",
+        title_fontsize=8,
+        fontsize=7,
+        frameon=False,
+        alignment="left",
+    )
+    return target.get_figure(root=True)
+
+
+def _best_positions(scores: xr.Dataset) -> list[int]:
+    """Position of the best particle of every score, chains one after the other."""
+    chains, draws = scores["chain"].values.tolist(), scores["draw"].values.tolist()
+    return [
+        chains.index(chain) * len(draws) + draws.index(draw)
+        for chain, draw in zip(
+            scores["best_chain"].values.tolist(), scores["best_draw"].values.tolist(), strict=True
+        )
+    ]
+
+
+def _followed(best: list[int], values: FloatArray) -> list[int]:
+    """Which of the particles that are best somewhere get a line."""
+    highest = values[best, np.arange(len(best))]
+
+    def rank(particle: int) -> tuple[int, float]:
+        return -best.count(particle), -float(np.nanmax(np.abs(values[particle] - highest)))
+
+    return sorted(set(best), key=rank)[:_MOST_LINES]
+
+
+def _even(count: int) -> FloatArray:
+    """Numbers from -1 to 1 that neighbours are far apart in, the same in every figure."""
+    golden = (np.arange(count) * 0.6180339887498949) % 1.0
+    return np.asarray(2.0 * golden - 1.0)

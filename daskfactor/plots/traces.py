@@ -1,12 +1,28 @@
-"""The log density of a run, cycle by cycle or particle by particle."""
+"""Curves: the log density of a run, by cycle or particle, and the evidence of ranks."""
 
-from typing import TYPE_CHECKING
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, chain_colors, group, new_figure, tidy
+from daskfactor.errors import OptionError
+from daskfactor.plots.canvas import (
+    ACCENT,
+    INK,
+    QUIET,
+    WARN,
+    FloatArray,
+    chain_colors,
+    group,
+    headline,
+    new_figure,
+    save,
+    threshold_line,
+    tidy,
+)
 from daskfactor.results.trace import is_particles
 
 if TYPE_CHECKING:
@@ -14,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 
-_DOT_AREA = 90.0
+_DOT_AREA: Final = 90.0
 """Of the particle of most weight, in square points."""
 
 
@@ -57,8 +73,8 @@ def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) ->
             ax.plot(draw, lp, color=color, lw=0.9, label=name)
         _mark_divergences(zoom, draw, stats, index)
     _warmup(whole, tree, colors)
-    whole.set_title("whole run", loc="left", fontsize=9, color=INK)
-    zoom.set_title("draws", loc="left", fontsize=9, color=INK)
+    headline(whole, "whole run")
+    headline(zoom, "draws")
     whole.set_ylabel("log density", fontsize=8)
     for ax in (whole, zoom):
         _tidy(ax)
@@ -83,13 +99,13 @@ def _particles(left: "Axes", right: "Axes", tree: xr.DataTree, stats: xr.Dataset
     count = np.full(number.shape, 1.0 / max(1, number.size)) if found is None else found
     name = "objective" if "objective" in stats else "lp"
     _dots(left, number, stats, name, count)
-    left.set_title("all particles", loc="left", fontsize=9, color=INK)
+    headline(left, "all particles")
     if name == "objective":
-        _threshold(left, tree)
+        threshold_line(left, tree)
     heavy = count > 0
     _dots(right, number[heavy], stats, "lp", count)
     told = "with weight" if found is not None else "not weighted yet"
-    right.set_title(told, loc="left", fontsize=9, color=INK)
+    headline(right, told)
     for ax in (left, right):
         _tidy(ax, "particle")
 
@@ -99,7 +115,7 @@ def _dots(
     number: NDArray[np.integer],
     stats: xr.Dataset,
     name: str,
-    weight: NDArray[np.float64],
+    weight: FloatArray,
 ) -> None:
     """One statistic of some particles; nothing where it is not known yet."""
     ax.set_ylabel({"lp": "log density"}.get(name, name), fontsize=8)
@@ -117,16 +133,6 @@ def _dots(
     ax.scatter(number[~some], values[~some], s=14, color=QUIET, marker="x", lw=0.9)
 
 
-def _threshold(ax: "Axes", tree: xr.DataTree) -> None:
-    if "constant_data" not in tree.children:
-        return
-    constants = group(tree, "constant_data")
-    if "threshold" in constants and np.isfinite(constants["threshold"].values):
-        level = float(constants["threshold"])
-        ax.axhline(level, color=WARN, lw=0.9, ls="--", label="threshold")
-        ax.legend(fontsize=7, frameon=False)
-
-
 def _warmup(ax: "Axes", tree: xr.DataTree, colors: list[str]) -> None:
     if "warmup_sample_stats" not in tree.children:
         return
@@ -141,11 +147,8 @@ def _warmup(ax: "Axes", tree: xr.DataTree, colors: list[str]) -> None:
         ax.plot(cycle, warmup["lp"].isel(chain=index).values, color=color, lw=0.9, alpha=0.5)
     ax.axvspan(0.0, tune, color=QUIET, alpha=0.25, lw=0)
     # The first few cycles lie so deep that they would flatten all the rest.
-    _clip_low_end(ax, warmup["lp"].values, group(tree, "sample_stats")["lp"].values)
-
-
-def _clip_low_end(ax: "Axes", warmup: NDArray[np.float64], draws: NDArray[np.float64]) -> None:
-    finite = np.concatenate([warmup[np.isfinite(warmup)], draws[np.isfinite(draws)]])
+    both = warmup["lp"].values, group(tree, "sample_stats")["lp"].values
+    finite = np.concatenate([values[np.isfinite(values)] for values in both])
     if finite.size:
         low, high = float(np.quantile(finite, 0.02)), float(finite.max())
         margin = 0.08 * (high - low) or 1.0
@@ -165,3 +168,86 @@ def _tidy(ax: "Axes", what: str = "cycle") -> None:
     ax.set_xlabel(what, fontsize=8)
     ax.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
     ax.yaxis.get_offset_text().set_fontsize(7)
+
+
+def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "Figure":
+    """Log evidence over ranks, the held-out score below it, the best of each filled.
+
+    Bars are two standard errors: of the evidence, both of its errors together; of the
+    score, that of the difference to the best rank. Beside the title stands whether the best
+    rank is at the edge of those tried, and whether errors are too large to decide.
+
+    Parameters
+    ----------
+    table : xarray.Dataset
+        A result of `select_rank`.
+    path
+        Picture to write; its suffix is the format.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    OptionError
+        If it is not such a table, or matplotlib is not installed.
+    """
+    if "log_evidence" not in table or "best" not in table.attrs:
+        raise OptionError(
+            "plot_ranks takes what select_rank returned, got a dataset with "
+            f"{sorted(map(str, table))}"
+        )
+    scored = "held_out_log_score" in table
+    figure = new_figure(6.4, 5.2 if scored else 3.2)
+    axes = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
+    errors = np.hypot(table["standard_error"].values, table["discretization_error"].values)
+    _curve(axes[0], table, "log_evidence", errors, table.attrs["best"])
+    what = "log evidence" if "bound" not in table.attrs else "log evidence, lower bound"
+    axes[0].set_ylabel(f"{what} (nats)", fontsize=8)
+    headline(axes[0], "evidence")
+    axes[0].set_title(_caution(table.attrs), loc="right", fontsize=7, color=WARN)
+    for rank in table.attrs["not_distinguishable"]:
+        value = float(table["log_evidence"].sel(rank=rank))
+        axes[0].plot([rank], [value], "o", ms=9, mfc="none", mec=WARN, label="within the errors")
+    if table.attrs["not_distinguishable"]:
+        handles, labels = axes[0].get_legend_handles_labels()
+        axes[0].legend(handles[:1], labels[:1], fontsize=7, frameon=False, loc="lower right")
+    if scored:
+        errors = table["held_out_difference_error"].values
+        _curve(axes[1], table, "held_out_log_score", errors, table.attrs["best_held_out"])
+        axes[1].set_ylabel("mean log score of a cell (nats)", fontsize=8)
+        headline(axes[1], "cells left out")
+    axes[-1].set_xlabel("number of components", fontsize=8)
+    if path is not None:
+        save(figure, Path(fspath(path)))
+    return figure
+
+
+def _caution(attrs: dict[str, Any]) -> str:
+    """What to know before the best rank is taken."""
+    if not attrs.get("decides", True):
+        return "errors as large as the differences: not decided"
+    end = attrs.get("at_edge")
+    return f"best at the {end} rank tried: try {end[:-2]}r ones" if end else ""
+
+
+def _curve(ax: "Axes", table: xr.Dataset, name: str, errors: FloatArray, best: int) -> None:
+    ranks, values = table["rank"].values, table[name].values
+    ax.axvline(best, color=QUIET, lw=6, alpha=0.45, zorder=0)
+    ax.errorbar(
+        ranks,
+        values,
+        yerr=2 * errors,
+        color=ACCENT,
+        ecolor=INK,
+        elinewidth=0.9,
+        capsize=2.5,
+        lw=1.1,
+        marker="o",
+        ms=4,
+        mfc="white",
+    )
+    ax.plot([best], [float(table[name].sel(rank=best))], "o", ms=5, color=ACCENT, zorder=5)
+    tidy(ax)
+    ax.set_xticks(ranks)

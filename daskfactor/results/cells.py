@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
 from daskfactor.machine import single_threaded_blas
-from daskfactor.results.trace import effective_number, relative
+from daskfactor.results.trace import Running, effective_number, relative
 
 Positions = NDArray[np.int64]
 
@@ -74,9 +74,12 @@ def select(labels: xr.Dataset, sizes: Mapping[str, int], rows: Any, columns: Any
     if points is None:
         chosen = dict(zip(dims, (row_at, column_at), strict=True))
         coords = labels.isel({dim: at for dim, at in chosen.items() if dim in labels.sizes})
-        keys = zip(dims, (rows, columns), strict=True)
         # A label may be that of many rows: then all of them are meant.
-        dropped = tuple(d for d, key in keys if _is_scalar(key) and len(chosen[d]) == 1)
+        dropped = tuple(
+            dim
+            for dim, key in zip(dims, (rows, columns), strict=True)
+            if len(chosen[dim]) == 1 and not (key is None or isinstance(key, slice) or np.ndim(key))
+        )
         return Cells(row_at, column_at, None, dims, coords, dropped)
     if len(row_at) != len(column_at):
         raise OptionError(
@@ -98,10 +101,6 @@ def _shared_dim(rows: Any, columns: Any) -> Hashable | None:
             f"got dimensions {rows.dims} and {columns.dims}"
         )
     return rows.dims[0]
-
-
-def _is_scalar(key: Any) -> bool:
-    return key is not None and not isinstance(key, slice) and np.ndim(key) == 0
 
 
 def _positions(labels: xr.Dataset, dim: str, size: int, key: Any, what: str) -> Positions:
@@ -174,7 +173,7 @@ Array = NDArray[Any]
 Lazy = Any  # dask.array.Array
 
 # dask's functions carry no types.
-blockwise: Final[Any] = da.blockwise
+_blockwise: Final[Any] = da.blockwise
 _from_array: Final[Any] = da.from_array
 _concatenate: Final[Any] = da.concatenate
 
@@ -199,10 +198,6 @@ class Draws(NamedTuple):
     row_at: Lazy | None
     column_at: Lazy | None
     weight: NDArray[np.float64] | None = None
-
-    @property
-    def cell_axes(self) -> str:
-        return "rc" if self.row_at is None else "p"
 
 
 def draws_of(
@@ -245,16 +240,6 @@ def draws_of(
     )
 
 
-def _kept(factor: Lazy, kept: NDArray[np.bool_]) -> Lazy:
-    """Chosen draws of all chains one after the other, (1, draw, ...)."""
-    chosen = [
-        factor[at : at + 1, np.flatnonzero(of_chain)]
-        for at, of_chain in enumerate(kept)
-        if of_chain.any()
-    ]
-    return _concatenate(chosen, axis=1)
-
-
 def _take(array: Any, axis: int, at: Positions) -> Any:
     """Entries of one axis; without a copy where they are neighbours."""
     key: list[Any] = [slice(None)] * 4
@@ -273,12 +258,16 @@ def _cut(array: Any, axis: int, length: int, kept: NDArray[np.bool_] | None) -> 
         chunks = [-1, -1, -1, -1]
         chunks[axis] = length
         array = _from_array(array, chunks=tuple(chunks), name=False)
-    array = array if kept is None else _kept(array, kept)
+    if kept is not None:  # chosen draws of all chains one after the other, (1, draw, ...)
+        chosen = [
+            array[at : at + 1, np.flatnonzero(own)] for at, own in enumerate(kept) if own.any()
+        ]
+        array = _concatenate(chosen, axis=1)
     return array.rechunk({2: -1, 3: -1} | {axis: length})
 
 
-def per_cell(function: Callable[..., Array], count: int, draws: Draws, **options: Any) -> Lazy:
-    """Compute ``count`` numbers of every cell from all draws of it, (count, cells), float64.
+def per_cell(function: Callable[..., Array], draws: Draws, **options: Any) -> tuple[Lazy, Lazy]:
+    """Compute two numbers of every cell from all draws of it, (cells), float64.
 
     Parameters
     ----------
@@ -287,15 +276,16 @@ def per_cell(function: Callable[..., Array], count: int, draws: Draws, **options
         the rows and columns of points or None, and the weights of the draws or None.
     """
     # Draws of W and of H have chunks of their own, and the letters s, d and t, u.
+    axes = "p"
     arguments = [draws.W, "sdik", draws.H, "tulj", draws.row_at, "p", draws.column_at, "p"]
     if draws.row_at is None:
+        axes = "rc"
         arguments = [draws.W, "sdrk", draws.H, "tulc", None, None, None, None]
-    axes = draws.cell_axes
-    return blockwise(
+    first, second = _blockwise(
         function,
         "q" + axes,
         *arguments,
-        new_axes={"q": count},
+        new_axes={"q": 2},
         concatenate=True,
         align_arrays=False,
         weight=draws.weight,
@@ -303,6 +293,7 @@ def per_cell(function: Callable[..., Array], count: int, draws: Draws, **options
         meta=np.empty((0,) * (1 + len(axes))),
         **options,
     )
+    return first, second
 
 
 def _mu(W: Array, H: Array, row_at: Array | None, column_at: Array | None) -> Array:
@@ -322,23 +313,18 @@ def moments(
     and then those of their union (Chan, Golub and LeVeque 1983).
     """
     shape = (W.shape[2], H.shape[3]) if row_at is None else (len(row_at),)
-    chains = len(W)
-    totals = np.zeros(chains)
-    means, squares = np.zeros((2, chains, *shape))
+    chains = [Running(shape) for _ in W]
     with single_threaded_blas():
         for at in np.ndindex(W.shape[:2]):
-            mean, mass = means[at[0]], 1.0 if weight is None else float(weight[at])
-            totals[at[0]] += mass
-            mu = _mu(W[at], H[at], row_at, column_at)
-            delta = mu - mean
-            mean += delta / (totals[at[0]] / mass)
-            if mass != 1.0:
-                delta *= mass
-            squares[at[0]] += delta * (mu - mean)
-    counts = np.broadcast_to(totals.reshape(-1, *(1,) * len(shape)), means.shape)
+            mass = 1.0 if weight is None else float(weight[at])
+            chains[at[0]].add(_mu(W[at], H[at], row_at, column_at), mass)
+    means = np.stack([one.mean for one in chains])
+    totals = np.reshape([one.total for one in chains], (-1, *(1,) * len(shape)))
+    counts = np.broadcast_to(totals, means.shape)
     count = counts.sum(axis=0)
     mean = (counts * means).sum(axis=0) / count
-    square = squares.sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
+    square = np.sum([one.square for one in chains], axis=0)
+    square += (counts * (means - mean) ** 2).sum(axis=0)
     return np.stack([mean, square / count])
 
 

@@ -8,19 +8,19 @@ matrix factorization", sections 7.2 and 7.3, footnote 5 and figures 10, 16 and 1
 """
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final, Literal
 
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linear_sum_assignment
 
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results.align import (
     Law,
     aligned_trace,
+    best_order,
     component_positions,
     law_of,
     mean_and_sd,
@@ -158,7 +158,18 @@ def pairwise_distances(
     ----------
     Masood and Doshi-Velez, footnote 5 and figures 16 and 17.
     """
-    measure = _checked_measure(of, metric, aligned, most)
+    whole_number("most", most, 1)
+    sides: dict[str, tuple[Side, ...]] = {"W": ("W",), "H": ("H",), "both": ("W", "H")}
+    if of not in sides:
+        raise OptionError(f'of must be "W", "H" or "both", got {of!r}')
+    if metric not in ("angle", "euclidean"):
+        raise OptionError(f'metric must be "angle" or "euclidean", got {metric!r}')
+    angle = metric == "angle"
+    if of == "both" and not angle:
+        raise OptionError(
+            'W and H have different units, so that euclidean distances have no sum; pass of="W" '
+            'or of="H", or metric="angle"'
+        )
     tree = require_draws(trace, "distances between draws")
     group, law = tree["posterior"].to_dataset(), law_of(tree)
     total = group.sizes["chain"] * group.sizes["draw"]
@@ -171,9 +182,19 @@ def pairwise_distances(
         )
     chosen = np.arange(0, total, step)
     table = np.zeros((chosen.size, chosen.size))
-    for x, y, costs in _costs(group, law, measure, chosen):
-        table[x, y] = [[_least(cost, law, measure) for cost in row] for row in costs]
-        table[y, x] = table[x, y].T
+    movable = np.isin(np.arange(law.components), law.free) & (law.signed and aligned)
+    either = movable[:, None] & movable  # pairs of components that may change their sign
+    parts = _blocks(group, law, chosen.size)
+    for number, x in enumerate(parts):
+        mine = _read(group, law, sides[of], angle, chosen[x])
+        for y in parts[number:]:
+            theirs = mine if y == x else _read(group, law, sides[of], angle, chosen[y])
+            pairs = zip(mine, theirs, strict=True)
+            costs = np.mean([_table(one, other, angle, either) for one, other in pairs], axis=0)
+            if angle:  # one sign for W and H
+                costs = np.where(either, np.minimum(costs, 180.0 - costs), costs)
+            table[x, y] = [[_least(cost, law, angle, aligned) for cost in row] for row in costs]
+            table[y, x] = table[x, y].T
     np.fill_diagonal(table, 0.0)
     chain, draw = np.divmod(chosen, group.sizes["draw"])
     labels = {"chain": group["chain"].values[chain], "draw": group["draw"].values[draw]}
@@ -184,96 +205,54 @@ def pairwise_distances(
     return xr.DataArray(table, coords, ("draw", "other_draw"), name="distance", attrs=attrs)
 
 
-class _Measure(NamedTuple):
-    """What is compared, how, and whether in the best order."""
-
-    of: tuple[Side, ...]
-    angle: bool
-    aligned: bool
-
-
-def _checked_measure(of: str, metric: str, aligned: bool, most: int) -> _Measure:
-    whole_number("most", most, 1)
-    found: dict[str, tuple[Side, ...]] = {"W": ("W",), "H": ("H",), "both": ("W", "H")}
-    if of not in found:
-        raise OptionError(f'of must be "W", "H" or "both", got {of!r}')
-    if metric not in ("angle", "euclidean"):
-        raise OptionError(f'metric must be "angle" or "euclidean", got {metric!r}')
-    if metric == "euclidean" and of == "both":
-        raise OptionError(
-            'W and H have different units, so that euclidean distances have no sum; pass of="W" '
-            'or of="H", or metric="angle"'
-        )
-    return _Measure(found[of], metric == "angle", bool(aligned))
-
-
-def _costs(
-    group: xr.Dataset, law: Law, measure: _Measure, chosen: NDArray[np.int64]
-) -> Iterator[tuple[slice, slice, Array]]:
-    """Blocks of the table on and above the diagonal, and costs (x, y, K, K) of every match."""
+def _blocks(group: xr.Dataset, law: Law, count: int) -> list[slice]:
+    """Parts of the draws, so few at a time that they and a table of two parts fit."""
     K = law.components
     length = sum(
         group[side].isel(chain=0, draw=0).size // group.sizes["component"] for side in "WH"
     )
     block = int(max(1, min(BLOCK_BYTES // (8 * K * length), (BLOCK_BYTES // 8) ** 0.5 // K)))
-    parts = [slice(at, min(at + block, chosen.size)) for at in range(0, chosen.size, block)]
-    for number, x in enumerate(parts):
-        mine = _read(group, law, measure, chosen[x])
-        for y in parts[number:]:
-            theirs = mine if y == x else _read(group, law, measure, chosen[y])
-            tables = [_table(a, b, measure, law) for a, b in zip(mine, theirs, strict=True)]
-            cost = np.mean(tables, axis=0)
-            if measure.angle:  # one sign for W and H
-                cost = _either_sign(cost, np.minimum(cost, 180.0 - cost), measure, law)
-            yield x, y, cost
+    return [slice(at, min(at + block, count)) for at in range(0, count, block)]
 
 
-def _read(group: xr.Dataset, law: Law, measure: _Measure, chosen: NDArray[np.int64]) -> list[Array]:
+def _read(
+    group: xr.Dataset, law: Law, sides: tuple[Side, ...], angle: bool, chosen: NDArray[np.int64]
+) -> list[Array]:
     """Components (draw, K, n) of the chosen draws, a comparison's factors in its scale."""
     chains, draws = np.divmod(chosen, group.sizes["draw"])
-    found: list[list[Array]] = [[] for _ in measure.of]
+    found: list[list[Array]] = [[] for _ in sides]
     for chain in np.unique(chains):
         part = group.isel(chain=[int(chain)], draw=draws[chains == chain])
         for W, H in each_draw(part, None):
-            sides = {"W": W.T.astype(np.float64), "H": H.astype(np.float64)}
-            if not measure.angle:
+            values = {"W": W.T.astype(np.float64), "H": H.astype(np.float64)}
+            if not angle:
                 size = np.ones(len(H))
                 size[law.free] = sizes(W, H, law.signed)[0][law.free]
                 size = np.where(size > 0, size, 1.0)[:, None]
-                sides = {"W": sides["W"] / size, "H": sides["H"] * size}
-            for out, side in zip(found, measure.of, strict=True):
-                values = sides[side][: law.components]
-                out.append(unit_length(values) if measure.angle else values)
+                values = {"W": values["W"] / size, "H": values["H"] * size}
+            for out, side in zip(found, sides, strict=True):
+                own = values[side][: law.components]
+                out.append(unit_length(own) if angle else own)
     return [np.stack(out) for out in found]
 
 
-def _table(left: Array, right: Array, measure: _Measure, law: Law) -> Array:
+def _table(left: Array, right: Array, angle: bool, either: NDArray[np.bool_]) -> Array:
     """Angles, or squared distances, of all pairs of components of two blocks: (x, y, K, K)."""
     (x, K, n), y = left.shape, len(right)
     products = (left.reshape(-1, n) @ right.reshape(-1, n).T).reshape(x, K, y, K).swapaxes(1, 2)
     own, other = (np.einsum("mkn,mkn->mk", one, one) for one in (left, right))
     own, other = own[:, None, :, None], other[None, :, None, :]
-    if measure.angle:
+    if angle:
         angles = np.degrees(np.arccos(np.clip(products, -1.0, 1.0)))
         return np.where((own == 0) & (other == 0), 0.0, angles)
-    return np.asarray(own + other - 2.0 * _either_sign(products, np.abs(products), measure, law))
+    return np.asarray(own + other - 2.0 * np.where(either, np.abs(products), products))
 
 
-def _either_sign(plain: Array, better: Array, measure: _Measure, law: Law) -> Array:
-    """``better`` where both components are free to change their sign."""
-    if not (law.signed and measure.aligned):
-        return plain
-    free = np.isin(np.arange(law.components), law.free)
-    return np.where(free[:, None] & free, better, plain)
-
-
-def _least(cost: Array, law: Law, measure: _Measure) -> float:
+def _least(cost: Array, law: Law, angle: bool, aligned: bool) -> float:
     """Distance of two particles from the costs (K, K) of their components."""
-    order = np.arange(law.components)
-    if measure.aligned and law.free.size > 1:
-        order[law.free] = law.free[linear_sum_assignment(cost[np.ix_(law.free, law.free)])[1]]
+    order = best_order(cost, law) if aligned else np.arange(law.components)
     total = float(cost[np.arange(law.components), order].sum())
-    return total / law.components if measure.angle else max(total, 0.0) ** 0.5
+    return total / law.components if angle else max(total, 0.0) ** 0.5
 
 
 def angle_between(left: NDArray[Any], right: NDArray[Any]) -> Array:

@@ -22,8 +22,9 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from daskfactor.results.align import Law, sizes
-from daskfactor.results.trace import each_draw
+from daskfactor.results.align import Law, align, law_of, sizes
+from daskfactor.results.schema import factor_dims
+from daskfactor.results.trace import Weights, each_weighted_draw
 
 Array = NDArray[np.float64]
 
@@ -145,6 +146,7 @@ def _autocorrelation(draws: Array) -> Array:
 
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 
+DENSITIES: Final = ("lp", "log_likelihood", "objective")
 SPECTRUM: Final = 5
 """Singular values that are followed, the largest ones."""
 
@@ -175,14 +177,18 @@ def addressed_cells(shape: tuple[int, int], count: int, seed: int) -> Cells:
     return chosen[:, 0], chosen[:, 1]
 
 
-def factor_series(group: xr.Dataset, law: Law, cells: Cells) -> list[Series]:
-    """All series that the draws of a group give, read a few draws at a time."""
-    shape = (group.sizes["chain"], group.sizes["draw"])
+def factor_series(
+    group: xr.Dataset, law: Law, cells: Cells, weights: Weights | None = None
+) -> list[Series]:
+    """All series that the draws of a group give, read a few draws at a time.
+
+    (chain, draw); of draws with weights those that have some, chains one after the other.
+    """
     labels = _labels(group.sizes["component"], law, cells)
-    values = np.empty((len(labels), *shape))
-    for at, chain in enumerate(group["chain"].values.tolist()):
-        for number, (W, H) in enumerate(each_draw(group, chain)):
-            values[:, at, number] = _of_draw(W, H, law, cells)
+    drawn = each_weighted_draw(group, None, weights)
+    values = np.stack([_of_draw(W, H, law, cells) for (W, H), _ in drawn], axis=1)
+    if weights is None:
+        values = values.reshape(-1, group.sizes["chain"], group.sizes["draw"])
     return [Series(*label, one) for label, one in zip(labels, values, strict=True)]
 
 
@@ -229,22 +235,44 @@ def _singular_values(gram_w: Array, gram_h: Array) -> Array:
     return np.sqrt(np.maximum(found[::-1][:SPECTRUM], 0.0))
 
 
-def shares_of(alignment: xr.Dataset) -> tuple[Array, Array]:
-    """Shares of the draws in which components appear: of all, and of the chain with the fewest."""
-    by_chain = alignment["share_by_chain"].transpose("chain", "component").values
-    return alignment["share"].values, np.nanmin(by_chain, axis=0)
+def all_series(
+    tree: xr.DataTree, cells: int, seed: int, weights: Weights | None
+) -> tuple[list[Series], bool]:
+    """Series of what can be compared between draws, and whether components change places.
 
-
-def aligned_series(series: list[Series], alignment: xr.Dataset, law: Law) -> list[Series]:
-    """Sizes of the components in one order, from those in the order of the draws.
-
-    Size is what neither scale nor sign changes, so that the order is all that matters.
+    Those of components as drawn are left out where the order in which they were drawn says
+    nothing: of an aligned trace, and of particles.
     """
-    sizes_drawn = np.stack([one.values for one in series if one.kind == "component"], axis=-1)
+    kept: Any = ... if weights is None else weights > 0
+    series = []
+    for name in ("sample_stats", "log_likelihood"):
+        found = tree[name].data_vars.items() if name in tree.children else ()
+        for density, values in found:
+            if density in DENSITIES and set(values.dims) == {"chain", "draw"} and values.size:
+                drawn = values.transpose("chain", "draw").values.astype(np.float64)
+                series.append(Series(str(density), "density", drawn[kept]))
+    if "posterior" not in tree.children or tree["posterior"].sizes["draw"] == 0:
+        return series, False
+    group, law = tree["posterior"].to_dataset(), law_of(tree)
+    row, column = factor_dims(tree)
+    chosen = addressed_cells((group.sizes[row], group.sizes[column]), cells, seed)
+    series += factor_series(group, law, chosen, weights)
+    already = "alignment" in tree.children
+    if law.free.size < 2 and not already:
+        return series, False
+    alignment = (tree if already else align(tree))["alignment"].to_dataset()
     order = alignment["permutation"].transpose("chain", "draw", "component").values
-    shares, least = shares_of(alignment)
-    found = np.take_along_axis(sizes_drawn, order[..., : law.components], axis=-1)
-    return [
-        Series(f"aligned[{k}]", "aligned", found[..., k], float(shares[k]), float(least[k]))
+    # Size is what neither scale nor sign changes, so that the order is all that matters.
+    sizes_of = np.stack([one.values for one in series if one.kind == "component"], axis=-1)
+    if not already:
+        sizes_of = np.take_along_axis(sizes_of, order[kept][..., : law.components], axis=-1)
+    if already or weights is not None:
+        series = [one for one in series if one.kind != "component"]
+    shares = alignment["share"].values
+    by_chain = alignment["share_by_chain"].transpose("chain", "component").values
+    least = np.nanmin(by_chain, axis=0)
+    series += [
+        Series(f"aligned[{k}]", "aligned", sizes_of[..., k], float(shares[k]), float(least[k]))
         for k in range(law.components)
     ]
+    return series, not already and bool((order != order[0, 0]).any())

@@ -1,7 +1,7 @@
 """Predictions with error bars for any cells of the matrix, from a trace."""
 
 import json
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import dask.array as da
 import numpy as np
@@ -13,17 +13,14 @@ from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.results.cells import (
-    Cells,
-    Draws,
     Lazy,
-    blockwise,
     draws_of,
     moments,
     per_cell,
     quantiles,
     select,
 )
-from daskfactor.results.schema import CELL_INDICES, beside, factor_dims, own_names
+from daskfactor.results.schema import CELL_INDICES, COARSE, beside, factor_dims, own_names
 from daskfactor.results.trace import (
     Trace,
     as_tree,
@@ -32,16 +29,10 @@ from daskfactor.results.trace import (
     require_draws,
 )
 
+Array = NDArray[np.float64]
 Of = Literal["observation", "mean"]
 
-
-class _Law(NamedTuple):
-    """What the prediction needs to know of the model."""
-
-    likelihood: Likelihood
-    dispersion: float
-    nonnegative: bool
-    observations: bool = True
+map_blocks: Final[Any] = da.map_blocks  # dask's functions carry no types
 
 
 def predict(
@@ -102,17 +93,31 @@ def predict(
     _check_options(interval, of)
     tree = require_draws(trace, "a prediction")
     dims = factor_dims(tree)
-    law = _law(tree)
-    of = _what(of, law)
+    model, dispersion, of = _model_of(tree, of)
     cells = select(*_labelled(tree, dims), rows, columns)
     fine = draws_of(tree["posterior"].to_dataset(), dims, cells, draw_weights(tree))
-    fine_moments = tuple(per_cell(moments, 2, fine))
-    mean, variance = _extrapolated(tree, dims, cells, fine_moments, law)
+    own = wanted = per_cell(moments, fine)
+    if COARSE in tree.children and tree[COARSE].sizes["draw"]:
+        coarse = per_cell(moments, draws_of(tree[COARSE].to_dataset(), dims, cells))
+        wanted = extrapolated_moments(own, coarse, model.nonnegative)
+    mean, variance = wanted
     if of == "observation":
-        sd, lower, upper = _of_observation(mean, variance, law, interval)
+        law = {"likelihood": model.likelihood, "dispersion": dispersion, "interval": interval}
+        sd, lower, upper = map_blocks(
+            _of_observation,
+            mean,
+            variance,
+            **law,
+            new_axis=0,
+            chunks=((3,), *mean.chunks),
+            dtype=np.float64,
+            meta=np.empty((0,) * (mean.ndim + 1)),
+        )
     else:
         sd = da.sqrt(variance)
-        lower, upper = _of_mean(fine, fine_moments, (mean, variance), law, interval)
+        tail = 0.5 * (1.0 - interval)
+        ends = per_cell(quantiles, fine, levels=(tail, 1.0 - tail))
+        lower, upper = _moved(ends, own, wanted, model.nonnegative)
     values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
     named = [name for name in (*cells.coords.variables, *cells.dims) if isinstance(name, str)]
     names: dict[Any, str] = dict(beside(named, values))
@@ -144,17 +149,8 @@ def _check_options(interval: float, of: str | None) -> None:
         raise OptionError(f"of must be 'observation' or 'mean', got {of!r}; or leave it out")
 
 
-def _what(of: Of | None, law: _Law) -> Of:
-    """What the interval is about."""
-    if of == "observation" and not law.observations:
-        raise OptionError(
-            "of='observation' needs a law of new observations, and a SILFNMF has none: it only "
-            "tells good factorizations from others; pass of='mean'"
-        )
-    return of or ("observation" if law.observations else "mean")
-
-
-def _law(tree: xr.DataTree) -> _Law:
+def _model_of(tree: xr.DataTree, of: Of | None) -> tuple[Any, float, Of]:
+    """The model of a run, its dispersion, and what the interval is about."""
     try:
         model = model_from_dict(json.loads(tree.attrs["model"]))
         observed = model.has_observations
@@ -164,71 +160,31 @@ def _law(tree: xr.DataTree) -> _Law:
             "this trace does not say its model (attributes 'model' and 'dispersion'); "
             "pass the result of daskfactor.sample or the path of its store"
         ) from error
-    return _Law(model.likelihood, dispersion, model.nonnegative, observed)
-
-
-def _extrapolated(
-    tree: xr.DataTree,
-    dims: tuple[str, str],
-    cells: Cells,
-    fine: tuple[Lazy, Lazy],
-    law: _Law,
-) -> tuple[Lazy, Lazy]:
-    """Mean and variance of mu: 2 fine - coarse where there is a coarse chain."""
-    if "posterior_coarse" not in tree.children or tree["posterior_coarse"].sizes["draw"] == 0:
-        return fine
-    group = tree["posterior_coarse"].to_dataset()
-    coarse = tuple(per_cell(moments, 2, draws_of(group, dims, cells)))
-    return extrapolated_moments(fine, coarse, law.nonnegative)
+    if of == "observation" and not observed:
+        raise OptionError(
+            "of='observation' needs a law of new observations, and a SILFNMF has none: it only "
+            "tells good factorizations from others; pass of='mean'"
+        )
+    return model, dispersion, of or ("observation" if observed else "mean")
 
 
 def _of_observation(
-    mean: Lazy, variance: Lazy, law: _Law, interval: float
-) -> tuple[Lazy, Lazy, Lazy]:
-    axes = tuple(range(mean.ndim))
-    three = blockwise(
-        _observation_block,
-        (mean.ndim, *axes),
-        mean,
-        axes,
-        variance,
-        axes,
-        new_axes={mean.ndim: 3},
-        law=law,
-        interval=interval,
-        dtype=np.float64,
-        meta=np.empty((0,) * (mean.ndim + 1)),
-    )
-    return three[0], three[1], three[2]
-
-
-def _observation_block(
-    mean: NDArray[np.float64], variance: NDArray[np.float64], law: _Law, interval: float
-) -> NDArray[np.float64]:
+    mean: Array, variance: Array, likelihood: Likelihood, dispersion: float, interval: float
+) -> Array:
     """Standard deviation, lower and upper end for a new observation."""
-    total = law.likelihood.observation_variance(mean, variance, law.dispersion)
-    ends = law.likelihood.interval(mean, variance, law.dispersion, interval)
+    total = likelihood.observation_variance(mean, variance, dispersion)
+    ends = likelihood.interval(mean, variance, dispersion, interval)
     return np.stack([np.sqrt(total), *ends])
 
 
-def _of_mean(
-    fine: Draws,
-    fine_moments: tuple[Lazy, Lazy],
-    wanted: tuple[Lazy, Lazy],
-    law: _Law,
-    interval: float,
+def _moved(
+    ends: tuple[Lazy, Lazy], own: tuple[Lazy, Lazy], wanted: tuple[Lazy, Lazy], nonnegative: bool
 ) -> tuple[Lazy, Lazy]:
-    """Quantiles of mu, moved to the extrapolated mean and variance where these differ."""
-    tail = 0.5 * (1.0 - interval)
-    ends = tuple(per_cell(quantiles, 2, fine, levels=(tail, 1.0 - tail)))
-    if wanted is fine_moments:
-        return ends
-    spread = da.where(fine_moments[1] > 0, fine_moments[1], 1.0)
-    scale = da.where(fine_moments[1] > 0, da.sqrt(wanted[1] / spread), 1.0)
-    moved = [wanted[0] + scale * (end - fine_moments[0]) for end in ends]
-    if law.nonnegative:
-        moved = [da.maximum(end, 0.0) for end in moved]
-    return moved[0], moved[1]
+    """Quantiles of mu, moved from its own mean and variance to the extrapolated ones."""
+    spread = da.where(own[1] > 0, own[1], 1.0)
+    scale = da.where(own[1] > 0, da.sqrt(wanted[1] / spread), 1.0)
+    low, high = (wanted[0] + scale * (end - own[0]) for end in ends)
+    return (da.maximum(low, 0.0), da.maximum(high, 0.0)) if nonnegative else (low, high)
 
 
 def monitored(trace: Trace, *, interval: float = 0.9, of: Of | None = None) -> xr.Dataset:
@@ -263,15 +219,14 @@ def monitored(trace: Trace, *, interval: float = 0.9, of: Of | None = None) -> x
         raise OptionError(
             "this run monitored no cells: none were asked for with monitor=, or none was missing"
         )
-    law = _law(tree)
-    of = _what(of, law)
+    model, dispersion, of = _model_of(tree, of)
     group = tree["monitor"].to_dataset().load()
     mean, variance = _pooled(group)
     if of == "observation":
-        sd, lower, upper = _observation_block(mean, variance, law, interval)
+        sd, lower, upper = _of_observation(mean, variance, model.likelihood, dispersion, interval)
     else:
         sd = np.sqrt(variance)
-        lower, upper = _matched_interval(mean, variance, law, interval)
+        lower, upper = _matched_interval(mean, variance, model.nonnegative, interval)
     values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
     own = {name: group[name].variable for name in CELL_INDICES}
     users = [n for n, coord in group.coords.items() if coord.dims == ("cell",) and n not in own]
@@ -282,7 +237,7 @@ def monitored(trace: Trace, *, interval: float = 0.9, of: Of | None = None) -> x
     return result.assign_attrs(of=of, interval=interval)
 
 
-def _pooled(group: xr.Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _pooled(group: xr.Dataset) -> tuple[Array, Array]:
     """Mean and population variance over all chains that have any cycles."""
     begun = group["count"].values > 0
     count = group["count"].values[begun, None].astype(np.float64)
@@ -293,10 +248,10 @@ def _pooled(group: xr.Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]
 
 
 def _matched_interval(
-    mean: NDArray[np.float64], variance: NDArray[np.float64], law: _Law, interval: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    mean: Array, variance: Array, nonnegative: bool, interval: float
+) -> tuple[Array, Array]:
     tails = np.array([0.5 * (1.0 - interval), 0.5 * (1.0 + interval)])[:, None]
-    if not law.nonnegative:
+    if not nonnegative:
         lower, upper = mean + np.sqrt(variance) * stats.norm.ppf(tails)
         return lower, upper
     certain = ~((mean > 0) & (variance > 0))

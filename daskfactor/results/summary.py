@@ -1,9 +1,11 @@
-"""Whether a run has converged: R-hat and effective sample sizes of what can be compared.
+"""What the diagnostics of a run come to: numbers, and sentences on what has converged.
 
-Particles have no chain that could converge; what they come to is in ``particle_summary``.
+Particles have no chain that could converge: told are their weighted mean and spread, how many
+carry weight, and whether they are one mode.
 """
 
-from typing import Any, Final, NamedTuple
+import math
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -11,34 +13,24 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
-from daskfactor.results.align import Law, align, law_of, match, reference_from
-from daskfactor.results.diagnose import (
-    Series,
-    addressed_cells,
-    aligned_series,
-    convergence,
-    factor_series,
-    shares_of,
-)
-from daskfactor.results.schema import BIASED, COARSE, factor_dims
+from daskfactor.results.align import law_of, match, reference_from
+from daskfactor.results.diagnose import LEAST_DRAWS, Series, all_series, convergence
+from daskfactor.results.schema import BIASED, COARSE, STEIN
 from daskfactor.results.trace import (
     Trace,
+    Weights,
     as_tree,
+    draw_masses,
     draw_weights,
     each_draw,
     each_weighted_draw,
     effective_number,
     is_particles,
+    reads_here,
     require_draws,
 )
-from daskfactor.results.verdict import (
-    Section,
-    Seen,
-    particle_lines,
-    particle_verdict,
-    sections_of,
-    verdict_of,
-)
+
+Array = NDArray[np.float64]
 
 TITLES: Final = {
     "density": "log density",
@@ -47,7 +39,29 @@ TITLES: Final = {
     "component": "components, as drawn",
     "aligned": "components, aligned",
 }
-DENSITIES: Final = ("lp", "log_likelihood")
+PARTICLE_TITLES: Final = TITLES | {
+    "density": "log density, objective",
+    "component": "components, as found",
+}
+NEAR: Final = 0.8
+"""Cosine in W and in H from which on two components are taken to be the same."""
+GOOD_RHAT: Final = 1.01
+BAD_RHAT: Final = 1.05
+ESS_PER_CHAIN: Final = 100
+"""Of Vehtari et al. 2021, sections 4 and 5: 50 for each half of a chain."""
+RARE: Final = 0.5
+"""Share of a chain's draws below which a component is not one of the whole posterior."""
+
+POINT: Final = 0.9
+"""Mass of one particle from which on the set is as good as a point estimate."""
+FEW: Final = 5.0
+"""Effective number of particles below which a spread is rough."""
+ONE_MODE: Final = 0.95
+"""Mass that has to be alike for all particles to be called one mode."""
+MOSTLY: Final = 0.5
+"""Share of a variance from which on it is mostly one particle's."""
+
+State = Literal["good", "few", "apart"]
 
 
 class Summary(xr.Dataset):  # type: ignore[no-untyped-call]
@@ -63,22 +77,14 @@ class Summary(xr.Dataset):  # type: ignore[no-untyped-call]
     def __repr__(self) -> str:
         of_particles = {"mean", "sd", "one_particle", "kind"} <= set(self.variables)
         if of_particles and "verdict" in self.attrs and self["mean"].dims == ("functional",):
-            return "\n".join([*particle_lines(self), "", *self.verdict.split("\n")])
+            return "\n".join([*_particle_lines(self), "", *self.verdict.split("\n")])
         whole = {"rhat", "ess_bulk", "ess_tail", "kind"} <= set(self.variables)
         if not whole or "verdict" not in self.attrs or self["rhat"].dims != ("functional",):
             return super().__repr__()
-        head = f"{'':23}{'R-hat':>7}{'ESS bulk':>10}{'ESS tail':>10}   slowest of"
-        lines = [_line(section) for section in sections_of(self)]
-        chains, draws = self.attrs["chains"], self.attrs["draws"]
-        title = f"{chains} chain{'s' if chains > 1 else ''} of {draws} draws"
-        return "\n".join([title, "", head, *lines, "", *self.verdict.split("\n")])
+        return "\n".join([*_chain_lines(self), "", *self.verdict.split("\n")])
 
 
-def _line(section: Section) -> str:
-    numbers = f"{section.rhat:7.3f}{section.ess_bulk:10.0f}{section.ess_tail:10.0f}"
-    return f"{TITLES[section.kind]:23}{numbers}   {section.slowest}, {section.total}"
-
-
+@reads_here
 def summarize(trace: Trace, *, cells: int = 32, random_seed: int = 0) -> Summary:
     r"""R-hat and effective sample sizes of a run, and what follows from them.
 
@@ -133,57 +139,41 @@ def summarize(trace: Trace, *, cells: int = 32, random_seed: int = 0) -> Summary
     whole_number("cells", cells, 0)
     tree = as_tree(trace)
     if is_particles(tree):
-        tree = require_draws(tree, "a summary")
-        found_of = particle_summary(tree, cells, random_seed)
-        return Summary(found_of.data_vars, found_of.coords, found_of.attrs)
-    series = _density_series(tree)
-    moved = False
-    if "posterior" in tree.children and tree["posterior"].sizes["draw"] > 0:
-        found, moved = _posterior_series(tree, cells, random_seed)
-        series += found
-    if not series or series[0].values.size == 0:
+        return _of_particles(require_draws(tree, "a summary"), cells, random_seed)
+    series, moved = all_series(tree, cells, random_seed, None)
+    if not series:
         raise OptionError("this run has no draws yet, and a summary needs some; resume it first")
-    drift = next((_drift(one) for one in series if one.name == "lp"), 0.0)
-    return _summary(series, Seen(drift, moved, _biased(tree)))
-
-
-def _density_series(tree: xr.DataTree) -> list[Series]:
-    found = []
-    for group in ("sample_stats", "log_likelihood"):
-        if group not in tree.children:
-            continue
-        for name, values in tree[group].to_dataset().data_vars.items():
-            if name in DENSITIES and set(values.dims) == {"chain", "draw"}:
-                drawn = values.transpose("chain", "draw").values.astype(np.float64)
-                found.append(Series(str(name), "density", drawn))
-    return [one for one in found if one.values.size]
-
-
-def _posterior_series(tree: xr.DataTree, cells: int, seed: int) -> tuple[list[Series], bool]:
-    """Series of the draws, and whether components change places between them."""
-    group = tree["posterior"].to_dataset()
-    row, column = factor_dims(tree)
-    law = law_of(tree)
-    chosen = addressed_cells((group.sizes[row], group.sizes[column]), cells, seed)
-    series = factor_series(group, law, chosen)
-    if "alignment" in tree.children:
-        shares, least = shares_of(tree["alignment"].to_dataset())
-        others = [one for one in series if one.kind != "component"]
-        own = [one for one in series if one.kind == "component"]
-        return others + [
-            Series(f"aligned[{k}]", "aligned", one.values, float(shares[k]), float(least[k]))
-            for k, one in enumerate(own)
-        ], False
-    if law.free.size < 2:
-        return series, False
-    aligned = align(tree)["alignment"].to_dataset()
-    order = (
-        aligned["permutation"]
-        .transpose(..., "component")
-        .values.reshape(-1, tree["posterior"].sizes["component"])
+    found = np.array([convergence(one.values) for one in series])
+    chains, draws = series[-1].values.shape
+    columns = {
+        "mean": [float(one.values.mean()) for one in series],
+        "sd": [float(one.values.std()) for one in series],
+        **dict(zip(("rhat", "ess_bulk", "ess_tail"), found.T, strict=True)),
+        "share": [one.share for one in series],
+        "least_share": [one.least_share for one in series],
+    }
+    summary = _table(series, columns, {"chains": int(chains), "draws": int(draws)})
+    rise = next((_rise(one.values) for one in series if one.name == "lp"), 0.0)
+    of = {part.kind: part for part in sections_of(summary) if part.total > part.unknown}
+    nothing = (
+        f"Nothing can be said yet of {draws} draws: at least {LEAST_DRAWS} that are finite "
+        "and differ are needed, and hundreds are wanted; go on with resume()."
     )
-    moved = bool((order != order[0]).any())
-    return series + aligned_series(series, aligned, law), moved
+    told = _verdict(of, chains, rise, moved, _biased(tree)) if of else [nothing]
+    summary.attrs["verdict"] = "\n".join(told)
+    return summary
+
+
+def _table(series: list[Series], columns: dict[str, Any], attrs: dict[str, Any]) -> Summary:
+    """A summary of one row for every functional."""
+    return Summary(
+        {name: ("functional", values) for name, values in columns.items()},
+        coords={
+            "functional": [one.name for one in series],
+            "kind": ("functional", [one.kind for one in series]),
+        },
+        attrs=attrs,
+    )
 
 
 def _biased(tree: xr.DataTree) -> bool:
@@ -197,161 +187,231 @@ def _biased(tree: xr.DataTree) -> bool:
     return bool((stats["step_size"] != 1.0).any())
 
 
-def _summary(series: list[Series], seen: Seen) -> Summary:
-    found = np.array([convergence(one.values) for one in series])
-    chains, draws = series[-1].values.shape
-    summary = Summary(
-        {
-            "mean": ("functional", [float(one.values.mean()) for one in series]),
-            "sd": ("functional", [float(one.values.std()) for one in series]),
-            "rhat": ("functional", found[:, 0]),
-            "ess_bulk": ("functional", found[:, 1]),
-            "ess_tail": ("functional", found[:, 2]),
-            "share": ("functional", [one.share for one in series]),
-            "least_share": ("functional", [one.least_share for one in series]),
-        },
-        coords={
-            "functional": [one.name for one in series],
-            "kind": ("functional", [one.kind for one in series]),
-        },
-        attrs={"chains": int(chains), "draws": int(draws)},
-    )
-    summary.attrs["verdict"] = "\n".join(verdict_of(sections_of(summary), chains, draws, seen))
-    return summary
-
-
-def _drift(lp: Series) -> float:
+def _rise(lp: Array) -> float:
     """Rise of the log density from the first to the second half, in standard deviations."""
-    half = lp.values.shape[1] // 2
-    spread = float(lp.values.std())
+    half = lp.shape[1] // 2
+    spread = float(lp.std())
     if not half or not spread > 0:
         return 0.0
-    return float(lp.values[:, half:].mean() - lp.values[:, :half].mean()) / spread
+    return float(lp[:, half:].mean() - lp[:, :half].mean()) / spread
 
 
-Array = NDArray[np.float64]
-
-NEAR: Final = 0.8
-"""Cosine in W and in H from which on two components are taken to be the same."""
-
-
-class Cloud(NamedTuple):
-    """Particles that have mass, and what is known of all of them.
+class Section(NamedTuple):
+    """The worst values of one kind of functional.
 
     Attributes
     ----------
-    kept
-        Which have mass, (chain, draw).
-    masses
-        Of these, (M',), adding up to 1.
-    weighted
-        Whether they have weights yet; else all count alike.
-    alike
-        Mass of those whose components all are those of the one of most mass. (A mean of
-        two modes may be near both.) NaN if there is nothing to put in order.
+    total, unknown
+        How many there are, and of how many nothing can be said.
+    rhat, ess_bulk, ess_tail
+        Largest R-hat, smallest effective sizes; NaN if nothing can be said of any.
+    worst, slowest
+        Names of the one with the largest R-hat, and of the one with the smallest size.
+    apart
+        Number of those with an R-hat above the bad one.
+    rare
+        Number of components that appear in fewer than half of the draws of some chain.
     """
 
-    kept: NDArray[np.bool_]
-    masses: Array
-    weighted: bool
-    alike: float = float("nan")
+    kind: str
+    total: int
+    unknown: int
+    rhat: float = math.nan
+    ess_bulk: float = math.nan
+    ess_tail: float = math.nan
+    worst: str = "-"
+    slowest: str = "-"
+    apart: int = 0
+    rare: int = 0
+
+    @property
+    def ess(self) -> float:
+        return min(self.ess_bulk, self.ess_tail)
+
+    def state(self, chains: int) -> State:
+        """Converged; the draws agree but are few; or they do not agree."""
+        if self.rhat > BAD_RHAT:
+            return "apart"
+        if self.rhat <= GOOD_RHAT and self.ess >= ESS_PER_CHAIN * chains:
+            return "good"
+        return "few"
 
 
-def particle_summary(tree: xr.DataTree, cells: int, seed: int) -> xr.Dataset:
-    r"""Weighted mean and spread of what can be compared between particles.
+def sections_of(summary: xr.Dataset) -> list[Section]:
+    """The worst of each kind of functional, in the order in which the kinds come."""
+    found = []
+    for kind, part in summary.to_dataframe().groupby("kind", sort=False):
+        known = part[np.isfinite(part["ess_bulk"])]
+        rare = int((part["least_share"] < RARE).sum())
+        section = Section(str(kind), len(part), len(part) - len(known), rare=rare)
+        if len(known):
+            section = section._replace(
+                rhat=float(known["rhat"].max()),
+                ess_bulk=float(known["ess_bulk"].min()),
+                ess_tail=float(known["ess_tail"].min()),
+                worst=str(known["rhat"].idxmax()),
+                slowest=str(known[["ess_bulk", "ess_tail"]].min(axis=1).idxmin()),
+                apart=int((known["rhat"] > BAD_RHAT).sum()),
+            )
+        found.append(section)
+    return found
 
-    .. math:: \bar x = \sum_m w_m x_m, \qquad s^2 = \sum_m w_m (x_m - \bar x)^2
+
+def _chain_lines(summary: xr.Dataset) -> list[str]:
+    """The print of a summary of chains: the worst of each kind of number."""
+    chains, draws = summary.attrs["chains"], summary.attrs["draws"]
+    rows = [
+        f"{TITLES[part.kind]:23}{part.rhat:7.3f}{part.ess_bulk:10.0f}{part.ess_tail:10.0f}"
+        f"   {part.slowest}, {part.total}"
+        for part in sections_of(summary)
+    ]
+    head = f"{'':23}{'R-hat':>7}{'ESS bulk':>10}{'ESS tail':>10}   slowest of"
+    return [f"{chains} chain{'s' if chains > 1 else ''} of {draws} draws", "", head, *rows]
+
+
+def _verdict(
+    of: dict[str, Section], chains: int, rise: float, moved: bool, biased: bool
+) -> list[str]:
+    """Sentences, the most important first.
 
     Parameters
     ----------
-    tree
-        A trace of particles with at least one.
-    cells, seed
-        How many cells of WH to follow, and the seed of that choice.
+    of
+        Sections of which something is known, by kind.
+    chains
+        How many there are.
+    rise
+        Of the log density from the first to the second half of the draws, in sd.
+    moved
+        Whether components change places between draws.
+    biased
+        Whether the sampler has a step whose bias no such diagnostic sees.
+    """
+    said = [_of_product(of, chains, rise)]
+    if "product" not in of:
+        said.append("The run kept no draws: of W H and of components nothing can be said.")
+    if "aligned" in of:
+        said += _of_components(of["aligned"], moved)
+    if "scale" in of and of["scale"].state(chains) == "apart":
+        said.append(
+            f"The sizes of W and of H have not settled (R-hat {of['scale'].rhat:.3f}): only the "
+            "priors hold them, and W H does not depend on them."
+        )
+    if chains == 1:
+        said.append("One chain cannot show that another would end elsewhere: chains=4 can.")
+    if biased:
+        said.append(
+            "The bias of a finite step is not seen here: compare with half the step, or PSGRRLD."
+        )
+    return said
 
-    Returns
-    -------
-    Dataset
-        Over ``functional``: ``mean``, ``sd``, ``one_particle`` (largest share of the
-        variance that a single particle makes) and ``share`` (mass in which an aligned
-        component appears); counts, discrepancies and the verdict as attributes.
+
+def _of_product(of: dict[str, Section], chains: int, rise: float) -> str:
+    """On the log density and WH together: they are what predictions rest on."""
+    both = [of[kind] for kind in ("density", "product") if kind in of]
+    states = [section.state(chains) for section in both]
+    worst = max(both, key=lambda section: section.rhat)
+    slowest = min(both, key=lambda section: section.ess)
+    what = " and ".join(TITLES[section.kind] for section in both)
+    if "apart" in states:
+        return f"NOT CONVERGED: {worst.worst} has R-hat {worst.rhat:.3f}. " + (
+            "The log density still rises: tune longer."
+            if rise > 0.5
+            else f"{'Halves of the chain' if chains == 1 else 'Chains'} disagree on it: tune "
+            "longer and draw more."
+        )
+    if "few" in states:
+        wanted = ESS_PER_CHAIN * chains
+        if slowest.ess >= wanted:
+            return (
+                f"TOO FEW DRAWS to be sure: no disagreement is plain in {what}, but {worst.worst} "
+                f"has R-hat {worst.rhat:.3f}: about twice as many draws would do."
+            )
+        times = max(2, math.ceil(wanted / max(slowest.ess, 1.0)))
+        return (
+            f"TOO FEW DRAWS to be sure: no disagreement is plain in {what} (R-hat at most "
+            f"{worst.rhat:.3f}), but the draws of {slowest.slowest} are worth {slowest.ess:.0f} "
+            f"independent ones of {wanted} wanted: about {times} times as many draws would do."
+        )
+    return (
+        f"CONVERGED: {what} have R-hat at most {worst.rhat:.3f}, and their draws are worth "
+        f"{slowest.ess:.0f} independent ones or more."
+    )
+
+
+def _of_components(aligned: Section, moved: bool) -> list[str]:
+    said = []
+    if moved:
+        said.append(
+            "Components change places between draws or chains: read W and H through align() only."
+        )
+    if aligned.rare:
+        said.append(
+            f"{aligned.rare} of {aligned.total} components appear in fewer than half of the "
+            "draws of some chain: chains found different ones, or they are too weak to tell "
+            "apart. Do not "
+            "interpret these; W H may be trusted as far as it has converged."
+        )
+    elif aligned.apart:
+        said.append(
+            f"All {aligned.total} components appear in most draws, but the sizes of {aligned.apart}"
+            f" have not settled (R-hat up to {aligned.rhat:.3f}, {aligned.worst}): draw more "
+            "before their sizes are compared."
+        )
+    else:
+        said.append(f"All {aligned.total} components appear in most draws, once aligned.")
+    return said
+
+
+def _of_particles(tree: xr.DataTree, cells: int, seed: int) -> Summary:
+    r"""Weighted mean and spread of what can be compared between particles.
+
+    .. math:: \bar x = \sum_m w_m x_m, \qquad s^2 = \sum_m w_m (x_m - \bar x)^2
 
     References
     ----------
     Masood and Doshi-Velez, sections 4 and 7.
     """
-    shape = tree["posterior"].sizes["chain"], tree["posterior"].sizes["draw"]
-    weights = draw_weights(tree)
-    masses = np.full(shape, 1.0 / (shape[0] * shape[1])) if weights is None else weights
-    cloud = Cloud(masses > 0, masses[masses > 0], weights is not None)
-    if law_of(tree).free.size > 1:
-        cloud = cloud._replace(alike=_mass_alike(tree, masses))
-    series = _series(tree, cloud, cells, seed)
-    found = [_moments(one.values, cloud.masses) for one in series]
-    summary = xr.Dataset(
-        {
-            "mean": ("functional", [one[0] for one in found]),
-            "sd": ("functional", [one[1] for one in found]),
-            "one_particle": ("functional", [one[2] for one in found]),
-            "share": ("functional", [one.share for one in series]),
-        },
-        coords={
-            "functional": [one.name for one in series],
-            "kind": ("functional", [one.kind for one in series]),
-        },
-        attrs=_attrs(tree, cloud),
-    )
-    summary.attrs["verdict"] = "\n".join(particle_verdict(summary))
+    weights = draw_masses(tree).values  # those that have none yet count alike
+    series, _ = all_series(tree, cells, seed, weights)
+    masses = weights[weights > 0]
+    spreads = np.array([_spread(one.values, masses) for one in series])
+    columns = dict(zip(("mean", "sd", "one_particle"), spreads.T, strict=True))
+    columns["share"] = np.array([one.share for one in series])
+    attrs = _particle_attrs(tree, weights)
+    summary = _table(series, columns, attrs)
+    said = [_of_weights(attrs)]
+    number, mass = attrs.get("above_threshold", 0), attrs.get("mass_above_threshold", 0.0)
+    if number:
+        said.append(
+            f"{number} of the particles, with {mass:.0%} of the mass, have an objective above the "
+            "threshold: the model takes these for worse than good enough."
+        )
+    if np.isfinite(attrs["alike"]) and attrs["with_weight"] > 1:
+        said.append(_of_modes(attrs["alike"]))
+    mostly = int(np.sum(columns["one_particle"] > MOSTLY))
+    if mostly and attrs["effective"] >= FEW:
+        said.append(
+            f"More than half of the variance of {mostly} of the {len(series)} numbers is a single "
+            "particle's."
+        )
+    if "discrepancy" in attrs:
+        said.append(
+            "Discrepancies compare sets of equally many particles under one kernel; by themselves "
+            "they say nothing."
+        )
+    summary.attrs["verdict"] = "\n".join(said)
     return summary
 
 
-def _series(tree: xr.DataTree, cloud: Cloud, cells: int, seed: int) -> list[Series]:
-    """Functionals (M',) of particles with mass, components in the order of an alignment."""
-    stats = tree["sample_stats"].to_dataset()
-    series = [
-        Series(name, "density", stats[name].transpose("chain", "draw").values[cloud.kept])
-        for name in ("lp", "objective")
-        if name in stats
-    ]
+def _mass_alike(tree: xr.DataTree, masses: Weights) -> float:
+    """Mass of particles whose components that may move are all those of the heaviest one.
+
+    (A mean of two modes may be near both.) NaN if there is nothing to put in order.
+    """
     group, law = tree["posterior"].to_dataset(), law_of(tree)
-    row, column = factor_dims(tree)
-    chosen = addressed_cells((group.sizes[row], group.sizes[column]), cells, seed)
-    parts = [
-        factor_series(group.isel(chain=[at], draw=np.flatnonzero(own)), law, chosen)
-        for at, own in enumerate(cloud.kept)
-        if own.any()
-    ]
-    drawn = [
-        one[0]._replace(values=np.concatenate([piece.values[0] for piece in one]))
-        for one in zip(*parts, strict=True)
-    ]
     if law.free.size < 2:
-        return series + drawn
-    already = "alignment" in tree.children
-    aligned = (tree if already else align(tree))["alignment"].to_dataset()
-    return series + _with_components(drawn, aligned, law, cloud, already)
-
-
-def _with_components(
-    drawn: list[Series], aligned: xr.Dataset, law: Law, cloud: Cloud, already: bool
-) -> list[Series]:
-    """The series of components in the order of the alignment; the others as they are."""
-    others = [one for one in drawn if one.kind != "component"]
-    sizes = np.stack([one.values for one in drawn if one.kind == "component"], axis=-1)
-    if not already:
-        order = aligned["permutation"].transpose("chain", "draw", "component").values
-        chosen = order[cloud.kept][:, : law.components]
-        sizes = np.take_along_axis(sizes, chosen, axis=1)
-    shares = aligned["share"].values
-    return others + [
-        Series(f"aligned[{k}]", "aligned", sizes[:, k], float(shares[k]))
-        for k in range(law.components)
-    ]
-
-
-def _mass_alike(tree: xr.DataTree, masses: Array) -> float:
-    """Mass of particles whose components that may move are all those of the heaviest one."""
-    group, law = tree["posterior"].to_dataset(), law_of(tree)
+        return math.nan
     chain, draw = np.unravel_index(int(masses.argmax()), masses.shape)
     label = group["chain"].values.tolist()[int(chain)]
     reference = reference_from(*next(each_draw(group.isel(draw=[int(draw)]), label)))
@@ -363,7 +423,7 @@ def _mass_alike(tree: xr.DataTree, masses: Array) -> float:
     return alike / total
 
 
-def _moments(values: Array, masses: Array) -> tuple[float, float, float]:
+def _spread(values: Array, masses: Array) -> tuple[float, float, float]:
     """Weighted mean and sd, and the largest share of the variance that one particle makes."""
     mean = float(masses @ values)
     parts = masses * (values - mean) ** 2
@@ -373,37 +433,91 @@ def _moments(values: Array, masses: Array) -> tuple[float, float, float]:
     return mean, 0.0 if none else total**0.5, float("nan") if none else float(parts.max()) / total
 
 
-def _attrs(tree: xr.DataTree, cloud: Cloud) -> dict[str, Any]:
-    heaviest = np.argwhere(cloud.kept)[int(cloud.masses.argmax())]
-    label = tree["posterior"].to_dataset()["draw"].values[heaviest[1]]
+def _particle_attrs(tree: xr.DataTree, weights: Weights) -> dict[str, Any]:
+    """Counts, discrepancies, and how many objectives are above the threshold."""
+    kept, masses = weights > 0, weights[weights > 0]
+    heaviest = np.unravel_index(int(weights.argmax()), weights.shape)[1]
     attrs: dict[str, Any] = {
-        "particles": int(cloud.kept.size),
-        "with_weight": len(cloud.masses),
-        "weighted": int(cloud.weighted),
-        "effective": effective_number(cloud.masses),
-        "heaviest": label.item(),
-        "largest_weight": float(cloud.masses.max()),
-        "alike": cloud.alike,
+        "particles": int(kept.size),
+        "with_weight": len(masses),
+        "weighted": int(draw_weights(tree) is not None),
+        "effective": effective_number(masses),
+        "heaviest": tree["posterior"].to_dataset()["draw"].values[heaviest].item(),
+        "largest_weight": float(masses.max()),
+        "alike": _mass_alike(tree, weights),
     }
-    if "stein" in tree.children:
-        stein = tree["stein"].to_dataset()
-        attrs |= {str(name): float(one) for name, one in stein.data_vars.items() if one.ndim == 0}
-    stats = tree["sample_stats"].to_dataset()
-    if "objective" in stats:
-        objective = stats["objective"].transpose("chain", "draw").values
-        attrs |= {"objective_min": float(objective.min()), "objective_max": float(objective.max())}
-        attrs |= _above(objective, tree, cloud)
+    if STEIN in tree.children:
+        stein = tree[STEIN].data_vars.items()
+        attrs |= {str(name): float(one) for name, one in stein if one.ndim == 0}
+    if "objective" not in tree["sample_stats"].data_vars:
+        return attrs
+    objective = tree["sample_stats"]["objective"].transpose("chain", "draw").values
+    attrs |= {"objective_min": float(objective.min()), "objective_max": float(objective.max())}
+    constants = tree["constant_data"].data_vars if "constant_data" in tree.children else {}
+    level = float(constants["threshold"]) if "threshold" in constants else math.nan
+    if np.isfinite(level):
+        attrs["threshold"] = level
+        attrs["above_threshold"] = int((objective > level).sum())
+        attrs["mass_above_threshold"] = float(masses[objective[kept] > level].sum())
     return attrs
 
 
-def _above(objective: Array, tree: xr.DataTree, cloud: Cloud) -> dict[str, Any]:
-    """The threshold, and how many particles, with how much mass, have an objective above it."""
-    constants = tree["constant_data"].to_dataset() if "constant_data" in tree.children else {}
-    level = float(constants["threshold"]) if "threshold" in constants else float("nan")
-    if not np.isfinite(level):
-        return {}
-    return {
-        "threshold": level,
-        "above_threshold": int((objective > level).sum()),
-        "mass_above_threshold": float(cloud.masses[objective[cloud.kept] > level].sum()),
-    }
+def _of_weights(attrs: dict[str, Any]) -> str:
+    count, effective = attrs["with_weight"], attrs["effective"]
+    if not attrs["weighted"]:
+        return (
+            f"NOT WEIGHTED YET: {count} particles are there, and before all of them are they "
+            "count alike."
+        )
+    if attrs["largest_weight"] >= POINT:
+        return (
+            f"ONE PARTICLE: number {attrs['heaviest']} carries {attrs['largest_weight']:.0%} of "
+            "the mass, so this is little more than a point estimate; take spreads and intervals "
+            "as too narrow, and try more particles or other starts."
+        )
+    if effective < FEW:
+        return (
+            f"FEW PARTICLES: {count} carry weight, worth {effective:.1f} of equal weight: spreads "
+            "are rough and tails unknown; more particles may help."
+        )
+    return f"{count} particles carry weight, worth {effective:.1f} of equal weight."
+
+
+def _of_modes(alike: float) -> str:
+    if alike >= ONE_MODE:
+        return (
+            f"One mode: once aligned, particles with {alike:.0%} of the mass have the same "
+            "components, and their means may be read."
+        )
+    return (
+        "Several modes, or components too weak to tell apart: once aligned, particles with "
+        f"{alike:.0%} of the mass have all components of the heaviest one. Do not read "
+        "means of W and H; W H may be averaged, and particles looked at one by one."
+    )
+
+
+def _particle_lines(summary: xr.Dataset) -> list[str]:
+    """The print of a summary of particles: counts, and the widest of each kind of number."""
+    attrs = summary.attrs
+    worth = f", {attrs['with_weight']} with weight, worth {attrs['effective']:.1f} of equal weight"
+    lines = [f"{attrs['particles']} particles" + (worth if attrs["weighted"] else "")]
+    if "discrepancy" in attrs:
+        equal = attrs["discrepancy_equal"]
+        lines.append(
+            f"Stein discrepancy {attrs['discrepancy']:.4g}, under equal weights {equal:.4g}"
+        )
+    if "objective_min" in attrs:
+        limit = f", threshold {attrs['threshold']:.4g}" if "threshold" in attrs else ""
+        lines.append(
+            f"objective {attrs['objective_min']:.4g} to {attrs['objective_max']:.4g}{limit}"
+        )
+    head = f"{'':24}{'mean':>11}{'sd':>11}{'one particle':>14}   widest of"
+    rows = []
+    for kind, part in summary.to_dataframe().groupby("kind", sort=False):
+        # The number of a kind that is widest for its mean.
+        widest = int((part["sd"] / part["mean"].abs().replace(0.0, 1.0)).to_numpy().argmax())
+        mean, sd, one = part[["mean", "sd", "one_particle"]].to_numpy()[widest]
+        told = f"{one:.0%}" if np.isfinite(one) else "-"
+        name = f"{part.index[widest]}, {len(part)}"
+        rows.append(f"{PARTICLE_TITLES[str(kind)]:24}{mean:11.4g}{sd:11.3g}{told:>14}   {name}")
+    return [*lines, "", head, *rows]

@@ -6,10 +6,16 @@ from matplotlib.figure import Figure
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.plots.canvas import ACCENT, new_figure, save
+from daskfactor.plots.canvas import ACCENT, heaviest, new_figure, save
 from daskfactor.plots.panels import particle_panel
-from daskfactor.plots.particles import diversity_plot, heaviest, weights_plot
-from daskfactor.plots.readings import OWN, SOME, scores_plot, top_entries_plot
+from daskfactor.plots.particles import (
+    OWN,
+    SOME,
+    diversity_plot,
+    scores_plot,
+    top_entries_plot,
+    weights_plot,
+)
 from daskfactor.results.compare import downstream, pairwise_distances, top_entries
 from daskfactor.results.trace import draw_masses
 from tests.fake_particles import fake_particles, random_particles

@@ -7,7 +7,8 @@ import daskfactor as dfac
 from daskfactor import plots
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import save
-from daskfactor.plots.factors import component_shares, factor_moments
+from daskfactor.plots.factors import factor_moments
+from daskfactor.results.compare import intensity_shares
 from tests.fake_run import COMPONENTS, SHAPE, fake_run
 
 
@@ -76,16 +77,16 @@ def test_a_run_without_draws_has_no_components():
 
 
 def test_shares_add_up_and_follow_the_product():
-    shares = component_shares(np.array([[1.0, 1.0], [2.0, 4.0]]), np.array([[3.0], [1.0]]))
+    shares = intensity_shares(np.array([[1.0, 2.0], [1.0, 4.0]]), np.array([[3.0], [1.0]]), False)
     np.testing.assert_allclose(shares, [0.5, 0.5])
-    np.testing.assert_allclose(component_shares(np.zeros((4, 2)), np.zeros((4, 3))), 0.25)
+    np.testing.assert_allclose(intensity_shares(np.zeros((2, 4)), np.zeros((4, 3)), False), 0.25)
 
 
 def test_components_puts_the_strongest_first_and_draws_pictures():
     tree = fake_run()
     figure = plots.components(tree, image_shape=(4, 3), count=2)
     w, h = (factor_moments(tree, name, 0)[0] for name in "WH")
-    strongest = int(np.argmax(component_shares(w, h)))
+    strongest = int(np.argmax(intensity_shares(w.T, h, False)))
     left = figure.axes[0]
     np.testing.assert_allclose(left.images[0].get_array(), w[strongest].reshape(4, 3))
     assert left.get_ylabel().startswith(f"{strongest}\n")

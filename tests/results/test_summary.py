@@ -8,7 +8,7 @@ from daskfactor.errors import OptionError
 from daskfactor.results.align import Law
 from daskfactor.results.diagnose import addressed_cells, factor_series
 from daskfactor.results.store import RunStore
-from daskfactor.results.verdict import Section
+from daskfactor.results.summary import Section
 from tests.fake_run import fake_run
 from tests.results.runs import ATTRS, fill, make_spec, memory_tree
 
