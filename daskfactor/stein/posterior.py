@@ -30,9 +30,8 @@ from daskfactor.machine import memory_budget
 from daskfactor.models import model_from_dict
 from daskfactor.progress import OnEvent, Phase, RunEvent
 from daskfactor.results.align import Law, match, reference_from
-from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD
+from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
 from daskfactor.results.sink import MemorySink, Sink
-from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore, claim, local_path
 from daskfactor.stein.ensemble import Ensemble, Particle, ParticleMethod
 from daskfactor.stein.kernel import IMQ, discrepancy, stein_weights
