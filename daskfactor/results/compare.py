@@ -29,7 +29,7 @@ from daskfactor.results.align import (
     unit_size,
 )
 from daskfactor.results.schema import factor_dims
-from daskfactor.results.trace import Trace, draw_masses, each_draw, require_draws
+from daskfactor.results.trace import Trace, draw_masses, each_draw, reads_here, require_draws
 
 Array = NDArray[np.float64]
 Side = Literal["W", "H"]
@@ -40,6 +40,7 @@ BLOCK_BYTES: Final = 2**26
 """Of particles, and of a table of angles between their components, at a time."""
 
 
+@reads_here
 def component_variability(trace: Trace) -> xr.Dataset:
     r"""How much each component differs between particles.
 
@@ -107,6 +108,7 @@ def component_variability(trace: Trace) -> xr.Dataset:
     )
 
 
+@reads_here
 def pairwise_distances(
     trace: Trace,
     of: Literal["W", "H", "both"] = "W",
@@ -178,7 +180,7 @@ def pairwise_distances(
         warnings.warn(
             f"of the {total} draws one in {step} is compared; pass most={total} for all of them",
             SamplingWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     chosen = np.arange(0, total, step)
     table = np.zeros((chosen.size, chosen.size))
@@ -273,6 +275,7 @@ def intensity_shares(W: NDArray[Any], H: NDArray[Any], signed: bool) -> Array:
 Score = Callable[[NDArray[Any], NDArray[Any]], float | Mapping[str, float]]
 
 
+@reads_here
 def top_entries(
     trace: Trace,
     count: int = 15,
@@ -361,6 +364,7 @@ def top_entries(
     )
 
 
+@reads_here
 def downstream(
     trace: Trace, score: Score, *, best: Literal["highest", "lowest"] = "highest"
 ) -> xr.Dataset:

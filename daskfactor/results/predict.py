@@ -26,6 +26,7 @@ from daskfactor.results.trace import (
     as_tree,
     draw_weights,
     extrapolated_moments,
+    reads_here,
     require_draws,
 )
 
@@ -187,6 +188,7 @@ def _moved(
     return (da.maximum(low, 0.0), da.maximum(high, 0.0)) if nonnegative else (low, high)
 
 
+@reads_here
 def monitored(trace: Trace, *, interval: float = 0.9, of: Of | None = None) -> xr.Dataset:
     r"""Mean, standard deviation and interval at the cells that the run monitored.
 

@@ -54,3 +54,9 @@ def test_reading_and_resuming_do_not_wait_for_a_cluster_without_workers(tmp_path
     ):
         assert dfac.open_run(path)["posterior"].sizes["draw"] == 3
         assert dfac.resume(path, draws=2, progressbar=False)["posterior"].sizes["draw"] == 5
+        aligned = dfac.align(path)["alignment"]
+        assert aligned["permutation"].sizes["draw"] == 5
+        assert dfac.summarize(path, cells=2).attrs["draws"] == 5
+        assert dfac.expectation(path, lambda W, H: W).shape == (12, 2)
+        assert dfac.top_entries(path, 2)["label"].sizes["rank"] == 2
+        assert dfac.monitored(path)["mean"].sizes["cell"] == 2
