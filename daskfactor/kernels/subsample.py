@@ -108,12 +108,13 @@ def _draw(
     for t in range(cells.size):  # apart, so that it vectorises
         cells[t] = candidate(count, start + t, 0, address)
     for t in range(cells.size):
-        attempt = 0
-        i, j, v = _look_up(first, second, third, n, zeros, cells[t])
-        while v != v:
+        attempt, at = 0, cells[t]
+        while True:  # one look-up in the code, so that it is inlined once
+            i, j, v = _look_up(first, second, third, n, zeros, at)
+            if v == v:
+                break
             attempt += 1
             at = candidate(count, start + t, attempt, address)
-            i, j, v = _look_up(first, second, third, n, zeros, at)
         rows[t], cols[t], values[t] = i, j, v
 
 
