@@ -35,10 +35,9 @@ from sklearn.decomposition import NMF
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DaskfactorError
 from daskfactor.executors import LanesExecutor
-from daskfactor.inference.chain import Setting
-from daskfactor.inference.options import RunOptions
-from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.tweedie_chain import TweedieChain
+from daskfactor.inference.chain import TweedieChain
+from daskfactor.inference.langevin import PSGLD
+from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.models.tweedie import TweedieNMF
 
 Array = NDArray[Any]
@@ -81,7 +80,7 @@ def _only_moments(chain: TweedieChain) -> None:
     """Ask every cycle for its moments and none but the last for the likelihood."""
     from daskfactor.executors.plan import CycleOptions
 
-    def wanted(track: Any, cycle: int, end: int) -> CycleOptions:
+    def wanted(run: Any, cycle: int, end: int) -> CycleOptions:
         return CycleOptions(record=True, evaluate=cycle == end - 1)
 
     chain._wanted = wanted  # type: ignore[method-assign]

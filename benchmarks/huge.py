@@ -31,8 +31,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.executors import LanesExecutor
-from daskfactor.inference.chain import Setting
-from daskfactor.inference.options import RunOptions
+from daskfactor.inference.options import RunOptions, Setting
 
 
 def base(path: str | None) -> sparse.coo_array:
@@ -103,7 +102,7 @@ def child(store: str, components: int, cycles: int, limit: str | None) -> None:
     )
     with dfac.as_blocks(store, memory_limit=limit) as data:
         options = RunOptions(cycles + 2, 1, 1, 1, 0, "moments", 0, "float32")
-        chain = Setting(data, model, sampler, options, executor).chain(0)
+        chain = sampler.chain(Setting(data, model, sampler, options, executor), 0)
         chain.start()
         chain.advance(1)
         begun = time.perf_counter()

@@ -33,11 +33,10 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.base import Sampler
-from daskfactor.inference.chain import Setting
+from daskfactor.inference.chain import TweedieChain
 from daskfactor.inference.gibbs import Gibbs
-from daskfactor.inference.options import RunOptions
-from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.tweedie_chain import TweedieChain
+from daskfactor.inference.langevin import PSGLD
+from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.diagnose import addressed_cells, convergence
 
@@ -91,6 +90,7 @@ class Walk:
             band.values[:] = counts.H.T[band.offset : band.offset + len(band.values)]
         if "metric" in sampler.arrays:
             self.chain._first_metric(state)
+            self.chain._follow_dispersion()
         self.cells = addressed_cells(counts.data.shape, CELLS, 0)
         self.seen: list[Array] = []
         self.seconds, self.wall = 0.0, 0.0

@@ -19,7 +19,7 @@ import argparse
 
 import numpy as np
 
-from daskfactor.inference.psgrrld import PSGRRLD
+from daskfactor.inference.langevin import PSGRRLD
 from tests.statistical.exact import CASES, Case
 from tests.statistical.pairs import bias, noise_ratio, romberg, run_pair
 

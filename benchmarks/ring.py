@@ -34,7 +34,8 @@ from daskfactor.executors.plan import CycleOptions, Op, Round, build_plan
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand, make_state
 from daskfactor.inference.base import ConstantStep
-from daskfactor.inference.program import LangevinProgram, prepare_state
+from daskfactor.inference.langevin import LangevinProgram
+from daskfactor.inference.program import prepare_state
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie

@@ -28,8 +28,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.executors import make_executor
-from daskfactor.inference.chain import Setting
-from daskfactor.inference.options import RunOptions
+from daskfactor.inference.options import RunOptions, Setting
 
 BLOCKS = 4
 TWIN = "single, another"
@@ -62,7 +61,8 @@ class Run:
         options = RunOptions(1000, 0, 1, 1, 0, "moments", 0, "float32")
         model = dfac.TweedieNMF(components, beta=1.0, dispersion=1.0)
         sampler = dfac.PSGLD(warm_start=0)
-        self.chain: Any = Setting(self.data, model, sampler, options, self.executor).chain(0)
+        setting = Setting(self.data, model, sampler, options, self.executor)
+        self.chain: Any = sampler.chain(setting, 0)
         self.chain.start()
         self.cycles = cycles
         self.busy: list[float] = []

@@ -40,7 +40,8 @@ from daskfactor.executors import LanesExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, make_state
 from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
-from daskfactor.inference.program import LangevinProgram, prepare_state
+from daskfactor.inference.langevin import LangevinProgram
+from daskfactor.inference.program import prepare_state
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.views import SparseBlock, Workspace

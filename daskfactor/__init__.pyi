@@ -29,14 +29,14 @@ from .inference.cost import estimate_cost as estimate_cost
 from .inference.dsgd import DSGD as DSGD
 from .inference.gibbs import Gibbs as Gibbs
 from .inference.hmc import HMC as HMC
+from .inference.langevin import PSGLD as PSGLD
+from .inference.langevin import PSGRRLD as PSGRRLD
+from .inference.langevin import SGLD as SGLD
 from .inference.langevin import LangevinDynamics as LangevinDynamics
 from .inference.multiplicative import MultiplicativeUpdates as MultiplicativeUpdates
 from .inference.point import optimize as optimize
-from .inference.psgld import PSGLD as PSGLD
-from .inference.psgrrld import PSGRRLD as PSGRRLD
 from .inference.sampling import sample as sample
 from .inference.sghmc import SGHMC as SGHMC
-from .inference.sgld import SGLD as SGLD
 from .models.allocation import AllocationModel as AllocationModel
 from .models.gaussian import GaussianAdditive as GaussianAdditive
 from .models.gaussian import GaussianMF as GaussianMF

@@ -73,14 +73,14 @@ Debug = Annotated[bool, Option("--debug", help="Show the full traceback of an er
 
 def sampler_named(text: str) -> Any:
     """Make the sampler whose name begins with ``text``, in letters of any case."""
-    from daskfactor.inference.samplers import samplers
+    from daskfactor.inference.base import Sampler, known
 
-    known = samplers()
-    meant = [name for name in known if name.lower().startswith(text.lower())]
+    samplers = known(Sampler)
+    meant = [name for name in samplers if name.lower().startswith(text.lower())]
     meant = [name for name in meant if name.lower() == text.lower()] or meant
     if len(meant) != 1:
-        raise typer.BadParameter(f"{text!r} names none of {', '.join(known)}, or more than one")
-    return known[meant[0]]()
+        raise typer.BadParameter(f"{text!r} names none of {', '.join(samplers)}, or more than one")
+    return samplers[meant[0]]()
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import xarray as xr
 import daskfactor
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.executors import Choice, Executor
+from daskfactor.inference.base import known
 from daskfactor.inference.point import chosen_dispersion
-from daskfactor.inference.samplers import _known as known
 from daskfactor.inference.session import Options, session, session_of, verb
 from daskfactor.progress import OnEvent, counted
 

@@ -26,12 +26,11 @@ from daskfactor.errors import SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
-from daskfactor.inference.chain import Setting
+from daskfactor.inference.chain import TweedieChain
 from daskfactor.inference.gibbs import Gibbs, GibbsProgram
 from daskfactor.inference.multiplicative import mean_floor
-from daskfactor.inference.options import RunOptions
+from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.inference.program import COLUMNS, ROWS
-from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.multinomial import Wide, log_likelihood
 from daskfactor.kernels.permanent import log_permanent
 from daskfactor.models.tweedie import gamma_log_density

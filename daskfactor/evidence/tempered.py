@@ -17,9 +17,8 @@ from daskfactor.evidence.base import EvidenceProblem
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler
-from daskfactor.inference.chain import Setting
-from daskfactor.inference.options import RunOptions
-from daskfactor.inference.passes import evaluate
+from daskfactor.inference.options import RunOptions, Setting
+from daskfactor.inference.program import evaluate
 from daskfactor.kernels.rowwise import LONGEST, SMALLEST, Entries, Prior, Target, row_kernels
 from daskfactor.kernels.views import AnyBlock, SparseBlock
 from daskfactor.models.likelihood import Likelihood
@@ -237,20 +236,19 @@ def _sampled_fits(
     seed, number = address
     draws, tune, every = lengths
     # Draws and tuning cycles are rounded up to what every track of the sampler divides.
-    coarseness = max(track.coarseness for track in sampler.tracks)
-    draws, tune = (-(-count // coarseness) * coarseness for count in (draws, tune))
+    each = sampler.coarseness
+    draws, tune = (-(-count // each) * each for count in (draws, tune))
     sampler.check_lengths(draws, tune)
     options = RunOptions(draws, tune, 1, every, seed, "moments", 0, str(data.dtype))
     setting = Setting(data, model, sampler, options, SerialExecutor(), temperature=t)
-    chain = setting.chain(number)
+    chain = sampler.chain(setting, number)
     chain.start()
     found: list[list[float]] = [[] for _ in sampler.tracks]
     for end in setting.ends:
         chain.advance(end)
         if end > options.tune:
             for run, values in zip(chain.tracks, found, strict=True):
-                own = chain.track_options(run.track)
-                kept = (cycle for cycle in sorted(run.fits) if own.draw_index(cycle) is not None)
+                kept = (n for n in sorted(run.fits) if run.options.draw_index(n) is not None)
                 values.extend(run.fits[cycle].negative_divergence for cycle in kept)
         chain.forget()
     fine, *coarse = map(np.array, found)

@@ -37,8 +37,8 @@ from daskfactor.evidence.tempered import (
     temperature_series,
 )
 from daskfactor.inference.base import Sampler
-from daskfactor.inference.passes import normalizer
-from daskfactor.inference.psgrrld import PSGRRLD
+from daskfactor.inference.langevin import PSGRRLD
+from daskfactor.inference.program import normalizer
 from daskfactor.models.tweedie import TweedieNMF
 
 Rule = Literal["euler-maclaurin", "variance", "trapezoid"]

@@ -1,24 +1,26 @@
-"""Say what an algorithm is: its options, what a run asks of it, and its steps."""
+"""Say what an algorithm is: its options, what a run asks of it, and its steps; find it by name."""
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import Field, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
+import daskfactor
 from daskfactor.checks import positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import SCHEDULES, Schedule
-from daskfactor.errors import OptionError
+from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.executors.base import BlockProgram, Executor
+from daskfactor.executors.state import ChainState
+from daskfactor.models import check_model
+from daskfactor.models.settings import FactorModel
 from daskfactor.results.schema import Variable
 
 if TYPE_CHECKING:
-    from daskfactor.inference.chain import Chain, Setting
-    from daskfactor.inference.run import Descent
-
+    from daskfactor.inference.chain import Chain
+    from daskfactor.inference.options import Setting
 
 MOMENTS = ("mean", "m2")
 """Running moments of every entry."""
@@ -32,16 +34,16 @@ class StepSize(Protocol):
     """A step size for every iteration, counted from 0."""
 
     def __call__(self, iteration: int) -> float:
-        """The step of one iteration."""
+        """Return the step of one iteration."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, with the class under ``"type"``."""
-        ...
+        return {"type": type(self).__name__, **vars(self)}
 
 
 @dataclass(frozen=True)
-class ConstantStep:
+class ConstantStep(StepSize):
     """ε_t = ε (Şimşekli et al. 2017, section 5)."""
 
     size: float
@@ -52,28 +54,23 @@ class ConstantStep:
     def __call__(self, iteration: int) -> float:
         return self.size
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"type": "ConstantStep", "size": self.size}
-
 
 @dataclass(frozen=True)
-class PolynomialStep:
+class PolynomialStep(StepSize):
     """ε_t = (a / (t + 1))^b with ½ < b ≤ 1 (Şimşekli et al. 2015, equation 4)."""
 
     a: float
     b: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "a", positive_number("a of PolynomialStep", self.a))
-        object.__setattr__(self, "b", positive_number("b of PolynomialStep", self.b))
+        for name in ("a", "b"):
+            value = positive_number(f"{name} of PolynomialStep", getattr(self, name))
+            object.__setattr__(self, name, value)
         if not 0.5 < self.b <= 1:
             raise OptionError(f"b of PolynomialStep must be in (0.5, 1], got {self.b!r}")
 
     def __call__(self, iteration: int) -> float:
         return float((self.a / (iteration + 1)) ** self.b)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"type": "PolynomialStep", "a": self.a, "b": self.b}
 
 
 Step = StepSize | float | Literal["auto"]
@@ -130,36 +127,6 @@ class Track:
     coarseness: int
 
 
-class Setup(NamedTuple):
-    """All that a program of block operations is made from, beyond the sampler's own options.
-
-    Attributes
-    ----------
-    model, hyper, floor
-        The model, its present hyperparameters, and the smallest mean μ.
-    key
-        Two 32-bit words that key the chain's noise.
-    step, shrink
-        ε per iteration, and the factor it was reduced by after divergences.
-    coarse
-        Whether this is the coarse chain of a pair.
-    blocks
-        B, bands a side.
-    observed
-        Observed entries of every block, (B, B), for samplers that draw from them.
-    """
-
-    model: Any
-    hyper: Any
-    floor: float
-    key: tuple[int, int]
-    step: StepSize
-    shrink: float
-    coarse: bool
-    blocks: int
-    observed: NDArray[np.int64] | None = None
-
-
 class Work(NamedTuple):
     """The work of one cycle on a grid of B x B blocks.
 
@@ -191,14 +158,12 @@ class Algorithm:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, with the class under ``"type"``, that `from_dict` takes."""
-        options = {field.name: getattr(self, field.name) for field in _options(self)}
-        return {"type": self.name} | {name: _plain(value) for name, value in options.items()}
+        return {"type": self.name} | {name: _plain(getattr(self, name)) for name in _options(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Make what `to_dict` described; options that it lacks are the usual ones."""
-        own = {field.name for field in _options(cls)}
-        return cls(**{name: _made(value) for name, value in values.items() if name in own})
+        return cls(**{name: _made(values[name]) for name in _options(cls) if name in values})
 
 
 class Sampler(Algorithm, ABC):
@@ -210,6 +175,8 @@ class Sampler(Algorithm, ABC):
         Chains that run side by side from one start; more than one are extrapolated.
     schedule
         Order in which a cycle visits the parts of the data.
+    step
+        Its `Step`, checked.
     nonnegative
         Whether it samples non-negative factors, or real-valued ones.
     statistics
@@ -226,6 +193,7 @@ class Sampler(Algorithm, ABC):
 
     tracks: ClassVar[tuple[Track, ...]] = (Track("chain", "posterior", 1),)
     schedule: Schedule
+    step: Any = "auto"
     nonnegative: ClassVar[bool] = True
     statistics: ClassVar[tuple[Variable, ...]] = ()
     biased: ClassVar[bool] = True
@@ -246,7 +214,7 @@ class Sampler(Algorithm, ABC):
 
     def check_lengths(self, draws: int, tune: int) -> None:
         """Raise OptionError if a track cannot take its share of so many cycles."""
-        coarsest = max(track.coarseness for track in self.tracks)
+        coarsest = self.coarseness
         for name, value in (("draws", draws), ("tune", tune)):
             if value % coarsest:
                 right = f"an even {name}" if coarsest == 2 else f"multiples of it as {name}"
@@ -256,6 +224,11 @@ class Sampler(Algorithm, ABC):
                 )
 
     # -- what a run needs to know ----------------------------------------------
+
+    @property
+    def coarseness(self) -> int:
+        """Fine cycles for each cycle of the coarsest track."""
+        return max(track.coarseness for track in self.tracks)
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -272,9 +245,16 @@ class Sampler(Algorithm, ABC):
         """Tell what a cycle takes on a grid of ``blocks`` x ``blocks``."""
         return Work(blocks)
 
-    @abstractmethod
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """Choose the step of one track on a grid of ``blocks`` x ``blocks``."""
+        del track
+        if self.step == "auto":
+            return self.automatic(blocks, n_components)
+        return cast("StepSize", self.step)  # see `checked_step`
+
+    def automatic(self, blocks: int, n_components: int) -> StepSize:
+        """Choose what ``step="auto"`` is."""
+        return automatic_step(blocks, n_components)
 
     def for_compilation(self) -> Self:
         """Return the same with the shortest warm start, to compile its kernels with."""
@@ -287,8 +267,50 @@ class Sampler(Algorithm, ABC):
         """Make a chain of a run, not started yet."""
 
     @abstractmethod
-    def program(self, setup: Setup) -> BlockProgram:
-        """Make the block operations of one track at its present hyperparameters."""
+    def program(self, chain: "Chain", track: Track) -> BlockProgram:
+        """Make the block operations of one track at the chain's present hyperparameters."""
+
+
+class PointFit(NamedTuple):
+    """A point estimate: factors, hyperparameters, fit, and the objective at iterations."""
+
+    state: ChainState
+    hyper: Any
+    fit: Any
+    objective: list[tuple[int, float]]
+
+
+class Descent(ABC):
+    """A point estimate on its way.
+
+    Attributes
+    ----------
+    finished
+        Whether further iterations would change nothing worth while.
+    """
+
+    finished: bool = False
+
+    @abstractmethod
+    def advance(self, iteration: int) -> None:
+        """Take one iteration; they are counted from 1."""
+
+    @abstractmethod
+    def result(self) -> PointFit:
+        """Return where it has come to."""
+
+
+def descend(
+    descent: Descent, iterations: int, on_step: Callable[[int, int], None] | None = None
+) -> PointFit:
+    """Iterate until it is finished; ``on_step`` is told how many are done, of how many."""
+    for iteration in range(1, iterations + 1):
+        descent.advance(iteration)
+        if on_step is not None:
+            on_step(iteration, iterations)
+        if descent.finished:
+            break
+    return descent.result()
 
 
 class Optimizer(Algorithm, ABC):
@@ -307,7 +329,7 @@ class Optimizer(Algorithm, ABC):
         del model
 
     @abstractmethod
-    def descent(self, data: BlockedData, model: Any, executor: Executor, seed: int) -> "Descent":
+    def descent(self, data: BlockedData, model: Any, executor: Executor, seed: int) -> Descent:
         """Make a descent from a random start.
 
         Raises
@@ -317,8 +339,57 @@ class Optimizer(Algorithm, ABC):
         """
 
 
-def _options(sampler: Any) -> list[Field[Any]]:
-    return [field for field in fields(sampler) if field.init]
+# -- the algorithms that there are: the package's public names are the one list of them -----
+
+
+@cache
+def known(base: Any) -> dict[str, Any]:
+    """Return the public algorithms of a kind by name; imports whatever the package has."""
+    values = (getattr(daskfactor, name) for name in dir(daskfactor))
+    kinds = (value for value in values if isinstance(value, type) and issubclass(value, base))
+    return {kind.__name__: kind for kind in kinds}
+
+
+def algorithm_from_dict(base: Any, values: dict[str, Any], made_by: str) -> Any:
+    """Make the algorithm that ``to_dict`` described; ``made_by`` is "the run was made by a …"."""
+    name = values.get("type")
+    kind = getattr(daskfactor, str(name), None)
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        raise StoreFormatError(
+            f"{made_by} called {name!r}, which this version does not have; it knows "
+            f"{', '.join(known(base))}"
+        )
+    made: Any = kind
+    return made.from_dict(values)
+
+
+def chosen(base: Any, given: object, usual: str, argument: str) -> Any:
+    """Return the algorithm given for an argument, or the usual one where there is none."""
+    if given is None:
+        given = getattr(daskfactor, usual)()
+    if not isinstance(given, base):
+        names = ", ".join(f"{name}(...)" for name in known(base))
+        raise OptionError(f"{argument} must be one of {names}, got {given!r}")
+    return given
+
+
+def checked_sampler(model: FactorModel, sampler: object) -> Sampler:
+    """Give the sampler, or a model's own; refuse what does not go together."""
+    check_model(model)
+    found: Sampler = chosen(Sampler, sampler, model.default_sampler, "sampler")
+    if model.nonnegative != found.nonnegative:
+        kinds = known(Sampler).items()
+        right = [name for name, own in kinds if own.nonnegative == model.nonnegative]
+        raise OptionError(
+            f"{type(model).__name__} cannot be sampled by {found.name}: it takes "
+            f"{' or '.join(f'{name}()' for name in right)}; leave sampler out for the right one"
+        )
+    found.check_model(model)
+    return found
+
+
+def _options(algorithm: Any) -> list[str]:
+    return [field.name for field in fields(algorithm) if field.init]
 
 
 def _plain(value: Any) -> Any:

@@ -1,140 +1,145 @@
 """One chain of a run: segments, the way back after a divergence, and what each leaves behind."""
 
 import math
-from abc import abstractmethod
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.blocks import BlockedData
+from daskfactor.checks import whole_number
 from daskfactor.errors import DivergenceError
-from daskfactor.executors.base import BlockProgram, Executor
+from daskfactor.executors.base import BlockProgram
 from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.inference.base import Sampler, Setup, StepSize, Track
-from daskfactor.inference.options import (
-    ADAPT_EVERY,
-    FROZEN_FROM,
-    RunOptions,
-    boundaries,
-    segment_length,
+from daskfactor.executors.state import ChainState, make_state, place_cells, split_factor
+from daskfactor.inference.base import TUNING, Sampler, StepSize, Track
+from daskfactor.inference.multiplicative import (
+    DispersionRule,
+    balance,
+    mean_floor,
+    run_updates,
+    start_state,
+    typical_value,
 )
-from daskfactor.inference.passes import Fit
-from daskfactor.inference.run import Arrays, Member, OnShare, OnStep, Run
-from daskfactor.inference.track import (
-    Cells,
-    TrackRun,
-    in_callers_order,
-    monitored,
-    positions,
+from daskfactor.inference.options import RunOptions, Setting, in_callers_order
+from daskfactor.inference.program import (
+    Fit,
+    evaluate,
+    normalizer,
+    prepare_state,
+    refresh_metric,
+    shares,
+    take_fits,
 )
-from daskfactor.models.settings import FactorModel
-from daskfactor.progress import OnEvent
+from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.sink import Sink
+from daskfactor.results.trace import extrapolated_moments
 
 Array = NDArray[Any]
+Arrays = dict[str, Array]
+OnShare = Callable[[float], None]
+OnStep = Callable[[int, int], None]
 
 MOST_REDUCTIONS = 20
-MOST_PASSES, FEWEST_PASSES = 100, 20
-DEAR_PASS = 1e9
-"""Entries times components from which on a warm start takes fewer passes."""
-FLOPS_PER_NORMAL = 150
-SPARSE_PENALTY = 5
-"""Cost of an operation on a stored entry, in units of one inside a matrix product."""
+ADAPT_EVERY = 5
+RUNAWAY = 1e3
+"""A chain whose average μ is this many times the data's is taken to have diverged."""
+FALL = 3.0
+"""Nats per parameter below its start at which a chain no longer samples the posterior.
+
+A posterior lies about half a nat per parameter below its mode.
+"""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The data, model, sampler and timetable that all chains of a run share.
+@dataclass
+class TrackRun:
+    """One track's state and what it has produced in the running segment.
 
-    ``cells`` are positions in the caller's order; ``temperature`` is the power t
-    of the likelihood in p(V | W, H)^t p(W, H), 1 for the posterior.
+    ``options`` are the run's in the track's own cycles and draws.
     """
 
-    data: BlockedData
-    model: FactorModel
-    sampler: Sampler
+    track: Track
     options: RunOptions
-    executor: Executor
-    cells: Cells | None = None
-    temperature: float = 1.0
+    state: ChainState
+    cycle: int = 0
+    fits: dict[int, Fit] = field(default_factory=dict)
+    densities: dict[int, float] = field(default_factory=dict)
 
-    def chain(self, number: int) -> "Chain":
-        """Make one of the run's chains, not started yet."""
-        return self.sampler.chain(self, number)
+    @classmethod
+    def of(cls, track: Track, setting: Setting, state: ChainState, cycle: int = 0) -> Self:
+        options, each = setting.options, track.coarseness
+        own = replace(options, draws=options.draws // each, tune=options.tune // each)
+        return cls(track, own, state, cycle)
 
-    def run(self, sink: Sink | None, on_event: OnEvent) -> "Run[Chain]":
-        """Make the run of all chains, not started yet."""
-        chains = [self.chain(number) for number in range(self.options.chains)]
-        return Run(chains, self.options, self.ends, sink, on_event)
+    def forget(self) -> None:
+        """Drop the segment's draws and fits, once they are written."""
+        self.state.forget()
+        self.fits.clear()
+        self.densities.clear()
 
-    @property
-    def coarseness(self) -> int:
-        """Fine cycles for each cycle of the coarsest track."""
-        return max(track.coarseness for track in self.sampler.tracks)
-
-    @property
-    def split(self) -> int:
-        """Fine cycle at which a pair's coarse track leaves the fine one's state."""
-        return self.options.tune // 2 // self.coarseness * self.coarseness
-
-    @property
-    def frozen_from(self) -> int:
-        """Cycle from which metric and dispersion no longer change."""
-        if len(self.sampler.tracks) > 1:
-            return self.split
-        return int(self.options.tune * FROZEN_FROM)
+    def gather_cells(self, name: str) -> Array:
+        """Return means or sums of squares of the monitored cells, in the caller's order."""
+        parts = list(self.state.cells.values())
+        out = np.empty(sum(own.where.size for own in parts), parts[0].mean.dtype)
+        for own in parts:
+            out[own.where] = getattr(own, name)
+        return out
 
     @property
-    def warm_passes(self) -> int:
-        """Passes of the warm start: fewer where a pass is dear."""
-        entries = int(self.data.n_stored.sum())
-        asked = self.sampler.warm_start
-        if asked != "auto":
-            return asked
-        affordable = int(MOST_PASSES * DEAR_PASS / max(1, entries * self.model.n_components))
-        return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
+    def cell_count(self) -> int | None:
+        """Draws in the monitored cells' moments; None before they are watched."""
+        return next((own.count for own in self.state.cells.values()), None)
 
-    @property
-    def work(self) -> float:
-        """Floating-point operations of a cycle, or what takes as long; from sizes alone."""
-        data, width = self.data, self.model.width
-        passes = self.sampler.work(data.grid.blocks).passes
-        if not data.is_sparse:
-            return passes * 8.0 * data.shape[0] * data.shape[1] * width
-        entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())
-        noise = FLOPS_PER_NORMAL * data.grid.blocks * sum(data.shape)
-        return passes * (entries + noise) * width
+    def snapshot(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return everything that the track needs to go on: arrays and JSON values."""
+        own, state = self.track.name, self.state
+        names = sorted(state.rows[0].arrays)
+        arrays = {
+            f"{own}/{side}/{name or 'values'}": state.gather(side, name)
+            for side in ("rows", "columns")
+            for name in (None, *names)
+        }
+        if state.cells:
+            arrays |= {f"{own}/cells/{name}": self.gather_cells(name) for name in ("mean", "m2")}
+        meta = {
+            "name": own,
+            "cycle": self.cycle,
+            "counts": dict(state.rows[0].counts),
+            "cell_count": self.cell_count,
+            "arrays": names,
+        }
+        return arrays, meta
 
-    @cached_property
-    def ends(self) -> tuple[int, ...]:
-        """Fine cycles at which segments end, where results are written and all is saved."""
-        options = self.options
-        kept = 0.0
-        if options.keep_every:
-            itemsize = np.dtype(options.dtype).itemsize
-            kept = sum(self.data.shape) * self.model.width * itemsize
-            kept /= options.thin * options.keep_every
-            kept *= options.chains  # all chains hold their draws until the segment is written
-        length = segment_length(self.work, kept, self.coarseness)
-        return tuple(boundaries(options, length, self.split, self.coarseness))
+    @classmethod
+    def restore(cls, track: Track, setting: Setting, arrays: Arrays, meta: dict[str, Any]) -> Self:
+        """Make the track that a snapshot holds."""
+        data, name = setting.data, track.name
+        grid = data.grid
+        state = make_state(grid, arrays[f"{name}/rows/values"], arrays[f"{name}/columns/values"])
+        for side, bands, offsets in (
+            ("rows", state.rows, grid.rows.offsets),
+            ("columns", state.cols, grid.cols.offsets),
+        ):
+            for key in meta["arrays"]:
+                pieces = split_factor(arrays[f"{name}/{side}/{key}"], offsets)
+                for band, piece in zip(bands, pieces, strict=True):
+                    band.arrays[key] = piece
+            for band in bands:
+                band.counts = dict(meta["counts"])
+        cells = setting.placed_cells
+        if cells is not None and meta["cell_count"] is not None:
+            state.cells = place_cells(grid, *cells, data.dtype)
+            for own in state.cells.values():
+                own.mean[:] = arrays[f"{name}/cells/mean"][own.where]
+                own.m2[:] = arrays[f"{name}/cells/m2"][own.where]
+                own.count = meta["cell_count"]
+        return cls.of(track, setting, state, meta["cycle"])
 
-    @property
-    def placed_cells(self) -> Cells | None:
-        """Monitored cells as positions on the grid, which may be in an order of its own."""
-        if self.cells is None:
-            return None
-        rows, cols = positions(self.data.row_order), positions(self.data.col_order)
-        return (
-            self.cells[0] if rows is None else rows[self.cells[0]],
-            self.cells[1] if cols is None else cols[self.cells[1]],
-        )
 
-
-class Chain(Member):
+class Chain(ABC):
     """A chain on its way through a run's segments.
 
     What depends on the model is left to a subclass: where a chain starts, its densities,
@@ -165,6 +170,10 @@ class Chain(Member):
         """Set the first track's state near a mode; ``first`` is the run's first chain."""
 
     @abstractmethod
+    def attrs(self) -> dict[str, float]:
+        """Return hyperparameters under the names that results use."""
+
+    @abstractmethod
     def memory(self) -> dict[str, Any]:
         """Return JSON values that a checkpoint keeps besides the state."""
 
@@ -189,21 +198,17 @@ class Chain(Member):
         """Return the part of the log prior density that bands do not record."""
         return 0.0
 
-    def _between(self, run: TrackRun, start: int, stop: int) -> None:
-        """Learn from the cycles up to ``stop``; a divergence takes it back."""
-        del run, start, stop
+    def _between(self, run: TrackRun, start: int) -> None:
+        """Learn from a track's cycles since ``start``; a divergence takes it back."""
+        del run, start
 
     def _adapt(self, end: int) -> None:
         """Learn from a segment that ended soundly at fine cycle ``end``."""
         del end
 
-    def model_warning(self) -> str | None:
-        """Tell what the user should know of data and model at the end of the run."""
-        return None
-
-    def sampler_warning(self) -> str | None:
-        """Tell what the user should know of the sampler at the end of the run."""
-        return None
+    def warnings(self) -> tuple[str | None, str | None]:
+        """Tell what the user should know of data and model, and of the sampler, at the end."""
+        return None, None
 
     def statistics(self, cycles: list[int]) -> dict[str, Array]:
         """Return the sampler's own statistics of cycles of the running segment."""
@@ -222,117 +227,97 @@ class Chain(Member):
 
         ``on_share`` is told which share of the segment is done.
         """
-        self._split_if_due()
-        if self.cycle == self.setting.options.tune:
-            self._watch_cells()
+        self._prepare_segment()
         memory = self.memory()
-        before = [run.state.copy() for run in self.tracks]
-        cycles = [run.cycle for run in self.tracks]
+        before = [(run.cycle, run.state.copy()) for run in self.tracks]
+        begun = sum(cycle for cycle, _ in before)
+        whole = sum(end // run.track.coarseness for run in self.tracks) - begun
+
+        def tell(ahead: float) -> None:
+            """``ahead``: cycles that are done of the running plan."""
+            if on_share is not None:
+                on_share((sum(run.cycle for run in self.tracks) + ahead - begun) / whole)
+
         for _ in range(MOST_REDUCTIONS):
-            done = 0.0
-            whole = sum(1 / run.track.coarseness for run in self.tracks)
             for run in self.tracks:
-                share = 1 / run.track.coarseness / whole
-                self._run_segment(run, end // run.track.coarseness, on_share, done, share)
-                done += share
+                self._run_segment(run, end // run.track.coarseness, tell)
             if all(self._is_sound(run) for run in self.tracks):
                 self._adapt(end)
                 return
-            self.divergences.append(cycles[0])
+            self.divergences.append(before[0][0])
             self.shrink /= 2
-            for run, state, cycle in zip(self.tracks, before, cycles, strict=True):
+            for run, (cycle, state) in zip(self.tracks, before, strict=True):
                 run.forget()
                 run.state, run.cycle = state.copy(), cycle
             self.recall(memory)
         raise DivergenceError(
-            f"chain {self.number} diverged between cycles {cycles[0]} and {end} even with the step "
-            f"reduced to {self.shrink:.2g} of what was asked for; look for extreme entries in the "
-            "data, and leave step and preconditioner at their defaults"
+            f"chain {self.number} diverged between cycles {before[0][0]} and {end} even with the "
+            f"step reduced to {self.shrink:.2g} of what was asked for; look for extreme entries in "
+            "the data, and leave step and preconditioner at their defaults"
         )
 
-    def _split_if_due(self) -> None:
-        """Let the coarse track leave the fine one's state, with the metric as it is."""
-        tracks = self.setting.sampler.tracks
-        if len(self.tracks) < len(tracks) and self.cycle >= self.setting.split:
-            fine = self.tracks[0]
-            for track in tracks[1:]:
-                self.tracks.append(
-                    TrackRun(track, fine.state.copy(), fine.cycle // track.coarseness)
-                )
-
-    def _watch_cells(self) -> None:
-        """Watch the monitored cells; called once, before the first draw."""
-        cells, data = self.setting.placed_cells, self.setting.data
-        if cells is not None:
-            for run in self.tracks:
-                run.watch(data.grid, cells, data.dtype)
-
-    def _run_segment(
-        self, run: TrackRun, end: int, on_share: OnShare | None, before: float, share: float
-    ) -> None:
-        start, length = run.cycle, end - run.cycle
-        every = self.setting.sampler.learns_every or end
-        for stop in (*range(start - start % every + every, end, every), end):
-            done = before + share * (run.cycle - start) / length
-            first = run.cycle
-            self._run_stretch(run, stop, on_share, done, share * (stop - first) / length)
-            self._between(run, first, stop)
-
-    def _run_stretch(
-        self, run: TrackRun, end: int, on_share: OnShare | None, before: float, share: float
-    ) -> None:
+    def _prepare_segment(self) -> None:
+        """Let coarse tracks leave the fine one's state if that is due; begin to watch cells."""
         setting = self.setting
-        coarse = run.track.coarseness > 1
-        stream = Stream.COARSE_SCHEDULE if coarse else Stream.SCHEDULE
+        for track in setting.sampler.tracks[len(self.tracks) :]:
+            fine = self.tracks[0]
+            if fine.cycle >= setting.split:
+                state, cycle = fine.state.copy(), fine.cycle // track.coarseness
+                self.tracks.append(TrackRun.of(track, setting, state, cycle))
+        cells, data = setting.placed_cells, setting.data
+        if self.cycle == setting.options.tune and cells is not None:
+            for run in self.tracks:
+                run.state.cells = place_cells(data.grid, *cells, data.dtype)
+
+    def _run_segment(self, run: TrackRun, end: int, tell: OnShare) -> None:
+        every = self.setting.sampler.learns_every or end
+        for stop in (*range(run.cycle - run.cycle % every + every, end, every), end):
+            start = run.cycle
+            self._run_cycles(run, stop, tell)
+            self._between(run, start)
+
+    def _run_cycles(self, run: TrackRun, end: int, tell: OnShare) -> None:
+        setting, cycles = self.setting, end - run.cycle
+        stream = Stream.COARSE_SCHEDULE if run.track.coarseness > 1 else Stream.SCHEDULE
         plan = build_plan(
             setting.sampler.schedule,
             setting.data.n_observed,
             range(run.cycle, end),
             lambda cycle: generator(setting.options.seed, self.number, stream, cycle),
-            lambda cycle: self._wanted(run.track, cycle, end),
+            lambda cycle: self._wanted(run, cycle, end),
         )
         operations = sum(len(part.ops) for part in plan)
-
-        def on_done(done: int) -> None:
-            if on_share is not None:
-                on_share(before + share * done / operations)
-
         run.state = setting.executor.run(
-            plan, self._program(run.track), run.state, setting.data, on_done
+            plan,
+            self._program(run.track),
+            run.state,
+            setting.data,
+            lambda done: tell(cycles * done / operations),
         )
         run.cycle = end
-        for evaluation in run.state.evaluations:
-            fit = run.fits.get(evaluation.cycle, Fit(0.0, 0.0))
-            run.fits[evaluation.cycle] = Fit(
-                fit.negative_divergence + float(evaluation.values[0]),
-                fit.pearson + float(evaluation.values[1]),
-            )
-        run.state.evaluations.clear()
-        for cycle in run.fits.keys() - run.densities.keys():
-            run.densities[cycle] = self._density(run, cycle)
+        for cycle, fit in take_fits(run.state).items():
+            self._note(run, cycle, fit)
 
-    def _density(self, run: TrackRun, cycle: int) -> float:
-        """Return log p(V | W, H) + log p(W) + log p(H) of what moves, at an evaluated cycle."""
+    def _note(self, run: TrackRun, cycle: int, fit: Fit) -> None:
+        """Keep a cycle's fit, and log p(V | W, H) + log p(W) + log p(H) of what moves."""
         prior = math.fsum(band.sums[cycle] for band in run.state.bands())
-        return self._lp(run.fits[cycle]) + (self._prior_constant() + prior)
+        run.fits[cycle] = fit
+        run.densities[cycle] = self._lp(fit) + (self._prior_constant() + prior)
+
+    @property
+    def program_fields(self) -> dict[str, Any]:
+        """Give the fields that the programs of all samplers have."""
+        key = noise_key(self.setting.options.seed, self.number)
+        return {
+            "likelihood": self.setting.model.likelihood,
+            "floor": self.floor,
+            "hyper": self.tempered,
+            "key": (int(key[0]), int(key[1])),
+        }
 
     def _program(self, track: Track) -> BlockProgram:
         """Make the operations of one track at the present hyperparameters."""
-        setting = self.setting
-        key = noise_key(setting.options.seed, self.number)
-        return setting.sampler.program(
-            Setup(
-                model=setting.model,
-                hyper=self.tempered,
-                floor=self.floor,
-                key=(int(key[0]), int(key[1])),
-                step=self.step_for(track),
-                shrink=self.shrink,
-                coarse=track.coarseness > 1,
-                blocks=setting.data.grid.blocks,
-                observed=setting.data.n_observed,
-            )
-        )
+        return self.setting.sampler.program(self, track)
 
     def step_for(self, track: Track) -> StepSize:
         """Return the sampler's step for one track on this grid."""
@@ -344,33 +329,23 @@ class Chain(Member):
         moves = self.setting.sampler.work(self.setting.data.grid.blocks).moves
         return float(self.step_for(run.track)((cycle + 1) * moves - 1)) * self.shrink
 
-    def track_options(self, track: Track) -> RunOptions:
-        """Return the timetable in a track's own cycles and draws."""
-        options = self.setting.options
-        return replace(
-            options,
-            draws=options.draws // track.coarseness,
-            tune=options.tune // track.coarseness,
-        )
-
-    def _wanted(self, track: Track, cycle: int, end: int) -> CycleOptions:
-        options = self.track_options(track)
-        draw = options.draw_index(cycle)
-        fine = cycle * track.coarseness
+    def _wanted(self, run: TrackRun, cycle: int, end: int) -> CycleOptions:
+        options, fine = run.options, cycle * run.track.coarseness
+        drawn = options.draw_index(cycle) is not None
         return CycleOptions(
             adapt=fine < self.setting.frozen_from and cycle % ADAPT_EVERY == 0,
-            record=draw is not None,
-            keep=draw is not None and options.is_kept(draw),
-            evaluate=draw is not None or cycle == end - 1,
+            record=drawn,
+            keep=bool(options.keep_every) and options.place(cycle) is not None,
+            evaluate=drawn or cycle == end - 1,
         )
 
     def _is_sound(self, run: TrackRun) -> bool:
         """Tell whether all entries are finite and the fit has not run away."""
-        if not all(np.isfinite(fit.negative_divergence) for fit in run.fits.values()):
-            return False
-        if not all(bool(np.isfinite(band.values).all()) for band in run.state.bands()):
-            return False
-        return not self._ran_away(run)
+        return (
+            all(np.isfinite(fit.negative_divergence) for fit in run.fits.values())
+            and all(bool(np.isfinite(band.values).all()) for band in run.state.bands())
+            and not self._ran_away(run)
+        )
 
     # -- what a segment gave ---------------------------------------------------
 
@@ -386,26 +361,24 @@ class Chain(Member):
 
     def write(self, sink: Sink, end: int) -> None:
         """Write the draws and statistics of the segment that ended at ``end``, and all moments."""
-        fine = self.tracks[0]
-        if end <= self.setting.options.tune:
-            number = self.setting.ends.index(end)
+        fine, setting = self.tracks[0], self.setting
+        if end <= setting.options.tune:
             stats = self._statistics(fine, [end - 1])
-            sink.write_stats(self.number, number, stats, "warmup_sample_stats")
+            sink.write_stats(self.number, setting.ends.index(end), stats, "warmup_sample_stats")
             return
-        options = self.track_options(fine.track)
-        every = options.keep_every or 1
-        draws = {cycle: options.draw_index(cycle) for cycle in sorted(fine.fits)}
-        kept = {
-            cycle: draw // every
-            for cycle, draw in draws.items()
-            if draw is not None and (not options.keep_every or options.is_kept(draw))
-        }
-        if kept:
-            cycles = list(kept)
+        cycles = [cycle for cycle in sorted(fine.fits) if fine.options.place(cycle) is not None]
+        if cycles:
             stats = self._statistics(fine, cycles)
-            stats["diverging"] = np.array([self._diverged(cycle) for cycle in cycles])
+            span = fine.options.thin * fine.options.spacing
+            # A draw is marked if it is the first after a roll-back.
+            stats["diverging"] = np.array(
+                [
+                    any(cycle - span < begun <= cycle for begun in self.divergences)
+                    for cycle in cycles
+                ]
+            )
             stats |= self.statistics(cycles)
-            sink.write_stats(self.number, kept[cycles[0]], stats)
+            sink.write_stats(self.number, cast("int", fine.options.place(cycles[0])), stats)
         for run in self.tracks:
             self._write_draws(sink, run)
         self._write_moments(sink)
@@ -416,38 +389,36 @@ class Chain(Member):
             "step_size": np.array([self.step_size(fine, cycle) for cycle in cycles]),
         }
 
-    def _diverged(self, cycle: int) -> bool:
-        """Tell whether this draw is the first after a roll-back."""
-        options = self.setting.options
-        span = options.thin * (options.keep_every or 1)
-        return any(cycle - span < start <= cycle for start in self.divergences)
-
     def _write_draws(self, sink: Sink, run: TrackRun) -> None:
-        options, data = self.track_options(run.track), self.setting.data
-        count = len(run.state.rows[0].draws)
+        options, data, state = run.options, self.setting.data, run.state
+        count = len(state.rows[0].draws)
         if not count:
             return
         taken = (run.cycle - options.tune) // options.thin // options.keep_every
-        W, Ht = (
-            in_callers_order(data, side, run.state.gather_draws(side), axis=1)
-            for side in ("rows", "columns")
-        )
+        W = in_callers_order(data, "rows", state.gather_draws("rows"), axis=1)
+        Ht = in_callers_order(data, "columns", state.gather_draws("columns"), axis=1)
         sink.write_draws(self.number, taken - count, W, Ht, run.track.group)
 
     def _write_moments(self, sink: Sink) -> None:
-        fine, data = self.tracks[0], self.setting.data
-        count = fine.state.rows[0].counts["moments"]
+        state, data = self.tracks[0].state, self.setting.data
+        count = state.rows[0].counts["moments"]
         if not count:
             return
         moments: dict[str, Array] = {}
         for name, side in (("W", "rows"), ("Ht", "columns")):
-            mean, m2 = fine.state.gather(side, "mean"), fine.state.gather(side, "m2")
-            moments[f"{name}_mean"] = in_callers_order(data, side, mean)
-            moments[f"{name}_var"] = in_callers_order(data, side, m2) / count
+            moments[f"{name}_mean"] = in_callers_order(data, side, state.gather(side, "mean"))
+            moments[f"{name}_var"] = in_callers_order(data, side, state.gather(side, "m2")) / count
         sink.write_moments(self.number, **moments, count=count)
-        if fine.state.cells:
-            mean, var, count = monitored(self.tracks)
-            sink.write_monitor(self.number, mean=mean, var=var, count=count)
+        if not state.cells:
+            return
+        found = []
+        for run in self.tracks:
+            mean, m2 = (run.gather_cells(name).astype(np.float64) for name in ("mean", "m2"))
+            found.append((mean, m2 / (run.cell_count or 1)))
+        mean, var = found[0]
+        if len(found) > 1:
+            mean, var = extrapolated_moments(found[0], found[1], nonnegative=True)
+        sink.write_monitor(self.number, mean=mean, var=var, count=self.tracks[0].cell_count or 0)
 
     def snapshot(self) -> tuple[Arrays, dict[str, Any]]:
         """Return everything the chain needs to go on with the same bits."""
@@ -463,12 +434,179 @@ class Chain(Member):
 
     def restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
         """Take over the state that a snapshot holds."""
-        setting = self.setting
-        tracks = {track.name: track for track in setting.sampler.tracks}
+        tracks = {track.name: track for track in self.setting.sampler.tracks}
         self.recall(meta.get("memory", meta))  # the first stores kept it one level up
         self.shrink = meta["shrink"]
         self.divergences = list(meta["divergences"])
         self.tracks = [
-            TrackRun.restore(tracks[own["name"]], setting.data, setting.placed_cells, arrays, own)
+            TrackRun.restore(tracks[own["name"]], self.setting, arrays, own)
             for own in meta["tracks"]
         ]
+
+
+class TweedieChain(Chain):
+    """A chain of a `TweedieNMF`: multiplicative warm start, the majoriser's metric, φ."""
+
+    hyper: Hyperparameters
+    model: TweedieNMF
+
+    def __init__(self, setting: Setting, number: int) -> None:
+        super().__init__(setting, number)
+        self.model = cast("TweedieNMF", setting.model)
+        self.rule = DispersionRule(self.model, setting.data, setting.sampler.dispersion)
+        self.hyper = Hyperparameters(1.0, 1.0, 1.0)
+        self.normalizer = 0.0
+        self.floor = mean_floor(setting.data, setting.model.likelihood)
+        self.fits: tuple[float, float] | None = None
+        """Minus the divergence at the start, and where the chain is now."""
+
+    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
+        """Start from multiplicative updates, balanced, with the metric there.
+
+        The run's first chain decides for all whether counts are Poisson.
+        """
+        setting = self.setting
+        data, model, executor = setting.data, self.model, setting.executor
+        if isinstance(first, TweedieChain):
+            self.rule.fixed, self.rule.settled = first.rule.fixed, first.rule.settled
+        state = start_state(data, model, setting.options.seed, self.number)
+        passes = setting.warm_passes
+        if passes:
+            free = model.without_spikes()
+            fit = run_updates(data, free, state, executor, self.rule, passes, on_step=on_step).fit
+        else:
+            fit = evaluate(executor, data, state, model.likelihood, self.floor)
+        self.fits = fit.negative_divergence, fit.negative_divergence
+        estimate = self.rule.estimate(fit)
+        self.rule.settle(estimate)
+        self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
+        balance(state, model.frozen)
+        prepare_state(state, setting.sampler.arrays)
+        self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
+        self._first_metric(state)
+        self._follow_dispersion()
+
+    def _first_metric(self, state: ChainState) -> None:
+        if "metric" not in self.setting.sampler.arrays:
+            return
+        for side, bands in (("rows", state.rows), ("columns", state.cols)):
+            for band, share in zip(bands, self._shares(state, side), strict=True):
+                band.arrays["curvature"][:] = share.denominator
+                band.counts["curvature"] = 1
+
+    def _shares(self, state: ChainState, side: str) -> list[Any]:
+        setting = self.setting
+        law = self.model.likelihood
+        return shares(setting.executor, setting.data, state, side, law, self.floor)
+
+    def _follow_dispersion(self) -> None:
+        """Recompute what depends on φ: the metric, and the normaliser where it is known.
+
+        Where it would cost a series per entry log-likelihoods are relative ones.
+        """
+        setting, law = self.setting, self.model.likelihood
+        if "metric" in setting.sampler.arrays:
+            for run in self.tracks:
+                refresh_metric(run.state, self.tempered, self.model.frozen)
+        if law.closed_form:
+            phi = self.hyper.dispersion
+            self.normalizer = normalizer(setting.data, phi, law, setting.executor)
+
+    def attrs(self) -> dict[str, float]:
+        return dict(self.hyper._asdict())
+
+    def memory(self) -> dict[str, Any]:
+        return {
+            "hyper": list(self.hyper),
+            "fixed": self.rule.fixed,
+            "normalizer": self.normalizer,
+            "fits": self.fits,
+        }
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        self.hyper = Hyperparameters(*memory["hyper"])
+        self.rule.fixed = memory["fixed"]
+        self.normalizer = memory["normalizer"]
+        fits = memory.get("fits")  # runs of older versions have none
+        self.fits = None if fits is None else (fits[0], fits[1])
+
+    def warnings(self) -> tuple[str | None, str | None]:
+        of_model = of_sampler = None
+        phi, K = self.hyper.dispersion, self.model.n_components
+        if self.rule.counts and self.rule.fixed is None:
+            components = "1 component gives" if K == 1 else f"{K} components give"
+            cause = (
+                "they need more components, or are no Poisson counts; compare with a larger "
+                "n_components"
+                if phi > 1
+                # More components could only fit them more closely.
+                else "they are no Poisson counts, as counts without their zeros are not, or have "
+                "too many components; compare with a smaller n_components"
+            )
+            of_model = (
+                f"around the means that {components} them, the counts vary {phi:.3g} times as much "
+                f"as Poisson counts, and the dispersion was set to that: {cause}, or pass "
+                "dispersion=1.0 for Poisson counts all the same"
+            )
+        begun, now = self.fits or (0.0, 0.0)
+        fall = (begun - now) / phi / (sum(self.setting.data.shape) * K)
+        if fall > FALL and self.setting.warm_passes:
+            of_sampler = (
+                f"the log-likelihood is {fall:.1f} nats per parameter below that of the start, "
+                "where a posterior would be less than one: the step is too large for data as "
+                "informative as these, and the draws are spread too widely; choose a smaller step "
+                'or fewer blocks, or use PSGLD(transition="cir") or LangevinDynamics()'
+            )
+        return of_model, of_sampler
+
+    @property
+    def tempered(self) -> Hyperparameters:
+        """Return hyperparameters of p(V | W, H)^t p(W, H): the power t divides the dispersion."""
+        return self.hyper._replace(dispersion=self.hyper.dispersion / self.setting.temperature)
+
+    def _ran_away(self, run: TrackRun) -> bool:
+        data, state = self.setting.data, run.state
+        columns = [
+            np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
+            for bands in (state.rows, state.cols)
+        ]
+        average = float(columns[0] @ columns[1]) / (data.shape[0] * data.shape[1])
+        size = max(typical_value(data), abs(data.maximum), abs(data.minimum))
+        return bool(average > RUNAWAY * size)
+
+    def _adapt(self, end: int) -> None:
+        """Estimate the dispersion anew while tuning; free what is for tuning alone after it."""
+        fine = self.tracks[0]
+        if self.fits is not None and fine.fits:
+            latest = fine.fits[max(fine.fits)].negative_divergence
+            self.fits = self.fits[0], latest
+        if end <= self.setting.frozen_from and self.rule.fixed is None:
+            estimate = self.rule.estimate(fine.fits[fine.cycle - 1], at_point=False)
+            self.hyper = self.hyper._replace(dispersion=estimate)
+            self._follow_dispersion()
+        if end >= self.setting.options.tune:
+            for band in (band for run in self.tracks for band in run.state.bands()):
+                for name in TUNING:
+                    band.arrays.pop(name, None)
+
+    def _lp(self, fit: Fit) -> float:
+        return fit.negative_divergence / self.hyper.dispersion + self.normalizer
+
+
+class NonNegativeSampler(Sampler):
+    """A sampler of non-negative models, which starts from multiplicative updates.
+
+    A subclass is a frozen dataclass with the field ``warm_start``.
+    """
+
+    warm_start: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.warm_start != "auto":
+            whole_number("warm_start", self.warm_start, 0)
+
+    def for_compilation(self) -> Self:
+        return replace(self, warm_start=2)  # type: ignore[type-var]  # subclasses are dataclasses
+
+    def chain(self, setting: Setting, number: int) -> Chain:
+        return TweedieChain(setting, number)

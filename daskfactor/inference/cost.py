@@ -2,6 +2,8 @@
 
 import itertools
 from dataclasses import dataclass
+from inspect import Signature, signature
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_type_hints
 
 import numpy as np
@@ -10,20 +12,15 @@ from dask.utils import format_bytes, format_time
 from numpy.typing import DTypeLike
 
 from daskfactor.checks import whole_number
-from daskfactor.data.grid import Grid
 from daskfactor.data.sources import Outline, outline
 from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
-from daskfactor.inference.base import Sampler
-from daskfactor.inference.chain import Setting
-from daskfactor.inference.description import SMALL_DATA
-from daskfactor.inference.options import checked_lengths, plan_run
-from daskfactor.inference.samplers import checked_sampler
-from daskfactor.inference.session import verb
+from daskfactor.inference.base import Sampler, checked_sampler
+from daskfactor.inference.options import Setting, checked_lengths, plan_run
+from daskfactor.inference.sampling import SMALL_DATA, sample
 from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.views import tile_rows
 from daskfactor.models.settings import FactorModel
-from daskfactor.progress import OnEvent
 
 if TYPE_CHECKING:
     from daskfactor.data.blocks import BlockedData
@@ -175,7 +172,6 @@ class Cost:
         return "\n".join(lines)
 
 
-@verb
 def estimate_cost(
     V: Any,
     model: FactorModel,
@@ -184,24 +180,7 @@ def estimate_cost(
     tune: int = 500,
     chains: int = 1,
     thin: int = 1,
-    *,
-    random_seed: int | None = None,
-    keep: str = "auto",
-    monitor: Any = None,
-    store: Any = None,
-    overwrite: bool = False,
-    progressbar: bool = True,
-    client: Any = None,
-    blocks: int | Grid | None = None,
-    unstored: str | None = None,
-    executor: str = "auto",
-    callback: OnEvent | None = None,
-    workers: int | None = None,
-    lanes: int | None = None,
-    entries: int | None = None,
-    dtype: DTypeLike = "float32",
-    balance: bool = False,
-    memory_limit: int | str | None = None,
+    **options: Any,
 ) -> Cost:
     """Estimate what :func:`sample` with the same arguments would take, from metadata alone.
 
@@ -212,22 +191,21 @@ def estimate_cost(
 
     Parameters
     ----------
-    V, model, sampler, draws, tune, chains, thin, keep, monitor, store, blocks, unstored
-        As for :func:`sample`; of ``store`` only whether there is one counts. Sparse
-        entries are taken to lie evenly; with the result of :func:`as_blocks` they are
-        counted.
-    client, executor
-        As for :func:`sample`; ``"ring"`` and ``"tasks"`` need no client here. ``"auto"``
-        with a client takes the time of a block from its size.
-    random_seed, overwrite, progressbar, callback
-        Cost nothing; they are there so that the arguments of :func:`sample` can be passed.
-    workers, lanes
-        Processes that share the work, and threads of each of them: those of the client,
-        or one process with this machine's cores.
-    entries
-        Stored entries of a sparse input that does not say how many it has.
-    dtype, balance, memory_limit
-        As :func:`as_blocks` would be told.
+    V, model, sampler, draws, tune, chains, thin
+        As for :func:`sample`. Sparse entries are taken to lie evenly; with the result of
+        :func:`as_blocks` they are counted.
+    options
+        All that :func:`sample` takes by name: ``keep``, ``monitor``, ``blocks`` and ``unstored``
+        as there; of ``store`` only whether there is one counts; ``client`` and ``executor``,
+        where ``"ring"`` and ``"tasks"`` need no client, and ``"auto"`` with a client takes the
+        time of a block from its size; the others cost nothing.
+
+        ``workers`` and ``lanes``: processes that share the work, and threads of each of them;
+        those of the client, or one process with this machine's cores.
+
+        ``dtype``, ``balance``, ``memory_limit`` and ``allow_empty`` as :func:`as_blocks` would
+        be told, and ``entries``: stored entries of a sparse input that does not say how many
+        it has.
 
     Returns
     -------
@@ -243,34 +221,57 @@ def estimate_cost(
     -----
     The estimate is an upper one: tests hold it against the memory that runs take.
     """
-    del random_seed, overwrite, progressbar, callback
-    sampler = checked_sampler(model, sampler)
     lengths = {"draws": draws, "tune": tune, "chains": chains, "thin": thin}
-    lengths = checked_lengths(sampler, lengths)
-    kind = cast("FloatType", np.dtype(dtype))
-    data = outline(
+    of_sample = signature(sample)
+    own = {name: options.pop(name) for name in of_sample.parameters if name in options}
+    asked = of_sample.bind(V, model, sampler, **lengths, **own)
+    asked.apply_defaults()
+    given = SimpleNamespace(**asked.arguments)
+    sampler = checked_sampler(model, sampler)
+    lengths = checked_lengths(sampler, **lengths)
+    where = {name: options.pop(name) for name in ("workers", "lanes") if name in options}
+    data = _outline(V, given.blocks, given.unstored, **options)
+    plain = cast("BlockedData", data)
+    plan = plan_run(plain, model.width, sampler, given.keep, seed=0, **lengths)
+    setting = Setting(plain, model, sampler, plan, cast("Executor", None))
+    executor, client = given.executor, given.client
+    if executor == "auto":
+        executor = "threads" if client is None else choose_executor(client, plain, model.width).name
+    place = _place(executor, client, given.store is not None, **where)
+    counts, longest = _operations(setting, place)
+    memory = _memory(setting, data, place, _count_cells(given.monitor, data), longest)
+    return Cost(**memory, **counts)
+
+
+def _outline(
+    V: Any,
+    blocks: Any,
+    unstored: str | None,
+    dtype: DTypeLike = "float32",
+    balance: bool = False,
+    memory_limit: int | str | None = None,
+    allow_empty: bool = False,
+    entries: int | None = None,
+) -> Outline:
+    """Tell the sizes of the data as `as_blocks` would make them with these options."""
+    del allow_empty  # costs nothing
+    return outline(
         V,
         blocks=blocks,
-        dtype=kind,
+        dtype=cast("FloatType", np.dtype(dtype)),
         unstored=unstored,
         balance=balance,
         memory_limit=memory_limit,
         entries=entries,
     )
-    plain = cast("BlockedData", data)
-    options = plan_run(plain, model.width, sampler, keep, seed=0, **lengths)
-    setting = Setting(plain, model, sampler, options, cast("Executor", None))
-    if executor == "auto":
-        executor = "threads" if client is None else choose_executor(client, plain, model.width).name
-    place = _place_of(executor, client, workers, lanes, store is not None)
-    cells = _count_cells(monitor, data)
-    sizes = _sizes(setting, data, cells, place)
-    counts, longest = _operations(setting, place)
-    return Cost(**_peaks(setting, data, sizes, cells, place, longest), **sizes, **counts)
 
 
-def _place_of(
-    executor: str, client: Any, workers: int | None, lanes: int | None, stored: bool
+def _place(
+    executor: str,
+    client: Any,
+    stored: bool,
+    workers: int | None = None,
+    lanes: int | None = None,
 ) -> _Place:
     """Decide where the run is to happen, with as many threads as it has there."""
     if executor not in ("lanes", "threads", "serial", "tasks", "ring"):
@@ -278,76 +279,84 @@ def _place_of(
             f'executor must be "auto", "threads", "serial", "tasks" or "ring", got {executor!r}'
         )
     threads = {} if client is None else client.nthreads()
-    workers = len(threads) or 1 if workers is None else whole_number("workers", workers, 1)
     usual = max(threads.values(), default=cpu_count())
+    workers = len(threads) or 1 if workers is None else whole_number("workers", workers, 1)
     lanes = usual if lanes is None else whole_number("lanes", lanes, 1)
     return _Place(executor, workers, 1 if executor == "serial" else lanes, stored)
 
 
-def _sizes(setting: Setting, data: Outline, cells: int, place: _Place) -> dict[str, Any]:
-    """Add up what there is: blocks, states, draws, results, and what one update works on."""
+def _full_signature() -> Signature:
+    """Give all arguments of `estimate_cost`: those of `sample`, of the place and of the data."""
+    own = [p for made in (_place, _outline) for p in signature(made).parameters.values()]
+    named = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.default is not p.empty]
+    parameters = [*signature(sample).parameters.values(), *named]
+    return Signature(parameters, return_annotation=Cost)
+
+
+estimate_cost.__signature__ = _full_signature()  # type: ignore[attr-defined]  # for help()
+
+
+def _memory(
+    setting: Setting, data: Outline, place: _Place, cells: int, longest: int
+) -> dict[str, Any]:
+    """Add up what there is, and say when most of it exists at once, and how much that is."""
     options, sampler, width = setting.options, setting.sampler, setting.model.width
     itemsize, chains, tracks = data.dtype.itemsize, options.chains, len(sampler.tracks)
+    tasks = place.executor == "tasks"
+    # What there is.
     factors = sum(data.shape) * width * itemsize
-    tuning, drawing = (tracks * n * factors for n in sampler.carried(width))
-    several = int(chains * sum(factors / track.coarseness for track in sampler.tracks))
+    tuning, drawing = (int(tracks * count * factors) for count in sampler.carried(width))
+    checkpoint = chains * (tuning if options.tune else drawing)
+    draw = int(chains * sum(factors / track.coarseness for track in sampler.tracks))
     size = data.shape[0] * data.shape[1] * itemsize
     observed = size if data.keeps_copy and (place.stored or size <= SMALL_DATA) else 0
     moments = chains * (2 * factors + 16 * cells)
+    result = (len(options.index) * draw if options.keep_every else 0) + moments + observed
+    waiting = _most_waiting(setting) * draw
+    # What an update works on: gradient, curvature and its weighted copy, in double precision
+    # where sums are taken so.
     rows, cols = max(data.grid.rows.sizes), max(data.grid.cols.sizes)
-    bands = int((rows + cols) * width * itemsize * tuning / (tracks * factors))
-    # Gradient, curvature and its weighted copy, in double precision where sums are taken so.
-    buffers = 3 * (rows + cols) * width * 8 + (data.largest if data.buffered else 0)
+    bands = int((rows + cols) * width * itemsize * sampler.carried(width)[0])
+    task = 3 * (rows + cols) * width * 8 + bands * (2 if tasks else 1)
+    task += data.largest if data.buffered else 0
     if not data.is_sparse:
-        buffers += 2 * tile_rows(rows, cols, width, itemsize) * cols * itemsize
-    checkpoint = int(chains * (tuning if options.tune else drawing))
-    result = options.kept * several + moments + observed
+        task += 2 * tile_rows(rows, cols, width, itemsize) * cols * itemsize
+    # What exists at once.
+    threads = place.lanes * (task + DENSITY_BYTES * min(SLAB, int(data.n_stored.max())))
+    usual = data.grid.blocks**2 * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
+    usual += cells * CELL_BYTES * (chains + 1) * tracks + (0 if place.elsewhere else threads)
+    states = chains + 1 + (COPIES if place.elsewhere or tasks else 0)
+    drawn = 3 * waiting + WRITING_BYTES if place.stored else waiting + result - observed
+    phases = {
+        "tuning": usual + states * tuning,
+        "drawing": usual + states * (drawing if options.tune else tuning) + drawn,
+    }
+    phases = {name: data.held + observed + int(MARGIN * own) for name, own in phases.items()}
+    phases["reading the data"] = data.loading
+    phase = max(phases, key=lambda name: phases[name])
+    client = worker = phases[phase]
+    if place.elsewhere:
+        moving = COPIES * tuning + waiting
+        worker = (data.decoded + int(MARGIN * moving)) // place.workers + int(MARGIN * threads)
+        phase = phase if client >= worker else "updating blocks on a worker"
     return {
         "data": data.decoded,
         "data_memory": data.held,
         "block": data.largest,
         "bands": bands,
-        "task": buffers + bands * (2 if place.executor == "tasks" else 1),
+        "task": task,
         "factors": factors,
-        "state": int(chains * tuning),
-        "rollback": int(tuning),
+        "state": chains * tuning,
+        "rollback": tuning,
         "checkpoint": checkpoint,
-        "segment_draws": _most_waiting(setting) * several,
+        "segment_draws": waiting,
         "result": result,
         "store": result + 2 * checkpoint,
-        "observed": observed,
+        "client": client,
+        "worker": worker,
+        "peak": max(client, worker),
+        "phase": phase,
     }
-
-
-def _peaks(
-    setting: Setting, data: Outline, sizes: dict[str, int], cells: int, place: _Place, longest: int
-) -> dict[str, Any]:
-    """Say when most of what there is exists at once, and how much that is."""
-    options, waiting, observed = setting.options, sizes["segment_draws"], sizes.pop("observed")
-    tasks = place.executor == "tasks"
-    slab = DENSITY_BYTES * min(SLAB, int(data.n_stored.max()))
-    threads = place.lanes * (sizes["task"] + slab)
-    usual = data.grid.blocks**2 * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
-    usual += cells * CELL_BYTES * (options.chains + 1) * len(setting.sampler.tracks)
-    usual += 0 if place.elsewhere else threads
-    states = options.chains + 1 + (COPIES if place.elsewhere or tasks else 0)
-    drawn = 3 * waiting + WRITING_BYTES if place.stored else waiting + sizes["result"] - observed
-    tuning, drawing = setting.sampler.carried(setting.model.width)
-    after = int(sizes["rollback"] * drawing / tuning) if options.tune else sizes["rollback"]
-    phases = {
-        "reading the data": data.loading,
-        "tuning": usual + states * sizes["rollback"],
-        "drawing": usual + states * after + drawn,
-    }
-    for name in ("tuning", "drawing"):
-        phases[name] = data.held + observed + int(MARGIN * phases[name])
-    phase = max(phases, key=lambda name: phases[name])
-    client = worker = phases[phase]
-    if place.elsewhere:
-        moving = COPIES * sizes["rollback"] + waiting
-        worker = (data.decoded + int(MARGIN * moving)) // place.workers + int(MARGIN * threads)
-        phase = phase if client >= worker else "updating blocks on a worker"
-    return {"client": client, "worker": worker, "peak": max(client, worker), "phase": phase}
 
 
 def _operations(setting: Setting, place: _Place) -> tuple[dict[str, Any], int]:
@@ -377,7 +386,7 @@ def _operations(setting: Setting, place: _Place) -> tuple[dict[str, Any], int]:
         "blocks": blocks,
         "cycles": options.cycles,
         "segments": len(setting.ends),
-        "draws_kept": options.kept,
+        "draws_kept": len(options.index) if options.keep_every else 0,
         "keep_every": options.keep_every,
         "updates": updates,
         "tasks_per_cycle": {name: count / options.cycles for name, count in tasks.items()},

@@ -6,7 +6,7 @@ blocks, so its blocks can be descended at once, and that is what a plan's round 
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,7 @@ from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.inference.base import Optimizer, check_schedule
-from daskfactor.inference.gaussian import column_table, warm_start
+from daskfactor.inference.base import Descent, Optimizer, PointFit, check_schedule
 from daskfactor.inference.multiplicative import (
     DispersionRule,
     mean_floor,
@@ -27,9 +26,8 @@ from daskfactor.inference.multiplicative import (
     start_state,
     typical_value,
 )
-from daskfactor.inference.passes import Fit, evaluate
-from daskfactor.inference.program import FactorProgram
-from daskfactor.inference.run import Descent, PointFit
+from daskfactor.inference.program import FactorProgram, Fit, evaluate, take_fits
+from daskfactor.inference.sghmc import column_table, warm_start
 from daskfactor.kernels.descent import descent_kernel
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gaussian import GaussianMF
@@ -37,6 +35,8 @@ from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
+Columns = list[Array]
+"""Tables of the columns of W and of H, (3, K'): prior mean, pull to it, 1 where it moves."""
 
 GROWTH, REDUCTION = 1.05, 0.5
 """Factors of the step when the objective fell, and when it rose (the bold driver)."""
@@ -127,13 +127,6 @@ class DSGD(Optimizer):
         return StochasticDescent(data, model, self, executor, seed)
 
 
-class Columns(NamedTuple):
-    """Tables of the columns of W and of H, (3, K'): prior mean, pull to it, 1 where it moves."""
-
-    rows: Array
-    cols: Array
-
-
 @dataclass(frozen=True)
 class DescentProgram(FactorProgram):
     """Block operations of one iteration.
@@ -159,10 +152,9 @@ class DescentProgram(FactorProgram):
         self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
     ) -> None:
         del workspace
-        view = data.view(op.block.row, op.block.col)
-        order = generator(self.seed, 0, Stream.SCHEDULE, op.iteration, *op.block).permutation(
-            view.m
-        )
+        view = data.view(*op.block)
+        rng = generator(self.seed, 0, Stream.SCHEDULE, op.iteration, *op.block)
+        order = rng.permutation(view.m)
         # The scale is B where every stratum comes up once, N / |stratum| where they are drawn.
         step = self.step * op.scale / data.grid.blocks
         factors, shares = (rows.values, cols.values), (rows.arrays[SHARE], cols.arrays[SHARE])
@@ -204,7 +196,7 @@ class _NonNegative:
             if frozen is not None:
                 table[1:, frozen] = 0.0
             tables.append(table)
-        return Columns(*tables)
+        return tables
 
     def objective(self, state: ChainState, fit: Fit) -> float:
         return objective(state, self.hyper, fit, self.model.frozen)
@@ -234,10 +226,10 @@ class _RealValued:
         self.hyper = self.hyper._replace(noise=dispersion)
 
     def columns(self) -> Columns:
-        tables = []
-        for mean, precision, _, free in column_table(self.hyper, self.model.biases):
-            tables.append(np.stack([mean, self.hyper.noise * precision * free, free]))
-        return Columns(*tables)
+        noise, tables = self.hyper.noise, column_table(self.hyper, self.model.biases)
+        return [
+            np.stack([mean, noise * precision * free, free]) for mean, precision, _, free in tables
+        ]
 
     def objective(self, state: ChainState, fit: Fit) -> float:
         penalty = 0.0
@@ -252,12 +244,7 @@ class StochasticDescent(Descent):
     """A descent on its way: the best state so far, its fit, the step to take next."""
 
     def __init__(
-        self,
-        data: BlockedData,
-        model: Any,
-        method: DSGD,
-        executor: Executor,
-        seed: int,
+        self, data: BlockedData, model: Any, method: DSGD, executor: Executor, seed: int
     ) -> None:
         self.data, self.method, self.executor, self.seed = data, method, executor, seed
         kind = _NonNegative if model.nonnegative else _RealValued
@@ -269,17 +256,12 @@ class StochasticDescent(Descent):
         self.history: list[tuple[int, float]] = []
         self.stalled = 0
 
-    def start(self, on_step: Any = None, first: Any = None) -> None:
-        """Choose the first step."""
-        super().start(on_step, first)
-        self.choose_step()
-
-    def advance(self, end: int, on_share: Any = None) -> None:
+    def advance(self, iteration: int) -> None:
         """Visit every entry once; φ is estimated while the fit is young, and then stays."""
-        del on_share
+        self.choose_step()
         before = self.loss
-        self.iterate(end)
-        settled, tol = self.look(end), self.method.tol
+        self.iterate(iteration)
+        settled, tol = self.look(iteration), self.method.tol
         fell = before - self.loss > tol / PATIENCE * abs(before)
         self.stalled = 0 if fell else self.stalled + 1
         self.finished = settled and tol > 0 and self.stalled >= PATIENCE
@@ -307,7 +289,7 @@ class StochasticDescent(Descent):
             floor = max(target.floor, LOOK_FLOOR * typical_value(self.data))
             floor = floor if target.projected else target.floor
             fit = evaluate(self.executor, self.data, self.state, target.likelihood, floor)
-            estimate = target.rule.at_point(fit)
+            estimate = target.rule.estimate(fit)
             if iteration == last:
                 target.rule.settle(estimate)
             target.set_dispersion(target.rule.fixed or estimate)
@@ -327,29 +309,27 @@ class StochasticDescent(Descent):
         """
         if self.step:
             return
-        trial = self._first_stratum()
+        first = self._plan(1)[0]
+        again = tuple(op._replace(action=Action.EVALUATE) for op in first.ops)
+        stratum = first, first._replace(ops=again)
         length = mean_square(self.state.rows) + mean_square(self.state.cols)
         unit = self.target.likelihood.unit(typical_value(self.data)) / length
-        found = {exponent: self._trial(trial, unit, exponent) for exponent in FIRST_TRIALS}
-        for _ in range(MOST_TRIALS - len(found)):
+        found: dict[int, float] = {}
+
+        def trial(exponent: int) -> None:
+            """Find the loss after a visit with a step of ``unit`` 2^exponent."""
+            loss = -self._run(stratum, unit * 2.0**exponent)[1].negative_divergence
+            found[exponent] = loss if math.isfinite(loss) else math.inf
+
+        for exponent in FIRST_TRIALS:
+            trial(exponent)
+        while len(found) < MOST_TRIALS:
             best = min(found, key=lambda exponent: found[exponent])
             new = [exponent for exponent in (best - 1, best + 1) if exponent not in found]
             if not new:
                 break
-            found[new[0]] = self._trial(trial, unit, new[0])
+            trial(new[0])
         self.step = unit * 2.0 ** min(found, key=lambda exponent: found[exponent])
-
-    def _trial(self, plan: tuple[Round, ...], unit: float, exponent: int) -> float:
-        """Return the loss of the first stratum after a visit with a step of ``unit`` 2^exponent."""
-        _, fit = self._run(plan, unit * 2.0**exponent)
-        loss = -fit.negative_divergence
-        return loss if math.isfinite(loss) else math.inf
-
-    def _first_stratum(self) -> tuple[Round, ...]:
-        """Plan the first round of the first iteration, and the evaluation of its blocks."""
-        first = self._plan(1)[0]
-        again = tuple(op._replace(action=Action.EVALUATE) for op in first.ops)
-        return first, first._replace(ops=again)
 
     def _plan(self, iteration: int) -> tuple[Round, ...]:
         """Plan a visit of all strata, and the evaluation of all blocks."""
@@ -361,18 +341,15 @@ class StochasticDescent(Descent):
             lambda cycle: CycleOptions(evaluate=True),
         )
 
-    def _program(self, step: float) -> DescentProgram:
-        target = self.target
-        return DescentProgram(
-            target.likelihood, target.floor, target.projected, target.columns(), step, self.seed
-        )
-
     def _run(self, plan: tuple[Round, ...], step: float) -> tuple[ChainState, Fit]:
         """Run a plan from a copy of the best state; return it and the fit of what it evaluated."""
-        state = self.executor.run(plan, self._program(step), self.state.copy(), self.data)
-        sums = np.sum([evaluation.values for evaluation in state.evaluations], axis=0)
+        target = self.target
+        how = target.likelihood, target.floor, target.projected, target.columns(), step, self.seed
+        program = DescentProgram(*how)
+        state = self.executor.run(plan, program, self.state.copy(), self.data)
+        (fit,) = take_fits(state).values()
         state.forget()
-        return state, Fit(float(sums[0]), float(sums[1]))
+        return state, fit
 
 
 def mean_square(bands: list[FactorBand]) -> float:
@@ -384,8 +361,8 @@ def mean_square(bands: list[FactorBand]) -> float:
 def share_priors(state: ChainState, data: BlockedData, columns: Columns) -> None:
     """Give every band 1 / n_i, and rows without any observed entry their prior's mode."""
     for bands, counts, table in (
-        (state.rows, data.row_observed, columns.rows),
-        (state.cols, data.col_observed, columns.cols),
+        (state.rows, data.row_observed, columns[0]),
+        (state.cols, data.col_observed, columns[1]),
     ):
         mode, _, free = table
         for band in bands:

@@ -10,14 +10,13 @@ from daskfactor.data.grid import Passes, Schedule
 from daskfactor.errors import DataError, ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import ConstantStep, Setup, StepSize, Track, Work
-from daskfactor.inference.program import COLUMNS, ROWS, FactorProgram, finish_cycle, gamma_prior
-from daskfactor.inference.tweedie_chain import NonNegativeSampler
+from daskfactor.inference.base import ConstantStep, Track, Work
+from daskfactor.inference.chain import Chain, NonNegativeSampler
+from daskfactor.inference.program import COLUMNS, ROWS, TweedieProgram, finish_cycle
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.settings import Mask, held
-from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.settings import held
 
 PASSES = 2
 """Passes over the data in a cycle: one in which W moves, one in which H does."""
@@ -25,35 +24,20 @@ ALLOCATED, RATES = "allocated", "rates"
 """Sums of S, and of the other factor, that a band gathers until it moves."""
 
 
-@dataclass(frozen=True)
-class GibbsProgram(FactorProgram):
+class GibbsProgram(TweedieProgram):
     """Block operations of a Gibbs sweep: two passes over the data.
 
     The sums that bands gather are made and used up inside a cycle, so they are in no state,
     and `touches` does not name them: whatever has no name there travels with its band.
-
-    Attributes
-    ----------
-    hyper
-        Rates and shapes of the priors.
-    key
-        Two 32-bit words that key the chain's numbers; they are addressed by the cycle
-        and by global rows and columns.
-    frozen
-        Of W and of H, which components never move.
+    Random numbers are addressed by the cycle and by global rows and columns.
     """
-
-    hyper: Hyperparameters
-    key: tuple[int, int]
-    frozen: tuple[Mask, Mask] = (None, None)
 
     def update(
         self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
     ) -> None:
         del workspace
-        blocks = data.grid.blocks
+        blocks, view = data.grid.blocks, data.view(*op.block)
         position = op.iteration % (PASSES * blocks)
-        view = data.view(op.block.row, op.block.col)
         if position < blocks:
             offsets, key = (rows.offset, cols.offset), np.array(self.key, dtype=np.uint32)
             sums = gathered(rows, ALLOCATED), gathered(cols, ALLOCATED)
@@ -65,8 +49,7 @@ class GibbsProgram(FactorProgram):
         add_rates(view, False, rows.values, gathered(cols, RATES))
         if op.last:
             self._move(cols, COLUMNS, op.cycle)
-            for band, factor in ((rows, ROWS), (cols, COLUMNS)):
-                finish_cycle(op, band, gamma_prior(self.hyper, factor, self.frozen))
+            finish_cycle(op, rows, cols, self.log_prior)
 
     def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
         """Draw a band from its conditional."""
@@ -135,6 +118,8 @@ class Gibbs(NonNegativeSampler):
 
     warm_start: int | Literal["auto"] = "auto"
 
+    # A sweep has no step; 1 stands in the results.
+    step: ClassVar[ConstantStep] = ConstantStep(1.0)  # type: ignore[misc]
     dispersion: ClassVar[float | None] = 1.0
     biased: ClassVar[bool] = False
     tempers: ClassVar[bool] = False
@@ -167,11 +152,6 @@ class Gibbs(NonNegativeSampler):
                 "or count in larger units"
             )
 
-    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        """A sweep has no step; 1 stands in the results."""
-        del track, blocks, n_components
-        return ConstantStep(1.0)
-
     def work(self, blocks: int) -> Work:
         """A sweep is one step; random numbers are dear."""
         del blocks
@@ -182,17 +162,12 @@ class Gibbs(NonNegativeSampler):
         del width
         return 7, 7
 
-    def program(self, setup: Setup) -> GibbsProgram:
-        if setup.hyper.dispersion != 1.0:
+    def program(self, chain: Chain, track: Track) -> GibbsProgram:
+        fields = chain.program_fields
+        if fields["hyper"].dispersion != 1.0:
             raise ModelError(
                 "Gibbs() samples the posterior of Poisson counts, of dispersion 1 at temperature "
-                f"1, and was asked for a dispersion over temperature of {setup.hyper.dispersion:g};"
-                " use PSGLD() for tempered posteriors"
+                "1, and was asked for a dispersion over temperature of "
+                f"{fields['hyper'].dispersion:g}; use PSGLD() for tempered posteriors"
             )
-        return GibbsProgram(
-            setup.model.likelihood,
-            setup.floor,
-            hyper=setup.hyper,
-            key=setup.key,
-            frozen=setup.model.frozen,
-        )
+        return GibbsProgram(**fields, frozen=chain.setting.model.frozen)

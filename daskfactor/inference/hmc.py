@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,26 +13,58 @@ from daskfactor.data.grid import Block, Passes, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
 from daskfactor.executors.state import BlockCells, ChainState, FactorBand
-from daskfactor.inference.base import MOMENTS, ConstantStep, Setup, StepSize, Track, Work
-from daskfactor.inference.chain import Chain, Setting
-from daskfactor.inference.passes import Fit, shares
-from daskfactor.inference.program import COLUMNS, ROWS, FactorProgram, finish_cycle, gamma_prior
-from daskfactor.inference.run import OnShare, OnStep
-from daskfactor.inference.track import TrackRun
-from daskfactor.inference.tweedie_chain import NonNegativeSampler, TweedieChain
+from daskfactor.inference.base import MOMENTS, ConstantStep, StepSize, Track, Work
+from daskfactor.inference.chain import (
+    Chain,
+    NonNegativeSampler,
+    OnShare,
+    OnStep,
+    TrackRun,
+    TweedieChain,
+)
+from daskfactor.inference.options import Setting
+from daskfactor.inference.program import Fit, TweedieProgram, finish_cycle, take_fits
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments
 from daskfactor.kernels.momentum import leapfrog_drift, leapfrog_kick
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.schema import Variable, statistic
+
+Array = NDArray[Any]
 
 GAMMA, OFFSET, DECAY = 0.05, 10.0, 0.75
 """Pull of log ε towards its start, number of cycles that are damped, decay of the weights."""
 REACH = math.log(10.0)
 """Steps that are tried gravitate to ten times the first one: large ones are cheap to try."""
+
+
+FIRST_STEP = 0.5
+"""Step that tuning begins with, for one entry; d of them take d^(-1/4) as much."""
+JITTER = 0.2
+"""A proposal's step is ε times a uniform factor within 1 ± this."""
+SLAB = 2**16
+"""Monitored cells that are predicted together."""
+
+
+def check_leapfrog(options: Any) -> None:
+    """Check ``step``, ``steps`` and ``target_accept`` of a frozen dataclass, as plain numbers."""
+    step, target = options.step, options.target_accept
+    if isinstance(step, str):
+        if step != "auto":
+            raise OptionError(f'step must be "auto" or a number, got {step!r}')
+    else:
+        object.__setattr__(options, "step", positive_number("step", step))
+    object.__setattr__(options, "steps", whole_number("steps", options.steps, 1))
+    if not is_number(target) or not 0 < target < 1:
+        raise OptionError(f"target_accept must be a number between 0 and 1, got {target!r}")
+    object.__setattr__(options, "target_accept", float(target))
+
+
+def first_step(step: float | str, entries: int) -> float:
+    """Return ε at the first proposal, for so many entries."""
+    return FIRST_STEP * math.pow(entries, -0.25) if isinstance(step, str) else step
 
 
 @dataclass(frozen=True)
@@ -68,13 +100,16 @@ class DualAveraging:
         average = weight * log_step + (1.0 - weight) * self.log_average
         return replace(self, log_step=log_step, log_average=average, error=error, count=count)
 
-
-FIRST_STEP = 0.5
-"""Step that tuning begins with, for one entry; d of them take d^(-1/4) as much."""
+    def size(self, step: float | str, tuning: bool, jitter: float) -> float:
+        """Return ε of a proposal, times its random factor; ``step`` may fix it."""
+        base = step
+        if isinstance(base, str):
+            base = math.exp(self.log_step if tuning else self.log_average)
+        return base * (1.0 + JITTER * (2.0 * jitter - 1.0))
 
 
 @dataclass(frozen=True)
-class HamiltonianProgram(FactorProgram):
+class HamiltonianProgram(TweedieProgram):
     """The leapfrog steps of one proposal, on passes over the data.
 
     The first half kick and the first drift come before the plan; every pass but the last
@@ -83,35 +118,30 @@ class HamiltonianProgram(FactorProgram):
 
     Attributes
     ----------
-    hyper
-        Dispersion, rates and shapes of the priors.
     size
         ε, the time of a step.
     passes
         Passes of a cycle; 0 only adds the gradients up.
     """
 
-    hyper: Hyperparameters
     size: float
     passes: int
 
     def update(
         self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
     ) -> None:
-        view = data.view(op.block.row, op.block.col)
+        view = data.view(*op.block)
         block = (view, self.likelihood, rows.values, cols.values, op.scale, self.floor)
         shares = blockwise.gradient(*block, workspace)
-        rows.arrays["gradient"] += shares[0]
-        cols.arrays["gradient"] += shares[1]
-        blocks = data.grid.blocks
-        if self.passes and op.iteration % blocks == blocks - 1:
-            for band, factor in ((rows, ROWS), (cols, COLUMNS)):
+        last_block = op.iteration % data.grid.blocks == data.grid.blocks - 1
+        for factor, band in enumerate((rows, cols)):
+            band.arrays["gradient"] += shares[factor]
+            if self.passes and last_block:
                 self.kick(band, factor, 0.5 if op.last else 1.0)
                 if not op.last:
                     self.drift(band)
 
-    def _reads(self, op: Op) -> tuple[str, ...]:
-        del op
+    def _reads(self) -> tuple[str, ...]:
         return ("spread",)
 
     def _writes(self, op: Op) -> tuple[str, ...]:
@@ -129,6 +159,16 @@ class HamiltonianProgram(FactorProgram):
         """Let a band drift; its gradient is to be summed anew where it leads."""
         leapfrog_drift(band.values, band.arrays["momentum"], band.arrays["spread"], self.size)
         band.arrays["gradient"][:] = 0
+
+    def energy(self, state: ChainState, fit: Fit) -> float:
+        """Return -log p(V | W, H)^t p(W, H) but for a constant, and the momenta's energy."""
+        parts = [-fit.negative_divergence / self.hyper.dispersion]
+        for factor, bands in enumerate((state.rows, state.cols)):
+            for band in bands:
+                parts.append(-self.log_prior(band.values, factor))
+                u = band.arrays["momentum"]
+                parts.append(0.5 * float(np.sum(np.square(u, dtype=np.float64))))
+        return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan
 
 
 @dataclass(frozen=True)
@@ -182,28 +222,8 @@ class HMC(NonNegativeSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.step, str):
-            if self.step != "auto":
-                raise OptionError(f'step must be "auto" or a number, got {self.step!r}')
-        else:
-            object.__setattr__(self, "step", positive_number("step", self.step))
-        object.__setattr__(self, "steps", whole_number("steps", self.steps, 1))
-        target: Any = self.target_accept
-        if not is_number(target) or not 0 < target < 1:
-            raise OptionError(f"target_accept must be a number between 0 and 1, got {target!r}")
-        object.__setattr__(self, "target_accept", float(target))
+        check_leapfrog(self)
         object.__setattr__(self, "schedule", Passes(self.steps))
-
-    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        """Return the step that a chain begins with, of one entry (see `first_step`)."""
-        del track, blocks, n_components
-        return ConstantStep(FIRST_STEP if isinstance(self.step, str) else self.step)
-
-    def first_step(self, entries: int) -> float:
-        """Return ε at the first cycle for factors of so many entries."""
-        if not isinstance(self.step, str):
-            return self.step
-        return FIRST_STEP * math.pow(entries, -0.25)
 
     def work(self, blocks: int) -> Work:
         """Count one visit for each step, and one for the energy where they lead."""
@@ -222,29 +242,14 @@ class HMC(NonNegativeSampler):
     def chain(self, setting: Setting, number: int) -> Chain:
         return HMCChain(setting, number)
 
-    def program(self, setup: Setup) -> HamiltonianProgram:
+    def program(self, chain: Chain, track: Track) -> HamiltonianProgram:
+        frozen, size = chain.setting.model.frozen, chain.step_for(track)(0)
         return HamiltonianProgram(
-            setup.model.likelihood, setup.floor, setup.hyper, setup.step(0), self.steps
+            **chain.program_fields, frozen=frozen, size=size, passes=self.steps
         )
 
     def for_compilation(self) -> Self:
         return replace(super().for_compilation(), steps=1, step="auto", target_accept=0.8)
-
-
-Array = NDArray[Any]
-
-JITTER = 0.2
-"""A cycle's step is ε times a uniform factor within 1 ± this."""
-SLAB = 2**16
-"""Monitored cells that are predicted together."""
-
-
-class Place(NamedTuple):
-    """The start of a cycle, which a rejection goes back to."""
-
-    values: list[Array]
-    gradients: list[Array]
-    fit: Fit
 
 
 class HMCChain(TweedieChain):
@@ -258,31 +263,25 @@ class HMCChain(TweedieChain):
 
     def __init__(self, setting: Setting, number: int) -> None:
         super().__init__(setting, number)
-        assert isinstance(setting.sampler, HMC)
-        self.sampler = setting.sampler
+        self.sampler = cast("HMC", setting.sampler)
         entries = sum(setting.data.shape) * setting.model.width
-        self.averaging = DualAveraging.at(self.sampler.first_step(entries))
+        self.averaging = DualAveraging.at(first_step(self.sampler.step, entries))
         self.fit: Fit | None = None
         self.size = math.exp(self.averaging.log_step)
         self.sizes: dict[int, float] = {}
         self.acceptance: dict[int, float] = {}
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
-        super().start(on_step, first)
-        self._set_masses(self.tracks[0].state)
+        """Start as other chains do, and set S = 1/√m: the width of Gamma(cθ + 1, c).
 
-    def _set_masses(self, state: ChainState) -> None:
-        """Set S = 1/√m with 1/m = (θ + 1/c) / c: the width of Gamma(cθ + 1, c); 0 where frozen.
-
-        c is the denominator of the multiplicative update at the start.
+        1/m = (θ + 1/c) / c, with c the denominator of the multiplicative update at the
+        start; 0 where an entry is frozen.
         """
-        setting, hyper = self.setting, self.tempered
-        for side, factor, bands in (("rows", ROWS, state.rows), ("columns", COLUMNS, state.cols)):
-            found = shares(
-                setting.executor, setting.data, state, side, self.model.likelihood, self.floor
-            )
+        super().start(on_step, first)
+        state, hyper = self.tracks[0].state, self.tempered
+        for factor, (side, bands) in enumerate((("rows", state.rows), ("columns", state.cols))):
             frozen = self.model.frozen[factor]
-            for band, share in zip(bands, found, strict=True):
+            for band, share in zip(bands, self._shares(state, side), strict=True):
                 c = share.denominator / hyper.dispersion + hyper.prior(factor)[0]
                 band.arrays["spread"][:] = np.sqrt((band.values + 1.0 / c) / c)
                 if frozen is not None:
@@ -307,7 +306,7 @@ class HMCChain(TweedieChain):
     def statistics(self, cycles: list[int]) -> dict[str, Array]:
         return {"acceptance_rate": np.array([self.acceptance[cycle] for cycle in cycles])}
 
-    # -- steps -----------------------------------------------------------------------
+    # -- cycles ----------------------------------------------------------------------
 
     def step_for(self, track: Track) -> StepSize:
         """Return the step of the present cycle."""
@@ -319,35 +318,15 @@ class HMCChain(TweedieChain):
         del run
         return self.sizes[cycle]
 
-    def _size_at(self, cycle: int, jitter: float) -> float:
-        if not isinstance(self.sampler.step, str):
-            base = self.sampler.step
-        elif cycle < self.setting.options.tune or not self.averaging.count:
-            base = math.exp(self.averaging.log_step)
-        else:
-            base = math.exp(self.averaging.log_average)
-        return base * (1.0 + JITTER * (2.0 * jitter - 1.0)) * self.shrink
-
-    # -- cycles ----------------------------------------------------------------------
-
-    def _run_stretch(
-        self, run: TrackRun, end: int, on_share: OnShare | None, before: float, share: float
-    ) -> None:
-        first = run.cycle
-        if self.fit is None:
-            self._look(run)
-        for cycle in range(first, end):
+    def _run_cycles(self, run: TrackRun, end: int, tell: OnShare) -> None:
+        if self.fit is None:  # gradient and fit where the chain starts
+            program = cast("HamiltonianProgram", self._program(run.track))
+            self.fit = self._run(run, run.cycle, replace(program, passes=0))
+        for cycle in range(run.cycle, end):
             self._cycle(run, cycle)
-            self._record(run, cycle, self._wanted(run.track, cycle, end))
+            self._record(run, cycle, self._wanted(run, cycle, end))
             run.cycle = cycle + 1
-            if on_share is not None:
-                on_share(before + share * (run.cycle - first) / (end - first))
-
-    def _look(self, run: TrackRun) -> None:
-        """Take gradient and fit where the chain starts."""
-        program = self._program(run.track)
-        assert isinstance(program, HamiltonianProgram)
-        self.fit = self._run(run, run.cycle, replace(program, passes=0))
+            tell(0)
 
     def _run(self, run: TrackRun, cycle: int, program: HamiltonianProgram) -> Fit:
         """Run a program's passes from the present values; return the fit where they lead."""
@@ -360,81 +339,51 @@ class HMCChain(TweedieChain):
             lambda cycle: CycleOptions(evaluate=True),
         )
         run.state = setting.executor.run(plan, program, run.state, setting.data)
-        sums = np.sum([evaluation.values for evaluation in run.state.evaluations], axis=0)
-        run.state.evaluations.clear()
-        return Fit(float(sums[0]), float(sums[1]))
+        return take_fits(run.state)[cycle]
 
     def _cycle(self, run: TrackRun, cycle: int) -> None:
         """Propose, and accept or go back."""
-        options = self.setting.options
-        assert self.fit is not None
-        rng = generator(options.seed, self.number, Stream.ACCEPTANCE, cycle)
-        jitter, threshold = rng.random(2)
-        self.size = self.sizes[cycle] = self._size_at(cycle, float(jitter))
-        bands = run.state.bands()
-        start = Place(
-            [band.values.copy() for band in bands],
-            [band.arrays["gradient"].copy() for band in bands],
-            self.fit,
-        )
-        self._draw_momenta(run.state, cycle)
-        before = self._energy(run.state, self.fit)
-        program = self._program(run.track)
-        assert isinstance(program, HamiltonianProgram)
+        seed, tuning = self.setting.options.seed, cycle < self.setting.options.tune
+        fit = cast("Fit", self.fit)
+        jitter, threshold = generator(seed, self.number, Stream.ACCEPTANCE, cycle).random(2)
+        self.size = self.averaging.size(self.sampler.step, tuning, float(jitter)) * self.shrink
+        self.sizes[cycle] = self.size
+        start = [(b.values.copy(), b.arrays["gradient"].copy()) for b in run.state.bands()]
+        program = cast("HamiltonianProgram", self._program(run.track))
+        sides = tuple(enumerate((run.state.rows, run.state.cols)))
+        key = noise_key(seed, self.number)
+        for factor, bands in sides:
+            for band in bands:
+                fill_normals(band.arrays["momentum"], key, cycle, factor, band.offset)
+        before = program.energy(run.state, fit)
         with np.errstate(all="ignore"):  # a proposal may run away: it is then rejected
-            for factor, own in ((ROWS, run.state.rows), (COLUMNS, run.state.cols)):
-                for band in own:
+            for factor, bands in sides:
+                for band in bands:
                     program.kick(band, factor, 0.5)
                     program.drift(band)
             self.fit = self._run(run, cycle, program)
-            change = self._energy(run.state, self.fit) - before
+            change = program.energy(run.state, self.fit) - before
         probability = math.exp(min(0.0, -change)) if math.isfinite(change) else 0.0
         if not threshold < probability:
-            self._go_back(run.state, start)
+            self.fit = fit
+            for band, (values, gradient) in zip(run.state.bands(), start, strict=True):
+                band.values[:] = values
+                band.arrays["gradient"][:] = gradient
         self.acceptance[cycle] = probability
-        if cycle < options.tune:
+        if tuning:
             self.averaging = self.averaging.after(probability, self.sampler.target_accept)
-
-    def _draw_momenta(self, state: ChainState, cycle: int) -> None:
-        key = noise_key(self.setting.options.seed, self.number)
-        for factor, bands in ((ROWS, state.rows), (COLUMNS, state.cols)):
-            for band in bands:
-                fill_normals(band.arrays["momentum"], key, cycle, factor, band.offset)
-
-    def _energy(self, state: ChainState, fit: Fit) -> float:
-        """Return -log p(V | W, H)^t p(W, H) but for a constant, and the momenta's energy."""
-        hyper = self.tempered
-        parts = [-fit.negative_divergence / hyper.dispersion]
-        for factor, bands in ((ROWS, state.rows), (COLUMNS, state.cols)):
-            log_density = gamma_prior(hyper, factor, self.model.frozen)
-            for band in bands:
-                parts.append(-log_density(band.values))
-                u = band.arrays["momentum"]
-                parts.append(0.5 * float(np.sum(np.square(u, dtype=np.float64))))
-        return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan
-
-    def _go_back(self, state: ChainState, start: Place) -> None:
-        for band, values, gradient in zip(
-            state.bands(), start.values, start.gradients, strict=True
-        ):
-            band.values[:] = values
-            band.arrays["gradient"][:] = gradient
-        self.fit = start.fit
 
     def _record(self, run: TrackRun, cycle: int, wanted: CycleOptions) -> None:
         """Record the state that was decided on, as other samplers do inside operations."""
-        op = Op(Action.UPDATE, Block(0, 0), cycle, -1, 1.0, True, wanted)
-        for factor, bands in ((ROWS, run.state.rows), (COLUMNS, run.state.cols)):
-            for band in bands:
-                finish_cycle(op, band, gamma_prior(self.hyper, factor, self.model.frozen))
+        op, state = Op(Action.UPDATE, Block(0, 0), cycle, -1, 1.0, True, wanted), run.state
+        log_prior = cast("HamiltonianProgram", self._program(run.track)).log_prior
+        for row, col in zip(state.rows, state.cols, strict=True):
+            finish_cycle(op, row, col, log_prior)
         if wanted.record:
-            for block, cells in run.state.cells.items():
-                row, col = run.state.rows[block.row], run.state.cols[block.col]
-                watch(cells, row.values, col.values)
+            for block, cells in state.cells.items():
+                watch(cells, state.rows[block.row].values, state.cols[block.col].values)
         if wanted.evaluate:
-            assert self.fit is not None
-            run.fits[cycle] = self.fit
-            run.densities[cycle] = self._density(run, cycle)
+            self._note(run, cycle, cast("Fit", self.fit))
 
 
 def watch(cells: BlockCells, W: Array, H: Array) -> None:

@@ -13,9 +13,8 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
-from daskfactor.inference.base import Optimizer
-from daskfactor.inference.passes import Fit, Share, evaluate, shares, total, total_log
-from daskfactor.inference.run import Descent, PointFit
+from daskfactor.inference.base import Descent, Optimizer, PointFit, descend
+from daskfactor.inference.program import Fit, evaluate, shares
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import Mask, held
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
@@ -166,9 +165,11 @@ class DispersionRule:
     φ̂ = Σ (v - μ)² μ^(β-2) / N at draws of the chain. The spread of the draws
     makes up for the degrees of freedom that the factors use; at a point estimate
     the divisor is N less the number of parameters.
+
+    ``assumed``: what a sampler takes φ to be, whatever the model says.
     """
 
-    def __init__(self, model: TweedieNMF, data: BlockedData) -> None:
+    def __init__(self, model: TweedieNMF, data: BlockedData, assumed: float | None = None) -> None:
         self.data = data
         self.count = data.total_observed
         components = min(model.n_components, *data.shape)
@@ -176,27 +177,19 @@ class DispersionRule:
         if model.fixed != (None, None):
             self.parameters = _free_parameters(data.shape, model)
         self.counts = model.likelihood.counts and bool(data.is_integer)
-        self.fixed: float | None = None
-        self.settled = model.dispersion != "auto"
-        if model.dispersion != "auto":
+        self.fixed = assumed
+        if assumed is None and model.dispersion != "auto":
             self.fixed = float(model.dispersion)
+        self.settled = self.fixed is not None
 
-    @property
-    def _freedom(self) -> float:
-        """Entries less parameters, but never below a tenth of the entries."""
-        return max(self.count - self.parameters, 0.1 * self.count)
-
-    def at_point(self, fit: Fit) -> float:
-        """Estimate φ from a point fit."""
+    def estimate(self, fit: Fit, at_point: bool = True) -> float:
+        """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
         if self.fixed is not None:
             return self.fixed
-        return max(fit.pearson / self._freedom, float(np.finfo(np.float32).tiny))
-
-    def at_draw(self, fit: Fit) -> float:
-        """Estimate φ from a draw of the chain."""
-        if self.fixed is not None:
-            return self.fixed
-        return max(fit.pearson / self.count, float(np.finfo(np.float32).tiny))
+        divisor: float = self.count
+        if at_point:  # never below a tenth of the entries
+            divisor = max(self.count - self.parameters, 0.1 * self.count)
+        return max(fit.pearson / divisor, float(np.finfo(np.float32).tiny))
 
     def settle(self, estimate: float) -> None:
         """Fix φ = 1 for counts that the point fit does not show to be no Poisson counts.
@@ -213,14 +206,6 @@ class DispersionRule:
         if self.counts and not (enough and abs(estimate - 1) > NEARLY_POISSON + 5 * error):
             self.fixed = 1.0
 
-    def assume(self, dispersion: float) -> None:
-        """Leave φ at what the sampler takes for granted."""
-        self.fixed, self.settled = dispersion, True
-
-    def follow(self, other: "DispersionRule") -> None:
-        """Decide as another chain of the same run has decided."""
-        self.fixed, self.settled = other.fixed, other.settled
-
 
 def _free_parameters(shape: tuple[int, int], model: TweedieNMF) -> int:
     """Count entries that move, less one for each way to mix components free on both sides."""
@@ -233,34 +218,6 @@ FEWEST = 100
 """Degrees of freedom without which counts are taken to be Poisson."""
 NEARLY_POISSON = 0.1
 """Counts whose dispersion is this near 1, or not surely further off, are taken to be Poisson."""
-
-
-def multiply(band: FactorBand, share: Share, penalty: float, power: float) -> None:
-    """θ ← θ (numerator / (denominator + penalty))^power, in place; 0 / 0 counts as 0."""
-    denominator = share.denominator + penalty
-    ratio = np.divide(
-        share.numerator,
-        denominator,
-        out=np.zeros_like(share.numerator),
-        where=denominator > 0,
-    )
-    np.maximum(ratio, 0, out=ratio)
-    band.values *= ratio if power == 1.0 else ratio**power
-
-
-def multiply_gamma(
-    band: FactorBand,
-    share: Share,
-    penalty: float,
-    pull: float,
-    likelihood: Likelihood,
-    smallest: float,
-) -> None:
-    """The same under a gamma prior, in place; ``pull`` is φ (a - 1)."""
-    denominator = np.maximum(share.denominator + penalty, np.finfo(band.values.dtype).tiny)
-    band.values[:] = gamma_update(
-        band.values, share.numerator, denominator, pull, likelihood, smallest
-    )
 
 
 class Updates(Descent):
@@ -290,32 +247,39 @@ class Updates(Descent):
         self.history: list[tuple[int, float]] = []
         self.fit = Fit(-math.inf, math.inf)
 
-    def advance(self, end: int, on_share: Any = None) -> None:
+    def advance(self, iteration: int) -> None:
         """Update W, then H; now and then look at the fit."""
-        del on_share
         for factor in (0, 1):
             self._update(factor)
-        if end % FIT_EVERY == 0 or end in (FIRST_LOOK, self.iterations):
-            self._look(end)
+        if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, self.iterations):
+            self._look(iteration)
 
     def _update(self, factor: int) -> None:
         likelihood, frozen = self.model.likelihood, self.model.frozen[factor]
         side, bands = (("rows", self.state.rows), ("columns", self.state.cols))[factor]
         rate, shape = self.hyper.prior(factor)
-        pull = self.weight * (shape - 1.0)
+        penalty, pull = self.weight * rate, self.weight * (shape - 1.0)
         found = shares(self.executor, self.data, self.state, side, likelihood, self.floor)
         for band, share in zip(bands, found, strict=True):
-            with held(band.values, frozen):
+            theta, numerator = band.values, share.numerator
+            denominator = share.denominator + penalty
+            with held(theta, frozen):
                 if pull:
-                    multiply_gamma(band, share, self.weight * rate, pull, likelihood, self.smallest)
-                else:
-                    multiply(band, share, self.weight * rate, likelihood.exponent)
+                    positive = np.maximum(denominator, np.finfo(theta.dtype).tiny)
+                    sums = numerator, positive
+                    theta[:] = gamma_update(theta, *sums, pull, likelihood, self.smallest)
+                    continue
+                ratio = np.zeros_like(numerator)  # 0 / 0 counts as 0
+                np.divide(numerator, denominator, out=ratio, where=denominator > 0)
+                np.maximum(ratio, 0, out=ratio)
+                power = likelihood.exponent
+                theta *= ratio if power == 1.0 else ratio**power
 
     def _look(self, iteration: int) -> None:
         model = self.model
         self.fit = evaluate(self.executor, self.data, self.state, model.likelihood, self.floor)
         if iteration <= LAST_LOOK:
-            self.weight = self.rule.at_point(self.fit)
+            self.weight = self.rule.estimate(self.fit)
         if iteration == LAST_LOOK:
             self.rule.settle(self.weight)
             self.weight = self.rule.fixed or self.weight
@@ -342,13 +306,7 @@ def run_updates(
 ) -> PointFit:
     """Iterate from a state; ``on_step`` is told how many iterations are done, of how many."""
     updates = Updates(data, model, state, executor, rule, iterations, tol)
-    for iteration in range(1, iterations + 1):
-        updates.advance(iteration)
-        if on_step is not None:
-            on_step(iteration, iterations)
-        if updates.finished:
-            break
-    return updates.result()
+    return descend(updates, iterations, on_step)
 
 
 def objective(
@@ -365,10 +323,22 @@ def objective(
     prior = 0.0
     for factor, bands in enumerate((state.rows, state.cols)):
         rate, shape = hyper.prior(factor)
-        prior += rate * total(bands, frozen[factor])
+        free = _moving(bands, frozen[factor])
+        prior += rate * _total(free)
         if shape != 1.0:
-            prior -= (shape - 1.0) * total_log(bands, frozen[factor])
+            tiny = np.finfo(free[0].dtype).tiny  # a zero counts as the smallest normal number
+            logs = (np.log(np.maximum(values, tiny)).sum(dtype=np.float64) for values in free)
+            prior -= (shape - 1.0) * math.fsum(map(float, logs))
     return -fit.negative_divergence + hyper.dispersion * prior
+
+
+def _moving(bands: list[FactorBand], frozen: Mask) -> list[Array]:
+    """Return the columns of bands that are not frozen."""
+    return [band.values if frozen is None else band.values[:, ~frozen] for band in bands]
+
+
+def _total(parts: list[Array]) -> float:
+    return float(sum(float(values.sum(dtype=np.float64)) for values in parts))
 
 
 def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None:
@@ -399,7 +369,7 @@ def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None
         count = sum(len(band.values) for band in bands) * (
             bands[0].values.shape[1] if mask is None else int((~mask).sum())
         )
-        lift = 1e-3 * total(bands, mask) / count
+        lift = 1e-3 * _total(_moving(bands, mask)) / count
         for band in bands:
             with held(band.values, mask):
                 band.values += band.values.dtype.type(lift)

@@ -1,7 +1,7 @@
-"""Check the arguments of a run, and make the timetable that follows from them."""
+"""Say what is asked for: the options of a run, its timetable, and all that its chains share."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from daskfactor.checks import warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
+from daskfactor.executors.base import Executor
 from daskfactor.inference.base import Sampler
+from daskfactor.models.settings import FactorModel
 
 Keep = Literal["auto", "draws", "moments"]
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
+Array = NDArray[Any]
 
 MONITOR = (
     'monitor takes None, "missing", a boolean mask of the shape of V, or a pair (rows, columns) '
@@ -26,10 +29,15 @@ DRAWS_BUDGET = 2**30
 SEGMENT_BYTES = 2**28
 SEGMENT_FLOPS = 2e11
 LONGEST_SEGMENT = 500
-ADAPT_EVERY = 5
 TUNE_SEGMENTS = 10
 FROZEN_FROM = 0.8
 """Share of tuning after which a single chain's metric and dispersion stay as they are."""
+MOST_PASSES, FEWEST_PASSES = 100, 20
+DEAR_PASS = 1e9
+"""Entries times components from which on a warm start takes fewer passes."""
+FLOPS_PER_NORMAL = 150
+SPARSE_PENALTY = 5
+"""Cost of an operation on a stored entry, in units of one inside a matrix product."""
 
 
 @dataclass(frozen=True)
@@ -57,27 +65,28 @@ class RunOptions:
         return self.tune + self.draws * self.thin
 
     @property
-    def kept(self) -> int:
-        """Count the draws that are kept."""
-        return self.draws // self.keep_every if self.keep_every else 0
+    def spacing(self) -> int:
+        """Draws from one that results tell of to the next; all have statistics if none is kept."""
+        return self.keep_every or 1
+
+    @property
+    def index(self) -> NDArray[np.int64]:
+        """Return the cycles whose draws the results hold or tell of, in order."""
+        numbers = np.arange(1, self.draws // self.spacing + 1, dtype=np.int64)
+        return self.tune + self.thin * self.spacing * numbers - 1
 
     def draw_index(self, cycle: int) -> int | None:
         """Return the number of the draw that a cycle ends with, or None."""
         after = cycle - self.tune + 1
         return after // self.thin - 1 if after > 0 and after % self.thin == 0 else None
 
-    def is_kept(self, draw: int) -> bool:
-        return bool(self.keep_every) and draw % self.keep_every == self.keep_every - 1
-
-    def draw_cycles(self) -> list[int]:
-        """List the cycles at whose ends draws are taken."""
-        return [self.tune + (draw + 1) * self.thin - 1 for draw in range(self.draws)]
-
-    def kept_cycles(self) -> list[int]:
-        return [c for draw, c in enumerate(self.draw_cycles()) if self.is_kept(draw)]
+    def place(self, cycle: int) -> int | None:
+        """Return where in `index` the draw is that a cycle ends with, or None."""
+        draw = self.draw_index(cycle)
+        return None if draw is None or (draw + 1) % self.spacing else draw // self.spacing
 
 
-def checked_lengths(sampler: Sampler, lengths: dict[str, Any]) -> dict[str, int]:
+def checked_lengths(sampler: Sampler, **lengths: Any) -> dict[str, int]:
     """Give ``draws``, ``tune``, ``chains`` and ``thin`` as whole numbers that a run can have."""
     found = {
         name: whole_number(name, value, 0 if name == "tune" else 1)
@@ -90,71 +99,117 @@ def checked_lengths(sampler: Sampler, lengths: dict[str, Any]) -> dict[str, int]
 def plan_run(
     data: BlockedData, width: int, sampler: Sampler, keep: str, seed: int, **lengths: int
 ) -> RunOptions:
-    """Decide how many draws are kept, from what one takes of the memory for all."""
-    shares = [1 / track.coarseness for track in sampler.tracks]
-    each = sum(data.shape) * width * data.dtype.itemsize * lengths["chains"] * sum(shares)
-    every = choose_keep(keep, lengths["draws"], each, round(1 / min(shares)))
-    return RunOptions(
-        **lengths,
-        seed=seed,
-        keep=keep,  # type: ignore[arg-type]  # checked by choose_keep
-        keep_every=every,
-        dtype=str(data.dtype),
-    )
+    """Decide how many draws are kept; ``lengths`` are those of `checked_lengths`.
 
-
-def choose_keep(keep: str, draws: int, bytes_per_draw: float, coarseness: int = 1) -> int:
-    """Choose how many draws lie between kept ones: 1 keeps all, 0 none.
-
-    Parameters
-    ----------
-    keep
-        The user's choice.
-    draws
-        Draws of every chain.
-    bytes_per_draw
-        Of all chains together, coarse ones counted by their share.
-    coarseness
-        Fine draws for each coarse one; if no coarse draw could be kept, none is.
+    Under ``"auto"`` it is as many as the memory for draws has room for, evenly spaced; none if
+    that would leave no draw of a coarse track.
     """
     if keep not in ("auto", "draws", "moments"):
         raise OptionError(f'keep must be "auto", "draws" or "moments", got {keep!r}')
-    if keep == "moments":
-        return 0
-    if keep == "draws":
-        return 1
-    affordable = int(DRAWS_BUDGET / max(bytes_per_draw, 1))
-    if affordable == 0:
-        return 0
-    every = -(-draws // min(affordable, draws))
-    return every if every <= draws // coarseness else 0
+    draws, every = lengths["draws"], int(keep == "draws")
+    shares = sum(1 / track.coarseness for track in sampler.tracks)
+    each = sum(data.shape) * width * data.dtype.itemsize * lengths["chains"] * shares
+    affordable = int(DRAWS_BUDGET / max(each, 1))
+    if keep == "auto" and affordable:
+        every = -(-draws // min(affordable, draws))
+        every = every if every <= draws // sampler.coarseness else 0
+    return RunOptions(**lengths, seed=seed, keep=keep, keep_every=every, dtype=str(data.dtype))  # type: ignore[arg-type]
 
 
-def segment_length(work_per_cycle: float, kept_bytes_per_cycle: float, coarseness: int) -> int:
-    """Choose the cycles between checkpoints: about a second's work, bounded in memory.
+@dataclass(frozen=True)
+class Setting:
+    """The data, model, sampler and timetable that all chains of a run share.
 
-    It depends on sizes only, never on a clock, so that every machine checks for
-    divergence at the same cycles.
+    ``cells`` are positions in the caller's order; ``temperature`` is the power t
+    of the likelihood in p(V | W, H)^t p(W, H), 1 for the posterior.
     """
-    cycles = min(SEGMENT_FLOPS / max(work_per_cycle, 1.0), LONGEST_SEGMENT)
-    if kept_bytes_per_cycle > 0:
-        cycles = min(cycles, SEGMENT_BYTES / kept_bytes_per_cycle)
-    return max(1, int(cycles) // coarseness) * coarseness
+
+    data: BlockedData
+    model: FactorModel
+    sampler: Sampler
+    options: RunOptions
+    executor: Executor
+    cells: Cells | None = None
+    temperature: float = 1.0
+
+    @property
+    def split(self) -> int:
+        """Fine cycle at which a pair's coarse track leaves the fine one's state."""
+        return self.options.tune // 2 // self.sampler.coarseness * self.sampler.coarseness
+
+    @property
+    def frozen_from(self) -> int:
+        """Cycle from which metric and dispersion no longer change."""
+        if len(self.sampler.tracks) > 1:
+            return self.split
+        return int(self.options.tune * FROZEN_FROM)
+
+    @property
+    def warm_passes(self) -> int:
+        """Passes of the warm start: fewer where a pass is dear."""
+        entries = int(self.data.n_stored.sum())
+        asked = self.sampler.warm_start
+        if asked != "auto":
+            return asked
+        affordable = int(MOST_PASSES * DEAR_PASS / max(1, entries * self.model.n_components))
+        return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
+
+    @property
+    def work(self) -> float:
+        """Floating-point operations of a cycle, or what takes as long; from sizes alone."""
+        data, width = self.data, self.model.width
+        passes = self.sampler.work(data.grid.blocks).passes
+        if not data.is_sparse:
+            return passes * 8.0 * data.shape[0] * data.shape[1] * width
+        entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())
+        noise = FLOPS_PER_NORMAL * data.grid.blocks * sum(data.shape)
+        return passes * (entries + noise) * width
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Fine cycles at which segments end, where results are written and all is saved.
+
+        About a second's work lies between them, bounded in memory. They depend on sizes
+        only, never on a clock, so that every machine checks for divergence at the same cycles.
+        """
+        options, coarseness = self.options, self.sampler.coarseness
+        length = min(SEGMENT_FLOPS / max(self.work, 1.0), LONGEST_SEGMENT)
+        if options.keep_every:
+            # All chains hold their draws until the segment is written.
+            draw = sum(self.data.shape) * self.model.width * np.dtype(options.dtype).itemsize
+            kept = draw / (options.thin * options.keep_every) * options.chains
+            length = min(length, SEGMENT_BYTES / kept)
+        step = max(1, int(length) // coarseness) * coarseness
+        tenths = (options.tune * number // TUNE_SEGMENTS for number in range(1, TUNE_SEGMENTS))
+        ends = {
+            *(end // coarseness * coarseness for end in tenths),
+            *range(step, options.tune, step),
+            *range(options.tune + step, options.cycles, step),
+            *(self.split, options.tune, options.cycles),
+        }
+        return tuple(sorted(end for end in ends if 0 < end <= options.cycles))
+
+    @property
+    def placed_cells(self) -> Cells | None:
+        """Monitored cells as positions on the grid, which may be in an order of its own."""
+        if self.cells is None:
+            return None
+        rows, cols = _places(self.data.row_order), _places(self.data.col_order)
+        return (
+            self.cells[0] if rows is None else rows[self.cells[0]],
+            self.cells[1] if cols is None else cols[self.cells[1]],
+        )
 
 
-def boundaries(options: RunOptions, length: int, split: int, coarseness: int) -> Iterator[int]:
-    """Yield the cycles at which segments end, in order; the last is the end of the run.
+def _places(order: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+    """Tell where on the grid each of the caller's rows lies; None if they are not permuted."""
+    return None if order is None else np.argsort(order)
 
-    ``split`` is the cycle at which coarse tracks start; all are multiples of
-    ``coarseness``.
-    """
-    ends = {options.tune, split}
-    for number in range(1, TUNE_SEGMENTS):
-        ends.add(options.tune * number // TUNE_SEGMENTS // coarseness * coarseness)
-    ends |= set(range(length, options.tune, length))
-    ends |= set(range(options.tune + length, options.cycles, length))
-    ends.add(options.cycles)
-    yield from sorted(end for end in ends if 0 < end <= options.cycles)
+
+def in_callers_order(data: BlockedData, side: str, values: Array, axis: int = 0) -> Array:
+    """Put rows (or columns) of a factor in the order in which the caller numbers them."""
+    places = _places(data.row_order if side == "rows" else data.col_order)
+    return values if places is None else np.take(values, places, axis=axis)
 
 
 def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
@@ -177,26 +232,26 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
         if monitor != "missing":
             raise OptionError(f"{MONITOR}; got {monitor!r}")
         if data.n_missing == 0:
-            warn(
-                'monitor="missing", but no cell is missing: nothing is monitored',
-                DataWarning,
+            warn('monitor="missing", but no cell is missing: nothing is monitored', DataWarning)
+        cells = data.missing_cells()
+    elif isinstance(monitor, tuple) and len(monitor) == 2:
+        cells = _positions(monitor, data.shape)
+    else:
+        if isinstance(monitor, xr.DataArray):
+            monitor = monitor.transpose(data.labels.row_dim, data.labels.col_dim)
+        mask = np.asarray(monitor)
+        if mask.dtype != np.bool_ or mask.shape != data.shape:
+            raise OptionError(
+                f"{MONITOR}; got an array of dtype {mask.dtype} and shape {mask.shape}, "
+                f"V has shape {data.shape}"
             )
-        return _or_none(data.missing_cells())
-    if isinstance(monitor, xr.DataArray):
-        monitor = monitor.transpose(data.labels.row_dim, data.labels.col_dim).values
-    if isinstance(monitor, tuple) and len(monitor) == 2:
-        return _or_none(_positions(monitor, data.shape))
-    mask = np.asarray(monitor)
-    if mask.dtype != np.bool_ or mask.shape != data.shape:
-        raise OptionError(
-            f"{MONITOR}; got an array of dtype {mask.dtype} and shape {mask.shape}, "
-            f"V has shape {data.shape}"
-        )
-    rows, cols = np.nonzero(mask)
-    return _or_none((rows.astype(np.int64), cols.astype(np.int64)))
+        rows, cols = np.nonzero(mask)
+        cells = rows.astype(np.int64), cols.astype(np.int64)
+    return cells if cells[0].size else None
 
 
 def _positions(pair: tuple[Any, Any], shape: tuple[int, int]) -> Cells:
+    """Check a pair of positions."""
     arrays = []
     for name, values, size in zip(("rows", "columns"), pair, shape, strict=True):
         index = np.atleast_1d(np.asarray(values))
@@ -214,7 +269,3 @@ def _positions(pair: tuple[Any, Any], shape: tuple[int, int]) -> Cells:
             f"{arrays[1].size}"
         )
     return arrays[0], arrays[1]
-
-
-def _or_none(cells: Cells) -> Cells | None:
-    return cells if cells[0].size else None

@@ -7,22 +7,16 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-import daskfactor
 from daskfactor.data.blocks import BlockedData
-from daskfactor.errors import OptionError
 from daskfactor.executors import Executor
-from daskfactor.inference.base import Optimizer
-from daskfactor.inference.chain import Setting
-from daskfactor.inference.options import RunOptions
-from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.run import PointFit, Run
-from daskfactor.inference.samplers import optimizers
+from daskfactor.inference.base import Optimizer, PointFit, chosen, descend
+from daskfactor.inference.langevin import PSGLD
+from daskfactor.inference.options import RunOptions, Setting, in_callers_order
 from daskfactor.inference.session import session, verb
-from daskfactor.inference.track import in_callers_order
 from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.progress import OnEvent, ignore
+from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.results.schema import beside
 
 
@@ -73,7 +67,8 @@ def optimize(
     Févotte and Idier 2011; Gemulla et al. 2011.
     """
     check_model(model)
-    method = checked_optimizer(model, method)
+    method = chosen(Optimizer, method, model.default_optimizer, "method")
+    method.check_model(model)
     with session(
         V,
         model,
@@ -86,51 +81,14 @@ def optimize(
         callback=callback,
     ) as run:
         started = time.perf_counter()
-        point = fit_point(
-            run.data,
-            model,
-            method,
-            run.executor,
-            run.seed,
-            run.on_event,
-        )
+        descent = method.descent(run.data, model, run.executor, run.seed)
+
+        def on_step(done: int, total: int) -> None:
+            run.on_event(RunEvent("warm start", done, total))
+
+        point = descend(descent, method.max_iter, on_step)
         made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
         return point_dataset(run.data, model, method, point, made)
-
-
-def fit_point(
-    data: BlockedData,
-    model: Any,
-    method: Optimizer,
-    executor: Executor,
-    seed: int,
-    on_event: OnEvent = ignore,
-) -> PointFit:
-    """Run an optimiser from a random start.
-
-    Raises
-    ------
-    OptionError
-        If it is not right for the data.
-    """
-    count = method.max_iter
-    options = RunOptions(count, 0, 1, 1, seed, "moments", 0, str(data.dtype))
-    descent = method.descent(data, model, executor, seed)
-    run = Run([descent], options, range(1, count + 1), None, on_event, ("warm start",) * 2)
-    run.start()
-    run.go()
-    return descent.result()
-
-
-def checked_optimizer(model: Any, method: object) -> Optimizer:
-    """Return an optimiser that is right for a model, or the model's own where none is named."""
-    if method is None:
-        method = getattr(daskfactor, model.default_optimizer)()
-    if not isinstance(method, Optimizer):
-        known = " or ".join(f"{kind}(...)" for kind in optimizers())
-        raise OptionError(f"method must be {known}, got {method!r}")
-    method.check_model(model)
-    return method
 
 
 def point_dataset(
@@ -179,6 +137,7 @@ def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor:
     if model.likelihood.counts and data.is_integer:
         return 1.0
     options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
-    chain = Setting(data, model, PSGLD(), options, executor).chain(0)
+    sampler = PSGLD()
+    chain = sampler.chain(Setting(data, model, sampler, options, executor), 0)
     chain.start()
     return float(chain.hyper.dispersion)

@@ -1,7 +1,11 @@
-"""Draw from a posterior: the verb ``sample``, and how a stored run goes on."""
+"""Draw from a posterior: the verb ``sample``, its one loop, and how a stored run goes on."""
 
 import json
+import math
+import time
+from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from os import PathLike, fspath
 from typing import Any, Unpack
 
@@ -9,26 +13,28 @@ import numpy as np
 import xarray as xr
 from scipy import sparse
 
+import daskfactor
 from daskfactor.checks import warn, whole_number
+from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import diagonal_sizes
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor, SerialExecutor
-from daskfactor.inference.base import Sampler
-from daskfactor.inference.chain import Chain, Setting
-from daskfactor.inference.description import closing_attrs, kept_index, run_spec
+from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler
+from daskfactor.inference.chain import Arrays
 from daskfactor.inference.options import (
     RunOptions,
+    Setting,
     checked_lengths,
     monitored_cells,
     plan_run,
 )
-from daskfactor.inference.run import Run
-from daskfactor.inference.samplers import checked_sampler, sampler_from_dict
 from daskfactor.inference.session import Options, as_begun, session, session_again, verb
+from daskfactor.machine import machine_attrs
 from daskfactor.models import model_from_dict
 from daskfactor.models.settings import FactorModel
 from daskfactor.progress import OnEvent, RunEvent
+from daskfactor.results.schema import BIASED, FORMAT_VERSION, STEPS, RunSpec
 from daskfactor.results.sink import MemorySink, Sink
 from daskfactor.results.store import RunStore
 
@@ -42,6 +48,8 @@ NOT_STARTED: dict[str, Any] = {
     "seconds": 0.0,
 }
 """The checkpoint of a run whose warm start has not ended: resuming begins it again."""
+SMALL_DATA = 2**28
+"""Bytes of data that a trace in memory holds a copy of; a store always does."""
 
 
 @verb
@@ -141,8 +149,7 @@ def sample(
     Şimşekli et al. 2017 (P-SGLD, P-SGRRLD); Şimşekli et al. 2015.
     """
     sampler = checked_sampler(model, sampler)
-    lengths = {"draws": draws, "tune": tune, "chains": chains, "thin": thin}
-    lengths = checked_lengths(sampler, lengths)
+    lengths = checked_lengths(sampler, draws=draws, tune=tune, chains=chains, thin=thin)
     with session(
         V,
         model,
@@ -153,36 +160,24 @@ def sample(
         client=client,
         executor=executor,
         callback=callback,
-    ) as run:
-        data = run.data
+    ) as held:
+        data = held.data
         sampler.check_data(data)
-        options = plan_run(data, model.width, sampler, keep, seed=run.seed, **lengths)
+        options = plan_run(data, model.width, sampler, keep, seed=held.seed, **lengths)
         # Refuses a schedule that this grid cannot have, before anything is written.
         sampler.schedule.cycle(
             data.grid.blocks, diagonal_sizes(data.n_observed), np.random.default_rng(0)
         )
         cells = monitored_cells(monitor, data)
-        setting = Setting(data, model, sampler, options, run.executor, cells)
-        return _from_start(setting, store, overwrite, run.on_event)
-
-
-def _from_start(
-    setting: Setting, store: PathText | None, overwrite: bool, on_event: OnEvent
-) -> xr.DataTree:
-    """Do everything after the checks: compile, warm start, segments, results."""
-    spec = run_spec(setting, store is not None)
-    sink: Sink = MemorySink(spec)
-    if store is not None:
-        state = setting.model.fixed_arrays(), NOT_STARTED
-        sink = RunStore.create(fspath(store), spec, overwrite=overwrite, state=state)
-    with sink:
-        _compile_kernels(setting, on_event)
-        run = setting.run(sink, on_event)
-        run.start()
-        run.go()
-        _report_trouble(run)
-        sink.finish(closing_attrs(run))
-    return sink.tree()
+        setting = Setting(data, model, sampler, options, held.executor, cells)
+        spec = run_spec(setting, store is not None)
+        sink: Sink = MemorySink(spec)
+        if store is not None:
+            state = model.fixed_arrays(), NOT_STARTED
+            sink = RunStore.create(fspath(store), spec, overwrite=overwrite, state=state)
+        with sink:
+            _carry_out(setting, sink, held.on_event, {}, NOT_STARTED)
+        return sink.tree()
 
 
 def go_on(
@@ -198,53 +193,160 @@ def go_on(
     with as_begun(held):
         planned = RunOptions(**described["options"])
         model = model_from_dict(described["model"]).with_fixed_values(arrays)
-        sampler = sampler_from_dict(described["sampler"])
+        values = described["sampler"]
+        sampler = algorithm_from_dict(Sampler, values, "the run was made by a sampler")
     if draws is not None:
-        planned = extended(planned, meta, whole_number("draws", draws, 1))
+        done = max(0, meta["cycle"] - planned.tune) // planned.thin
+        more = done + whole_number("draws", draws, 1)
+        planned = replace(planned, draws=max(more, planned.draws))
     sampler.check_lengths(planned.draws, planned.tune)
     with session_again(held, V, model, memory_limit, **options) as run:
         setting = Setting(run.data, model, sampler, planned, run.executor, held.cells)
         if draws is not None:
             text = json.dumps(described | {"options": planned.to_dict()})
             held.update_attrs({"run": text, "draws": planned.draws})
-        index = kept_index(planned)
-        if len(index) > held.draws:  # also after a kill between the two
-            held.extend(len(index), index)
-        complete = meta["chains"] and meta["cycle"] >= planned.cycles
-        if not complete:
-            _compile_kernels(setting, run.on_event)
-        going = setting.run(held, run.on_event)
-        going.restore(arrays, meta)
-        going.go()
-        if not complete:
-            _report_trouble(going)
-        # Also of a complete run, which may have been killed before it was closed.
-        held.finish(closing_attrs(going, held.attrs if complete else None))
+        if len(planned.index) > held.draws:  # also after a kill between the two
+            held.extend(len(planned.index), planned.index)
+        _carry_out(setting, held, run.on_event, arrays, meta)
 
 
-def _report_trouble(run: Run[Chain]) -> None:
+# -- the loop ------------------------------------------------------------------------------
+
+
+class Run:
+    """The chains of a run on their way through its segments, and results as they come.
+
+    Attributes
+    ----------
+    cycle
+        Cycles that every chain has done and the sink has.
+    seconds
+        How long the run took before it was taken up again.
+    started
+        When it was, on this process's clock.
+    """
+
+    def __init__(self, setting: Setting, sink: Sink, on_event: OnEvent) -> None:
+        self.setting, self.options = setting, setting.options
+        self.sink, self.on_event = sink, on_event
+        numbers = range(setting.options.chains)
+        self.chains = [setting.sampler.chain(setting, number) for number in numbers]
+        self.cycle, self.seconds, self.started = 0, 0.0, time.perf_counter()
+        self._shown = math.nan
+
+    def restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        """Take over what a checkpoint holds; start if no chain had started yet."""
+        for number, chain in enumerate(self.chains):
+            if meta["chains"]:
+                prefix = f"{number}/"
+                kept = {
+                    name.removeprefix(prefix): value
+                    for name, value in arrays.items()
+                    if name.startswith(prefix)
+                }
+                chain.restore(kept, meta["chains"][number])
+                continue
+
+            def report(done: int, total: int, before: int = number) -> None:
+                whole = total * len(self.chains)
+                self.on_event(RunEvent("warm start", before * total + done, whole))
+
+            chain.start(report, self.chains[0] if number else None)
+        self.cycle, self.seconds = meta["cycle"], meta["seconds"]
+
+    def go(self) -> None:
+        """Run all segments that are still to come; a checkpoint after each."""
+        for end in self.setting.ends:
+            if end > self.cycle:
+                for number in range(len(self.chains)):
+                    self._advance(number, end)
+                before, self.cycle = self.cycle, end
+                self._write(before)
+
+    def _advance(self, number: int, end: int) -> None:
+        options, count, chain = self.options, len(self.chains), self.chains[number]
+        tuning = end <= options.tune
+        offset = 0 if tuning else options.tune
+        total = (options.tune if tuning else options.cycles - options.tune) * count
+        before = number * (end - self.cycle) + count * (self.cycle - offset)
+
+        def on_share(share: float) -> None:
+            done = before + share * (end - self.cycle)
+            self.on_event(RunEvent("tune" if tuning else "draw", done, total, self._shown))
+
+        chain.advance(end, on_share)
+        self._shown = chain.log_likelihood()
+        on_share(1.0)
+
+    def _write(self, before: int) -> None:
+        """Write what a segment gave; it began at cycle ``before``."""
+        options, sink = self.options, self.sink
+        for chain in self.chains:
+            chain.write(sink, self.cycle)
+        if before <= options.tune < self.cycle:
+            # With these a run that is cut short can be predicted from, too.
+            sink.update_attrs(self.attrs())
+        if sink.keeps_checkpoints:
+            found = [chain.snapshot() for chain in self.chains]
+            sink.checkpoint(
+                {
+                    f"{number}/{name}": value
+                    for number, (arrays, _) in enumerate(found)
+                    for name, value in arrays.items()
+                },
+                {
+                    "cycle": self.cycle,
+                    "warmup_draws": sum(
+                        end <= min(self.cycle, options.tune) for end in self.setting.ends
+                    ),
+                    "draws": max(0, self.cycle - options.tune) // options.thin // options.spacing,
+                    "chains": [meta for _, meta in found],
+                    "seconds": self.seconds + time.perf_counter() - self.started,
+                },
+            )
+        for chain in self.chains:
+            chain.forget()
+
+    def attrs(self) -> dict[str, float]:
+        """Return hyperparameters as results name them; the dispersion is the mean over chains."""
+        found = [chain.attrs() for chain in self.chains]
+        return found[0] | {"dispersion": float(np.mean([own["dispersion"] for own in found]))}
+
+
+def _carry_out(
+    setting: Setting, sink: Sink, on_event: OnEvent, arrays: Arrays, meta: dict[str, Any]
+) -> None:
+    """Do everything after the checks: compile, warm start, segments, results."""
+    complete = meta["chains"] and meta["cycle"] >= setting.options.cycles
+    if not complete:
+        _compile_kernels(setting, on_event)
+    run = Run(setting, sink, on_event)
+    run.restore(arrays, meta)
+    run.go()
+    if not complete:
+        _report_trouble(run)
+    # Also of a complete run, which may have been killed before it was closed.
+    known = sink.attrs if complete and isinstance(sink, RunStore) else {}
+    sink.finish(closing_attrs(run, known))
+
+
+def _report_trouble(run: Run) -> None:
     """Warn of roll-backs, and of what the chains found of model and sampler; once per run."""
-    rolled_back = sum(len(chain.divergences) for chain in run.members)
+    rolled_back = sum(len(chain.divergences) for chain in run.chains)
     if rolled_back:
-        smallest = min(chain.shrink for chain in run.members)
+        smallest = min(chain.shrink for chain in run.chains)
         warn(
             f"{rolled_back} segments diverged and were run again with a smaller step (down to "
             f"{smallest:.2g} of the one asked for); draws after that are marked in "
             "sample_stats/diverging; choose a smaller step to avoid this",
             SamplingWarning,
         )
-    of_model = run.members[0].model_warning()
+    of_model = run.chains[0].warnings()[0]
     if of_model is not None:
         warn(of_model, DataWarning)
-    of_sampler = next(filter(None, (chain.sampler_warning() for chain in run.members)), None)
-    if of_sampler is not None and not rolled_back:
-        warn(of_sampler, SamplingWarning)
-
-
-def extended(options: RunOptions, meta: dict[str, Any], more: int) -> RunOptions:
-    """Give the options of a run with ``more`` draws than its checkpoint holds."""
-    done = max(0, meta["cycle"] - options.tune) // options.thin
-    return replace(options, draws=max(done + more, options.draws))
+    of_sampler = [text for chain in run.chains if (text := chain.warnings()[1]) is not None]
+    if of_sampler and not rolled_back:
+        warn(of_sampler[0], SamplingWarning)
 
 
 _compiled: set[tuple[object, ...]] = set()
@@ -254,14 +356,9 @@ TINY = np.array([[1.0, 2.0, np.nan], [3.0, 1.0, 2.0], [2.0, 2.0, 1.0]])
 
 def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     """Run a 3 x 3 matrix through the same kernels, once per kind of run and process."""
-    dtype, data = setting.options.dtype, setting.data
-    kind = (
-        type(setting.model),
-        setting.model.likelihood,
-        dtype,
-        data.is_sparse and data.unstored,
-        setting.sampler.for_compilation(),
-    )
+    dtype, data, model = setting.options.dtype, setting.data, setting.model
+    sampler = setting.sampler.for_compilation()
+    kind = (type(model), model.likelihood, dtype, data.is_sparse and data.unstored, sampler)
     if kind in _compiled:
         return
     on_event(RunEvent("compile", 0, 1, message="once per process"))
@@ -269,17 +366,109 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     matrix = sparse.csr_array(TINY) if data.is_sparse else TINY
     with as_blocks(matrix, 1, dtype=dtype, unstored=data.unstored) as tiny:
         cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
-        small = Setting(
-            tiny,
-            setting.model.for_compilation(),
-            setting.sampler.for_compilation(),
-            options,
-            SerialExecutor(),
-            cells,
-        )
-        chain = small.chain(0)
+        small = model.for_compilation()
+        chain = sampler.chain(Setting(tiny, small, sampler, options, SerialExecutor(), cells), 0)
         chain.start()
         for end in (2, 4):
             chain.advance(end)
     _compiled.add(kind)
     on_event(RunEvent("compile", 1, 1))
+
+
+# -- what results tell of a run ------------------------------------------------------------
+
+
+def run_spec(setting: Setting, stored: bool) -> RunSpec:
+    """Write down before the first draw what the results will hold."""
+    data, model, sampler, options = setting.data, setting.model, setting.sampler, setting.options
+    cells: tuple[Any, Any] = setting.cells or (None, None)
+    parts = model.to_dict(), sampler.to_dict(), options.to_dict()
+    lengths = ("keep", "keep_every", "draws", "tune", "thin", "chains")
+    attrs = {name: getattr(options, name) for name in lengths} | {BIASED: int(sampler.biased)}
+    return RunSpec(
+        shape=(*data.shape, model.width),
+        chains=options.chains,
+        draws=len(options.index),
+        warmup_draws=sum(end <= options.tune for end in setting.ends),
+        components=model.component_names(),
+        keep="draws" if options.keep_every else "moments",
+        has_coarse=len(sampler.tracks) > 1,
+        statistics=(*STEPS, *sampler.statistics),
+        monitor_rows=cells[0],
+        monitor_columns=cells[1],
+        draw_index=options.index,
+        **described(data, *parts, setting.executor, stored, **attrs),
+    )
+
+
+def described(
+    data: BlockedData,
+    model: dict[str, Any],
+    sampler: dict[str, Any],
+    options: dict[str, Any],
+    executor: Executor,
+    stored: bool,
+    **attrs: Any,
+) -> dict[str, Any]:
+    """Give the part of a `RunSpec` that tells of data and origin; ``attrs`` go in as well.
+
+    ``options`` has ``seed`` and ``dtype``. Results keep the data if they are dense, in memory,
+    and small or for a store.
+    """
+    labels, source = data.labels, data.source
+    small = data.shape[0] * data.shape[1] * data.dtype.itemsize <= SMALL_DATA
+    kept = (stored or small) and not (data.is_sparse or source.lazy)
+    place = {"kind": source.kind, "location": source.location}
+    run = {"options": options, "model": model, "sampler": sampler, "source": place}
+    empty = (data.row_observed == 0).any() or (data.col_observed == 0).any()
+    about = {
+        "shape": list(data.shape),
+        "row_offsets": list(data.grid.rows.offsets),
+        "column_offsets": list(data.grid.cols.offsets),
+        "n_observed": data.total_observed,
+        "mean": data.mean,
+        "fingerprint": data.fingerprint,
+        "unstored": data.unstored,
+        "balance": data.row_order is not None,
+        "allow_empty": bool(empty),
+    }
+    return {
+        "dims": (labels.row_dim, labels.col_dim),
+        "coords": {
+            **{name: (labels.row_dim, values) for name, values in labels.row_coords.items()},
+            **{name: (labels.col_dim, values) for name, values in labels.col_coords.items()},
+        },
+        "dtype": options["dtype"],
+        "observed": data.to_numpy() if kept else None,
+        "attrs": {
+            "inference_library": "daskfactor",
+            "inference_library_version": daskfactor.__version__,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "format_version": FORMAT_VERSION,
+            "random_seed": str(options["seed"]),
+            "model": json.dumps(model),
+            "sampler": json.dumps(sampler),
+            "data": json.dumps(about),
+            "run": json.dumps(run),
+            "dtype": options["dtype"],
+            "executor": executor.name,
+            "executor_reason": getattr(executor, "reason", "as asked for"),
+            **machine_attrs(),
+            **attrs,
+        },
+    }
+
+
+def closing_attrs(run: Run, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Tell what is known at the end: hyperparameters, seconds, roll-backs.
+
+    ``known``: what a store has already of a run that is complete, so that nothing was run now.
+    """
+    seconds = run.seconds + (0.0 if known else time.perf_counter() - run.started)
+    busy = run.setting.executor.report.utilisation
+    return {
+        **run.attrs(),
+        "sampling_time": max(seconds, known.get("sampling_time", 0.0)),
+        "divergences": sum(len(chain.divergences) for chain in run.chains),
+        "utilisation": known.get("utilisation", busy),
+    }

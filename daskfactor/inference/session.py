@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial, wraps
 from inspect import signature
 from typing import Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack
@@ -16,9 +17,10 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DaskfactorError, DataError, ModelError, OptionError, StoreFormatError
 from daskfactor.executors import Choice, Executor, Trial, choose_executor, make_executor
 from daskfactor.executors.plan import Action, CycleOptions, Op
-from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
+from daskfactor.inference.base import ConstantStep
+from daskfactor.inference.langevin import LangevinProgram
 from daskfactor.inference.multiplicative import initial_state, mean_floor
-from daskfactor.inference.program import LangevinProgram, prepare_state
+from daskfactor.inference.program import prepare_state
 from daskfactor.machine import available_memory
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
@@ -49,6 +51,7 @@ class Options(TypedDict, total=False):
     callback: OnEvent | None
 
 
+@dataclass(frozen=True)
 class Session(Generic[D]):
     """Data that are open and checked, a seed, who is told of progress, and an executor.
 
@@ -60,23 +63,16 @@ class Session(Generic[D]):
         Takes a `RunEvent`, shows it and hands it to the caller's callback.
     data
         What the verb works on; closed with the session unless they are the caller's own.
+    stack, choose, options
+        What is closed with the session, and what its executor is made from.
     """
 
-    def __init__(
-        self,
-        stack: ExitStack,
-        load: Load[D],
-        choose: Callable[[Any, D], Choice],
-        options: Options,
-    ) -> None:
-        self._stack, self._choose, self._options = stack, choose, options
-        self.seed = resolve_seed(options.get("random_seed"))
-        self.on_event = stack.enter_context(
-            _listener(options.get("progressbar", True), options.get("callback"))
-        )
-        self.on_event(RunEvent("load", 0, 1))
-        self.data, size = load(stack)
-        self.on_event(RunEvent("load", 1, 1, message=size))
+    seed: int
+    on_event: OnEvent
+    data: D
+    stack: ExitStack
+    choose: Callable[[Any, D], Choice]
+    options: Options
 
     @cached_property
     def executor(self) -> Executor:
@@ -85,17 +81,17 @@ class Session(Generic[D]):
         It is made when it is first asked for, so that a verb can refuse what it has to
         refuse before a cluster is bothered.
         """
-        executor, client = self._options.get("executor", "auto"), self._options.get("client")
+        executor, client = self.options.get("executor", "auto"), self.options.get("client")
         reason = "as asked for"
         if isinstance(executor, str) and executor == "auto":
             executor, reason = "threads", "no client was given"
             if client is not None:
-                executor, reason, short = self._choose(client, self.data)
+                executor, reason, short = self.choose(client, self.data)
                 self.on_event(RunEvent("load", 1, 1, message=f"{executor}: {short}"))
         made = make_executor(executor, client)
         if made is not executor:
             made.reason = reason
-            self._stack.callback(made.close)
+            self.stack.callback(made.close)
         return made
 
 
@@ -125,8 +121,18 @@ def session_of(
 
     ``choose`` says of a client and the data which executor suits.
     """
+    seed, callback = resolve_seed(options.get("random_seed")), options.get("callback") or ignore
     with ExitStack() as stack:
-        yield Session(stack, load, choose, options)
+        show = stack.enter_context(progress_bar(options.get("progressbar", True)))
+
+        def on_event(event: RunEvent) -> None:
+            show(event)
+            callback(event)
+
+        on_event(RunEvent("load", 0, 1))
+        data, size = load(stack)
+        on_event(RunEvent("load", 1, 1, message=size))
+        yield Session(seed, on_event, data, stack, choose, options)
 
 
 @contextmanager
@@ -237,20 +243,8 @@ def _source_again(run: RunStore, source: dict[str, Any]) -> Any:
     return source["location"]
 
 
-@contextmanager
-def _listener(progressbar: bool, callback: OnEvent | None) -> Iterator[OnEvent]:
-    """Join the progress bar and the caller's callback into one listener."""
-    with progress_bar(progressbar) as show:
-
-        def listen(event: RunEvent) -> None:
-            show(event)
-            (callback or ignore)(event)
-
-        yield listen
-
-
 def check_data(model: Any, data: BlockedData) -> None:
-    """Refuse values that the law cannot have produced or that the precision cannot hold."""
+    """Refuse values that the law cannot have produced, and what precision or memory cannot hold."""
     model.check_values(data.minimum, data.maximum)
     model.check_shape(data.shape)
     if data.unstored == "zero" and model.likelihood.zeros is None:
@@ -259,28 +253,23 @@ def check_data(model: Any, data: BlockedData) -> None:
             f"entry ({data.shape[0]} x {data.shape[1]} cells); use a law whose zeros cost "
             'nothing, such as beta=1 or beta=2, pass unstored="missing", or pass a dense array'
         )
-    size = max(abs(data.maximum), abs(data.minimum))
+    largest = max(abs(data.maximum), abs(data.minimum))
     powers = model.likelihood.steepest_power
     limit = float(np.finfo(data.dtype).max) ** (0.8 / powers)
-    if size > 0 and not 1 / limit < size < limit:
+    if largest > 0 and not 1 / limit < largest < limit:
         raise DataError(
-            f"the data go up to {size:.3g}, which {data.dtype} arithmetic with "
+            f"the data go up to {largest:.3g}, which {data.dtype} arithmetic with "
             f"{model.likelihood} cannot work with (between {1 / limit:.0e} and {limit:.0e}); "
             "rescale the data, for example divide them by their mean, or pass "
             'as_blocks(V, dtype="float64")'
         )
-    check_factors(model.n_components, model.width, data.shape, data.dtype.itemsize)
-
-
-def check_factors(n_components: int, width: int, shape: tuple[int, ...], itemsize: int) -> None:
-    """Refuse factors that memory cannot hold even once, before anything is made of that size."""
-    size = sum(shape) * width * itemsize
+    size = sum(data.shape) * model.width * data.dtype.itemsize
     free = available_memory()
-    if size > free:
+    if size > free:  # before anything is made of that size
         raise OptionError(
-            f"n_components={n_components} takes {size / 2**30:,.1f} GiB for one W and one H of "
-            f"{' x '.join(map(str, shape))} data, and {free / 2**30:,.1f} GiB of memory are free; "
-            "take fewer components"
+            f"n_components={model.n_components} takes {size / 2**30:,.1f} GiB for one W and one H "
+            f"of {' x '.join(map(str, data.shape))} data, and {free / 2**30:,.1f} GiB of memory "
+            "are free; take fewer components"
         )
 
 
@@ -289,15 +278,14 @@ def _block_trial(data: BlockedData, model: Any) -> Trial | None:
     if not model.nonnegative:
         return None
     state = initial_state(data, model.n_components, 0, 0)
-    prepare_state(state, (*MOMENTS, *METRIC))
-    for band in state.bands():
-        band.arrays["metric"][:] = 1.0
+    prepare_state(state)
     program = LangevinProgram(
         likelihood=model.likelihood,
         hyper=Hyperparameters(1.0, 1.0, 1.0),
         floor=mean_floor(data, model.likelihood),
         key=(0, 0),
         step=ConstantStep(TINY_STEP),
+        majorizer=False,
     )
     fullest = np.unravel_index(int(np.argmax(data.n_stored)), data.n_stored.shape)
     block = Block(*(int(band) for band in fullest))

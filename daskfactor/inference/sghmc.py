@@ -1,10 +1,14 @@
-"""Langevin dynamics with momentum on conflict-free parts, for real-valued models."""
+"""Langevin dynamics with momentum on conflict-free parts, for real-valued models.
+
+Between segments the driver has the whole state, and so all that the full conditionals of
+the hyperparameters need: sums of squares of the columns and the residual sum of squares.
+Every draw of them has an address, (seed, chain, cycle).
+"""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,34 +16,53 @@ from numpy.typing import NDArray
 from daskfactor.checks import positive_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Reshuffled, Schedule
+from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Op
-from daskfactor.executors.state import FactorBand
+from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.base import (
     MOMENTS,
     ConstantStep,
     Sampler,
-    Setup,
     Step,
     StepSize,
     Track,
     check_schedule,
     checked_step,
 )
-from daskfactor.inference.chain import Chain, Setting
-from daskfactor.inference.gaussian import (
-    HYPER_EVERY,
-    GaussianChain,
-    column_table,
-    quadratic_form,
+from daskfactor.inference.chain import Chain, OnStep, TrackRun
+from daskfactor.inference.options import Setting
+from daskfactor.inference.program import (
+    COLUMNS,
+    ROWS,
+    FactorProgram,
+    Fit,
+    evaluate,
+    finish_cycle,
+    prepare_state,
 )
-from daskfactor.inference.program import COLUMNS, ROWS, FactorProgram, finish_cycle
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.momentum import drift, kick_drift, refresh
+from daskfactor.kernels.momentum import drift, kick_drift, refresh, sums_of_squares
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.gaussian import GaussianHyper
+from daskfactor.models.gaussian import BIAS_SHARE, GaussianHyper, GaussianMF
+from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
 
+NO_FLOOR = -math.inf
+HYPER_EVERY = 10
+"""Cycles between draws of the hyperparameters: the longest segment of a chain."""
+HOLD = 20
+"""First cycles at which the hyperparameters stay where they start: the factors, still
+far from the data, would tell them that the components are not needed."""
+SPREAD = 0.3
+"""Weight in a row's metric of the curvature that few observations concentrate."""
+LEARN = 0.3
+"""Weight of the latest segment in the metric's ratios, while they are learnt."""
+LEAST_RATIO, LARGEST_RATIO = 0.1, 100.0
+NOISE_RATE = 0.01
+"""Rate of the gamma prior on one over the noise, in units of the noise it starts from."""
+RUNAWAY = 1e3
+"""A chain whose mean squared residual is this many times the data's variance has diverged."""
 CYCLE_STEP = 0.12
 """Squared length of a cycle, in units of the metric: B² times the automatic step."""
 CYCLE_FRICTION = 0.05
@@ -65,6 +88,209 @@ def automatic_momentum_step(blocks: int, n_components: int) -> ConstantStep:
     return ConstantStep(CYCLE_STEP * min(1.0, n_components / 2) / blocks**2)
 
 
+def observation_weights(observed: Array, n_components: int) -> Array:
+    """Weigh the data of rows for their metric, by their observed entries (n,): (n, 1).
+
+    n + 0.3 (K + 2 √(nK)): the observations of a row span at most n directions, in which
+    the largest curvature is up to (√n + √K)² times an entry's (Marchenko and Pastur).
+    """
+    n = np.asarray(observed, dtype=np.float64)
+    spread = SPREAD * (n_components + 2.0 * np.sqrt(n * n_components))
+    return (n + np.where(n > 0, spread, 0.0))[:, None]
+
+
+def warm_start(
+    data: BlockedData, model: GaussianMF, seed: int, chain: int, executor: Executor
+) -> tuple[ChainState, GaussianHyper]:
+    """Draw the first state from the prior, momentum at rest, with its hyperparameters."""
+    variance = _variance(data, model, executor)
+    hyper = model.start(data.mean, variance)
+    factors = []
+    for number, (side, length, precisions) in enumerate(
+        (("rows", data.shape[0], hyper.precision_w), ("columns", data.shape[1], hyper.precision_h))
+    ):
+        rng = generator(seed, chain, Stream.START, number)
+        factor = rng.normal(size=(length, model.n_components)) / np.sqrt(precisions)
+        bias = np.full(length, data.mean if side == "columns" else 0.0)
+        packed = model.pack(side, factor, bias, data.mean)
+        factors.append(packed.astype(data.dtype))
+    state = make_state(data.grid, factors[0], factors[1])
+    prepare_state(state, ("momentum", *MOMENTS))
+    for bands, observed in ((state.rows, data.row_observed), (state.cols, data.col_observed)):
+        for band in bands:
+            own = observed[band.offset : band.offset + len(band.values)]
+            weights = observation_weights(own, model.n_components)
+            band.arrays["weights"] = weights.astype(band.values.dtype)
+    return state, hyper
+
+
+def _variance(data: BlockedData, model: GaussianMF, executor: Executor) -> float:
+    """Return the variance of the observed entries, from one pass."""
+    levels = []
+    for side, length, level in zip(("rows", "columns"), data.shape, (0.0, data.mean), strict=True):
+        nothing = np.zeros((length, model.n_components), data.dtype)
+        packed = model.pack(side, nothing, np.full(length, level), data.mean)
+        levels.append(packed.astype(data.dtype))
+    state = make_state(data.grid, levels[0], levels[1])
+    fit = evaluate(executor, data, state, model.likelihood, NO_FLOOR)
+    return fit.pearson / data.total_observed
+
+
+def column_table(hyper: GaussianHyper, biases: bool) -> tuple[Array, Array]:
+    """Make the tables of columns that the momentum kernels take, for W and for H: (4, K') each.
+
+    Rows: prior mean, prior precision, curvature for each unit of data, 1 where it moves.
+    """
+    K = len(hyper.precision_w)
+    width = K + (2 if biases else 1)
+    tables = []
+    for factor, own, other, ratio in (
+        (ROWS, hyper.precision_w, hyper.precision_h, hyper.ratio_w),
+        (COLUMNS, hyper.precision_h, hyper.precision_w, hyper.ratio_h),
+    ):
+        table = np.zeros((4, width))
+        table[1] = 1.0
+        table[1, :K] = own
+        table[2, :K] = ratio / (hyper.noise * np.asarray(other))
+        table[2, K:] = 1.0 / hyper.noise
+        table[3, :K] = 1.0
+        if biases:
+            rows = factor == ROWS
+            mean = 0.0 if rows else hyper.mean
+            precision = hyper.row_bias_precision if rows else hyper.column_bias_precision
+            table[:, K if rows else K + 1] = mean, precision, 1.0 / hyper.noise, 1.0
+        tables.append(table)
+    return tables[0], tables[1]
+
+
+def quadratic_form(values: Array, columns: Array) -> float:
+    """Return -½ Σ λ (x - m)² over the columns that move: log-prior but for its constant."""
+    mean, precision, _, free = columns
+    squares = np.zeros(values.shape[1])
+    sums_of_squares(values, mean, squares)
+    return float(-0.5 * np.sum(free * precision * squares))
+
+
+def log_prior_constant(model: GaussianMF, hyper: GaussianHyper, shape: tuple[int, int]) -> float:
+    """Return what `quadratic_form` leaves out of log p(W) + log p(H), biases included."""
+    result = 0.0
+    for length, table in zip(shape, column_table(hyper, model.biases), strict=True):
+        free = table[3] > 0
+        result += 0.5 * length * float(np.sum(np.log(table[1, free] / (2 * math.pi))))
+    return result
+
+
+@dataclass(frozen=True)
+class HyperSampler:
+    """Draws the hyperparameters of one chain, segment by segment.
+
+    Attributes
+    ----------
+    model, data
+        What is factorized, and how.
+    priors
+        The chain's first hyperparameters (those of `warm_start`): means of the gamma
+        priors, and the values of what is fixed.
+    seed, chain
+        Address of the draws, with the cycle.
+    """
+
+    model: GaussianMF
+    data: BlockedData
+    priors: GaussianHyper
+    seed: int
+    chain: int
+
+    def adapt(
+        self, hyper: GaussianHyper, state: ChainState, fit: Fit, cycle: int, tuning: bool
+    ) -> GaussianHyper:
+        """Draw the hyperparameters of the next segment given the state.
+
+        Parameters
+        ----------
+        fit
+            Of the state.
+        cycle
+            Cycles done so far.
+        tuning
+            Whether the metric's ratios still learn.
+        """
+        if tuning:
+            hyper = self._learn_ratios(hyper, state)
+            if cycle < HOLD:
+                return hyper
+        rng = generator(self.seed, self.chain, Stream.HYPER, cycle)
+        if self.model.noise == "auto":
+            rate = 0.5 * fit.pearson + NOISE_RATE * self.priors.noise
+            noise = 1.0 / _gamma(rng, 1.0 + 0.5 * self.data.total_observed, rate)
+            hyper = hyper._replace(noise=float(noise))
+        hyper = self._draw_precisions(hyper, state, rng)
+        return self._draw_biases(hyper, state, rng) if self.model.biases else hyper
+
+    def _draw_precisions(
+        self, hyper: GaussianHyper, state: ChainState, rng: np.random.Generator
+    ) -> GaussianHyper:
+        """Draw λ_k ~ Gamma(1 + n/2, 1/λ⁰ + ½ Σ x²), for both factors together or the free one."""
+        names = ("precision_w", "precision_h")
+        sides = [side for side in (ROWS, COLUMNS) if getattr(self.model, names[side]) == "auto"]
+        if not sides:
+            return hyper
+        K, still = self.model.n_components, np.zeros(self.model.width)
+        bands = state.rows, state.cols
+        half = sum(0.5 * _squares(bands[side], still)[:K] for side in sides)
+        shape = 1.0 + 0.5 * sum(self.data.shape[side] for side in sides)
+        prior = 1.0 / np.asarray(getattr(self.priors, names[sides[0]]))
+        drawn = tuple(float(value) for value in _gamma(rng, shape, prior + half))
+        values: dict[str, Any] = {names[side]: drawn for side in sides}
+        return hyper._replace(**values)
+
+    def _draw_biases(
+        self, hyper: GaussianHyper, state: ChainState, rng: np.random.Generator
+    ) -> GaussianHyper:
+        """Draw precisions of the biases, and the level that those of the columns are around."""
+        K, (rows, cols), priors = self.model.n_components, self.data.shape, self.priors
+        precisions = []
+        for bands, column, centre, length, prior in (
+            (state.rows, K, 0.0, rows, priors.row_bias_precision),
+            (state.cols, K + 1, hyper.mean, cols, priors.column_bias_precision),
+        ):
+            square = float(_squares(bands, np.full(K + 2, centre))[column])
+            precisions.append(float(_gamma(rng, 1.0 + 0.5 * length, 1.0 / prior + 0.5 * square)))
+        levels = (float(band.values[:, K + 1].sum(dtype=np.float64)) for band in state.cols)
+        mean = sum(levels) / cols + float(rng.normal()) / math.sqrt(cols * precisions[1])
+        return hyper._replace(
+            mean=mean, row_bias_precision=precisions[0], column_bias_precision=precisions[1]
+        )
+
+    def _learn_ratios(self, hyper: GaussianHyper, state: ChainState) -> GaussianHyper:
+        """Learn the mean squares of the factors where data are, against their prior variances."""
+        K, data, ratios = self.model.n_components, self.data, []
+        for bands, observed, precision, old in (
+            (state.cols, data.col_observed, hyper.precision_h, hyper.ratio_w),
+            (state.rows, data.row_observed, hyper.precision_w, hyper.ratio_h),
+        ):
+            total = 0.0
+            for band in bands:
+                counts = observed[band.offset : band.offset + len(band.values)].astype(np.float64)
+                total += float((counts @ band.values[:, :K].astype(np.float64) ** 2).sum())
+            latest = total / data.total_observed / float(np.sum(1.0 / np.asarray(precision)))
+            ratio = old + LEARN * (latest - old)
+            ratios.append(min(max(ratio, LEAST_RATIO), LARGEST_RATIO))
+        return hyper._replace(ratio_w=ratios[0], ratio_h=ratios[1])
+
+
+def _gamma(rng: np.random.Generator, shape: Any, rate: Any) -> Any:
+    return rng.gamma(shape, 1.0 / np.asarray(rate))
+
+
+def _squares(bands: list[FactorBand], centre: Array) -> Array:
+    """Return Σ (x - centre)² of every column, band by band."""
+    total = np.zeros(len(centre))
+    for band in bands:
+        sums_of_squares(band.values, centre, total)
+    return total
+
+
 @dataclass(frozen=True)
 class GaussianProgram(FactorProgram):
     """One chain's block operations; immutable, so that any executor may share it.
@@ -73,10 +299,10 @@ class GaussianProgram(FactorProgram):
     ----------
     hyper
         Hyperparameters; the program holds for as long as they stay as they are.
-    biases
-        Whether the factors carry biases (see `GaussianMF.pack`).
     key
         Two 32-bit words that key the chain's noise.
+    biases
+        Whether the factors carry biases (see `GaussianMF.pack`).
     step, shrink
         Squared time step of one part, and the factor it was reduced by after
         divergences.
@@ -85,15 +311,11 @@ class GaussianProgram(FactorProgram):
     """
 
     hyper: GaussianHyper
-    biases: bool
     key: tuple[int, int]
+    biases: bool
     step: StepSize
     shrink: float = 1.0
     friction: float = CYCLE_FRICTION
-
-    def step_size(self, iteration: int) -> float:
-        """The step at an iteration, reductions included."""
-        return self.step(iteration) * self.shrink
 
     @cached_property
     def _columns(self) -> tuple[Array, Array]:
@@ -103,21 +325,18 @@ class GaussianProgram(FactorProgram):
     def update(
         self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
     ) -> None:
-        view = data.view(op.block.row, op.block.col)
-        scale = op.scale / self.hyper.noise
-        gradients = blockwise.gradient(
-            view, self.likelihood, rows.values, cols.values, scale, self.floor, workspace
-        )
-        self._move(op, rows, gradients[0], ROWS)
-        self._move(op, cols, gradients[1], COLUMNS)
+        view, scale = data.view(*op.block), op.scale / self.hyper.noise
+        block = (view, self.likelihood, rows.values, cols.values, scale, self.floor)
+        gradients = blockwise.gradient(*block, workspace)
+        for factor, band in enumerate((rows, cols)):
+            self._move(op, band, gradients[factor], factor)
         if op.last:
-            finish_cycle(op, rows, self._density(ROWS))
-            finish_cycle(op, cols, self._density(COLUMNS))
+            finish_cycle(op, rows, cols, self.log_prior)
 
     def _move(self, op: Op, band: FactorBand, gradient: Array, factor: int) -> None:
         columns = self._columns[factor].astype(band.values.dtype)
         momentum, weights = band.arrays["momentum"], band.arrays["weights"]
-        size = self.step_size(op.iteration)
+        size = self.step(op.iteration) * self.shrink
         share = 0.5 if op.last else 1.0
         kick_drift(band.values, momentum, gradient, weights, columns, size, share)
         if op.last:
@@ -126,17 +345,91 @@ class GaussianProgram(FactorProgram):
             refresh(momentum, keep, key, op.iteration, factor, band.offset)
             drift(band.values, momentum, weights, columns, size, share)
 
-    def _density(self, factor: int) -> Callable[[Array], float]:
-        columns = self._columns[factor]
-        return lambda values: quadratic_form(values, columns)
+    def log_prior(self, values: Array, factor: int) -> float:
+        """Return the log prior density of a band, but for its constant."""
+        return quadratic_form(values, self._columns[factor])
 
-    def _reads(self, op: Op) -> tuple[str, ...]:
-        del op
+    def _reads(self) -> tuple[str, ...]:
         return ("weights",)
 
     def _writes(self, op: Op) -> tuple[str, ...]:
         del op
         return ("momentum",)
+
+
+class GaussianChain(Chain):
+    """A chain of a `GaussianMF`."""
+
+    hyper: GaussianHyper
+    priors: GaussianHyper
+    model: GaussianMF
+    floor = NO_FLOOR
+
+    def __init__(self, setting: Setting, number: int) -> None:
+        super().__init__(setting, number)
+        self.model = cast("GaussianMF", setting.model)
+        self.noise_sum = 0.0
+        self.noise_draws = 0
+
+    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
+        """Draw from the prior, whose scales fit mean and variance of the data."""
+        del on_step, first
+        setting = self.setting
+        state, self.hyper = warm_start(
+            setting.data, self.model, setting.options.seed, self.number, setting.executor
+        )
+        self.priors = self.hyper
+        self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
+
+    def attrs(self) -> dict[str, float]:
+        """Return hyperparameters; the noise is the mean over the draws, as predictions take it."""
+        noise = self.noise_sum / self.noise_draws if self.noise_draws else self.hyper.noise
+        values = {
+            "dispersion": noise,
+            "precision_w": float(np.mean(self.hyper.precision_w)),
+            "precision_h": float(np.mean(self.hyper.precision_h)),
+        }
+        if self.model.biases:
+            values["row_bias_precision"] = self.hyper.row_bias_precision
+            values["column_bias_precision"] = self.hyper.column_bias_precision
+        return values
+
+    def memory(self) -> dict[str, Any]:
+        return {
+            "hyper": self.hyper.to_dict(),
+            "priors": self.priors.to_dict(),
+            "noise": [self.noise_sum, self.noise_draws],
+        }
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        self.hyper = GaussianHyper.from_dict(memory["hyper"])
+        self.priors = GaussianHyper.from_dict(memory["priors"])
+        self.noise_sum, self.noise_draws = memory["noise"]
+
+    def _between(self, run: TrackRun, start: int) -> None:
+        setting, stop = self.setting, run.cycle
+        draws = sum(setting.options.draw_index(cycle) is not None for cycle in range(start, stop))
+        self.noise_sum += draws * self.hyper.noise
+        self.noise_draws += draws
+        if stop % HYPER_EVERY:
+            return  # a segment's end must leave no trace in the draws
+        seed, tuning = setting.options.seed, stop <= setting.frozen_from
+        sampler = HyperSampler(self.model, setting.data, self.priors, seed, self.number)
+        self.hyper = sampler.adapt(self.hyper, run.state, run.fits[stop - 1], stop, tuning)
+
+    def _prior_constant(self) -> float:
+        return log_prior_constant(self.model, self.hyper, self.setting.data.shape)
+
+    def _ran_away(self, run: TrackRun) -> bool:
+        count = self.setting.data.total_observed
+        variance = 1.0 / (BIAS_SHARE * self.priors.row_bias_precision)  # of the data
+        limit = RUNAWAY * variance * count
+        return any(fit.pearson > limit for fit in run.fits.values())
+
+    def _lp(self, fit: Fit) -> float:
+        """Return -Σ (v - μ)² / (2φ) - n/2 log(2πφ)."""
+        noise, count = self.hyper.noise, self.setting.data.total_observed
+        return -0.5 * fit.pearson / noise - 0.5 * count * math.log(2 * math.pi * noise)
 
 
 @dataclass(frozen=True)
@@ -187,13 +480,8 @@ class SGHMC(Sampler):
         own = 4 + 1 / width
         return own, own
 
-    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        """The step of one track on a grid of ``blocks`` x ``blocks``."""
-        del track
-        if isinstance(self.step, str):
-            return automatic_momentum_step(blocks, n_components)
-        assert not isinstance(self.step, int | float)  # made a ConstantStep above
-        return self.step
+    def automatic(self, blocks: int, n_components: int) -> StepSize:
+        return automatic_momentum_step(blocks, n_components)
 
     def for_compilation(self) -> Self:
         return type(self)()
@@ -201,14 +489,11 @@ class SGHMC(Sampler):
     def chain(self, setting: Setting, number: int) -> Chain:
         return GaussianChain(setting, number)
 
-    def program(self, setup: Setup) -> GaussianProgram:
+    def program(self, chain: Chain, track: Track) -> GaussianProgram:
         return GaussianProgram(
-            setup.model.likelihood,
-            setup.floor,
-            hyper=setup.hyper,
-            biases=setup.model.biases,
-            key=setup.key,
-            step=setup.step,
-            shrink=setup.shrink,
+            **chain.program_fields,
+            biases=cast("GaussianMF", chain.setting.model).biases,
+            step=chain.step_for(track),
+            shrink=chain.shrink,
             friction=self.friction,
         )

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import truth, warn, whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.errors import DataError, OptionError, SamplingWarning, StoreFormatError
+from daskfactor.errors import DataError, OptionError, SamplingWarning
 from daskfactor.executors import Executor
-from daskfactor.inference.description import coords_of, first_attrs, observed_with
-from daskfactor.inference.samplers import _known as known
-from daskfactor.inference.sampling import PathText
+from daskfactor.inference.base import algorithm_from_dict, known
+from daskfactor.inference.options import in_callers_order
+from daskfactor.inference.sampling import PathText, described
 from daskfactor.inference.session import (
     Options,
     Session,
@@ -25,7 +25,6 @@ from daskfactor.inference.session import (
     session_again,
     verb,
 )
-from daskfactor.inference.track import in_callers_order
 from daskfactor.machine import memory_budget
 from daskfactor.models import model_from_dict
 from daskfactor.progress import OnEvent, Phase, RunEvent
@@ -199,21 +198,11 @@ def go_on(
     with as_begun(held):
         planned = ParticleOptions(**described["options"])
         model = model_from_dict(described["model"])
-        method = method_from_dict(described["sampler"])
+        method = algorithm_from_dict(
+            ParticleMethod, described["sampler"], "the particles were made by a method"
+        )
     with session_again(held, V, model, memory_limit, **options) as opened:
         ParticleRun.of(opened, model, method, planned).go(held, int(meta["draws"]), seconds)
-
-
-def method_from_dict(values: dict[str, Any]) -> ParticleMethod:
-    """The method that ``to_dict`` described."""
-    kind = known(ParticleMethod).get(values.get("type", ""))
-    if kind is None:
-        raise StoreFormatError(
-            f"the particles were made by a method called {values.get('type')!r}, which this "
-            f"version does not have; it knows {', '.join(known(ParticleMethod))}"
-        )
-    made: ParticleMethod = kind.from_dict(values)
-    return made
 
 
 def _check_room(
@@ -313,21 +302,15 @@ class ParticleRun:
         """Plan what the results will hold."""
         data, model, options = self.posterior.data, self.posterior.model, self.options
         parts = model.to_dict(), self.method.to_dict(), options._asdict()
+        decided: dict[str, Any] = {name: float(getattr(model, name)) for name in model.from_data}
+        decided["particles"] = options.particles
         return RunSpec(
             shape=(*data.shape, model.n_components),
             chains=1,
             draws=options.particles,
-            dims=(data.labels.row_dim, data.labels.col_dim),
-            coords=coords_of(data),
-            dtype=options.dtype,
             statistics=(*PARTICLES, OBJECTIVE) if model.has_threshold else PARTICLES,
             constants=THRESHOLD if model.has_threshold else RATES,
-            observed=observed_with(data, stored),
-            attrs={
-                **first_attrs(data, *parts, self.posterior.executor),
-                "particles": options.particles,
-                **{name: float(getattr(model, name)) for name in model.from_data},
-            },
+            **described(data, *parts, self.posterior.executor, stored, **decided),
         )
 
     def go(self, sink: Sink, done: int = 0, earlier: float = 0.0) -> xr.DataTree:

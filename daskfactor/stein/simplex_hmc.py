@@ -31,7 +31,7 @@ from daskfactor.checks import is_number, positive_or, warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors.state import make_state
 from daskfactor.inference.hmc import FIRST_STEP, JITTER, DualAveraging
-from daskfactor.inference.passes import shares
+from daskfactor.inference.program import shares
 from daskfactor.machine import single_threaded_blas
 from daskfactor.random import Stream, generator
 from daskfactor.stein.ensemble import Ensemble, OnDone, Particle, ParticleMethod, ignore

@@ -13,9 +13,14 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, place_cells
 from daskfactor.inference.base import ConstantStep
-from daskfactor.inference.gaussian import NO_FLOOR, HyperSampler, warm_start
-from daskfactor.inference.passes import Fit
-from daskfactor.inference.sghmc import GaussianProgram, automatic_momentum_step
+from daskfactor.inference.program import Fit
+from daskfactor.inference.sghmc import (
+    NO_FLOOR,
+    GaussianProgram,
+    HyperSampler,
+    automatic_momentum_step,
+    warm_start,
+)
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from daskfactor.random import Stream, generator, noise_key
 
@@ -170,7 +175,7 @@ def run_chain(
             wanted,
         )
         words = (int(key[0]), int(key[1]))
-        operations = program(model.likelihood, NO_FLOOR, hyper, model.biases, words, size, **extra)
+        operations = program(model.likelihood, NO_FLOOR, hyper, words, model.biases, size, **extra)
         state = executor.run(plan, operations, state, data)
         residual = sum(float(e.values[1]) for e in state.evaluations if e.cycle == end - 1)
         state.forget()

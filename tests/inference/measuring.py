@@ -16,8 +16,7 @@ import scipy.sparse as sp
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.inference.cost import estimate_cost
-from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.psgrrld import PSGRRLD
+from daskfactor.inference.langevin import PSGLD, PSGRRLD
 from daskfactor.inference.sampling import sample
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF

@@ -12,8 +12,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
-from daskfactor.inference.base import Sampler
-from daskfactor.inference.samplers import checked_sampler, sampler_from_dict, samplers
+from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, known
 
 Array = NDArray[Any]
 
@@ -81,7 +80,7 @@ DRAWS, TUNE = 6, 10
 
 
 def test_every_kind_of_sampler_has_a_case() -> None:
-    assert {type(case.sampler).__name__ for case in CASES.values()} == set(samplers())
+    assert {type(case.sampler).__name__ for case in CASES.values()} == set(known(Sampler))
 
 
 def counts() -> Array:
@@ -262,9 +261,10 @@ def test_kernels_compile_whatever_the_schedule(kind: type[Any]) -> None:
 def test_stored_and_read_back(name: str) -> None:
     sampler = CASES[name].sampler
     values = json.loads(json.dumps(sampler.to_dict()))
-    assert sampler_from_dict(values) == sampler
-    assert type(sampler_from_dict(values)) is type(sampler)
-    assert hash(sampler) == hash(sampler_from_dict(values))
+    again = algorithm_from_dict(Sampler, values, "a run was made by a sampler")
+    assert again == sampler
+    assert type(again) is type(sampler)
+    assert hash(sampler) == hash(again)
 
 
 @each

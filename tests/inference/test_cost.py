@@ -16,11 +16,9 @@ from daskfactor.data.grid import NestedReshuffled
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference.chain import Setting
 from daskfactor.inference.cost import estimate_cost
-from daskfactor.inference.options import RunOptions
-from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.psgrrld import PSGRRLD
+from daskfactor.inference.langevin import PSGLD, PSGRRLD
+from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.models.gaussian import GaussianMF
@@ -150,7 +148,7 @@ def test_state_is_what_a_chain_carries(model, sampler):
     V = matrix()
     with as_blocks(V, 2) as data:
         options = RunOptions(4, 4, 1, 1, 0, "draws", 1, "float32")
-        chain = Setting(data, model, sampler, options, SerialExecutor()).chain(0)
+        chain = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
         chain.start()
         bands = chain.tracks[0].state.bands()
     carried = sum(b.values.nbytes + sum(a.nbytes for a in b.arrays.values()) for b in bands)

@@ -17,7 +17,7 @@ from daskfactor.inference.multiplicative import (
     objective,
     run_updates,
 )
-from daskfactor.inference.passes import evaluate
+from daskfactor.inference.program import evaluate
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import Tweedie
@@ -49,7 +49,6 @@ def fitted(data, model, executor=None, seed=0, on_iteration=None, **options):
     method = DSGD(**options)
     method.check_model(model)
     descent = method.descent(data, model, executor or SerialExecutor(), seed)
-    descent.start()
     for iteration in range(1, method.max_iter + 1):
         descent.advance(iteration)
         if on_iteration is not None:

@@ -10,8 +10,7 @@ from daskfactor import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.gaussian import warm_start
-from daskfactor.inference.sghmc import COLUMNS, GaussianProgram
+from daskfactor.inference.sghmc import COLUMNS, GaussianProgram, warm_start
 from daskfactor.models.gaussian import GaussianMF
 from tests.inference.gaussian_reference import (
     block_copies,

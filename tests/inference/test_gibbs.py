@@ -1,6 +1,7 @@
 """Gibbs through `sample`: executors, precisions, resuming, refusals, frozen components."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, ModelError, OptionError
-from daskfactor.inference.base import ConstantStep, Setup
+from daskfactor.executors import SerialExecutor
+from daskfactor.inference.base import Sampler, algorithm_from_dict
 from daskfactor.inference.gibbs import Gibbs, GibbsProgram
-from daskfactor.inference.samplers import sampler_from_dict
+from daskfactor.inference.options import RunOptions, Setting
 
 QUIET: dict[str, Any] = {"progressbar": False, "random_seed": 5}
 
@@ -143,14 +145,17 @@ def test_a_dispersion_of_one_may_be_said() -> None:
 
 
 def test_tempered_posteriors_are_refused() -> None:
-    from daskfactor.models.tweedie import Hyperparameters
-
-    model, hyper = dfac.TweedieNMF(2), Hyperparameters(2.0, 1.0, 1.0)
-    setup = Setup(model, hyper, 1e-9, (1, 2), ConstantStep(1), 1, False, 2)
-    with pytest.raises(ModelError, match="use PSGLD"):
-        Gibbs().program(setup)
-    fine = setup._replace(hyper=setup.hyper._replace(dispersion=1.0))
-    assert isinstance(Gibbs().program(fine), GibbsProgram)
+    model, sampler = dfac.TweedieNMF(2), Gibbs(warm_start=1)
+    options = RunOptions(2, 2, 1, 1, 0, "draws", 1, "float32")
+    with dfac.as_blocks(counts(), 2) as data:
+        setting = Setting(data, model, sampler, options, SerialExecutor(), temperature=0.5)
+        chain = sampler.chain(setting, 0)
+        chain.start()
+        with pytest.raises(ModelError, match="use PSGLD"):
+            chain.advance(2)
+        chain = sampler.chain(replace(setting, temperature=1.0), 0)
+        chain.start()
+        assert isinstance(sampler.program(chain, sampler.tracks[0]), GibbsProgram)
 
 
 def test_frozen_components_do_not_move() -> None:
@@ -174,7 +179,8 @@ def test_empty_rows_come_from_the_prior() -> None:
 
 
 def test_gibbs_is_a_value() -> None:
-    assert sampler_from_dict(Gibbs(warm_start=7).to_dict()) == Gibbs(warm_start=7)
+    again = algorithm_from_dict(Sampler, Gibbs(warm_start=7).to_dict(), "a sampler")
+    assert again == Gibbs(warm_start=7)
     assert Gibbs() != Gibbs(warm_start=0)
     with pytest.raises(OptionError):
         Gibbs(warm_start=-1)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import daskfactor as dfac
-from daskfactor.inference.sgld import allotment
+from daskfactor.inference.langevin import allotment
 from tests.inference.test_conformance import counts
 
 Array = NDArray[Any]

@@ -13,9 +13,8 @@ from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
-from daskfactor.inference.chain import Setting
-from daskfactor.inference.options import RunOptions, boundaries
-from daskfactor.inference.psgrrld import PSGRRLD
+from daskfactor.inference.langevin import PSGRRLD
+from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import Case, reference_posterior
 from tests.statistical.replicas import cells_of
@@ -71,9 +70,10 @@ def run_pair(case: Case, sampler: PSGRRLD, copies: int, draws: int, seed: int = 
         )
         options = RunOptions(draws, 200, 1, 1, seed, "moments", 0, "float64")
         executor = LanesExecutor(2)
-        chain = Setting(data, model, sampler, options, executor, (rows, cols)).chain(0)
+        setting = Setting(data, model, sampler, options, executor, (rows, cols))
+        chain = sampler.chain(setting, 0)
         chain.start()
-        for end in boundaries(options, 500, chain.setting.split, 2):
+        for end in setting.ends:
             chain.advance(end)
             chain.forget()
         executor.close()

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
 from daskfactor.inference.base import Sampler
-from daskfactor.inference.chain import Setting
-from daskfactor.inference.options import RunOptions, boundaries
-from daskfactor.inference.psgld import PSGLD
+from daskfactor.inference.langevin import PSGLD
+from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import Case
 
@@ -81,12 +80,13 @@ def run_copies(
         options = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
         cells = cells_of(case.V.shape, copies)
         executor = LanesExecutor(2)
-        chain = Setting(data, model, sampler, options, executor, cells).chain(0)
+        setting = Setting(data, model, sampler, options, executor, cells)
+        chain = sampler.chain(setting, 0)
         if program is not None:
             own = chain._program
             chain._program = lambda track: program(**vars(own(track)))  # type: ignore[method-assign]
         chain.start()
-        for end in boundaries(options, 500, chain.setting.split, 2):
+        for end in setting.ends:
             chain.advance(end)
             chain.forget()
         executor.close()

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.hmc import HMC
-from daskfactor.inference.langevin import LangevinDynamics, PassProgram
-from daskfactor.inference.sgld import SGLD, SubsampleProgram
+from daskfactor.inference.langevin import SGLD, LangevinDynamics, PassProgram, SubsampleProgram
 from tests.statistical.replicas import run_copies
 from tests.statistical.test_posteriors import BY_NAME, Distance, HalfTheNoise
 
@@ -111,6 +110,6 @@ def test_a_gradient_that_is_not_scaled_up_is_seen() -> None:
 def test_a_mirror_that_does_not_turn_the_momentum_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("daskfactor.inference.hmc.drift", drift_without_turning)
+    monkeypatch.setattr("daskfactor.inference.hmc.leapfrog_drift", drift_without_turning)
     found = run("gaussian-skewed", HMC(), **HMC_CASES["gaussian-skewed"])
     assert not found.passes, str(found)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from daskfactor.data.grid import Cyclic, NestedReshuffled, Reshuffled
-from daskfactor.inference.psgld import PSGLD
+from daskfactor.inference.langevin import PSGLD
 from tests.statistical.exact import Case, exact_posterior
 from tests.statistical.replicas import run_copies
 

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from daskfactor.data.grid import SCHEDULES, Cyclic, Proportional
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.program import LangevinProgram
-from daskfactor.inference.psgld import PSGLD
-from daskfactor.inference.psgrrld import PSGRRLD
+from daskfactor.inference.langevin import PSGLD, PSGRRLD, LangevinProgram
 from daskfactor.kernels.philox import fill_normals
 from tests.statistical.exact import CASES, Case, reference_posterior
 from tests.statistical.replicas import Moments, run_copies
@@ -120,9 +118,8 @@ class NumpyProgram(LangevinProgram):
     def _mirror(self, theta: Array) -> Array:
         return np.abs(theta)
 
-    def _move(
-        self, band: FactorBand, gradient: Array, rate: float, iteration: int, factor: int
-    ) -> None:
+    def _move(self, band: FactorBand, gradient: Array, iteration: int, factor: int) -> None:
+        rate = self.hyper.prior(factor)[0]
         z = np.empty_like(band.values)
         key = np.array(self.key, dtype=np.uint32)
         fill_normals(z, key, iteration, factor, band.offset)

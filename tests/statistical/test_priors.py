@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import daskfactor as dfac
-from daskfactor.inference.program import LangevinProgram
+from daskfactor.inference.langevin import LangevinProgram
 from daskfactor.kernels import langevin as cir
 from tests.statistical.test_posteriors import BY_NAME, distance
 

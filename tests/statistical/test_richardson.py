@@ -8,7 +8,7 @@ the other. `benchmarks/richardson.py` prints the same for other laws and steps.
 import numpy as np
 import pytest
 
-from daskfactor.inference.psgrrld import PSGRRLD
+from daskfactor.inference.langevin import PSGRRLD
 from tests.statistical.exact import CASES
 from tests.statistical.pairs import (
     Bias,
