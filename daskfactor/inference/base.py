@@ -148,7 +148,7 @@ class Work(NamedTuple):
 class Algorithm:
     """A choice of algorithm with its options; immutable, and stored with the results.
 
-    A subclass is a frozen dataclass, alone in its module with its block operations. Nothing
+    A subclass is a frozen dataclass, in one module with its block operations. Nothing
     but ``daskfactor/__init__.pyi`` lists it.
     """
 
