@@ -1,6 +1,6 @@
-"""What a run may take of this machine: its memory, and one thread of BLAS; what its bits depend on.
+"""Memory that a run may take, BLAS held to one thread, and the machine's part in the bits of draws.
 
-How many cores there are, `dask.system` says.
+The number of cores comes from `dask.system`.
 """
 
 import operator

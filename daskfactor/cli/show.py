@@ -12,7 +12,7 @@ from typer import Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
-from daskfactor.errors import OptionError
+from daskfactor.errors import OptionError, StoreFormatError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -215,6 +215,11 @@ def summary_of(tree: "xr.DataTree", store: str) -> tuple[dict[str, Any], Any]:
     from daskfactor.results.trace import is_particles
 
     attrs = tree.attrs
+    if missing := [name for name in ("data", "model", "sampler") if name not in attrs]:
+        raise StoreFormatError(
+            f"{store} does not say what its {' and '.join(missing)} were; it is damaged, or no run "
+            "of daskfactor"
+        )
     summary: dict[str, Any] = {
         "store": store,
         **{name: json.loads(attrs[name]) for name in ("data", "model", "sampler")},

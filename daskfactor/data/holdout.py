@@ -57,7 +57,8 @@ def hold_out(
         For sparse input, what an entry means that is not stored: ``"missing"``
         takes stored entries alone and drops them; ``"zero"`` takes cells of all
         kinds, zeros included, and stores NaN there. Left out, what the input says itself,
-        else ``"missing"``.
+        else ``"missing"`` of a scipy matrix or an AnnData object in memory, and of anything
+        else what `as_blocks` takes it for.
     keep_one
         Whether every row and every column keeps at least one observed entry;
         otherwise fit with ``allow_empty=True``. Without effect under
@@ -78,8 +79,10 @@ def hold_out(
         raise OptionError(f"share must lie strictly between 0 and 1, got {share!r}")
     if unstored not in (None, "missing", "zero"):
         raise OptionError(f'unstored must be "missing" or "zero", got {unstored!r}')
-    if type(V).__name__ == "AnnData":  # its train is one again, so that names stay
-        import anndata
+    if (
+        type(V).__name__ == "AnnData" and not V.isbacked
+    ):  # its train is one again, so that names stay
+        import anndata  # the train is one again, so that names stay
 
         held = hold_out(V.X, share, unstored=unstored, keep_one=keep_one, random_seed=random_seed)
         return held._replace(train=anndata.AnnData(held.train, obs=V.obs[[]], var=V.var[[]]))
@@ -94,6 +97,7 @@ def hold_out(
         filled = np.ma.filled(V.astype(np.result_type(V.dtype, np.float32)), np.nan)
         return _from_dense(filled, share, keep_one, rng)
     if isinstance(V, BlockedData):
+        V = as_blocks(V, unstored=unstored)  # refuses what the blocks contradict
         held = _from_blocks(V, share, keep_one, rng)
         balance = V.row_order is not None
         train = as_blocks(held.train, V.grid, dtype=V.dtype, balance=balance, allow_empty=True)

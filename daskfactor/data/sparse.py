@@ -283,7 +283,8 @@ class Task:
             try:
                 self._axes = self._learn()
             except KeysAreText as text:
-                self.source = text.source
+                # The caller's shape, if there is one, says that keys are positions.
+                self.source = replace(text.source, shape=source.shape)
                 self._axes = self._learn()
         (row_counts, rows), (col_counts, cols) = (axis.finish() for axis in self._axes)
         size = row_counts.size, col_counts.size

@@ -293,7 +293,7 @@ class Storage:
         self.extents: dict[tuple[int, int], list[Extent]] = {}
         self._kept: dict[tuple[int, int], AnyBlock] = {}
         self._shelf = Shelf(budget if file is None else 0, file)
-        self._room = True
+        self._room, self._loading = True, threading.Lock()
         self._grid = grid
         self._unstored = unstored
 
@@ -308,11 +308,12 @@ class Storage:
         if self.load is None:
             raise StoreError("these blocks were closed; call as_blocks on the data again")
         view = _tried(self.load, block)
-        if self._room and not (block in self._kept or block in self.extents):
-            try:
-                self.put(block, view)
-            except StoreError:  # a full disk: what is not in the file is loaded again
-                self._room = False
+        with self._loading:  # of two threads that loaded the same block, one keeps it
+            if self._room and not (block in self._kept or block in self.extents):
+                try:
+                    self.put(block, view)
+                except StoreError:  # a full disk: what is not in the file is loaded again
+                    self._room = False
         return view
 
     def put(self, block: Block, view: AnyBlock) -> None:

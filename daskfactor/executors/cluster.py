@@ -1,4 +1,4 @@
-"""A client's workers, seen from the client: who is there, who has gone, and trying again."""
+"""Executors on a cluster, seen from the client: its workers, those lost, tasks, trying again."""
 
 import asyncio
 import concurrent.futures
@@ -500,7 +500,7 @@ class ClusterTasksExecutor(ClusterExecutor):
     Parameters
     ----------
     client
-        A synchronous client of any self.
+        A synchronous client of any cluster.
     workers
         Addresses of the workers to start with; all by default. Tasks may be moved to others.
     patience

@@ -222,6 +222,7 @@ def estimate_cost(
     The estimate is an upper one: tests hold it against the memory that runs take.
     """
     lengths = {"draws": draws, "tune": tune, "chains": chains, "thin": thin}
+    signature(estimate_cost).bind(V, model, **options)  # a TypeError names what nobody takes
     of_sample = signature(sample)
     own = {name: options.pop(name) for name in of_sample.parameters if name in options}
     asked = of_sample.bind(V, model, sampler, **lengths, **own)

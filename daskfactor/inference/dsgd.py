@@ -148,6 +148,9 @@ class DescentProgram(FactorProgram):
     step: float
     seed: int
 
+    def _reads(self) -> tuple[str, ...]:
+        return (SHARE,)
+
     def update(
         self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
     ) -> None:
@@ -258,7 +261,8 @@ class StochasticDescent(Descent):
 
     def advance(self, iteration: int) -> None:
         """Visit every entry once; φ is estimated while the fit is young, and then stays."""
-        self.choose_step()
+        if iteration == 1:
+            self.choose_step()
         before = self.loss
         self.iterate(iteration)
         settled, tol = self.look(iteration), self.method.tol

@@ -401,6 +401,10 @@ class ScaledStep(StepSize):
     def __call__(self, iteration: int) -> float:
         return 0.5 * self.base(iteration // 2)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what describes the coarse chain's step."""
+        return self.base.to_dict()
+
 
 @dataclass(frozen=True)
 class PSGRRLD(PSGLD):

@@ -72,12 +72,21 @@ class _LawCache(FunctionCache):
         return signature, codegen.magic_tuple(), self._law
 
 
+def _has_sources(law: Hashable) -> bool:
+    """Whether the class of a law stands in a file; one typed into a shell does not."""
+    try:
+        inspect.getfile(type(law))
+    except (OSError, TypeError):
+        return False
+    return True
+
+
 def jit_law(law: Hashable) -> Callable[[F], F]:
     """As :func:`jit`, for closures that follow from their source and a law with a full repr."""
 
     def decorate(function: F) -> F:
         made: Any = jit(function)
-        if CACHE and JIT_ENABLED:
+        if CACHE and JIT_ENABLED and _has_sources(law):
             made._cache = _LawCache(function, law)
         return cast("F", made)
 

@@ -95,3 +95,14 @@ def test_an_executor_of_this_process_with_a_client_is_refused() -> None:
         pytest.raises(OptionError, match="makes no use of client"),
     ):
         dfac.sample(dying.data(), dying.MODEL, client=client, executor="lanes", **dying.SETTINGS)
+
+
+@pytest.mark.parametrize("executor", ["ring", "tasks"])
+def test_stochastic_descent_on_a_cluster_finds_what_one_machine_finds(executor: str) -> None:
+    settings = {"blocks": 4, "unstored": "missing", "random_seed": 0, "progressbar": False}
+    asked = (dying.data(), dfac.TweedieNMF(2), dfac.DSGD(max_iter=3))
+    wanted = dfac.optimize(*asked, **settings)
+    with cluster(2, processes=False) as client:
+        found = dfac.optimize(*asked, client=client, executor=executor, **settings)
+    for name in ("W", "H"):
+        np.testing.assert_array_equal(found[name].values, wanted[name].values)

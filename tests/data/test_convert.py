@@ -559,3 +559,11 @@ def test_public_names() -> None:
     assert dfac.convert is convert
     assert dfac.export is export
     assert os.fspath(Path("x")) == "x"
+
+
+def test_a_given_shape_says_that_keys_are_positions_wherever_texts_turn_up(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("user,item,value\n2020-01-01,1,1\n2020-01-02,2,2\n2020-01-02,1,3\n")
+    with pytest.raises(DataError, match="whole numbers"):
+        convert(table, tmp_path / "s.zarr", shape=(5, 5), **QUIET)
+    assert not (tmp_path / "s.zarr").exists()

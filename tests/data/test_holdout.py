@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import anndata
 import numpy as np
 import pandas as pd
 import pytest
@@ -207,3 +208,18 @@ def test_annotated_data_keep_their_names(unstored: str) -> None:
     )
     assert list(trace["posterior"]["W"]["obs"].values) == cells
     assert list(trace["posterior"]["H"]["var"].values) == genes
+
+
+def test_blocks_are_not_held_out_under_another_meaning() -> None:
+    blocks = dfac.as_blocks(ratings(), unstored="missing", allow_empty=True)
+    with pytest.raises(OptionError, match="made with 'missing'"):
+        hold_out(blocks, unstored="zero")
+
+
+def test_of_annotated_data_in_a_file_comes_an_array(tmp_path: Path) -> None:
+    anndata.AnnData(ratings()).write_h5ad(tmp_path / "a.h5ad")
+    adata = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    held = hold_out(adata, unstored="missing", random_seed=0)
+    assert isinstance(held.train, xr.DataArray)
+    assert held.train.dims == ("obs", "var")
+    np.testing.assert_allclose(held.values, ratings().toarray()[held.cells], rtol=1e-6)

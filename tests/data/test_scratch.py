@@ -20,6 +20,7 @@ from daskfactor.data.loading import working_bytes
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.storage import ArrayFile, Storage, scratch_directory
 from daskfactor.errors import DataError, DataWarning, StoreError
+from daskfactor.kernels.views import BlockView
 
 
 @pytest.fixture
@@ -316,3 +317,22 @@ def test_peak_memory_stays_below_the_limit(tmp_path: Path, chunks: tuple[int, in
     fixed = 4 * 2**20
     assert int(peak) < working_bytes(source, grid, np.dtype("f4"), 2**20) + fixed
     assert int(peak) < 16 * 2**20
+
+
+def test_a_block_that_two_threads_load_is_kept_once() -> None:
+    """Both have loaded it before either of them puts it away."""
+    grid = Grid.even((4, 4), 2)
+    both = threading.Barrier(2)
+
+    def load(block: Any) -> BlockView:
+        if block == (0, 0):
+            both.wait(timeout=20)
+        return BlockView(np.ones((2, 2)), 0, 0, 2, 2)
+
+    storage = Storage(grid, None, budget=4 * 32, load=load)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: storage.view(0, 0), range(2)))
+    for row, col in ((0, 1), (1, 0), (1, 1)):
+        storage.view(row, col)
+    assert storage.in_memory
+    assert not storage.extents

@@ -270,3 +270,8 @@ def test_a_sparse_input_that_does_not_count_its_entries():
     with pytest.raises(OptionError, match="entries="):
         estimate_cost(blocks, TweedieNMF(2))
     assert estimate_cost(blocks, TweedieNMF(2), entries=40).data > 0
+
+
+def test_options_that_nobody_takes_are_named() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'draw'"):
+        estimate_cost(matrix(), TweedieNMF(2), draw=5)
