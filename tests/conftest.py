@@ -1,4 +1,6 @@
+import atexit
 import os
+from tempfile import TemporaryDirectory
 
 from hypothesis import settings
 
@@ -6,3 +8,11 @@ from hypothesis import settings
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# Every kernel is compiled once for all processes of a session, workers and those that tests
+# start: compiling it in each of them takes longer than all that is tested.
+os.environ.setdefault("DASKFACTOR_JIT_CACHE", "1")
+if "NUMBA_CACHE_DIR" not in os.environ:
+    compiled = TemporaryDirectory(prefix="daskfactor-kernels-", ignore_cleanup_errors=True)
+    atexit.register(compiled.cleanup)
+    os.environ["NUMBA_CACHE_DIR"] = compiled.name

@@ -3,32 +3,37 @@
 No ``parallel=True``: parallelism is across blocks, and two threads inside one
 parallel kernel can abort the process. NaN marks missing entries, so the
 ``nnan`` and ``ninf`` fast-math flags stay off. Set ``DASKFACTOR_JIT_CACHE=1``
-to keep the compiled noise and update kernels on disk between processes.
+to keep compiled kernels on disk between processes.
 
 Two grades of arithmetic: :func:`jit` may reorder and fuse (gradients, sums);
 :func:`jit_exact` follows IEEE 754 operation by operation, so the noise and the
 updates have the same bits on every CPU and however rows are split into bands.
 """
 
-import inspect
 import os
-from collections.abc import Callable, Hashable
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
+from uuid import uuid4
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.caching import FunctionCache
+from numba.core.serialize import dumps
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FAST = {"contract", "reassoc", "nsz"}
+FAST = {"contract": True, "reassoc": True, "nsz": True}  # in one order, unlike a set
 # fastmath=False is not idle: left unset, numba takes the flags of whichever kernel happens
 # to compile the function first, and bits would depend on the order of the first calls.
 EXACT: Any = {"fastmath": False, "error_model": "numpy"}
@@ -38,64 +43,84 @@ CACHE = os.environ.get("DASKFACTOR_JIT_CACHE", "") == "1"
 JIT_ENABLED = not getattr(numba.config, "DISABLE_JIT", False)
 
 
-def _cached(function: Callable[..., Any]) -> bool:
-    """Whether the disk cache may keep ``function``: never a closure.
+@cache
+def _written(folder: Path) -> list[tuple[str, int]]:
+    """When the source files of a folder were written."""
+    return sorted((str(file), file.stat().st_mtime_ns) for file in folder.glob("*.py"))
 
-    Closures hold other kernels, whose cache keys change from process to process, so
-    their cache would only grow and never hit.
+
+def _content(value: Any) -> str:
+    """All that a compiled function follows from: its file, those beside it, what its cells hold.
+
+    Raises
+    ------
+    OSError
+        If it does not stand in a file, as what is typed into a shell.
     """
-    return CACHE and function.__closure__ is None
+    function = getattr(value, "py_func", getattr(value, "_defn", value))
+    if not isinstance(function, FunctionType):
+        return repr(value)
+    code, options = function.__code__, getattr(value, "targetoptions", None)
+    file = Path(code.co_filename).resolve(strict=True)
+    cells = [_content(cell.cell_contents) for cell in function.__closure__ or ()]
+    return f"{file}:{code.co_firstlineno} {options} {_written(file.parent)} {cells}"
+
+
+class _DiskCache(FunctionCache):
+    """Compiled functions on disk, each in a file that is named after all that it follows from.
+
+    numba's own cache knows a closure by its cells, and kernels in them change their names from
+    process to process; and it numbers its files in an index, in which processes that write at
+    the same time lose or exchange each other's, so that code for other types is loaded.
+    """
+
+    def __init__(self, made: Any) -> None:
+        function = made.py_func
+        super().__init__(function)
+        self._content = f"{_content(made)} {_written(Path(__file__).parent)}"
+        if function.__closure__ is not None:
+            # The linker knows functions by name: those of several processes must not share one.
+            name = function.__qualname__.partition("#")[0]
+            function.__qualname__ = f"{name}#{sha256(self._content.encode()).hexdigest()[:16]}"
+
+    def _file(self, signature: Any, codegen: Any) -> Path:
+        target = codegen.magic_tuple(), getattr(numba.config, "BOUNDSCHECK", None)
+        text = f"{self._content} {signature} {target} {numba.__version__}"
+        name = self._py_func.__name__.strip("_")
+        return Path(self.cache_path, f"{name}-{sha256(text.encode()).hexdigest()[:32]}.nbc")
+
+    def _load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            data = self._file(sig, target_context.codegen()).read_bytes()
+        except FileNotFoundError:
+            return None
+        return self._impl.rebuild(target_context, pickle.loads(data))
+
+    def _save_overload(self, sig: Any, data: Any) -> None:
+        file = self._file(sig, data.codegen)
+        if self._impl.check_cachable(data):
+            self._impl.locator.ensure_cache_path()
+            begun = file.with_suffix(f".{uuid4().hex}")
+            begun.write_bytes(dumps(self._impl.reduce(data)))
+            begun.replace(file)
+
+
+def _compiled(function: F, **options: Any) -> F:
+    made: Any = numba.njit(nogil=True, **options)(function)
+    if CACHE and JIT_ENABLED:
+        with suppress(OSError, RuntimeError):  # no source file, or no folder to write to
+            made._cache = _DiskCache(made)
+    return cast("F", made)
 
 
 def jit(function: F) -> F:
     """Compile ``function`` without the GIL and with NaN-respecting fast math."""
-    options: dict[str, Any] = {"nogil": True, "fastmath": FAST, "error_model": "numpy"}
-    return cast("F", numba.njit(cache=_cached(function), **options)(function))
-
-
-@cache
-def _sources(kind: type) -> tuple[tuple[str, int], ...]:
-    """The files that a kernel of a law is made from, and when they were written."""
-    law = Path(inspect.getfile(kind))
-    files = {law, *Path(__file__).parent.glob("*.py"), *law.parent.glob("*.py")}
-    return tuple((str(file), file.stat().st_mtime_ns) for file in sorted(files))
-
-
-class _LawCache(FunctionCache):
-    """Disk cache of a closure, told from others of the same source by a law, not by its cells."""
-
-    def __init__(self, function: Callable[..., Any], law: Hashable) -> None:
-        super().__init__(function)
-        self._law = (repr(law), _sources(type(law)))
-
-    def _index_key(self, signature: Any, codegen: Any) -> Any:
-        return signature, codegen.magic_tuple(), self._law
-
-
-def _has_sources(law: Hashable) -> bool:
-    """Whether the class of a law stands in a file; one typed into a shell does not."""
-    try:
-        inspect.getfile(type(law))
-    except (OSError, TypeError):
-        return False
-    return True
-
-
-def jit_law(law: Hashable) -> Callable[[F], F]:
-    """As :func:`jit`, for closures that follow from their source and a law with a full repr."""
-
-    def decorate(function: F) -> F:
-        made: Any = jit(function)
-        if CACHE and JIT_ENABLED and _has_sources(law):
-            made._cache = _LawCache(function, law)
-        return cast("F", made)
-
-    return decorate
+    return _compiled(function, fastmath=FAST, error_model="numpy")
 
 
 def jit_exact(function: F) -> F:
     """Compile ``function`` without the GIL and with strict IEEE 754 arithmetic."""
-    return cast("F", numba.njit(nogil=True, cache=_cached(function), **EXACT)(function))
+    return _compiled(function, **EXACT)
 
 
 def inline(function: F) -> F:
@@ -103,7 +128,7 @@ def inline(function: F) -> F:
 
     LLVM leaves large helpers out of line, and a loop with a call does not vectorise.
     """
-    return cast("F", numba.njit(nogil=True, cache=_cached(function), **INLINE_OPTIONS)(function))
+    return _compiled(function, **INLINE_OPTIONS)
 
 
 @intrinsic(prefer_literal=True)

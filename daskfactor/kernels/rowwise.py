@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels import polynomials
-from daskfactor.kernels.jit import jit, jit_law
+from daskfactor.kernels.jit import jit
 from daskfactor.kernels.views import entry_kernels
 from daskfactor.models.likelihood import Likelihood
 
@@ -184,7 +184,7 @@ def _likelihood_of_rows(likelihood: Likelihood) -> Callable[..., float]:
     entry = likelihood.entry(polynomials)
     fit, summed = jit(entry.fit or _fit_of(likelihood)), likelihood.zeros == "constant"
 
-    @jit_law(likelihood)
+    @jit
     def look(W: Array, i: int, H: Array, data: Entries, row: int, work: Array, num: int) -> float:
         total = 0.0
         K = W.shape[1]
@@ -227,7 +227,7 @@ def _climbing(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..
     an update towards the mode, it leaves nothing at zero, where chains are slow to go.
     """
 
-    @jit_law(likelihood)
+    @jit
     def climb_rows(W: Array, H: Array, data: Entries, s: float, prior: Prior, work: Array) -> None:
         _sum_columns(H, work)
         for i in range(W.shape[0]):
@@ -238,7 +238,7 @@ def _climbing(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..
                     above = s * W[i, k] * max(work[OLD, k], 0.0) + prior.shape
                     W[i, k] = above / (s * work[OLD + 1, k] + prior.rate)
 
-    @jit_law(likelihood)
+    @jit
     def climb(W: Array, H: Array, target: Target, count: int) -> None:
         work = np.empty((SCRATCH, W.shape[1]))
         for _ in range(count):
@@ -251,7 +251,7 @@ def _climbing(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..
 def _sweeping(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..., int]:
     """Make ``run_sweeps`` of `RowKernels`."""
 
-    @jit_law(likelihood)
+    @jit
     def move_rows(
         W: Array, H: Array, data: Entries, s: float, prior: Prior, tau: float, rng: Any, work: Array
     ) -> tuple[float, int]:
@@ -273,7 +273,7 @@ def _sweeping(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..
             total += fit
         return total, accepted
 
-    @jit_law(likelihood)
+    @jit
     def run_sweeps(W: Array, H: Array, target: Target, tau: float, rng: Any, fits: Array) -> int:
         by_rows, by_cols, s, prior_w, prior_h = target
         work = np.empty((SCRATCH, W.shape[1]))
@@ -292,7 +292,7 @@ def row_kernels(likelihood: Likelihood) -> RowKernels:
     """Kernels of one likelihood, made once and compiled when first called."""
     look = _likelihood_of_rows(likelihood)
 
-    @jit_law(likelihood)
+    @jit
     def log_fit(W: Array, H: Array, by_rows: Entries) -> float:
         work = np.empty((SCRATCH, W.shape[1]))
         _sum_columns(H, work)

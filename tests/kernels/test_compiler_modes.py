@@ -26,14 +26,17 @@ def run_small(tmp_path, **settings):
     return dict(np.load(out))
 
 
+NOT_KEPT = {"DASKFACTOR_JIT_CACHE": "0"}
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return run_small(tmp_path_factory.mktemp("plain"))
+    return run_small(tmp_path_factory.mktemp("plain"), **NOT_KEPT)
 
 
 @pytest.mark.parametrize("setting", ["NUMBA_DISABLE_JIT", "NUMBA_BOUNDSCHECK"])
 def test_same_results(plain, tmp_path, setting):
-    other = run_small(tmp_path, **{setting: "1"})
+    other = run_small(tmp_path, **NOT_KEPT, **{setting: "1"})
     assert other.keys() == plain.keys()
     for name, value in plain.items():
         if name.startswith("exact/"):
@@ -52,7 +55,7 @@ def test_bounds_checks_are_on(tmp_path):
         "a(np.ones((2, 2)), 1, np.ones((1, 2)), np.ones((1, 2)))"
     )
     root = str(Path(daskfactor.__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": root, "NUMBA_BOUNDSCHECK": "1"}
+    environment = os.environ | {"PYTHONPATH": root, "NUMBA_BOUNDSCHECK": "1"} | NOT_KEPT
     command = [sys.executable, "-c", code]
     done = subprocess.run(
         command, check=False, env=environment, capture_output=True, text=True, timeout=120
@@ -64,7 +67,7 @@ def test_bounds_checks_are_on(tmp_path):
 def test_disk_cache_gives_the_same_bits(plain, tmp_path):
     settings = {"DASKFACTOR_JIT_CACHE": "1", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     first, second = (run_small(tmp_path, **settings) for _ in range(2))
-    assert list((tmp_path / "cache").rglob("*.nbi"))
+    assert list((tmp_path / "cache").rglob("*.nbc"))
     for name, value in plain.items():
         np.testing.assert_array_equal(first[name], value, err_msg=name)
         np.testing.assert_array_equal(second[name], value, err_msg=name)
@@ -101,3 +104,36 @@ def test_disk_cache_tells_laws_apart(tmp_path):
     assert found == again
     assert found[0] != found[1]
     assert float(warm) < 0.5 * float(cold)
+
+
+CLOSURES = """
+import sys
+import numpy as np
+from daskfactor.kernels.sparse import sparse_kernels
+from daskfactor.kernels.views import Workspace
+from daskfactor.models.tweedie_law import Tweedie
+for K in (int(text) for text in sys.argv[1:]):
+    W, H = np.full((2, K), 0.7), np.full((3, K), 0.4)
+    block = np.array([0, 1, 3], np.int32), np.array([0, 1, 2], np.uint16), np.arange(1.0, 4.0)
+    GW, GH, *work = Workspace(np.float64).gradients(2, 3, K)
+    kernels = sparse_kernels(Tweedie(1.0), True, K)
+    kernels.gradient(block, W, H, 1.0, 1e-6, (GW, GH), tuple(work))
+    print(K, GW.tolist(), GH.tolist())
+"""
+
+
+def test_disk_cache_tells_closures_apart_that_processes_named_alike(tmp_path):
+    """Both K are the first kernel of their process, and meet in a third one."""
+    settings = {"DASKFACTOR_JIT_CACHE": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def printed(*arguments):
+        environment = os.environ | {"PYTHONPATH": str(Path(daskfactor.__file__).parents[1])}
+        command = [sys.executable, "-c", CLOSURES, *arguments]
+        return subprocess.run(
+            command, env=environment | settings, capture_output=True, text=True, check=True
+        ).stdout
+
+    five, eight = printed("5"), printed("8")
+    kept = sorted(tmp_path.rglob("*.nbc"))
+    assert printed("5", "8") == five + eight
+    assert sorted(tmp_path.rglob("*.nbc")) == kept  # nothing was compiled again
