@@ -59,8 +59,7 @@ def convert(
     ] = "lz4",
     overwrite: o.Overwrite = False,
     memory: Annotated[
-        str | None,
-        Option(help="Memory to use, as 4GiB; half of what is free if left out."),
+        str | None, Option(help="Memory to use, as 4GiB; half of what is free if left out.")
     ] = None,
     quiet: o.Quiet = False,
 ) -> o.Answer:

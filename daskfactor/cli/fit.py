@@ -49,8 +49,7 @@ def fit(
     unstored: o.Meaning = None,
     balance: o.Balance = False,
     allow_empty: Annotated[
-        bool,
-        Option("--allow-empty", help="Accept rows and columns with nothing observed."),
+        bool, Option("--allow-empty", help="Accept rows and columns with nothing observed.")
     ] = False,
     seed: o.Seed = 0,
     dtype: o.Arithmetic = "float32",
@@ -60,8 +59,7 @@ def fit(
         o.Keep, Option(help="All draws, only means and variances, or what fits 1 GiB.")
     ] = "auto",
     monitor: Annotated[
-        str | None,
-        Option(help="'missing': gather mean and variance of every missing cell."),
+        str | None, Option(help="'missing': gather mean and variance of every missing cell.")
     ] = None,
     overwrite: o.Overwrite = False,
     quiet: o.Quiet = False,
@@ -123,12 +121,10 @@ def particles(
     ] = None,
     pilot: Annotated[int, Option(min=1, help="Pilot runs.")] = 10,
     start: Annotated[
-        Literal["q-transform", "random", "nndsvdar"],
-        Option(help="Where optimisations start."),
+        Literal["q-transform", "random", "nndsvdar"], Option(help="Where optimisations start.")
     ] = "q-transform",
     max_iter: Annotated[
-        int | None,
-        Option(min=1, help="Iterations of each at most; 200 or 300."),
+        int | None, Option(min=1, help="Iterations of each at most; 200 or 300.")
     ] = None,
     blocks: o.Blocks = None,
     unstored: o.Meaning = None,
@@ -175,12 +171,10 @@ def particles(
 def resume(
     run: o.Run,
     draws: Annotated[
-        int | None,
-        Option(min=1, help="Draws to add; left out: finish what was planned."),
+        int | None, Option(min=1, help="Draws to add; left out: finish what was planned.")
     ] = None,
     data: Annotated[
-        str | None,
-        Option(help="The input again, if the store says that it needs it."),
+        str | None, Option(help="The input again, if the store says that it needs it.")
     ] = None,
     executor: o.Executor = "auto",
     cluster: o.Cluster = None,
@@ -211,8 +205,7 @@ def select_rank(
     ] = "tweedie",
     beta: o.Beta = None,
     concentration: Annotated[
-        float | None,
-        Option(help="Of allocation: pseudo-counts in each table; 1 if left out."),
+        float | None, Option(help="Of allocation: pseudo-counts in each table; 1 if left out.")
     ] = None,
     bound: Annotated[
         bool,
@@ -222,8 +215,7 @@ def select_rank(
         ),
     ] = False,
     dispersion: Annotated[
-        float | None,
-        Option(help="Of tweedie: 1 for counts, else estimated once, if left out."),
+        float | None, Option(help="Of tweedie: 1 for counts, else estimated once, if left out.")
     ] = None,
     held_out: Annotated[
         float | None,
@@ -234,12 +226,10 @@ def select_rank(
         ),
     ] = None,
     temperatures: Annotated[
-        int | None,
-        Option(min=2, help="Of tweedie: steps of the ladder; 10 if left out."),
+        int | None, Option(min=2, help="Of tweedie: steps of the ladder; 10 if left out.")
     ] = None,
     draws: Annotated[
-        int | None,
-        Option(min=10, help="Of tweedie: draws at the full likelihood."),
+        int | None, Option(min=10, help="Of tweedie: draws at the full likelihood.")
     ] = None,
     output: o.Picture = None,
     blocks: o.Blocks = None,
@@ -262,26 +252,16 @@ def select_rank(
     """
     numbers = _ranks(ranks)
     data = _read(input)
-    own = {
-        "tweedie": {
-            "beta": beta,
-            "dispersion": dispersion,
-            "held_out": held_out,
-            "temperatures": temperatures,
-            "draws": draws,
-        },
-        "allocation": {"concentration": concentration, "bound": bound or None},
-    }
-    given: dict[str, Any] = {
-        name: value for name, value in own.pop(model).items() if value is not None
-    }
-    for other, foreign in own.items():
-        for name, value in foreign.items():
-            if value is not None:
-                raise OptionError(
-                    f"--{name.replace('_', '-')} belongs to --model {other}, got it with {model}; "
-                    "leave one of them out"
-                )
+    asked = {"beta": beta, "dispersion": dispersion, "held_out": held_out, "draws": draws}
+    asked |= {"temperatures": temperatures, "concentration": concentration, "bound": bound or None}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    for name in given:
+        owner = "allocation" if name in ("concentration", "bound") else "tweedie"
+        if owner != model:
+            raise OptionError(
+                f"--{name.replace('_', '-')} belongs to --model {owner}, got it with {model}; "
+                "leave one of them out"
+            )
     question: Any
     method: Any
     if model == "tweedie":

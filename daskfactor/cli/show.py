@@ -57,8 +57,7 @@ def plot(
         int, Option("--components", "-k", min=1, help="How many components to draw.")
     ] = 6,
     image_shape: Annotated[
-        str | None,
-        Option(help="HEIGHTxWIDTH, if the rows are pixels: draws W as pictures."),
+        str | None, Option(help="HEIGHTxWIDTH, if the rows are pixels: draws W as pictures.")
     ] = None,
 ) -> o.Answer:
     """Draw the trace of the log density and the strongest components with their spread.
@@ -85,8 +84,7 @@ def plot(
 def predict(
     run: o.Run,
     rows: Annotated[
-        str | None,
-        Option(help="Positions, as 0:100, 3,5,7 or a mixture; all if left out."),
+        str | None, Option(help="Positions, as 0:100, 3,5,7 or a mixture; all if left out.")
     ] = None,
     columns: Annotated[str | None, Option(help="As --rows, for columns.")] = None,
     interval: Annotated[
