@@ -64,13 +64,14 @@ from daskfactor.kernels.philox import Address
 from daskfactor.kernels.views import Workspace
 start, start_cpu = time.perf_counter(), time.process_time()
 W, H, V = (np.ones(shape, np.float32) for shape in ((8, 4), (6, 4), (8, 6)))
-b, k = Workspace().arrays(8, 6, 4), dense_kernels(Tweedie(1.0))
+k, work = dense_kernels(Tweedie(1.0)), Workspace()
+tiles, (GW, GH) = work.tiles(8, 6, 4), work.gradients(8, 6, 4)
 cells, out, key = np.zeros(1, np.int32), np.zeros(2), np.zeros(2, np.uint32)
-k.gradient((V, 0, 0), W, H, 1.0, 1e-6, (b.GW, b.GH), b[:2])
-k.gradient_curvature((V, 0, 0), W, H, 1.0, 1e-6, (b.GW, b.GH, W, H), b[:2])
-k.multiplicative_rows((V, 0, 0), W, H, 1e-6, (b.GW, b.GW), b[:2])
-k.multiplicative_cols((V, 0, 0), W, H, 1e-6, (b.GH, b.GH), b[:2])
-k.evaluate((V, 0, 0), W, H, 1e-6, out, (cells, cells, out[:1], out[:1], 1), b[:2])
+k.gradient((V, 0, 0), W, H, 1.0, 1e-6, (GW, GH), tiles)
+k.gradient_curvature((V, 0, 0), W, H, 1.0, 1e-6, (GW, GH, W, H), tiles)
+k.multiplicative_rows((V, 0, 0), W, H, 1e-6, (GW, GW), tiles)
+k.multiplicative_cols((V, 0, 0), W, H, 1e-6, (GH, GH), tiles)
+k.evaluate((V, 0, 0), W, H, 1e-6, out, (cells, cells, out[:1], out[:1], 1), tiles)
 langevin_step(W, W, W, 0.1, (1.0, 1.0), Address(key, 0, 0), False)
 accumulate_moments(W, 1, W, W)
 print(time.perf_counter() - start, time.process_time() - start_cpu)
@@ -135,27 +136,28 @@ def block(m: int, n: int, components: int, dtype: Any) -> tuple[Array, Array, Ar
 def gradient_functions(m: int, n: int, components: int, dtype: Any) -> Timed:
     """All variants of one block."""
     V, W, H = block(m, n, components, dtype)
-    b = Workspace(dtype).arrays(m, n, components)
+    work = Workspace(dtype)
+    tiles, (GW, GH) = work.tiles(m, n, components), work.gradients(m, n, components)
     CW, CH = np.zeros_like(W), np.zeros_like(H)
     cells, out = np.zeros(0, np.int32), np.zeros(2)
     timed: Timed = {
-        "three products alone": lambda: three_products(W, H, b.GW, b.GH, b.tile),
+        "three products alone": lambda: three_products(W, H, GW, GH, tiles[0]),
         "plain NumPy, beta=1": lambda: numpy_gradient(V, W, H),
     }
     for beta in BETAS:
         kernel = dense_kernels(Tweedie(beta)).gradient
         timed[f"gradient, beta={beta:g}"] = lambda kernel=kernel: kernel(
-            (V, 0, 0), W, H, 1.0, 1e-6, (b.GW, b.GH), b[:2]
+            (V, 0, 0), W, H, 1.0, 1e-6, (GW, GH), tiles
         )
     k = dense_kernels(Tweedie(1.0))
     timed["gradient_curvature, beta=1"] = lambda: k.gradient_curvature(
-        (V, 0, 0), W, H, 1.0, 1e-6, (b.GW, b.GH, CW, CH), b[:2]
+        (V, 0, 0), W, H, 1.0, 1e-6, (GW, GH, CW, CH), tiles
     )
     timed["multiplicative_rows, beta=1"] = lambda: k.multiplicative_rows(
-        (V, 0, 0), W, H, 1e-6, (CW, b.GW), b[:2]
+        (V, 0, 0), W, H, 1e-6, (CW, GW), tiles
     )
     timed["evaluate, beta=1"] = lambda: k.evaluate(
-        (V, 0, 0), W, H, 1e-6, out, (cells, cells, out, out, 1), b[:2]
+        (V, 0, 0), W, H, 1e-6, out, (cells, cells, out, out, 1), tiles
     )
     return timed
 

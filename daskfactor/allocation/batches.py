@@ -4,8 +4,8 @@ A batch needs nothing of the others and gives an unbiased estimate of p(X), so b
 run anywhere and in any order. Its random numbers have the address (seed; round, batch,
 particle, token); a *round* is a new start with more particles per batch.
 
-Particles that move keep the states of all their tokens and plain tables, so that a token can
-be taken out of its urns again; see ``kernels/moving.py``.
+Particles that move keep the states of all their tokens and whole tables, so that a token can
+be taken out of its urns again; see ``kernels/urns.py``.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,6 @@ from scipy.optimize import linear_sum_assignment
 
 from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.allocation.placement import Placement
-from daskfactor.kernels.moving import Movers, Terms, start_movers, travel
-from daskfactor.kernels.polya import average_counts, start_crowd, unfold_counts
 from daskfactor.kernels.resampling import (
     NEVER,
     PURPOSES,
@@ -26,7 +24,7 @@ from daskfactor.kernels.resampling import (
     Walk,
     normalise,
     shuffle_orders,
-    walk,
+    travel,
 )
 from daskfactor.kernels.urns import (
     BLOCK,
@@ -38,6 +36,9 @@ from daskfactor.kernels.urns import (
     Sums,
     Wide,
     Words,
+    average_counts,
+    start_crowd,
+    unfold_counts,
 )
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
@@ -128,7 +129,7 @@ def move_schedule(edges: NDArray[np.int64]) -> NDArray[np.uint8]:
 
     The tokens between two moves are `GROWTH` of those before, so that all sweeps together
     visit about T / GROWTH tokens. The weights must have no say in it, see
-    ``kernels/moving.py``; and after the last token nothing is left to gain.
+    ``kernels/resampling.py``; and after the last token nothing is left to gain.
     """
     moved = np.zeros(len(edges) - 1, np.uint8)
     last = 0
@@ -149,61 +150,32 @@ def run_batch(plan: BatchPlan, batch: int, workspace: Workspace) -> Batch:
     del workspace
     way, orders = _make_walk(plan, batch), _draw_orders(plan, batch)
     sums, scratch = _make_buffers(plan)
-    take = _take_moving if plan.moves else _take
-    return _sum_up(plan, take(plan, way, orders, sums, scratch), way, scratch)
+    return _sum_up(plan, _take(plan, way, orders, sums, scratch), way, scratch)
 
 
 def _take(plan: BatchPlan, way: Walk, orders: Small, sums: Sums, scratch: Scratch) -> Particles:
-    """Give all tokens to particles that keep no more than their counts."""
-    placement, size = plan.placement, plan.particles
-    network, stretches = placement.network, len(way.ess)
-    states = BLOCK * -(-network.states // BLOCK)
+    """Give all tokens to the particles; a placement for those that move has no light rows."""
+    placement, size, moving = plan.placement, plan.particles, plan.moves > 0
+    network, follow = complete_network(placement, moving)
+    states = network.states
     crowd = Particles(
-        tables=np.empty((size, placement.width), placement.kind),
+        tables=np.empty((size, placement.width), np.int32 if moving else placement.kind),
         slots=np.empty((size, placement.slots), placement.kind),
-        values=np.empty((size, states)),
-        nexts=np.empty((size, states)),
-        balls=np.empty((size, states)),
+        values=np.empty((size, BLOCK * -(-states // BLOCK))),
+        balls=np.empty((size, states), np.int32),
+        states=np.empty(
+            (size, placement.tokens if moving else 0), np.uint8 if states <= BYTE else np.uint16
+        ),
         log_weights=np.empty(size),
         orders=orders,
     )
     start_crowd(network, crowd)
-    step = max(1, int(WORK / (size * network.states * (int(way.edges[1]) + 1))))
-    for first in range(0, stretches, step):
-        walk(network, crowd, way, first, min(first + step, stretches), sums, scratch)
-    return crowd
-
-
-def _take_moving(
-    plan: BatchPlan, way: Walk, orders: Small, sums: Sums, scratch: Scratch
-) -> Particles:
-    """Give all tokens to particles that move; the plan's ``placement`` has no light rows."""
-    size, width, tokens = plan.particles, plan.placement.width, plan.placement.tokens
-    terms, follow = move_terms(plan.placement)
-    states = terms.states
-    movers = Movers(
-        tables=np.empty((size, width), np.int32),
-        urns=np.empty((size, BLOCK * -(-states // BLOCK))),
-        balls=np.empty((size, states), np.int32),
-        states=np.empty((size, tokens), np.uint8 if states <= BYTE else np.uint16),
-        log_weights=np.empty(size),
-        orders=orders,
-    )
-    start_movers(terms, movers)
     cursor = np.zeros(4, np.int64)
     while cursor[0] < len(way.ess):
-        travel(terms, movers, way, plan.moves, cursor, WORK, sums, scratch)
+        travel(network, crowd, way, plan.moves, cursor, WORK, sums, scratch)
     for row, times in follow.items():
-        movers.tables[:, row : row + states] += times * movers.balls
-    return Particles(
-        tables=movers.tables,
-        slots=np.empty((size, 0), np.uint8),
-        values=movers.urns,
-        nexts=movers.urns,
-        balls=movers.balls.astype(np.float64),
-        log_weights=movers.log_weights,
-        orders=orders,
-    )
+        crowd.tables[:, row : row + states] = times * crowd.balls
+    return crowd
 
 
 def _make_walk(plan: BatchPlan, batch: int) -> Walk:
@@ -244,7 +216,7 @@ def _make_buffers(plan: BatchPlan) -> tuple[Sums, Scratch]:
         running=np.zeros((LANES, 1 + blocks)),
         uniforms=np.empty((LANES, CHUNK)),
         product=np.empty(LANES),
-        offset=np.empty(2 + len(plan.placement.network.alpha), np.uint64),
+        offset=np.empty(2 + plan.placement.network.place.shape[1], np.uint64),
     )
     return sums, Scratch(
         weights=np.empty(size),
@@ -272,65 +244,48 @@ def _sum_up(plan: BatchPlan, crowd: Particles, way: Walk, scratch: Scratch) -> B
     return Batch(level + mean, log_weights, means, way.ess, way.resampled, counts)
 
 
-def move_terms(placement: Placement) -> tuple[Terms, dict[int, int]]:
-    """Find the rows that all tokens share: their factors are one number for each state.
+def complete_network(placement: Placement, moving: bool) -> tuple[Network, dict[int, int]]:
+    """Find what a state weighs by its tokens alone: all factors of rows that all tokens share.
 
     Returns
     -------
-    terms
-        What particles that move need to know.
+    network
+        The placement's, plain if it can be so. Only particles that are ``moving`` keep rows
+        that follow from others out of their tables meanwhile.
     follow
         Rows of the table that hold so many times the tokens of every state; filled in when
         all tokens are in.
-
-    Parameters
-    ----------
-    placement : without light rows
     """
-    net = placement.network
-    tied = net.twin.any(axis=1) if net.twin.size else np.zeros(len(net.alpha), bool)
-    terms = Terms(
-        place=net.place,
-        scale=net.scale,
-        base=np.zeros((0, 0)),
-        value=np.empty(0),
-        alpha=net.alpha,
-        column=net.column,
-        divides=net.divides,
-        tied=np.asarray(tied, np.uint8),
-        states=net.states,
-    )
-    if net.simple == 1:
-        above, below = ([(float(a), 1) for a in alphas] for alphas in (net.above, net.below))
-        value = _values(above, below, placement.tokens)
-        base = np.tile(net.alpha, (len(net.place), 1))
-        return terms._replace(base=base, value=value), {}
+    net, tokens = placement.network, placement.tokens
+    if placement.alone is not None:
+        above, below = ([(float(a), 1) for a in alphas] for alphas in placement.alone)
+        return net._replace(value=_values(above, below, tokens)), {}
     alone = (net.place == net.place[0]).all(axis=0)
-    return _set_apart(placement, terms, alone) if _separate(net, alone) else (terms, {})
+    return _set_apart(net, tokens, alone) if moving and _separate(net, alone) else (net, {})
 
 
 def _set_apart(
-    placement: Placement, terms: Terms, alone: NDArray[np.bool_]
-) -> tuple[Terms, dict[int, int]]:
+    net: Network, tokens: int, alone: NDArray[np.bool_]
+) -> tuple[Network, dict[int, int]]:
     """Put rows that follow from the states' tokens into the value of a state."""
-    net = placement.network
     rows, kept = net.place[0], np.flatnonzero(~alone)
     factors: dict[int, list[tuple[float, int]]] = {0: [], 1: []}
     follow = {}
     for n in np.flatnonzero(alone):
         same = np.flatnonzero(alone & (rows == rows[n]))
-        factors[int(net.divides[n])].append((net.alpha[n] + np.sum(same < n), len(same)))
+        factors[int(net.divides[n])].append((net.alpha[0, n] + np.sum(same < n), len(same)))
         follow[int(rows[n])] = len(same)
-    base = [
-        net.alpha[n] + (net.place[:, kept[:e]] == net.place[:, [n]]).sum(axis=1)
+    alpha = [
+        net.alpha[0, n] + (net.place[:, kept[:e]] == net.place[:, [n]]).sum(axis=1)
         for e, n in enumerate(kept)
     ]
-    terms = terms._replace(
+    plain = net._replace(
         place=np.ascontiguousarray(net.place[:, kept]),
-        base=np.stack(base, 1),
-        value=_values(factors[0], factors[1], placement.tokens),
+        column=net.column[kept],
+        alpha=np.stack(alpha, 1),
+        value=_values(factors[0], factors[1], tokens),
     )
-    return terms, follow
+    return plain, follow
 
 
 def _separate(net: Network, alone: NDArray[np.bool_]) -> bool:

@@ -19,6 +19,7 @@ from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.kernels.urns import BLOCK, Network
 
 Ints = NDArray[np.int64]
+Wide = NDArray[np.float64]
 
 PAD = BLOCK  # a block of states may read past the last row
 LONGEST = 0xFFFF  # states that a slot can tell apart, and one more for an empty one
@@ -50,6 +51,9 @@ class Placement:
         Dtype of both: the smallest that holds the tokens of any row, and its states.
     constant
         log p(X) = constant + log E[product of the tokens' scaled u].
+    alone
+        Alphas of the registers above and below the fraction line that depend on the hidden
+        state alone, if the others are rows of a count per state; else None.
     """
 
     network: Network
@@ -62,6 +66,7 @@ class Placement:
     slots: int
     kind: np.dtype[Any]
     constant: float
+    alone: tuple[Wide, Wide] | None
 
     @property
     def tokens(self) -> int:
@@ -71,8 +76,9 @@ class Placement:
     @property
     def particle_bytes(self) -> int:
         """Memory of one particle, without an order of its own."""
-        counts = self.kind.itemsize * (self.width + self.slots)
-        return counts + 24 * BLOCK * math.ceil(self.network.states / BLOCK) + 40
+        states = self.network.states
+        counts = self.kind.itemsize * (self.width + self.slots) + 4 * states
+        return counts + 8 * BLOCK * math.ceil(states / BLOCK) + 40
 
 
 class _Registers(NamedTuple):
@@ -134,9 +140,9 @@ def place_counts(compiled: CompiledModel, light: int | None = None) -> Placement
             scratch=rows.width + np.cumsum(lengths) - lengths,
             start=np.cumsum([0, *rows.sizes]),
             scale=1.0 / compiled.values,
-            simple=int(simple),
+            value=np.empty(0),
             states=compiled.states,
-            **_factors(rowed, alone, simple),
+            **_factors(rowed),
         ),
         places=(dense, np.array(rows.light, np.int64), np.array(first, np.int64)),
         known=known,
@@ -147,6 +153,7 @@ def place_counts(compiled: CompiledModel, light: int | None = None) -> Placement
         slots=sum(rows.sizes),
         kind=np.min_scalar_type(max(rows.heaviest, rows.widest)),
         constant=float(compiled.log_factor + compiled.constant + log_known + scaled),
+        alone=(alone.alpha[~alone.total], alone.alpha[alone.total]) if simple else None,
     )
 
 
@@ -238,15 +245,13 @@ class _Rows:
         self.width += len(cells)
 
 
-def _factors(rowed: _Registers, alone: _Registers, simple: bool) -> dict[str, Any]:
+def _factors(rowed: _Registers) -> dict[str, Any]:
     """What a `Network` has of registers, but for their places."""
     twin = np.tril(rowed.urn[:, None] == rowed.urn, -1)
     none = np.zeros((0, 0), np.int64)
     return {
-        "alpha": rowed.alpha,
-        "above": alone.alpha[~alone.total],
-        "below": alone.alpha[alone.total],
-        "column": (none if simple else rowed.column).astype(np.int32),
+        "alpha": rowed.alpha[None],
+        "column": rowed.column.astype(np.int32),
         "divides": rowed.total.astype(np.uint8),
         "address": np.stack(rowed.address, 1) if twin.any() else none,
         "twin": (twin if twin.any() else none).astype(np.uint8),

@@ -388,11 +388,10 @@ def pooled(log_z: Vector) -> tuple[float, float]:
 def estimated_seconds(plan: BatchPlan, particles: int) -> float:
     """Estimate the time on one core from what a token costs a particle (measured)."""
     placement = plan.placement
-    network = placement.network
-    registers = len(network.alpha)
-    each = 10 + 0.6 * network.states + 3 * registers
-    if not network.simple:
-        each = 20 + 1.5 * network.states * registers
+    states, registers = placement.network.states, int(placement.network.place.shape[1])
+    each = 10 + 0.6 * states + 3 * registers
+    if placement.alone is None:
+        each = 20 + 1.5 * states * registers
     again = plan.moves * float(plan.edges[1:] @ plan.moved) / placement.tokens
     return 1e-9 * each * placement.tokens * particles * (1.0 + 1.4 * again)
 

@@ -31,8 +31,8 @@ from daskfactor.inference.gibbs import Gibbs, GibbsProgram
 from daskfactor.inference.multiplicative import mean_floor
 from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.inference.program import COLUMNS, ROWS
+from daskfactor.kernels.linalg import log_permanent
 from daskfactor.kernels.multinomial import Wide, log_likelihood
-from daskfactor.kernels.permanent import log_permanent
 from daskfactor.models.tweedie import gamma_log_density
 from daskfactor.progress import Phase, RunEvent
 from daskfactor.random import Stream, generator, noise_key

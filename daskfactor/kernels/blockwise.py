@@ -28,12 +28,11 @@ def _parts(
     view: AnyBlock, likelihood: Likelihood, W: Array, work: Workspace
 ) -> tuple[BlockKernels, tuple[Array, Array], tuple[Array, ...]]:
     """Kernels for a block, buffers of gradients, and scratch."""
-    shape = (view.m, view.n, W.shape[1], W.dtype)
+    K, shape = W.shape[1], (view.m, view.n, W.shape[1], W.dtype)
+    out = work.gradients(*shape)
     if isinstance(view, SparseBlock):
-        GW, GH, *scratch = work.gradients(*shape)
-        return sparse_kernels(likelihood, view.zeros, W.shape[1]), (GW, GH), tuple(scratch)
-    tile, tile2, GW, GH = work.arrays(*shape)
-    return dense_kernels(likelihood), (GW, GH), (tile, tile2)
+        return sparse_kernels(likelihood, view.zeros, K), out, work.sums(K, W.dtype)
+    return dense_kernels(likelihood), out, work.tiles(*shape)
 
 
 def gradient(

@@ -1,4 +1,4 @@
-"""Matrix products inside nogil kernels, through SciPy's BLAS, and short rows as vectors.
+"""Matrix products inside nogil kernels, through SciPy's BLAS, short rows as vectors, permanents.
 
 Products
 --------
@@ -35,6 +35,7 @@ K must be a literal, or a constant that a closure holds; row arrays are
 C-contiguous (rows, K). With the JIT off, plain NumPy stands in.
 """
 
+import math
 from typing import Any
 
 import llvmlite.binding
@@ -45,7 +46,7 @@ from numba.extending import get_cython_function_address, intrinsic, overload
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import JIT_ENABLED, ask_for
+from daskfactor.kernels.jit import JIT_ENABLED, ask_for, jit
 
 Array = NDArray[Any]
 Scalar = Any
@@ -376,3 +377,41 @@ add_to_row: Any = _add_to_row if JIT_ENABLED else _plain_add_to_row
 """``rows[i] += factor registers``: ``add_to_row(K, factor, registers, rows, i)``."""
 prefetch_row: Any = _prefetch_row if JIT_ENABLED else _plain_prefetch_row
 """Ask for ``rows[i]`` to be in the cache soon: ``prefetch_row(K, rows, i)``."""
+
+
+@jit
+def _add_logs(a: float, b: float) -> float:
+    """``log(exp(a) + exp(b))``."""
+    if a < b:
+        a, b = b, a
+    return a if b == -np.inf else a + math.log1p(math.exp(b - a))
+
+
+@jit
+def log_permanent(logs: Array, table: Array) -> float:
+    """``log sum over permutations p of prod_k exp(logs[k, p(k)])``, nothing cancelled.
+
+    Over subsets of columns, K 2**(K - 1) additions: table[set] is the sum over the ways to
+    match the first rows, as many as the set has columns, with the set.
+
+    Parameters
+    ----------
+    logs : (K, K) float64
+    table : (2**K,) float64, scratch
+
+    Notes
+    -----
+    By the rule of Held and Karp; Ryser's formula is as fast but takes differences.
+    """
+    K = logs.shape[0]
+    table[0] = 0.0
+    for chosen in range(1, 1 << K):
+        row = -1
+        for column in range(K):
+            row += (chosen >> column) & 1
+        total = -np.inf
+        for column in range(K):
+            if (chosen >> column) & 1:
+                total = _add_logs(total, table[chosen ^ (1 << column)] + logs[row, column])
+        table[chosen] = total
+    return table[(1 << K) - 1]

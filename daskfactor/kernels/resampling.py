@@ -1,4 +1,4 @@
-"""Resampling particles, and the walk of one batch of them along its tokens.
+"""Resampling particles, and the walk of one batch of them along its tokens, with moves.
 
 A scheme turns weights W_1 .. W_P that sum to one into numbers of offspring N_p with
 E[N_p] = P W_p and sum N_p = P:
@@ -9,6 +9,12 @@ E[N_p] = P W_p and sum N_p = P:
     residual      floor(P W_p), and the rest multinomial with what is left of the weights
 
 Survivors stay where they are; the rest take a place that has become free.
+
+Particles that move sweep over their past tokens now and then. Estimates stay unbiased only
+because the weights have no say in when they do. To move them whenever they were resampled
+would replace the states of just those sets of particles whose weights are uneven, and leave
+the others as they are: estimates of p(X) of nine tokens by 8 particles then are 5 % too small
+on average.
 
 Source: R. Douc, O. Cappé and E. Moulines, "Comparison of resampling schemes for particle
 filtering", ISPA 2005.
@@ -21,16 +27,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.jit import jit_exact
-from daskfactor.kernels.polya import advance
-from daskfactor.kernels.urns import Ints, Network, Particles, Sums, Wide, Words, fill_uniforms
+from daskfactor.kernels.urns import (
+    CHUNK,
+    LANES,
+    Ints,
+    Network,
+    Particles,
+    Sums,
+    Wide,
+    Words,
+    fill_uniforms,
+    visit,
+)
 
 SCHEMES = {"systematic": 0, "stratified": 1, "residual": 2, "multinomial": 3}
 """Names of the schemes and their numbers in the kernels."""
 NEVER = -1
 
-STATES, OFFSPRING, ORDERS = 0, 1, 2
-"""What an batch's uniforms are for; in the last word of their address."""
+STATES, OFFSPRING, ORDERS, MOVES = 0, 1, 2, 3
+"""What a batch's uniforms are for; in the last word of their address."""
 PURPOSES = 4
+SWEEP = 2**10
+"""Tags between two sweeps: room for the rounds."""
 
 
 class Scratch(NamedTuple):
@@ -145,16 +163,18 @@ def _copy(array: Any, p: int, q: int) -> None:
 
 
 @jit_exact
-def _move(crowd: Particles, parents: Ints) -> None:
-    own = crowd.orders.shape[0] > 1
+def _inherit(crowd: Particles, parents: Ints, tokens: int) -> None:
+    """Particles become copies of their parents, with the tokens so far."""
+    own, known = crowd.orders.shape[0] > 1, min(tokens, crowd.states.shape[1])
     for p in range(parents.size):
         q = parents[p]
         if q != p:
             _copy(crowd.tables, p, q)
             _copy(crowd.slots, p, q)
             _copy(crowd.values, p, q)
-            _copy(crowd.nexts, p, q)
             _copy(crowd.balls, p, q)
+            for t in range(known):
+                crowd.states[p, t] = crowd.states[q, t]
             if own:
                 _copy(crowd.orders, p, q)
 
@@ -193,20 +213,56 @@ def look(way: Walk, e: int, log_weights: Wide, s: Scratch) -> bool:
 
 
 @jit_exact
-def walk(
-    net: Network, crowd: Particles, way: Walk, first: int, last: int, sums: Sums, s: Scratch
+def travel(
+    net: Network,
+    crowd: Particles,
+    way: Walk,
+    moves: int,
+    cursor: Ints,
+    work: float,
+    sums: Sums,
+    s: Scratch,
 ) -> None:
-    """Take all particles of a batch over stretches ``first`` to ``last`` of its tokens.
+    """Go on with a batch from where it stopped, until some work is done or all tokens are.
 
     The mean weight so far is exp(level) mean(exp(log_weights)): an unbiased estimate,
     because resampling turns weights into their mean.
+
+    Parameters
+    ----------
+    moves : sweeps after a stretch that ``way.moved`` marks
+    cursor : (4,), updated: stretch, sweep (0: the first step), particle, token; at first zeros
+    work : factors to compute in this call, about a nanosecond each
     """
-    address = (way.batch, way.tag + STATES)
-    for e in range(first, last):
-        span = (way.edges[e], way.edges[e + 1])
-        advance(net, crowd, span, address, way.key, sums)
-        if look(way, e, crowd.log_weights, s):
-            _move(crowd, s.parents)
+    sums.w[:, :] = 0.0
+    sums.running[:, 0] = 0.0
+    size, factors = crowd.log_weights.size, net.states
+    if net.value.size == 0:
+        factors *= net.place.shape[1]
+    while work > 0 and cursor[0] < way.edges.size - 1:
+        e, sweep, p, t = cursor[0], cursor[1], cursor[2], cursor[3]
+        begin, end = 0 if sweep > 0 else way.edges[e], way.edges[e + 1]
+        q, stop = min(p + LANES, size), min(t + CHUNK, end)
+        tag = way.tag + (STATES if sweep == 0 else MOVES + SWEEP * (e * moves + sweep))
+        for lane in range(q - p):
+            uniforms = sums.uniforms[lane, : (stop - t + 1) // 2 * 2]
+            fill_uniforms(uniforms, t // 2, p + lane, way.batch, tag, way.key)
+        visit(net, crowd, (p, q), (t, stop), sweep > 0, sums)
+        work -= float((q - p) * (stop - t) * (20 + factors))
+        if stop < end:
+            cursor[3] = stop
+            continue
+        if q < size:
+            cursor[2], cursor[3] = q, begin
+            continue
+        again = sweep < moves and way.moved[e] == 1
+        if sweep == 0 and look(way, e, crowd.log_weights, s):
+            _inherit(crowd, s.parents, end)
+        cursor[2] = 0
+        if again:
+            cursor[1], cursor[3] = sweep + 1, 0
+        else:
+            cursor[0], cursor[1], cursor[3] = e + 1, 0, end
 
 
 @jit_exact

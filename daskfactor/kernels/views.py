@@ -4,6 +4,7 @@ A block is a window of a dense array or compressed sparse rows. Buffers belong t
 grow on demand and are then reused: fresh temporaries cost more than the arithmetic on them.
 """
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -170,28 +171,6 @@ def entry_kernels(likelihood: Likelihood) -> Entry:
     return Entry(*made)
 
 
-class Gradients(NamedTuple):
-    """Scratch of one sparse block: GW (m, K); GH (n, K); gram (K, K).
-
-    In float64 whatever the factors: sums (2, K, K) and wide (64, K).
-    """
-
-    GW: Array
-    GH: Array
-    gram: Array
-    sums: Array
-    wide: Array
-
-
-class Buffers(NamedTuple):
-    """Scratch of one block: tile, tile2 (T, n); GW (m, K); GH (n, K)."""
-
-    tile: Array
-    tile2: Array
-    GW: Array
-    GH: Array
-
-
 def tile_rows(m: int, n: int, K: int, itemsize: int) -> int:
     """Rows of a tile: as many as BLAS multiplies unpacked, if that is enough rows, else 192.
 
@@ -213,54 +192,36 @@ def aligned(count: int, dtype: np.dtype[Any]) -> Array:
 class Workspace:
     """Kernel buffers of one thread. Not to be shared between threads.
 
+    They are views of the same memory at every call: copy what must outlive the next one.
+
     Parameters
     ----------
-    dtype : float32 (default) or float64, the dtype of the factors
+    dtype : float32 (default) or float64, the dtype of the factors where none is given
     """
 
     def __init__(self, dtype: DTypeLike = np.float32) -> None:
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self._start()
+        self._dtype = np.dtype(dtype)
+        self._flat: dict[str, Array] = {}
 
-    def _start(self) -> None:
-        self._flat = [np.empty(0, self.dtype) for _ in range(5)]
-        self._sums = np.empty(0)
+    def _view(self, name: str, dtype: DTypeLike | None, *shape: int) -> Array:
+        kind, count = np.dtype(self._dtype if dtype is None else dtype), math.prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or flat.dtype != kind or flat.size < count:
+            flat = self._flat[name] = aligned(count, kind)
+        return flat[:count].reshape(shape)
 
-    def _use(self, dtype: DTypeLike | None) -> None:
-        """Start anew with another dtype."""
-        if dtype is not None and np.dtype(dtype) != self.dtype:
-            self.dtype = np.dtype(dtype)
-            self._start()
+    def gradients(
+        self, m: int, n: int, K: int, dtype: DTypeLike | None = None
+    ) -> tuple[Array, Array]:
+        """GW (m, K) and GH (n, K) of a block, C-contiguous and uninitialised, as all buffers."""
+        return self._view("GW", dtype, m, K), self._view("GH", dtype, n, K)
 
-    def _view(self, index: int, rows: int, columns: int) -> Array:
-        if self._flat[index].size < rows * columns:
-            self._flat[index] = aligned(rows * columns, self.dtype)
-        return self._flat[index][: rows * columns].reshape(rows, columns)
+    def tiles(self, m: int, n: int, K: int, dtype: DTypeLike | None = None) -> tuple[Array, Array]:
+        """Two tiles (T, n), the scratch of a dense block."""
+        rows = tile_rows(m, n, K, np.dtype(self._dtype if dtype is None else dtype).itemsize)
+        return self._view("tile", dtype, rows, n), self._view("tile2", dtype, rows, n)
 
-    def arrays(self, m: int, n: int, K: int, dtype: DTypeLike | None = None) -> Buffers:
-        """C-contiguous buffers for an (m, n) block with K components, uninitialised.
-
-        A ``dtype`` other than the last one starts new buffers.
-        They are views of the same memory at every call: copy what must outlive the next one.
-        """
-        self._use(dtype)
-        rows = tile_rows(m, n, K, self.dtype.itemsize)
-        return Buffers(
-            self._view(0, rows, n),
-            self._view(1, rows, n),
-            self._view(2, m, K),
-            self._view(3, n, K),
-        )
-
-    def gradients(self, m: int, n: int, K: int, dtype: DTypeLike | None = None) -> Gradients:
-        """Buffers for a sparse (m, n) block with K components: nothing as large as a tile.
-
-        Otherwise as :meth:`arrays`, with which they share the gradients.
-        """
-        self._use(dtype)
-        size = 2 * K * K
-        if self._sums.size < size + WIDE_ROWS * K:
-            self._sums = aligned(size + WIDE_ROWS * K, np.dtype(np.float64))
-        sums = self._sums[:size].reshape(2, K, K)
-        wide = self._sums[size : size + WIDE_ROWS * K].reshape(WIDE_ROWS, K)
-        return Gradients(self._view(2, m, K), self._view(3, n, K), self._view(4, K, K), sums, wide)
+    def sums(self, K: int, dtype: DTypeLike | None = None) -> tuple[Array, Array, Array]:
+        """Scratch of a sparse block: gram (K, K); in float64 sums (2, K, K) and wide (64, K)."""
+        sums = self._view("sums", np.float64, 2, K, K)
+        return self._view("gram", dtype, K, K), sums, self._view("wide", np.float64, WIDE_ROWS, K)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from daskfactor.errors import ModelError
 from daskfactor.models.graph import Graph
-from daskfactor.models.settings import Frozen, StoredModel, as_number, checked_count
+from daskfactor.models.settings import StoredModel, as_number, checked_count
 
 LARGEST_HIDDEN = 65_535
 """Joint configurations of the hidden variables: what two bytes a token can tell apart."""
@@ -68,7 +68,7 @@ class AllocationModel(StoredModel):
     concentration: float | Mapping[str, float] = 1.0
     rate: float = 1.0
     shape: float | None = None
-    tied: Mapping[tuple[str, ...], float] = field(default_factory=Frozen)
+    tied: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     evidence_data = "counts"
     default_evidence = "SequentialMonteCarlo"
 
@@ -77,8 +77,8 @@ class AllocationModel(StoredModel):
         hidden = _checked_hidden(self.hidden, network)
         observed = _checked_observed(self.observed, network, hidden)
         tied = _checked_tied(self.tied, network)
-        known = dict(hidden) | (dict(observed) if isinstance(observed, Frozen) else {})
-        _check_equal_sizes(network, tied, known)
+        known = observed if isinstance(observed, dict) else {}
+        _check_equal_sizes(network, tied, hidden | known)
         settings = {
             "graph": str(network),
             "hidden": hidden,
@@ -260,17 +260,12 @@ class AllocationModel(StoredModel):
 
     def to_dict(self) -> dict[str, Any]:
         """The model as plain JSON values, with its class under ``"type"``."""
-        values = super().to_dict()
-        for name in ("hidden", "concentration"):
-            values[name] = dict(values[name]) if isinstance(values[name], Mapping) else values[name]
-        sides = self.observed
-        # JSON objects have no order.
-        if isinstance(sides, Mapping):
-            values["observed"] = [list(item) for item in sides.items()]
-        else:
-            values["observed"] = list(self.dims)
-        values["tied"] = [[list(group), value] for group, value in self.tied.items()]
-        return values
+        sides = self.observed.items() if isinstance(self.observed, Mapping) else None
+        return super().to_dict() | {
+            # JSON objects have no order.
+            "observed": [list(item) for item in sides] if sides else list(self.dims),
+            "tied": [[list(group), value] for group, value in self.tied.items()],
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -292,18 +287,10 @@ class AllocationModel(StoredModel):
         return f"{type(self).__name__}({', '.join(words)})"
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        assert isinstance(other, AllocationModel)
-        return self._key() == other._key()
+        return type(other) is type(self) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[Any, ...]:
-        sides = tuple(self.observed.items()) if isinstance(self.observed, Mapping) else self.dims
-        rest = self.concentration, self.rate, self.shape, self.tied
-        return (self.graph, self.hidden, sides, *rest)
+        return hash(repr(self))
 
     def _only_hidden(self) -> str:
         if len(self.hidden) > 1:
@@ -334,7 +321,7 @@ def _positive(what: str, value: Any) -> float:
     return number
 
 
-def _checked_hidden(given: Any, graph: Graph) -> Frozen[str, int]:
+def _checked_hidden(given: Any, graph: Graph) -> dict[str, int]:
     """Sizes of the hidden variables, in the order of the graph."""
     if not isinstance(given, Mapping) or not given:
         raise ModelError(
@@ -351,12 +338,12 @@ def _checked_hidden(given: Any, graph: Graph) -> Frozen[str, int]:
             f"the hidden variables have {states} joint configurations; at most {LARGEST_HIDDEN} "
             "are possible, so make them smaller"
         )
-    return Frozen(sizes)
+    return sizes
 
 
 def _checked_observed(
-    given: Any, graph: Graph, hidden: Frozen[str, int]
-) -> tuple[str, ...] | Frozen[str, int]:
+    given: Any, graph: Graph, hidden: Mapping[str, int]
+) -> tuple[str, ...] | dict[str, int]:
     """The observed variables in the order of the data's dims, with sizes if there are any."""
     rest = tuple(name for name in graph.variables if name not in hidden)
     if given is None:
@@ -381,10 +368,10 @@ def _checked_observed(
         raise ModelError("every variable of the graph is hidden; at least one must be observed")
     if not isinstance(given, Mapping):
         return names
-    return Frozen({name: checked_count(f"the size of {name!r}", given[name]) for name in names})
+    return {name: checked_count(f"the size of {name!r}", given[name]) for name in names}
 
 
-def _checked_tied(given: Any, graph: Graph) -> Frozen[tuple[str, ...], float]:
+def _checked_tied(given: Any, graph: Graph) -> dict[tuple[str, ...], float]:
     """Groups of variables that draw from one table, with its pseudo-count per cell."""
     if not isinstance(given, Mapping):
         raise ModelError(
@@ -408,12 +395,12 @@ def _checked_tied(given: Any, graph: Graph) -> Frozen[tuple[str, ...], float]:
                 f"tied variables need equally many parents, got {told}; they draw from one table"
             )
         tied[names] = _positive(f"the pseudo-count of the tied variables {names}", value)
-    return Frozen(tied)
+    return dict(sorted(tied.items()))
 
 
 def _checked_concentration(
-    given: Any, graph: Graph, tied: Frozen[tuple[str, ...], float]
-) -> float | Frozen[str, float]:
+    given: Any, graph: Graph, tied: Iterable[tuple[str, ...]]
+) -> float | dict[str, float]:
     """One total for all tables, or pseudo-counts per cell for each of them."""
     if not isinstance(given, Mapping):
         return _positive("concentration", given)
@@ -429,9 +416,7 @@ def _checked_concentration(
             f"concentration lacks {', '.join(map(repr, lost))}; give a pseudo-count per cell for "
             f"every table ({', '.join(map(repr, wanted))}), or one number for all"
         )
-    return Frozen(
-        {name: _positive(f"the pseudo-count of {name!r}", given[name]) for name in wanted}
-    )
+    return {name: _positive(f"the pseudo-count of {name!r}", given[name]) for name in wanted}
 
 
 def _check_equal_sizes(

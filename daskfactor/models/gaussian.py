@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,13 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.errors import DataError, ModelError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import (
-    Auto,
-    Checks,
+    Count,
     FactorModel,
+    PositiveOrAuto,
     StoredModel,
-    checked_count,
-    checked_number,
-    checked_positive,
+    advised,
 )
 from daskfactor.models.tweedie_law import NORMAL
 
@@ -65,22 +63,14 @@ class GaussianHyper(NamedTuple):
         return self.noise
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in self._asdict().items()
-        }
+        """Plain values, which JSON makes lists of where they are tuples."""
+        return self._asdict()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Rebuild from :meth:`to_dict`."""
-        plain: dict[str, Any] = {
-            name: tuple(float(entry) for entry in value)
-            if isinstance(value, list | tuple)
-            else float(value)
-            for name, value in values.items()
-        }
-        return cls(**plain)
+        listed = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **listed})
 
 
 def _checked_flag(name: str, value: Any) -> bool:
@@ -134,20 +124,13 @@ class GaussianMF(FactorModel):
     nonnegative: ClassVar[bool] = False
     default_sampler: ClassVar[str] = "SGHMC"
     default_optimizer: ClassVar[str] = "DSGD"
-    checks: ClassVar[Checks] = {
-        "n_components": checked_count,
-        "noise": checked_positive,
-        "precision_w": checked_positive,
-        "precision_h": checked_positive,
-        "biases": _checked_flag,
-    }
 
-    n_components: int
+    n_components: Count
     _: KW_ONLY
-    noise: float | Auto = "auto"
-    precision_w: float | Auto = "auto"
-    precision_h: float | Auto = "auto"
-    biases: bool = True
+    noise: PositiveOrAuto = "auto"
+    precision_w: PositiveOrAuto = "auto"
+    precision_h: PositiveOrAuto = "auto"
+    biases: Annotated[bool, _checked_flag] = True
 
     @property
     def likelihood(self) -> Likelihood:
@@ -221,8 +204,7 @@ class GaussianMF(FactorModel):
         return parts
 
 
-def _checked_scale(name: str, value: Any) -> float:
-    return checked_number(name, value, "leave it out for 1")
+Deviation = Annotated[float, advised("leave it out for 1")]
 
 
 @dataclass(frozen=True)
@@ -252,18 +234,12 @@ class GaussianAdditive(StoredModel):
     """
 
     evidence_data = "vector"
-    checks: ClassVar[Checks] = {
-        "n_components": checked_count,
-        "mean": lambda _, value: float(value),
-        "scale": _checked_scale,
-        "noise": _checked_scale,
-    }
 
-    n_components: int
+    n_components: Count
     _: KW_ONLY
-    mean: float = 0.0
-    scale: float = 1.0
-    noise: float = 1.0
+    mean: Annotated[float, lambda _, value: float(value)] = 0.0
+    scale: Deviation = 1.0
+    noise: Deviation = 1.0
 
     def check_observations(self, x: ArrayLike) -> NDArray[np.float64]:
         """Observations as a vector.

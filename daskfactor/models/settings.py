@@ -3,10 +3,11 @@
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,39 +19,13 @@ Array = NDArray[Any]
 Auto = Literal["auto"]
 Mask = NDArray[np.bool_] | None
 """Which components of a factor are frozen, (K,); None: none."""
-Checks = Mapping[str, Callable[[str, Any], Any]]
-"""What makes a plain value of each setting, or refuses it: functions of its name and value."""
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class Frozen(Mapping[K, V]):
-    """A mapping that can be hashed, pickled and compared, and shows itself as a dict."""
-
-    __slots__ = ("_items",)
-
-    def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
-        self._items: dict[K, V] = dict(items)
-
-    def __getitem__(self, key: K) -> V:
-        return self._items[key]
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._items.items()))
-
-    def __repr__(self) -> str:
-        return repr(self._items)
 
 
 @dataclass(frozen=True)
 class StoredModel:
     """A frozen dataclass of settings that is written into results and read back.
+
+    A field of type ``Annotated[kind, check]`` holds what ``check(name, value)`` returns.
 
     Attributes
     ----------
@@ -59,16 +34,15 @@ class StoredModel:
         evidence is known of it.
     default_evidence
         Name of the method that gives it if nobody asks for another.
-    checks
-        Checks of its settings, one by one.
     """
 
     evidence_data: ClassVar[Literal["matrix", "vector", "counts"] | None] = None
     default_evidence: ClassVar[str] = "ThermodynamicIntegration"
-    checks: ClassVar[Checks] = {}
 
     def __post_init__(self) -> None:
-        self._put({name: check(name, getattr(self, name)) for name, check in self.checks.items()})
+        for field in fields(self):
+            for check in getattr(field.type, "__metadata__", ()):
+                self._put({field.name: check(field.name, getattr(self, field.name))})
 
     def _put(self, settings: Mapping[str, Any]) -> None:
         # A frozen dataclass is set through object: NumPy numbers become plain ones here,
@@ -83,9 +57,8 @@ class StoredModel:
 
     def to_dict(self) -> dict[str, Any]:
         """The model as plain JSON values, with its class under ``"type"``."""
-        return {"type": type(self).__name__} | {
-            field.name: getattr(self, field.name) for field in fields(self) if field.init
-        }
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"type": type(self).__name__} | settings
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -97,7 +70,7 @@ class StoredModel:
             If it is another model's, lacks a setting that has no default, or has keys
             that this version does not know.
         """
-        known = {field.name: field for field in fields(cls) if field.init}
+        known = {field.name: field for field in fields(cls)}
         given = dict(values)
         kind = given.pop("type", None)
         if kind != cls.__name__:
@@ -234,9 +207,13 @@ def checked_positive(name: str, value: Any) -> float | Auto:
     return checked_number(name, value)
 
 
-def checked_shape(name: str, value: Any) -> float:
-    """The shape of a gamma prior, as a plain float."""
-    return checked_number(name, value, "leave it at 1 for an exponential prior")
+def advised(advice: str) -> Callable[[str, Any], float]:
+    """Make a check for a positive, finite number that gives this advice."""
+    return partial(checked_number, advice=advice)
+
+
+Count = Annotated[int, checked_count]
+PositiveOrAuto = Annotated[float | Auto, checked_positive]
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,18 +235,14 @@ class FixedComponents:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FixedComponents):
             return NotImplemented
-        return self._key() == other._key()
+        return self.frozen == other.frozen and np.array_equal(self.values, other.values)  # type: ignore[arg-type]
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self.frozen)
 
     def __repr__(self) -> str:
         length = "?" if self.values is None else self.values.shape[1]
         return f"FixedComponents({list(self.frozen)}, length={length})"
-
-    def _key(self) -> tuple[Any, ...]:
-        values = self.values
-        return (self.frozen, None if values is None else (values.shape, values.tobytes()))
 
     def mask(self, n_components: int) -> NDArray[np.bool_]:
         """Which of K components are frozen."""
@@ -292,9 +265,7 @@ class FixedComponents:
         factor[:, list(self.frozen)] = self.values[:, rows].T
 
 
-def checked_fixed(
-    name: str, given: Any, n_components: int, components_last: bool
-) -> FixedComponents | None:
+def checked_fixed(name: str, given: Any, n_components: int) -> FixedComponents | None:
     """Frozen components from what the user passed: an array (I, F) for W, (F, J) for H.
 
     Raises
@@ -304,9 +275,19 @@ def checked_fixed(
     """
     if given is None:
         return None
-    if isinstance(given, FixedComponents):
-        _check_count(name, 1 + max(given.frozen), n_components)
-        return given
+    stored = isinstance(given, FixedComponents)
+    components = np.empty(0) if stored else _as_components(name, given)
+    count = 1 + max(given.frozen) if stored else len(components)
+    if count > n_components:
+        raise ModelError(
+            f"{name} has {count} components {_layout(name)}, the model {n_components}; pass at "
+            "most that many, or a larger n_components"
+        )
+    return given if stored else _from_components(name, components)
+
+
+def _as_components(name: str, given: Any) -> Array:
+    """The components as rows."""
     try:
         array = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -318,9 +299,7 @@ def checked_fixed(
         raise ModelError(
             f"{name} must be an array of two dimensions, {_layout(name)}, got shape {array.shape}"
         )
-    components = array.T if components_last else array
-    _check_count(name, len(components), n_components)
-    return _from_components(name, components)
+    return array.T if name == "fixed_w" else array
 
 
 def _from_components(name: str, components: Array) -> FixedComponents:
@@ -345,14 +324,6 @@ def _from_components(name: str, components: Array) -> FixedComponents:
 
 def _layout(name: str) -> str:
     return "(rows, F)" if name == "fixed_w" else "(F, columns)"
-
-
-def _check_count(name: str, count: int, n_components: int) -> None:
-    if count > n_components:
-        raise ModelError(
-            f"{name} has {count} components {_layout(name)}, the model {n_components}; pass at "
-            "most that many, or a larger n_components"
-        )
 
 
 def check_length(name: str, fixed: FixedComponents | None, shape: Sequence[int]) -> None:

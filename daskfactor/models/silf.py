@@ -8,7 +8,7 @@ non-negative matrix factorization", section 5.
 """
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,16 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.errors import ModelError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import (
-    Auto,
-    Checks,
+    Count,
     FactorModel,
     OfDivergence,
-    checked_count,
-    checked_number,
-    checked_positive,
+    PositiveOrAuto,
+    advised,
 )
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.models.tweedie_law import Tweedie, checked_power
+from daskfactor.models.tweedie_law import Power, Tweedie
 
 Array = NDArray[np.float64]
 
@@ -85,17 +83,15 @@ def silf_slope(y: ArrayLike, eps: float, smoothness: float) -> Array:
     return np.clip((y - (1.0 - smoothness) * eps) / (2.0 * smoothness * eps), 0.0, 1.0)
 
 
-def _checked_own(name: str, value: Any) -> float:
-    return checked_number(name, value, "leave it out for the paper's own")
-
-
-def _checked_smoothness(name: str, value: Any) -> float:
-    number = _checked_own(name, value)
-    if number > 1.0:
+def _at_most_one(name: str, value: float) -> float:
+    if value > 1.0:
         raise ModelError(
-            f"{name} must be above 0 and at most 1, got {number:g}; leave it at 0.1 if unsure"
+            f"{name} must be above 0 and at most 1, got {value:g}; leave it at 0.1 if unsure"
         )
-    return number
+    return value
+
+
+Given = Annotated[float, advised("leave it out for the paper's own")]
 
 
 @dataclass(frozen=True)
@@ -142,22 +138,14 @@ class SILFNMF(FactorModel):
     simplex: ClassVar[bool] = True
     has_threshold: ClassVar[bool] = True
     from_data: ClassVar[tuple[str, ...]] = ("threshold",)
-    checks: ClassVar[Checks] = {
-        "n_components": checked_count,
-        "beta": checked_power,
-        "threshold": checked_positive,
-        "smoothness": _checked_smoothness,
-        "sharpness": _checked_own,
-        "rate": _checked_own,
-    }
 
-    n_components: int
+    n_components: Count
     _: KW_ONLY
-    beta: float = 2.0
-    threshold: float | Auto = "auto"
-    smoothness: float = 0.1
-    sharpness: float = 2.0
-    rate: float = 1.0
+    beta: Power = 2.0
+    threshold: PositiveOrAuto = "auto"
+    smoothness: Annotated[Given, _at_most_one] = 0.1
+    sharpness: Given = 2.0
+    rate: Given = 1.0
 
     @property
     def likelihood(self) -> Likelihood:

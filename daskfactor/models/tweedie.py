@@ -1,4 +1,4 @@
-"""Non-negative matrix factorization under a Tweedie law, and the priors on its factors.
+"""Non-negative matrix factorization with gamma priors, and under a Tweedie law.
 
 Source: Şimşekli et al. 2017, section 2.
 """
@@ -6,7 +6,7 @@ Source: Şimşekli et al. 2017, section 2.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,22 +14,21 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.errors import DataError, ModelError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import (
-    Auto,
-    Checks,
+    Count,
     FactorModel,
     FixedComponents,
     Mask,
     OfDivergence,
+    PositiveOrAuto,
+    advised,
     check_length,
-    checked_count,
     checked_fixed,
     checked_number,
-    checked_positive,
-    checked_shape,
 )
-from daskfactor.models.tweedie_law import Tweedie, checked_power
+from daskfactor.models.tweedie_law import Power, Tweedie
 
 FIXED = ("fixed_w", "fixed_h")
+Shape = Annotated[float, advised("leave it at 1 for an exponential prior")]
 
 
 def gamma_log_density(factor: ArrayLike, rate: float, shape: float = 1.0) -> float:
@@ -68,7 +67,7 @@ def gamma_log_density(factor: ArrayLike, rate: float, shape: float = 1.0) -> flo
     factor = np.asarray(factor)
     if np.any(factor < 0):
         return -np.inf
-    linear = float(factor.size * np.log(rate) - rate * np.sum(factor, dtype=np.float64))
+    linear = float(factor.size * math.log(rate) - rate * np.sum(factor, dtype=np.float64))
     if shape == 1.0:
         return linear
     with np.errstate(divide="ignore"):
@@ -85,13 +84,7 @@ def clipped_gamma_log_density(factor: NDArray[Any], rate: float, shape: float) -
     """
     if shape != 1.0:
         factor = np.maximum(factor, np.finfo(factor.dtype).tiny)
-    total = float(np.sum(factor, dtype=np.float64))
-    density = factor.size * math.log(rate) - rate * total
-    if shape != 1.0:
-        logs = float(np.sum(np.log(factor), dtype=np.float64))
-        density += factor.size * ((shape - 1.0) * math.log(rate) - math.lgamma(shape))
-        density += (shape - 1.0) * logs
-    return density
+    return gamma_log_density(factor, rate, shape)
 
 
 class Hyperparameters(NamedTuple):
@@ -116,66 +109,23 @@ class Hyperparameters(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TweedieNMF(FactorModel):
-    r"""Tweedie non-negative matrix factorization with gamma priors.
+class GammaFactors(FactorModel):
+    r"""A non-negative factorization with gamma priors, whatever the law of an observation.
 
-    .. math:: v_{ij} \sim \mathrm{Tweedie}_\beta(\mu_{ij}, \phi), \quad \mu = W H, \quad
-        w_{ik} \sim \mathrm{Gamma}(a_w, \lambda_w), \quad
-        h_{kj} \sim \mathrm{Gamma}(a_h, \lambda_h)
-
-    Parameters
-    ----------
-    n_components
-        Number of components K, at least 1.
-    beta
-        Power of the law: 2 Gaussian, 1 Poisson, 0 gamma, between 0 and 1 compound
-        Poisson; anything outside the open interval (1, 2).
-    dispersion
-        Dispersion phi: the variance of an observation is ``phi * mu**(2 - beta)``.
-        ``"auto"`` estimates it from the data.
-    rate_w, rate_h
-        Rates :math:`\lambda` of the priors on W and H. ``"auto"`` makes the prior mean
-        of ``mu``, ``K shape_w shape_h / (rate_w rate_h)``, equal to the mean of the data.
-    shape_w, shape_h
-        Shapes :math:`a` of the priors; 1, the default, makes them exponential. A larger
-        shape keeps entries away from zero, a smaller one draws most of them to it (the
-        density is then unbounded at zero, see :class:`MultiplicativeUpdates`).
-    fixed_w, fixed_h
-        Components that are known and never move: an array (I, F) for W, (F, J) for H,
-        with the values of the first F <= K components for the data's rows or columns; a
-        component of NaN alone is free. They have no prior. A component may be frozen
-        on one side or on both. ``"auto"`` rates then put the free entries on the scale
-        of the frozen ones: the prior mean of W is the mean of ``fixed_w``, or else that
-        of H the mean of ``fixed_h``.
-
-    Raises
-    ------
-    ModelError
-        If one of them is not allowed.
-
-    References
-    ----------
-    Şimşekli et al. 2017, section 2; Şimşekli et al. 2015, section 4.
+    A model of this kind adds its `likelihood` and the settings that this takes; the others
+    are those of :class:`TweedieNMF`.
     """
 
     has_scores: ClassVar[bool] = True
     from_data: ClassVar[tuple[str, ...]] = ("dispersion", "rate_w", "rate_h")
-    checks: ClassVar[Checks] = {
-        "n_components": checked_count,
-        "beta": checked_power,
-        **dict.fromkeys(from_data, checked_positive),
-        "shape_w": checked_shape,
-        "shape_h": checked_shape,
-    }
 
-    n_components: int
+    n_components: Count
     _: KW_ONLY
-    beta: float = 1.0
-    dispersion: float | Auto = "auto"
-    rate_w: float | Auto = "auto"
-    rate_h: float | Auto = "auto"
-    shape_w: float = 1.0
-    shape_h: float = 1.0
+    dispersion: PositiveOrAuto = "auto"
+    rate_w: PositiveOrAuto = "auto"
+    rate_h: PositiveOrAuto = "auto"
+    shape_w: Shape = 1.0
+    shape_h: Shape = 1.0
     fixed_w: FixedComponents | ArrayLike | None = None
     fixed_h: FixedComponents | ArrayLike | None = None
     evidence_data = "matrix"
@@ -183,8 +133,7 @@ class TweedieNMF(FactorModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in FIXED:
-            fixed = checked_fixed(name, getattr(self, name), self.n_components, name == "fixed_w")
-            self._put({name: fixed})
+            self._put({name: checked_fixed(name, getattr(self, name), self.n_components)})
 
     @property
     def fixed(self) -> tuple[FixedComponents | None, FixedComponents | None]:  # type: ignore[override]
@@ -224,15 +173,6 @@ class TweedieNMF(FactorModel):
         """
         for name, own in zip(FIXED, self.fixed, strict=True):
             check_length(name, own, shape)
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """The Tweedie law of this beta.
-
-        With beta = 2 the fit itself stays non-negative: structure below zero ends up in the
-        residual.
-        """
-        return Tweedie(self.beta)
 
     def fixed_arrays(self) -> dict[str, NDArray[Any]]:
         pairs = zip(FIXED, self.fixed, strict=True)
@@ -357,3 +297,59 @@ class TweedieNMF(FactorModel):
         elif rate_h == "auto":
             rate_h = shapes * self.auto_rate(mean) ** 2 / float(rate_w)
         return Hyperparameters(phi, float(rate_w), float(rate_h), self.shape_w, self.shape_h)
+
+
+@dataclass(frozen=True)
+class TweedieNMF(GammaFactors):
+    r"""Tweedie non-negative matrix factorization with gamma priors.
+
+    .. math:: v_{ij} \sim \mathrm{Tweedie}_\beta(\mu_{ij}, \phi), \quad \mu = W H, \quad
+        w_{ik} \sim \mathrm{Gamma}(a_w, \lambda_w), \quad
+        h_{kj} \sim \mathrm{Gamma}(a_h, \lambda_h)
+
+    Parameters
+    ----------
+    n_components
+        Number of components K, at least 1.
+    beta
+        Power of the law: 2 Gaussian, 1 Poisson, 0 gamma, between 0 and 1 compound
+        Poisson; anything outside the open interval (1, 2).
+    dispersion
+        Dispersion phi: the variance of an observation is ``phi * mu**(2 - beta)``.
+        ``"auto"`` estimates it from the data.
+    rate_w, rate_h
+        Rates :math:`\lambda` of the priors on W and H. ``"auto"`` makes the prior mean
+        of ``mu``, ``K shape_w shape_h / (rate_w rate_h)``, equal to the mean of the data.
+    shape_w, shape_h
+        Shapes :math:`a` of the priors; 1, the default, makes them exponential. A larger
+        shape keeps entries away from zero, a smaller one draws most of them to it (the
+        density is then unbounded at zero, see :class:`MultiplicativeUpdates`).
+    fixed_w, fixed_h
+        Components that are known and never move: an array (I, F) for W, (F, J) for H,
+        with the values of the first F <= K components for the data's rows or columns; a
+        component of NaN alone is free. They have no prior. A component may be frozen
+        on one side or on both. ``"auto"`` rates then put the free entries on the scale
+        of the frozen ones: the prior mean of W is the mean of ``fixed_w``, or else that
+        of H the mean of ``fixed_h``.
+
+    Raises
+    ------
+    ModelError
+        If one of them is not allowed.
+
+    References
+    ----------
+    Şimşekli et al. 2017, section 2; Şimşekli et al. 2015, section 4.
+    """
+
+    _: KW_ONLY
+    beta: Power = 1.0
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The Tweedie law of this beta.
+
+        With beta = 2 the fit itself stays non-negative: structure below zero ends up in the
+        residual.
+        """
+        return Tweedie(self.beta)

@@ -13,7 +13,7 @@ from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarnin
 from daskfactor.evidence.base import Evidence, EvidenceProblem, checked_method
 from daskfactor.evidence.chib import Chib, Naming, average, entries, table
 from daskfactor.executors import SerialExecutor
-from daskfactor.kernels.permanent import log_permanent
+from daskfactor.kernels.linalg import log_permanent
 from daskfactor.models.gaussian import GaussianAdditive
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import ignore

@@ -49,10 +49,9 @@ def dense_results(dtype, beta):
     V = rng.gamma(2.0, size=(9, 8)).astype(dtype)
     V[2, 3] = V[4, 4] = np.nan
     W, H = (rng.gamma(2.0, size=(rows, 3)).astype(dtype) for rows in (7, 5))
-    k, (*tiles, _, GH) = dense_kernels(Tweedie(beta)), Workspace(dtype).arrays(3, 5, 3)
-    tiles = tuple(tiles)
+    k, tiles = dense_kernels(Tweedie(beta)), Workspace(dtype).tiles(3, 5, 3)
     GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
-    CH, num_h, den_h = (np.ones_like(H) for _ in range(3))
+    GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))
     k.gradient_curvature((V, 1, 2), W, H, 2.0, 1e-6, (GW, GH, CW, CH), tiles)
     results = [GW.copy(), GH.copy(), CW, CH]
     k.gradient((V, 2, 3), W, H, 2.0, 1e-6, (GW, GH), tiles)
@@ -72,8 +71,7 @@ def sparse_results(dtype, beta, zeros):
     values = rng.gamma(2.0, size=6).astype(dtype)
     values[4] = np.nan
     block = np.array([0, 2, 2, 5, 6], np.int32), np.array([0, 4, 1, 2, 3, 4], np.uint16), values
-    k, scratch = sparse_kernels(Tweedie(beta), zeros, 7), Workspace(dtype).gradients(4, 5, 7)
-    last = tuple(scratch[2:])
+    k, last = sparse_kernels(Tweedie(beta), zeros, 7), Workspace(dtype).sums(7)
     GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
     GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))
     k.gradient_curvature(block, W, H, 2.0, 1e-6, (GW, GH, CW, CH), last)

@@ -259,7 +259,7 @@ def test_workspace_buffers_fit_the_kernels():
     workspace = Workspace(np.float32)
     for m, n, K in ((300, 40, 8), (7, 5, 3), (1, 1, 1)):
         problem = Problem(0.5, np.float32, m, n, K)
-        tile, tile2, GW, GH = workspace.arrays(m, n, K)
+        (tile, tile2), (GW, GH) = workspace.tiles(m, n, K), workspace.gradients(m, n, K)
         kernel = dense_kernels(Tweedie(0.5)).gradient
         kernel(problem.window, *problem.block[3:], 1.0, FLOOR, (GW, GH), (tile, tile2))
         exact = problem.outputs("m", "n")[1]

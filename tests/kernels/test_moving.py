@@ -9,19 +9,27 @@ import pytest
 from scipy import stats
 
 from daskfactor.allocation import batches, placement
-from daskfactor.allocation.batches import move_terms, run_batch
+from daskfactor.allocation.batches import complete_network, run_batch
 from daskfactor.allocation.placement import place_counts
-from daskfactor.kernels.moving import MOVES, SWEEP, Movers, start_movers, visit
 from daskfactor.kernels.resampling import (
+    MOVES,
     OFFSPRING,
     PURPOSES,
     SCHEMES,
     STATES,
+    SWEEP,
     choose_parents,
     count_offspring,
     shuffle_orders,
 )
-from daskfactor.kernels.urns import CHUNK, LANES, fill_uniforms
+from daskfactor.kernels.urns import (
+    CHUNK,
+    LANES,
+    Particles,
+    fill_uniforms,
+    start_crowd,
+    visit,
+)
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
@@ -165,7 +173,7 @@ def test_plain_loops(name: str, model: Any, X: Any, own: bool) -> None:
     compiled = compiled_of(X, model)
     P, batch, moves = LANES + 1, 3, 2
     plan = moving_plan(compiled, P, moves, own=own, keep=True, least=ALMOST)
-    assert (move_terms(plan.placement)[0].value.size > 0) == (name in PLAIN)
+    assert (complete_network(plan.placement, True)[0].value.size > 0) == (name in PLAIN)
     found = moved(plan, batch)
     expected = Reference(compiled, plan, batch).run()
     np.testing.assert_array_equal(found.counts, expected.C)
@@ -211,9 +219,9 @@ def test_fast_and_general_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(placement, "_is_simple", lambda *_: False)
     plan = moving_plan(compiled, 9, 2, keep=True, least=ALMOST)
     followed = moved(plan)
-    assert move_terms(plan.placement)[1]
+    assert complete_network(plan.placement, True)[1]
     monkeypatch.setattr(batches, "_separate", lambda *_: False)
-    assert move_terms(plan.placement)[0].value.size == 0
+    assert complete_network(plan.placement, True)[0].value.size == 0
     for other in (followed, moved(plan)):
         np.testing.assert_array_equal(fast.counts, other.counts)
         np.testing.assert_allclose(fast.log_weights, other.log_weights, atol=1e-11)
@@ -263,43 +271,41 @@ def posterior(compiled: Any, order: Any) -> tuple[Any, Any]:
     return states, chances / chances.sum()
 
 
-def swept(compiled: Any, terms: Any, order: Any, states: Any, seed: int) -> Any:
+def swept(compiled: Any, net: Any, order: Any, states: Any, seed: int) -> Any:
     """The states of every particle after one sweep from ``states`` (P, T)."""
     P, T = states.shape
     plan = moving_plan(compiled, P)
-    padded = 4 * -(-terms.states // 4)
-    movers = Movers(
+    padded = 4 * -(-net.states // 4)
+    crowd = Particles(
         tables=np.zeros((P, plan.placement.width), np.int32),
-        urns=np.zeros((P, padded)),
-        balls=np.zeros((P, terms.states), np.int32),
+        slots=np.zeros((P, 0), np.uint8),
+        values=np.zeros((P, padded)),
+        balls=np.zeros((P, net.states), np.int32),
         states=states.astype(np.uint8),
         log_weights=np.zeros(P),
         orders=order[None].astype(np.int32),
     )
-    start_movers(terms, movers)
+    start_crowd(net, crowd)
     for t, m in enumerate(order):
         for p in range(P):
-            put(terms, movers, p, m, states[p, t])
+            put(net, crowd, p, m, states[p, t])
     sums, _ = batches._make_buffers(plan)
     sums.w[:, :] = 0.0
     sums.running[:, 0] = 0.0
     rng = np.random.default_rng(seed)
     for p in range(0, P, LANES):
         sums.uniforms[:, :T] = rng.random((LANES, T))
-        visit(terms, movers, (p, min(p + LANES, P)), (0, T), True, sums)
-    assert (movers.log_weights == 0).all()
-    return movers.states
+        visit(net, crowd, (p, min(p + LANES, P)), (0, T), True, sums)
+    assert (crowd.log_weights == 0).all()
+    return crowd.states
 
 
-def put(terms: Any, movers: Any, p: int, m: int, h: int) -> None:
-    if terms.value.size > 0:
-        for at in terms.place[m] + h:
-            movers.tables[p, at] += 1
-        movers.balls[p, h] += 1
-        movers.urns[p, h] = terms.value[movers.balls[p, h]]
-    else:
-        for at in terms.place[m] + terms.column[:, h]:
-            movers.tables[p, at] += 1
+def put(net: Any, crowd: Any, p: int, m: int, h: int) -> None:
+    for at in net.place[m] + net.column[:, h]:
+        crowd.tables[p, at] += 1
+    if net.value.size > 0:
+        crowd.balls[p, h] += 1
+        crowd.values[p, h] = net.value[crowd.balls[p, h]]
 
 
 INVARIANT = ["toy", "symmetric", "collider", "chain", "tied hidden roots", "topics"]
@@ -320,11 +326,11 @@ def test_a_sweep_leaves_the_posterior_as_it_is(name: str) -> None:
     order = np.repeat(np.arange(len(compiled.values)), compiled.values)[:4]
     states, chances = posterior(compiled, order)
     start = states[rng.choice(len(states), P, p=chances)]
-    terms = move_terms(place_counts(compiled, 0))[0]
+    net = complete_network(place_counts(compiled, 0), True)[0]
     weights = compiled.states ** np.arange(len(order))[::-1]
 
-    def p_value(terms: Any, start: Any) -> float:
-        end = swept(compiled, terms, order, start, 2)
+    def p_value(net: Any, start: Any) -> float:
+        end = swept(compiled, net, order, start, 2)
         assert (end != start).mean() > 0.05
         seen = np.bincount(end @ weights, minlength=len(states))
         many = P * chances >= 5
@@ -332,6 +338,6 @@ def test_a_sweep_leaves_the_posterior_as_it_is(name: str) -> None:
         wanted = np.append(chances[many], chances[~many].sum())[: None if (~many).any() else -1]
         return float(stats.chisquare(seen, P * wanted).pvalue)
 
-    assert p_value(terms, start) > 1e-3
-    assert p_value(terms._replace(base=terms.base + 0.3, alpha=terms.alpha + 0.3), start) < 1e-6
-    assert p_value(terms, np.zeros_like(start)) < 1e-6
+    assert p_value(net, start) > 1e-3
+    assert p_value(net._replace(alpha=net.alpha + 0.3), start) < 1e-6
+    assert p_value(net, np.zeros_like(start)) < 1e-6

@@ -36,9 +36,9 @@ def call(name, block, beta, W, H):
     """Outputs of a kernel on arrays that were 7 before."""
     scalars, axes = KERNELS[name]
     out = [np.full_like(W if axis == "m" else H, 7.0) for axis in axes]
-    scratch = Workspace().gradients(block.m, block.n, W.shape[1], W.dtype)
+    scratch = Workspace().sums(W.shape[1], W.dtype)
     kernel = getattr(sparse_kernels(Tweedie(beta), block.zeros, W.shape[1]), name)
-    kernel(block[:3], W, H, *scalars, tuple(out), tuple(scratch[2:]))
+    kernel(block[:3], W, H, *scalars, tuple(out), scratch)
     return out
 
 
@@ -63,9 +63,9 @@ def evaluation(block, beta, W, H, cells=NONE):
     """Sums of the kernel and of its twin."""
     ours, theirs = np.array([10.0, 20.0]), np.array([10.0, 20.0])
     copies = [tuple(np.copy(part) for part in cells[:4]) for _ in range(2)]
-    scratch = Workspace().gradients(block.m, block.n, W.shape[1], W.dtype)
+    scratch = Workspace().sums(W.shape[1], W.dtype)
     kernel = sparse_kernels(Tweedie(beta), block.zeros, W.shape[1]).evaluate
-    kernel(block[:3], W, H, FLOOR, ours, (*copies[0], cells[4]), tuple(scratch[2:]))
+    kernel(block[:3], W, H, FLOOR, ours, (*copies[0], cells[4]), scratch)
     wide = (W.astype(float), H.astype(float))
     reference_sparse.evaluate(
         *block[:3], *wide, FLOOR, theirs, *copies[1], cells[4], beta, block.zeros
@@ -248,9 +248,9 @@ def test_no_floor_for_real_valued_factors():
     W, H = factor_pair(np.float32, 12, 9, K)
     W -= W.mean()
     GW, GH = np.empty_like(W), np.empty_like(H)
-    scratch = Workspace().gradients(12, 9, K, np.float32)
+    scratch = Workspace().sums(K, np.float32)
     kernel = sparse_kernels(Tweedie(2.0), False, K).gradient
-    kernel(block[:3], W, H, 1.0, -np.inf, (GW, GH), tuple(scratch[2:]))
+    kernel(block[:3], W, H, 1.0, -np.inf, (GW, GH), scratch)
     expected = [np.empty_like(W), np.empty_like(H)]
     reference_sparse.gradient(*block[:3], W, H, 1.0, -np.inf, *expected, 2.0, False)
     np.testing.assert_allclose(GW, expected[0], atol=1e-4)

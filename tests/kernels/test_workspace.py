@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,20 +22,34 @@ def test_tile_rows(m, n, K, itemsize):
         assert rows * n * K <= UNPACKED_TERMS
 
 
+def buffers(workspace, m, n, K):
+    tiles, gradients = workspace.tiles(m, n, K), workspace.gradients(m, n, K)
+    return [*tiles, *gradients, *workspace.sums(K)]
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_shapes_and_dtype(dtype):
-    buffers = Workspace(dtype).arrays(30, 20, 4)
-    assert [b.shape for b in buffers] == [(30, 20), (30, 20), (30, 4), (20, 4)]
-    assert all(b.dtype == dtype and b.flags.c_contiguous for b in buffers)
+    found = buffers(Workspace(dtype), 30, 20, 4)
+    shapes = [(30, 20), (30, 20), (30, 4), (20, 4), (4, 4), (2, 4, 4), (64, 4)]
+    assert [b.shape for b in found] == shapes
+    assert [b.dtype for b in found] == [dtype] * 5 + [np.float64] * 2
+    assert all(b.flags.c_contiguous and b.ctypes.data % 64 == 0 for b in found)
 
 
 def test_memory_is_reused_and_grows_once():
     workspace = Workspace()
-    large = workspace.arrays(300, 200, 16)
-    small = workspace.arrays(30, 20, 16)
-    again = workspace.arrays(300, 200, 16)
+    shapes = (300, 200), (30, 20), (300, 200)
+    large, small, again = (buffers(workspace, *shape, 16) for shape in shapes)
     for a, b, c in zip(large, small, again, strict=True):
         assert np.shares_memory(a, b)
         assert np.shares_memory(a, c)
-    assert not np.shares_memory(large.tile, large.tile2)
-    assert not np.shares_memory(large.GW, large.GH)
+    for one, other in itertools.combinations(large, 2):
+        assert not np.shares_memory(one, other)
+
+
+def test_another_dtype_starts_new_buffers():
+    workspace = Workspace()
+    one, _ = workspace.gradients(30, 20, 4)
+    other, _ = workspace.gradients(30, 20, 4, np.float64)
+    assert other.dtype == np.float64
+    assert not np.shares_memory(one, other)
