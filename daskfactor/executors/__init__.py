@@ -8,10 +8,10 @@ import dask
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
-from daskfactor.executors.base import BlockProgram, Executor, perform
+from daskfactor.executors.base import BlockProgram, Executor, Work, perform
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import ChainState
-from daskfactor.executors.tasks import Context, TasksExecutor
+from daskfactor.executors.tasks import TasksExecutor
 from daskfactor.executors.threads import SerialExecutor, ThreadsExecutor
 from daskfactor.kernels.views import Workspace
 
@@ -142,37 +142,31 @@ def choose_executor(
         An operation to time on a worker instead.
     """
     if trial is None:
-        seconds = block_seconds(data, width)
+        seconds, about = block_seconds(data, width), "about "
     else:
         # Sent inside a function, which is packed: arrays lie where compiled kernels expect them.
         timed = partial(_time_trial, trial)
-        (seconds,) = make_executor("tasks", client).map(timed, [None], "time-block")
-    choice = _choose(client, seconds, "about " if trial is None else "")
-    logger.info('executor "%s": %s', choice.name, choice.reason)
-    return choice
-
-
-def _choose(client: Any, seconds: float, about: str) -> Choice:
-    workers = len(client.nthreads())
-    duration = f"{about}{_duration(seconds)}"
-    takes, blocks = f"a block takes {duration}", f"blocks of {duration}"
-    if getattr(getattr(client, "cluster", None), "_adaptive", None) is not None:
-        but = "" if seconds >= TASK_WORTHY else ", although a ring on a fixed cluster is faster"
-        reason = f"the cluster grows and shrinks by itself; {takes}{but}"
-        return Choice("tasks", reason, "adaptive cluster")
-    if seconds >= LONG_BLOCK:
-        return Choice(
-            "tasks",
-            f"{takes}, which is worth a Dask task on any of the {workers} workers, also on those "
-            "that come later, and the less is lost with a worker",
-            blocks,
-        )
-    return Choice(
+        (seconds,), about = make_executor("tasks", client).map(timed, [None], "time-block"), ""
+    workers = len(client.nthreads())  # type: ignore[no-untyped-call]
+    takes = f"a block takes {about}{_duration(seconds)}"
+    choice = Choice(
         "ring",
         f"{takes}, less than Dask tasks are worth, so bands pass from worker to worker "
         f"({workers} of them)",
-        blocks,
+        f"blocks of {about}{_duration(seconds)}",
     )
+    if getattr(getattr(client, "cluster", None), "_adaptive", None) is not None:
+        but = "" if seconds >= TASK_WORTHY else ", although a ring on a fixed cluster is faster"
+        reason = f"the cluster grows and shrinks by itself; {takes}{but}"
+        choice = Choice("tasks", reason, "adaptive cluster")
+    elif seconds >= LONG_BLOCK:
+        reason = (
+            f"{takes}, which is worth a Dask task on any of the {workers} workers, also on those "
+            "that come later, and the less is lost with a worker"
+        )
+        choice = choice._replace(name="tasks", reason=reason)
+    logger.info('executor "%s": %s', choice.name, choice.reason)
+    return choice
 
 
 def _duration(seconds: float) -> str:
@@ -184,8 +178,8 @@ def _time_trial(trial: Trial, item: None, workspace: Workspace) -> float:
     """Time one operation, on copies; the first run compiles and is not counted."""
     del item
     program, op, state, data = trial
-    shared = Context(program, data)
-    seconds = [perform(op, shared, state.copy(), workspace)[1] for _ in range(TIMES + 1)]
+    work = Work((), program, data)
+    seconds = [perform(op, work, state.copy(), workspace)[1] for _ in range(TIMES + 1)]
     return min(seconds[1:])
 
 

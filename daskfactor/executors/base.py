@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DaskfactorError, EngineError
@@ -23,6 +23,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 OnDone = Callable[[int], None]
+Tell = Callable[..., None]
 _local = threading.local()
 
 
@@ -75,13 +76,28 @@ class RunReport:
         return self.busy_seconds / total if total else 1.0
 
 
-class Work(NamedTuple):
-    """A plan, and what its operations are done with."""
+def ignore(*news: Any) -> None:
+    """Listen to work that nobody watches."""
+    del news
+
+
+@dataclass(frozen=True)
+class Work:
+    """A plan, and what its operations are done with.
+
+    ``on_done`` is told how many operations are done, in the caller's process. ``tell`` is
+    for tasks that run elsewhere: a kind of news, who tells it, and operations done.
+    """
 
     plan: Sequence[Round]
     program: BlockProgram
     data: BlockedData
-    on_done: OnDone
+    on_done: OnDone = ignore
+    tell: Tell = ignore
+
+    def sent(self, tell: Tell) -> "Work":
+        """Return what operations need where they are done: the plan stays with the caller."""
+        return Work((), self.program, self.data, tell=tell)
 
 
 class Executor(ABC):
@@ -120,8 +136,17 @@ class Executor(ABC):
         """
         if not plan:
             return state
+        told = 0
+
+        def tell(done: int) -> None:
+            """Pass progress on, which does not go back when operations are done again."""
+            nonlocal told
+            if done > told and on_done is not None:
+                told = done
+                on_done(done)
+
         started = time.perf_counter()
-        after = self._run(Work(plan, program, data, on_done or _ignore), state)
+        after = self._run(Work(plan, program, data, tell), state)
         self.report.wall_seconds += time.perf_counter() - started
         return after
 
@@ -150,19 +175,17 @@ class Executor(ABC):
         """Give threads and buffers back."""
 
 
-def _ignore(done: int) -> None:
-    del done
-
-
 class SegmentLost(Exception):  # noqa: N818  # no error of the caller's: the segment is run again
     """A worker or its work was lost and the segment has to be run again."""
 
 
-def perform(op: Op, work: Any, state: Any, workspace: Workspace) -> tuple[Evaluation | None, float]:
+def perform(
+    op: Op, work: Work, state: Any, workspace: Workspace
+) -> tuple[Evaluation | None, float]:
     """Do one operation on a state's bands; return what it evaluated, and its seconds.
 
-    ``work`` is anything with a program and data, ``state`` with the ``rows``, ``cols``
-    and ``cells`` of a `ChainState`. An error names the block it happened in.
+    ``state`` is anything with the ``rows``, ``cols`` and ``cells`` of a `ChainState`. An
+    error names the block it happened in.
     """
     row, col = op.block
     program, data = work.program, work.data

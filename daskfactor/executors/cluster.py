@@ -27,16 +27,15 @@ from daskfactor.data import blocks
 from daskfactor.errors import DaskfactorError, EngineError, OptionError
 from daskfactor.executors.base import (
     Executor,
-    OnDone,
     R,
     SegmentLost,
     T,
+    Tell,
     Work,
     local_workspace,
 )
 from daskfactor.executors.state import ChainState
 from daskfactor.executors.tasks import (
-    Context,
     SuperBlock,
     build_graph,
     group_rounds,
@@ -46,9 +45,6 @@ from daskfactor.executors.tasks import (
 from daskfactor.machine import single_threaded_blas
 
 logger = logging.getLogger(__name__)
-
-Tell = Callable[..., None]
-"""Tells the client of an attempt: a kind of news, the worker's rank, operations done."""
 
 MOST_TASKS = 4000
 """Tasks of one graph: the scheduler remembers them all until the graph is done."""
@@ -266,18 +262,16 @@ class ClusterExecutor(Executor):
         """Return those workers whose answer is yes within ``limit`` seconds."""
 
         async def ask(address: str) -> bool:
-            run = self.client.run
-            try:
-                answer = run(question, workers=[address], on_error="ignore", asynchronous=True)
-                return bool((await asyncio.wait_for(answer, limit)).get(address))
-            except (OSError, TimeoutError):
-                return False
+            options = {"workers": [address], "on_error": "ignore", "asynchronous": True}
+            with contextlib.suppress(OSError, TimeoutError):
+                answer = await asyncio.wait_for(self.client.run(question, **options), limit)
+                return bool(answer.get(address))
+            return False
 
         async def ask_all() -> list[bool]:
-            return await asyncio.gather(*(ask(address) for address in addresses))
+            return await asyncio.gather(*map(ask, addresses))
 
-        answers = self.client.sync(ask_all)
-        return {address for address, yes in zip(addresses, answers, strict=True) if yes}
+        return set(itertools.compress(addresses, self.client.sync(ask_all)))
 
     # -- attempts ------------------------------------------------------------------
 
@@ -434,19 +428,6 @@ class ClusterExecutor(Executor):
         self._listening = False
 
 
-def rising(on_done: OnDone, before: int, total: int) -> OnDone:
-    """Pass progress on, counted from ``before``: never less than was told, and not yet all."""
-    told = 0
-
-    def listen(done: int) -> None:
-        nonlocal told
-        if told < done < total:
-            told = done
-            on_done(before + done)
-
-    return listen
-
-
 @contextmanager
 def large_graphs() -> Iterator[None]:
     """Give no warning of the size of what is sent: a segment's state is meant to travel."""
@@ -511,12 +492,13 @@ class ClusterTasksExecutor(ClusterExecutor):
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
         done = 0
-        for groups in _portions(group_rounds(work.plan)):
-            operations = sum(len(task.ops) for group in groups for task in group)
-            tell = rising(work.on_done, done, operations)
-            attempt = partial(self._attempt, groups, work, state, tell)
+        groups = group_rounds(work.plan)
+        most = max(1, MOST_TASKS // max(map(len, groups)))  # groups of one graph
+        for at in range(0, len(groups), most):
+            part = groups[at : at + most]
+            attempt = partial(self._attempt, part, work, state, done)
             state, seconds = self.persist(attempt)
-            done += operations
+            done += sum(len(task.ops) for group in part for task in group)
             self.report.busy_seconds += seconds
         work.on_done(done)
         threads = self.workers().values()
@@ -528,11 +510,11 @@ class ClusterTasksExecutor(ClusterExecutor):
         groups: Sequence[Sequence[SuperBlock]],
         work: Work,
         state: ChainState,
-        tell: OnDone,
+        done: int,
         attempt: Attempt,
     ) -> tuple[ChainState, float]:
         """Send a graph and what it starts from, wait, and put the state together."""
-        size, token = groups[0][0].size, f"-{uuid.uuid4().hex}"
+        size, token = work.plan[0].size, f"-{uuid.uuid4().hex}"
         self.await_workers()
         futures: list[Any] = []
 
@@ -543,12 +525,11 @@ class ClusterTasksExecutor(ClusterExecutor):
 
         try:
             # As bytes, which workers pass on among themselves and every task opens.
-            shared = Context(work.program, work.data, self.teller(attempt))
-            context = send("send-program", pack(shared))
+            program = send("send-program", pack(work.sent(self.teller(attempt))))
             found = split_state(state, size)
             starts = {key: send(key[0], value) for key, value in found.items()}
             wide = max(map(sys.getsizeof, state.rows)) * size > SPLIT_BYTES
-            graph, ends = build_graph(groups, context, starts, token, wide)
+            graph, ends = build_graph(groups, program, starts, token, wide)
             keys = list(itertools.chain.from_iterable(ends))
             wanted = [key for key in keys if isinstance(key, tuple)]
             with large_graphs():
@@ -558,21 +539,10 @@ class ClusterTasksExecutor(ClusterExecutor):
                 self.watch(future)
             by_key = dict(zip(wanted, made, strict=True))
             ready = [by_key[key] if isinstance(key, tuple) else key for key in keys]
-            results = self.results(ready, attempt, lambda: tell(sum(attempt.done.values())))
+            results = self.results(
+                ready, attempt, lambda: work.on_done(done + sum(attempt.done.values()))
+            )
         finally:
             for future in futures:
                 future.release()
         return join_ends(ends, state, results)
-
-
-def _portions(groups: Sequence[list[SuperBlock]]) -> Iterator[list[list[SuperBlock]]]:
-    """Cut groups into portions that one graph may hold."""
-    portion: list[list[SuperBlock]] = []
-    tasks = 0
-    for group in groups:
-        if portion and tasks + len(group) > MOST_TASKS:
-            yield portion
-            portion, tasks = [], 0
-        portion.append(group)
-        tasks += len(group)
-    yield portion

@@ -22,7 +22,6 @@ from daskfactor.executors.cluster import (
     Patience,
     Waited,
     pack,
-    rising,
 )
 from daskfactor.executors.segment import (
     PLUGIN,
@@ -71,10 +70,8 @@ class RingExecutor(ClusterExecutor):
         self._registered = False
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
-        total = len(work.plan) * len(state.rows)
-        told = work._replace(on_done=rising(work.on_done, 0, total))
-        after = self.persist(partial(self._attempt, told, state, []))
-        work.on_done(total)
+        after = self.persist(partial(self._attempt, work, state, []))
+        work.on_done(len(work.plan) * len(state.rows))
         return after
 
     def _attempt(

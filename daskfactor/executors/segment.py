@@ -27,14 +27,12 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.serialize import Serialize
 from numpy.typing import NDArray
 
-from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Block
-from daskfactor.executors.base import BlockProgram, SegmentLost, Work, local_workspace, perform
-from daskfactor.executors.cluster import Tell, unpack
+from daskfactor.executors.base import SegmentLost, Tell, Work, local_workspace, perform
+from daskfactor.executors.cluster import unpack
 from daskfactor.executors.plan import Op, Round, ops_by_row, row_of_columns
 from daskfactor.executors.state import (
     Array,
-    BlockCells,
     ChainState,
     Evaluation,
     FactorBand,
@@ -73,6 +71,12 @@ class Parcel(NamedTuple):
     names: tuple[str, ...]
     band: Any
     reason: str = ""
+
+    @classmethod
+    def of(cls, attempt: AttemptKey, col: int, due: int, part: FactorBand) -> "Parcel":
+        """Pack a part of a band."""
+        names = (*(("",) if len(part.values) else ()), *part.arrays)
+        return cls(attempt, col, due, names, part)
 
     def open(self) -> Any:
         """Return the band, in arrays of its own."""
@@ -126,7 +130,7 @@ class Exchange(WorkerPlugin):
         if unwanted:
             segment.abort("this attempt is over")
         for parcel in early:
-            _hand_over(segment, parcel)
+            segment.arrive(parcel)
 
     def close(self, attempt: AttemptKey) -> None:
         """End an attempt; what still arrives for it is dropped."""
@@ -182,7 +186,7 @@ class Exchange(WorkerPlugin):
                         early = self._early.get(parcel.attempt, [])
                         _remember(self._early, parcel.attempt, [*early, parcel])
                     continue
-            _hand_over(segment, parcel)
+            segment.arrive(parcel)
 
     def abort_peers(self, order: "Order", reason: str) -> None:
         """Tell the others that an attempt cannot succeed."""
@@ -197,13 +201,6 @@ class Exchange(WorkerPlugin):
             concerned = [s for s in self._segments.values() if address in s.order.addresses]
         for segment in concerned:
             segment.lose(reason)
-
-
-def _hand_over(segment: "SegmentRun", parcel: Parcel) -> None:
-    if parcel.reason:
-        segment.abort(parcel.reason)
-    else:
-        segment.arrive(parcel)
 
 
 def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
@@ -281,49 +278,40 @@ class Order:
     """One worker's part of one attempt at a segment.
 
     ``owner`` is the rank of every row band's worker; ``addresses`` are those of the ranks.
-    ``cols`` are parts of column bands and the rounds that need them; ``constants`` are
-    arrays of every column that nobody changes. ``ops`` are plain tuples, which are
-    quicker to send than named ones.
+    ``portion`` are row bands and monitored cells, ``parcels`` what column bands begin
+    with; ``constants`` are arrays of every column that nobody changes. ``ops`` are plain
+    tuples, which are quicker to send than named ones.
     """
 
     attempt: AttemptKey
-    tell: Tell
     rank: int
     threads: int
     owner: tuple[int, ...]
     addresses: tuple[str, ...]
     patience: float
+    work: Work
     transfers: Transfers
-    program: BlockProgram
-    data: BlockedData
+    constants: list[dict[str, Array]]
     ops: dict[int, list[Any]] = field(default_factory=dict)
-    rows: dict[int, FactorBand] = field(default_factory=dict)
-    cols: list[tuple[int, int, FactorBand]] = field(default_factory=list)
-    constants: list[dict[str, Array]] = field(default_factory=list)
-    cells: dict[Block, BlockCells] = field(default_factory=dict)
+    portion: Portion = field(default_factory=Portion)
+    parcels: list[Parcel] = field(default_factory=list)
 
 
 class SegmentRun:
     """The threads of one worker on their way through a segment."""
 
     def __init__(self, order: Order, exchange: Exchange | Any, task: str = "") -> None:
-        self.order, self.task = order, task
+        self.order, self.portion, self.task = order, order.portion, task
         self.exchange = exchange
         ops = {row: [_op(row, values) for values in found] for row, found in order.ops.items()}
         self.scheduler = BandScheduler(ops, order.threads, self._leaves, order.patience)
-        # Own copies: within one process what was sent may be the sender's memory.
-        self.portion = Portion(
-            {row: band.copy() for row, band in order.rows.items()},
-            {},
-            {block: cells.copy() for block, cells in order.cells.items()},
-        )
         self._waiting: dict[tuple[int, int], dict[tuple[str, ...], Parcel]] = {}
         self._begun: dict[int, int] = {}
         self._lock = threading.Lock()
         self._told = 0
         self._told_at = 0.0
-        for col, due, part in order.cols:
-            self.arrive(self._parcel(col, due, part.copy()))
+        for parcel in order.parcels:
+            self.arrive(parcel)
 
     def _holder(self, col: int, number: int) -> int:
         """Return the rank of the worker that has a column band's operation of a round."""
@@ -334,13 +322,12 @@ class SegmentRun:
     def _leaves(self, col: int, number: int) -> bool:
         return self._holder(col, number) != self.order.rank
 
-    def _parcel(self, col: int, due: int, part: FactorBand) -> Parcel:
-        names = (*(("",) if len(part.values) else ()), *part.arrays)
-        return Parcel(self.order.attempt, col, due, names, part)
-
     def arrive(self, parcel: Parcel) -> None:
-        """Take in a part of a column band; a second copy of one is dropped."""
-        _, col, due, names, _, _ = parcel
+        """Take in a part of a column band, or give up; a second copy of a part is dropped."""
+        _, col, due, names, _, reason = parcel
+        if reason:
+            self.abort(reason)
+            return
         transfers = self.order.transfers
         with self._lock:
             if due <= self._begun.get(col, -1):
@@ -358,7 +345,7 @@ class SegmentRun:
     def lose(self, reason: str) -> None:
         """Give the segment up since a worker has gone, and tell the client."""
         self.abort(reason)
-        self.order.tell("lost", self.order.rank, worker=self.exchange.worker)
+        self.order.work.tell("lost", self.order.rank, worker=self.exchange.worker)
 
     def _collect(self, col: int, due: int) -> FactorBand:
         """Put a column band together from the parts that came for a round."""
@@ -377,12 +364,12 @@ class SegmentRun:
         number = self.scheduler.position[row]
         band = self.portion.cols[col] = self._collect(col, number)
         band.arrays.update(self.order.constants[col])
-        found, seconds = perform(op, self.order, self.portion, local_workspace())
+        found, seconds = perform(op, self.order.work, self.portion, local_workspace())
         with self._lock:
             self.portion.strip(col, number)
             del self.portion.cols[col]
         for due, part in self.order.transfers.split(band, number):
-            holder, parcel = self._holder(col, due), self._parcel(col, due, part)
+            holder, parcel = self._holder(col, due), Parcel.of(self.order.attempt, col, due, part)
             if holder == self.order.rank:
                 self.arrive(parcel)
             else:
@@ -412,7 +399,7 @@ class SegmentRun:
         due = time.monotonic() - self._told_at > TELL_EVERY or done == self.scheduler.total
         if due and done > self._told:
             self._told, self._told_at = done, time.monotonic()
-            self.order.tell("progress", self.order.rank, done)
+            self.order.work.tell("progress", self.order.rank, done)
 
 
 def _op(row: int, values: Sequence[Any]) -> Op:
@@ -432,44 +419,36 @@ def make_orders(
     """Write down every worker's part of an attempt; ``shares`` are row bands by address."""
     transfers, touched = plan_transfers(work.plan, work.program, state)
     owner = tuple(rank for rank, count in enumerate(shares.values()) for _ in range(count))
-    ops = ops_by_row(work.plan)
-    orders = [
-        Order(
-            attempt,
-            tell,
-            rank,
-            lanes,
-            owner,
-            tuple(shares),
-            patience,
-            transfers,
-            work.program,
-            work.data,
-        )
-        for rank, lanes in enumerate(threads)
+    ops, sent = ops_by_row(work.plan), work.sent(tell)
+    constants = [
+        {name: band.arrays[name] for name in transfers.constant & band.arrays.keys()}
+        for band in state.cols
     ]
+    shared = owner, tuple(shares), patience, sent, transfers, constants
+    orders = [Order(attempt, rank, lanes, *shared) for rank, lanes in enumerate(threads)]
     for row, band in enumerate(state.rows):
         own = orders[owner[row]]
-        own.rows[row] = bare(band, touched & band.arrays.keys())
+        own.portion.rows[row] = bare(band, touched & band.arrays.keys())
         own.ops[row] = [(op.action, op.block.col, *op[2:]) for op in ops[row]]
     for col, band in enumerate(state.cols):
-        for due, piece in transfers.split(bare(band, touched & band.arrays.keys()), -1):
-            orders[owner[int(transfers.row_of[due, col])]].cols.append((col, due, piece))
-        for own in orders:
-            own.constants.append(
-                {n: band.arrays[n] for n in transfers.constant & band.arrays.keys()}
-            )
+        for due, part in transfers.split(bare(band, touched & band.arrays.keys()), -1):
+            own = orders[owner[int(transfers.row_of[due, col])]]
+            own.parcels.append(Parcel.of(attempt, col, due, part))
     for block, cells in state.cells.items():
-        orders[owner[block.row]].cells[block] = cells
+        orders[owner[block.row]].portion.cells[block] = cells
     return orders
 
 
 def run_segment(packed: NDArray[np.uint8]) -> Portion:
-    """Do one worker's part of one attempt: the task."""
+    """Do one worker's part of one attempt: the task.
+
+    What is unpacked is the task's own: an order that was not packed would share its bands
+    with the caller.
+    """
     order: Order = unpack(packed)
     worker = get_worker()
     exchange = cast("Exchange", worker.plugins[PLUGIN])
-    order.tell("started", order.rank)
+    order.work.tell("started", order.rank)
     segment = SegmentRun(order, exchange, str(worker.get_current_task()))
     exchange.open(segment)
     try:
@@ -481,4 +460,4 @@ def run_segment(packed: NDArray[np.uint8]) -> Portion:
         raise
     finally:
         exchange.close(order.attempt)
-        order.tell("ended", order.rank)
+        order.work.tell("ended", order.rank)

@@ -14,6 +14,11 @@ from daskfactor.data.grid import Block, Grid
 
 Array = NDArray[Any]
 
+
+def _nbytes(*arrays: Array) -> int:
+    return SMALL_OBJECT + sum(array.nbytes for array in arrays)
+
+
 Record = tuple[int, list[Array], dict[int, float]]
 """What a column band recorded in an operation: position along the plan, draws, sums."""
 SMALL_OBJECT = 200
@@ -50,8 +55,7 @@ class FactorBand:
 
     def __sizeof__(self) -> int:
         """Return the bytes that Dask is to count, so that workers spill in time."""
-        arrays = (self.values, *self.arrays.values(), *self.draws)
-        return SMALL_OBJECT + sum(array.nbytes for array in arrays)
+        return _nbytes(self.values, *self.arrays.values(), *self.draws)
 
     def copy(self) -> "FactorBand":
         """An independent copy; recorded draws are never written to and stay shared."""
@@ -82,8 +86,7 @@ class BlockCells:
 
     def __sizeof__(self) -> int:
         """Return the bytes that Dask is to count."""
-        arrays = (self.rows, self.cols, self.where, self.mean, self.m2)
-        return SMALL_OBJECT + sum(array.nbytes for array in arrays)
+        return _nbytes(self.rows, self.cols, self.where, self.mean, self.m2)
 
     def copy(self) -> "BlockCells":
         return replace(self, mean=self.mean.copy(), m2=self.m2.copy())
@@ -158,6 +161,17 @@ class Portion:
     evaluations: list[Evaluation] = field(default_factory=list)
     records: dict[int, list[Record]] = field(default_factory=dict)
     busy: float = 0.0
+
+    def copy(self) -> "Portion":
+        """An independent copy; what was recorded is never written to and stays shared."""
+        return Portion(
+            {number: band.copy() for number, band in self.rows.items()},
+            {number: band.copy() for number, band in self.cols.items()},
+            {block: cells.copy() for block, cells in self.cells.items()},
+            list(self.evaluations),
+            {col: list(records) for col, records in self.records.items()},
+            self.busy,
+        )
 
     def __sizeof__(self) -> int:
         """Return the bytes that Dask is to count."""

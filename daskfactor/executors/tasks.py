@@ -11,17 +11,14 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import dask
+from dask.base import get_scheduler
 from dask.callbacks import Callback
-from dask.delayed import Delayed
 from dask.system import cpu_count
 
-from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import (
-    BlockProgram,
     Executor,
     R,
     Work,
@@ -29,24 +26,12 @@ from daskfactor.executors.base import (
     perform,
 )
 from daskfactor.executors.plan import Action, Op, Round
-from daskfactor.executors.state import BlockCells, ChainState, Portion, bare, join_portions
+from daskfactor.executors.state import ChainState, Portion, bare, join_portions
 from daskfactor.machine import single_threaded_blas
-
-if TYPE_CHECKING:
-    from daskfactor.data.grid import Block
 
 Graph = dict[Any, Any]
 Ends = list[list[Any]]
 """Keys of the portions that make up the state afterwards: of rows, of columns, of cells."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """What all tasks of a graph share; ``tell`` takes a task's name and its operations."""
-
-    program: BlockProgram
-    data: BlockedData
-    tell: Callable[..., None] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,41 +40,30 @@ class SuperBlock:
 
     row: int
     col: int
-    size: int
     position: int
     ops: tuple[Op, ...]
 
 
 def update_super_block(
-    context: Any, task: SuperBlock, rows: Portion, cols: Portion, cells: Portion | None
+    packed: Any, task: SuperBlock, rows: Portion, cols: Portion, cells: Portion | None
 ) -> Portion:
     """Do all operations of one task, on copies of the bands that earlier tasks returned.
 
-    ``context`` is a `Context` or the bytes that one was pickled to. Evaluations, records
-    and seconds add up along the row bands' chain of tasks, so that only the last task
-    of each has to be kept.
+    ``packed`` is `Work` or the bytes that it was pickled to. Evaluations, records and
+    seconds add up along the row bands' chain of tasks, so that only the last task of
+    each has to be kept.
     """
-    shared: Context = context if isinstance(context, Context) else pickle.loads(context.data)
-    own: dict[Block, BlockCells] = {}
-    if cells is not None and _evaluates(task):
-        own = {block: found.copy() for block, found in cells.cells.items()}
-    after = Portion(
-        {number: band.copy() for number, band in rows.rows.items()},
-        {number: band.copy() for number, band in cols.cols.items()},
-        own,
-        list(rows.evaluations),
-        {col: list(records) for col, records in rows.records.items()},
-        rows.busy,
-    )
+    work: Work = packed if isinstance(packed, Work) else pickle.loads(packed.data)
+    watched = cells.cells if cells is not None and _evaluates(task) else {}
+    after = replace(rows, cols=cols.cols, cells=watched).copy()
     with single_threaded_blas():
         for number, op in enumerate(task.ops):
-            found, seconds = perform(op, shared, after, local_workspace())
+            found, seconds = perform(op, work, after, local_workspace())
             after.busy += seconds
             after.strip(op.block.col, task.position + number)
             if found is not None:
                 after.evaluations.append(found)
-    if shared.tell is not None:
-        shared.tell("progress", f"{task.position}-{task.row}-{task.col}", len(task.ops))
+    work.tell("progress", f"{task.position}-{task.row}-{task.col}", len(task.ops))
     return after
 
 
@@ -104,17 +78,13 @@ def hand_on(portion: Portion, part: str) -> Portion:
 
 def group_rounds(plan: Sequence[Round]) -> list[list[SuperBlock]]:
     """Make runs of rounds inside the same super-blocks into one list of tasks each."""
-    groups = []
-    position = 0
+    groups, position = [], 0
     for (_, size), rounds in itertools.groupby(plan, key=lambda r: (r.outer, r.size)):
-        ops = [op for part in rounds for op in part.ops]
         where: dict[tuple[int, int], list[Op]] = {}
-        for op in ops:
+        for op in itertools.chain.from_iterable(part.ops for part in rounds):
             where.setdefault((op.block.row // size, op.block.col // size), []).append(op)
-        groups.append(
-            [SuperBlock(row, col, size, position, tuple(own)) for (row, col), own in where.items()]
-        )
-        position += len(ops)
+        groups.append([SuperBlock(*at, position, tuple(ops)) for at, ops in where.items()])
+        position += sum(map(len, where.values()))
     return groups
 
 
@@ -173,14 +143,8 @@ def build_graph(
             rows, cols = ("start-rows", task.row), ("start-columns", task.col)
             cells = ("start-cells", task.row, task.col)
             key = (f"update-block-{task.ops[0].cycle}{token}", *at)
-            graph[key] = (
-                update_super_block,
-                context,
-                task,
-                now[rows],
-                now[cols],
-                now.get(cells),
-            )
+            parts = now[rows], now[cols], now.get(cells)
+            graph[key] = (update_super_block, context, task, *parts)
             after[rows] = after[cols] = key
             if split:
                 after[cols] = (f"hand-on-columns{token}", *at)
@@ -218,21 +182,15 @@ class TasksExecutor(Executor):
         super().__init__(self.num_workers)
 
     def _compute(self, graph: Graph, keys: Sequence[Any]) -> list[Any]:
-        graph = {**graph, "collect": (list, list(keys))}
+        get = get_scheduler(scheduler=self.scheduler)  # type: ignore[no-untyped-call]
         with single_threaded_blas():
-            (values,) = dask.compute(  # type: ignore[attr-defined,no-untyped-call]
-                Delayed("collect", graph),  # type: ignore[no-untyped-call]
-                scheduler=self.scheduler,
-                num_workers=self.num_workers,
-                optimize_graph=False,
-            )
-        return list(values)
+            return list(get(graph, list(keys), num_workers=self.num_workers))
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
         starts = split_state(state, work.plan[0].size)
         groups = group_rounds(work.plan)
-        graph, ends = build_graph(groups, "context", {key: key for key in starts})
-        graph |= {**starts, "context": Context(work.program, work.data)}
+        graph, ends = build_graph(groups, "work", {key: key for key in starts})
+        graph |= {**starts, "work": work}
         done = 0
 
         def count(key: Any, *_: Any) -> None:

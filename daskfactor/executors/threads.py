@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -148,27 +148,18 @@ class BandScheduler:
 
         The calling thread only watches: it alone sees Ctrl-C.
         """
-
-        def over() -> bool:
-            return not self.remaining or self.failure is not None
-
-        futures = list(map(pool.submit, [self._work] * lanes, range(lanes), [operate] * lanes))
+        futures = [pool.submit(self._work, lane, operate) for lane in range(lanes)]
         try:
-            done = -1
-            while done < self.total and self.failure is None:
-                with self.condition:
-                    self.condition.wait_for(over, timeout=LOOK)
-                    done = self.total - self.remaining
-                if self.failure is None:
-                    on_done(done)
+            while wait(futures, LOOK).not_done:
+                on_done(self.total - self.remaining)
         except BaseException as error:
             self.fail(error)
             raise
         finally:
-            for future in futures:
-                future.result()
+            wait(futures)
         if self.failure is not None:
             raise self.failure
+        on_done(self.total)
 
     def _work(self, lane: int, operate: Callable[[Op], tuple[Evaluation | None, float]]) -> None:
         try:

@@ -3,8 +3,7 @@
 from daskfactor.stein.descent import SVGD, SteinDescent
 from daskfactor.stein.ensemble import Ensemble
 from daskfactor.stein.kernel import IMQ, discrepancy, stein_weights
-from daskfactor.stein.measure import stein_discrepancy
-from daskfactor.stein.posterior import stein_posterior
+from daskfactor.stein.posterior import stein_discrepancy, stein_posterior
 from daskfactor.stein.simplex_hmc import SimplexHMC
 
 __all__ = [

@@ -28,8 +28,9 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import ClassVar, Final, Literal, NamedTuple
+from functools import cached_property
+from operator import attrgetter, itemgetter
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,6 @@ from daskfactor.stein.particles import SIDES, TINY, Pair, Posterior
 from daskfactor.stein.starts import prepare_starts
 
 Array = NDArray[np.float64]
-Blocks = tuple[Block, Block]
 
 MEMORY: Final = 0.9
 """Share of earlier steps in the average of squared gradients."""
@@ -55,52 +55,58 @@ LEAST: Final = 1e-12
 """Steps below which nothing moves any more."""
 
 
-class Cloud(NamedTuple):
+@dataclass(frozen=True)
+class Cloud:
     """All particles, (M, I, K) and (M, K, J), in double precision, and their scores.
 
     Scores in W are along the simplex where the discrepancy takes them so; ``divergence``
     (M,) is Σ d_β, ``usable`` (M,) whether all of that is finite.
     """
 
+    posterior: Posterior
     values: Pair
     scores: Pair
     divergence: Array
     usable: NDArray[np.bool_]
 
-    def but(self, keep: NDArray[np.bool_], other: "Cloud") -> "Cloud":
-        """These particles where ``keep`` (M,), others elsewhere."""
-        if keep.all():
+    @classmethod
+    def at(cls, posterior: Posterior, values: Pair) -> "Cloud":
+        """Particles with their scores: two passes over the data."""
+        found = posterior.scores(posterior.particles(*values))
+        W, H = (np.ascontiguousarray(one, np.float64) for one in (found.W, found.H))
+        if posterior.tangent:
+            W = W - W.mean(axis=1, keepdims=True)
+        usable = np.isfinite(found.divergence)
+        for one in (W, H):
+            usable &= np.isfinite(one).all(axis=(1, 2))
+        return cls(posterior, values, (W, H), found.divergence, usable)
+
+    def or_else(self, other: "Cloud") -> "Cloud":
+        """These particles where they are usable, others elsewhere."""
+        if self.usable.all():
             return self
-        wide = keep[:, None, None]
+        wide = self.usable[:, None, None]
         values, scores = (
             (np.where(wide, own[0], its[0]), np.where(wide, own[1], its[1]))
             for own, its in ((self.values, other.values), (self.scores, other.scores))
         )
-        divergence = np.where(keep, self.divergence, other.divergence)
-        return Cloud(values, scores, divergence, np.where(keep, self.usable, other.usable))
+        divergence = np.where(self.usable, self.divergence, other.divergence)
+        return Cloud(self.posterior, values, scores, divergence, self.usable | other.usable)
 
+    @cached_property
+    def blocks(self) -> tuple[Block, Block]:
+        """Inner products between particles, as a Stein matrix is made of them."""
+        made = []
+        for side, values, scores in zip(SIDES, self.values, self.scores, strict=True):
+            x, s = values.reshape(len(values), -1), scores.reshape(len(scores), -1)
+            gram = s @ s.T
+            x, s = x - x.mean(axis=0), s - s.mean(axis=0)
+            made.append(Block.of(x @ x.T, s @ x.T, gram, self.posterior.dimension(side)))
+        return made[0], made[1]
 
-def evaluate(posterior: Posterior, values: Pair) -> Cloud:
-    """Particles with their scores: two passes over the data."""
-    found = posterior.scores(posterior.particles(*values))
-    W, H = (np.ascontiguousarray(one, np.float64) for one in (found.W, found.H))
-    if posterior.tangent:
-        W = W - W.mean(axis=1, keepdims=True)
-    usable = np.isfinite(found.divergence)
-    for one in (W, H):
-        usable &= np.isfinite(one).all(axis=(1, 2))
-    return Cloud(values, (W, H), found.divergence, usable)
-
-
-def blocks_of(posterior: Posterior, cloud: Cloud) -> Blocks:
-    """Inner products between particles, as a Stein matrix is made of them."""
-    made = []
-    for side, values, scores in zip(SIDES, cloud.values, cloud.scores, strict=True):
-        x, s = values.reshape(len(values), -1), scores.reshape(len(scores), -1)
-        gram = s @ s.T
-        x, s = x - x.mean(axis=0), s - s.mean(axis=0)
-        made.append(Block.of(x @ x.T, s @ x.T, gram, posterior.dimension(side)))
-    return made[0], made[1]
+    def parts(self, kernel: IMQ) -> Iterator[tuple[Multiquadric, Block, Array, Array]]:
+        """Of W, then of H: the kernel, inner products, positions and scores."""
+        return zip(kernel.blocks, self.blocks, self.values, self.scores, strict=True)
 
 
 def held(posterior: Posterior, move: Pair) -> Pair:
@@ -111,9 +117,9 @@ def held(posterior: Posterior, move: Pair) -> Pair:
     return move
 
 
-def equal_discrepancy(blocks: Blocks, kernel: IMQ) -> float:
+def equal_discrepancy(cloud: Cloud, kernel: IMQ) -> float:
     """The discrepancy of equally weighted particles; infinite where it is not finite."""
-    square = float(assemble(blocks, kernel).mean())
+    square = float(assemble(cloud.blocks, kernel).mean())
     return float(np.sqrt(max(0.0, square))) if np.isfinite(square) else np.inf
 
 
@@ -142,7 +148,7 @@ def apart(table: Array, values: Array) -> Array:
     return np.asarray(table.sum(axis=1)[:, None, None] * values - weighed(table, values))
 
 
-def along_scores(posterior: Posterior, cloud: Cloud, blocks: Blocks, kernel: IMQ) -> Pair:
+def along_scores(cloud: Cloud, kernel: IMQ) -> Pair:
     r"""Where the Kullback-Leibler divergence falls fastest, in the kernel's function space.
 
     .. math:: \phi_m = \frac{1}{M} \sum_n \left[ k_{nm} s_n + \nabla_{\theta_n} k_{nm} \right],
@@ -154,15 +160,12 @@ def along_scores(posterior: Posterior, cloud: Cloud, blocks: Blocks, kernel: IMQ
     ----------
     Liu and Wang 2016, equation 8; Masood and Doshi-Velez, equation 7.
     """
-    kernels = kernel.blocks
-    k = kernels[0].value(blocks[0].r2) + kernels[1].value(blocks[1].r2)
+    k = np.asarray(sum(own.value(block.r2) for own, block, _, _ in cloud.parts(kernel)))
     W, H = (
         (weighed(k, scores) - 2.0 * apart(own.slope(block.r2), values)) / len(values)
-        for own, block, values, scores in zip(
-            kernels, blocks, cloud.values, cloud.scores, strict=True
-        )
+        for own, block, values, scores in cloud.parts(kernel)
     )
-    return held(posterior, (W, H))
+    return held(cloud.posterior, (W, H))
 
 
 def slopes(posterior: Posterior, values: Pair) -> Pair:
@@ -197,8 +200,9 @@ def second_derivative(posterior: Posterior, values: Pair, v: Pair) -> Pair:
     return total[0], total[1]
 
 
-def curvature(posterior: Posterior, cloud: Cloud, v: Pair) -> Pair:
+def curvature(cloud: Cloud, v: Pair) -> Pair:
     """∇²log p v of every particle, for v that is zero where components are constants."""
+    posterior = cloud.posterior
     _, slope, second = posterior.model.of_divergence(cloud.divergence)
     parts = [np.zeros_like(one) for one in v]
     if slope.any():
@@ -227,24 +231,21 @@ def in_distance(kernel: Multiquadric, block: Block, gram: Array) -> Array:
     )
 
 
-def gradient(posterior: Posterior, cloud: Cloud, blocks: Blocks, kernel: IMQ) -> Pair:
+def gradient(cloud: Cloud, kernel: IMQ) -> Pair:
     """∇S² in every particle, of their shapes; zero where components are constants."""
     count = len(cloud.divergence)
-    v = along_scores(posterior, cloud, blocks, kernel)  # along the simplex if scores are
-    gram = blocks[0].score + blocks[1].score
-    total = []
-    for own, block, values, scores, bent in zip(
-        kernel.blocks,
-        blocks,
-        cloud.values,
-        cloud.scores,
-        curvature(posterior, cloud, v),
-        strict=True,
-    ):
-        found = 2.0 * count * bent + 4.0 * apart(in_distance(own, block, gram), values)
-        found -= 4.0 * apart(own.slope(block.r2), scores)
-        total.append(found / count**2)
-    return held(posterior, (total[0], total[1]))
+    bends = curvature(cloud, along_scores(cloud, kernel))  # along the simplex if scores are
+    gram = cloud.blocks[0].score + cloud.blocks[1].score
+    W, H = (
+        (
+            2.0 * count * bent
+            + 4.0 * apart(in_distance(own, block, gram), values)
+            - 4.0 * apart(own.slope(block.r2), scores)
+        )
+        / count**2
+        for (own, block, values, scores), bent in zip(cloud.parts(kernel), bends, strict=True)
+    )
+    return held(cloud.posterior, (W, H))
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ class Descent(ParticleMethod):
         object.__setattr__(self, "step", positive_or("step", self.step))
 
     @abstractmethod
-    def direction(self, posterior: Posterior, cloud: Cloud, blocks: Blocks, kernel: IMQ) -> Pair:
+    def direction(self, cloud: Cloud, kernel: IMQ) -> Pair:
         """Where all particles go, of their shapes."""
 
     def particles(
@@ -299,17 +300,16 @@ class Descent(ParticleMethod):
         OptionError
             If the starts cannot be used.
         """
-        here = evaluate(posterior, posterior.in_double(*starts))
+        here = Cloud.at(posterior, posterior.in_double(*starts))
         if not here.usable.all():
             raise OptionError(
                 f"start {int(here.usable.argmin())} has no finite density or score under the "
                 "model; leave it out"
             )
         units = [np.float64(one.mean()) for one in here.values]
-        blocks = blocks_of(posterior, here)
-        kernel = posterior.kernel.resolve(blocks[0].r2, blocks[1].r2)
-        level = equal_discrepancy(blocks, kernel)
-        best, best_level = here.values, level
+        kernel = posterior.kernel.resolve(here.blocks[0].r2, here.blocks[1].r2)
+        level = equal_discrepancy(here, kernel)
+        best = level, here.values
         auto = isinstance(self.step, str)
         only_down = auto and self.downhill
         sizes = np.full(len(here.usable), AUTO_STEP if auto else self.step)
@@ -317,31 +317,28 @@ class Descent(ParticleMethod):
         squares: list[Array] = []
         for number in range(1, self.steps + 1):
             if move is None:
-                move = self.direction(posterior, here, blocks, kernel)
-                move = scaled(move, squares, posterior.model.simplex)
+                move = scaled(self.direction(here, kernel), squares, posterior.model.simplex)
             share = 1.0 if only_down else 1.0 - (number - 1) / self.steps
             W, H = (
                 values + (share * sizes * unit)[:, None, None] * one
                 for values, unit, one in zip(here.values, units, move, strict=True)
             )
             W = onto_simplex(W) if posterior.model.simplex else np.maximum(W, 0)
-            there = evaluate(posterior, (W, np.maximum(H, 0)))
+            there = Cloud.at(posterior, (W, np.maximum(H, 0)))
             sizes = np.where(there.usable, sizes, 0.5 * sizes)
-            there = there.but(there.usable, here)
-            found = blocks_of(posterior, there)
-            reached = equal_discrepancy(found, kernel)
+            there = there.or_else(here)
+            reached = equal_discrepancy(there, kernel)
             if only_down and not reached < level:
                 sizes = 0.5 * sizes
             else:
-                here, blocks, level, move = there, found, reached, None
+                here, level, move = there, reached, None
                 sizes = GROWTH * sizes if only_down else sizes
-            if level < best_level:
-                best, best_level = here.values, level
+            best = min(best, (level, here.values), key=itemgetter(0))
             if number == self.steps or not sizes.max() > LEAST:
                 break
             on_share(number / self.steps)
         on_share(1.0)
-        ends = best if self.downhill else here.values
+        ends = best[1] if self.downhill else here.values
         by_w, by_h = (np.ascontiguousarray(one, posterior.data.dtype) for one in ends)
         return (by_w, by_h), number
 
@@ -391,9 +388,9 @@ class SVGD(Descent):
     Doshi-Velez, section 6.2.
     """
 
-    def direction(self, posterior: Posterior, cloud: Cloud, blocks: Blocks, kernel: IMQ) -> Pair:
+    def direction(self, cloud: Cloud, kernel: IMQ) -> Pair:
         """Along the scores of all particles, and away from each other."""
-        return along_scores(posterior, cloud, blocks, kernel)
+        return along_scores(cloud, kernel)
 
 
 @dataclass(frozen=True)
@@ -429,7 +426,7 @@ class SteinDescent(Descent):
 
     downhill: ClassVar[bool] = True
 
-    def direction(self, posterior: Posterior, cloud: Cloud, blocks: Blocks, kernel: IMQ) -> Pair:
+    def direction(self, cloud: Cloud, kernel: IMQ) -> Pair:
         """Down the discrepancy."""
-        W, H = gradient(posterior, cloud, blocks, kernel)
+        W, H = gradient(cloud, kernel)
         return -W, -H

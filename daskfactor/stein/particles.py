@@ -33,6 +33,7 @@ from daskfactor.stein.kernel import IMQ, Block, assemble
 Array = NDArray[Any]
 Pair = tuple[Array, Array]
 Side = Literal["rows", "columns"]
+Slab = tuple[slice, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 R = TypeVar("R")
 
 SIDES: Final[tuple[Side, Side]] = ("rows", "columns")
@@ -192,14 +193,31 @@ class Particles:
         if not simplex:
             return self
         sums = np.sum([one for _, _, one in found[:blocks]], axis=0)
-        zero = np.argwhere(~(sums > 0))
-        if zero.size:
-            particle, component = zero[0]
-            raise OptionError(
-                f"component {component} of particle {particle} is zero in all of W, so that no "
-                "scale puts it on the simplex; leave that particle out"
-            )
+        _check_sums(sums, "particle", "leave that particle out")
         return replace(self, shrink=sums)
+
+
+def _check_sums(sums: Array, what: str, advice: str) -> None:
+    """Refuse sums of the columns of W, (M, K), that they cannot be divided by."""
+    zero = np.argwhere(~(sums > 0))
+    if zero.size:
+        number, component = zero[0]
+        raise OptionError(
+            f"component {component} of {what} {number} is zero in all of W, so that no scale puts "
+            f"it on the simplex; {advice}"
+        )
+
+
+def on_simplex(W: Array, H: Array) -> tuple[Array, Array]:
+    """The same product with columns of W that add up to 1.
+
+    A component that is zero in all of W has any column there, and a row of zeros in H.
+    """
+    sums = W.sum(axis=0, dtype=np.float64)
+    dead = ~(sums > 0)
+    W, H = W.astype(np.float64), H.astype(np.float64)
+    W[:, dead], H[dead], sums[dead] = 1.0, 0.0, len(W)
+    return W / sums, H * sums[:, None]
 
 
 class BandScore(NamedTuple):
@@ -217,8 +235,12 @@ class BandScore(NamedTuple):
     excess: float
     free: NDArray[np.float64]
 
-    def slabs(self) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float64]]]:
-        """A few rows at a time: which, values and scores in double precision, (M, rows, K)."""
+    def slabs(self) -> Iterator[Slab]:
+        """A few rows at a time, in double precision.
+
+        Which; values and scores, (M, rows, K); and the log prior Σ (a - 1) log θ - λ θ over
+        the free entries, constants left out: (M,).
+        """
         count, rows, width = self.values.shape
         step = max(1, SLAB_BYTES // (8 * count * width))
         for at in range(0, rows, step):
@@ -226,18 +248,13 @@ class BandScore(NamedTuple):
             values = self.values[:, part].astype(np.float64)
             score = self.gradient[:, part] * -self.slope[:, None, None]
             score -= self.rate
+            prior = -self.rate * (values * self.free).sum(axis=(1, 2))
             if self.excess:
-                score += self.excess / np.maximum(values, TINY)
+                positive = np.maximum(values, TINY)
+                score += self.excess / positive
+                prior += self.excess * (np.log(positive) * self.free).sum(axis=(1, 2))
             score *= self.free
-            yield part, values, score
-
-    def log_prior(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Σ (a - 1) log θ - λ θ over the free entries of some rows, constants left out: (M,)."""
-        total = -self.rate * (values * self.free).sum(axis=(1, 2))
-        if self.excess:
-            logs = np.log(np.maximum(values, TINY)) * self.free
-            total += self.excess * logs.sum(axis=(1, 2))
-        return np.asarray(total)
+            yield part, values, score, prior
 
 
 def added(parts: Iterable[tuple[Array, ...]]) -> tuple[Array, ...]:
@@ -253,17 +270,16 @@ def products(band: BandScore) -> tuple[Array, ...]:
     and, for the second, scores are centred coordinate by coordinate first: only differences
     matter there, and small ones do not cancel out of large inner products.
     """
-    return added(_of_slab(band, values, score) for _, values, score in band.slabs())
 
+    def of_slab(values: Array, score: Array, prior: Array) -> tuple[Array, ...]:
+        values -= values.mean(axis=0)
+        sums = score.sum(axis=1), values.sum(axis=1)
+        x, s = values.reshape(len(values), -1), score.reshape(len(score), -1)
+        gram = s @ s.T
+        s -= s.mean(axis=0)
+        return x @ x.T, s @ x.T, gram, *sums, prior
 
-def _of_slab(band: BandScore, values: Array, score: Array) -> tuple[Array, ...]:
-    prior = band.log_prior(values)
-    values -= values.mean(axis=0)
-    sums = score.sum(axis=1), values.sum(axis=1)
-    x, s = values.reshape(len(values), -1), score.reshape(len(score), -1)
-    gram = s @ s.T
-    s -= s.mean(axis=0)
-    return x @ x.T, s @ x.T, gram, *sums, prior
+    return added(of_slab(*slab) for _, *slab in band.slabs())
 
 
 class Scores(NamedTuple):
@@ -368,12 +384,7 @@ class Posterior:
         W, H = np.array(W, dtype=np.float64), np.array(H, dtype=np.float64)
         if self.model.simplex:
             sums = W.sum(axis=1)
-            if not sums.min() > 0:
-                start, component = np.argwhere(~(sums > 0))[0]
-                raise OptionError(
-                    f"component {component} of start {start} is zero in all of W, so that no scale "
-                    "puts it on the simplex; pass a start that has some of it"
-                )
+            _check_sums(sums, "start", "pass a start that has some of it")
             W /= sums[:, None]
             H *= sums[:, :, None]
         return W, H
@@ -457,8 +468,8 @@ class Posterior:
 
         def keep(band: BandScore) -> tuple[Array, NDArray[np.float64]]:
             prior = np.zeros(len(band.values))
-            for part, values, score in band.slabs():
-                prior += band.log_prior(values)
+            for part, _, score, own in band.slabs():
+                prior += own
                 band.gradient[:, part] = score
             return band.gradient, prior
 

@@ -22,15 +22,15 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import is_number, positive_or, warn, whole_number
+from daskfactor.checks import warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors.state import make_state
-from daskfactor.inference.hmc import FIRST_STEP, JITTER, DualAveraging
+from daskfactor.inference.hmc import DualAveraging, check_leapfrog, first_step
 from daskfactor.inference.program import shares
 from daskfactor.machine import single_threaded_blas
 from daskfactor.random import Stream, generator
@@ -65,72 +65,69 @@ class Spot(NamedTuple):
         return math.isfinite(self.log_density) and all(np.isfinite(one).all() for one in parts)
 
 
-@dataclass(frozen=True)
-class Chart:
-    """The coordinates of a chain, in double precision whatever the type of the data."""
+def factors_at(posterior: Posterior, place: Pair) -> Pair:
+    """W and H at some coordinates."""
+    first, H = place
+    return (first / first.sum(axis=0), H) if posterior.model.simplex else (first, H)
 
-    posterior: Posterior
 
-    def factors(self, place: Pair) -> Pair:
-        """W and H at some coordinates."""
-        first, H = place
-        return (first / first.sum(axis=0), H) if self.posterior.model.simplex else (first, H)
+def coordinates(posterior: Posterior, W: Array, H: Array) -> Pair:
+    """Coordinates of factors, the sum of a column of g being what it is a priori, I.
 
-    def place(self, W: Array, H: Array) -> Pair:
-        """Coordinates of factors, the sum of a column of g being what it is a priori, I.
+    Entries at zero are lifted a little: all particles share zeros otherwise for long.
+    """
+    first = W * len(W) if posterior.model.simplex else W
+    places = []
+    for side, values in zip(SIDES, (first, H.T), strict=True):
+        lifted = np.maximum(values, LIFT * values.mean())
+        frozen = posterior.frozen(side)
+        lifted[:, frozen] = values[:, frozen]
+        places.append(lifted)
+    return places[0], np.ascontiguousarray(places[1].T)
 
-        Entries at zero are lifted a little: all particles share zeros otherwise for long.
-        """
-        first = W * len(W) if self.posterior.model.simplex else W
-        places = []
-        for side, values in zip(SIDES, (first, H.T), strict=True):
-            lifted = np.maximum(values, LIFT * values.mean())
-            frozen = self.posterior.frozen(side)
-            lifted[:, frozen] = values[:, frozen]
-            places.append(lifted)
-        return places[0], np.ascontiguousarray(places[1].T)
 
-    def look(self, place: Pair) -> Spot:
-        r"""Log density of the coordinates, and its gradient.
+def look(posterior: Posterior, place: Pair) -> Spot:
+    r"""Log density of the coordinates, and its gradient; in double precision.
 
-        .. math:: \partial_{g_{ik}} = (s_{ik} - \sum_i w_{ik} s_{ik}) / S_k + a / S_k - r
+    .. math:: \partial_{g_{ik}} = (s_{ik} - \sum_i w_{ik} s_{ik}) / S_k + a / S_k - r
 
-        with s the score in W and r = (I + a) / I, so that S is about I.
-        """
-        W, H = self.factors(place)
-        found = self.posterior.scores(self.posterior.particles(W[None], H[None]))
-        by_w, by_h = (np.asarray(one[0], dtype=np.float64) for one in (found.W, found.H))
-        log_density = float(found.log_density[0])
-        if self.posterior.model.simplex:
-            sums, rate = place[0].sum(axis=0), 1.0 + EXCESS / len(W)
-            by_w = (by_w - (W * by_w).sum(axis=0) + EXCESS) / sums - rate
-            log_density += float((EXCESS * np.log(sums) - rate * sums).sum())
-        return Spot(place, log_density, (by_w, by_h))
+    with s the score in W and r = (I + a) / I, so that S is about I.
+    """
+    W, H = factors_at(posterior, place)
+    found = posterior.scores(posterior.particles(W[None], H[None]))
+    by_w, by_h = (np.asarray(one[0], dtype=np.float64) for one in (found.W, found.H))
+    log_density = float(found.log_density[0])
+    if posterior.model.simplex:
+        sums, rate = place[0].sum(axis=0), 1.0 + EXCESS / len(W)
+        by_w = (by_w - (W * by_w).sum(axis=0) + EXCESS) / sums - rate
+        log_density += float((EXCESS * np.log(sums) - rate * sums).sum())
+    return Spot(place, log_density, (by_w, by_h))
 
-    def spread(self, place: Pair) -> Pair:
-        """1/√m of every coordinate, 1/m = (θ + 1/c) / c: the width of Gamma(cθ + 1, c).
 
-        c is the denominator of the multiplicative update, in which metric no direction of
-        one factor is narrower than 1 at a mode; 0 for constants.
-        """
-        posterior, data = self.posterior, self.posterior.data
-        W, H = self.factors(place)
-        least = float(posterior.divergences(posterior.particles(W[None], H[None]))[0])
-        slope = typical_slope(posterior, least, W.size + H.size)
-        state = make_state(data.grid, W.astype(data.dtype), H.T.astype(data.dtype))
-        law, floor = posterior.model.likelihood, posterior.floor
-        widths = []
-        for side, values in zip(SIDES, (place[0], place[1].T), strict=True):
-            bands = shares(posterior.executor, data, state, side, law, floor)
-            c = slope * np.concatenate([one.denominator for one in bands]).astype(np.float64)
-            if side == "rows" and posterior.model.simplex:
-                c = c / place[0].sum(axis=0) + 1.0 + EXCESS / len(W)
-            else:
-                c += posterior.prior(side)[0]
-            width = np.sqrt((values + 1.0 / c) / c)
-            width[:, posterior.frozen(side)] = 0.0
-            widths.append(width)
-        return widths[0], np.ascontiguousarray(widths[1].T)
+def widths(posterior: Posterior, place: Pair) -> Pair:
+    """1/√m of every coordinate, 1/m = (θ + 1/c) / c: the width of Gamma(cθ + 1, c).
+
+    c is the denominator of the multiplicative update, in which metric no direction of
+    one factor is narrower than 1 at a mode; 0 for constants.
+    """
+    data = posterior.data
+    W, H = factors_at(posterior, place)
+    least = float(posterior.divergences(posterior.particles(W[None], H[None]))[0])
+    slope = typical_slope(posterior, least, W.size + H.size)
+    state = make_state(data.grid, W.astype(data.dtype), H.T.astype(data.dtype))
+    law, floor = posterior.model.likelihood, posterior.floor
+    found = []
+    for side, values in zip(SIDES, (place[0], place[1].T), strict=True):
+        bands = shares(posterior.executor, data, state, side, law, floor)
+        c = slope * np.concatenate([one.denominator for one in bands]).astype(np.float64)
+        if side == "rows" and posterior.model.simplex:
+            c = c / place[0].sum(axis=0) + 1.0 + EXCESS / len(W)
+        else:
+            c += posterior.prior(side)[0]
+        width = np.sqrt((values + 1.0 / c) / c)
+        width[:, posterior.frozen(side)] = 0.0
+        found.append(width)
+    return found[0], np.ascontiguousarray(found[1].T)
 
 
 def typical_slope(posterior: Posterior, least: float, entries: int) -> float:
@@ -164,7 +161,7 @@ def reflected(place: Array, momentum: Array) -> Pair:
 
 
 def leapfrog(
-    chart: Chart, spot: Spot, momentum: Pair, spread: Pair, size: float, steps: int
+    posterior: Posterior, spot: Spot, momentum: Pair, spread: Pair, size: float, steps: int
 ) -> tuple[Spot, Pair, int]:
     """Leapfrog steps, mirrored at zero: where they lead, the momentum there, and looks taken.
 
@@ -175,17 +172,21 @@ def leapfrog(
     ----------
     Neal 2011, "MCMC using Hamiltonian dynamics", sections 5.2.3 and 5.5.1.5.
     """
-    for step in range(steps):
-        moved = []
-        for x, u, g, s in zip(spot.place, momentum, spot.gradient, spread, strict=True):
-            u = u + 0.5 * size * s * g
-            moved.append(reflected(x + size * s * u, u))
-        (first, first_u), (second, second_u) = moved
-        spot = chart.look((first, second))
-        momentum = (
-            first_u + 0.5 * size * spread[0] * spot.gradient[0],
-            second_u + 0.5 * size * spread[1] * spot.gradient[1],
+
+    def kicked(momentum: Pair, gradient: Pair) -> Pair:
+        first, second = (
+            u + 0.5 * size * s * g for u, s, g in zip(momentum, spread, gradient, strict=True)
         )
+        return first, second
+
+    for step in range(steps):
+        momentum = kicked(momentum, spot.gradient)
+        (first, first_u), (second, second_u) = (
+            reflected(x + size * s * u, u)
+            for x, s, u in zip(spot.place, spread, momentum, strict=True)
+        )
+        spot = look(posterior, (first, second))
+        momentum = kicked((first_u, second_u), spot.gradient)
         if not spot.usable:
             return spot, momentum, step + 1
     return spot, momentum, steps
@@ -241,13 +242,9 @@ class SimplexHMC(ParticleMethod):
     target_accept: float = 0.8
 
     def __post_init__(self) -> None:
-        for name, least in (("draws", 1), ("tune", 0), ("steps", 1)):
+        for name, least in (("draws", 1), ("tune", 0)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        object.__setattr__(self, "step", positive_or("step", self.step))
-        target: Any = self.target_accept
-        if not is_number(target) or not 0 < target < 1:
-            raise OptionError(f"target_accept must be a number between 0 and 1, got {target!r}")
-        object.__setattr__(self, "target_accept", float(target))
+        check_leapfrog(self)
 
     def check_count(self, count: int) -> None:
         """Refuse more particles than there are draws."""
@@ -277,18 +274,18 @@ class SimplexHMC(ParticleMethod):
         OptionError
             If the start has no finite density.
         """
-        begun, chain, looks = time.perf_counter(), Chain(self, posterior, start, seed), 0
+        begun, looks, made, accepted = time.perf_counter(), 0, 0, 0.0
         last = {self.tune + (number + 1) * self.draws // count - 1 for number in range(count)}
-        total, made, accepted = self.tune + self.draws, 0, 0.0
-        for number in range(total):
-            probability = chain.propose(number)
+        total = self.tune + self.draws
+        for number, (spot, probability, taken) in enumerate(self.walk(posterior, start, seed)):
+            looks += taken
             accepted += probability if number >= self.tune else 0.0
             on_done(count * (number + 1) / total)
             if number in last:
-                factors = chain.chart.factors(chain.spot.place)
+                factors = factors_at(posterior, spot.place)
                 W, H = (np.ascontiguousarray(one, posterior.data.dtype) for one in factors)
-                yield Particle(made, W, H, time.perf_counter() - begun, chain.looks - looks)
-                begun, looks, made = time.perf_counter(), chain.looks, made + 1
+                yield Particle(made, W, H, time.perf_counter() - begun, looks)
+                begun, looks, made = time.perf_counter(), 0, made + 1
         if accepted < FEW * self.draws:
             warn(
                 f"only {accepted / self.draws:.1%} of the proposals were taken, so that many "
@@ -296,54 +293,34 @@ class SimplexHMC(ParticleMethod):
                 SamplingWarning,
             )
 
-
-class Chain:
-    """A run of `SimplexHMC`."""
-
-    @single_threaded_blas()
-    def __init__(self, options: SimplexHMC, posterior: Posterior, start: Pair, seed: int) -> None:
-        self.options, self.seed, self.chart = options, seed, Chart(posterior)
+    def walk(
+        self, posterior: Posterior, start: Pair, seed: int
+    ) -> Iterator[tuple[Spot, float, int]]:
+        """Where the chain is after every proposal, the probability it was taken with, its looks."""
         W, H = posterior.in_double(*start)
-        place = self.chart.place(W[0], H[0])
-        self.spot = self.chart.look(place)
-        if not self.spot.usable:
-            raise OptionError(
-                "the start has no finite log density or score under the model; pass another one"
-            )
-        self.spread, self.looks = self.chart.spread(place), 0
-        entries = sum(one.size for one in place)
-        first = FIRST_STEP * entries**-0.25 if isinstance(options.step, str) else options.step
-        self.averaging = DualAveraging.at(first)
-
-    def size(self, number: int, jitter: float) -> float:
-        """The step of a proposal, its random factor included."""
-        options = self.options
-        if not isinstance(options.step, str):
-            base = options.step
-        elif number < options.tune:
-            base = math.exp(self.averaging.log_step)
-        else:
-            base = math.exp(self.averaging.log_average)
-        return base * (1.0 + JITTER * (2.0 * jitter - 1.0))
-
-    @single_threaded_blas()
-    def propose(self, number: int) -> float:
-        """One proposal, taken or not; the probability that it is taken."""
-        options = self.options
-        rng = generator(self.seed, 0, Stream.ACCEPTANCE, number)
-        jitter, threshold = rng.random(2)
-        first, second = (rng.standard_normal(one.shape) for one in self.spot.place)
-        before = energy(self.spot, (first, second))
-        size = self.size(number, jitter)
-        with np.errstate(all="ignore"):  # a proposal may run away: it is then rejected
-            end, momentum, looks = leapfrog(
-                self.chart, self.spot, (first, second), self.spread, size, options.steps
-            )
-            change = energy(end, momentum) - before if end.usable else math.inf
-        self.looks += looks
-        probability = math.exp(min(0.0, -change)) if math.isfinite(change) else 0.0
-        if threshold < probability:
-            self.spot = end
-        if number < options.tune:
-            self.averaging = self.averaging.after(probability, options.target_accept)
-        return probability
+        with single_threaded_blas():
+            spot = look(posterior, coordinates(posterior, W[0], H[0]))
+            if not spot.usable:
+                raise OptionError(
+                    "the start has no finite log density or score under the model; pass another one"
+                )
+            spread = widths(posterior, spot.place)
+        averaging = DualAveraging.at(first_step(self.step, sum(one.size for one in spread)))
+        for number in range(self.tune + self.draws):
+            rng, tuning = generator(seed, 0, Stream.ACCEPTANCE, number), number < self.tune
+            jitter, threshold = rng.random(2)
+            first, second = (rng.standard_normal(one.shape) for one in spot.place)
+            before = energy(spot, (first, second))
+            size = averaging.size(self.step, tuning, jitter)
+            # A proposal may run away: it is then rejected.
+            with single_threaded_blas(), np.errstate(all="ignore"):
+                end, momentum, looks = leapfrog(
+                    posterior, spot, (first, second), spread, size, self.steps
+                )
+                change = energy(end, momentum) - before if end.usable else math.inf
+            probability = math.exp(min(0.0, -change)) if math.isfinite(change) else 0.0
+            if threshold < probability:
+                spot = end
+            if tuning:
+                averaging = averaging.after(probability, self.target_accept)
+            yield spot, probability, looks

@@ -209,13 +209,6 @@ STREAM: Final = 7
 """Part of the address of the random numbers, so that no start of a fit shares them."""
 
 
-class Transfer(NamedTuple):
-    """Pairs of matrices: W ≈ U √Σ Q_w, H ≈ Q_h √Σ Vᵀ; (M, R, R) each."""
-
-    w: Array
-    h: Array
-
-
 def halves(found: Singular, rank: int) -> tuple[Array, Array]:
     """U √Σ (I, R) and √Σ Vᵀ (R, J) of the leading triplets."""
     root = np.sqrt(found.values[:rank])
@@ -223,7 +216,7 @@ def halves(found: Singular, rank: int) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=16)
-def learn_transfer(rank: int, count: int, seed: int = 0) -> Transfer:
+def learn_transfer(rank: int, count: int, seed: int = 0) -> Pair:
     r"""Transfer matrices from non-negative factorizations of small synthetic matrices.
 
     .. math:: Q_w = \arg\min_Q \|W - U\sqrt\Sigma\, Q\|_F, \quad
@@ -244,8 +237,8 @@ def learn_transfer(rank: int, count: int, seed: int = 0) -> Transfer:
 
     Returns
     -------
-    Transfer
-        Two arrays (M, R, R), which nobody may write to.
+    pair of ndarray
+        All Q_w and all Q_h, (M, R, R) each, which nobody may write to.
 
     References
     ----------
@@ -261,13 +254,13 @@ def learn_transfer(rank: int, count: int, seed: int = 0) -> Transfer:
         basis, weights = halves(consistent_signs(whole_svd(X, rank)), rank)
         for _ in range(min(RESTARTS, count - len(pairs))):
             W, H = _factorize(X, rank, int(rng.integers(2**31)))
-            by_w = np.linalg.lstsq(basis, W, rcond=None)[0]
-            pairs.append((by_w, np.linalg.lstsq(weights.T, H.T, rcond=None)[0].T))
+            turn = np.linalg.lstsq(basis, W, rcond=None)[0]
+            pairs.append((turn, np.linalg.lstsq(weights.T, H.T, rcond=None)[0].T))
         problem += 1
-    found = Transfer(*(np.stack(one) for one in zip(*pairs, strict=True)))
-    for one in found:
+    by_w, by_h = (np.stack(one) for one in zip(*pairs, strict=True))
+    for one in (by_w, by_h):
         one.setflags(write=False)
-    return found
+    return by_w, by_h
 
 
 def _factorize(X: Array, rank: int, seed: int) -> tuple[Array, Array]:
@@ -429,7 +422,7 @@ def prepare_starts(
     if kind == "q_transform":
         parts = -(-width // rank) if stacked else 1
         pool = np.arange(max(POOL, parts)) if stacked else np.arange(1)
-        transfer = learn_transfer(rank, max(count, len(pool)), seed)
+        transfer = list(zip(*learn_transfer(rank, max(count, len(pool)), seed), strict=True))
 
     def start(number: int) -> Pair:
         rng = generator(seed, number, Stream.START, 3)
@@ -441,7 +434,7 @@ def prepare_starts(
                 W, H = (lifted(one, rng) for one in (W, H))
         else:
             others = rng.permutation(pool[pool != number])[: parts - 1] if stacked else ()
-            pairs = [(transfer.w[own], transfer.h[own]) for own in (number, *others)]
+            pairs = [transfer[own] for own in (number, *others)]
             W, H = q_transform(singular, pairs, width, rng)
         return np.ascontiguousarray(W, dtype), np.ascontiguousarray(H, dtype)
 

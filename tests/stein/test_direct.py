@@ -20,14 +20,12 @@ Array = NDArray[np.float64]
 
 def square(posterior: Posterior, W: Array, H: Array) -> float:
     """S², by way of the Stein matrix."""
-    cloud = descent.evaluate(posterior, (W, H))
-    return descent.equal_discrepancy(descent.blocks_of(posterior, cloud), posterior.kernel) ** 2
+    cloud = descent.Cloud.at(posterior, (W, H))
+    return descent.equal_discrepancy(cloud, posterior.kernel) ** 2
 
 
 def closed(posterior: Posterior, W: Array, H: Array) -> tuple[Array, Array]:
-    cloud = descent.evaluate(posterior, (W, H))
-    blocks = descent.blocks_of(posterior, cloud)
-    return descent.gradient(posterior, cloud, blocks, posterior.kernel)
+    return descent.gradient(descent.Cloud.at(posterior, (W, H)), posterior.kernel)
 
 
 CASES = [

@@ -11,7 +11,8 @@ from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.stein import simplex_hmc
-from daskfactor.stein.simplex_hmc import Chart, SimplexHMC
+from daskfactor.stein.particles import Posterior
+from daskfactor.stein.simplex_hmc import SimplexHMC
 from tests.stein.posed import posed, stacked, starts
 from tests.stein.problems import BY_NAME
 from tests.stein.problems import Problem as Case
@@ -21,12 +22,12 @@ Array = NDArray[np.float64]
 SMALL = Case("small", SILFNMF(1, threshold=1.0), *2 * (np.array([[1.0, 0.3], [2.0, 0.1]]),))
 
 
-def begun(case: Case, data: BlockedData) -> tuple[Chart, simplex_hmc.Spot, tuple[Array, Array]]:
-    """Coordinates, a place, and momenta that would take some entries past zero."""
+def begun(case: Case, data: BlockedData) -> tuple[Posterior, simplex_hmc.Spot, tuple[Array, Array]]:
+    """A posterior, a place, and momenta that would take some entries past zero."""
     rng = np.random.default_rng(3)
-    own = Chart(posed(case, data))
+    own = posed(case, data)
     W, H = starts(case, data, 1)
-    spot = own.look(own.place(W[0], H[0]))
+    spot = simplex_hmc.look(own, simplex_hmc.coordinates(own, W[0], H[0]))
     first, second = (rng.standard_normal(one.shape) for one in spot.place)
     return own, spot, (first, second)
 
@@ -36,7 +37,9 @@ def test_gradients_in_the_coordinates(name: str) -> None:
     with BY_NAME[name].open() as data:
         own, spot, direction = begun(BY_NAME[name], data)
         ends = [
-            own.look((spot.place[0] + h * direction[0], spot.place[1] + h * direction[1]))
+            simplex_hmc.look(
+                own, (spot.place[0] + h * direction[0], spot.place[1] + h * direction[1])
+            )
             for h in (1e-6, -1e-6)
         ]
         apart = (ends[0].log_density - ends[1].log_density) / 2e-6
@@ -48,13 +51,13 @@ def test_coordinates_are_those_of_the_factors() -> None:
     case = BY_NAME["silf, above"]
     with case.open() as data:
         W, H = (one[0] for one in starts(case, data, 1))
-        own = Chart(posed(case, data))
-        back = own.factors(own.place(W, H))
+        own = posed(case, data)
+        back = simplex_hmc.factors_at(own, simplex_hmc.coordinates(own, W, H))
         np.testing.assert_allclose(back[0], W, rtol=1e-12)
         np.testing.assert_array_equal(back[1], H)
         W[0] = 0.0
         W /= W.sum(axis=0)
-        lifted = own.factors(own.place(W, H))[0]
+        lifted = simplex_hmc.factors_at(own, simplex_hmc.coordinates(own, W, H))[0]
         assert 0 < lifted[0].min() < 1e-3
         np.testing.assert_allclose(lifted.sum(axis=0), 1.0)
 
@@ -63,7 +66,7 @@ def test_coordinates_are_those_of_the_factors() -> None:
 def test_the_way_back_leads_to_the_start(name: str) -> None:
     with BY_NAME[name].open() as data:
         own, spot, momentum = begun(BY_NAME[name], data)
-        spread = own.spread(spot.place)
+        spread = simplex_hmc.widths(own, spot.place)
         end, there, looks = simplex_hmc.leapfrog(own, spot, momentum, spread, 0.3, 40)
         assert looks == 40
         turned = [np.sign(a) != np.sign(b) for a, b in zip(momentum, there, strict=True)]
@@ -84,12 +87,13 @@ def test_volumes_stay_as_they_are() -> None:
     """The determinant of the map of positions and momenta is ±1, with reflections too."""
     with SMALL.open(1) as data:
         own, spot, momentum = begun(SMALL, data)
-        spread, reflections = own.spread(spot.place), 0
+        spread, reflections = simplex_hmc.widths(own, spot.place), 0
 
         def end(x: Array) -> Array:
             place = x[:2].reshape(2, 1), x[2:4].reshape(1, 2)
             u = x[4:6].reshape(2, 1), x[6:].reshape(1, 2)
-            found, there, _ = simplex_hmc.leapfrog(own, own.look(place), u, spread, 0.4, 6)
+            begun_at = simplex_hmc.look(own, place)
+            found, there, _ = simplex_hmc.leapfrog(own, begun_at, u, spread, 0.4, 6)
             return np.concatenate([one.ravel() for one in (*found.place, *there)])
 
         for scale in (0.3, 3.0):
@@ -106,7 +110,7 @@ def test_energy_is_kept_to_second_order() -> None:
     case = BY_NAME["silf, above"]
     with case.open() as data:
         own, spot, momentum = begun(case, data)
-        spread, errors = own.spread(spot.place), []
+        spread, errors = simplex_hmc.widths(own, spot.place), []
         for steps in (16, 32, 64):
             end, there, _ = simplex_hmc.leapfrog(own, spot, momentum, spread, 0.5 / steps, steps)
             errors.append(simplex_hmc.energy(end, there) - simplex_hmc.energy(spot, momentum))
@@ -161,8 +165,8 @@ def test_tuning_finds_the_acceptance_that_is_wanted() -> None:
     case = BY_NAME["gaussian, missing, permuted"]
     with case.open() as data:
         start = starts(case, data, 1)
-        chain = simplex_hmc.Chain(SimplexHMC(1, 150, 5), posed(case, data), start, 0)
-        rates = [chain.propose(number) for number in range(300)]
+        walk = SimplexHMC(150, 150, 5).walk(posed(case, data), start, 0)
+        rates = [probability for _, probability, _ in walk]
     assert 0.65 < np.mean(rates[150:]) < 0.95
 
 

@@ -13,7 +13,7 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError, SamplingWarning, StoreError
 from daskfactor.progress import RunEvent
-from daskfactor.stein.posterior import on_simplex
+from daskfactor.stein.particles import on_simplex
 from tests.results.validation import validate
 
 ROWS, COLUMNS = 24, 18

@@ -137,14 +137,14 @@ def test_data_without_singular_vectors() -> None:
 
 def test_transfer_matrices_are_kept_and_begin_alike() -> None:
     many, few = learn_transfer(3, 12), learn_transfer(3, 7)
-    assert many.w.shape == many.h.shape == (12, 3, 3)
+    assert many[0].shape == many[1].shape == (12, 3, 3)
     assert learn_transfer(3, 12) is many
-    np.testing.assert_array_equal(many.w[:7], few.w)
-    np.testing.assert_array_equal(many.h[:7], few.h)
+    np.testing.assert_array_equal(many[0][:7], few[0])
+    np.testing.assert_array_equal(many[1][:7], few[1])
     with pytest.raises(ValueError, match="read-only"):
-        many.w[0] = 0.0
+        many[0][0] = 0.0
     # On low-rank data W H is close to the product of both halves of the decomposition.
-    for w, h in zip(many.w, many.h, strict=True):
+    for w, h in zip(*many, strict=True):
         assert np.abs(w @ h - np.eye(3)).max() < 0.6
 
 

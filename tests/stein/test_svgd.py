@@ -13,7 +13,7 @@ from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein import descent
 from daskfactor.stein.descent import SVGD
 from daskfactor.stein.kernel import IMQ, discrepancy
-from daskfactor.stein.measure import stein_discrepancy
+from daskfactor.stein.posterior import stein_discrepancy
 from tests.stein.posed import KERNEL, posed, stacked, starts
 from tests.stein.problems import BY_NAME
 from tests.stein.problems import Problem as Case
@@ -46,9 +46,8 @@ def test_direction_is_that_of_liu_and_wang(name: str, tangent: bool) -> None:
     case = BY_NAME[name]
     with case.open() as data:
         posterior, begun = posed(case, data, tangent=tangent), starts(case, data, 3)
-        cloud = descent.evaluate(posterior, begun)
-        blocks = descent.blocks_of(posterior, cloud)
-        found = SVGD().direction(posterior, cloud, blocks, KERNEL)
+        cloud = descent.Cloud.at(posterior, begun)
+        found = SVGD().direction(cloud, KERNEL)
     pairs = list(zip(*begun, strict=True))
     for m in range(3):
         expected = [np.zeros_like(one) for one in pairs[m]]
@@ -78,8 +77,7 @@ def test_discrepancies_are_those_of_the_stein_matrix(name: str, tangent: bool) -
     case = BY_NAME[name]
     with case.open() as data:
         posterior, begun = posed(case, data, tangent=tangent), starts(case, data, 4)
-        cloud = descent.evaluate(posterior, begun)
-        found = descent.equal_discrepancy(descent.blocks_of(posterior, cloud), KERNEL)
+        found = descent.equal_discrepancy(descent.Cloud.at(posterior, begun), KERNEL)
         matrix = posterior.stein_matrix(posterior.particles(*begun)).matrix
     assert found == pytest.approx(discrepancy(matrix), rel=1e-12)
 
