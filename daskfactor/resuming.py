@@ -55,7 +55,7 @@ def resume(
     """
     path = _path(store)
     options = Options(progressbar=progressbar, client=client, executor=executor, callback=callback)
-    with RunStore.open(path, mode="r+") as held:
+    with RunStore.open(path) as held:
         described = json.loads(held.attrs["run"])
         if "particles" not in held.attrs:
             sampling.go_on(held, described, draws, V, memory_limit, **options)

@@ -602,7 +602,7 @@ def test_only_a_path_goes_on(tmp_path: Path) -> None:
 def test_a_run_that_this_version_cannot_go_on_with_says_so(tmp_path: Path) -> None:
     path = tmp_path / "run.zarr"
     dfac.sample(V0, dfac.TweedieNMF(2), store=path, **QUICK)
-    with RunStore.open(path, mode="r+") as held:
+    with RunStore.open(path) as held:
         described = json.loads(held.attrs["run"])
         described["options"]["flavour"] = "sweet"
         held.update_attrs({"run": json.dumps(described)})

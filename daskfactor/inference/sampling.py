@@ -35,7 +35,7 @@ from daskfactor.models import model_from_dict
 from daskfactor.models.settings import FactorModel
 from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.results.schema import BIASED, FORMAT_VERSION, STEPS, RunSpec
-from daskfactor.results.sink import MemorySink, Sink
+from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 
 PathText = str | PathLike[str]
@@ -171,7 +171,7 @@ def sample(
         cells = monitored_cells(monitor, data)
         setting = Setting(data, model, sampler, options, held.executor, cells)
         spec = run_spec(setting, store is not None)
-        sink: Sink = MemorySink(spec)
+        sink = Sink(spec)
         if store is not None:
             state = model.fixed_arrays(), NOT_STARTED
             sink = RunStore.create(fspath(store), spec, overwrite=overwrite, state=state)
@@ -206,7 +206,7 @@ def go_on(
             text = json.dumps(described | {"options": planned.to_dict()})
             held.update_attrs({"run": text, "draws": planned.draws})
         if len(planned.index) > held.draws:  # also after a kill between the two
-            held.extend(len(planned.index), planned.index)
+            held.extend(planned.index)
         _carry_out(setting, held, run.on_event, arrays, meta)
 
 

@@ -1,7 +1,6 @@
 """Figures from a result: every function returns a matplotlib Figure and shows nothing."""
 
-from daskfactor.plots.factors import components, overview
-from daskfactor.plots.panels import faces_panel, particle_panel
+from daskfactor.plots.factors import components, faces_panel, overview, particle_panel
 from daskfactor.plots.particles import diversity_plot, scores_plot, top_entries_plot, weights_plot
 from daskfactor.plots.traces import plot_ranks, trace_plot
 

@@ -94,6 +94,12 @@ def color_bar(figure: "Figure | SubFigure", image: Any, ax: Any, told: str, **op
     bar.set_label(told, fontsize=8, color=INK)
 
 
+def legend(figure: "Figure | SubFigure", handles: Any = None, **options: Any) -> None:
+    """Say what lines and colors are, outside the axes: inside it would cover them."""
+    look: dict[str, Any] = {"loc": "outside lower center", "fontsize": 7, "frameon": False}
+    figure.legend(handles=handles, **look | options)
+
+
 def note_line(ax: "Axes", level: float, told: str, color: str, **line: Any) -> None:
     """A level that is worth a line, named at its right end."""
     ax.axhline(level, color=color, **line)

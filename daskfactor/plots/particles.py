@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
@@ -21,6 +22,7 @@ from daskfactor.plots.canvas import (
     group,
     headline,
     heaviest,
+    legend,
     new_figure,
     note_line,
     particle_names,
@@ -322,9 +324,7 @@ def _legend(figure: "Figure | SubFigure", lists: int) -> None:
     if lists == 2:
         del told[SOME]
     handles = [Patch(color=color, label=text) for color, text in told.items()]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=len(told), fontsize=8, frameon=False
-    )
+    legend(figure, handles, ncols=len(told), fontsize=8)
 
 
 def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) -> "Figure":
@@ -384,46 +384,28 @@ def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) 
         told = f"{called[particle]}: best in {', '.join(names[k] for k in won)}"
         x = at + spread[particle]
         if particle in followed:
-            ax.plot(x, values[particle], ":", color=color, lw=1.3, zorder=3)
-            ax.plot(
-                x, values[particle], marker, color=color, ms=4, mfc="white", ls="none", zorder=4
-            )
-        ax.plot(
-            x[won],
-            values[particle, won],
-            marker,
-            color=color,
-            ms=7,
-            ls="none",
-            zorder=5,
-            label=told,
-        )
+            line: dict[str, Any] = {"ls": ":", "lw": 1.3, "ms": 4, "mfc": "white", "zorder": 3}
+            ax.plot(x, values[particle], marker, color=color, **line)
+        best_of: dict[str, Any] = {"ls": "none", "ms": 7, "zorder": 5, "label": told}
+        ax.plot(x[won], values[particle, won], marker, color=color, **best_of)
     long = max(map(len, names)) > 12
     ax.set_xticks(at, names, rotation=20 if long else 0, ha="right" if long else "center")
     ax.set_xlim(-0.5, len(names) - 0.5)
     ax.set_ylabel("score", fontsize=8)
     headline(ax, "score of every particle; bar: mean")
     tidy(ax)
-    target.legend(
-        loc="outside right upper",
-        title="particle",
-        title_fontsize=8,
-        fontsize=7,
-        frameon=False,
-        alignment="left",
-    )
+    of_names = {"title": "particle", "title_fontsize": 8, "alignment": "left"}
+    legend(target, loc="outside right upper", **of_names)
     return target.get_figure(root=True)
 
 
 def _best_positions(scores: xr.Dataset) -> list[int]:
     """Position of the best particle of every score, chains one after the other."""
-    chains, draws = scores["chain"].values.tolist(), scores["draw"].values.tolist()
-    return [
-        chains.index(chain) * len(draws) + draws.index(draw)
-        for chain, draw in zip(
-            scores["best_chain"].values.tolist(), scores["best_draw"].values.tolist(), strict=True
-        )
-    ]
+    chain, draw = (
+        scores.indexes[dim].get_indexer(pd.Index(scores[f"best_{dim}"].values))
+        for dim in ("chain", "draw")
+    )
+    return [int(at) for at in chain * scores.sizes["draw"] + draw]
 
 
 def _followed(best: list[int], values: FloatArray) -> list[int]:

@@ -18,6 +18,7 @@ from daskfactor.plots.canvas import (
     chain_colors,
     group,
     headline,
+    legend,
     new_figure,
     save,
     threshold_line,
@@ -81,14 +82,7 @@ def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) ->
     handles, labels = zoom.get_legend_handles_labels()
     told = dict(zip(labels, handles, strict=True))  # every chain may mark divergences
     if len(told) > 1:
-        target.legend(
-            told.values(),
-            told.keys(),
-            loc="outside lower center",  # inside the axes it would cover traces
-            ncols=min(len(told), 8),
-            fontsize=7,
-            frameon=False,
-        )
+        legend(target, list(told.values()), ncols=min(len(told), 8))
     return target.get_figure(root=True)
 
 
@@ -98,16 +92,16 @@ def _particles(left: "Axes", right: "Axes", tree: xr.DataTree, stats: xr.Dataset
     number = np.arange(stats.sizes["chain"] * stats.sizes["draw"])
     count = np.full(number.shape, 1.0 / max(1, number.size)) if found is None else found
     name = "objective" if "objective" in stats else "lp"
-    _dots(left, number, stats, name, count)
-    headline(left, "all particles")
+    told = "with weight" if found is not None else "not weighted yet"
+    for ax, fit, shown, title in (
+        (left, name, number, "all particles"),
+        (right, "lp", number[count > 0], told),
+    ):
+        _dots(ax, shown, stats, fit, count)
+        headline(ax, title)
+        _tidy(ax, "particle")
     if name == "objective":
         threshold_line(left, tree)
-    heavy = count > 0
-    _dots(right, number[heavy], stats, "lp", count)
-    told = "with weight" if found is not None else "not weighted yet"
-    headline(right, told)
-    for ax in (left, right):
-        _tidy(ax, "particle")
 
 
 def _dots(

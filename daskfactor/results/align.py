@@ -23,7 +23,7 @@ from scipy.optimize import linear_sum_assignment
 
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.models import model_from_dict
-from daskfactor.results.schema import COARSE, MOMENTS, STEIN, factor_dims
+from daskfactor.results.schema import COARSE, MOMENTS, STEIN
 from daskfactor.results.trace import (
     Running,
     Trace,
@@ -32,6 +32,7 @@ from daskfactor.results.trace import (
     draw_weights,
     each_draw,
     each_weighted_draw,
+    factors_of,
     over_chains,
     reads_here,
     relative,
@@ -329,7 +330,7 @@ def _given(reference: Any, group: xr.Dataset) -> Reference:
             "reference must be a trace or its path, a Dataset with W and H, or a pair (W, H), "
             f"got {type(reference).__name__}"
         )
-    shapes = _shapes(group)
+    shapes = tuple(factor.shape[2:] for factor in factors_of(group))
     if (W.shape, H.shape) != shapes:
         raise OptionError(
             f"the reference has W and H of shapes {W.shape} and {H.shape}, the trace "
@@ -341,35 +342,20 @@ def _given(reference: Any, group: xr.Dataset) -> Reference:
     return reference_from(W.astype(dtype), H.astype(dtype))
 
 
-def _shapes(group: xr.Dataset) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Of W and of H of one draw."""
-    row, column = factor_dims(xr.DataTree.from_dict({"posterior": group}))
-    count = group.sizes["component"]
-    return (group.sizes[row], count), (count, group.sizes[column])
-
-
 def _best_draw(tree: xr.DataTree, weights: Weights | None) -> tuple[Any, int]:
     """Label of the chain and position of the draw of most weight, then of highest density."""
     draws = tree["posterior"].to_dataset()
-    labels = draws["chain"].values.tolist()
-    heaviest = None if weights is None else weights == weights.max()
-    first = (labels[0], draws.sizes["draw"] - 1)
-    if heaviest is not None:
-        chain, draw = np.argwhere(heaviest)[0]
-        first = (labels[chain], int(draw))
-    if "sample_stats" not in tree.children or "lp" not in tree["sample_stats"].data_vars:
-        return first
-    lp = tree["sample_stats"]["lp"].transpose("chain", "draw")
-    try:
-        values = lp.sel(chain=draws["chain"], draw=draws["draw"]).values
-    except KeyError:  # labels were changed: any draw will do for a start
-        return first
-    if heaviest is not None:
-        values = np.where(heaviest, values, np.nan)
-    if not np.isfinite(values).any():
-        return first
-    chain, draw = np.unravel_index(np.nanargmax(values), values.shape)
-    return labels[int(chain)], int(draw)
+    shape = draws.sizes["chain"], draws.sizes["draw"]
+    allowed = np.ones(shape, dtype=bool) if weights is None else weights == weights.max()
+    # Where no density is known: the last draw of the first chain, the first of most weight.
+    at = shape[1] - 1 if weights is None else int(allowed.argmax())
+    if "sample_stats" in tree.children and "lp" in tree["sample_stats"].data_vars:
+        # Of draws whose labels were changed nothing is found.
+        lp = tree["sample_stats"]["lp"].reindex(chain=draws["chain"], draw=draws["draw"])
+        density = np.where(allowed, lp.transpose("chain", "draw").values, np.nan)
+        if np.isfinite(density).any():
+            at = int(np.nanargmax(density))
+    return draws["chain"].values.tolist()[at // shape[1]], at % shape[1]
 
 
 def _iterated_mean(tree: xr.DataTree, weights: Weights | None, matching: Matching) -> Reference:
@@ -414,24 +400,23 @@ def _all_matches(
     group: xr.Dataset, masses: Weights, reference: Reference, matching: Matching
 ) -> tuple[Match, xr.Dataset]:
     """How every draw has to be changed, and the moments of the draws once they are."""
-    shapes = dict(zip("WH", _shapes(group), strict=True))
+    factors = dict(zip("WH", factors_of(group), strict=True))
     matches, moments = [], []
     for at, chain in enumerate(group["chain"].values.tolist()):
-        running = {name: Running(shape) for name, shape in shapes.items()}
+        running = {name: Running(factor.shape[2:]) for name, factor in factors.items()}
         for (W, H), mass in zip(each_draw(group, chain), masses[at].tolist(), strict=True):
             matches.append(matching(W, H, reference))
             for one, values in zip(running.values(), rearranged(W, H, matches[-1]), strict=True):
                 one.add(values, mass)
         moments.append(running)
     found = Match(*(np.reshape(one, (*masses.shape, -1)) for one in zip(*matches, strict=True)))
-    row, column = factor_dims(xr.DataTree.from_dict({"posterior": group}))
     variables: dict[str, Any] = {"count": ("chain", (masses > 0).sum(axis=1))}
-    for name, dims in (("W", (row, "component")), ("H", ("component", column))):
-        own, dtype = [running[name] for running in moments], group["W"].dtype
-        means = np.stack([one.mean.astype(dtype) for one in own])
-        spread = np.stack([(one.square / (one.total or 1.0)).astype(dtype) for one in own])
-        variables[f"{name}_mean"] = ("chain", *dims), means
-        variables[f"{name}_var"] = ("chain", *dims), spread
+    for name, factor in factors.items():
+        own, dims = [running[name] for running in moments], ("chain", *factor.dims[2:])
+        means, spreads = (one.mean for one in own), (one.square / (one.total or 1.0) for one in own)
+        for told, of_chains in (("mean", means), ("var", spreads)):
+            stacked = np.stack([each.astype(group["W"].dtype) for each in of_chains])
+            variables[f"{name}_{told}"] = dims, stacked
     return found, xr.Dataset(variables, coords=group.drop_dims("draw").coords)
 
 

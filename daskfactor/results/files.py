@@ -1,8 +1,8 @@
 """Files of a run store: replaced atomically, flushed to disk, checked when read, one writer.
 
-zarr's own LocalStore writes a temporary file beside its target and renames it
-(since zarr 3.1; before that it wrote in place). It neither flushes to disk nor hides
-the temporary file, which a reader of the group would take for a broken member.
+zarr's own LocalStore writes a temporary file beside its target and renames it (since zarr
+3.1). It does not flush to disk, and a temporary file beside a node's metadata would be taken
+for a broken member; so metadata of a store that has readers are replaced by `replace_json`.
 
 Checkpoints are two alternating files, and a marker that says which of them counts. The file
 that does not count is replaced and flushed first; then the marker, one small file, is
@@ -11,11 +11,11 @@ Each file is a NumPy archive, with a CRC-32 of every array and with its own desc
 that either may take the other's place.
 """
 
-import asyncio
 import contextlib
 import json
 import os
 import re
+import shutil
 import socket
 import sys
 import uuid
@@ -136,19 +136,10 @@ def _flush_path(path: Path) -> None:
 
 
 class DurableStore(LocalStore):
-    """A local zarr store that writes atomically and can flush all it wrote to disk.
+    """A local zarr store that remembers what it wrote and can flush all of it to disk."""
 
-    Parameters
-    ----------
-    root
-        Folder of the store.
-    scratch
-        Folder for files in the making, on the same file system, out of sight of readers.
-    """
-
-    def __init__(self, root: Path, *, scratch: Path) -> None:
+    def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self._scratch = scratch
         self._unflushed: set[Path] = set()
 
     def with_read_only(self, read_only: bool = False) -> Self:
@@ -157,14 +148,13 @@ class DurableStore(LocalStore):
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write one value, atomically."""
-        await asyncio.to_thread(self.set_sync, key, value)
+        await super().set(key, value)
+        self._unflushed.add(self.root / key)
 
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write one value, atomically."""
-        path = self.root / key
-        data = value.as_numpy_array()
-        replace_file(path, lambda file: file.write(data), self._scratch, flush=False)
-        self._unflushed.add(path)
+        super().set_sync(key, value)
+        self._unflushed.add(self.root / key)
 
     def flush(self) -> None:
         """Force every file written since the last flush, and its name, to the disk."""
@@ -230,26 +220,22 @@ class CheckedStore(WrapperStore[Any]):
         return found
 
 
-def writer_lock(folder: Path, run: Path) -> BaseFileLock:
+def writer_lock(run: Path) -> BaseFileLock:
     """Take the exclusive right to write a run store, given up when the process ends in any way.
-
-    Parameters
-    ----------
-    folder
-        Where the lock is; beside it the process that wrote last is named.
-    run
-        The store, for messages.
 
     Raises
     ------
     StoreError
-        If another writer, here or in another process, holds it.
+        If another writer, here or in another process, holds it, or if the store is damaged or
+        write-protected.
     """
-    lock = FileLock(folder / "lock", thread_local=False)
-    name = folder / "writer"
+    folder = scratch_folder(run)
+    lock, name = FileLock(folder / "lock", thread_local=False), folder / "writer"
     me = f"{os.getpid()} on {socket.gethostname()}"
     try:
-        lock.acquire(timeout=0)
+        with contextlib.suppress(NotImplementedError):
+            lock.acquire(timeout=0)
+        name.write_text(f"{me}\n")
     except Timeout as error:
         owner = name.read_text().strip() if name.exists() else "unknown"
         owner = f"this process ({os.getpid()})" if owner == me else f"process {owner}"
@@ -257,12 +243,35 @@ def writer_lock(folder: Path, run: Path) -> BaseFileLock:
             f"{run} is being written by {owner}; wait for it to end or stop it, or give this "
             "run another path"
         ) from error
-    except (NotImplementedError, OSError) as error:
+    except FileNotFoundError as error:
+        raise damaged(run, "its checkpoint folder is gone") from error
+    except PermissionError as error:
+        raise StoreError(f"{run} cannot be written: {error.strerror}; open it to read") from error
+    except OSError as error:
         # A file system without locks: the caller has to see to it alone.
-        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+        if error.errno not in _NO_LOCKS:
             raise
-    name.write_text(f"{me}\n")
     return lock
+
+
+def take_place(new: Path, target: Path) -> None:
+    """Put ``new`` where ``target`` is and remove what was there, which comes back on failure.
+
+    Raises
+    ------
+    OSError
+        If that cannot be done; ``target`` is what it was.
+    """
+    aside = new.with_name(f"{new.name}.replaced")
+    if target.exists():
+        target.rename(aside)
+    try:
+        new.rename(target)
+    except OSError:
+        if aside.exists():
+            aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -429,18 +438,17 @@ class Checkpoints:
         OptionError
             If they are no numbers of draws.
         """
-        told: dict[str, Any] = {"draws": None, "warmup_draws": self._warmup}
-        told |= {name: meta[name] for name in told if name in meta}
+        told = {"draws": meta.get("draws"), "warmup_draws": meta.get("warmup_draws", self._warmup)}
         found = []
         for name, value in told.items():
-            counts = [value] * self._chains if np.ndim(value) == 0 else list(value)
-            whole = all(isinstance(count, int | np.integer) and count >= 0 for count in counts)
-            if len(counts) != self._chains or not whole:
+            counts = np.asarray(value)
+            of_chains = counts.shape in ((), (self._chains,))
+            if not of_chains or counts.dtype.kind not in "iu" or counts.min() < 0:
                 raise OptionError(
                     f"meta[{name!r}] of a checkpoint must be a number of draws, or one per chain "
                     f"({self._chains}), got {value!r}"
                 )
-            found.append(tuple(int(count) for count in counts))
+            found.append(tuple(np.broadcast_to(counts, self._chains).tolist()))
         return Counts(*found)
 
 
@@ -451,9 +459,25 @@ def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Turn NumPy numbers and arrays into Python's, and tuples into lists, as JSON has them."""
+    """Turn NumPy numbers and arrays into Python's, tuples into lists, keys into text, as in JSON.
+
+    Raises
+    ------
+    OptionError
+        If it holds anything that JSON does not have.
+    """
 
     def known(other: Any) -> Any:
-        return dict(other) if isinstance(other, Mapping) else other.tolist()
+        if isinstance(other, Mapping):
+            return dict(other)
+        if isinstance(other, np.ndarray | np.generic):
+            return other.tolist()
+        raise TypeError(f"it holds a {type(other).__name__}")
 
-    return json.loads(json.dumps(value, default=known))
+    try:
+        return json.loads(json.dumps(value, default=known))
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            "what is written down about a run must be text, numbers, flags or None, lists of these "
+            f"or dicts of them by text; got {str(value)[:200]}: {error}"
+        ) from error

@@ -7,7 +7,7 @@ the first draw; `layouts` and `group_coords` say what it comes to, in memory or 
 """
 
 import json
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.errors import DataError, OptionError, StoreFormatError
+from daskfactor.errors import DataError, StoreFormatError
 
 ROW: Final = "{row}"
 COLUMN: Final = "{column}"
@@ -154,25 +154,20 @@ def own_names(tree: xr.DataTree) -> dict[Any, str]:
     return dict(json.loads(tree.attrs.get(RENAMED, "{}")))
 
 
-def check_dims(dims: Sequence[Hashable]) -> None:
+def check_dims(dims: Sequence[str]) -> None:
     """Refuse names of the data's dimensions that cannot be written to a store.
 
     Raises
     ------
     DataError
-        If a name is no text, or if rows and columns share one name.
+        If a name is no text or has a slash.
     """
     for dim in dims:
-        if not isinstance(dim, str) or not dim or "/" in dim:
+        if not dim or "/" in dim:
             raise DataError(
                 f"a dimension of the data is named {dim!r}; "
                 "dimension names must be non-empty text without '/'"
             )
-    if dims[0] == dims[1]:
-        raise DataError(
-            f"rows and columns are both named {dims[0]!r}; rename one of them, for example "
-            f"xarray.DataArray(V.values, dims=({dims[0]!r}, '{dims[0]}_2'))"
-        )
 
 
 def factor_dims(tree: xr.DataTree) -> tuple[str, str]:
@@ -199,6 +194,8 @@ def factor_dims(tree: xr.DataTree) -> tuple[str, str]:
 class RunSpec:
     """What a run will hold: everything that must be known before its first draw.
 
+    It is made of options and data that have been checked.
+
     Parameters
     ----------
     shape : (I, J, K)
@@ -208,8 +205,7 @@ class RunSpec:
     dims : (str, str)
         The user's names of rows and columns.
     coords : mapping
-        Coordinates as xarray takes them: labels by dimension name, or
-        ``(dim, values)`` for further ones.
+        Coordinates along one of them each, ``(dim, values)`` by name.
     dtype : str
         dtype of the factors, ``"float32"`` or ``"float64"``.
     keep : {"draws", "moments"}
@@ -236,9 +232,7 @@ class RunSpec:
     Raises
     ------
     DataError
-        If a dimension has no usable name, or labels do not fit.
-    OptionError
-        If a count is impossible.
+        If a dimension has no usable name, or labels cannot be stored.
     """
 
     shape: tuple[int, int, int]
@@ -261,12 +255,6 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         check_dims(self.dims)
-        for fault in _faults(self):
-            raise OptionError(fault)
-        if self.observed is not None and self.observed.shape != self.shape[:2]:
-            raise DataError(
-                f"observed has shape {self.observed.shape}, but the run is over {self.shape[:2]}"
-            )
         _ = self.labels
 
     @property
@@ -316,85 +304,23 @@ class RunSpec:
 
     @cached_property
     def labels(self) -> xr.Dataset:
-        """The user's coordinates, checked, with string labels as text rather than objects."""
-        # pandas categories become what they stand for.
-        given = {
-            name: values
-            if isinstance(values, tuple) or isinstance(getattr(values, "dtype", None), np.dtype)
-            else np.asarray(values)
-            for name, values in self.coords.items()
+        """The user's coordinates, with string labels as text rather than objects."""
+        given = xr.Dataset(coords=self.coords)
+        labels = {
+            name: (coord.dims, _storable_labels(str(name), coord.values))
+            for name, coord in given.coords.items()
         }
-        try:
-            dataset = xr.Dataset(coords=given)
-        except (ValueError, TypeError) as error:
-            raise DataError(f"the coordinates of the data cannot be used: {error}") from error
-        lengths = dict(zip(self.dims, self.shape[:2], strict=True))
-        return dataset.assign_coords(
-            {
-                name: (coord.dims, _checked_labels(str(name), coord, lengths))
-                for name, coord in dataset.coords.items()
-            }
-        )
+        return given.assign_coords(labels)
 
 
-def _faults(spec: RunSpec) -> Iterator[str]:
-    """Tell what is impossible in a plan."""
-    for name, least in (("chains", 1), ("draws", 0), ("warmup_draws", 0)):
-        if getattr(spec, name) < least:
-            yield f"{name} must be at least {least}, got {getattr(spec, name)}"
-    if min(spec.shape) < 1:
-        yield f"shape must be three positive numbers (I, J, K), got {spec.shape}"
-    if spec.dtype not in ("float32", "float64"):
-        yield f"dtype must be 'float32' or 'float64', got {spec.dtype!r}"
-    if len(spec.cycles) != spec.draws:
-        yield (
-            f"draw_index must name the cycle of each of the {spec.draws} draws, "
-            f"got {len(spec.cycles)} numbers"
-        )
-    others = {
-        "chains": spec.chains != 1,
-        "warmup_draws": spec.warmup_draws != 0,
-        "keep": spec.keep != "draws",
-        "has_coarse": spec.has_coarse,
-        "monitor_rows": spec.n_monitor > 0,
-    }
-    if WEIGHT in spec.statistics and any(others.values()):
-        wrong = ", ".join(name for name, found in others.items() if found)
-        yield f"a run of particles is one chain with kept draws and nothing else; leave out {wrong}"
-    rows, columns = spec.monitor_rows, spec.monitor_columns
-    if (rows is None) != (columns is None):
-        yield "monitored cells need both their row and their column positions"
-    elif rows is not None and columns is not None and len(rows) != len(columns):
-        yield (
-            "monitored cells need one row and one column position each, got "
-            f"{len(rows)} rows and {len(columns)} columns"
-        )
-    for name, index, size in zip(("rows", "columns"), (rows, columns), spec.shape, strict=False):
-        if index is not None and len(index) and not 0 <= np.min(index) <= np.max(index) < size:
-            found = f"{np.min(index)}..{np.max(index)}"
-            yield f"monitored {name} must lie in 0..{size - 1}, got {found}"
-
-
-def _checked_labels(name: str, coord: xr.DataArray, lengths: Mapping[str, int]) -> NDArray[Any]:
+def _storable_labels(name: str, labels: NDArray[Any]) -> NDArray[Any]:
     """The labels of one coordinate, as text where they are not numbers, flags or dates."""
-    if coord.ndim > 1 or not set(coord.dims) <= set(lengths):
-        raise DataError(
-            f"the coordinate {name!r} has dimensions {coord.dims}; "
-            f"it must run along one of {tuple(lengths)}"
-        )
-    for dim in coord.dims:
-        if coord.sizes[dim] != lengths[str(dim)]:
-            raise DataError(
-                f"the coordinate {name!r} has {coord.sizes[dim]} labels, "
-                f"but {dim!r} has {lengths[str(dim)]} entries"
-            )
-    values = coord.values.ravel()
-    if values.dtype.kind in "biufMm":
-        return coord.values
-    if values.dtype.kind in "OUT" and all(isinstance(value, str) for value in values):
-        return np.array([str(value) for value in values], dtype=str).reshape(coord.shape)
+    if labels.dtype.kind in "biufMm":
+        return labels
+    if labels.dtype.kind in "OUT" and all(isinstance(label, str) for label in labels):
+        return labels.astype(str)
     raise DataError(
-        f"the coordinate {name!r} has labels of dtype {coord.dtype}; "
+        f"the coordinate {name!r} has labels of dtype {labels.dtype}; "
         "labels must be text, numbers, booleans or dates: convert or drop it first"
     )
 
@@ -413,6 +339,8 @@ class Layout(NamedTuple):
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
     fill: float | int | bool
+    value: Any
+    """What it holds from the beginning; None for what the run will give."""
 
 
 def planned_draws(group: str, draws: int) -> int:
@@ -430,6 +358,8 @@ def layouts(spec: RunSpec) -> dict[str, Layout]:
     }
     data = spec.dtype if spec.observed is None else spec.observed.dtype
     dtypes = {"factor": spec.dtype, "real": "f8", "count": "i8", "flag": "?", "data": data}
+    known = {variable: spec.attrs.get(variable.name) for variable in spec.constants}
+    known |= dict.fromkeys(OBSERVED, spec.observed)
     found = {}
     for variable in spec.variables:
         inner = spec.names(variable.group)
@@ -444,6 +374,7 @@ def layouts(spec: RunSpec) -> dict[str, Layout]:
             dtype,
             _chunks(variable.dims, shape, dtype.itemsize),
             {"b": False, "i": 0, "u": 0}.get(dtype.kind, float("nan")),
+            known.get(variable),
         )
     return found
 
@@ -490,10 +421,8 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
         own |= {name: ("cell", at) for name, at in zip(CELL_INDICES, cells, strict=True)}
         taken = {dim: own[name] for dim, name in zip(spec.dims, CELL_INDICES, strict=True)}
     users: dict[str, Any] = {}
-    for name, coord in spec.labels.coords.items() if taken else ():
-        if not coord.dims:
-            users[inner[str(name)]] = ((), coord.values)
-        elif coord.dims[0] in taken:
+    for name, coord in spec.labels.coords.items():
+        if coord.dims[0] in taken:
             along, at = taken[str(coord.dims[0])]
             users[inner[str(name)]] = (along, coord.values[at])
     return xr.Dataset(coords=users).assign_coords(own)

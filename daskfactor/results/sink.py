@@ -1,6 +1,5 @@
 """What a run writes, into arrays that are as large as the plan; here those of a run in memory."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -18,8 +17,16 @@ from daskfactor.results.trace import check_weights, trimmed
 Array = NDArray[Any]
 
 
-class Sink(ABC):
-    """Arrays at their full planned size, and the draws that are written into them.
+class Sink:
+    """A run's arrays at their full planned size, and the draws that are written into them.
+
+    These are in memory, and they are the arrays that the results will be; those of a
+    `RunStore`, which is a sink too, are on disk.
+
+    Parameters
+    ----------
+    spec
+        What the run will hold.
 
     Attributes
     ----------
@@ -29,13 +36,21 @@ class Sink(ABC):
         Draws and warm-up draws that exist, per chain.
     """
 
-    keeps_checkpoints: ClassVar[bool]
+    keeps_checkpoints: ClassVar[bool] = False
     name: str = "this run"
-    chains: int
-    draws: int
     committed: Counts
-    _plan: Mapping[str, Any]
-    _arrays: dict[str, Any]
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self._lay_out(layouts(spec), spec.chains, spec.draws)
+        self.committed = Counts((spec.draws,) * spec.chains, (spec.warmup_draws,) * spec.chains)
+        self._attrs: dict[str, Any] = {}
+        self._group_attrs: dict[str, Any] = {}
+
+    def _lay_out(self, plan: Mapping[str, Any], chains: int, draws: int) -> None:
+        """Plan arrays by their paths; each is opened when it is first written."""
+        self.chains, self.draws = chains, draws
+        self._plan, self._arrays = plan, dict[str, Any]()
 
     def write_draws(
         self, chain: int, start: int, W: Array, Ht: Array, group: str = "posterior"
@@ -124,35 +139,23 @@ class Sink(ABC):
         Raises
         ------
         OptionError
-            If shapes do not fit, or particles are not yet committed.
+            If particles are not yet committed.
         StoreFormatError
             If the weights are no probability masses.
         StoreError
             As `write_draws`; after a crash the particles are as if never weighed.
         """
-        masses, density, matrix = (
-            np.asarray(one, dtype=np.float64) for one in (weight, lp, stein_matrix)
-        )
-        planned, done = self.draws, self.committed.draws[0]
-        shapes = masses.shape, density.shape, matrix.shape
-        if shapes != ((planned,), (planned,), (planned, planned)):
+        done = self.committed.draws[0]
+        if done < self.draws:
             raise OptionError(
-                f"weight, lp and stein_matrix of {planned} particles have shapes ({planned},), "
-                f"({planned},) and ({planned}, {planned}), got {shapes[0]}, {shapes[1]}, "
-                f"{shapes[2]}"
-            )
-        if done < planned:
-            raise OptionError(
-                f"only {done} of {planned} particles are there; write and checkpoint them all "
+                f"only {done} of {self.draws} particles are there; write and checkpoint them all "
                 "before their weights"
             )
-        if not attrs:
-            raise OptionError("attrs must tell of the kernel of the Stein matrix, got none")
-        check_weights(masses)
+        check_weights(weight)
         values: dict[str, Any] = {
-            "sample_stats/lp": density[None],
-            "sample_stats/weight": masses[None],
-            f"{STEIN}/stein_matrix": matrix,
+            "sample_stats/lp": lp[None],
+            "sample_stats/weight": weight[None],
+            f"{STEIN}/stein_matrix": stein_matrix,
             f"{STEIN}/discrepancy": discrepancy,
             f"{STEIN}/discrepancy_equal": discrepancy_equal,
         }
@@ -163,9 +166,8 @@ class Sink(ABC):
                 self._array(path)[...] = value
             self._describe_group(STEIN, attrs)
 
-    @abstractmethod
     def checkpoint(self, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
-        """Commit what was written so far, with the state from which the run can go on.
+        """Commit what was written so far, with the state from which a stored run can go on.
 
         Parameters
         ----------
@@ -183,8 +185,9 @@ class Sink(ABC):
         OptionError
             If ``meta`` or ``arrays`` cannot be kept.
         """
+        # In memory the state goes with the process.
+        self.committed = Counts((int(meta["draws"]),) * self.chains, self.committed.warmup_draws)
 
-    @abstractmethod
     def update_attrs(self, attrs: Mapping[str, Any]) -> None:
         """Merge attributes into the root's; hyperparameters among them go to ``constant_data``.
 
@@ -193,6 +196,7 @@ class Sink(ABC):
         StoreError
             If the disk refuses; the attributes are as they were.
         """
+        self._attrs |= attrs
 
     def finish(self, attrs: Mapping[str, Any]) -> None:
         """Write the last attributes and let go of the store."""
@@ -201,17 +205,36 @@ class Sink(ABC):
     def __enter__(self) -> Self:
         return self
 
-    @abstractmethod
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Let go of the store."""
+        """Let go of the store; arrays in memory stay with the tree."""
 
-    @abstractmethod
     def tree(self) -> xr.DataTree:
-        """Give the draws that exist; see `daskfactor.results.trace.open_run`."""
+        """Give the draws that exist, as `open_run` would and, in memory, without a copy."""
+        spec = replace(self.spec, attrs={**self.spec.attrs, **self._attrs})
+        groups: dict[str, Any] = {}
+        for path, layout in layouts(spec).items():
+            group, name = layout.variable.group, layout.variable.name
+            values = self._arrays.get(path, layout.value)
+            if values is not None:
+                if group not in groups:
+                    groups[group] = group_coords(group, spec)
+                    groups[group].attrs = dict(self._group_attrs.get(group, {}))
+                about = {"description": layout.variable.doc}
+                found = layout.dims, np.asarray(values, dtype=layout.dtype), about
+                groups[group] = groups[group].assign({name: found})
+        tree = xr.DataTree.from_dict(groups)
+        tree.attrs = plain(spec.root_attrs)
+        return trimmed(tree, self.committed)
 
-    @abstractmethod
     def _opened(self, path: str) -> Any:
         """Give a planned array, to be written."""
+        variable, _, shape, dtype, _, fill, _ = self._plan[path]
+        if variable.kind != "factor":
+            return np.full(shape, fill, dtype)
+        if variable.name.startswith("W"):
+            return np.empty(shape, dtype)
+        # As the engine has them, rows first.
+        return np.empty((*shape[:-2], shape[-1], shape[-2]), dtype).swapaxes(-1, -2)
 
     def _array(self, path: str) -> Any:
         if path not in self._plan:
@@ -223,9 +246,9 @@ class Sink(ABC):
     def _put(self, path: str, chain: int, start: int, block: Array) -> None:
         self._array(path)[chain, start : start + len(block)] = block
 
-    @abstractmethod
     def _describe_group(self, group: str, attrs: Mapping[str, Any]) -> None:
         """Replace the attributes of a group."""
+        self._group_attrs[group] = plain(attrs)
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -251,66 +274,3 @@ class Sink(ABC):
             for name, value in values.items():
                 self._array(f"{group}/{name}")[chain] = value
             self._array(f"{group}/count")[chain] = count
-
-
-class MemorySink(Sink):
-    """A run that stays in memory; its draws are in the arrays that the results will be.
-
-    Parameters
-    ----------
-    spec
-        What the run will hold.
-    """
-
-    keeps_checkpoints: ClassVar[bool] = False
-
-    def __init__(self, spec: RunSpec) -> None:
-        self.spec = spec
-        self.chains, self.draws = spec.chains, spec.draws
-        self.committed = Counts((spec.draws,) * spec.chains, (spec.warmup_draws,) * spec.chains)
-        self._plan, self._arrays = layouts(spec), {}
-        self._attrs: dict[str, Any] = {}
-        self._group_attrs: dict[str, Any] = {}
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Do nothing: the arrays stay with the tree."""
-
-    def checkpoint(self, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
-        """Take note of how many draws there are: the state goes with the process."""
-        self.committed = Counts((int(meta["draws"]),) * self.chains, self.committed.warmup_draws)
-
-    def update_attrs(self, attrs: Mapping[str, Any]) -> None:
-        """Keep attributes for the tree."""
-        self._attrs |= attrs
-
-    def tree(self) -> xr.DataTree:
-        """Give the results as a store of the same run would give them, without a copy."""
-        spec = replace(self.spec, attrs={**self.spec.attrs, **self._attrs})
-        given = dict(self._arrays)
-        if spec.observed is not None:
-            given["observed_data/V"] = spec.observed
-        groups: dict[str, Any] = {}
-        for path, (variable, dims, *_) in self._plan.items():
-            group, name, about = variable.group, variable.name, {"description": variable.doc}
-            if variable in spec.constants and name in spec.attrs:
-                given[path] = np.asarray(spec.attrs[name], dtype=np.float64)
-            if path in given:
-                if group not in groups:
-                    groups[group] = group_coords(group, spec)
-                    groups[group].attrs = dict(self._group_attrs.get(group, {}))
-                groups[group] = groups[group].assign({name: (dims, given[path], about)})
-        tree = xr.DataTree.from_dict(groups)
-        tree.attrs = plain(spec.root_attrs)
-        return trimmed(tree, self.committed)
-
-    def _opened(self, path: str) -> Array:
-        variable, _, shape, dtype, _, fill = self._plan[path]
-        if variable.kind != "factor":
-            return np.full(shape, fill, dtype)
-        if variable.name.startswith("W"):
-            return np.empty(shape, dtype)
-        # As the engine has them, rows first.
-        return np.empty((*shape[:-2], shape[-1], shape[-2]), dtype).swapaxes(-1, -2)
-
-    def _describe_group(self, group: str, attrs: Mapping[str, Any]) -> None:
-        self._group_attrs[group] = plain(attrs)

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import xarray as xr
 import zarr
 from filelock import BaseFileLock
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
@@ -36,7 +36,6 @@ from daskfactor.results.files import (
     Counts,
     DurableStore,
     counts_of,
-    damaged,
     disk_errors,
     plain,
     read_json,
@@ -44,13 +43,13 @@ from daskfactor.results.files import (
     replace_json,
     scratch_folder,
     seal,
+    take_place,
     writer_lock,
 )
 from daskfactor.results.schema import (
     CELL_INDICES,
     COARSE,
     MONITOR,
-    STEIN,
     WARMUP,
     RunSpec,
     group_coords,
@@ -59,8 +58,6 @@ from daskfactor.results.schema import (
 )
 from daskfactor.results.sink import Sink
 from daskfactor.results.trace import INDEX, checked_store, committed_tree, nodes_of, read_root
-
-Mode = Literal["r", "r+"]
 
 # Draws are noise in all but their exponents: measured on 8 MB of float32 draws, zstd
 # saves 8 % and lz4 with bit shuffling 11 %, zstd at four times the reading time.
@@ -72,17 +69,17 @@ _WHOLE: Final = {"array.write_empty_chunks": True}
 
 
 class RunStore(Sink):
-    """A run on disk. Made by `create` or `open`; one writer at a time, any number of readers.
+    """A run on disk, to be written. Made by `create` or `open`; one writer at a time.
 
-    Not for several threads at once. Use as a context manager, or call `close`.
+    Any number of readers may `open_run` it meanwhile. Not for several threads at once. Use as
+    a context manager, or call `close`.
     """
 
     keeps_checkpoints: ClassVar[bool] = True
 
-    def __init__(self, path: Path, mode: Mode, lock: BaseFileLock | None) -> None:
+    def __init__(self, path: Path, lock: BaseFileLock) -> None:
         self.path = path
         self.name = str(path)
-        self.mode: Mode = mode
         self._lock = lock
         document = read_root(path)
         self._read_plan(document)
@@ -92,16 +89,14 @@ class RunStore(Sink):
         # draw makes a draw cheap; at most one chunk of each is held.
         self._pending: dict[tuple[str, int], tuple[int, list[Any]]] = {}
         self._empty = False  # true from its creation to its second checkpoint
-        self._store: DurableStore | None = None
-        if mode == "r+":
-            # What writers that were killed left behind.
-            for leftover in path.rglob(f"*{PARTIAL}"):
-                leftover.unlink(missing_ok=True)
-            # An extension that was cut short: every node as the root's file says it is.
-            for name, node in nodes_of(document).items():
-                if not _holds(path / name / NODE, node):
-                    replace_json(path / name / NODE, node, scratch_folder(path))
-            self._store = DurableStore(path, scratch=scratch_folder(path))
+        # What writers that were killed left behind.
+        for leftover in path.rglob(f"*{PARTIAL}"):
+            leftover.unlink(missing_ok=True)
+        # An extension that was cut short: every node as the root's file says it is.
+        for name, node in nodes_of(document).items():
+            if not _holds(path / name / NODE, node):
+                replace_json(path / name / NODE, node, scratch_folder(path))
+        self._store: DurableStore | None = DurableStore(path)
 
     @classmethod
     def create(
@@ -141,19 +136,18 @@ class RunStore(Sink):
                 write_skeleton(making, spec)
                 if state is not None:
                     Checkpoints(making, spec.chains, spec.warmup_draws).commit(*state)
-                _take_place(making, target, making.with_suffix(".old"))
+                take_place(making, target)
         finally:
             shutil.rmtree(making, ignore_errors=True)
             if old is not None:
                 old.release()
-        shutil.rmtree(making.with_suffix(".old"), ignore_errors=True)
-        made = cls.open(target, mode="r+")
+        made = cls.open(target)
         made._empty = True
         return made
 
     @classmethod
-    def open(cls, path: str | PathLike[str], mode: Mode = "r") -> Self:
-        """Open a run store to read it, or (``"r+"``) to go on writing it.
+    def open(cls, path: str | PathLike[str]) -> Self:
+        """Open a run store to go on writing it.
 
         Raises
         ------
@@ -162,30 +156,24 @@ class RunStore(Sink):
         StoreFormatError
             If what is there is not a run store, is damaged or of a newer version.
         """
-        if mode not in ("r", "r+"):
-            raise OptionError(f"mode must be 'r' or 'r+', got {mode!r}")
         target = local_path(path)
-        version = read_root(target)["attributes"]["format_version"]
-        if mode == "r":
-            return cls(target, mode, None)
-        if version == 1:
+        if read_root(target)["attributes"]["format_version"] == 1:
             raise StoreFormatError(
                 f"{target} was begun by daskfactor 0.1.0, whose checkpoints this version cannot go "
                 "on from: its draws can be read; to have more, resume it with 0.1.0 or run anew"
             )
-        lock = _lock_of(target)
+        lock = writer_lock(target)
         try:
-            return cls(target, mode, lock)
+            return cls(target, lock)
         except BaseException:
             lock.release()
             raise
 
     def _read_plan(self, document: dict[str, Any]) -> None:
         nodes = nodes_of(document)
-        self.chains, self.draws = (int(n) for n in nodes["sample_stats/lp"]["shape"])
+        arrays = {name: one for name, one in nodes.items() if one["node_type"] == "array"}
+        self._lay_out(arrays, *map(int, nodes["sample_stats/lp"]["shape"]))
         self.warmup_draws = int(nodes.get(f"{WARMUP}/lp", {"shape": (0, 0)})["shape"][1])
-        self._plan = {name: one for name, one in nodes.items() if one["node_type"] == "array"}
-        self._arrays = {}
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -231,44 +219,27 @@ class RunStore(Sink):
         """
         return self._checkpoints.load()
 
-    def extend(self, draws: int, draw_index: ArrayLike | None = None) -> None:
-        """Make room for ``draws`` draws in all.
-
-        Parameters
-        ----------
-        draws
-            At least as many as there is room for now.
-        draw_index
-            Cycle numbers of all of them (draws,); when not given the present ones
-            are continued at their last spacing.
+    def extend(self, cycles: NDArray[np.int64]) -> None:
+        """Make room for more draws, of which all have these cycle numbers, (draws,).
 
         Raises
         ------
         OptionError
-            If that would shorten the run, if the cycle numbers do not fit, or if it is a run
-            of particles, whose weights are those of a whole set.
+            If that would shorten the run.
         StoreError
             If the disk refuses; the store is as it was.
         """
+        draws = len(cycles)
         if draws < self.draws:
             raise OptionError(f"cannot shorten {self.path} from {self.draws} to {draws} draws")
-        if f"{STEIN}/stein_matrix" in self._plan and draws > self.draws:
-            raise OptionError(
-                f"{self.path} is a set of {self.draws} particles, weighted as a whole; to have "
-                f"{draws}, start another run"
-            )
-        store = self._writable()
-        index = self._continued(draws) if draw_index is None else np.asarray(draw_index)
-        if index.shape != (draws,):
-            raise OptionError(f"draw_index must have shape ({draws},), got {index.shape}")
         with self._writing("room for more draws"):
             self._flush()
-            self._make_room(store, draws, index.astype(np.int64))
+            self._make_room(draws, cycles)
         self._read_plan(read_root(self.path))
 
-    def _make_room(self, store: DurableStore, draws: int, cycles: NDArray[np.int64]) -> None:
+    def _make_room(self, draws: int, cycles: NDArray[np.int64]) -> None:
         """Lengthen every array of draws; nothing has happened until the root is replaced."""
-        document = read_root(self.path)
+        store, document = self._writable(), read_root(self.path)
         for name, node in document[INDEX]["metadata"].items():
             axes = node.get("dimension_names") or ()
             if "draw" in axes:
@@ -279,12 +250,6 @@ class RunStore(Sink):
                     _to_write(store, name)[...] = cycles[1::2] if group == COARSE else cycles
         store.flush()
         _replace_root(self.path, document)
-
-    def _continued(self, draws: int) -> NDArray[np.int64]:
-        old = np.asarray(self._array("sample_stats/draw")[...], dtype=np.int64)
-        step = int(old[-1] - old[-2]) if len(old) > 1 else 1
-        first = int(old[-1]) + step if len(old) else 0
-        return np.concatenate([old, first + step * np.arange(draws - len(old))])
 
     def update_attrs(self, attrs: Mapping[str, Any]) -> None:
         """As `Sink.update_attrs`, on disk."""
@@ -308,12 +273,9 @@ class RunStore(Sink):
 
     def close(self) -> None:
         """Let go of the store. What no checkpoint has committed is lost."""
-        self.mode = "r"
         self._store = None
         self._arrays = {}
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._lock.release()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Let go of the store, and remove it if its run failed before it began."""
@@ -323,7 +285,7 @@ class RunStore(Sink):
 
     def _writable(self) -> DurableStore:
         if self._store is None:
-            raise StoreError(f"{self.path} is open for reading only; open it with mode='r+'")
+            raise StoreError(f"{self.path} is closed; resume the run to write more")
         return self._store
 
     def _opened(self, path: str) -> Any:
@@ -344,7 +306,8 @@ class RunStore(Sink):
         """Write the draws of a path and chain that wait for more, or those of all."""
         for path, chain in [places] if places else list(self._pending):
             first, blocks = self._pending[path, chain]
-            super()._put(path, chain, first, blocks[0] if len(blocks) == 1 else _join(blocks))
+            block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+            super()._put(path, chain, first, block)
             del self._pending[path, chain]
 
     def _describe_group(self, group: str, attrs: Mapping[str, Any]) -> None:
@@ -357,29 +320,12 @@ class RunStore(Sink):
         return disk_errors(what, self.path, safe)
 
 
-def _join(blocks: list[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(blocks)
-
-
 def _holds(path: Path, node: Any) -> bool:
     """Whether a file is there, whole, and says this."""
     try:
         return bool(read_json(path) == node)
     except (OSError, ValueError):
         return False
-
-
-def _take_place(new: Path, target: Path, aside: Path) -> None:
-    """Put ``new`` where ``target`` is; what was there comes back if that fails."""
-    if not target.exists():
-        new.rename(target)
-        return
-    target.rename(aside)
-    try:
-        new.rename(target)
-    except OSError:
-        aside.rename(target)
-        raise
 
 
 def local_path(path: str | PathLike[str]) -> Path:
@@ -396,22 +342,6 @@ def local_path(path: str | PathLike[str]) -> Path:
             "write it locally and copy it there when it is done"
         )
     return Path(path).expanduser().absolute()
-
-
-def _lock_of(path: Path) -> BaseFileLock:
-    """Acquire the right to write the run store at ``path``.
-
-    Raises
-    ------
-    StoreError
-        If another writer has it, or if the store is damaged or write-protected.
-    """
-    try:
-        return writer_lock(scratch_folder(path), path)
-    except FileNotFoundError as error:
-        raise damaged(path, "its checkpoint folder is gone") from error
-    except PermissionError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror}; open it to read") from error
 
 
 def claim(path: Path, overwrite: bool) -> BaseFileLock | None:
@@ -438,7 +368,7 @@ def claim(path: Path, overwrite: bool) -> BaseFileLock | None:
             f"{path} exists and holds a run (draws per chain: {done} of {draws}); pass another "
             "path, overwrite=True to replace it, or use daskfactor.resume to go on with it"
         )
-    return _lock_of(path)
+    return writer_lock(path)
 
 
 def write_skeleton(root: Path, spec: RunSpec) -> None:
@@ -450,13 +380,13 @@ def write_skeleton(root: Path, spec: RunSpec) -> None:
         If it cannot be written.
     """
     scratch_folder(root).mkdir(parents=True)
-    store = DurableStore(root, scratch=scratch_folder(root))
+    store = DurableStore(root)
     top = zarr.create_group(store=store, zarr_format=3)
     plan = layouts(spec)
     for group in dict.fromkeys(layout.variable.group for layout in plan.values()):
         top.create_group(group)
         _write_coords(store, group, group_coords(group, spec))
-    for path, (variable, dims, shape, dtype, chunks, fill) in plan.items():
+    for path, (variable, dims, shape, dtype, chunks, fill, value) in plan.items():
         top.create_array(
             path,
             shape=shape,
@@ -467,12 +397,12 @@ def write_skeleton(root: Path, spec: RunSpec) -> None:
             compressors=_PACKED if variable.kind == "data" else _PLAIN,
             attributes={"description": variable.doc},
         )
-        if variable.kind == "data":
-            _to_write(store, path)[...] = spec.observed
-        elif variable in spec.constants:
-            _to_write(store, path)[...] = spec.attrs.get(variable.name, np.nan)
-        elif variable.name == "count":  # says that there are no moments yet
-            _to_write(store, path)[...] = 0
+        if variable.name == "count":  # says that there are no moments yet
+            value = 0
+        elif variable in spec.constants and value is None:
+            value = np.nan
+        if value is not None:
+            _to_write(store, path)[...] = value
     note = "private: what a stopped run needs to go on"
     state = top.create_group(CHECKPOINT, attributes={"description": note})
     dims = ("checkpoint_slot", "checkpoint_byte")

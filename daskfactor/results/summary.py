@@ -5,9 +5,10 @@ carry weight, and whether they are one mode.
 """
 
 import math
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
@@ -154,7 +155,8 @@ def summarize(trace: Trace, *, cells: int = 32, random_seed: int = 0) -> Summary
     }
     summary = _table(series, columns, {"chains": int(chains), "draws": int(draws)})
     rise = next((_rise(one.values) for one in series if one.name == "lp"), 0.0)
-    of = {part.kind: part for part in sections_of(summary) if part.total > part.unknown}
+    known = sections_of(summary).dropna()
+    of = dict(zip(known["kind"], known.itertuples(), strict=True))
     nothing = (
         f"Nothing can be said yet of {draws} draws: at least {LEAST_DRAWS} that are finite "
         "and differ are needed, and hundreds are wanted; go on with resume()."
@@ -196,88 +198,56 @@ def _rise(lp: Array) -> float:
     return float(lp[:, half:].mean() - lp[:, :half].mean()) / spread
 
 
-class Section(NamedTuple):
-    """The worst values of one kind of functional.
+def state(rhat: float, ess: float, chains: int) -> State:
+    """Converged; the draws agree but are few; or they do not agree."""
+    if rhat > BAD_RHAT:
+        return "apart"
+    return "good" if rhat <= GOOD_RHAT and ess >= ESS_PER_CHAIN * chains else "few"
 
-    Attributes
-    ----------
-    total, unknown
-        How many there are, and of how many nothing can be said.
-    rhat, ess_bulk, ess_tail
-        Largest R-hat, smallest effective sizes; NaN if nothing can be said of any.
-    worst, slowest
-        Names of the one with the largest R-hat, and of the one with the smallest size.
-    apart
-        Number of those with an R-hat above the bad one.
-    rare
-        Number of components that appear in fewer than half of the draws of some chain.
+
+def sections_of(summary: xr.Dataset) -> pd.DataFrame:
+    """The worst of each kind of functional, in the order in which the kinds come.
+
+    Returns
+    -------
+    DataFrame
+        With ``kind``; ``total``, how many there are; the largest ``rhat``, the smallest
+        ``ess_bulk``, ``ess_tail`` and ``ess`` of both, NaN if nothing can be said of any;
+        ``worst`` and ``slowest``, names of the one with the largest R-hat and of the one with
+        the smallest size; ``apart``, of how many R-hat is above the bad one; ``rare``, how many
+        components appear in fewer than half of the draws of some chain.
     """
-
-    kind: str
-    total: int
-    unknown: int
-    rhat: float = math.nan
-    ess_bulk: float = math.nan
-    ess_tail: float = math.nan
-    worst: str = "-"
-    slowest: str = "-"
-    apart: int = 0
-    rare: int = 0
-
-    @property
-    def ess(self) -> float:
-        return min(self.ess_bulk, self.ess_tail)
-
-    def state(self, chains: int) -> State:
-        """Converged; the draws agree but are few; or they do not agree."""
-        if self.rhat > BAD_RHAT:
-            return "apart"
-        if self.rhat <= GOOD_RHAT and self.ess >= ESS_PER_CHAIN * chains:
-            return "good"
-        return "few"
-
-
-def sections_of(summary: xr.Dataset) -> list[Section]:
-    """The worst of each kind of functional, in the order in which the kinds come."""
-    found = []
-    for kind, part in summary.to_dataframe().groupby("kind", sort=False):
-        known = part[np.isfinite(part["ess_bulk"])]
-        rare = int((part["least_share"] < RARE).sum())
-        section = Section(str(kind), len(part), len(part) - len(known), rare=rare)
-        if len(known):
-            section = section._replace(
-                rhat=float(known["rhat"].max()),
-                ess_bulk=float(known["ess_bulk"].min()),
-                ess_tail=float(known["ess_tail"].min()),
-                worst=str(known["rhat"].idxmax()),
-                slowest=str(known[["ess_bulk", "ess_tail"]].min(axis=1).idxmin()),
-                apart=int((known["rhat"] > BAD_RHAT).sum()),
-            )
-        found.append(section)
-    return found
+    table = summary.to_dataframe()
+    table["ess"] = table[["ess_bulk", "ess_tail"]].min(axis=1)
+    table["apart"], table["rare"] = table["rhat"] > BAD_RHAT, table["least_share"] < RARE
+    largest, smallest, counts = ["rhat"], ["ess_bulk", "ess_tail", "ess"], ["apart", "rare"]
+    kinds = table.groupby("kind", sort=False)
+    known = table[table["ess"].notna()].groupby("kind")
+    names = {"worst": known["rhat"].idxmax(), "slowest": known["ess"].idxmin()}
+    columns = [kinds[largest].max(), kinds[smallest].min(), kinds[counts].sum()]
+    found = pd.concat([kinds.size().rename("total"), *columns], axis=1).assign(**names)
+    return found.fillna({"worst": "-", "slowest": "-"}).reset_index()
 
 
 def _chain_lines(summary: xr.Dataset) -> list[str]:
     """The print of a summary of chains: the worst of each kind of number."""
     chains, draws = summary.attrs["chains"], summary.attrs["draws"]
     rows = [
-        f"{TITLES[part.kind]:23}{part.rhat:7.3f}{part.ess_bulk:10.0f}{part.ess_tail:10.0f}"
+        f"{TITLES[str(part.kind)]:23}{part.rhat:7.3f}{part.ess_bulk:10.0f}{part.ess_tail:10.0f}"
         f"   {part.slowest}, {part.total}"
-        for part in sections_of(summary)
+        for part in sections_of(summary).itertuples()
     ]
     head = f"{'':23}{'R-hat':>7}{'ESS bulk':>10}{'ESS tail':>10}   slowest of"
     return [f"{chains} chain{'s' if chains > 1 else ''} of {draws} draws", "", head, *rows]
 
 
-def _verdict(
-    of: dict[str, Section], chains: int, rise: float, moved: bool, biased: bool
-) -> list[str]:
+def _verdict(of: dict[str, Any], chains: int, rise: float, moved: bool, biased: bool) -> list[str]:
     """Sentences, the most important first.
 
     Parameters
     ----------
     of
-        Sections of which something is known, by kind.
+        Rows of `sections_of` of which something is known, by kind.
     chains
         How many there are.
     rise
@@ -292,7 +262,7 @@ def _verdict(
         said.append("The run kept no draws: of W H and of components nothing can be said.")
     if "aligned" in of:
         said += _of_components(of["aligned"], moved)
-    if "scale" in of and of["scale"].state(chains) == "apart":
+    if "scale" in of and of["scale"].rhat > BAD_RHAT:
         said.append(
             f"The sizes of W and of H have not settled (R-hat {of['scale'].rhat:.3f}): only the "
             "priors hold them, and W H does not depend on them."
@@ -306,10 +276,10 @@ def _verdict(
     return said
 
 
-def _of_product(of: dict[str, Section], chains: int, rise: float) -> str:
+def _of_product(of: dict[str, Any], chains: int, rise: float) -> str:
     """On the log density and WH together: they are what predictions rest on."""
     both = [of[kind] for kind in ("density", "product") if kind in of]
-    states = [section.state(chains) for section in both]
+    states = [state(section.rhat, section.ess, chains) for section in both]
     worst = max(both, key=lambda section: section.rhat)
     slowest = min(both, key=lambda section: section.ess)
     what = " and ".join(TITLES[section.kind] for section in both)
@@ -339,7 +309,7 @@ def _of_product(of: dict[str, Section], chains: int, rise: float) -> str:
     )
 
 
-def _of_components(aligned: Section, moved: bool) -> list[str]:
+def _of_components(aligned: Any, moved: bool) -> list[str]:
     said = []
     if moved:
         said.append(

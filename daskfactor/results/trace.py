@@ -523,11 +523,22 @@ def each_weighted_draw(
         yield from zip(each_draw(part, labels[at]), masses[at][kept].tolist(), strict=True)
 
 
-def each_draw(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Array]]:
-    """Every draw of the factors, read a block of draws at a time."""
+def factors_of(group: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
+    """W (chain, draw, row, component) and H (chain, draw, component, column) of a group.
+
+    Raises
+    ------
+    StoreFormatError
+        If it holds none.
+    """
     row, column = factor_dims(xr.DataTree.from_dict({"posterior": group}))
     W = group["W"].transpose("chain", "draw", row, "component")
-    H = group["H"].transpose("chain", "draw", "component", column)
+    return W, group["H"].transpose("chain", "draw", "component", column)
+
+
+def each_draw(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Array]]:
+    """Every draw of the factors, read a block of draws at a time."""
+    W, H = factors_of(group)
     size = (prod(W.shape[2:]) + prod(H.shape[2:])) * W.dtype.itemsize
     step = max(1, _READ_BYTES // size)
     for at in _chain_positions(group, chain):

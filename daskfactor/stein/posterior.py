@@ -31,7 +31,7 @@ from daskfactor.models import model_from_dict
 from daskfactor.progress import OnEvent, Phase, RunEvent
 from daskfactor.results.align import Law, match, reference_from
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
-from daskfactor.results.sink import MemorySink, Sink
+from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore, claim, local_path
 from daskfactor.results.trace import Trace, require_draws
 from daskfactor.stein.ensemble import Ensemble, Particle, ParticleMethod
@@ -191,7 +191,7 @@ def stein_posterior(
         options = ParticleOptions(**settings, seed=opened.seed, dtype=str(data.dtype))
         job = ParticleRun.of(opened, model, method, options)
         spec = job.spec(store is not None)
-        sink: Sink = MemorySink(spec)
+        sink = Sink(spec)
         if store is not None:
             state: tuple[Any, Any] = {}, {"draws": 0}
             sink = RunStore.create(fspath(store), spec, overwrite=overwrite, state=state)

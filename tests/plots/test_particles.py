@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 import daskfactor as dfac
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.plots.canvas import ACCENT, heaviest, new_figure, save
-from daskfactor.plots.panels import particle_panel
+from daskfactor.plots.factors import particle_panel
 from daskfactor.plots.particles import (
     OWN,
     SOME,

@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
-from daskfactor.results.sink import MemorySink
+from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 
@@ -96,7 +96,7 @@ def particle_tree(
     if W is None:
         W, H = particle_factors(silf=silf)
     spec = particle_spec(W, H, silf=silf)
-    sink = MemorySink(spec)
+    sink = Sink(spec)
     fill_particles(sink, W, H, weights=weights, silf=silf, **more)
     return sink.tree()
 

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from daskfactor.results.schema import RunSpec
-from daskfactor.results.sink import MemorySink, Sink
+from daskfactor.results.sink import Sink
 
 I, J, K = 7, 5, 3  # noqa: E741, the papers' own letters
 CHAINS, DRAWS, WARMUP = 2, 10, 4
@@ -101,14 +101,14 @@ def fill(store: Sink, spec: RunSpec, *, draws: int | None = None) -> None:
 
 def memory_tree(spec: RunSpec) -> xr.DataTree:
     """The tree that `fill` makes, without a store."""
-    sink = MemorySink(spec)
+    sink = Sink(spec)
     fill(sink, spec)
     return sink.tree()
 
 
 def tree_of(spec: RunSpec, arrays: dict[str, dict[str, Any]]) -> xr.DataTree:
     """The tree of a run in memory from arrays by group and variable; H as (chain, draw, J, K)."""
-    sink = MemorySink(spec)
+    sink = Sink(spec)
     for group, members in arrays.items():
         for chain in range(spec.chains):
             own = {name: np.asarray(values)[chain] for name, values in members.items()}

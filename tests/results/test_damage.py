@@ -34,7 +34,8 @@ def whole_store(path: Path) -> Path:
 def everything(path: Path) -> tuple[xr.DataTree, dict[str, np.ndarray], dict]:
     with dask.config.set(scheduler="synchronous"):
         tree = open_run(path).load()
-    arrays, meta = RunStore.open(path).load_checkpoint()
+    with RunStore.open(path) as held:
+        arrays, meta = held.load_checkpoint()
     return tree, arrays, meta
 
 

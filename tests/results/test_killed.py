@@ -20,7 +20,7 @@ def _check(path: Path) -> int:
     """Everything that the store vouches for is there, bit for bit; returns how many draws."""
     plain = xr.open_datatree(path, engine="zarr")
     tree = open_run(path)
-    with RunStore.open(path, "r+") as store:
+    with RunStore.open(path) as store:
         (draws,) = store.committed.draws
         if draws:
             arrays, meta = store.load_checkpoint()
@@ -86,14 +86,14 @@ def test_a_checkpoint_cut_short_at_any_file_is_the_old_one_or_the_new_one(
             left[0] -= 1
             return real(self, target) if before else None
 
-        with RunStore.open(path, "r+") as store, monkeypatch.context() as patch:
+        with RunStore.open(path) as store, monkeypatch.context() as patch:
             patch.setattr(Path, "replace", replace)
             try:
                 store.write_draws(0, 2, *factors(0, 2, 2))
                 store.checkpoint({"a": np.full(5_000, 4.0)}, {"draws": 4, "turn": 1})
             except Killed:
                 pass
-        with RunStore.open(path, "r+") as store:
+        with RunStore.open(path) as store:
             arrays, meta = store.load_checkpoint()
             draws = store.committed.draws[0]
         turn = meta["turn"]

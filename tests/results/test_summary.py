@@ -5,10 +5,10 @@ import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError
+from daskfactor.results import summary
 from daskfactor.results.align import Law
 from daskfactor.results.diagnose import addressed_cells, factor_series
 from daskfactor.results.store import RunStore
-from daskfactor.results.summary import Section
 from tests.fake_run import fake_run
 from tests.results.runs import ATTRS, fill, make_spec, memory_tree
 
@@ -159,8 +159,7 @@ def test_few_draws_are_told_from_draws_that_disagree():
     ],
 )
 def test_what_counts_as_converged(rhat, ess, state):
-    section = Section("product", 1, 0, rhat, 10 * ess, ess, "mu", "mu", 0, 0)
-    assert section.state(chains=4) == state
+    assert summary.state(rhat, ess, chains=4) == state
 
 
 def test_components_that_change_places_are_no_alarm():

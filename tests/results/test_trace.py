@@ -4,7 +4,7 @@ import pytest
 import xarray as xr
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.results.sink import MemorySink
+from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import expectation, open_run
 from tests.results.runs import (
@@ -45,7 +45,7 @@ def test_an_opened_run_is_lazy(tmp_path):
 
 
 def test_a_tree_in_memory_shares_the_arrays():
-    sink = MemorySink(make_spec())
+    sink = Sink(make_spec())
     fill(sink, make_spec())
     tree, again = sink.tree(), sink.tree()
     validate(tree)
@@ -86,7 +86,7 @@ def test_a_tree_in_memory_is_what_was_written():
     ],
 )
 def test_draws_that_do_not_fit_the_plan_are_refused(shape, group, error, match):
-    sink = MemorySink(make_spec())
+    sink = Sink(make_spec())
     with pytest.raises(error, match=match):
         sink.write_draws(0, 0, np.ones(shape), np.ones((len(range(shape[0])), J, K)), group)
     with pytest.raises(StoreError, match="no sample_stats/energy"):

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.results import cells as cells_module
+from daskfactor.results import predict as cells_module
 from daskfactor.results.align import Law, match, reference_from
-from daskfactor.results.cells import weighted_quantiles
-from daskfactor.results.predict import monitored
+from daskfactor.results.predict import monitored, weighted_quantiles
 from daskfactor.results.trace import draw_weights, effective_number, is_particles
 from tests.results.particle_tree import (
     WEIGHTS,

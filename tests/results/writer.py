@@ -17,7 +17,7 @@ def state_of(draw: int) -> dict[str, np.ndarray]:
 
 
 def main(path: str) -> None:
-    with RunStore.open(path, "r+") as store:
+    with RunStore.open(path) as store:
         draw = sum(store.committed.draws)
         if draw:
             arrays, meta = store.load_checkpoint()
@@ -26,7 +26,7 @@ def main(path: str) -> None:
         print("ready", flush=True)
         while True:
             if draw + 3 > store.draws:
-                store.extend(store.draws + 6)
+                store.extend(np.arange(store.draws + 6))
             store.write_draws(0, draw, *factors(0, draw, 3))
             store.write_stats(0, draw, {"lp": np.arange(draw, draw + 3) + 0.5})
             draw += 3
