@@ -25,8 +25,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 import daskfactor as dfac
-from daskfactor.data.store import BlockStore
-from daskfactor.data.store_writer import COMPRESSIONS
+from daskfactor.data.store import COMPRESSIONS, BlockStore
 
 BATCH = 2_000_000
 

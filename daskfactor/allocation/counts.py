@@ -221,12 +221,12 @@ def _open(data: Any, wanted: Sequence[str]) -> _Tensor:
         If there is no way to read it.
     """
     if isinstance(data, BlockedData):
-        return _matrix(from_blocks(data, data.view) if data.is_sparse else data)
+        return _matrix(from_blocks(data.known, data.view) if data.is_sparse else data)
     if isinstance(data, str | PathLike):
         if not is_blocked_store(fspath(data)):
             return _zarr(zarr_array(fspath(data))[0])
         store = BlockStore(fspath(data))
-        return _matrix(from_blocks(store, store.read))
+        return _matrix(from_blocks(store.known, store.read))
     doors: list[tuple[str, str, Callable[[Any], _Tensor]]] = [
         ("xarray", "DataArray", lambda array: _labelled(array, wanted)),
         ("dask.array", "Array", _dask),

@@ -35,7 +35,7 @@ from daskfactor.data.labels import (
     storable,
     usable_dims,
 )
-from daskfactor.data.statistics import NAMED
+from daskfactor.data.statistics import NAMED, Known
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DataError, StoreError
 
@@ -274,9 +274,9 @@ def from_backed(dataset: Any) -> Source:
     )
 
 
-def from_blocks(blocked: Any, view: Callable[[int, int], Any]) -> Source:
+def from_blocks(known: Known, view: Callable[[int, int], Any]) -> Source:
     """The entries of a blocked store, or of sparse `BlockedData`, in the caller's order."""
-    ordered, grid = blocked.row_order is not None, blocked.grid
+    grid, layout = known.grid, known.layout
 
     def pieces(values: bool, add: bool) -> Iterator[Piece]:
         for block in grid.all_blocks():
@@ -284,19 +284,20 @@ def from_blocks(blocked: Any, view: Callable[[int, int], Any]) -> Source:
             rows, cols = (part.start for part in grid.slices(Block(*block)))
             row = np.repeat(np.arange(found.m), np.diff(found.indptr)) + rows
             col = found.indices + np.int64(cols)
-            if ordered:
-                row, col = blocked.row_order[row], blocked.col_order[col]
+            if layout.row_order is not None and layout.col_order is not None:
+                row, col = layout.row_order[row], layout.col_order[col]
             yield Piece(row, col, found.values.copy() if values else None)
 
-    location = getattr(blocked, "location", None) or getattr(blocked, "source", None)
+    stored = known.statistics.n_stored
+    assert stored is not None
     return Source(
-        SourceInfo("blocks", getattr(location, "location", location), lazy=True),
+        SourceInfo("blocks", known.source.location, lazy=True),
         grid.shape,
-        labels=blocked.labels,
-        chunks=None if ordered else (grid.rows.sizes, grid.cols.sizes),
+        labels=known.labels,
+        chunks=(grid.rows.sizes, grid.cols.sizes) if layout.row_order is None else None,
         pieces=pieces,
-        entries=int(blocked.n_stored.sum()),
-        unstored=blocked.unstored,
+        entries=int(stored.sum()),
+        unstored=layout.unstored,
     )
 
 

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.data.adapters import open_source
-from daskfactor.data.grid import Block, Grid, inverse
-from daskfactor.data.labels import Labels, SourceInfo, SparseLayout
+from daskfactor.data.grid import Block, inverse
+from daskfactor.data.labels import Labels
 from daskfactor.data.loading import Decoder, read
-from daskfactor.data.statistics import Statistics
+from daskfactor.data.statistics import Known
 from daskfactor.data.storage import (
     ArrayFile,
     Extent,
@@ -61,6 +61,8 @@ class BlockedData:
 
     Attributes
     ----------
+    known : Known
+        All of this but the blocks.
     grid : Grid
         Row bands and column bands.
     shape : tuple of int
@@ -95,31 +97,17 @@ class BlockedData:
         Shape, observed entries and a checksum of the decoded blocks, whatever the source.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        labels: Labels,
-        statistics: Statistics,
-        source: SourceInfo,
-        dtype: FloatType,
-        storage: Storage,
-        sparse: SparseLayout | None = None,
-    ) -> None:
-        self.grid = grid
-        self.shape = grid.shape
-        self.labels = labels
+    def __init__(self, known: Known, storage: Storage) -> None:
+        self.grid, self.labels, statistics, self.source, self.dtype, layout = known
+        self.shape = self.grid.shape
         self.statistics = statistics
-        self.source = source
-        self.dtype = dtype
-        self.is_sparse = sparse is not None
-        self.unstored = None if sparse is None else sparse.unstored
-        self.row_order = None if sparse is None else sparse.row_order
-        self.col_order = None if sparse is None else sparse.col_order
+        self.unstored, self.row_order, self.col_order = layout
+        self.is_sparse = self.unstored is not None
         self.n_observed = statistics.n_observed
         self.row_observed = statistics.row_observed
         self.col_observed = statistics.col_observed
         self.total_observed = int(statistics.n_observed.sum())
-        self.n_missing = grid.shape[0] * grid.shape[1] - self.total_observed
+        self.n_missing = self.shape[0] * self.shape[1] - self.total_observed
         self.total = statistics.total
         self.mean = self.total / self.total_observed
         self.minimum = statistics.minimum
@@ -127,8 +115,8 @@ class BlockedData:
         self.is_integer = statistics.is_integer
         self.fingerprint = statistics.fingerprint
         stored = statistics.n_stored
-        self.n_stored = np.outer(grid.rows.sizes, grid.cols.sizes) if stored is None else stored
-        self._known = Known(grid, labels, statistics, source, dtype, sparse)
+        self.n_stored = self.grid.areas if stored is None else stored
+        self.known = known
         self._storage = storage
         self._finalizer = weakref.finalize(self, storage.close)
         self._handle: DataHandle | None = None
@@ -310,7 +298,7 @@ class BlockedData:
             If there is no room for it.
         """
         if self._handle is None:
-            self._handle, file = _shared(self._known, self._storage)
+            self._handle, file = _shared(self.known, self._storage)
             if file is not None:
                 self._unshare = weakref.finalize(self, file.remove)
         return self._handle
@@ -363,21 +351,6 @@ class BlockedData:
         return array.astype(np.int64)
 
 
-class Known(NamedTuple):
-    """All that is known of blocked data, but not the blocks."""
-
-    grid: Grid
-    labels: Labels
-    statistics: Statistics
-    source: SourceInfo
-    dtype: FloatType
-    sparse: SparseLayout | None
-
-    def on(self, storage: Storage) -> BlockedData:
-        """The data, with their blocks."""
-        return BlockedData(*self[:5], storage, self.sparse)
-
-
 class DataHandle(NamedTuple):
     """What another process needs to read blocked data.
 
@@ -428,10 +401,16 @@ def open_shared(handle: DataHandle, memory_limit: int | None = None) -> BlockedD
 
 def open_store(store: BlockStore, dtype: FloatType, budget: int) -> BlockedData:
     """The blocks of a store, read when they are wanted and kept as far as ``budget`` allows."""
-    source = SourceInfo("blocks", store.location, lazy=True)
-    layout = SparseLayout(store.unstored, store.row_order, store.col_order)
-    known = Known(store.grid, store.labels, store.statistics, source, dtype, layout)
-    return known.on(store.blocks(dtype, budget))
+    return BlockedData(store.known._replace(dtype=dtype), store.blocks(dtype, budget))
+
+
+def filled(storage: Storage, fill: Callable[[], Known]) -> BlockedData:
+    """Data whose storage ``fill`` fills; what it took is given back if that fails."""
+    try:
+        return BlockedData(fill(), storage)
+    except BaseException:
+        storage.close()
+        raise
 
 
 def _shared(known: Known, storage: Storage) -> tuple[DataHandle, ArrayFile | None]:
@@ -445,7 +424,7 @@ def _shared(known: Known, storage: Storage) -> tuple[DataHandle, ArrayFile | Non
             return DataHandle(token, "zarr", location, dtype, known), None
     token = uuid.uuid4().hex
     sweep(scratch_directory())
-    file = ArrayFile(scratch_directory(), named=True)
+    file = ArrayFile(named=True)
     try:
         blocks = Storage(known.grid, file=file)
         for block in known.grid.all_blocks():
@@ -472,7 +451,7 @@ def _mapped(handle: DataHandle, budget: int) -> BlockedData:
             token, known, extents = pickle.loads(raw)
             if token != handle.token:
                 raise ValueError("it is another file")
-            storage = Storage(known.grid, known.sparse and known.sparse.unstored)
+            storage = Storage(known.grid, known.layout.unstored)
             storage.map(file, extents)
     except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise StoreError(
@@ -481,8 +460,7 @@ def _mapped(handle: DataHandle, budget: int) -> BlockedData:
             "lives; for workers elsewhere make a store that all of them can read, with daskfactor "
             "convert, and pass its location"
         ) from error
-    data: BlockedData = known.on(storage)
-    return data
+    return BlockedData(known, storage)
 
 
 def _from_zarr(handle: DataHandle, budget: int) -> BlockedData:
@@ -506,7 +484,7 @@ def _from_zarr(handle: DataHandle, budget: int) -> BlockedData:
         return BlockView(np.require(values, requirements=["C", "W"]), 0, 0, *values.shape)
 
     nbytes = grid.shape[0] * grid.shape[1] * dtype.itemsize
-    return known.on(Storage(grid, load=load, nbytes=nbytes, budget=budget))
+    return BlockedData(known, Storage(grid, load=load, nbytes=nbytes, budget=budget))
 
 
 def _from_store(handle: DataHandle, budget: int) -> BlockedData:
@@ -514,7 +492,7 @@ def _from_store(handle: DataHandle, budget: int) -> BlockedData:
         store = BlockStore(handle.location)
     except StoreError as error:
         raise _unreachable(handle, error) from error
-    if _token(handle.location, store.statistics.fingerprint, handle.dtype) != handle.token:
+    if _token(handle.location, store.known.statistics.fingerprint, handle.dtype) != handle.token:
         raise StoreError(
             f"the store at {handle.location} is not the one that was shared: its blocks are "
             "others; leave it as it is while a run reads it"

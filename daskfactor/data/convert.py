@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from daskfactor.checks import warn, whole_number
+from daskfactor.checks import whole_number
 from daskfactor.data.adapters import Source
-from daskfactor.data.blocks import BlockedData
+from daskfactor.data.blocks import BlockedData, open_store
 from daskfactor.data.files import label_file, open_sparse
 from daskfactor.data.grid import Grid
 from daskfactor.data.labels import Labels
-from daskfactor.data.sources import checked_options, open_blocked_store
+from daskfactor.data.sources import checked_options
 from daskfactor.data.sparse import LoadOptions, Task, meaning_of_unstored
-from daskfactor.data.store_writer import StoreWriter, writing_errors
+from daskfactor.data.store import BlockStore, StoreWriter, writing_errors
 from daskfactor.data.tables import Column, Wanted, require
-from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
+from daskfactor.errors import DataError, OptionError, StoreError
 from daskfactor.machine import memory_budget
 from daskfactor.progress import progress_bar
 
@@ -177,25 +177,15 @@ def convert(
         blocks, kind, zeros, limit, balance=balance, allow_empty=True, exact=False
     )
     with writing_errors(writer.location), progress_bar(progressbar) as on_event:
-        task = Task(entries, options, on_event)
         try:
-            task.read_keys()
-            task.read_entries()
-            writer.begin(task.grid, task.counts, kind, task.kept_shares())
-            statistics = task.assemble(writer.put)
-            if task.doubles and not zeros:
-                warn(
-                    f"{task.doubles} entries name a cell that was named before; the last value of "
-                    'each cell was kept (with unstored="zero" they would be added up)',
-                    DataWarning,
-                )
-            writer.finish(statistics, task.labels, task.layout)
+            with Task(entries, options, on_event) as task:
+                writer.begin(task.grid, task.counts, kind, task.kept_shares())
+                known = task.assemble(writer.put)
+                writer.finish(known)
         except BaseException:
             writer.abort()
             raise
-        finally:
-            task.close()
-    stored = statistics.n_stored
+    stored = known.statistics.n_stored
     assert stored is not None
     return Conversion(
         location=writer.location,
@@ -205,7 +195,7 @@ def convert(
         n_duplicates=task.doubles,
         blocks=task.grid.blocks,
         imbalance=float(stored.max() / stored.mean()) if stored.any() else 1.0,
-        unstored=task.layout.unstored,
+        unstored=options.unstored,
         dtype=str(kind),
         balanced=balance,
         nbytes=writer.nbytes(),
@@ -270,7 +260,11 @@ def export(
         raise OptionError(f"export writes {', '.join(writers)}, got {str(path)!r}")
     if target.exists() and not overwrite:
         raise StoreError(f"{target} exists already; give another name, or allow overwrite=True")
-    data = source if isinstance(source, BlockedData) else open_blocked_store(str(source))
+    if isinstance(source, BlockedData):
+        data = source
+    else:
+        store = BlockStore(str(source))
+        data = open_store(store, store.known.dtype, memory_budget(None))
     if not data.is_sparse:
         raise DataError("these blocks are dense; use to_numpy() and NumPy's own save")
     making = target.with_name(f".{uuid.uuid4().hex}-{target.name}")

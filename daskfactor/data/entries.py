@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import sparse
 
@@ -23,14 +24,8 @@ LEAST_LINES = 256
 """Rows of a file that are read together: so many, or as many as hold so many cells."""
 
 
-class Coded(NamedTuple):
-    """Text keys: entry e has ``names[codes[e]]``."""
-
-    codes: NDArray[np.integer[Any]]
-    names: list[str]
-
-
-Keys = Positions | Coded
+Keys = IntArray | pd.Categorical
+"""Whole numbers, or texts as codes and categories."""
 
 
 class Piece(NamedTuple):
@@ -42,114 +37,92 @@ class Piece(NamedTuple):
 
 
 class KeysAreText(DaskfactorError):  # noqa: N818 - a message between two modules, never shown
-    """A key that is no whole number was met after others that were; ``source`` gives texts."""
-
-    def __init__(self, source: Any) -> None:
-        super().__init__("keys are texts")
-        self.source = source
+    """A key that is no whole number was met after others that were; from now on all are texts."""
 
 
-class Learnt(NamedTuple):
-    """Entries at each position of an axis, and its labels unless they are 0, 1, 2, ..."""
+class Axis:
+    """The rows or the columns, by their keys.
 
-    counts: NDArray[np.int64]
-    labels: NDArray[Any] | None
+    Keys are learnt in a first pass, piece by piece, and `finish` ends it; then their positions
+    are asked for, from any thread.
 
-
-class PositionAxis:
-    """Keys that are positions from 0 to ``size - 1`` already.
-
-    As of every axis, keys are learnt in a first pass, piece by piece, and `finish` ends it; then
-    their positions are asked for, from any thread.
+    Parameters
+    ----------
+    side
+        How messages call one of them.
+    size
+        How many there are, if keys are positions from 0. Otherwise keys are names: whole
+        numbers such as user ids, or texts, as the first piece says.
     """
 
-    def __init__(self, side: str, size: int) -> None:
+    def __init__(self, side: str, size: int | None = None) -> None:
         self._side = side
-        self._counts = np.zeros(size, np.int64)
-
-    def learn(self, keys: Keys) -> None:
-        np.add.at(self._counts, self.positions(keys), 1)
-
-    def finish(self) -> Learnt:
-        return Learnt(self._counts, None)
-
-    def positions(self, keys: Keys) -> Positions:
-        if isinstance(keys, Coded):
-            raise _mixed(self._side)
-        numbers = keys.astype(np.int64, copy=False)
-        wrong = numbers[(numbers < 0) | (numbers >= self._counts.size)]
-        if wrong.size:
-            raise DataError(
-                f"an entry is in {self._side} {wrong[0]}, but the matrix has "
-                f"{self._side}s 0 to {self._counts.size - 1}; correct the source, or leave "
-                "out shape if these numbers are names rather than positions"
-            )
-        return numbers
-
-
-class KeyAxis:
-    """Keys that are names: whole numbers such as user ids, or texts, as the first piece says."""
-
-    def __init__(self, side: str) -> None:
-        self._side = side
-        self._text: bool | None = None
-        self._found: list[Any] = []
+        self._size = size
+        self._text = False if size is not None else None
+        self._counts = np.zeros(size or 0, np.int64)
+        self._found: list[pd.Series[int]] = []
         self._index: Any = None
 
     def learn(self, keys: Keys) -> None:
-        import pandas as pd
-
-        text = isinstance(keys, Coded)
-        if self._text not in (None, text):
-            raise _mixed(self._side)
-        if isinstance(keys, Coded):
-            counts = np.bincount(keys.codes, minlength=len(keys.names))
-            found = pd.Series(counts, pd.Index(keys.names, dtype=object))[counts > 0]
-        else:
+        """Count some keys."""
+        if self._size is not None:
+            np.add.at(self._counts, self.positions(keys), 1)
+        elif len(keys):
+            self._text = self._checked(keys)
             found = pd.Series(keys).value_counts(sort=False)
-        if found.size:
-            self._text = text
+            if self._text:
+                found = found[found > 0].rename(index=str)
             self._found.append(found)
-        if sum(map(len, self._found[1:])) > len(self._found[0] if self._found else ()):
-            self._merge()
+            if sum(map(len, self._found[1:])) > len(self._found[0]):
+                self._merge()
 
-    def finish(self) -> Learnt:
+    def finish(self) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """Entries at each position, and the labels unless they are 0, 1, 2, ..."""
         if not self._found:
-            return Learnt(np.zeros(0, np.int64), None)
+            return self._counts, None
         self._merge()
         self._index, counts = self._found[0].index, self._found[0].to_numpy(np.int64)
         self._index.get_indexer(self._index[:1])  # makes its table, before threads ask for it
         if self._text:
-            return Learnt(counts, text_array(self._index.tolist()))
+            return counts, text_array(self._index.tolist())
         labels = self._index.to_numpy()
-        counted = np.array_equal(labels, np.arange(labels.size))
-        return Learnt(counts, None if counted else labels)
+        return counts, None if np.array_equal(labels, np.arange(labels.size)) else labels
 
     def positions(self, keys: Keys) -> Positions:
-        import pandas as pd
-
-        if isinstance(keys, Coded) != self._text:
-            raise _mixed(self._side)
-        if isinstance(keys, Coded):
-            names = pd.Index(keys.names, dtype=object)
-            out = self._index.get_indexer(names).astype(np.int64, copy=False)[keys.codes]
-        else:
-            out = self._index.get_indexer(keys).astype(np.int64, copy=False)
-        if out.size and out.min() < 0:
-            raise StoreError(
-                f"the source has a {self._side} key that was not there when it was read the first "
-                "time; it was changed meanwhile, so convert it again when nobody writes to it"
+        """The position of each key."""
+        self._checked(keys)
+        if self._size is None:
+            out: Positions = self._index.get_indexer(keys).astype(np.int64, copy=False)
+            if out.size and out.min() < 0:
+                raise StoreError(
+                    f"the source has a {self._side} key that was not there when it was read the "
+                    "first time; it was changed meanwhile, so convert it again when nobody writes "
+                    "to it"
+                )
+            return out
+        numbers: Positions = np.asarray(keys).astype(np.int64, copy=False)
+        wrong = numbers[(numbers < 0) | (numbers >= self._size)]
+        if wrong.size:
+            raise DataError(
+                f"an entry is in {self._side} {wrong[0]}, but the matrix has "
+                f"{self._side}s 0 to {self._size - 1}; correct the source, or leave "
+                "out shape if these numbers are names rather than positions"
             )
-        return np.asarray(out)
+        return numbers
+
+    def _checked(self, keys: Keys) -> bool:
+        """Whether keys are texts, as all of them or none must be."""
+        text = isinstance(keys, pd.Categorical)
+        if self._text not in (None, text):
+            raise DataError(
+                f"the keys of {self._side}s are whole numbers in one file and texts in another; "
+                "write them all as one type"
+            )
+        return text
 
     def _merge(self) -> None:
         """Add up what was counted so far, in the order of the keys."""
-        import pandas as pd
-
         self._found = [pd.concat(self._found).groupby(level=0).sum()]
-
-
-Axis = PositionAxis | KeyAxis
 
 
 def text_array(names: list[str]) -> NDArray[Any]:
@@ -280,10 +253,3 @@ def _check_indices(indices: IntArray, size: int, side: str) -> None:
             f"the sparse matrix is damaged: its {side} indices go from {low} to {high}, but it "
             f"has {size} {side}s; make it anew from its entries"
         )
-
-
-def _mixed(side: str) -> DataError:
-    return DataError(
-        f"the keys of {side}s are whole numbers in one file and texts in another; write them all "
-        "as one type"
-    )

@@ -53,7 +53,7 @@ def open_sparse(source: Any, wanted: Wanted) -> Source:
         source = _layer_of(source, wanted.layer)
     blocks = isinstance(source, BlockedData)
     if blocks and source.is_sparse:
-        return from_blocks(source, source.view)
+        return from_blocks(source.known, source.view)
     found = None if blocks else open_source(source)
     if found is None or not found.is_sparse:
         what = "these blocks are" if found is None else f"the {found.info.kind} input is"
@@ -302,7 +302,7 @@ def _open_path(location: str, wanted: Wanted) -> Source:
         return form.entries(location, wanted)
     if is_blocked_store(location):
         store = BlockStore(location)
-        return from_blocks(store, store.read)
+        return from_blocks(store.known, store.read)
     if zarr_kind(location) == "run":
         raise DataError(
             f"{location} is a run of daskfactor, not data; pass the data that it was made from"

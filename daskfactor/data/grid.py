@@ -159,6 +159,11 @@ class Grid:
     def block_shape(self, block: Block) -> tuple[int, int]:
         return self.rows.sizes[block.row], self.cols.sizes[block.col]
 
+    @property
+    def areas(self) -> Counts:
+        """Cells of every block, (B, B)."""
+        return np.outer(self.rows.sizes, self.cols.sizes)
+
     def all_blocks(self) -> list[Block]:
         """Every block, row by row."""
         return list(itertools.starmap(Block, np.ndindex(self.blocks, self.blocks)))

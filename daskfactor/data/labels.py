@@ -76,15 +76,15 @@ class SourceInfo:
     lazy: bool = False
 
 
-class SparseLayout(NamedTuple):
+class Layout(NamedTuple):
     """What is particular to sparse blocks.
 
-    ``unstored`` is ``"zero"`` or ``"missing"``; ``row_order`` (I,) and ``col_order``
-    (J,) hold the caller's row and column at each position of the grid, None if
+    ``unstored`` is ``"zero"`` or ``"missing"``, and None of dense blocks; ``row_order`` (I,) and
+    ``col_order`` (J,) hold the caller's row and column at each position of the grid, None if
     they were not permuted.
     """
 
-    unstored: str
+    unstored: str | None = None
     row_order: NDArray[np.int64] | None = None
     col_order: NDArray[np.int64] | None = None
 
@@ -94,6 +94,9 @@ class SparseLayout(NamedTuple):
             row if self.row_order is None else int(self.row_order[row]),
             col if self.col_order is None else int(self.col_order[col]),
         )
+
+
+DENSE = Layout()
 
 
 def usable_dims(row: object, col: object) -> tuple[str, str]:

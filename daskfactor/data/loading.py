@@ -17,8 +17,8 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.labels import Labels, check_dtype, check_shape
 from daskfactor.data.statistics import (
+    Known,
     Locate,
-    Statistics,
     StatisticsBuilder,
     dense_cells,
     infinite,
@@ -124,7 +124,7 @@ def load(
     storage: Storage,
     budget: int,
     allow_empty: bool = False,
-) -> Statistics:
+) -> Known:
     """Fill ``storage`` from ``source``, reading at most about ``budget`` bytes at a time."""
     decoder, builder = Decoder(dtype, source.labels), StatisticsBuilder(grid, source.labels)
     if source.array is not None and zero_copy(source.array, dtype):
@@ -137,9 +137,9 @@ def load(
                 storage.write(block, inside, values[outside])
     for block in grid.all_blocks():
         builder.scan(block, storage.view(*block))
-    statistics = builder.finish(allow_empty)
+    known = builder.finish(source.info, dtype, allow_empty)
     decoder.warn()
-    return statistics
+    return known
 
 
 def read_budget(limit: int) -> int:

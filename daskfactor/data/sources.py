@@ -1,6 +1,6 @@
 """`as_blocks`: any kind of matrix becomes `BlockedData`; and what that takes, from metadata."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import Any, cast
 
@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from daskfactor.checks import warn
 from daskfactor.data.adapters import Source, from_blocks, open_source
-from daskfactor.data.blocks import BlockedData, open_store
+from daskfactor.data.blocks import BlockedData, filled, open_store
 from daskfactor.data.entries import PIECE
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import load, read_budget, working_bytes
@@ -28,7 +28,6 @@ from daskfactor.data.storage import (
     FloatType,
     Storage,
     block_bytes,
-    scratch_directory,
     zero_copy,
 )
 from daskfactor.data.store import BlockStore, is_blocked_store
@@ -140,7 +139,7 @@ def as_blocks(
     store = _store_at(V)
     if store is not None and _serves(store, blocks, unstored, balance):
         return _stored(store, kind, limit, allow_empty)
-    source = open_source(V) if store is None else from_blocks(store, store.read)
+    source = open_source(V) if store is None else from_blocks(store.known, store.read)
     if not source.is_sparse:
         if unstored == "missing":
             raise OptionError(
@@ -158,39 +157,6 @@ def as_blocks(
     zeros = meaning_of_unstored(source, unstored) == "zero"
     options = LoadOptions(blocks, kind, zeros, limit, workers, balance, allow_empty)
     return sparse_data(source, options)
-
-
-def open_blocked_store(
-    location: str,
-    *,
-    dtype: DTypeLike | None = None,
-    memory_limit: int | str | None = None,
-    allow_empty: bool = True,
-) -> BlockedData:
-    """A blocked store as `BlockedData` whose blocks are read when they are wanted.
-
-    Parameters
-    ----------
-    location
-        Path or URL.
-    dtype
-        float32 or float64; by default that of the store.
-    memory_limit
-        Bytes of blocks that are kept once they were read, so that a store of any size
-        can be used; by default half of the free memory.
-    allow_empty
-        Whether rows and columns without any observed entry are accepted.
-
-    Raises
-    ------
-    StoreError, StoreFormatError
-        As for `BlockStore`.
-    DataError
-        If a row or column has no observed entry and ``allow_empty`` is False.
-    """
-    store = BlockStore(location)
-    kind = cast("FloatType", np.dtype(dtype or store.dtype))
-    return _stored(store, kind, memory_budget(memory_limit), allow_empty)
 
 
 def checked_options(
@@ -253,16 +219,8 @@ class Outline:
         return self.unstored is not None
 
     @property
-    def decoded(self) -> int:
-        """Bytes of all blocks, wherever they are."""
-        return int(self._sizes().sum())
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest block."""
-        return int(self._sizes().max())
-
-    def _sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of every block, wherever it is, (B, B)."""
         return block_bytes(self.grid, self.dtype, self.n_stored if self.is_sparse else None)
 
 
@@ -303,16 +261,16 @@ def outline(
         return _of_dense(source, grid, dtype, limit)
     count = entries or _stored_entries(V)
     grid = choose_grid(source.shape, None if balance else source.chunks, blocks, None, count)
-    area = np.outer(grid.rows.sizes, grid.cols.sizes)
     meaning = unstored or source.unstored or "zero"
     size = sparse_bytes(grid, count, dtype)
     held = size if size <= limit else 0
+    cells = grid.shape[0] * grid.shape[1]
     return Outline(
         grid,
         dtype,
         meaning,
-        np.ceil(count * (area / area.sum())).astype(np.int64),  # they are taken to lie evenly
-        int(area.sum()) - count if meaning == "missing" else 0,
+        np.ceil(count * (grid.areas / cells)).astype(np.int64),  # they are taken to lie evenly
+        cells - count if meaning == "missing" else 0,
         held,
         _sparse_loading(source, V, grid, balance, count, held, limit),
         buffered=not held,
@@ -325,38 +283,32 @@ def _of_store(
     """Of a blocked sparse store that is used as it is: blocks are kept up to the limit."""
     from dask.system import cpu_count
 
-    grid = store.grid
+    data = open_store(store, dtype, limit)
+    grid = data.grid
     if blocks is not None and blocks not in (grid, grid.blocks):
         raise OptionError(
             f"blocks is {blocks!r}, but the store at {store.location} is on a grid of "
             f"{grid.blocks} x {grid.blocks} blocks; its cost on another grid is known once it is "
             "read: pass as_blocks(V, blocks) instead"
         )
-    sizes = block_bytes(grid, dtype, store.n_stored)
-    missing = grid.shape[0] * grid.shape[1] - int(store.statistics.n_observed.sum())
-    held = min(int(sizes.sum()), limit) + READING * int(sizes.max()) * cpu_count()
-    return Outline(
-        grid, dtype, store.unstored, store.n_stored, missing, held,
-        buffered=bool(sizes.sum() > limit),
-    )  # fmt: skip
+    found = Outline(
+        grid, dtype, data.unstored, data.n_stored, data.n_missing, buffered=not data.in_memory
+    )
+    largest = READING * int(found.sizes.max()) * cpu_count()
+    return replace(found, held=min(data.nbytes, limit) + largest)
 
 
 def _of_dense(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Outline:
     """Of a dense matrix: used where it is, decoded into memory, or into a scratch file."""
-    array, stored = source.array, np.outer(grid.rows.sizes, grid.cols.sizes).astype(np.int64)
-    size, working = (
-        int(stored.sum()) * dtype.itemsize,
-        working_bytes(source, grid, dtype, read_budget(limit)),
-    )
-    borrowed = array is not None and zero_copy(array, dtype)
+    borrowed, size, working = _needs(source, grid, dtype, limit)
     held = size if not borrowed and size + working <= limit else 0
     scan = SCAN_BYTES * max(TILE_ENTRIES, *grid.cols.sizes)
     return Outline(
         grid,
         dtype,
         None,
-        stored,
-        None if array is None else _missing_of(array),
+        grid.areas,
+        None if source.array is None else _missing_of(source.array),
         held,
         scan + (0 if borrowed else held + working),
         buffered=not (borrowed or held),
@@ -405,21 +357,21 @@ def _missing_of(array: NDArray[Any]) -> int:
 
 def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) -> BlockedData:
     """The blocks of a store, read when they are wanted and kept as far as memory allows."""
-    largest = max(abs(store.statistics.minimum), abs(store.statistics.maximum))
+    data = open_store(store, dtype, limit)
+    largest = max(abs(data.minimum), abs(data.maximum))
     if largest > np.finfo(dtype).max:
         raise DataError(
             f"the store at {store.location} has entries up to {largest:g} in size, outside the "
             f'range of {dtype}; pass dtype="float64", or rescale the data'
         )
-    found = store.statistics
     refuse_unobserved(
-        found.n_observed,
-        unpermuted(found.row_observed, store.row_order),
-        unpermuted(found.col_observed, store.col_order),
-        store.labels,
+        data.n_observed,
+        unpermuted(data.row_observed, data.row_order),
+        unpermuted(data.col_observed, data.col_order),
+        data.labels,
         allow_empty,
     )
-    return open_store(store, dtype, limit)
+    return data
 
 
 def _dense(
@@ -433,21 +385,18 @@ def _dense(
     assert source.shape is not None
     grid = choose_grid(source.shape, source.chunks, blocks, workers)
     storage = _storage(source, grid, kind, limit)
-    try:
-        statistics = load(source, grid, kind, storage, read_budget(limit), allow_empty)
-        return BlockedData(grid, source.labels, statistics, source.info, kind, storage)
-    except BaseException:
-        storage.close()
-        raise
+    budget = read_budget(limit)
+    return filled(storage, lambda: load(source, grid, kind, storage, budget, allow_empty))
 
 
 def _serves(
     store: BlockStore, blocks: int | Grid | None, unstored: str | None, balance: bool
 ) -> bool:
     """Whether the blocks of a store can be used as they are."""
-    fits = blocks is None or blocks in (store.grid, store.grid.blocks)
-    ordered = not balance or store.row_order is not None
-    return fits and ordered and unstored in (None, store.unstored)
+    grid, layout = store.known.grid, store.known.layout
+    fits = blocks is None or blocks in (grid, grid.blocks)
+    ordered = not balance or layout.row_order is not None
+    return fits and ordered and unstored in (None, layout.unstored)
 
 
 def _store_at(V: Any) -> BlockStore | None:
@@ -479,12 +428,16 @@ def _agreeing(
     return data
 
 
-def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Storage:
-    if source.array is not None and zero_copy(source.array, dtype):
-        return Storage(grid)
+def _needs(source: Source, grid: Grid, dtype: FloatType, limit: int) -> tuple[bool, int, int]:
+    """Whether an array is used where it is; bytes of the blocks; bytes that reading takes."""
     working = working_bytes(source, grid, dtype, read_budget(limit))
-    size = grid.shape[0] * grid.shape[1] * dtype.itemsize
-    if size + working <= limit:
+    borrowed = source.array is not None and zero_copy(source.array, dtype)
+    return borrowed, grid.shape[0] * grid.shape[1] * dtype.itemsize, working
+
+
+def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Storage:
+    borrowed, size, working = _needs(source, grid, dtype, limit)
+    if borrowed or size + working <= limit:
         return Storage(grid)
     if working > max(limit, NEGLIGIBLE):
         warn(
@@ -493,4 +446,4 @@ def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Storag
             f"{grid.blocks}) need less",
             DataWarning,
         )
-    return Storage(grid, file=ArrayFile(scratch_directory(), reserve=size))
+    return Storage(grid, file=ArrayFile(reserve=size))

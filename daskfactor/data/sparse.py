@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,22 +19,13 @@ from scipy import sparse
 
 from daskfactor.checks import warn
 from daskfactor.data.adapters import Source
-from daskfactor.data.blocks import BlockedData
-from daskfactor.data.entries import (
-    Axis,
-    Coded,
-    KeyAxis,
-    KeysAreText,
-    Piece,
-    PositionAxis,
-    doubled,
-    summable,
-)
+from daskfactor.data.blocks import BlockedData, filled
+from daskfactor.data.entries import Axis, KeysAreText, Piece, doubled, summable
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid, inverse
-from daskfactor.data.labels import SparseLayout
+from daskfactor.data.labels import Layout
 from daskfactor.data.loading import Decoder, reading_errors
-from daskfactor.data.statistics import Statistics, StatisticsBuilder, cell_of
-from daskfactor.data.storage import ArrayFile, FloatType, Shelf, Storage, scratch_directory
+from daskfactor.data.statistics import Known, StatisticsBuilder, cell_of
+from daskfactor.data.storage import ArrayFile, FloatType, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
 from daskfactor.progress import OnEvent, RunEvent, ignore
@@ -84,23 +75,9 @@ def sparse_data(source: Source, options: LoadOptions) -> BlockedData:
     """Read a sparse source once and keep its blocks."""
     if source.matrix is not None:
         return _cut(source, source.matrix(options.zeros), options)
-    task = Task(source, options)
-    try:
-        task.read_keys()
-        task.read_entries()
+    with Task(source, options) as task:
         storage = _storage(task.grid, options, int(task.counts.sum()))
-        try:
-            statistics = task.assemble(storage.put)
-            if task.doubles and not options.zeros:
-                raise doubled(task.doubles)
-        except BaseException:
-            storage.close()
-            raise
-    finally:
-        task.close()
-    return BlockedData(
-        task.grid, task.labels, statistics, source.info, options.dtype, storage, task.layout
-    )
+        return filled(storage, lambda: task.assemble(storage.put))
 
 
 def sparse_bytes(grid: Grid, entries: int, dtype: FloatType) -> int:
@@ -186,9 +163,10 @@ def _cut(source: Source, matrix: Any, options: LoadOptions) -> BlockedData:
     del keep
     grid, layout = _layout(csr.shape, source, options, entries, counts)
     storage = _storage(grid, options, entries)
-    decoder = Decoder(options.dtype, source.labels)
-    builder = StatisticsBuilder(grid, source.labels, layout)
-    try:
+
+    def fill() -> Known:
+        decoder = Decoder(options.dtype, source.labels)
+        builder = StatisticsBuilder(grid, source.labels, layout)
         for block, cut in _cuts(csr, grid, layout):
             locate = partial(cell_of, grid, layout, block, cut)
             values = decoder.convert(cut.data, locate)
@@ -196,15 +174,14 @@ def _cut(source: Source, matrix: Any, options: LoadOptions) -> BlockedData:
             view = _block(cut.indptr, cut.indices, values, shape, options.zeros)
             builder.scan(block, view)
             storage.put(block, view)
-        statistics = builder.finish(options.allow_empty)
-    except BaseException:
-        storage.close()
-        raise
-    decoder.warn()
-    return BlockedData(grid, source.labels, statistics, source.info, options.dtype, storage, layout)
+        known = builder.finish(source.info, options.dtype, options.allow_empty)
+        decoder.warn()
+        return known
+
+    return filled(storage, fill)
 
 
-def _cuts(csr: Any, grid: Grid, layout: SparseLayout) -> Iterator[tuple[Block, Any]]:
+def _cuts(csr: Any, grid: Grid, layout: Layout) -> Iterator[tuple[Block, Any]]:
     """The blocks of compressed rows, with their columns in ascending order."""
     for row in range(grid.blocks):
         rows = grid.rows.slice(row)
@@ -226,7 +203,7 @@ def _native(values: NDArray[Any]) -> NDArray[Any]:
 
 def _storage(grid: Grid, options: LoadOptions, entries: int) -> Storage:
     fits = sparse_bytes(grid, entries, options.dtype) <= options.limit
-    return Storage(grid, options.unstored, file=None if fits else ArrayFile(scratch_directory()))
+    return Storage(grid, options.unstored, file=None if fits else ArrayFile())
 
 
 def _layout(
@@ -235,7 +212,7 @@ def _layout(
     options: LoadOptions,
     entries: int,
     counts: list[NDArray[np.int64]],
-) -> tuple[Grid, SparseLayout]:
+) -> tuple[Grid, Layout]:
     """Choose the grid and, for a balanced one, the order of rows and columns."""
     # Bands of rows from all over the matrix have no edges in common with its chunks.
     chunks = source.chunks if options.exact and not options.balance else None
@@ -246,16 +223,19 @@ def _layout(
             f"{MOST_COLUMNS} rows and columns; pass a larger number of blocks"
         )
     if not options.balance:
-        return grid, SparseLayout(options.unstored)
+        return grid, Layout(options.unstored)
     rows, cols = (
         balanced_order(counts[0], grid.rows),
         balanced_order(counts[1], grid.cols, turning=True),
     )
-    return grid, SparseLayout(options.unstored, rows, cols)
+    return grid, Layout(options.unstored, rows, cols)
 
 
 class Task:
-    """The passes over a source that is read piece by piece: keys, entries, blocks."""
+    """The passes over a source that is read piece by piece: keys, entries, blocks.
+
+    As a context it reads the source, and gives memory and scratch space back at its end.
+    """
 
     def __init__(self, source: Source, options: LoadOptions, on_event: OnEvent = ignore) -> None:
         self.source = source
@@ -265,12 +245,25 @@ class Task:
         self.doubles = 0
         self.counts: NDArray[np.int64] = np.zeros((0, 0), np.int64)
         self._record = entry_type(options.dtype)
-        self._shelf = Shelf(options.limit // 2)
+        self._file = ArrayFile(budget=options.limit // 2)
         self._threads = most_threads()
         self._dealt: list[tuple[Any, NDArray[np.int64]]] = []
         self._ready: dict[Block, tuple[SparseBlock, int]] = {}
 
-    def read_keys(self) -> None:
+    def __enter__(self) -> Self:
+        try:
+            self._read_keys()
+            self._read_entries()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._dealt.clear()
+        self._file.close()
+
+    def _read_keys(self) -> None:
         """First pass: which rows and columns there are, and the grid."""
         source, options = self.source, self.options
         free = options.exact and options.blocks is not None
@@ -282,9 +275,7 @@ class Task:
                 self.source = self._staged(source)
             try:
                 self._axes = self._learn()
-            except KeysAreText as text:
-                # The caller's shape, if there is one, says that keys are positions.
-                self.source = replace(text.source, shape=source.shape)
+            except KeysAreText:
                 self._axes = self._learn()
         (row_counts, rows), (col_counts, cols) = (axis.finish() for axis in self._axes)
         size = row_counts.size, col_counts.size
@@ -298,7 +289,7 @@ class Task:
         counts = [row_counts, col_counts]
         self.grid, self.layout = _layout(size, source, options, self.entries, counts)
 
-    def read_entries(self) -> None:
+    def _read_entries(self) -> None:
         """Second pass: deal the entries out to blocks."""
         blocks = self.grid.blocks
         row_band, row_local = _places(self.grid.rows.offsets, self.layout.row_order)
@@ -318,7 +309,7 @@ class Task:
             out = np.empty(rows.size, self._record)
             out["row"], out["col"] = row_local[rows[order]], col_local[cols[order]]
             out["value"] = values[order]
-            return self._shelf.put(out.view(np.uint8)), edges
+            return self._file.put(out.view(np.uint8)), edges
 
         total, done = np.zeros(blocks**2, np.int64), 0
         for kept, edges in _in_order(deal, read(self.source, True, self.options), self._threads):
@@ -343,7 +334,7 @@ class Task:
         shares = [view.values.size / size(block) for block, (view, _) in self._ready.items()]
         return float(min(shares)), float(max(shares))
 
-    def assemble(self, put: Callable[[Block, SparseBlock], None]) -> Statistics:
+    def assemble(self, put: Callable[[Block, SparseBlock], None]) -> Known:
         """Put every block together and hand it over to ``put``, which several threads call."""
         builder, lock = StatisticsBuilder(self.grid, self.labels, self.layout), threading.Lock()
 
@@ -362,12 +353,17 @@ class Task:
         for size in _in_order(finish, self.grid.all_blocks(), threads):
             done += size
             self.on_event(RunEvent("blocks", done, self.entries))
-        return builder.finish(self.options.allow_empty)
-
-    def close(self) -> None:
-        """Give memory and scratch space back."""
-        self._dealt.clear()
-        self._shelf.close()
+        options = self.options
+        known = builder.finish(self.source.info, options.dtype, options.allow_empty)
+        if self.doubles and not options.zeros:
+            if options.exact:
+                raise doubled(self.doubles)
+            warn(
+                f"{self.doubles} entries name a cell that was named before; the last value of "
+                'each cell was kept (with unstored="zero" they would be added up)',
+                DataWarning,
+            )
+        return known
 
     def _compressed(self, block: Block) -> tuple[SparseBlock, int]:
         flat, each = block.row * self.grid.blocks + block.col, self._record.itemsize
@@ -375,24 +371,24 @@ class Task:
         for kept, edges in self._dealt:
             low, high = edges[flat : flat + 2].tolist()
             if high > low:
-                part = self._shelf.get(kept, slice(low * each, high * each))
+                part = self._file.get(kept, slice(low * each, high * each))
                 out[start : start + high - low] = part.view(self._record)
                 start += high - low
         return compress(out, self.grid.block_shape(block), self.options.zeros)
 
     def _staged(self, source: Source) -> Source:
         """A source that is read once: the second time its pieces come from memory or scratch."""
-        shelf, kept = self._shelf, deque[list[Any]]()
+        file, kept = self._file, deque[list[Any]]()
 
         def first() -> Iterator[Piece]:
             for piece in read(source, True, self.options):
                 parts: tuple[Any, ...] = piece
-                kept.append([shelf.put(np.ascontiguousarray(array)) for array in parts])
+                kept.append([file.put(np.ascontiguousarray(array)) for array in parts])
                 yield piece
 
         def again() -> Iterator[Piece]:
             while kept:
-                yield Piece._make(shelf.take(part) for part in kept.popleft())
+                yield Piece._make(file.get(part) for part in kept.popleft())
 
         passes = iter((first, again))
         return replace(source, pieces=lambda values, add: next(passes)())
@@ -408,18 +404,15 @@ class Task:
                 other = helper.submit(axes[0].learn, piece.rows)
                 axes[1].learn(piece.cols)
                 other.result()
-                self.entries += len(
-                    piece.rows.codes if isinstance(piece.rows, Coded) else piece.rows
-                )
+                self.entries += len(piece.rows)
                 self.on_event(RunEvent("keys", self.entries, source.entries or 0))
         self.on_event(RunEvent("keys", self.entries, self.entries))
         return axes
 
 
 def _axes(source: Source) -> tuple[Axis, Axis]:
-    if source.shape is None:
-        return KeyAxis("row"), KeyAxis("column")
-    return PositionAxis("row", source.shape[0]), PositionAxis("column", source.shape[1])
+    rows, cols = source.shape or (None, None)
+    return Axis("row", rows), Axis("column", cols)
 
 
 def _telling(piece: Piece, zeros: bool) -> Piece:

@@ -10,14 +10,14 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid, inverse
-from daskfactor.data.labels import Labels, SparseLayout
-from daskfactor.data.storage import FloatArray, as_bytes
+from daskfactor.data.labels import DENSE, Labels, Layout, SourceInfo
+from daskfactor.data.storage import FloatArray, FloatType, as_bytes
 from daskfactor.errors import DataError
 from daskfactor.kernels.views import AnyBlock, SparseBlock
 
@@ -49,20 +49,30 @@ class Statistics:
     n_stored: NDArray[np.int64] | None = None
 
 
+class Known(NamedTuple):
+    """All that is known of blocked data, but not the blocks."""
+
+    grid: Grid
+    labels: Labels
+    statistics: Statistics
+    source: SourceInfo
+    dtype: FloatType
+    layout: Layout = DENSE
+
+
 class StatisticsBuilder:
     """Collects the statistics block by block, in any order of blocks.
 
-    ``layout`` is None for dense blocks. NaN is a missing entry; entries that sparse blocks do
+    NaN is a missing entry; entries that sparse blocks do
     not store are observed zeros or missing, as the layout says.
     """
 
-    def __init__(self, grid: Grid, labels: Labels, layout: SparseLayout | None = None) -> None:
+    def __init__(self, grid: Grid, labels: Labels, layout: Layout = DENSE) -> None:
         square, (height, width) = (grid.blocks, grid.blocks), grid.shape
         self._grid = grid
         self._labels = labels
-        self._layout = layout or SparseLayout("")
-        self._sparse = layout is not None
-        self._zeros = zeros = self._layout.unstored == "zero"
+        self._layout = layout
+        self._zeros = zeros = layout.unstored == "zero"
         self._stored = np.zeros(square, np.int64)
         self._observed = np.zeros(square, np.int64)
         self._checksums = np.zeros(square, np.uint32)
@@ -79,12 +89,12 @@ class StatisticsBuilder:
         else:
             self._scan_dense(block, view.block)
 
-    def finish(self, allow_empty: bool = False) -> Statistics:
-        """The statistics of the whole matrix, once every block has been scanned."""
+    def finish(self, source: SourceInfo, dtype: FloatType, allow_empty: bool = False) -> Known:
+        """What is known of the whole matrix, once every block has been scanned."""
         rows = unpermuted(self._rows, self._layout.row_order)
         cols = unpermuted(self._cols, self._layout.col_order)
         refuse_unobserved(self._observed, rows, cols, self._labels, allow_empty)
-        return Statistics(
+        statistics = Statistics(
             n_observed=self._observed,
             row_observed=self._rows,
             col_observed=self._cols,
@@ -93,8 +103,9 @@ class StatisticsBuilder:
             maximum=self._high,
             is_integer=self._is_integer,
             fingerprint=self._fingerprint(),
-            n_stored=self._stored if self._sparse else None,
+            n_stored=self._stored if self._layout.unstored else None,
         )
+        return Known(self._grid, self._labels, statistics, source, dtype, self._layout)
 
     def _scan_dense(self, block: Block, values: FloatArray) -> None:
         width = values.shape[1]
@@ -162,7 +173,7 @@ class StatisticsBuilder:
         rows, cols = self._grid.shape
         digest = hashlib.blake2b(digest_size=8)
         digest.update(repr((self._grid.rows.offsets, self._grid.cols.offsets)).encode())
-        if self._sparse:
+        if self._layout.unstored:
             digest.update(f"unstored {self._layout.unstored}".encode())
             for order in (self._layout.row_order, self._layout.col_order):
                 digest.update(b"" if order is None else order.astype("<i8").tobytes())
@@ -215,9 +226,7 @@ def dense_cells(row0: int, col0: int, width: int) -> Locate:
     return lambda position: (row0 + position // width, col0 + position % width)
 
 
-def cell_of(
-    grid: Grid, layout: SparseLayout, block: Block, view: Any, position: int
-) -> tuple[int, int]:
+def cell_of(grid: Grid, layout: Layout, block: Block, view: Any, position: int) -> tuple[int, int]:
     """Row and column, as the caller numbers them, of a stored entry of a block."""
     row = int(np.searchsorted(view.indptr, position, side="right")) - 1
     rows, cols = grid.slices(block)

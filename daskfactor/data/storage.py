@@ -54,12 +54,13 @@ class Extent(NamedTuple):
 class ArrayFile:
     """Arrays one after another in a local file, each at a multiple of 64 bytes.
 
-    Safe to use from several threads at once.
+    Safe to use from several threads at once. The file is made when it is written to first,
+    and what is `put` here stays in memory as far as the budget goes.
 
     Parameters
     ----------
     directory
-        Where a new file is made, for nobody but this user.
+        Where a new file is made, for nobody but this user; the scratch directory by default.
     named
         Whether other processes can open it, by its ``path``. It is held, see `sweep`, until it
         is closed or the process ends.
@@ -67,34 +68,53 @@ class ArrayFile:
         A file that exists, to be read.
     reserve
         Bytes that are taken at once, so that a full disk is noticed before the work.
+    budget
+        Bytes of arrays that may be kept in memory.
     """
 
     def __init__(
-        self, directory: str = "", *, named: bool = False, path: str = "", reserve: int = 0
+        self,
+        directory: str = "",
+        *,
+        named: bool = False,
+        path: str = "",
+        reserve: int = 0,
+        budget: int = 0,
     ) -> None:
         self.path = path
         self._size = 0
         self._directory = directory
+        self._named = named
         self._reserved = reserve
+        self._left = budget
         self._own = threading.local()
         self._lock = threading.Lock()
-        if path:
-            self._file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: PTH123, SIM115
-            return
-        try:
-            Path(directory).mkdir(parents=True, exist_ok=True)
-            if named:
-                descriptor, self.path = tempfile.mkstemp(".blocks", PREFIX, directory)
-                self._file = open(descriptor, "r+b", buffering=0)  # noqa: PTH123, SIM115
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-            else:
-                self._file = tempfile.TemporaryFile(  # noqa: SIM115
-                    buffering=0, prefix="daskfactor-", dir=directory
-                )
-            if reserve and hasattr(os, "posix_fallocate"):  # macOS has none
-                self._reserve(reserve)
-        except OSError as error:
-            raise self._failed(error) from error
+        self._file: IO[bytes] | None = open(path, "rb", buffering=0) if path else None  # noqa: PTH123, SIM115
+        if named or reserve:
+            self._make()
+
+    def fits(self, nbytes: int) -> bool:
+        """Take so many bytes of the budget, if they are left."""
+        with self._lock:
+            fits = nbytes <= self._left
+            if fits:
+                self._left -= nbytes
+            return fits
+
+    def put(self, array: NDArray[Any]) -> NDArray[Any] | Extent:
+        """Keep a flat array in memory or in the file; what is returned is for `get`."""
+        return array if self.fits(array.nbytes) else self.append(array)
+
+    def get(self, kept: NDArray[Any] | Extent, part: slice | None = None) -> NDArray[Any]:
+        """A flat array or a part of it; the whole of one is given away, with its room."""
+        if isinstance(kept, np.ndarray):
+            if part is None:
+                self.fits(-kept.nbytes)
+            return kept[part or slice(None)]
+        if part is not None:
+            start = kept.start + part.start * np.dtype(kept.dtype).itemsize
+            kept = Extent(start, kept.dtype, (part.stop - part.start,))
+        return self.read([kept])[0]
 
     def append(self, array: NDArray[Any]) -> Extent:
         """Write an array behind what is there."""
@@ -105,6 +125,8 @@ class ArrayFile:
     def lay(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Extent:
         """Set room aside for an array behind what is there."""
         with self._lock:
+            if self._file is None:
+                self._make()
             extent = Extent(_aligned(self._size), dtype.str, shape)
             self._size = extent.start + extent.nbytes
         return extent
@@ -115,7 +137,7 @@ class ArrayFile:
         position = extent.start + first * entries.itemsize
         try:
             while data.nbytes:
-                written = os.pwrite(self._file.fileno(), data, position)
+                written = os.pwrite(self._number, data, position)
                 data, position = data[written:], position + written
         except OSError as error:
             raise self._failed(error) from error
@@ -133,7 +155,7 @@ class ArrayFile:
             flat = buffer[offset : offset + extent.nbytes]
             data, position = flat.data, extent.start
             while data.nbytes:
-                count = os.preadv(self._file.fileno(), [data], position)
+                count = os.preadv(self._number, [data], position)
                 if count == 0:
                     name = self.path or f"the scratch file in {self._directory}"
                     raise StoreError(f"{name} ends too early, at byte {position}")
@@ -147,7 +169,7 @@ class ArrayFile:
         Pages are copied on a write, so the arrays count as writeable (compiled
         kernels are specialised on that) and the file cannot be changed through them.
         """
-        pages = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+        pages = mmap.mmap(self._number, 0, access=mmap.ACCESS_COPY)
         return [
             np.ndarray(extent.shape, extent.dtype, pages if extent.nbytes else None, extent.start)
             for extent in extents
@@ -155,19 +177,42 @@ class ArrayFile:
 
     def close(self) -> None:
         """Close it; arrays that were mapped stay valid. Can be called again."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def remove(self) -> None:
         """Close it and take its name away."""
         self.close()
         Path(self.path).unlink(missing_ok=True)
 
+    @property
+    def _number(self) -> int:
+        assert self._file is not None
+        return self._file.fileno()
+
+    def _make(self) -> None:
+        self._directory = self._directory or scratch_directory()
+        try:
+            Path(self._directory).mkdir(parents=True, exist_ok=True)
+            if self._named:
+                descriptor, self.path = tempfile.mkstemp(".blocks", PREFIX, self._directory)
+                self._file = open(descriptor, "r+b", buffering=0)  # noqa: PTH123, SIM115
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            else:
+                self._file = tempfile.TemporaryFile(  # noqa: SIM115
+                    buffering=0, prefix="daskfactor-", dir=self._directory
+                )
+            if self._reserved and hasattr(os, "posix_fallocate"):  # macOS has none
+                self._reserve(self._reserved)
+        except OSError as error:
+            raise self._failed(error) from error
+
     def _reserve(self, size: int) -> None:
         try:
-            os.posix_fallocate(self._file.fileno(), 0, size)
+            os.posix_fallocate(self._number, 0, size)
         except OSError as error:
             if error.errno in DISK_FULL:  # file systems that cannot reserve say something else
-                self._file.close()
+                self.close()
                 raise
 
     def _failed(self, error: OSError) -> StoreError:
@@ -202,57 +247,6 @@ def sweep(directory: str) -> None:
             if time.time() - path.stat().st_mtime > OLD:
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
-
-
-class Shelf:
-    """Flat arrays put down and read again, in memory up to a budget, beyond it in a scratch file.
-
-    From any thread.
-    """
-
-    def __init__(self, budget: int = sys.maxsize, file: ArrayFile | None = None) -> None:
-        self._left = budget
-        self._file = file
-        self._lock = threading.Lock()
-
-    def fits(self, nbytes: int) -> bool:
-        """Take so many bytes of the budget, if they are left."""
-        with self._lock:
-            fits = nbytes <= self._left
-            if fits:
-                self._left -= nbytes
-            return fits
-
-    def file(self) -> ArrayFile:
-        """The file for what does not fit."""
-        with self._lock:
-            if self._file is None:
-                self._file = ArrayFile(scratch_directory())
-            return self._file
-
-    def put(self, array: NDArray[Any]) -> NDArray[Any] | Extent:
-        """Keep an array; what is returned is for `get` and `take`."""
-        return array if self.fits(array.nbytes) else self.file().append(array)
-
-    def get(self, kept: NDArray[Any] | Extent, part: slice) -> NDArray[Any]:
-        """Part of an array."""
-        if isinstance(kept, np.ndarray):
-            return kept[part]
-        each = np.dtype(kept.dtype).itemsize
-        extent = Extent(kept.start + part.start * each, kept.dtype, (part.stop - part.start,))
-        return self.file().read([extent])[0]
-
-    def take(self, kept: NDArray[Any] | Extent) -> NDArray[Any]:
-        """An array, given away."""
-        if isinstance(kept, Extent):
-            return self.get(kept, slice(0, kept.shape[0]))
-        self.fits(-kept.nbytes)
-        return kept
-
-    def close(self) -> None:
-        """Give disk space back."""
-        if self._file is not None:
-            self._file.close()
 
 
 class Storage:
@@ -292,7 +286,7 @@ class Storage:
         self.place = "in memory" if self.in_memory else elsewhere
         self.extents: dict[tuple[int, int], list[Extent]] = {}
         self._kept: dict[tuple[int, int], AnyBlock] = {}
-        self._shelf = Shelf(budget if file is None else 0, file)
+        self._file = file or ArrayFile(budget=budget)
         self._room, self._loading = True, threading.Lock()
         self._grid = grid
         self._unstored = unstored
@@ -309,21 +303,20 @@ class Storage:
             raise StoreError("these blocks were closed; call as_blocks on the data again")
         view = _tried(self.load, block)
         with self._loading:  # of two threads that loaded the same block, one keeps it
-            if self._room and not (block in self._kept or block in self.extents):
+            if not (block in self._kept or block in self.extents):
                 try:
                     self.put(block, view)
-                except StoreError:  # a full disk: what is not in the file is loaded again
+                except StoreError:  # a full disk: what is in neither place is loaded again
                     self._room = False
         return view
 
     def put(self, block: Block, view: AnyBlock) -> None:
         """Take over one finished block."""
         arrays = view[:3] if isinstance(view, SparseBlock) else (view.block,)
-        if self._shelf.fits(sum(array.nbytes for array in arrays)):
+        if self._file.fits(sum(array.nbytes for array in arrays)):
             self._kept[block] = view
-        else:
-            file = self._shelf.file()
-            self.extents[block] = [file.append(array) for array in arrays]
+        elif self._room:
+            self.extents[block] = [self._file.append(array) for array in arrays]
 
     def write(self, block: Block, part: tuple[slice, slice], values: FloatArray) -> None:
         """Take over a piece of a dense block, whose other entries mean nothing until they come."""
@@ -333,12 +326,11 @@ class Storage:
                 self._kept[block] = BlockView(np.empty(shape, values.dtype), 0, 0, *shape)
             self._kept[block][0][part] = values  # the array of the view
             return
-        file = self._shelf.file()
         if block not in self.extents:
-            self.extents[block] = [file.lay(shape, values.dtype)]
+            self.extents[block] = [self._file.lay(shape, values.dtype)]
         whole = values.shape[1] == shape[1]
         for row, piece in [(rows.start, values)] if whole else enumerate(values, rows.start):
-            file.write(self.extents[block][0], piece, row * shape[1] + cols.start)
+            self._file.write(self.extents[block][0], piece, row * shape[1] + cols.start)
 
     def map(self, file: ArrayFile, extents: Mapping[tuple[int, int], list[Extent]]) -> None:
         """Take over the blocks in a file that another process wrote, where they are."""
@@ -352,7 +344,7 @@ class Storage:
         self.in_memory, self.place, self.load = False, "closed", None
         self._kept.clear()
         self.extents.clear()
-        self._shelf.close()
+        self._file.close()
 
     def windows(self, array: FloatArray) -> None:
         """Take over the user's own array: blocks are windows of it and nothing is copied."""
@@ -363,7 +355,7 @@ class Storage:
 
     def _read(self, block: Block) -> AnyBlock:
         try:
-            arrays = self._shelf.file().read(self.extents[block], again=True)
+            arrays = self._file.read(self.extents[block], again=True)
         except (OSError, ValueError) as error:
             raise StoreError(
                 f"block ({block.row}, {block.col}) could not be read back from its scratch file: "

@@ -36,20 +36,27 @@ What lies between a block's end and the next chunk boundary is padding. Every ch
 zarr's crc32c. Stores of version 0.1.0 have neither that nor ``arrays`` nor ``checksum``.
 """
 
+import contextlib
 import json
+import os
+import shutil
+import socket
+import uuid
 import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from daskfactor.data.entries import text_array
 from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.data.labels import Labels
-from daskfactor.data.statistics import Statistics, crc32
-from daskfactor.data.storage import Storage, block_bytes
-from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
-from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
+from daskfactor.data.labels import Labels, Layout, SourceInfo
+from daskfactor.data.statistics import Known, Statistics, crc32
+from daskfactor.data.storage import DISK_FULL, Storage, block_bytes
+from daskfactor.errors import DaskfactorError, OptionError, StoreError, StoreFormatError
+from daskfactor.kernels.views import NARROW_COLUMNS, SparseBlock, index_type, pointer_type
 
 FORMAT = "daskfactor-blocked-sparse"
 FORMAT_VERSION = 1
@@ -60,12 +67,23 @@ NUMBERS = ("total", "minimum", "maximum", "is_integer", "fingerprint")
 """What `Statistics` has that is no array."""
 DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
 
+SIDES = ("row", "column")
+COMPRESSIONS = {"lz4": 5, "zstd": 3, "none": 0}
+"""How hard each of the codecs works."""
+LARGEST_CHUNK = 2**24
+"""Bytes; a block of more is cut into several chunks."""
+CHUNK_COST = 2**16
+"""Bytes that could be read while a chunk is found and opened."""
+SMALLEST_CHUNK = 1024
+
 Kind = Literal["blocks", "run", "array", "group"]
 """What a zarr directory may be: a blocked store, a run store, or what somebody else made."""
 
 
 class BlockStore:
     """A blocked sparse store, open for reading. From any number of threads.
+
+    ``known`` is all that it says about its blocks, with the type of the values as it stores them.
 
     Raises
     ------
@@ -82,36 +100,27 @@ class BlockStore:
         _check_attributes(self.location, attributes)
         self._listed: dict[str, Any] | None = attributes.get("arrays")
         try:
-            self._read_plan(attributes)
+            self.unstored: str = attributes["unstored"]
+            self._values, self._columns, self._starts = (self._stream(name) for name in STREAMS)
+            self._table: NDArray[np.int64] = self._array("block_table")
+            self.known = self._described(attributes)
         except DaskfactorError:
             raise
         except Exception as error:
             raise _unreadable(self.location, error) from error
 
-    def _read_plan(self, attributes: dict[str, Any]) -> None:
-        self.unstored: str = attributes["unstored"]
-        self.zeros = self.unstored == "zero"
-        self.dtype = np.dtype(attributes["dtype"])
-        self.grid = Grid(
-            Bands(tuple(self._array("row_offsets").tolist())),
-            Bands(tuple(self._array("column_offsets").tolist())),
-        )
-        self._table: NDArray[np.int64] = self._array("block_table")
-        if list(self.grid.shape) != attributes["shape"] or self._table.shape != (
-            self.grid.blocks,
-            self.grid.blocks,
-            4,
-        ):
+    def _described(self, attributes: dict[str, Any]) -> Known:
+        grid = Grid(*(Bands(tuple(self._array(f"{side}_offsets").tolist())) for side in SIDES))
+        if [*grid.shape] != attributes["shape"] or self._table.shape != (grid.blocks,) * 2 + (4,):
             raise ValueError("shape, offsets and block table do not agree")
-        self.n_stored = self._table[:, :, STORED]
-        self.statistics = Statistics(
+        statistics = Statistics(
             n_observed=self._array("block_observed"),
             row_observed=self._array("row_observed"),
             col_observed=self._array("column_observed"),
-            n_stored=self.n_stored,
+            n_stored=self._table[:, :, STORED],
             **{name: attributes["statistics"][name] for name in NUMBERS},
         )
-        self.labels = Labels(
+        labels = Labels(
             attributes["row_dim"],
             attributes["column_dim"],
             self._coordinates("row", attributes["row_labels"]),
@@ -119,16 +128,18 @@ class BlockStore:
             attributes.get("name"),
         )
         ordered = "row_order" in (self._group if self._listed is None else self._listed)
-        self.row_order = self._array("row_order") if ordered else None
-        self.col_order = self._array("column_order") if ordered else None
-        self._values, self._columns, self._starts = (self._stream(name) for name in STREAMS)
+        orders = [self._array(f"{side}_order") for side in SIDES] if ordered else []
+        source = SourceInfo("blocks", self.location, lazy=True)
+        layout = Layout(self.unstored, *orders)
+        return Known(grid, labels, statistics, source, np.dtype(attributes["dtype"]), layout)
 
     def blocks(self, dtype: np.dtype[Any], budget: int) -> Storage:
         """The blocks in another type, each read when it is wanted."""
-        nbytes = int(block_bytes(self.grid, dtype, self.n_stored).sum())
+        grid, unstored = self.known.grid, self.unstored
+        nbytes = int(block_bytes(grid, dtype, self.known.statistics.n_stored).sum())
         return Storage(
-            self.grid,
-            self.unstored,
+            grid,
+            unstored,
             load=lambda block: self.read(*block, dtype),
             nbytes=nbytes,
             budget=budget,
@@ -136,7 +147,7 @@ class BlockStore:
 
     def read(self, row: int, col: int, dtype: DTypeLike | None = None) -> SparseBlock:
         """Block (row, col), checked against its checksum."""
-        m, n = self.grid.block_shape(Block(row, col))
+        m, n = self.known.grid.block_shape(Block(row, col))
         entry, start, stored, checksum = self._table[row, col].tolist()
         try:
             values = np.asarray(self._values[entry : entry + stored])
@@ -147,10 +158,10 @@ class BlockStore:
         if crc32(values, columns, starts) != checksum:
             why = ValueError("its checksum is not what it was when it was written")
             raise _unreadable(self.location, why, f"block ({row}, {col}) of ")
-        values = values.astype(dtype or self.dtype, copy=False)
+        values = values if dtype is None else values.astype(dtype, copy=False)
         indptr = starts.astype(pointer_type(stored))
         indices = columns.astype(index_type(n), copy=False)
-        return SparseBlock(indptr, indices, values, m, n, self.zeros)
+        return SparseBlock(indptr, indices, values, m, n, self.unstored == "zero")
 
     def _stream(self, name: str) -> Any:
         """An array of the store, unread; its shape and type as they were written."""
@@ -177,6 +188,198 @@ class BlockStore:
             else:
                 found[about["name"]] = raw.view(np.dtype(about["kind"]))
         return found
+
+
+class StoreWriter:
+    """A blocked store in the making. `finish` makes it appear; `abort` leaves nothing.
+
+    A local store is made in a folder beside its place and renamed. Elsewhere it is
+    made in its place, and only its last attribute makes it a store.
+
+    Raises
+    ------
+    OptionError
+        If ``compression`` is none of the codecs.
+    StoreError
+        If something is there already that may not be replaced.
+    """
+
+    def __init__(self, location: str, compression: str = "lz4", overwrite: bool = False) -> None:
+        from fsspec.core import url_to_fs
+
+        if compression not in COMPRESSIONS:
+            raise OptionError(
+                f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r}"
+            )
+        self.location = absolute(location)
+        self._files, self._place = url_to_fs(self.location)
+        self._compression = compression
+        self._overwrite = overwrite
+        self._check_place()
+        self._local = "://" not in self.location
+        self._target = str(_making(Path(self.location))) if self._local else self.location
+        self._group: Any = None
+        self._arrays: dict[str, list[Any]] = {}
+
+    def begin(
+        self,
+        grid: Grid,
+        counts: NDArray[np.int64],
+        dtype: np.dtype[Any],
+        kept: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
+        """Make the arrays for blocks of at most ``counts`` entries, of which some will be merged.
+
+        Room is set aside for all, and chunks that stay empty take none; chunks are as long
+        as suits blocks that keep between ``kept[0]`` and ``kept[1]`` of their entries.
+        """
+        import zarr
+
+        if not self._local and is_blocked_store(self.location):
+            self._files.rm(self._place, recursive=True)
+        self._group = zarr.open_group(self._target, mode="w-")
+        self._group.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION})
+        rows = np.repeat(np.array(grid.rows.sizes) + 1, grid.blocks)
+        entries, square = counts.ravel(), (grid.blocks, grid.blocks)
+        starts = np.dtype(np.uint32 if counts.max() < 2**32 else np.uint64)
+        columns = np.dtype(np.uint32 if max(grid.cols.sizes) > NARROW_COLUMNS else np.uint16)
+        usual = np.ceil(np.outer(kept, entries)).astype(np.int64).ravel()
+        steps = chunk_length(usual, dtype.itemsize), chunk_length(rows, starts.itemsize)
+        self._table = np.zeros((*square, 4), np.int64)
+        self._totals = np.zeros(square)
+        ends = []
+        for field, (lengths, step) in enumerate(zip((entries, rows), steps, strict=True)):
+            whole = -(-lengths // step) * step  # each block begins on a chunk boundary
+            ends.append(max(step, int(whole.sum())))
+            self._table[..., field] = (np.cumsum(whole) - whole).reshape(square)
+        self._streams = [
+            self._create(name, (ends[field],), (steps[field],), kind, self._compression)
+            for name, kind, field in zip(STREAMS, (dtype, columns, starts), (0, 0, 1), strict=True)
+        ]
+
+    def put(self, block: Block, view: SparseBlock) -> None:
+        """Write one block. From any thread: no chunk belongs to two blocks."""
+        entry, start = self._table[block][:2].tolist()
+        given = zip(self._streams, (view.values, view.indices, view.indptr), strict=True)
+        parts = [data.astype(array.dtype, copy=False) for array, data in given]
+        for array, at, data in zip(self._streams, (entry, entry, start), parts, strict=True):
+            # Zeros up to the chunk boundary: whole chunks need not be read back.
+            padded = np.pad(data, (0, -data.size % array.chunks[0]))
+            if padded.size:
+                array[at : at + padded.size] = padded
+        self._table[block][2:] = view.values.size, crc32(*parts)
+        self._totals[block] = np.nansum(view.values, dtype=np.float64)
+
+    def finish(self, known: Known) -> None:
+        """Write what is known of the whole, and make the store appear."""
+        grid, labels, statistics, _, dtype, layout = known
+        small = {
+            "block_table": self._table,
+            "block_totals": self._totals,
+            "block_observed": statistics.n_observed,
+            "row_observed": statistics.row_observed,
+            "column_observed": statistics.col_observed,
+            "row_offsets": np.array(grid.rows.offsets, np.int64),
+            "column_offsets": np.array(grid.cols.offsets, np.int64),
+            "row_order": layout.row_order,
+            "column_order": layout.col_order,
+        }
+        for name, array in small.items():
+            if array is not None:
+                self._put(name, array)
+        attributes = {
+            "shape": list(grid.shape),
+            "blocks": grid.blocks,
+            "dtype": str(dtype),
+            "unstored": layout.unstored,
+            "row_dim": labels.row_dim,
+            "column_dim": labels.col_dim,
+            "name": labels.name,
+            "row_labels": self._put_coordinates("row", labels.row_coords),
+            "column_labels": self._put_coordinates("column", labels.col_coords),
+            "statistics": {name: getattr(statistics, name) for name in NUMBERS},
+            "arrays": self._arrays,
+            "complete": True,
+        }
+        found = dict(self._group.attrs) | attributes
+        self._group.attrs.update(attributes | {"checksum": attributes_checksum(found)})
+        if self._local:
+            self._appear()
+
+    def abort(self) -> None:
+        """Remove what was written, as far as that is possible."""
+        if self._group is not None:
+            with contextlib.suppress(Exception):
+                self._files.rm(self._target if self._local else self._place, recursive=True)
+
+    def nbytes(self) -> int:
+        """Bytes that the store takes."""
+        return int(self._files.du(self._place))
+
+    def _check_place(self) -> None:
+        files, place = self._files, self._place
+        if not files.exists(place) or (files.isdir(place) and not files.ls(place)):
+            return
+        if not is_blocked_store(self.location):
+            raise StoreError(
+                f"{self.location} exists and is no blocked store, so it is not touched; give "
+                "another name, or remove it yourself"
+            )
+        if not self._overwrite:
+            raise StoreError(
+                f"{self.location} exists already; give another name, or allow it to be replaced "
+                "with overwrite=True (--overwrite)"
+            )
+
+    def _put(self, name: str, array: NDArray[Any]) -> None:
+        chunks = tuple(max(1, min(side, LARGEST_CHUNK // 8)) for side in array.shape)
+        made = self._create(name, array.shape, chunks, array.dtype, checksum=crc32(array))
+        if array.size:
+            made[...] = array
+
+    def _create(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        chunks: tuple[int, ...],
+        dtype: np.dtype[Any],
+        compression: str = "zstd",
+        checksum: int | None = None,
+    ) -> Any:
+        """An array, with a checksum of each chunk; the store lists what it is to hold."""
+        from zarr.codecs import BloscCodec, Crc32cCodec
+
+        codecs: list[Any] = [Crc32cCodec()]
+        if level := COMPRESSIONS[compression]:
+            name_of_codec: Any = compression
+            codecs.insert(0, BloscCodec(cname=name_of_codec, clevel=level, shuffle="shuffle"))
+        self._arrays[name] = [list(shape), str(dtype), checksum]
+        return self._group.create_array(
+            name, shape=shape, chunks=chunks, dtype=dtype, compressors=codecs, fill_value=0
+        )
+
+    def _put_coordinates(
+        self, side: str, coords: Mapping[str, NDArray[Any]]
+    ) -> list[dict[str, str]]:
+        """Coordinates as arrays of numbers or bytes, which every zarr reader has."""
+        about = []
+        for number, (name, array) in enumerate(coords.items()):
+            array = np.asarray(array)
+            where = f"{side}_label_{number}"
+            if array.dtype.kind in "OSUT":
+                raw = [x if isinstance(x, bytes) else str(x).encode() for x in array.tolist()]
+                self._put(where, np.frombuffer(b"".join(raw), np.uint8))
+                self._put(f"{where}_ends", np.cumsum([len(item) for item in raw], dtype=np.int64))
+                about.append({"name": name, "kind": "text"})
+            else:
+                native = array.astype(array.dtype.newbyteorder("="))
+                self._put(where, native.view(np.int64) if native.dtype.kind in "mM" else native)
+                about.append({"name": name, "kind": native.dtype.str})
+        return about
+
+    def _appear(self) -> None:
+        self._check_place()  # again: a conversion takes its time
+        take_place(Path(self._target), Path(self.location))
 
 
 def zarr_kind(location: str) -> Kind | None:
@@ -208,6 +411,20 @@ def is_blocked_store(location: str) -> bool:
     return zarr_kind(location) == "blocks"
 
 
+def take_place(new: Path, target: Path) -> None:
+    """Put ``new`` where ``target`` is; what was there comes back if that fails."""
+    aside = target.with_name(f".{target.name}.replaced-{os.getpid()}")
+    if target.exists():
+        target.rename(aside)
+    try:
+        new.rename(target)
+    except OSError:
+        if aside.exists():
+            aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def absolute(location: str) -> str:
     """A local path made absolute; a URL as it is, but file:// as a path."""
     if location.startswith("file://"):
@@ -224,8 +441,6 @@ def attributes_checksum(attributes: dict[str, Any]) -> int:
 
 
 def _texts(raw: bytes, ends: list[int]) -> NDArray[Any]:
-    from daskfactor.data.entries import text_array
-
     starts = [0, *ends[:-1]]
     return text_array([raw[a:b].decode() for a, b in zip(starts, ends, strict=True)])
 
@@ -281,3 +496,47 @@ def _unreadable(location: str, error: Exception, what: str = "") -> StoreError:
             f"be reached, or {advice}"
         )
     return StoreFormatError(f"{what}the store at {location} is damaged ({reason}); {advice}")
+
+
+@contextlib.contextmanager
+def writing_errors(location: str) -> Iterator[None]:
+    """Trouble with a disk while a store is written, as one `StoreError`."""
+    try:
+        yield
+    except DaskfactorError:
+        raise
+    except OSError as error:
+        full = error.errno in DISK_FULL
+        cause = "there is no room left" if full else str(error)
+        remedy = "free some room" if full else "make its place writable"
+        raise StoreError(
+            f"the store {location} could not be written: {cause}; nothing was left there, so "
+            f"{remedy} and convert again"
+        ) from error
+
+
+def chunk_length(counts: NDArray[np.int64], itemsize: int) -> int:
+    """Entries per chunk at which reading all blocks, padding included, takes least time."""
+    largest = max(1, int(counts.max()))
+    fewest = -(-largest * itemsize // LARGEST_CHUNK)
+    candidates = {-(-largest // parts) for parts in range(fewest, fewest + 32)}
+    candidates = {max(SMALLEST_CHUNK, length) for length in candidates}
+
+    def cost(length: int) -> tuple[int, int]:
+        chunks = int((-(-counts // length)).sum())
+        return chunks * (length * itemsize + CHUNK_COST), length
+
+    return min(candidates, key=cost)
+
+
+def _making(place: Path) -> Path:
+    """A name beside a store for the store in the making; what dead processes left is removed."""
+    import psutil
+
+    prefix = f".{place.name}.partial-{socket.gethostname()}-"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for left in place.parent.glob(f"{prefix}*"):
+        number = left.name.removeprefix(prefix).partition("-")[0]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    return place.with_name(f"{prefix}{os.getpid()}-{uuid.uuid4().hex[:8]}")

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from daskfactor.data.adapters import Source
-from daskfactor.data.entries import PIECE, Coded, Keys, KeysAreText, Piece
+from daskfactor.data.entries import PIECE, Keys, KeysAreText, Piece
 from daskfactor.data.labels import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.errors import DataError, OptionError
 
@@ -75,8 +76,11 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
     return Source(info, labels=Labels(*usable_dims(*names[:2])), pieces=pieces, entries=entries)
 
 
-def open_csv(location: str, wanted: Wanted, texts: bool = False) -> Source:
-    """A CSV, TSV or other delimited text file, compressed or not; ``texts`` keeps keys as such."""
+def open_csv(location: str, wanted: Wanted) -> Source:
+    """A CSV, TSV or other delimited text file, compressed or not.
+
+    If a later key is no whole number, the pass ends with `KeysAreText`, and the next one has texts.
+    """
     pa = require("pyarrow", "tables", "CSV files")
     from pyarrow import csv as arrow
 
@@ -91,7 +95,7 @@ def open_csv(location: str, wanted: Wanted, texts: bool = False) -> Source:
         raise DataError(f"{location} has two columns of one name in its header: {', '.join(given)}")
     names = _chosen(location, given, wanted)
     types: dict[str, Any] = dict.fromkeys(names[2:], pa.float64())
-    types |= dict.fromkeys(names[:2], pa.string()) if texts else {}
+    texts = dict.fromkeys(names[:2], pa.string())
 
     def pieces(values: bool, add: bool) -> Iterator[Piece]:
         read = list(dict.fromkeys(names if values else names[:2]))
@@ -109,11 +113,13 @@ def open_csv(location: str, wanted: Wanted, texts: bool = False) -> Source:
                 for batch in reader:
                     kinds = [batch.schema.field(name).type for name in names[:2]]
                     if not all(pa.types.is_integer(kind) or _is_text(pa, kind) for kind in kinds):
-                        raise KeysAreText(open_csv(location, wanted, texts=True))
+                        types.update(texts)
+                        raise KeysAreText
                     yield _piece(location, batch, names, values)
         except pa.ArrowInvalid as error:
             if "conversion error to int64" in str(error):
-                raise KeysAreText(open_csv(location, wanted, texts=True)) from error
+                types.update(texts)
+                raise KeysAreText from error
             raise _unreadable(location, error) from error
 
     labels = Labels(*usable_dims(*names[:2])) if header else Labels()
@@ -377,8 +383,8 @@ def _keys(location: str, name: str, array: Any) -> Keys:
         return np.asarray(numbers, np.int64)
     if not pa.types.is_dictionary(array.type):
         array = (array if _is_text(pa, array.type) else array.cast(pa.string())).dictionary_encode()
-    names = array.dictionary.cast(pa.string()).to_pylist()
-    return Coded(array.indices.to_numpy(), names)
+    names = pd.Index(array.dictionary.cast(pa.string()).to_pylist(), dtype=object)
+    return pd.Categorical.from_codes(array.indices.to_numpy(), names)
 
 
 def _values(array: Any) -> NDArray[Any]:

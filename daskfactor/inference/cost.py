@@ -319,7 +319,7 @@ def _memory(
     rows, cols = max(data.grid.rows.sizes), max(data.grid.cols.sizes)
     bands = int((rows + cols) * width * itemsize * sampler.carried(width)[0])
     task = 3 * (rows + cols) * width * 8 + bands * (2 if tasks else 1)
-    task += data.largest if data.buffered else 0
+    task += int(data.sizes.max()) if data.buffered else 0
     if not data.is_sparse:
         task += 2 * tile_rows(rows, cols, width, itemsize) * cols * itemsize
     # What exists at once.
@@ -338,12 +338,14 @@ def _memory(
     client = worker = phases[phase]
     if place.elsewhere:
         moving = COPIES * tuning + waiting
-        worker = (data.decoded + int(MARGIN * moving)) // place.workers + int(MARGIN * threads)
+        worker = (int(data.sizes.sum()) + int(MARGIN * moving)) // place.workers + int(
+            MARGIN * threads
+        )
         phase = phase if client >= worker else "updating blocks on a worker"
     return {
-        "data": data.decoded,
+        "data": int(data.sizes.sum()),
         "data_memory": data.held,
-        "block": data.largest,
+        "block": int(data.sizes.max()),
         "bands": bands,
         "task": task,
         "factors": factors,

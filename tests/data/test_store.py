@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from daskfactor.data.convert import convert
-from daskfactor.data.grid import Block, Grid
-from daskfactor.data.sources import as_blocks, open_blocked_store
+from daskfactor.data.grid import Bands, Block, Grid
+from daskfactor.data.sources import as_blocks
 from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.data.store import (
+    CHUNK_COST,
+    SMALLEST_CHUNK,
     STORED,
     BlockStore,
     absolute,
+    chunk_length,
     is_blocked_store,
 )
-from daskfactor.data.store_writer import CHUNK_COST, SMALLEST_CHUNK, chunk_length
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from daskfactor.kernels.views import BlockView
 
@@ -61,9 +63,9 @@ def change_attributes(path: Path, **changes: object) -> None:
 def test_blocks_are_those_of_the_matrix(store: Path) -> None:
     found = BlockStore(str(store))
     dense = matrix().toarray()
-    for block in found.grid.all_blocks():
+    for block in found.known.grid.all_blocks():
         view = found.read(*block)
-        part = dense[found.grid.slices(block)]
+        part = dense[found.known.grid.slices(block)]
         assert (view.m, view.n) == part.shape
         assert view.zeros
         assert view.indptr.dtype == np.int32
@@ -74,14 +76,14 @@ def test_blocks_are_those_of_the_matrix(store: Path) -> None:
             (view.values, view.indices.astype("i4"), view.indptr), part.shape
         )
         np.testing.assert_array_equal(rebuilt.toarray(), part)
-        sizes = block_bytes(found.grid, np.dtype(np.float32), found.n_stored)
+        sizes = block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored)
         assert sizes[block] == sum(a.nbytes for a in (view.indptr, view.indices, view.values))
 
 
 def test_another_dtype_is_converted_on_reading(store: Path) -> None:
     view = BlockStore(str(store)).read(0, 0, np.float64)
     assert view.values.dtype == np.float64
-    assert open_blocked_store(str(store), dtype="float64").dtype == np.float64
+    assert as_blocks(str(store), dtype="float64", allow_empty=True).dtype == np.float64
 
 
 def test_wide_blocks_have_wide_column_numbers(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_a_damaged_chunk_names_its_block(store: Path, name: str, harm: str) -> N
 
 def test_damage_to_padding_is_noticed_too(store: Path) -> None:
     found = BlockStore(str(store))
-    last = int(found.n_stored[0, 0])
+    last = int(found.known.statistics.n_stored[0, 0])
     path = store / "values" / "c" / "0"
     raw = bytearray(path.read_bytes())
     assert len(raw) > 4 * last
@@ -162,7 +164,7 @@ def test_an_unfinished_store_is_refused(store: Path) -> None:
     change_attributes(store, complete=None)
     assert is_blocked_store(str(store))
     with pytest.raises(StoreError, match="unfinished"):
-        open_blocked_store(str(store))
+        as_blocks(str(store), allow_empty=True)
 
 
 @pytest.mark.parametrize("harm", ["table", "attribute", "offsets"])
@@ -182,8 +184,8 @@ def test_rows_without_observed_entries_are_refused_unless_allowed(tmp_path: Path
     path = str(tmp_path / "s.zarr")
     convert(ratings, path, unstored="missing", blocks=1, balance=True, progressbar=False)
     with pytest.raises(DataError, match="1 of 3 rows have no observed entry: row 1"):
-        open_blocked_store(path, allow_empty=False)
-    assert open_blocked_store(path).row_observed.sum() == 2
+        as_blocks(path)
+    assert as_blocks(path, allow_empty=True).row_observed.sum() == 2
 
 
 def test_blocks_are_kept_within_the_budget(store: Path) -> None:
@@ -191,12 +193,12 @@ def test_blocks_are_kept_within_the_budget(store: Path) -> None:
     reads: list[tuple[int, int]] = []
     read = found.read
     found.read = lambda row, col, dtype=None: (reads.append((row, col)), read(row, col, dtype))[1]
-    sizes = block_bytes(found.grid, np.dtype(np.float32), found.n_stored)
+    sizes = block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored)
     budget = int(sizes.ravel()[:4].sum())
     storage = found.blocks(np.dtype(np.float32), budget)
     assert not storage.in_memory
     for _ in range(3):
-        for block in found.grid.all_blocks():
+        for block in found.known.grid.all_blocks():
             storage.view(*block)
             wanted = read(*block).values
             np.testing.assert_array_equal(storage.view(*block).values, wanted)
@@ -215,21 +217,21 @@ def test_without_room_for_a_scratch_file_the_store_is_read_again(
     found = BlockStore(str(store))
     storage = found.blocks(np.dtype(np.float32), 0)
     for _ in range(2):
-        for block in found.grid.all_blocks():
+        for block in found.known.grid.all_blocks():
             np.testing.assert_array_equal(storage.view(*block).values, found.read(*block).values)
     storage.close()
 
 
 def test_what_fits_stays_in_memory(store: Path) -> None:
     found = BlockStore(str(store))
-    size = int(block_bytes(found.grid, np.dtype(np.float32), found.n_stored).sum())
+    size = int(block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored).sum())
     assert found.blocks(np.dtype(np.float32), size).in_memory
     assert not found.blocks(np.dtype(np.float32), size - 1).in_memory
 
 
 def test_reading_from_many_threads(store: Path) -> None:
     found = BlockStore(str(store))
-    wanted = {block: found.read(*block).values.sum() for block in found.grid.all_blocks()}
+    wanted = {block: found.read(*block).values.sum() for block in found.known.grid.all_blocks()}
     storage = found.blocks(np.dtype(np.float32), 600)
     barrier = threading.Barrier(4)
 
@@ -266,7 +268,9 @@ def test_no_chunk_holds_two_blocks(store: Path) -> None:
     for name, field in (("values", 0), ("columns", 0), ("row_starts", 1)):
         assert (table[:, field] % group[name].chunks[0] == 0).all()
         used = (
-            table[:, STORED] if field == 0 else np.repeat(BlockStore(str(store)).grid.rows.sizes, 3)
+            table[:, STORED]
+            if field == 0
+            else np.repeat(BlockStore(str(store)).known.grid.rows.sizes, 3)
         )
         assert (table[1:, field] >= (table[:, field] + used)[:-1]).all()
 
@@ -332,3 +336,27 @@ def test_what_will_not_change_is_not_tried_again(
     with pytest.raises(error):
         flaky.blocks.view(1, 2)
     assert len(flaky.loaded) == 1
+
+
+def test_a_full_disk_does_not_keep_small_blocks_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("no room")
+
+    monkeypatch.setattr("daskfactor.data.storage.ArrayFile.append", full)
+    loaded: list[Block] = []
+
+    def load(block: Block) -> BlockView:
+        loaded.append(block)
+        shape = grid.block_shape(block)
+        return BlockView(np.zeros(shape, np.float32), 0, 0, *shape)
+
+    grid = Grid(Bands((0, 30, 40)), Bands((0, 30, 40)))
+    storage = Storage(grid, load=load, nbytes=6400, budget=1600)
+    for _ in range(2):
+        for block in grid.all_blocks():
+            storage.view(*block)
+    # The disk is full from the first on; the second and the last fit in memory all the same.
+    assert loaded == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (1, 0)]
+    storage.close()
