@@ -26,7 +26,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.inference.chain import TweedieChain
-from daskfactor.inference.dsgd import DSGD
+from daskfactor.inference.dsgd import DSGD, StochasticDescent
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.models.tweedie import TweedieNMF
@@ -86,7 +86,7 @@ def descend(problem: Problem, components: int, epochs: int, lanes: LanesExecutor
     model = TweedieNMF(components, beta=2.0)
     curve = []
     started = time.perf_counter()
-    descent = DSGD().descent(problem.data, model, lanes, 0)
+    descent = StochasticDescent(problem.data, model, DSGD(), lanes, 0)
     descent.choose_step()
     spent = time.perf_counter() - started
     for epoch in range(1, epochs + 1):
@@ -97,7 +97,7 @@ def descend(problem: Problem, components: int, epochs: int, lanes: LanesExecutor
         error = problem.rmse(problem.predictions(descent.state))
         curve.append((spent, descent.loss, error, descent.step))
     updates = tuple(part for part in descent._plan(1) if part.ops[0].action == 0)
-    program, state = descent._program(descent.step), descent.state
+    program, state = descent.program(descent.step), descent.state
     return {
         "epoch": fastest(lambda: lanes.run(updates, program, state, problem.data)),
         "curve": curve,
@@ -143,7 +143,7 @@ def draw(problem: Problem, components: int, epochs: int, lanes: LanesExecutor) -
         lambda number: generator(0, 0, Stream.SCHEDULE, number),
         lambda number: CycleOptions(),
     )
-    program = chain._program(run.track)
+    program = chain.program(run.track)
     return {
         "epoch": fastest(lambda: lanes.run(plan, program, run.state, problem.data)),
         "curve": curve,

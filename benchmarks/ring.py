@@ -34,8 +34,8 @@ from daskfactor.executors.plan import CycleOptions, Op, Round, build_plan
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand, make_state
 from daskfactor.inference.base import ConstantStep
-from daskfactor.inference.langevin import LangevinProgram
-from daskfactor.inference.program import prepare_state
+from daskfactor.inference.langevin import PSGLD
+from daskfactor.inference.program import Program, prepare_state
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie
@@ -126,13 +126,13 @@ def faces(names: Sequence[str], segments: int, cycles: int) -> None:
     V = np.random.default_rng(0).poisson(110, (10304, 400)).astype(np.float32)
     blocks, components = 8, 100
     data = as_blocks(V, blocks)
-    program = LangevinProgram(
+    program = Program(
+        PSGLD(0.1, "identity"),
         likelihood=Tweedie(1.0),
         hyper=Hyperparameters(1.0, 1.0, 1.0),
         floor=1e-6,
         key=(1, 2),
         step=ConstantStep(0.1),
-        majorizer=False,
     )
 
     def fresh() -> ChainState:

@@ -40,8 +40,8 @@ from daskfactor.executors import LanesExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, make_state
 from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
-from daskfactor.inference.langevin import LangevinProgram
-from daskfactor.inference.program import prepare_state
+from daskfactor.inference.langevin import PSGLD
+from daskfactor.inference.program import Program, prepare_state
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.views import SparseBlock, Workspace
@@ -181,7 +181,8 @@ def epoch_call(
 ) -> Callable[[], float]:
     """Seconds of one cycle, from a segment of a few."""
     executor, state = LanesExecutor(lanes), start(data, K)
-    program = LangevinProgram(
+    program = Program(
+        PSGLD(),
         likelihood=Tweedie(beta),
         hyper=Hyperparameters(1.0, 1.0, 1.0),
         floor=FLOOR,

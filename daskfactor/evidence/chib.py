@@ -27,15 +27,14 @@ from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
 from daskfactor.inference.chain import TweedieChain
-from daskfactor.inference.gibbs import Gibbs, GibbsProgram
-from daskfactor.inference.multiplicative import mean_floor
+from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.options import RunOptions, Setting
-from daskfactor.inference.program import COLUMNS, ROWS
+from daskfactor.inference.program import COLUMNS, ROWS, Program
 from daskfactor.kernels.linalg import log_permanent
 from daskfactor.kernels.multinomial import Wide, log_likelihood
 from daskfactor.models.tweedie import gamma_log_density
 from daskfactor.progress import Phase, RunEvent
-from daskfactor.random import Stream, generator, noise_key
+from daskfactor.random import Stream, generator
 
 BATCHES = 25
 """Batches of sweeps that a standard error is taken over."""
@@ -50,7 +49,7 @@ SAMPLED = 2000
 
 
 @dataclass(frozen=True)
-class OrdinateProgram(GibbsProgram):
+class MeasuringGibbs(Gibbs):
     """Gibbs sweeps that record densities at a point of one factor, as draws of its bands.
 
     Of W the table A; of H, under a frozen W, the log-density of every row.
@@ -58,10 +57,10 @@ class OrdinateProgram(GibbsProgram):
 
     measured: int = ROWS
 
-    def _conditional(self, band: FactorBand, factor: int) -> tuple[Wide, Wide]:
-        shapes, rates = super()._conditional(band, factor)
+    def _conditional(self, program: Program, band: FactorBand, factor: int) -> tuple[Wide, Wide]:
+        shapes, rates = super()._conditional(program, band, factor)
         if factor == self.measured:
-            point, frozen = band.arrays[POINT], self.frozen[COLUMNS]
+            point, frozen = band.arrays[POINT], program.frozen[COLUMNS]
             if factor == ROWS:
                 band.draws.append(table(point, shapes, rates))
             else:
@@ -69,15 +68,8 @@ class OrdinateProgram(GibbsProgram):
                 band.draws.append((each if frozen is None else each[:, ~frozen]).sum(axis=1))
         return shapes, rates
 
-    def touches(self, op: object) -> tuple[str, ...]:
-        """Names of a band's arrays that an operation reads or writes."""
-        del op
+    def reads(self) -> tuple[str, ...]:
         return (POINT,)
-
-    def changes(self, op: object) -> tuple[str, ...]:
-        """Nothing that a state holds."""
-        del op
-        return ()
 
 
 def entries(point: Wide, shapes: Wide, rates: Wide) -> Wide:
@@ -364,14 +356,7 @@ class _Sweeps:
         chain = TweedieChain(Setting(data, model, Gibbs(), options, problem.executor), 0)
         chain.start()
         self.state: ChainState = chain.tracks[0].state
-        key = noise_key(problem.seed, 0)
-        self.program = GibbsProgram(
-            likelihood=model.likelihood,
-            floor=mean_floor(data, model.likelihood),
-            hyper=model.resolve(data.mean, 1.0),
-            key=(int(key[0]), int(key[1])),
-            frozen=model.frozen,
-        )
+        self.program = chain.program(chain.tracks[0].track)
         self.cycle = 0
 
     @property
@@ -415,7 +400,7 @@ class _Sweeps:
         self.program = replace(self.program, frozen=(every, self.program.frozen[1]))
 
     def densities(self, point: Wide, factor: int, count: int) -> Iterator[Wide]:
-        """What `OrdinateProgram` records of the next sweeps, in batches of about equal size.
+        """What `MeasuringGibbs` records of the next sweeps, in batches of about equal size.
 
         Of W tables (sweeps, K, K), of H log-densities (sweeps, J).
         """
@@ -424,7 +409,7 @@ class _Sweeps:
             band.arrays[POINT] = np.ones((0, 0))
         for band, part in self._parts(factor, point):
             band.arrays[POINT] = part
-        self.program = OrdinateProgram(**vars(usual), measured=factor)
+        self.program = replace(usual, algorithm=MeasuringGibbs(measured=factor))
         for batch in np.array_split(np.arange(count), BATCHES):
             self.run(len(batch), "draw")
             found = [np.stack(band.draws) for band in self._side(factor)]

@@ -1,27 +1,32 @@
 """Say what an algorithm is: its options, what a run asks of it, and its steps; find it by name."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+
+from numpy.typing import NDArray
 
 import daskfactor
 from daskfactor.checks import positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import SCHEDULES, Schedule
 from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.executors.base import BlockProgram, Executor
-from daskfactor.executors.state import ChainState
+from daskfactor.executors.plan import Op
+from daskfactor.executors.state import FactorBand
+from daskfactor.kernels.views import Workspace
 from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
+from daskfactor.models.tweedie import clipped_gamma_log_density
 from daskfactor.results.schema import Variable
 
 if TYPE_CHECKING:
     from daskfactor.inference.chain import Chain
-    from daskfactor.inference.options import Setting
+    from daskfactor.inference.program import Program
 
+Bands = tuple[FactorBand, FactorBand]
+"""A band of W and one of H: what meets in a block."""
 MOMENTS = ("mean", "m2")
 """Running moments of every entry."""
 METRIC = ("metric", "curvature", "gathered")
@@ -30,20 +35,12 @@ TUNING = METRIC[1:]
 """Arrays that only tuning needs."""
 
 
-class StepSize(Protocol):
-    """A step size for every iteration, counted from 0."""
-
-    def __call__(self, iteration: int) -> float:
-        """Return the step of one iteration."""
-        ...
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, with the class under ``"type"``."""
-        return {"type": type(self).__name__, **vars(self)}
+StepSize = Callable[[int], float]
+"""A step size for every iteration, counted from 0."""
 
 
 @dataclass(frozen=True)
-class ConstantStep(StepSize):
+class ConstantStep:
     """ε_t = ε (Şimşekli et al. 2017, section 5)."""
 
     size: float
@@ -56,7 +53,7 @@ class ConstantStep(StepSize):
 
 
 @dataclass(frozen=True)
-class PolynomialStep(StepSize):
+class PolynomialStep:
     """ε_t = (a / (t + 1))^b with ½ < b ≤ 1 (Şimşekli et al. 2015, equation 4)."""
 
     a: float
@@ -73,7 +70,13 @@ class PolynomialStep(StepSize):
         return float((self.a / (iteration + 1)) ** self.b)
 
 
-Step = StepSize | float | Literal["auto"]
+Step = ConstantStep | PolynomialStep | float | Literal["auto"]
+KINDS: dict[str, Any] = {
+    "ConstantStep": ConstantStep,
+    "PolynomialStep": PolynomialStep,
+    **SCHEDULES,
+}
+"""Values of options that are stored under the name of their class."""
 
 
 def automatic_step(blocks: int, n_components: int) -> ConstantStep:
@@ -86,7 +89,7 @@ def automatic_step(blocks: int, n_components: int) -> ConstantStep:
     return ConstantStep(min(largest, 1.0 / blocks))
 
 
-def checked_step(step: Step) -> StepSize | Literal["auto"]:
+def checked_step(step: Step) -> ConstantStep | PolynomialStep | Literal["auto"]:
     """Return a step option as a step size, or ``"auto"``; a number becomes a constant step.
 
     Raises
@@ -98,13 +101,13 @@ def checked_step(step: Step) -> StepSize | Literal["auto"]:
         if step == "auto":
             return "auto"
         raise OptionError(f'step must be "auto", a number or a step size, got {step!r}')
-    if not callable(step):
-        return ConstantStep(step)
-    if not hasattr(step, "to_dict"):
+    if isinstance(step, ConstantStep | PolynomialStep):
+        return step
+    if callable(step):
         raise OptionError(
             f'step must be "auto", a number, ConstantStep or PolynomialStep, got {step!r}'
         )
-    return step
+    return ConstantStep(step)
 
 
 def check_schedule(schedule: object) -> None:
@@ -171,6 +174,8 @@ class Sampler(Algorithm, ABC):
 
     Attributes
     ----------
+    chain
+        What makes a chain of a run, not started yet, from a `Setting` and a number.
     tracks
         Chains that run side by side from one start; more than one are extrapolated.
     schedule
@@ -191,6 +196,7 @@ class Sampler(Algorithm, ABC):
         Cycles between draws of hyperparameters; None: none are drawn.
     """
 
+    chain: ClassVar[type["Chain"]]
     tracks: ClassVar[tuple[Track, ...]] = (Track("chain", "posterior", 1),)
     schedule: Schedule
     step: Any = "auto"
@@ -201,6 +207,10 @@ class Sampler(Algorithm, ABC):
     dispersion: ClassVar[float | None] = None
     learns_every: ClassVar[int | None] = None
     warm_start: int | Literal["auto"] = 0
+
+    def __post_init__(self) -> None:
+        if self.warm_start != "auto":
+            whole_number("warm_start", self.warm_start, 0)
 
     # -- what it is right for --------------------------------------------------
 
@@ -217,10 +227,9 @@ class Sampler(Algorithm, ABC):
         coarsest = self.coarseness
         for name, value in (("draws", draws), ("tune", tune)):
             if value % coarsest:
-                right = f"an even {name}" if coarsest == 2 else f"multiples of it as {name}"
                 raise OptionError(
                     f"{self.name} takes {coarsest} fine cycles for each coarse one and needs "
-                    f"{right}; got {value}, pass {value + coarsest - value % coarsest}"
+                    f"an even {name}; got {value}, pass {value + coarsest - value % coarsest}"
                 )
 
     # -- what a run needs to know ----------------------------------------------
@@ -247,96 +256,37 @@ class Sampler(Algorithm, ABC):
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """Choose the step of one track on a grid of ``blocks`` x ``blocks``."""
-        del track
-        if self.step == "auto":
-            return self.automatic(blocks, n_components)
-        return cast("StepSize", self.step)  # see `checked_step`
-
-    def automatic(self, blocks: int, n_components: int) -> StepSize:
-        """Choose what ``step="auto"`` is."""
-        return automatic_step(blocks, n_components)
+        raise NotImplementedError(f"{self.name} has no step that is known before it runs")
 
     def for_compilation(self) -> Self:
         """Return the same with the shortest warm start, to compile its kernels with."""
-        return self
+        return replace(self, warm_start=2)  # type: ignore[type-var]  # subclasses are dataclasses
 
     # -- what it does ----------------------------------------------------------
 
     @abstractmethod
-    def chain(self, setting: "Setting", number: int) -> "Chain":
-        """Make a chain of a run, not started yet."""
+    def block_step(
+        self, program: "Program", op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        """Do what an update of a block does to its two bands, in place.
 
-    @abstractmethod
-    def program(self, chain: "Chain", track: Track) -> BlockProgram:
-        """Make the block operations of one track at the chain's present hyperparameters."""
-
-
-class PointFit(NamedTuple):
-    """A point estimate: factors, hyperparameters, fit, and the objective at iterations."""
-
-    state: ChainState
-    hyper: Any
-    fit: Any
-    objective: list[tuple[int, float]]
-
-
-class Descent(ABC):
-    """A point estimate on its way.
-
-    Attributes
-    ----------
-    finished
-        Whether further iterations would change nothing worth while.
-    """
-
-    finished: bool = False
-
-    @abstractmethod
-    def advance(self, iteration: int) -> None:
-        """Take one iteration; they are counted from 1."""
-
-    @abstractmethod
-    def result(self) -> PointFit:
-        """Return where it has come to."""
-
-
-def descend(
-    descent: Descent, iterations: int, on_step: Callable[[int, int], None] | None = None
-) -> PointFit:
-    """Iterate until it is finished; ``on_step`` is told how many are done, of how many."""
-    for iteration in range(1, iterations + 1):
-        descent.advance(iteration)
-        if on_step is not None:
-            on_step(iteration, iterations)
-        if descent.finished:
-            break
-    return descent.result()
-
-
-class Optimizer(Algorithm, ABC):
-    """A way to a point estimate; a subclass has the fields ``max_iter`` and ``tol``."""
-
-    max_iter: int
-    tol: float
-
-    def __post_init__(self) -> None:
-        whole_number("max_iter", self.max_iter, 1)
-        if not (math.isfinite(self.tol) and self.tol >= 0):
-            raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
-
-    def check_model(self, model: Any) -> None:
-        """Raise OptionError if this model is not one that it is right for."""
-        del model
-
-    @abstractmethod
-    def descent(self, data: BlockedData, model: Any, executor: Executor, seed: int) -> Descent:
-        """Make a descent from a random start.
-
-        Raises
-        ------
-        OptionError
-            If these data are not ones that it is right for.
+        In a cycle's last operation (``op.last``) it ends with ``program.finish_cycle``.
         """
+
+    def reads(self) -> tuple[str, ...]:
+        """Name the arrays of a band that a block step reads and never writes."""
+        return ()
+
+    def writes(self, op: Op) -> tuple[str, ...]:
+        """Name the arrays of a band that a block step writes, besides moments."""
+        del op
+        return ()
+
+    def log_prior(self, program: "Program", values: NDArray[Any], factor: int) -> float:
+        """Return the log prior density of a band's entries that move."""
+        mask = program.frozen[factor]
+        free = values if mask is None else values[:, ~mask]
+        return clipped_gamma_log_density(free, *program.hyper.prior(factor))
 
 
 # -- the algorithms that there are: the package's public names are the one list of them -----
@@ -393,7 +343,7 @@ def _options(algorithm: Any) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    if type(value).__name__ in SCHEDULES:
+    if type(value).__name__ in KINDS:
         return {"type": type(value).__name__, **vars(value)}
     return value.to_dict() if hasattr(value, "to_dict") else value
 
@@ -401,5 +351,4 @@ def _plain(value: Any) -> Any:
 def _made(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    kinds = {"ConstantStep": ConstantStep, "PolynomialStep": PolynomialStep, **SCHEDULES}
-    return kinds[value["type"]](**{name: own for name, own in value.items() if name != "type"})
+    return KINDS[value["type"]](**{name: own for name, own in value.items() if name != "type"})

@@ -2,21 +2,26 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import whole_number
 from daskfactor.errors import DivergenceError
-from daskfactor.executors.base import BlockProgram
 from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.executors.state import ChainState, make_state, place_cells, split_factor
-from daskfactor.inference.base import TUNING, Sampler, StepSize, Track
+from daskfactor.executors.state import (
+    ChainState,
+    FactorBand,
+    make_state,
+    place_cells,
+    split_factor,
+)
+from daskfactor.inference.base import TUNING, StepSize, Track
 from daskfactor.inference.multiplicative import (
     DispersionRule,
+    OnStep,
     balance,
     mean_floor,
     run_updates,
@@ -26,6 +31,7 @@ from daskfactor.inference.multiplicative import (
 from daskfactor.inference.options import RunOptions, Setting, in_callers_order
 from daskfactor.inference.program import (
     Fit,
+    Program,
     evaluate,
     normalizer,
     prepare_state,
@@ -41,7 +47,6 @@ from daskfactor.results.trace import extrapolated_moments
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 OnShare = Callable[[float], None]
-OnStep = Callable[[int, int], None]
 
 MOST_REDUCTIONS = 20
 ADAPT_EVERY = 5
@@ -93,9 +98,9 @@ class TrackRun:
         """Draws in the monitored cells' moments; None before they are watched."""
         return next((own.count for own in self.state.cells.values()), None)
 
-    def snapshot(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return everything that the track needs to go on: arrays and JSON values."""
-        own, state = self.track.name, self.state
+    def snapshot(self, chain: int) -> tuple[Arrays, dict[str, Any]]:
+        """Return everything that a chain's track needs to go on: arrays and JSON values."""
+        own, state = f"{chain}/{self.track.name}", self.state
         names = sorted(state.rows[0].arrays)
         arrays = {
             f"{own}/{side}/{name or 'values'}": state.gather(side, name)
@@ -105,7 +110,7 @@ class TrackRun:
         if state.cells:
             arrays |= {f"{own}/cells/{name}": self.gather_cells(name) for name in ("mean", "m2")}
         meta = {
-            "name": own,
+            "name": self.track.name,
             "cycle": self.cycle,
             "counts": dict(state.rows[0].counts),
             "cell_count": self.cell_count,
@@ -114,10 +119,10 @@ class TrackRun:
         return arrays, meta
 
     @classmethod
-    def restore(cls, track: Track, setting: Setting, arrays: Arrays, meta: dict[str, Any]) -> Self:
-        """Make the track that a snapshot holds."""
-        data, name = setting.data, track.name
-        grid = data.grid
+    def restore(cls, chain: "Chain", arrays: Arrays, meta: dict[str, Any]) -> Self:
+        """Make the track of a chain that a snapshot holds."""
+        setting, name = chain.setting, f"{chain.number}/{meta['name']}"
+        data, grid = setting.data, setting.data.grid
         state = make_state(grid, arrays[f"{name}/rows/values"], arrays[f"{name}/columns/values"])
         for side, bands, offsets in (
             ("rows", state.rows, grid.rows.offsets),
@@ -136,6 +141,7 @@ class TrackRun:
                 own.mean[:] = arrays[f"{name}/cells/mean"][own.where]
                 own.m2[:] = arrays[f"{name}/cells/m2"][own.where]
                 own.count = meta["cell_count"]
+        (track,) = (own for own in setting.sampler.tracks if own.name == meta["name"])
         return cls.of(track, setting, state, meta["cycle"])
 
 
@@ -289,7 +295,7 @@ class Chain(ABC):
         operations = sum(len(part.ops) for part in plan)
         run.state = setting.executor.run(
             plan,
-            self._program(run.track),
+            self.program(run.track),
             run.state,
             setting.data,
             lambda done: tell(cycles * done / operations),
@@ -304,20 +310,21 @@ class Chain(ABC):
         run.fits[cycle] = fit
         run.densities[cycle] = self._lp(fit) + (self._prior_constant() + prior)
 
-    @property
-    def program_fields(self) -> dict[str, Any]:
-        """Give the fields that the programs of all samplers have."""
-        key = noise_key(self.setting.options.seed, self.number)
-        return {
-            "likelihood": self.setting.model.likelihood,
-            "floor": self.floor,
-            "hyper": self.tempered,
-            "key": (int(key[0]), int(key[1])),
-        }
-
-    def _program(self, track: Track) -> BlockProgram:
-        """Make the operations of one track at the present hyperparameters."""
-        return self.setting.sampler.program(self, track)
+    def program(self, track: Track) -> Program:
+        """Make the block operations of one track at the present hyperparameters."""
+        setting = self.setting
+        key = noise_key(setting.options.seed, self.number)
+        return Program(
+            setting.sampler,
+            setting.model.likelihood,
+            self.floor,
+            self.tempered,
+            (int(key[0]), int(key[1])),
+            setting.model.frozen,
+            self.step_for(track),
+            self.shrink,
+            track.coarseness > 1,
+        )
 
     def step_for(self, track: Track) -> StepSize:
         """Return the sampler's step for one track on this grid."""
@@ -362,13 +369,17 @@ class Chain(ABC):
     def write(self, sink: Sink, end: int) -> None:
         """Write the draws and statistics of the segment that ended at ``end``, and all moments."""
         fine, setting = self.tracks[0], self.setting
-        if end <= setting.options.tune:
-            stats = self._statistics(fine, [end - 1])
+        tuning = end <= setting.options.tune
+        cycles = [cycle for cycle in sorted(fine.fits) if fine.options.place(cycle) is not None]
+        cycles = [end - 1] if tuning else cycles
+        stats = {
+            "lp": np.array([fine.densities[cycle] for cycle in cycles]),
+            "step_size": np.array([self.step_size(fine, cycle) for cycle in cycles]),
+        }
+        if tuning:
             sink.write_stats(self.number, setting.ends.index(end), stats, "warmup_sample_stats")
             return
-        cycles = [cycle for cycle in sorted(fine.fits) if fine.options.place(cycle) is not None]
         if cycles:
-            stats = self._statistics(fine, cycles)
             span = fine.options.thin * fine.options.spacing
             # A draw is marked if it is the first after a roll-back.
             stats["diverging"] = np.array(
@@ -382,12 +393,6 @@ class Chain(ABC):
         for run in self.tracks:
             self._write_draws(sink, run)
         self._write_moments(sink)
-
-    def _statistics(self, fine: TrackRun, cycles: list[int]) -> dict[str, Array]:
-        return {
-            "lp": np.array([fine.densities[cycle] for cycle in cycles]),
-            "step_size": np.array([self.step_size(fine, cycle) for cycle in cycles]),
-        }
 
     def _write_draws(self, sink: Sink, run: TrackRun) -> None:
         options, data, state = run.options, self.setting.data, run.state
@@ -422,7 +427,7 @@ class Chain(ABC):
 
     def snapshot(self) -> tuple[Arrays, dict[str, Any]]:
         """Return everything the chain needs to go on with the same bits."""
-        found = [run.snapshot() for run in self.tracks]
+        found = [run.snapshot(self.number) for run in self.tracks]
         arrays = {name: array for own, _ in found for name, array in own.items()}
         meta = {
             "tracks": [meta for _, meta in found],
@@ -434,14 +439,10 @@ class Chain(ABC):
 
     def restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
         """Take over the state that a snapshot holds."""
-        tracks = {track.name: track for track in self.setting.sampler.tracks}
         self.recall(meta.get("memory", meta))  # the first stores kept it one level up
         self.shrink = meta["shrink"]
         self.divergences = list(meta["divergences"])
-        self.tracks = [
-            TrackRun.restore(tracks[own["name"]], self.setting, arrays, own)
-            for own in meta["tracks"]
-        ]
+        self.tracks = [TrackRun.restore(self, arrays, own) for own in meta["tracks"]]
 
 
 class TweedieChain(Chain):
@@ -483,21 +484,19 @@ class TweedieChain(Chain):
         balance(state, model.frozen)
         prepare_state(state, setting.sampler.arrays)
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
-        self._first_metric(state)
+        if "metric" in setting.sampler.arrays:
+            for _, band, denominator in self._denominators(state):
+                band.arrays["curvature"][:] = denominator
+                band.counts["curvature"] = 1
         self._follow_dispersion()
 
-    def _first_metric(self, state: ChainState) -> None:
-        if "metric" not in self.setting.sampler.arrays:
-            return
-        for side, bands in (("rows", state.rows), ("columns", state.cols)):
-            for band, share in zip(bands, self._shares(state, side), strict=True):
-                band.arrays["curvature"][:] = share.denominator
-                band.counts["curvature"] = 1
-
-    def _shares(self, state: ChainState, side: str) -> list[Any]:
-        setting = self.setting
-        law = self.model.likelihood
-        return shares(setting.executor, setting.data, state, side, law, self.floor)
+    def _denominators(self, state: ChainState) -> Iterator[tuple[int, FactorBand, Array]]:
+        """Give the multiplicative update's denominators, with their factor and band."""
+        setting, law = self.setting, self.model.likelihood
+        for factor, side in enumerate(("rows", "columns")):
+            found = shares(setting.executor, setting.data, state, side, law, self.floor)
+            for band, (_, denominator) in zip((state.rows, state.cols)[factor], found, strict=True):
+                yield factor, band, denominator
 
     def _follow_dispersion(self) -> None:
         """Recompute what depends on φ: the metric, and the normaliser where it is known.
@@ -591,22 +590,3 @@ class TweedieChain(Chain):
 
     def _lp(self, fit: Fit) -> float:
         return fit.negative_divergence / self.hyper.dispersion + self.normalizer
-
-
-class NonNegativeSampler(Sampler):
-    """A sampler of non-negative models, which starts from multiplicative updates.
-
-    A subclass is a frozen dataclass with the field ``warm_start``.
-    """
-
-    warm_start: int | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.warm_start != "auto":
-            whole_number("warm_start", self.warm_start, 0)
-
-    def for_compilation(self) -> Self:
-        return replace(self, warm_start=2)  # type: ignore[type-var]  # subclasses are dataclasses
-
-    def chain(self, setting: Setting, number: int) -> Chain:
-        return TweedieChain(setting, number)

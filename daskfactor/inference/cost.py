@@ -2,14 +2,13 @@
 
 import itertools
 from dataclasses import dataclass
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_type_hints
 
 import numpy as np
 from dask.system import cpu_count
 from dask.utils import format_bytes, format_time
-from numpy.typing import DTypeLike
 
 from daskfactor.checks import whole_number
 from daskfactor.data.sources import Outline, outline
@@ -24,7 +23,6 @@ from daskfactor.models.settings import FactorModel
 
 if TYPE_CHECKING:
     from daskfactor.data.blocks import BlockedData
-    from daskfactor.data.storage import FloatType
     from daskfactor.executors.base import Executor
 
 
@@ -221,58 +219,57 @@ def estimate_cost(
     -----
     The estimate is an upper one: tests hold it against the memory that runs take.
     """
-    lengths = {"draws": draws, "tune": tune, "chains": chains, "thin": thin}
-    signature(estimate_cost).bind(V, model, **options)  # a TypeError names what nobody takes
-    of_sample = signature(sample)
-    own = {name: options.pop(name) for name in of_sample.parameters if name in options}
-    asked = of_sample.bind(V, model, sampler, **lengths, **own)
-    asked.apply_defaults()
+    asked = signature(estimate_cost).bind(V, model, sampler, draws, tune, chains, thin, **options)
+    asked.apply_defaults()  # a TypeError has named what nobody takes
     given = SimpleNamespace(**asked.arguments)
     sampler = checked_sampler(model, sampler)
-    lengths = checked_lengths(sampler, **lengths)
-    where = {name: options.pop(name) for name in ("workers", "lanes") if name in options}
-    data = _outline(V, given.blocks, given.unstored, **options)
+    lengths = checked_lengths(sampler, draws=draws, tune=tune, chains=chains, thin=thin)
+    data = outline(
+        V,
+        blocks=given.blocks,
+        dtype=np.dtype(given.dtype),
+        unstored=given.unstored,
+        balance=given.balance,
+        memory_limit=given.memory_limit,
+        entries=given.entries,
+    )
     plain = cast("BlockedData", data)
     plan = plan_run(plain, model.width, sampler, given.keep, seed=0, **lengths)
     setting = Setting(plain, model, sampler, plan, cast("Executor", None))
     executor, client = given.executor, given.client
     if executor == "auto":
         executor = "threads" if client is None else choose_executor(client, plain, model.width).name
-    place = _place(executor, client, given.store is not None, **where)
+    place = _place(executor, client, given.store is not None, given.workers, given.lanes)
     counts, longest = _operations(setting, place)
     memory = _memory(setting, data, place, _count_cells(given.monitor, data), longest)
     return Cost(**memory, **counts)
 
 
-def _outline(
-    V: Any,
-    blocks: Any,
-    unstored: str | None,
-    dtype: DTypeLike = "float32",
-    balance: bool = False,
-    memory_limit: int | str | None = None,
-    allow_empty: bool = False,
-    entries: int | None = None,
-) -> Outline:
-    """Tell the sizes of the data as `as_blocks` would make them with these options."""
-    del allow_empty  # costs nothing
-    return outline(
-        V,
-        blocks=blocks,
-        dtype=cast("FloatType", np.dtype(dtype)),
-        unstored=unstored,
-        balance=balance,
-        memory_limit=memory_limit,
-        entries=entries,
-    )
+OWN = {
+    "workers": None,
+    "lanes": None,
+    "dtype": "float32",
+    "balance": False,
+    "memory_limit": None,
+    "allow_empty": False,
+    "entries": None,
+}
+"""Arguments of `estimate_cost` beside those of `sample`: of the place, and of `as_blocks`."""
+estimate_cost.__signature__ = Signature(  # type: ignore[attr-defined]  # for help(), too
+    [
+        *signature(sample).parameters.values(),
+        *(Parameter(name, Parameter.KEYWORD_ONLY, default=usual) for name, usual in OWN.items()),
+    ],
+    return_annotation=Cost,
+)
 
 
 def _place(
     executor: str,
     client: Any,
     stored: bool,
-    workers: int | None = None,
-    lanes: int | None = None,
+    workers: int | None,
+    lanes: int | None,
 ) -> _Place:
     """Decide where the run is to happen, with as many threads as it has there."""
     if executor not in ("lanes", "threads", "serial", "tasks", "ring"):
@@ -284,17 +281,6 @@ def _place(
     workers = len(threads) or 1 if workers is None else whole_number("workers", workers, 1)
     lanes = usual if lanes is None else whole_number("lanes", lanes, 1)
     return _Place(executor, workers, 1 if executor == "serial" else lanes, stored)
-
-
-def _full_signature() -> Signature:
-    """Give all arguments of `estimate_cost`: those of `sample`, of the place and of the data."""
-    own = [p for made in (_place, _outline) for p in signature(made).parameters.values()]
-    named = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.default is not p.empty]
-    parameters = [*signature(sample).parameters.values(), *named]
-    return Signature(parameters, return_annotation=Cost)
-
-
-estimate_cost.__signature__ = _full_signature()  # type: ignore[attr-defined]  # for help()
 
 
 def _memory(

@@ -18,19 +18,21 @@ from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.inference.base import Descent, Optimizer, PointFit, check_schedule
+from daskfactor.inference.base import Bands, check_schedule
 from daskfactor.inference.multiplicative import (
     DispersionRule,
+    OnStep,
+    Optimizer,
+    PointFit,
     mean_floor,
     objective,
     start_state,
     typical_value,
 )
-from daskfactor.inference.program import FactorProgram, Fit, evaluate, take_fits
-from daskfactor.inference.sghmc import column_table, warm_start
+from daskfactor.inference.program import Fit, Program, evaluate, take_fits
+from daskfactor.inference.sghmc import NO_FLOOR, column_table, warm_start
 from daskfactor.kernels.descent import descent_kernel
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
 
@@ -114,150 +116,115 @@ class DSGD(Optimizer):
                 f"{model.shape_w:g} and shape_h={model.shape_h:g}; use MultiplicativeUpdates"
             )
 
-    def descent(
-        self, data: BlockedData, model: Any, executor: Executor, seed: int
-    ) -> "StochasticDescent":
-        """Make a descent; refuse data most of whose observed entries are not stored."""
+    def fit(
+        self, data: BlockedData, model: Any, executor: Executor, seed: int, on_step: OnStep
+    ) -> PointFit:
+        """Descend; refuse data most of whose observed entries are not stored."""
         if data.unstored == "zero":
             raise OptionError(
                 "DSGD visits stored entries one by one, but here every entry that is not stored "
                 'is an observed zero; use MultiplicativeUpdates, or pass unstored="missing" if '
                 "that is what such an entry means"
             )
-        return StochasticDescent(data, model, self, executor, seed)
+        descent = StochasticDescent(data, model, self, executor, seed)
+        for iteration in range(1, self.max_iter + 1):
+            descent.advance(iteration)
+            on_step(iteration, self.max_iter)
+            if descent.finished:
+                break
+        return descent.result()
+
+    def block_step(
+        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        """Descend along every entry of a block, its rows in random order.
+
+        The program's hyperparameters are the tables of the columns, its shrink is ε.
+        """
+        del workspace
+        rows, cols = bands
+        view, projected = data.view(*op.block), math.isfinite(program.floor)
+        rng = generator(program.key[0], 0, Stream.SCHEDULE, op.iteration, *op.block)
+        order = rng.permutation(view.m)
+        # The scale is B where every stratum comes up once, N / |stratum| where they are drawn.
+        step = program.step_size(op.iteration) * op.scale / data.grid.blocks
+        factors, shares = (rows.values, cols.values), (rows.arrays[SHARE], cols.arrays[SHARE])
+        col_w, col_h = (table.astype(rows.values.dtype) for table in program.hyper)
+        partly = not all(table[2].all() for table in program.hyper)
+        descent = descent_kernel(program.likelihood, projected, rows.values.shape[1], partly)
+        descent(view.arguments, order, factors, shares, (col_w, col_h), step, program.floor)
+
+    def reads(self) -> tuple[str, ...]:
+        return (SHARE,)
+
+    def writes(self, op: Op) -> tuple[str, ...]:
+        del op
+        return ()
 
 
-@dataclass(frozen=True)
-class DescentProgram(FactorProgram):
-    """Block operations of one iteration.
+class StochasticDescent:
+    """A descent on its way: the best state so far, its fit, the step to take next.
+
+    Until φ is known, how much the prior of non-negative factors counts against the likelihood
+    is not, either: it counts nothing. Real-valued factors keep the precisions λ and the noise
+    that a chain starts from until there is a better estimate of the noise.
 
     Attributes
     ----------
-    projected
-        Whether factors are kept non-negative.
-    columns
-        Prior means and pulls of the columns of both factors.
-    step
-        ε of this iteration.
-    seed
-        Seed of the order in which rows are visited.
+    finished
+        Whether further iterations would change nothing worth while.
     """
 
-    projected: bool
-    columns: Columns
-    step: float
-    seed: int
-
-    def _reads(self) -> tuple[str, ...]:
-        return (SHARE,)
-
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    def __init__(
+        self, data: BlockedData, model: Any, method: DSGD, executor: Executor, seed: int
     ) -> None:
-        del workspace
-        view = data.view(*op.block)
-        rng = generator(self.seed, 0, Stream.SCHEDULE, op.iteration, *op.block)
-        order = rng.permutation(view.m)
-        # The scale is B where every stratum comes up once, N / |stratum| where they are drawn.
-        step = self.step * op.scale / data.grid.blocks
-        factors, shares = (rows.values, cols.values), (rows.arrays[SHARE], cols.arrays[SHARE])
-        col_w, col_h = (table.astype(rows.values.dtype) for table in self.columns)
-        partly = not all(table[2].all() for table in self.columns)
-        K = rows.values.shape[1]
-        descent = descent_kernel(self.likelihood, self.projected, K, partly)
-        descent(view.arguments, order, factors, shares, (col_w, col_h), step, self.floor)
-
-
-class _NonNegative:
-    """The objective on non-negative factors, as `MultiplicativeUpdates` sees it.
-
-    Until φ is known, how much the prior counts against the likelihood is not, either:
-    it counts nothing.
-    """
-
-    projected = True
-
-    def __init__(self, data: BlockedData, model: TweedieNMF) -> None:
-        self.data, self.model = data, model
-        self.likelihood, self.floor = model.likelihood, mean_floor(data, model.likelihood)
-        self.rule = DispersionRule(model, data)
-        self.hyper = model.resolve(data.mean, self.rule.fixed or 1.0)
-        self.set_dispersion(self.rule.fixed or 0.0)
-
-    def start(self, executor: Executor, seed: int) -> ChainState:
-        del executor
-        return start_state(self.data, self.model, seed, 0)
-
-    def set_dispersion(self, dispersion: float) -> None:
-        self.hyper = self.hyper._replace(dispersion=dispersion)
+        self.data, self.model, self.method = data, model, method
+        self.executor, self.seed = executor, seed
+        self.hyper: Any
+        if model.nonnegative:
+            self.rule, self.floor = DispersionRule(model, data), mean_floor(data, model.likelihood)
+            self.state = start_state(data, model, seed, 0)
+            hyper = model.resolve(data.mean, self.rule.fixed or 1.0)
+            self.hyper = hyper._replace(dispersion=self.rule.fixed or 0.0)
+        else:
+            law = TweedieNMF(model.n_components, beta=2.0, dispersion=model.noise)
+            self.rule, self.floor = DispersionRule(law, data), NO_FLOOR
+            self.state, self.hyper = warm_start(data, model, seed, 0, executor)
+            for band in self.state.bands():
+                band.arrays.clear()
+                band.counts.clear()
+        share_priors(self.state, data, self.columns())
+        self.fit = evaluate(executor, data, self.state, model.likelihood, self.floor)
+        self.step = 0.0 if isinstance(method.step, str) else float(method.step)
+        self.history: list[tuple[int, float]] = []
+        self.stalled, self.finished = 0, False
 
     def columns(self) -> Columns:
-        tables = []
+        """Return the tables of the columns of W and of H at the present φ."""
+        phi, tables = self.hyper.dispersion, []
+        if not self.model.nonnegative:
+            return [
+                np.stack([mean, phi * precision * free, free])
+                for mean, precision, _, free in column_table(self.hyper, self.model.width)
+            ]
         for factor, frozen in enumerate(self.model.frozen):
             table = np.zeros((3, self.model.n_components))
-            table[1], table[2] = self.hyper.dispersion * self.hyper.prior(factor)[0], 1.0
+            table[1], table[2] = phi * self.hyper.prior(factor)[0], 1.0
             if frozen is not None:
                 table[1:, frozen] = 0.0
             tables.append(table)
         return tables
 
     def objective(self, state: ChainState, fit: Fit) -> float:
-        return objective(state, self.hyper, fit, self.model.frozen)
-
-
-class _RealValued:
-    """The objective on factors of any sign: Σ (v - μ)²/2 + φ Σ λ (x - m)²/2.
-
-    The precisions λ stay where a chain starts.
-    """
-
-    floor, projected = -math.inf, False
-
-    def __init__(self, data: BlockedData, model: GaussianMF) -> None:
-        self.data, self.model, self.likelihood = data, model, model.likelihood
-        law = TweedieNMF(model.n_components, beta=2.0, dispersion=model.noise)
-        self.rule = DispersionRule(law, data)
-
-    def start(self, executor: Executor, seed: int) -> ChainState:
-        state, self.hyper = warm_start(self.data, self.model, seed, 0, executor)
-        for band in state.bands():
-            band.arrays.clear()
-            band.counts.clear()
-        return state
-
-    def set_dispersion(self, dispersion: float) -> None:
-        self.hyper = self.hyper._replace(noise=dispersion)
-
-    def columns(self) -> Columns:
-        noise, tables = self.hyper.noise, column_table(self.hyper, self.model.biases)
-        return [
-            np.stack([mean, noise * precision * free, free]) for mean, precision, _, free in tables
-        ]
-
-    def objective(self, state: ChainState, fit: Fit) -> float:
+        """Return what `MultiplicativeUpdates` bring down, or Σ (v - μ)²/2 + φ Σ λ (x - m)²/2."""
+        if self.model.nonnegative:
+            return objective(state, self.hyper, fit, self.model.frozen)
         penalty = 0.0
         for bands, (mean, pull, _) in zip((state.rows, state.cols), self.columns(), strict=True):
             for band in bands:
                 squares = ((band.values.astype(np.float64) - mean) ** 2).sum(axis=0)
                 penalty += 0.5 * float(pull @ squares)
         return -fit.negative_divergence + penalty
-
-
-class StochasticDescent(Descent):
-    """A descent on its way: the best state so far, its fit, the step to take next."""
-
-    def __init__(
-        self, data: BlockedData, model: Any, method: DSGD, executor: Executor, seed: int
-    ) -> None:
-        self.data, self.method, self.executor, self.seed = data, method, executor, seed
-        kind = _NonNegative if model.nonnegative else _RealValued
-        self.target: _NonNegative | _RealValued = kind(data, model)
-        self.state = self.target.start(executor, seed)
-        share_priors(self.state, data, self.target.columns())
-        self.fit = evaluate(executor, data, self.state, self.target.likelihood, self.target.floor)
-        self.step = 0.0 if isinstance(method.step, str) else float(method.step)
-        self.history: list[tuple[int, float]] = []
-        self.stalled = 0
 
     def advance(self, iteration: int) -> None:
         """Visit every entry once; φ is estimated while the fit is young, and then stays."""
@@ -273,12 +240,12 @@ class StochasticDescent(Descent):
     @property
     def loss(self) -> float:
         """Return the objective at the best state, under the present φ."""
-        return self.target.objective(self.state, self.fit)
+        return self.objective(self.state, self.fit)
 
     def iterate(self, iteration: int) -> None:
         """Visit all strata once; undo it if the objective rose."""
         state, fit = self._run(self._plan(iteration), self.step)
-        if self.target.objective(state, fit) < self.loss:
+        if self.objective(state, fit) < self.loss:
             self.state, self.fit = state, fit
             self.step *= GROWTH
             self.history.append((iteration, self.loss))
@@ -289,21 +256,22 @@ class StochasticDescent(Descent):
         """Estimate φ anew while the fit is young; return whether it stays from now on."""
         last = min(LOOKS[-1], self.method.max_iter)
         if iteration in LOOKS or iteration == last:
-            target = self.target
-            floor = max(target.floor, LOOK_FLOOR * typical_value(self.data))
-            floor = floor if target.projected else target.floor
-            fit = evaluate(self.executor, self.data, self.state, target.likelihood, floor)
-            estimate = target.rule.estimate(fit)
+            floor, nonnegative = self.floor, self.model.nonnegative
+            if nonnegative:
+                floor = max(floor, LOOK_FLOOR * typical_value(self.data))
+            fit = evaluate(self.executor, self.data, self.state, self.model.likelihood, floor)
+            estimate = self.rule.estimate(fit)
             if iteration == last:
-                target.rule.settle(estimate)
-            target.set_dispersion(target.rule.fixed or estimate)
+                self.rule.settle(estimate)
+            name = "dispersion" if nonnegative else "noise"
+            self.hyper = self.hyper._replace(**{name: self.rule.fixed or estimate})
         return iteration >= last
 
     def result(self) -> PointFit:
         for band in self.state.bands():
             del band.arrays[SHARE]
         history = self.history or [(0, self.loss)]  # the start was the best, or all is frozen
-        return PointFit(self.state, self.target.hyper, self.fit, history)
+        return PointFit(self.state, self.hyper, self.fit, history)
 
     def choose_step(self) -> None:
         """Search, by factors of two, for the step that brings the first stratum down furthest.
@@ -317,7 +285,7 @@ class StochasticDescent(Descent):
         again = tuple(op._replace(action=Action.EVALUATE) for op in first.ops)
         stratum = first, first._replace(ops=again)
         length = mean_square(self.state.rows) + mean_square(self.state.cols)
-        unit = self.target.likelihood.unit(typical_value(self.data)) / length
+        unit = self.model.likelihood.unit(typical_value(self.data)) / length
         found: dict[int, float] = {}
 
         def trial(exponent: int) -> None:
@@ -345,12 +313,14 @@ class StochasticDescent(Descent):
             lambda cycle: CycleOptions(evaluate=True),
         )
 
+    def program(self, step: float) -> Program:
+        """Make the block operations with a step at the present φ."""
+        law, key = self.model.likelihood, (self.seed, 0)
+        return Program(self.method, law, self.floor, self.columns(), key, shrink=step)
+
     def _run(self, plan: tuple[Round, ...], step: float) -> tuple[ChainState, Fit]:
         """Run a plan from a copy of the best state; return it and the fit of what it evaluated."""
-        target = self.target
-        how = target.likelihood, target.floor, target.projected, target.columns(), step, self.seed
-        program = DescentProgram(*how)
-        state = self.executor.run(plan, program, self.state.copy(), self.data)
+        state = self.executor.run(plan, self.program(step), self.state.copy(), self.data)
         (fit,) = take_fits(state).values()
         state.forget()
         return state, fit

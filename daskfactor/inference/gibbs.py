@@ -10,9 +10,9 @@ from daskfactor.data.grid import Passes, Schedule
 from daskfactor.errors import DataError, ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import ConstantStep, Track, Work
-from daskfactor.inference.chain import Chain, NonNegativeSampler
-from daskfactor.inference.program import COLUMNS, ROWS, TweedieProgram, finish_cycle
+from daskfactor.inference.base import Bands, ConstantStep, Sampler, Track, Work
+from daskfactor.inference.chain import TweedieChain
+from daskfactor.inference.program import COLUMNS, ROWS, Program
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.views import Workspace
@@ -22,50 +22,6 @@ PASSES = 2
 """Passes over the data in a cycle: one in which W moves, one in which H does."""
 ALLOCATED, RATES = "allocated", "rates"
 """Sums of S, and of the other factor, that a band gathers until it moves."""
-
-
-class GibbsProgram(TweedieProgram):
-    """Block operations of a Gibbs sweep: two passes over the data.
-
-    The sums that bands gather are made and used up inside a cycle, so they are in no state,
-    and `touches` does not name them: whatever has no name there travels with its band.
-    Random numbers are addressed by the cycle and by global rows and columns.
-    """
-
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
-        del workspace
-        blocks, view = data.grid.blocks, data.view(*op.block)
-        position = op.iteration % (PASSES * blocks)
-        if position < blocks:
-            offsets, key = (rows.offset, cols.offset), np.array(self.key, dtype=np.uint32)
-            sums = gathered(rows, ALLOCATED), gathered(cols, ALLOCATED)
-            allocate(view, rows.values, cols.values, offsets, key, op.cycle, *sums)
-            add_rates(view, True, cols.values, gathered(rows, RATES))
-            if position == blocks - 1:
-                self._move(rows, ROWS, op.cycle)
-            return
-        add_rates(view, False, rows.values, gathered(cols, RATES))
-        if op.last:
-            self._move(cols, COLUMNS, op.cycle)
-            finish_cycle(op, rows, cols, self.log_prior)
-
-    def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
-        """Draw a band from its conditional."""
-        shapes, rates = self._conditional(band, factor)
-        key = np.array(self.key, dtype=np.uint32)
-        with held(band.values, self.frozen[factor]):
-            fill_gamma(shapes, rates, key, cycle, factor, band.offset, band.values)
-
-    def _conditional(self, band: FactorBand, factor: int) -> tuple[Wide, Wide]:
-        """Shapes and rates of a band's entries; what it had gathered is used up."""
-        rate, shape = self.hyper.prior(factor)
-        shapes, rates = band.arrays.pop(ALLOCATED), band.arrays.pop(RATES)
-        shapes += shape
-        np.maximum(rates, 0.0, out=rates)  # taking missing cells off again may round
-        rates += rate
-        return shapes, rates
 
 
 def gathered(band: FactorBand, name: str) -> Wide:
@@ -84,7 +40,7 @@ small, 60 if all are large."""
 
 
 @dataclass(frozen=True)
-class Gibbs(NonNegativeSampler):
+class Gibbs(Sampler):
     r"""Gibbs sampling for Poisson counts: draws from the exact posterior, no step to choose.
 
     .. math:: s_{ij\cdot} \sim \mathrm{Mult}(v_{ij}; w_{ik} h_{kj}), \quad
@@ -118,6 +74,7 @@ class Gibbs(NonNegativeSampler):
 
     warm_start: int | Literal["auto"] = "auto"
 
+    chain = TweedieChain
     # A sweep has no step; 1 stands in the results.
     step: ClassVar[ConstantStep] = ConstantStep(1.0)  # type: ignore[misc]
     dispersion: ClassVar[float | None] = 1.0
@@ -162,12 +119,52 @@ class Gibbs(NonNegativeSampler):
         del width
         return 7, 7
 
-    def program(self, chain: Chain, track: Track) -> GibbsProgram:
-        fields = chain.program_fields
-        if fields["hyper"].dispersion != 1.0:
+    def step_for(self, track: Track, blocks: int, n_components: int) -> ConstantStep:
+        del track, blocks, n_components
+        return self.step
+
+    # The sums that bands gather are made and used up inside a cycle, so they are in no state,
+    # and `reads` and `writes` do not name them: whatever has no name there travels with its
+    # band. Random numbers are addressed by the cycle and by global rows and columns.
+
+    def block_step(
+        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        """Gather one side's sums; in the first pass rows move at the end, in the second columns."""
+        del workspace
+        rows, cols = bands
+        if program.hyper.dispersion != 1.0:
             raise ModelError(
                 "Gibbs() samples the posterior of Poisson counts, of dispersion 1 at temperature "
                 "1, and was asked for a dispersion over temperature of "
-                f"{fields['hyper'].dispersion:g}; use PSGLD() for tempered posteriors"
+                f"{program.hyper.dispersion:g}; use PSGLD() for tempered posteriors"
             )
-        return GibbsProgram(**fields, frozen=chain.setting.model.frozen)
+        blocks, view = data.grid.blocks, data.view(*op.block)
+        position = op.iteration % (PASSES * blocks)
+        if position < blocks:
+            offsets, key = (rows.offset, cols.offset), np.array(program.key, dtype=np.uint32)
+            sums = gathered(rows, ALLOCATED), gathered(cols, ALLOCATED)
+            allocate(view, rows.values, cols.values, offsets, key, op.cycle, *sums)
+            add_rates(view, True, cols.values, gathered(rows, RATES))
+            if position == blocks - 1:
+                self._move(program, rows, ROWS, op.cycle)
+            return
+        add_rates(view, False, rows.values, gathered(cols, RATES))
+        if op.last:
+            self._move(program, cols, COLUMNS, op.cycle)
+            program.finish_cycle(op, bands)
+
+    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+        """Draw a band from its conditional."""
+        shapes, rates = self._conditional(program, band, factor)
+        with held(band.values, program.frozen[factor]):
+            fill_gamma(shapes, rates, *program.address(band, cycle, factor), band.values)
+
+    def _conditional(self, program: Program, band: FactorBand, factor: int) -> tuple[Wide, Wide]:
+        """Shapes and rates of a band's entries; what it had gathered is used up."""
+        rate, shape = program.hyper.prior(factor)
+        shapes, rates = band.arrays.pop(ALLOCATED), band.arrays.pop(RATES)
+        shapes += shape
+        np.maximum(rates, 0.0, out=rates)  # taking missing cells off again may round
+        rates += rate
+        return shapes, rates

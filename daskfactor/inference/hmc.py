@@ -13,17 +13,19 @@ from daskfactor.data.grid import Block, Passes, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
 from daskfactor.executors.state import BlockCells, ChainState, FactorBand
-from daskfactor.inference.base import MOMENTS, ConstantStep, StepSize, Track, Work
-from daskfactor.inference.chain import (
-    Chain,
-    NonNegativeSampler,
-    OnShare,
-    OnStep,
-    TrackRun,
-    TweedieChain,
+from daskfactor.inference.base import (
+    MOMENTS,
+    Bands,
+    ConstantStep,
+    Sampler,
+    StepSize,
+    Track,
+    Work,
 )
+from daskfactor.inference.chain import Chain, OnShare, TrackRun, TweedieChain
+from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.options import Setting
-from daskfactor.inference.program import Fit, TweedieProgram, finish_cycle, take_fits
+from daskfactor.inference.program import Fit, Program, take_fits
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments
 from daskfactor.kernels.momentum import leapfrog_drift, leapfrog_kick
@@ -108,71 +110,148 @@ class DualAveraging:
         return base * (1.0 + JITTER * (2.0 * jitter - 1.0))
 
 
-@dataclass(frozen=True)
-class HamiltonianProgram(TweedieProgram):
-    """The leapfrog steps of one proposal, on passes over the data.
+class HMCChain(TweedieChain):
+    """A chain of a `TweedieNMF` under `HMC`.
 
-    The first half kick and the first drift come before the plan; every pass but the last
-    ends with a kick and a drift, the last one with the second half kick. Gradients are
-    those of the log-likelihood at dispersion 1.
-
-    Attributes
-    ----------
-    size
-        ε, the time of a step.
-    passes
-        Passes of a cycle; 0 only adds the gradients up.
+    Between cycles a band's ``"gradient"`` is that of its ``values``, and ``fit`` is
+    their fit; both are None or zero before the first cycle.
     """
 
-    size: float
-    passes: int
+    def __init__(self, setting: Setting, number: int) -> None:
+        super().__init__(setting, number)
+        self.sampler: Any = setting.sampler
+        entries = sum(setting.data.shape) * setting.model.width
+        self.averaging = DualAveraging.at(first_step(self.sampler.step, entries))
+        self.fit: Fit | None = None
+        self.size = math.exp(self.averaging.log_step)
+        self.sizes: dict[int, float] = {}
+        self.acceptance: dict[int, float] = {}
 
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
-        view = data.view(*op.block)
-        block = (view, self.likelihood, rows.values, cols.values, op.scale, self.floor)
-        shares = blockwise.gradient(*block, workspace)
-        last_block = op.iteration % data.grid.blocks == data.grid.blocks - 1
-        for factor, band in enumerate((rows, cols)):
-            band.arrays["gradient"] += shares[factor]
-            if self.passes and last_block:
-                self.kick(band, factor, 0.5 if op.last else 1.0)
-                if not op.last:
-                    self.drift(band)
+    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
+        """Start as other chains do, and set S = 1/√m: the width of Gamma(cθ + 1, c).
 
-    def _reads(self) -> tuple[str, ...]:
-        return ("spread",)
+        1/m = (θ + 1/c) / c, with c the denominator of the multiplicative update at the
+        start; 0 where an entry is frozen.
+        """
+        super().start(on_step, first)
+        hyper = self.tempered
+        for factor, band, denominator in self._denominators(self.tracks[0].state):
+            c = denominator / hyper.dispersion + hyper.prior(factor)[0]
+            band.arrays["spread"][:] = np.sqrt((band.values + 1.0 / c) / c)
+            frozen = self.model.frozen[factor]
+            if frozen is not None:
+                band.arrays["spread"][:, frozen] = 0
 
-    def _writes(self, op: Op) -> tuple[str, ...]:
-        del op
-        return ("gradient", "momentum")
+    # -- what a checkpoint holds ---------------------------------------------------
 
-    def kick(self, band: FactorBand, factor: int, share: float) -> None:
-        """Kick the momentum of a band, for a share of a step."""
-        arrays = band.arrays
-        moved = (band.values, arrays["momentum"], arrays["gradient"], arrays["spread"])
-        rate, shape = self.hyper.prior(factor)
-        leapfrog_kick(*moved, share * self.size, 1.0 / self.hyper.dispersion, rate, shape)
+    def memory(self) -> dict[str, Any]:
+        fit = None if self.fit is None else list(self.fit)
+        return super().memory() | {"fit": fit, "averaging": asdict(self.averaging)}
 
-    def drift(self, band: FactorBand) -> None:
-        """Let a band drift; its gradient is to be summed anew where it leads."""
-        leapfrog_drift(band.values, band.arrays["momentum"], band.arrays["spread"], self.size)
-        band.arrays["gradient"][:] = 0
+    def recall(self, memory: dict[str, Any]) -> None:
+        super().recall(memory)
+        self.fit = None if memory["fit"] is None else Fit(*memory["fit"])
+        self.averaging = DualAveraging(**memory["averaging"])
 
-    def energy(self, state: ChainState, fit: Fit) -> float:
-        """Return -log p(V | W, H)^t p(W, H) but for a constant, and the momenta's energy."""
-        parts = [-fit.negative_divergence / self.hyper.dispersion]
-        for factor, bands in enumerate((state.rows, state.cols)):
+    def forget(self) -> None:
+        super().forget()
+        self.sizes.clear()
+        self.acceptance.clear()
+
+    def statistics(self, cycles: list[int]) -> dict[str, Array]:
+        return {"acceptance_rate": np.array([self.acceptance[cycle] for cycle in cycles])}
+
+    # -- cycles ----------------------------------------------------------------------
+
+    def step_for(self, track: Track) -> StepSize:
+        """Return the step of the present cycle."""
+        del track
+        return ConstantStep(self.size)
+
+    def step_size(self, run: TrackRun, cycle: int) -> float:
+        """Return ε at a cycle of the running segment."""
+        del run
+        return self.sizes[cycle]
+
+    def _run_cycles(self, run: TrackRun, end: int, tell: OnShare) -> None:
+        if self.fit is None:  # gradient and fit where the chain starts
+            self.fit = self._run(run, run.cycle, 1, CycleOptions(adapt=True, evaluate=True))
+        for cycle in range(run.cycle, end):
+            self._cycle(run, cycle)
+            self._record(run, cycle, self._wanted(run, cycle, end))
+            run.cycle = cycle + 1
+            tell(0)
+
+    def _run(self, run: TrackRun, cycle: int, passes: int, wanted: CycleOptions) -> Fit:
+        """Run so many passes from the present values; return the fit where they lead."""
+        setting, program = self.setting, self.program(run.track)
+        plan = build_plan(
+            Passes(passes),
+            setting.data.n_observed,
+            range(cycle, cycle + 1),
+            lambda cycle: np.random.default_rng(0),  # passes have one order only
+            lambda cycle: wanted,
+        )
+        run.state = setting.executor.run(plan, program, run.state, setting.data)
+        return take_fits(run.state)[cycle]
+
+    def _cycle(self, run: TrackRun, cycle: int) -> None:
+        """Propose, and accept or go back."""
+        seed, tuning = self.setting.options.seed, cycle < self.setting.options.tune
+        fit = cast("Fit", self.fit)
+        jitter, threshold = generator(seed, self.number, Stream.ACCEPTANCE, cycle).random(2)
+        self.size = self.averaging.size(self.sampler.step, tuning, float(jitter)) * self.shrink
+        self.sizes[cycle] = self.size
+        start = [(b.values.copy(), b.arrays["gradient"].copy()) for b in run.state.bands()]
+        sampler, program = self.sampler, self.program(run.track)
+        sides = tuple(enumerate((run.state.rows, run.state.cols)))
+        key = noise_key(seed, self.number)
+        for factor, bands in sides:
             for band in bands:
-                parts.append(-self.log_prior(band.values, factor))
-                u = band.arrays["momentum"]
-                parts.append(0.5 * float(np.sum(np.square(u, dtype=np.float64))))
-        return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan
+                fill_normals(band.arrays["momentum"], key, cycle, factor, band.offset)
+        before = sampler.energy(program, run.state, fit)
+        with np.errstate(all="ignore"):  # a proposal may run away: it is then rejected
+            for factor, bands in sides:
+                for band in bands:
+                    sampler.kick(program, band, factor, 0.5)
+                    sampler.drift(program, band)
+            self.fit = self._run(run, cycle, sampler.steps, CycleOptions(evaluate=True))
+            change = sampler.energy(program, run.state, self.fit) - before
+        probability = math.exp(min(0.0, -change)) if math.isfinite(change) else 0.0
+        if not threshold < probability:
+            self.fit = fit
+            for band, (values, gradient) in zip(run.state.bands(), start, strict=True):
+                band.values[:] = values
+                band.arrays["gradient"][:] = gradient
+        self.acceptance[cycle] = probability
+        if tuning:
+            self.averaging = self.averaging.after(probability, self.sampler.target_accept)
+
+    def _record(self, run: TrackRun, cycle: int, wanted: CycleOptions) -> None:
+        """Record the state that was decided on, as other samplers do inside operations."""
+        op, state = Op(Action.UPDATE, Block(0, 0), cycle, -1, 1.0, True, wanted), run.state
+        program = self.program(run.track)
+        for row, col in zip(state.rows, state.cols, strict=True):
+            program.finish_cycle(op, (row, col))
+        if wanted.record:
+            for block, cells in state.cells.items():
+                watch(cells, state.rows[block.row].values, state.cols[block.col].values)
+        if wanted.evaluate:
+            self._note(run, cycle, cast("Fit", self.fit))
+
+
+def watch(cells: BlockCells, W: Array, H: Array) -> None:
+    """Add the means at the monitored cells of a block to their moments."""
+    cells.count += 1
+    mu = np.empty_like(cells.mean)
+    for start in range(0, mu.size, SLAB):
+        span = slice(start, start + SLAB)
+        mu[span] = np.einsum("ck,ck->c", W[cells.rows[span]], H[cells.cols[span]])
+    accumulate_moments(mu[:, None], cells.count, cells.mean[:, None], cells.m2[:, None])
 
 
 @dataclass(frozen=True)
-class HMC(NonNegativeSampler):
+class HMC(Sampler):
     """Hamiltonian Monte Carlo on W and H: exact, at the price of several passes a draw.
 
     Each cycle draws momenta p ~ Normal(0, m), goes ``steps`` leapfrog steps
@@ -209,6 +288,7 @@ class HMC(NonNegativeSampler):
     5.5.1.5; Hoffman and Gelman 2014, "The No-U-Turn Sampler", section 3.2.1.
     """
 
+    chain = HMCChain
     step: float | Literal["auto"] = "auto"
     steps: int = 10
     target_accept: float = 0.8
@@ -239,158 +319,56 @@ class HMC(NonNegativeSampler):
         tuning, after = super().carried(width)
         return tuning + 2, after + 2
 
-    def chain(self, setting: Setting, number: int) -> Chain:
-        return HMCChain(setting, number)
-
-    def program(self, chain: Chain, track: Track) -> HamiltonianProgram:
-        frozen, size = chain.setting.model.frozen, chain.step_for(track)(0)
-        return HamiltonianProgram(
-            **chain.program_fields, frozen=frozen, size=size, passes=self.steps
-        )
-
     def for_compilation(self) -> Self:
         return replace(super().for_compilation(), steps=1, step="auto", target_accept=0.8)
 
+    def block_step(
+        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        """Add the block's share of the gradients; kick, and drift on, at a pass's end.
 
-class HMCChain(TweedieChain):
-    """A chain of a `TweedieNMF` under `HMC`.
-
-    Between cycles a band's ``"gradient"`` is that of its ``values``, and ``fit`` is
-    their fit; both are None or zero before the first cycle.
-    """
-
-    sampler: HMC
-
-    def __init__(self, setting: Setting, number: int) -> None:
-        super().__init__(setting, number)
-        self.sampler = cast("HMC", setting.sampler)
-        entries = sum(setting.data.shape) * setting.model.width
-        self.averaging = DualAveraging.at(first_step(self.sampler.step, entries))
-        self.fit: Fit | None = None
-        self.size = math.exp(self.averaging.log_step)
-        self.sizes: dict[int, float] = {}
-        self.acceptance: dict[int, float] = {}
-
-    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
-        """Start as other chains do, and set S = 1/√m: the width of Gamma(cθ + 1, c).
-
-        1/m = (θ + 1/c) / c, with c the denominator of the multiplicative update at the
-        start; 0 where an entry is frozen.
+        Gradients are those of the log-likelihood at dispersion 1. The first half kick and the
+        first drift come before the plan; every pass but the last ends with a kick and a
+        drift, the last one with the second half kick. In a cycle that adapts the gradients
+        are added up and nothing moves.
         """
-        super().start(on_step, first)
-        state, hyper = self.tracks[0].state, self.tempered
-        for factor, (side, bands) in enumerate((("rows", state.rows), ("columns", state.cols))):
-            frozen = self.model.frozen[factor]
-            for band, share in zip(bands, self._shares(state, side), strict=True):
-                c = share.denominator / hyper.dispersion + hyper.prior(factor)[0]
-                band.arrays["spread"][:] = np.sqrt((band.values + 1.0 / c) / c)
-                if frozen is not None:
-                    band.arrays["spread"][:, frozen] = 0
+        view, (rows, cols) = data.view(*op.block), bands
+        block = (view, program.likelihood, rows.values, cols.values, op.scale, program.floor)
+        shares = blockwise.gradient(*block, workspace)
+        last_block = op.iteration % data.grid.blocks == data.grid.blocks - 1
+        for factor, band in enumerate(bands):
+            band.arrays["gradient"] += shares[factor]
+            if last_block and not op.wanted.adapt:
+                self.kick(program, band, factor, 0.5 if op.last else 1.0)
+                if not op.last:
+                    self.drift(program, band)
 
-    # -- what a checkpoint holds ---------------------------------------------------
+    def reads(self) -> tuple[str, ...]:
+        return ("spread",)
 
-    def memory(self) -> dict[str, Any]:
-        fit = None if self.fit is None else list(self.fit)
-        return super().memory() | {"fit": fit, "averaging": asdict(self.averaging)}
+    def writes(self, op: Op) -> tuple[str, ...]:
+        del op
+        return ("gradient", "momentum")
 
-    def recall(self, memory: dict[str, Any]) -> None:
-        super().recall(memory)
-        self.fit = None if memory["fit"] is None else Fit(*memory["fit"])
-        self.averaging = DualAveraging(**memory["averaging"])
+    def kick(self, program: Program, band: FactorBand, factor: int, share: float) -> None:
+        """Kick the momentum of a band, for a share of a step."""
+        arrays, size = band.arrays, program.step(0)
+        moved = (band.values, arrays["momentum"], arrays["gradient"], arrays["spread"])
+        rate, shape = program.hyper.prior(factor)
+        leapfrog_kick(*moved, share * size, 1.0 / program.hyper.dispersion, rate, shape)
 
-    def forget(self) -> None:
-        super().forget()
-        self.sizes.clear()
-        self.acceptance.clear()
+    def drift(self, program: Program, band: FactorBand) -> None:
+        """Let a band drift; its gradient is to be summed anew where it leads."""
+        momentum, spread = band.arrays["momentum"], band.arrays["spread"]
+        leapfrog_drift(band.values, momentum, spread, program.step(0))
+        band.arrays["gradient"][:] = 0
 
-    def statistics(self, cycles: list[int]) -> dict[str, Array]:
-        return {"acceptance_rate": np.array([self.acceptance[cycle] for cycle in cycles])}
-
-    # -- cycles ----------------------------------------------------------------------
-
-    def step_for(self, track: Track) -> StepSize:
-        """Return the step of the present cycle."""
-        del track
-        return ConstantStep(self.size)
-
-    def step_size(self, run: TrackRun, cycle: int) -> float:
-        """Return ε at a cycle of the running segment."""
-        del run
-        return self.sizes[cycle]
-
-    def _run_cycles(self, run: TrackRun, end: int, tell: OnShare) -> None:
-        if self.fit is None:  # gradient and fit where the chain starts
-            program = cast("HamiltonianProgram", self._program(run.track))
-            self.fit = self._run(run, run.cycle, replace(program, passes=0))
-        for cycle in range(run.cycle, end):
-            self._cycle(run, cycle)
-            self._record(run, cycle, self._wanted(run, cycle, end))
-            run.cycle = cycle + 1
-            tell(0)
-
-    def _run(self, run: TrackRun, cycle: int, program: HamiltonianProgram) -> Fit:
-        """Run a program's passes from the present values; return the fit where they lead."""
-        setting = self.setting
-        plan = build_plan(
-            Passes(program.passes or 1),
-            setting.data.n_observed,
-            range(cycle, cycle + 1),
-            lambda cycle: np.random.default_rng(0),  # passes have one order only
-            lambda cycle: CycleOptions(evaluate=True),
-        )
-        run.state = setting.executor.run(plan, program, run.state, setting.data)
-        return take_fits(run.state)[cycle]
-
-    def _cycle(self, run: TrackRun, cycle: int) -> None:
-        """Propose, and accept or go back."""
-        seed, tuning = self.setting.options.seed, cycle < self.setting.options.tune
-        fit = cast("Fit", self.fit)
-        jitter, threshold = generator(seed, self.number, Stream.ACCEPTANCE, cycle).random(2)
-        self.size = self.averaging.size(self.sampler.step, tuning, float(jitter)) * self.shrink
-        self.sizes[cycle] = self.size
-        start = [(b.values.copy(), b.arrays["gradient"].copy()) for b in run.state.bands()]
-        program = cast("HamiltonianProgram", self._program(run.track))
-        sides = tuple(enumerate((run.state.rows, run.state.cols)))
-        key = noise_key(seed, self.number)
-        for factor, bands in sides:
+    def energy(self, program: Program, state: ChainState, fit: Fit) -> float:
+        """Return -log p(V | W, H)^t p(W, H) but for a constant, and the momenta's energy."""
+        parts = [-fit.negative_divergence / program.hyper.dispersion]
+        for factor, bands in enumerate((state.rows, state.cols)):
             for band in bands:
-                fill_normals(band.arrays["momentum"], key, cycle, factor, band.offset)
-        before = program.energy(run.state, fit)
-        with np.errstate(all="ignore"):  # a proposal may run away: it is then rejected
-            for factor, bands in sides:
-                for band in bands:
-                    program.kick(band, factor, 0.5)
-                    program.drift(band)
-            self.fit = self._run(run, cycle, program)
-            change = program.energy(run.state, self.fit) - before
-        probability = math.exp(min(0.0, -change)) if math.isfinite(change) else 0.0
-        if not threshold < probability:
-            self.fit = fit
-            for band, (values, gradient) in zip(run.state.bands(), start, strict=True):
-                band.values[:] = values
-                band.arrays["gradient"][:] = gradient
-        self.acceptance[cycle] = probability
-        if tuning:
-            self.averaging = self.averaging.after(probability, self.sampler.target_accept)
-
-    def _record(self, run: TrackRun, cycle: int, wanted: CycleOptions) -> None:
-        """Record the state that was decided on, as other samplers do inside operations."""
-        op, state = Op(Action.UPDATE, Block(0, 0), cycle, -1, 1.0, True, wanted), run.state
-        log_prior = cast("HamiltonianProgram", self._program(run.track)).log_prior
-        for row, col in zip(state.rows, state.cols, strict=True):
-            finish_cycle(op, row, col, log_prior)
-        if wanted.record:
-            for block, cells in state.cells.items():
-                watch(cells, state.rows[block.row].values, state.cols[block.col].values)
-        if wanted.evaluate:
-            self._note(run, cycle, cast("Fit", self.fit))
-
-
-def watch(cells: BlockCells, W: Array, H: Array) -> None:
-    """Add the means at the monitored cells of a block to their moments."""
-    cells.count += 1
-    mu = np.empty_like(cells.mean)
-    for start in range(0, mu.size, SLAB):
-        span = slice(start, start + SLAB)
-        mu[span] = np.einsum("ck,ck->c", W[cells.rows[span]], H[cells.cols[span]])
-    accumulate_moments(mu[:, None], cells.count, cells.mean[:, None], cells.m2[:, None])
+                parts.append(-self.log_prior(program, band.values, factor))
+                u = band.arrays["momentum"]
+                parts.append(0.5 * float(np.sum(np.square(u, dtype=np.float64))))
+        return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan

@@ -14,7 +14,7 @@ before it, and moves it. Sums follow the plan, so every executor gives the same 
 """
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -29,7 +29,9 @@ from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import (
     METRIC,
     MOMENTS,
+    Bands,
     ConstantStep,
+    Sampler,
     Step,
     StepSize,
     Track,
@@ -38,11 +40,9 @@ from daskfactor.inference.base import (
     check_schedule,
     checked_step,
 )
-from daskfactor.inference.chain import Chain, NonNegativeSampler
-from daskfactor.inference.program import TweedieProgram, finish_cycle, set_metric
-from daskfactor.kernels import blockwise
+from daskfactor.inference.chain import TweedieChain
+from daskfactor.inference.program import Program, set_metric
 from daskfactor.kernels.langevin import cir_step, langevin_step
-from daskfactor.kernels.philox import Address
 from daskfactor.kernels.subsample import add_subsample, block_address
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.settings import held
@@ -53,143 +53,6 @@ Transition = Literal["euler", "cir"]
 
 SUBSAMPLE = 0x5B5A
 """Tells the generator that shares entries out among blocks from others of the same key."""
-
-
-# -- block operations ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LangevinProgram(TweedieProgram):
-    """Block operations of Langevin steps on conflict-free parts.
-
-    Attributes
-    ----------
-    step, shrink
-        ε per iteration, and the factor it was reduced by after divergences.
-    majorizer
-        Whether to step in the majoriser's metric or plainly.
-    coarse
-        Whether this is the coarse chain of a Richardson–Romberg pair, whose
-        normals are (z_{2t} + z_{2t+1}) / √2 of the fine chain's.
-    exact
-        Whether the metric's diffusion is drawn from exactly.
-    """
-
-    step: StepSize
-    shrink: float = 1.0
-    majorizer: bool = True
-    coarse: bool = False
-    exact: bool = False
-
-    def step_size(self, iteration: int) -> float:
-        """Return ε at an iteration, reductions included."""
-        return self.step(iteration) * self.shrink
-
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
-        adapt = op.wanted.adapt and self.majorizer
-        curvatures = None
-        if adapt or self.exact:
-            curvatures = np.zeros_like(rows.values), np.zeros_like(cols.values)
-        view, scale = data.view(*op.block), op.scale / self.hyper.dispersion
-        block = (view, self.likelihood, rows.values, cols.values, scale, self.floor)
-        gradients = blockwise.gradient(*block, workspace, curvatures)
-        for factor, band in enumerate((rows, cols)):
-            if curvatures is not None and adapt:
-                # Gathered with weight s / B: 1 where every part comes up once a cycle,
-                # N / (B |part|) where parts are drawn.
-                weight = band.values.dtype.type(op.scale / data.grid.blocks)
-                band.arrays["gathered"] += weight * curvatures[factor]
-            if curvatures is not None and self.exact:
-                both = gradients[factor], curvatures[factor]
-                self._draw(band, *both, scale, op.iteration, factor)
-            else:
-                self._move(band, gradients[factor], op.iteration, factor)
-        if op.last:
-            self._finish(op, rows, cols)
-
-    def _move(self, band: FactorBand, gradient: Array, iteration: int, factor: int) -> None:
-        rate, shape = self.hyper.prior(factor)
-        prior, address = (float(rate), float(shape)), self._address(band, iteration, factor)
-        rest = (self.step_size(iteration), prior, address, self.coarse)
-        if self.majorizer:  # the metric of frozen components is infinite
-            langevin_step(band.values, gradient, band.arrays["metric"], *rest)
-            return
-        with held(band.values, self.frozen[factor]):
-            langevin_step(band.values, gradient, None, *rest)
-
-    def _address(self, band: FactorBand, iteration: int, factor: int) -> Address:
-        """Say which random numbers move a band."""
-        return Address(np.array(self.key, dtype=np.uint32), iteration, factor, band.offset)
-
-    def _draw(
-        self,
-        band: FactorBand,
-        gradient: Array,
-        curvature: Array,
-        scale: float,
-        iteration: int,
-        factor: int,
-    ) -> None:
-        size, prior = self.step_size(iteration), self.hyper.prior(factor)
-        taken = (gradient, curvature, band.arrays["metric"], scale, size, prior)
-        cir_step(band.values, *taken, self._address(band, iteration, factor))
-
-    def _finish(self, op: Op, rows: FactorBand, cols: FactorBand) -> None:
-        """Learn the metric from the cycle, and record where it ended."""
-        if op.wanted.adapt and self.majorizer:
-            for factor, band in enumerate((rows, cols)):
-                band.counts["curvature"] += 1
-                gathered, curvature = band.arrays["gathered"], band.arrays["curvature"]
-                curvature += (gathered - curvature) / band.counts["curvature"]
-                gathered[:] = 0
-                set_metric(band, self.hyper, factor, self.frozen[factor])
-        finish_cycle(op, rows, cols, self.log_prior)
-
-    def _reads(self) -> tuple[str, ...]:
-        return ("metric",) if self.majorizer else ()
-
-    def _writes(self, op: Op) -> tuple[str, ...]:
-        if not (op.wanted.adapt and self.majorizer):
-            return ()
-        return ("gathered", *(("curvature", "metric") if op.last else ()))
-
-
-class PassProgram(LangevinProgram):
-    """Gradients over all blocks, and one step of both factors at the end of a pass.
-
-    The noise of pass t has the address t, so that draws depend on the grid only through
-    the order of sums.
-    """
-
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
-        self._add(op, data, rows, cols, workspace)
-        number, position = divmod(op.iteration, data.grid.blocks)
-        if position == data.grid.blocks - 1:
-            for factor, band in enumerate((rows, cols)):
-                self._move(band, band.arrays["gradient"], number, factor)
-                band.arrays["gradient"][:] = 0
-        if op.last:
-            self._finish(op, rows, cols)
-
-    def _add(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
-        """Add the block's share of the gradients, and of the curvature while it is learnt."""
-        view, scale = data.view(*op.block), op.scale / self.hyper.dispersion
-        block = (view, self.likelihood, rows.values, cols.values, scale, self.floor)
-        curvatures = None
-        if op.wanted.adapt and self.majorizer:
-            curvatures = rows.arrays["gathered"], cols.arrays["gathered"]
-        shares = blockwise.gradient(*block, workspace, curvatures)
-        rows.arrays["gradient"] += shares[0]
-        cols.arrays["gradient"] += shares[1]
-
-    def _writes(self, op: Op) -> tuple[str, ...]:
-        return ("gradient", *super()._writes(op))
 
 
 @lru_cache(maxsize=64)
@@ -210,67 +73,23 @@ def allotment(
     return counts
 
 
-@dataclass(frozen=True)
-class SubsampleProgram(PassProgram):
-    """Gradients from entries that are drawn anew in every pass.
+class LangevinSampler(Sampler):
+    """Options and block step of all samplers that take Langevin steps, on whole gradients.
+
+    A subclass is a frozen dataclass with the fields ``step``, ``preconditioner`` and
+    ``warm_start``. The noise of pass t has the address t, so that draws depend on the grid
+    only through the order of sums.
 
     Attributes
     ----------
-    observed
-        Observed entries of every block, int64, row by row, as bytes.
-    entries
-        |Ω|, entries drawn in a pass.
-    passes
-        Passes of a cycle.
+    whole
+        Whether gradients are added up over a pass before both factors move.
     """
 
-    observed: bytes = b""
-    entries: int = 1
-    passes: int = 1
-
-    @cached_property
-    def factor(self) -> float:
-        """The weight N / |Ω| of an entry that is drawn."""
-        return float(np.frombuffer(self.observed, np.int64).sum()) / self.entries
-
-    def _add(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
-        del workspace
-        blocks = data.grid.blocks
-        number, block = op.iteration // blocks, op.block.row * blocks + op.block.col
-        count = int(allotment(self.key, number, self.entries, self.observed)[block])
-        if not count:
-            return
-        curvature = None
-        if op.wanted.adapt and self.majorizer:
-            weight = self.factor / self.passes
-            curvature = ((rows.arrays["gathered"], cols.arrays["gathered"]), weight)
-        add_subsample(
-            data.view(*op.block),
-            self.likelihood,
-            (rows.values, cols.values),
-            (count, block_address(np.array(self.key, dtype=np.uint32), number, block)),
-            self.factor / self.hyper.dispersion,
-            self.floor,
-            (rows.arrays["gradient"], cols.arrays["gradient"]),
-            curvature,
-        )
-
-
-# -- samplers ------------------------------------------------------------------------------
-
-
-class LangevinSampler(NonNegativeSampler):
-    """Options that all samplers share which take Langevin steps.
-
-    A subclass is a frozen dataclass with the fields ``step``, ``preconditioner`` and
-    ``warm_start``.
-    """
-
+    chain = TweedieChain
     step: Step
     preconditioner: Preconditioner
-    operations: ClassVar[type[LangevinProgram]] = LangevinProgram
+    whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -292,23 +111,79 @@ class LangevinSampler(NonNegativeSampler):
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        gradient = ("gradient",) if issubclass(self.operations, PassProgram) else ()
+        gradient = ("gradient",) if self.whole else ()
         return (*MOMENTS, *(METRIC if self.majorizer else ()), *gradient)
 
     def for_compilation(self) -> Self:
         step: Step = "auto" if self.majorizer else 1e-3
         return replace(super().for_compilation(), step=step)  # type: ignore[type-var]
 
-    def program(self, chain: Chain, track: Track, **more: Any) -> LangevinProgram:
-        return self.operations(
-            **chain.program_fields,
-            frozen=chain.setting.model.frozen,
-            step=chain.step_for(track),
-            shrink=chain.shrink,
-            majorizer=self.majorizer,
-            coarse=track.coarseness > 1,
-            **more,
-        )
+    def automatic(self, blocks: int, n_components: int) -> ConstantStep:
+        """Choose what ``step="auto"`` is."""
+        del blocks
+        return automatic_step(1, n_components)
+
+    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
+        del track
+        given: Any = self.step
+        return self.automatic(blocks, n_components) if given == "auto" else given
+
+    def block_step(
+        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        """Add the block's share of the gradients to both bands; move them at a pass's end."""
+        self._add(program, op, data, bands, workspace)
+        number, position = divmod(op.iteration, data.grid.blocks)
+        if position == data.grid.blocks - 1:
+            for factor, band in enumerate(bands):
+                self._move(program, band, band.arrays["gradient"], number, factor)
+                band.arrays["gradient"][:] = 0
+        if op.last:
+            self._finish(program, op, bands)
+
+    def _add(
+        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        """Add the block's share of the gradients, and of the curvature while it is learnt."""
+        curvatures = None
+        if op.wanted.adapt and self.majorizer:
+            curvatures = bands[0].arrays["gathered"], bands[1].arrays["gathered"]
+        shares = program.gradient(op, data, bands, workspace, curvatures)
+        for band, share in zip(bands, shares, strict=True):
+            band.arrays["gradient"] += share
+
+    def _move(
+        self, program: Program, band: FactorBand, gradient: Array, iteration: int, factor: int
+    ) -> None:
+        """Take the step of one band."""
+        rate, shape = program.hyper.prior(factor)
+        address = program.address(band, iteration, factor)
+        rest = program.step_size(iteration), (float(rate), float(shape)), address, program.coarse
+        if self.majorizer:  # the metric of frozen components is infinite
+            langevin_step(band.values, gradient, band.arrays["metric"], *rest)
+            return
+        with held(band.values, program.frozen[factor]):
+            langevin_step(band.values, gradient, None, *rest)
+
+    def _finish(self, program: Program, op: Op, bands: Bands) -> None:
+        """Learn the metric from the cycle, and record where it ended."""
+        if op.wanted.adapt and self.majorizer:
+            for factor, band in enumerate(bands):
+                band.counts["curvature"] += 1
+                gathered, curvature = band.arrays["gathered"], band.arrays["curvature"]
+                curvature += (gathered - curvature) / band.counts["curvature"]
+                gathered[:] = 0
+                set_metric(band, program.hyper, factor, program.frozen[factor])
+        program.finish_cycle(op, bands)
+
+    def reads(self) -> tuple[str, ...]:
+        return ("metric",) if self.majorizer else ()
+
+    def writes(self, op: Op) -> tuple[str, ...]:
+        gradient = ("gradient",) if self.whole else ()
+        if not (op.wanted.adapt and self.majorizer):
+            return gradient
+        return (*gradient, "gathered", *(("curvature", "metric") if op.last else ()))
 
 
 @dataclass(frozen=True)
@@ -365,6 +240,7 @@ class PSGLD(LangevinSampler):
     schedule: Schedule = field(default_factory=Reshuffled)
     warm_start: int | Literal["auto"] = "auto"
     transition: Transition = "euler"
+    whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.transition not in ("euler", "cir"):
@@ -388,22 +264,39 @@ class PSGLD(LangevinSampler):
     def for_compilation(self) -> Self:
         return replace(super().for_compilation(), schedule=Reshuffled())
 
-    def program(self, chain: Chain, track: Track, **more: Any) -> LangevinProgram:
-        return super().program(chain, track, exact=self.transition == "cir", **more)
+    def automatic(self, blocks: int, n_components: int) -> ConstantStep:
+        return automatic_step(blocks, n_components)
+
+    def block_step(
+        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        """Move both bands by the block's own gradients, from the same old state."""
+        adapt, exact = op.wanted.adapt and self.majorizer, self.transition == "cir"
+        curvatures = None
+        if adapt or exact:
+            curvatures = np.zeros_like(bands[0].values), np.zeros_like(bands[1].values)
+        gradients = program.gradient(op, data, bands, workspace, curvatures)
+        for factor, band in enumerate(bands):
+            if curvatures is not None and adapt:
+                # Gathered with weight s / B: 1 where every part comes up once a cycle,
+                # N / (B |part|) where parts are drawn.
+                weight = band.values.dtype.type(op.scale / data.grid.blocks)
+                band.arrays["gathered"] += weight * curvatures[factor]
+            if curvatures is not None and exact:
+                scale, prior = op.scale / program.hyper.dispersion, program.hyper.prior(factor)
+                taken = gradients[factor], curvatures[factor], band.arrays["metric"], scale
+                size = program.step_size(op.iteration)
+                address = program.address(band, op.iteration, factor)
+                cir_step(band.values, *taken, size, prior, address)
+            else:
+                self._move(program, band, gradients[factor], op.iteration, factor)
+        if op.last:
+            self._finish(program, op, bands)
 
 
-@dataclass(frozen=True)
-class ScaledStep(StepSize):
-    """A fine chain's step: half of the coarse chain's step at the same time."""
-
-    base: StepSize
-
-    def __call__(self, iteration: int) -> float:
-        return 0.5 * self.base(iteration // 2)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what describes the coarse chain's step."""
-        return self.base.to_dict()
+def half_step(base: StepSize, iteration: int) -> float:
+    """Return a fine chain's step: half of the coarse chain's step at the same time."""
+    return 0.5 * base(iteration // 2)
 
 
 @dataclass(frozen=True)
@@ -444,7 +337,7 @@ class PSGRRLD(PSGLD):
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         base = super().step_for(track, blocks, n_components)
-        return ScaledStep(base) if track.coarseness == 1 else base
+        return partial(half_step, base) if track.coarseness == 1 else base
 
 
 @dataclass(frozen=True)
@@ -491,11 +384,6 @@ class LangevinDynamics(LangevinSampler):
     preconditioner: Preconditioner = "majorizer"
     warm_start: int | Literal["auto"] = "auto"
     schedule: Schedule = field(default=Passes(1), init=False, repr=False)
-    operations: ClassVar[type[LangevinProgram]] = PassProgram
-
-    def automatic(self, blocks: int, n_components: int) -> StepSize:
-        del blocks
-        return automatic_step(1, n_components)
 
     def work(self, blocks: int) -> Work:
         del blocks
@@ -546,7 +434,6 @@ class SGLD(LangevinSampler):
     subsample: float | Literal["auto"] = "auto"
     warm_start: int | Literal["auto"] = "auto"
     schedule: Schedule = field(default=Passes(None), init=False, repr=False)
-    operations: ClassVar[type[LangevinProgram]] = SubsampleProgram
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -569,18 +456,39 @@ class SGLD(LangevinSampler):
         moves = max(1, round(1.0 / self.share(blocks)))
         return Work(moves, moves)
 
-    def automatic(self, blocks: int, n_components: int) -> StepSize:
+    def automatic(self, blocks: int, n_components: int) -> ConstantStep:
         """The gradient of a share f has noise in 1 / f, which widens the posterior as ε / f."""
         return ConstantStep(automatic_step(1, n_components).size * self.share(blocks))
 
-    def program(self, chain: Chain, track: Track, **more: Any) -> LangevinProgram:
-        observed = chain.setting.data.n_observed
-        blocks = len(observed)
-        return super().program(
-            chain,
-            track,
-            observed=np.ascontiguousarray(observed, np.int64).tobytes(),
-            entries=max(1, round(int(observed.sum()) * self.share(blocks))),
-            passes=self.work(blocks).moves,
-            **more,
+    def weight(self, data: BlockedData) -> float:
+        """Return N / |Ω|: how many entries one that is drawn stands for."""
+        return data.total_observed / self.entries(data)
+
+    def entries(self, data: BlockedData) -> int:
+        """Return |Ω|, the number of entries drawn in an iteration."""
+        return max(1, round(data.total_observed * self.share(data.grid.blocks)))
+
+    def _add(
+        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        del workspace
+        blocks, (rows, cols) = data.grid.blocks, bands
+        number, block = op.iteration // blocks, op.block.row * blocks + op.block.col
+        observed = np.ascontiguousarray(data.n_observed, np.int64).tobytes()
+        count = int(allotment(program.key, number, self.entries(data), observed)[block])
+        if not count:
+            return
+        weight, curvature = self.weight(data), None
+        if op.wanted.adapt and self.majorizer:
+            gathered = rows.arrays["gathered"], cols.arrays["gathered"]
+            curvature = gathered, weight / self.work(blocks).moves
+        add_subsample(
+            data.view(*op.block),
+            program.likelihood,
+            (rows.values, cols.values),
+            (count, block_address(np.array(program.key, dtype=np.uint32), number, block)),
+            weight / program.hyper.dispersion,
+            program.floor,
+            (rows.arrays["gradient"], cols.arrays["gradient"]),
+            curvature,
         )

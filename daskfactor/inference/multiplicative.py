@@ -1,19 +1,20 @@
 """Masked multiplicative updates for any β: the samplers' warm start, and a verb of its own."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import warn
+from daskfactor.checks import warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
-from daskfactor.inference.base import Descent, Optimizer, PointFit, descend
+from daskfactor.inference.base import Algorithm
 from daskfactor.inference.program import Fit, evaluate, shares
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import Mask, held
@@ -21,6 +22,7 @@ from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
+OnStep = Callable[[int, int], None]
 
 SMALLEST = 1e-6
 """Smallest entry, as a share of the start's: with a < 1 the objective has no minimum."""
@@ -83,6 +85,43 @@ FIRST_LOOK, LAST_LOOK = 5, 60
 """Iterations at which the dispersion is estimated first and last."""
 
 
+class PointFit(NamedTuple):
+    """A point estimate: factors, hyperparameters, fit, and the objective at iterations."""
+
+    state: ChainState
+    hyper: Any
+    fit: Fit
+    objective: list[tuple[int, float]]
+
+
+class Optimizer(Algorithm, ABC):
+    """A way to a point estimate; a subclass has the fields ``max_iter`` and ``tol``."""
+
+    max_iter: int
+    tol: float
+
+    def __post_init__(self) -> None:
+        whole_number("max_iter", self.max_iter, 1)
+        if not (math.isfinite(self.tol) and self.tol >= 0):
+            raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
+
+    def check_model(self, model: Any) -> None:
+        """Raise OptionError if this model is not one that it is right for."""
+        del model
+
+    @abstractmethod
+    def fit(
+        self, data: BlockedData, model: Any, executor: Executor, seed: int, on_step: OnStep
+    ) -> PointFit:
+        """Iterate from a random start; ``on_step`` is told how many are done, of how many.
+
+        Raises
+        ------
+        OptionError
+            If these data are not ones that it is right for.
+        """
+
+
 @dataclass(frozen=True)
 class MultiplicativeUpdates(Optimizer):
     """Maximum-a-posteriori fit by multiplicative updates of W and H in turn.
@@ -131,9 +170,11 @@ class MultiplicativeUpdates(Optimizer):
                     DataWarning,
                 )
 
-    def descent(self, data: BlockedData, model: Any, executor: Executor, seed: int) -> "Updates":
+    def fit(
+        self, data: BlockedData, model: Any, executor: Executor, seed: int, on_step: OnStep
+    ) -> PointFit:
         state, rule = start_state(data, model, seed, 0), DispersionRule(model, data)
-        return Updates(data, model, state, executor, rule, self.max_iter, self.tol)
+        return run_updates(data, model, state, executor, rule, self.max_iter, self.tol, on_step)
 
 
 def mean_floor(data: BlockedData, likelihood: Likelihood) -> float:
@@ -220,80 +261,6 @@ NEARLY_POISSON = 0.1
 """Counts whose dispersion is this near 1, or not surely further off, are taken to be Poisson."""
 
 
-class Updates(Descent):
-    """Multiplicative updates from a state, which they change in place.
-
-    Until the first look at φ, after five iterations, the prior counts nothing, because
-    how much it counts against the likelihood depends on φ. After 60 iterations φ
-    stays as it is, and only then can the objective be compared with itself.
-    """
-
-    def __init__(
-        self,
-        data: BlockedData,
-        model: TweedieNMF,
-        state: ChainState,
-        executor: Executor,
-        rule: DispersionRule,
-        iterations: int,
-        tol: float = 0.0,
-    ) -> None:
-        self.data, self.model, self.state, self.executor = data, model, state, executor
-        self.rule, self.iterations, self.tol = rule, iterations, tol
-        self.floor = mean_floor(data, model.likelihood)
-        self.smallest = SMALLEST * math.sqrt(typical_value(data) / model.n_components)
-        self.hyper = model.resolve(data.mean, rule.fixed or 1.0)
-        self.weight = self.hyper.dispersion if rule.fixed is not None else 0.0
-        self.history: list[tuple[int, float]] = []
-        self.fit = Fit(-math.inf, math.inf)
-
-    def advance(self, iteration: int) -> None:
-        """Update W, then H; now and then look at the fit."""
-        for factor in (0, 1):
-            self._update(factor)
-        if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, self.iterations):
-            self._look(iteration)
-
-    def _update(self, factor: int) -> None:
-        likelihood, frozen = self.model.likelihood, self.model.frozen[factor]
-        side, bands = (("rows", self.state.rows), ("columns", self.state.cols))[factor]
-        rate, shape = self.hyper.prior(factor)
-        penalty, pull = self.weight * rate, self.weight * (shape - 1.0)
-        found = shares(self.executor, self.data, self.state, side, likelihood, self.floor)
-        for band, share in zip(bands, found, strict=True):
-            theta, numerator = band.values, share.numerator
-            denominator = share.denominator + penalty
-            with held(theta, frozen):
-                if pull:
-                    positive = np.maximum(denominator, np.finfo(theta.dtype).tiny)
-                    sums = numerator, positive
-                    theta[:] = gamma_update(theta, *sums, pull, likelihood, self.smallest)
-                    continue
-                ratio = np.zeros_like(numerator)  # 0 / 0 counts as 0
-                np.divide(numerator, denominator, out=ratio, where=denominator > 0)
-                np.maximum(ratio, 0, out=ratio)
-                power = likelihood.exponent
-                theta *= ratio if power == 1.0 else ratio**power
-
-    def _look(self, iteration: int) -> None:
-        model = self.model
-        self.fit = evaluate(self.executor, self.data, self.state, model.likelihood, self.floor)
-        if iteration <= LAST_LOOK:
-            self.weight = self.rule.estimate(self.fit)
-        if iteration == LAST_LOOK:
-            self.rule.settle(self.weight)
-            self.weight = self.rule.fixed or self.weight
-        self.hyper = self.hyper._replace(dispersion=self.weight)
-        value = objective(self.state, self.hyper, self.fit, model.frozen)
-        if iteration > LAST_LOOK + FIT_EVERY and self.tol:
-            before = self.history[-1][1]
-            self.finished = before - value <= self.tol * abs(before)
-        self.history.append((iteration, value))
-
-    def result(self) -> PointFit:
-        return PointFit(self.state, self.hyper, self.fit, self.history)
-
-
 def run_updates(
     data: BlockedData,
     model: TweedieNMF,
@@ -302,11 +269,69 @@ def run_updates(
     rule: DispersionRule,
     iterations: int,
     tol: float = 0.0,
-    on_step: Callable[[int, int], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> PointFit:
-    """Iterate from a state; ``on_step`` is told how many iterations are done, of how many."""
-    updates = Updates(data, model, state, executor, rule, iterations, tol)
-    return descend(updates, iterations, on_step)
+    """Update W and H in turn from a state, which changes in place.
+
+    Until the first look at φ, after five iterations, the prior counts nothing, because
+    how much it counts against the likelihood depends on φ. After 60 iterations φ
+    stays as it is, and only then can the objective be compared with itself.
+    """
+    likelihood, floor = model.likelihood, mean_floor(data, model.likelihood)
+    hyper = model.resolve(data.mean, rule.fixed or 1.0)
+    hyper = hyper._replace(dispersion=0.0 if rule.fixed is None else hyper.dispersion)
+    history: list[tuple[int, float]] = []
+    fit = Fit(-math.inf, math.inf)
+    for iteration in range(1, iterations + 1):
+        for factor in (0, 1):
+            _update(data, model, state, executor, hyper, factor)
+        finished = False
+        if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, iterations):
+            fit = evaluate(executor, data, state, likelihood, floor)
+            phi = rule.estimate(fit) if iteration <= LAST_LOOK else hyper.dispersion
+            if iteration == LAST_LOOK:
+                rule.settle(phi)
+                phi = rule.fixed or phi
+            hyper = hyper._replace(dispersion=phi)
+            value = objective(state, hyper, fit, model.frozen)
+            if iteration > LAST_LOOK + FIT_EVERY and tol:
+                before = history[-1][1]
+                finished = before - value <= tol * abs(before)
+            history.append((iteration, value))
+        if on_step is not None:
+            on_step(iteration, iterations)
+        if finished:
+            break
+    return PointFit(state, hyper, fit, history)
+
+
+def _update(
+    data: BlockedData,
+    model: TweedieNMF,
+    state: ChainState,
+    executor: Executor,
+    hyper: Hyperparameters,
+    factor: int,
+) -> None:
+    """Update one factor; the dispersion says how much its prior counts."""
+    likelihood, frozen, power = model.likelihood, model.frozen[factor], model.likelihood.exponent
+    side, bands = (("rows", state.rows), ("columns", state.cols))[factor]
+    rate, shape = hyper.prior(factor)
+    penalty, pull = hyper.dispersion * rate, hyper.dispersion * (shape - 1.0)
+    smallest = SMALLEST * math.sqrt(typical_value(data) / model.n_components)
+    floor = mean_floor(data, likelihood)
+    found = shares(executor, data, state, side, likelihood, floor)
+    for band, (numerator, denominator) in zip(bands, found, strict=True):
+        theta, total = band.values, denominator + penalty
+        with held(theta, frozen):
+            if pull:
+                positive = np.maximum(total, np.finfo(theta.dtype).tiny)
+                theta[:] = gamma_update(theta, numerator, positive, pull, likelihood, smallest)
+                continue
+            ratio = np.zeros_like(numerator)  # 0 / 0 counts as 0
+            np.divide(numerator, total, out=ratio, where=total > 0)
+            np.maximum(ratio, 0, out=ratio)
+            theta *= ratio if power == 1.0 else ratio**power
 
 
 def objective(

@@ -9,8 +9,9 @@ import xarray as xr
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import Executor
-from daskfactor.inference.base import Optimizer, PointFit, chosen, descend
+from daskfactor.inference.base import chosen
 from daskfactor.inference.langevin import PSGLD
+from daskfactor.inference.multiplicative import Optimizer, PointFit
 from daskfactor.inference.options import RunOptions, Setting, in_callers_order
 from daskfactor.inference.session import session, verb
 from daskfactor.models import check_model
@@ -81,12 +82,11 @@ def optimize(
         callback=callback,
     ) as run:
         started = time.perf_counter()
-        descent = method.descent(run.data, model, run.executor, run.seed)
 
         def on_step(done: int, total: int) -> None:
             run.on_event(RunEvent("warm start", done, total))
 
-        point = descend(descent, method.max_iter, on_step)
+        point = method.fit(run.data, model, run.executor, run.seed, on_step)
         made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
         return point_dataset(run.data, model, method, point, made)
 

@@ -1,13 +1,12 @@
 """What samplers do with blocks: operations of one block, and passes over all of them.
 
-A program says what an operation does with a block and its two bands. At the end of a
-cycle every sampler calls `finish_cycle`. In a pass every band of a factor meets all of its
-blocks, in the blocks' order and on one worker, so sums have the same bits on every executor.
+A `Program` says what an operation does with a block and its two bands. In a pass every band
+of a factor meets all of its blocks, in the blocks' order and on one worker, so sums have the
+same bits on every executor.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,14 +16,15 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
-from daskfactor.inference.base import MOMENTS
+from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, StepSize
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.langevin import accumulate_moments
+from daskfactor.kernels.philox import Address
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import Mask
-from daskfactor.models.tweedie import Hyperparameters, clipped_gamma_log_density
+from daskfactor.models.tweedie import Hyperparameters
 
 Array = NDArray[Any]
 ROWS, COLUMNS = 0, 1
@@ -38,36 +38,71 @@ class Fit(NamedTuple):
     pearson: float
 
 
-class Share(NamedTuple):
-    """Numerator and denominator of the multiplicative update, each (rows, K)."""
-
-    numerator: Array
-    denominator: Array
-
-
 @dataclass(frozen=True)
-class FactorProgram(ABC):
-    """The part that all programs of two factors share: evaluation, and what they touch.
+class Program:
+    """An algorithm's block operations at a chain's present hyperparameters.
 
-    Immutable, so that any executor may share it. A subclass adds `update`, and names the
-    arrays that it reads and writes.
+    Immutable, so that any executor may share it. The algorithm moves the bands, in its
+    ``block_step(program, op, data, bands, workspace)``, and names the arrays of a band
+    that this reads (``reads()``) and writes (``writes(op)``).
 
     Attributes
     ----------
+    algorithm
+        The sampler or optimizer, with its options.
     likelihood
         The law of an entry given its mean μ.
     floor
         Smallest μ that gradients and the fit are taken at.
+    hyper
+        Hyperparameters; the program holds for as long as they stay as they are.
+    key
+        Two words that key the chain's random numbers.
+    frozen
+        Of W and of H, which components never move.
+    step, shrink
+        ε per iteration, and the factor it was reduced by after divergences.
+    coarse
+        Whether this is the coarse chain of a Richardson–Romberg pair.
     """
 
+    algorithm: Any
     likelihood: Likelihood
     floor: float
+    hyper: Any
+    key: tuple[int, int]
+    frozen: tuple[Mask, Mask] = (None, None)
+    step: StepSize = field(default=ConstantStep(1.0))
+    shrink: float = 1.0
+    coarse: bool = False
 
-    @abstractmethod
+    def step_size(self, iteration: int) -> float:
+        """Return ε at an iteration, reductions included."""
+        return self.step(iteration) * self.shrink
+
+    def address(self, band: FactorBand, iteration: int, factor: int) -> Address:
+        """Say which random numbers move a band."""
+        return Address(np.array(self.key, dtype=np.uint32), iteration, factor, band.offset)
+
+    def gradient(
+        self,
+        op: Op,
+        data: BlockedData,
+        bands: Bands,
+        workspace: Workspace,
+        curvatures: tuple[Array, Array] | None = None,
+    ) -> tuple[Array, Array]:
+        """Return the block's share of the gradients of the log-likelihood, scaled by ``op``."""
+        scale = op.scale / self.hyper.dispersion
+        view, (rows, cols) = data.view(*op.block), bands
+        block = (view, self.likelihood, rows.values, cols.values, scale, self.floor)
+        return blockwise.gradient(*block, workspace, curvatures)
+
     def update(
         self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
     ) -> None:
         """Move the two bands of a block, in place."""
+        self.algorithm.block_step(self, op, data, (rows, cols), workspace)
 
     def evaluate(
         self,
@@ -90,67 +125,33 @@ class FactorProgram(ABC):
 
     def touches(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation reads or writes."""
-        return (*self._reads(), *self.changes(op)) if op.action == Action.UPDATE else ()
+        if op.action != Action.UPDATE:
+            return ()
+        return (*self.algorithm.reads(), *self.changes(op))
 
     def changes(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation writes."""
         if op.action != Action.UPDATE:
             return ()
-        return (*self._writes(op), *(MOMENTS if op.last and op.wanted.record else ()))
+        moments = MOMENTS if op.last and op.wanted.record else ()
+        return (*self.algorithm.writes(op), *moments)
 
-    def _reads(self) -> tuple[str, ...]:
-        """Name what an update reads and never writes."""
-        return ()
+    def finish_cycle(self, op: Op, bands: Bands) -> None:
+        """Record what a cycle left in two bands: moments, a draw, the log prior density.
 
-    def _writes(self, op: Op) -> tuple[str, ...]:
-        """Name what an update writes besides moments."""
-        del op
-        return ()
-
-
-@dataclass(frozen=True)
-class TweedieProgram(FactorProgram):
-    """A program that draws non-negative factors under gamma priors.
-
-    Attributes
-    ----------
-    hyper
-        Dispersion φ, rates and shapes of the priors.
-    key
-        Two 32-bit words that key the chain's noise.
-    frozen
-        Of W and of H, which components never move.
-    """
-
-    hyper: Hyperparameters
-    key: tuple[int, int]
-    _: KW_ONLY
-    frozen: tuple[Mask, Mask] = (None, None)
-
-    def log_prior(self, values: Array, factor: int) -> float:
-        """Return the log prior density of a band's entries that move."""
-        mask = self.frozen[factor]
-        free = values if mask is None else values[:, ~mask]
-        return clipped_gamma_log_density(free, *self.hyper.prior(factor))
-
-
-def finish_cycle(
-    op: Op, rows: FactorBand, cols: FactorBand, log_prior: Callable[[Array, int], float]
-) -> None:
-    """Record what a cycle left in two bands: moments, a draw, the log prior density.
-
-    Every program calls it in an operation that is the cycle's last (``op.last``), once the
-    bands have moved. It does what ``op.wanted`` asks for; `prepare_state` makes the arrays.
-    """
-    for factor, band in enumerate((rows, cols)):
-        if op.wanted.record:
-            band.counts["moments"] += 1
-            moments = band.arrays["mean"], band.arrays["m2"]
-            accumulate_moments(band.values, band.counts["moments"], *moments)
-        if op.wanted.keep:
-            band.draws.append(band.values.copy())
-        if op.wanted.evaluate:
-            band.sums[op.cycle] = log_prior(band.values, factor)
+        Every block step calls it in an operation that is the cycle's last (``op.last``), once
+        the bands have moved. It does what ``op.wanted`` asks for; `prepare_state` makes the
+        arrays.
+        """
+        for factor, band in enumerate(bands):
+            if op.wanted.record:
+                band.counts["moments"] += 1
+                moments = band.arrays["mean"], band.arrays["m2"]
+                accumulate_moments(band.values, band.counts["moments"], *moments)
+            if op.wanted.keep:
+                band.draws.append(band.values.copy())
+            if op.wanted.evaluate:
+                band.sums[op.cycle] = self.algorithm.log_prior(self, band.values, factor)
 
 
 def prepare_state(state: ChainState, names: Iterable[str] = MOMENTS) -> None:
@@ -202,13 +203,13 @@ def shares(
     side: str,
     likelihood: Likelihood,
     floor: float,
-) -> list[Share]:
-    """Return numerators and denominators for every band of one side, at the present state."""
+) -> list[tuple[Array, Array]]:
+    """Return the multiplicative update's numerators and denominators of one side's bands."""
     by_rows = side == "rows"
 
-    def one_band(number: int, work: Workspace) -> Share:
+    def one_band(number: int, work: Workspace) -> tuple[Array, Array]:
         own = (state.rows if by_rows else state.cols)[number].values
-        share = Share(np.zeros_like(own), np.zeros_like(own))
+        share = np.zeros_like(own), np.zeros_like(own)
         for other in range(data.grid.blocks):
             row, col = (number, other) if by_rows else (other, number)
             factors = state.rows[row].values, state.cols[col].values

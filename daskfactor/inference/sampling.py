@@ -236,23 +236,18 @@ class Run:
 
     def restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; start if no chain had started yet."""
-        for number, chain in enumerate(self.chains):
-            if meta["chains"]:
-                prefix = f"{number}/"
-                kept = {
-                    name.removeprefix(prefix): value
-                    for name, value in arrays.items()
-                    if name.startswith(prefix)
-                }
-                chain.restore(kept, meta["chains"][number])
-                continue
+        self.cycle, self.seconds = meta["cycle"], meta["seconds"]
+        if meta["chains"]:
+            for chain, kept in zip(self.chains, meta["chains"], strict=True):
+                chain.restore(arrays, kept)
+            return
+        for chain in self.chains:
 
-            def report(done: int, total: int, before: int = number) -> None:
+            def report(done: int, total: int, before: int = chain.number) -> None:
                 whole = total * len(self.chains)
                 self.on_event(RunEvent("warm start", before * total + done, whole))
 
-            chain.start(report, self.chains[0] if number else None)
-        self.cycle, self.seconds = meta["cycle"], meta["seconds"]
+            chain.start(report, self.chains[0])
 
     def go(self) -> None:
         """Run all segments that are still to come; a checkpoint after each."""
@@ -289,11 +284,7 @@ class Run:
         if sink.keeps_checkpoints:
             found = [chain.snapshot() for chain in self.chains]
             sink.checkpoint(
-                {
-                    f"{number}/{name}": value
-                    for number, (arrays, _) in enumerate(found)
-                    for name, value in arrays.items()
-                },
+                {name: value for arrays, _ in found for name, value in arrays.items()},
                 {
                     "cycle": self.cycle,
                     "warmup_draws": sum(

@@ -17,10 +17,9 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DaskfactorError, DataError, ModelError, OptionError, StoreFormatError
 from daskfactor.executors import Choice, Executor, Trial, choose_executor, make_executor
 from daskfactor.executors.plan import Action, CycleOptions, Op
-from daskfactor.inference.base import ConstantStep
-from daskfactor.inference.langevin import LangevinProgram
+from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import initial_state, mean_floor
-from daskfactor.inference.program import prepare_state
+from daskfactor.inference.program import Program, prepare_state
 from daskfactor.machine import available_memory
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
@@ -279,14 +278,9 @@ def _block_trial(data: BlockedData, model: Any) -> Trial | None:
         return None
     state = initial_state(data, model.n_components, 0, 0)
     prepare_state(state)
-    program = LangevinProgram(
-        likelihood=model.likelihood,
-        hyper=Hyperparameters(1.0, 1.0, 1.0),
-        floor=mean_floor(data, model.likelihood),
-        key=(0, 0),
-        step=ConstantStep(TINY_STEP),
-        majorizer=False,
-    )
+    sampler = PSGLD(TINY_STEP, "identity")
+    floor, hyper = mean_floor(data, model.likelihood), Hyperparameters(1.0, 1.0, 1.0)
+    program = Program(sampler, model.likelihood, floor, hyper, (0, 0), shrink=TINY_STEP)
     fullest = np.unravel_index(int(np.argmax(data.n_stored)), data.n_stored.shape)
     block = Block(*(int(band) for band in fullest))
     op = Op(Action.UPDATE, block, 0, 0, 1.0, False, CycleOptions())

@@ -7,7 +7,7 @@ Every draw of them has an address, (seed, chain, cycle).
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -21,6 +21,7 @@ from daskfactor.executors.plan import Op
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.base import (
     MOMENTS,
+    Bands,
     ConstantStep,
     Sampler,
     Step,
@@ -29,18 +30,17 @@ from daskfactor.inference.base import (
     check_schedule,
     checked_step,
 )
-from daskfactor.inference.chain import Chain, OnStep, TrackRun
+from daskfactor.inference.chain import Chain, TrackRun
+from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.options import Setting
 from daskfactor.inference.program import (
     COLUMNS,
     ROWS,
-    FactorProgram,
     Fit,
+    Program,
     evaluate,
-    finish_cycle,
     prepare_state,
 )
-from daskfactor.kernels import blockwise
 from daskfactor.kernels.momentum import drift, kick_drift, refresh, sums_of_squares
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gaussian import BIAS_SHARE, GaussianHyper, GaussianMF
@@ -136,13 +136,15 @@ def _variance(data: BlockedData, model: GaussianMF, executor: Executor) -> float
     return fit.pearson / data.total_observed
 
 
-def column_table(hyper: GaussianHyper, biases: bool) -> tuple[Array, Array]:
+@lru_cache(maxsize=64)
+def column_table(hyper: GaussianHyper, width: int) -> tuple[Array, Array]:
     """Make the tables of columns that the momentum kernels take, for W and for H: (4, K') each.
 
     Rows: prior mean, prior precision, curvature for each unit of data, 1 where it moves.
+    ``width`` is K', which tells whether there are biases; the tables are not to be changed.
     """
     K = len(hyper.precision_w)
-    width = K + (2 if biases else 1)
+    biases = width == K + 2
     tables = []
     for factor, own, other, ratio in (
         (ROWS, hyper.precision_w, hyper.precision_h, hyper.ratio_w),
@@ -174,52 +176,110 @@ def quadratic_form(values: Array, columns: Array) -> float:
 def log_prior_constant(model: GaussianMF, hyper: GaussianHyper, shape: tuple[int, int]) -> float:
     """Return what `quadratic_form` leaves out of log p(W) + log p(H), biases included."""
     result = 0.0
-    for length, table in zip(shape, column_table(hyper, model.biases), strict=True):
+    for length, table in zip(shape, column_table(hyper, model.width), strict=True):
         free = table[3] > 0
         result += 0.5 * length * float(np.sum(np.log(table[1, free] / (2 * math.pi))))
     return result
 
 
-@dataclass(frozen=True)
-class HyperSampler:
-    """Draws the hyperparameters of one chain, segment by segment.
+def _gamma(rng: np.random.Generator, shape: Any, rate: Any) -> Any:
+    return rng.gamma(shape, 1.0 / np.asarray(rate))
 
-    Attributes
-    ----------
-    model, data
-        What is factorized, and how.
-    priors
-        The chain's first hyperparameters (those of `warm_start`): means of the gamma
-        priors, and the values of what is fixed.
-    seed, chain
-        Address of the draws, with the cycle.
-    """
 
-    model: GaussianMF
-    data: BlockedData
+def _squares(bands: list[FactorBand], centre: Array) -> Array:
+    """Return Σ (x - centre)² of every column, band by band."""
+    total = np.zeros(len(centre))
+    for band in bands:
+        sums_of_squares(band.values, centre, total)
+    return total
+
+
+class GaussianChain(Chain):
+    """A chain of a `GaussianMF`."""
+
+    hyper: GaussianHyper
     priors: GaussianHyper
-    seed: int
-    chain: int
+    floor = NO_FLOOR
 
-    def adapt(
+    def __init__(self, setting: Setting, number: int) -> None:
+        super().__init__(setting, number)
+        self.model, self.data = cast("GaussianMF", setting.model), setting.data
+        self.noise_sum = 0.0
+        self.noise_draws = 0
+
+    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
+        """Draw from the prior, whose scales fit mean and variance of the data."""
+        del on_step, first
+        setting = self.setting
+        state, self.hyper = warm_start(
+            setting.data, self.model, setting.options.seed, self.number, setting.executor
+        )
+        self.priors = self.hyper
+        self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
+
+    def attrs(self) -> dict[str, float]:
+        """Return hyperparameters; the noise is the mean over the draws, as predictions take it."""
+        noise = self.noise_sum / self.noise_draws if self.noise_draws else self.hyper.noise
+        values = {
+            "dispersion": noise,
+            "precision_w": float(np.mean(self.hyper.precision_w)),
+            "precision_h": float(np.mean(self.hyper.precision_h)),
+        }
+        if self.model.biases:
+            values["row_bias_precision"] = self.hyper.row_bias_precision
+            values["column_bias_precision"] = self.hyper.column_bias_precision
+        return values
+
+    def memory(self) -> dict[str, Any]:
+        return {
+            "hyper": self.hyper.to_dict(),
+            "priors": self.priors.to_dict(),
+            "noise": [self.noise_sum, self.noise_draws],
+        }
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        self.hyper = GaussianHyper.from_dict(memory["hyper"])
+        self.priors = GaussianHyper.from_dict(memory["priors"])
+        self.noise_sum, self.noise_draws = memory["noise"]
+
+    def _between(self, run: TrackRun, start: int) -> None:
+        setting, stop = self.setting, run.cycle
+        draws = sum(setting.options.draw_index(cycle) is not None for cycle in range(start, stop))
+        self.noise_sum += draws * self.hyper.noise
+        self.noise_draws += draws
+        if stop % HYPER_EVERY:
+            return  # a segment's end must leave no trace in the draws
+        fit, tuning = run.fits[stop - 1], stop <= setting.frozen_from
+        self.hyper = self.draw_hyper(self.hyper, run.state, fit, stop, tuning)
+
+    def _prior_constant(self) -> float:
+        return log_prior_constant(self.model, self.hyper, self.setting.data.shape)
+
+    def _ran_away(self, run: TrackRun) -> bool:
+        count = self.setting.data.total_observed
+        variance = 1.0 / (BIAS_SHARE * self.priors.row_bias_precision)  # of the data
+        limit = RUNAWAY * variance * count
+        return any(fit.pearson > limit for fit in run.fits.values())
+
+    def _lp(self, fit: Fit) -> float:
+        """Return -Σ (v - μ)² / (2φ) - n/2 log(2πφ)."""
+        noise, count = self.hyper.noise, self.setting.data.total_observed
+        return -0.5 * fit.pearson / noise - 0.5 * count * math.log(2 * math.pi * noise)
+
+    # -- hyperparameters -------------------------------------------------------
+
+    def draw_hyper(
         self, hyper: GaussianHyper, state: ChainState, fit: Fit, cycle: int, tuning: bool
     ) -> GaussianHyper:
-        """Draw the hyperparameters of the next segment given the state.
+        """Draw the hyperparameters of the next cycles, given a state, its fit and its cycle.
 
-        Parameters
-        ----------
-        fit
-            Of the state.
-        cycle
-            Cycles done so far.
-        tuning
-            Whether the metric's ratios still learn.
+        ``tuning``: whether the metric's ratios still learn.
         """
         if tuning:
             hyper = self._learn_ratios(hyper, state)
             if cycle < HOLD:
                 return hyper
-        rng = generator(self.seed, self.chain, Stream.HYPER, cycle)
+        rng = generator(self.setting.options.seed, self.number, Stream.HYPER, cycle)
         if self.model.noise == "auto":
             rate = 0.5 * fit.pearson + NOISE_RATE * self.priors.noise
             noise = 1.0 / _gamma(rng, 1.0 + 0.5 * self.data.total_observed, rate)
@@ -279,159 +339,6 @@ class HyperSampler:
         return hyper._replace(ratio_w=ratios[0], ratio_h=ratios[1])
 
 
-def _gamma(rng: np.random.Generator, shape: Any, rate: Any) -> Any:
-    return rng.gamma(shape, 1.0 / np.asarray(rate))
-
-
-def _squares(bands: list[FactorBand], centre: Array) -> Array:
-    """Return Σ (x - centre)² of every column, band by band."""
-    total = np.zeros(len(centre))
-    for band in bands:
-        sums_of_squares(band.values, centre, total)
-    return total
-
-
-@dataclass(frozen=True)
-class GaussianProgram(FactorProgram):
-    """One chain's block operations; immutable, so that any executor may share it.
-
-    Attributes
-    ----------
-    hyper
-        Hyperparameters; the program holds for as long as they stay as they are.
-    key
-        Two 32-bit words that key the chain's noise.
-    biases
-        Whether the factors carry biases (see `GaussianMF.pack`).
-    step, shrink
-        Squared time step of one part, and the factor it was reduced by after
-        divergences.
-    friction
-        A cycle keeps exp(-friction) of the momentum.
-    """
-
-    hyper: GaussianHyper
-    key: tuple[int, int]
-    biases: bool
-    step: StepSize
-    shrink: float = 1.0
-    friction: float = CYCLE_FRICTION
-
-    @cached_property
-    def _columns(self) -> tuple[Array, Array]:
-        """Mean, precision, curvature and freedom of the columns of W and of H, (4, K') each."""
-        return column_table(self.hyper, self.biases)
-
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
-        view, scale = data.view(*op.block), op.scale / self.hyper.noise
-        block = (view, self.likelihood, rows.values, cols.values, scale, self.floor)
-        gradients = blockwise.gradient(*block, workspace)
-        for factor, band in enumerate((rows, cols)):
-            self._move(op, band, gradients[factor], factor)
-        if op.last:
-            finish_cycle(op, rows, cols, self.log_prior)
-
-    def _move(self, op: Op, band: FactorBand, gradient: Array, factor: int) -> None:
-        columns = self._columns[factor].astype(band.values.dtype)
-        momentum, weights = band.arrays["momentum"], band.arrays["weights"]
-        size = self.step(op.iteration) * self.shrink
-        share = 0.5 if op.last else 1.0
-        kick_drift(band.values, momentum, gradient, weights, columns, size, share)
-        if op.last:
-            key = np.array(self.key, dtype=np.uint32)
-            keep = math.exp(-self.friction)
-            refresh(momentum, keep, key, op.iteration, factor, band.offset)
-            drift(band.values, momentum, weights, columns, size, share)
-
-    def log_prior(self, values: Array, factor: int) -> float:
-        """Return the log prior density of a band, but for its constant."""
-        return quadratic_form(values, self._columns[factor])
-
-    def _reads(self) -> tuple[str, ...]:
-        return ("weights",)
-
-    def _writes(self, op: Op) -> tuple[str, ...]:
-        del op
-        return ("momentum",)
-
-
-class GaussianChain(Chain):
-    """A chain of a `GaussianMF`."""
-
-    hyper: GaussianHyper
-    priors: GaussianHyper
-    model: GaussianMF
-    floor = NO_FLOOR
-
-    def __init__(self, setting: Setting, number: int) -> None:
-        super().__init__(setting, number)
-        self.model = cast("GaussianMF", setting.model)
-        self.noise_sum = 0.0
-        self.noise_draws = 0
-
-    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
-        """Draw from the prior, whose scales fit mean and variance of the data."""
-        del on_step, first
-        setting = self.setting
-        state, self.hyper = warm_start(
-            setting.data, self.model, setting.options.seed, self.number, setting.executor
-        )
-        self.priors = self.hyper
-        self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
-
-    def attrs(self) -> dict[str, float]:
-        """Return hyperparameters; the noise is the mean over the draws, as predictions take it."""
-        noise = self.noise_sum / self.noise_draws if self.noise_draws else self.hyper.noise
-        values = {
-            "dispersion": noise,
-            "precision_w": float(np.mean(self.hyper.precision_w)),
-            "precision_h": float(np.mean(self.hyper.precision_h)),
-        }
-        if self.model.biases:
-            values["row_bias_precision"] = self.hyper.row_bias_precision
-            values["column_bias_precision"] = self.hyper.column_bias_precision
-        return values
-
-    def memory(self) -> dict[str, Any]:
-        return {
-            "hyper": self.hyper.to_dict(),
-            "priors": self.priors.to_dict(),
-            "noise": [self.noise_sum, self.noise_draws],
-        }
-
-    def recall(self, memory: dict[str, Any]) -> None:
-        self.hyper = GaussianHyper.from_dict(memory["hyper"])
-        self.priors = GaussianHyper.from_dict(memory["priors"])
-        self.noise_sum, self.noise_draws = memory["noise"]
-
-    def _between(self, run: TrackRun, start: int) -> None:
-        setting, stop = self.setting, run.cycle
-        draws = sum(setting.options.draw_index(cycle) is not None for cycle in range(start, stop))
-        self.noise_sum += draws * self.hyper.noise
-        self.noise_draws += draws
-        if stop % HYPER_EVERY:
-            return  # a segment's end must leave no trace in the draws
-        seed, tuning = setting.options.seed, stop <= setting.frozen_from
-        sampler = HyperSampler(self.model, setting.data, self.priors, seed, self.number)
-        self.hyper = sampler.adapt(self.hyper, run.state, run.fits[stop - 1], stop, tuning)
-
-    def _prior_constant(self) -> float:
-        return log_prior_constant(self.model, self.hyper, self.setting.data.shape)
-
-    def _ran_away(self, run: TrackRun) -> bool:
-        count = self.setting.data.total_observed
-        variance = 1.0 / (BIAS_SHARE * self.priors.row_bias_precision)  # of the data
-        limit = RUNAWAY * variance * count
-        return any(fit.pearson > limit for fit in run.fits.values())
-
-    def _lp(self, fit: Fit) -> float:
-        """Return -Σ (v - μ)² / (2φ) - n/2 log(2πφ)."""
-        noise, count = self.hyper.noise, self.setting.data.total_observed
-        return -0.5 * fit.pearson / noise - 0.5 * count * math.log(2 * math.pi * noise)
-
-
 @dataclass(frozen=True)
 class SGHMC(Sampler):
     """Stochastic-gradient Hamiltonian Monte Carlo on conflict-free parts of the data.
@@ -462,6 +369,7 @@ class SGHMC(Sampler):
     friction: float = CYCLE_FRICTION
     schedule: Schedule = field(default_factory=Reshuffled)
 
+    chain = GaussianChain
     nonnegative: ClassVar[bool] = False
     tempers: ClassVar[bool] = False
     learns_every: ClassVar[int | None] = HYPER_EVERY
@@ -480,20 +388,45 @@ class SGHMC(Sampler):
         own = 4 + 1 / width
         return own, own
 
-    def automatic(self, blocks: int, n_components: int) -> StepSize:
-        return automatic_momentum_step(blocks, n_components)
+    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
+        del track
+        given: Any = self.step
+        return automatic_momentum_step(blocks, n_components) if given == "auto" else given
 
     def for_compilation(self) -> Self:
         return type(self)()
 
-    def chain(self, setting: Setting, number: int) -> Chain:
-        return GaussianChain(setting, number)
+    def block_step(
+        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        """Kick and drift both bands; at a cycle's end refresh the momentum in between."""
+        gradients = program.gradient(op, data, bands, workspace)
+        for factor, band in enumerate(bands):
+            self._move(program, op, band, gradients[factor], factor)
+        if op.last:
+            program.finish_cycle(op, bands)
 
-    def program(self, chain: Chain, track: Track) -> GaussianProgram:
-        return GaussianProgram(
-            **chain.program_fields,
-            biases=cast("GaussianMF", chain.setting.model).biases,
-            step=chain.step_for(track),
-            shrink=chain.shrink,
-            friction=self.friction,
-        )
+    def _move(
+        self, program: Program, op: Op, band: FactorBand, gradient: Array, factor: int
+    ) -> None:
+        table = column_table(program.hyper, band.values.shape[1])[factor]
+        columns = table.astype(band.values.dtype)
+        momentum, weights = band.arrays["momentum"], band.arrays["weights"]
+        size = program.step_size(op.iteration)
+        share = 0.5 if op.last else 1.0
+        kick_drift(band.values, momentum, gradient, weights, columns, size, share)
+        if op.last:
+            keep = math.exp(-self.friction)
+            refresh(momentum, keep, *program.address(band, op.iteration, factor))
+            drift(band.values, momentum, weights, columns, size, share)
+
+    def reads(self) -> tuple[str, ...]:
+        return ("weights",)
+
+    def writes(self, op: Op) -> tuple[str, ...]:
+        del op
+        return ("momentum",)
+
+    def log_prior(self, program: Program, values: Array, factor: int) -> float:
+        """Return the log prior density of a band, but for its constant."""
+        return quadratic_form(values, column_table(program.hyper, values.shape[1])[factor])

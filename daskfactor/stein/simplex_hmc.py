@@ -119,7 +119,7 @@ def widths(posterior: Posterior, place: Pair) -> Pair:
     found = []
     for side, values in zip(SIDES, (place[0], place[1].T), strict=True):
         bands = shares(posterior.executor, data, state, side, law, floor)
-        c = slope * np.concatenate([one.denominator for one in bands]).astype(np.float64)
+        c = slope * np.concatenate([total for _, total in bands]).astype(np.float64)
         if side == "rows" and posterior.model.simplex:
             c = c / place[0].sum(axis=0) + 1.0 + EXCESS / len(W)
         else:

@@ -1,6 +1,6 @@
 """Ground truth for real-valued models, and a driver of the sampler's pieces."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,12 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, place_cells
 from daskfactor.inference.base import ConstantStep
-from daskfactor.inference.program import Fit
+from daskfactor.inference.options import RunOptions, Setting
+from daskfactor.inference.program import Fit, Program
 from daskfactor.inference.sghmc import (
     NO_FLOOR,
-    GaussianProgram,
-    HyperSampler,
+    SGHMC,
+    GaussianChain,
     automatic_momentum_step,
     warm_start,
 )
@@ -125,6 +126,16 @@ def _regress(
     return drawn
 
 
+def chain_of(
+    model: GaussianMF, data: BlockedData, priors: GaussianHyper, seed: int = 0, number: int = 0
+) -> GaussianChain:
+    """A chain that has its first hyperparameters and no state."""
+    options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
+    chain = GaussianChain(Setting(data, model, SGHMC(), options, SerialExecutor()), number)
+    chain.hyper = chain.priors = priors
+    return chain
+
+
 class Found(NamedTuple):
     """What a chain left: its state, and the hyperparameters after every segment of draws."""
 
@@ -143,20 +154,18 @@ def run_chain(
     seed: int = 0,
     cells: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
     executor: Executor | None = None,
-    program: Any = GaussianProgram,
+    sampler: SGHMC | None = None,
     step: float | None = None,
-    friction: float | None = None,
 ) -> Found:
     """Segments of ``every`` cycles, hyperparameters drawn after each."""
     executor = executor or SerialExecutor()
     state, priors = warm_start(data, model, seed, 0, executor)
-    sampler, hyper = HyperSampler(model, data, priors, seed, 0), priors
+    chain, hyper = chain_of(model, data, priors, seed), priors
     key = noise_key(seed, 0)
     blocks = data.grid.blocks
     size = automatic_momentum_step(blocks, model.n_components)
     if step is not None:
         size = ConstantStep(step / blocks**2)
-    extra = {} if friction is None else {"friction": friction}
     hypers = []
     for begin in range(0, tune + draws, every):
         end = begin + every
@@ -175,11 +184,12 @@ def run_chain(
             wanted,
         )
         words = (int(key[0]), int(key[1]))
-        operations = program(model.likelihood, NO_FLOOR, hyper, words, model.biases, size, **extra)
-        state = executor.run(plan, operations, state, data)
+        own = sampler or SGHMC()
+        program = Program(own, model.likelihood, NO_FLOOR, hyper, words, step=size)
+        state = executor.run(plan, program, state, data)
         residual = sum(float(e.values[1]) for e in state.evaluations if e.cycle == end - 1)
         state.forget()
-        hyper = sampler.adapt(hyper, state, Fit(-residual / 2, residual), end, end <= tune)
+        hyper = chain.draw_hyper(hyper, state, Fit(-residual / 2, residual), end, end <= tune)
         if recording:
             hypers.append(hyper)
     return Found(state, hypers, priors)

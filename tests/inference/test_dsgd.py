@@ -10,7 +10,7 @@ from daskfactor.data.grid import Cyclic, NestedReshuffled, Proportional
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor
-from daskfactor.inference.dsgd import DSGD, DescentProgram
+from daskfactor.inference.dsgd import DSGD, StochasticDescent
 from daskfactor.inference.multiplicative import (
     DispersionRule,
     initial_state,
@@ -48,7 +48,7 @@ def signed(share=0.5, noise=0.3, shape=(120, 90), rank=2, seed=0):
 def fitted(data, model, executor=None, seed=0, on_iteration=None, **options):
     method = DSGD(**options)
     method.check_model(model)
-    descent = method.descent(data, model, executor or SerialExecutor(), seed)
+    descent = StochasticDescent(data, model, method, executor or SerialExecutor(), seed)
     for iteration in range(1, method.max_iter + 1):
         descent.advance(iteration)
         if on_iteration is not None:
@@ -143,7 +143,7 @@ def test_sparse_data_give_what_dense_data_with_gaps_give():
 def test_observed_zeros_that_are_not_stored_are_refused():
     data = as_blocks(sp.csr_array(counts(size=1.0)), 3, unstored="zero", allow_empty=True)
     with pytest.raises(OptionError, match="MultiplicativeUpdates"):
-        fitted(data, TweedieNMF(2))
+        DSGD().fit(data, TweedieNMF(2), SerialExecutor(), 0, lambda done, total: None)
 
 
 def test_a_step_that_is_too_large_is_halved_and_undone():
@@ -191,13 +191,13 @@ def test_counts_have_dispersion_one_and_nothing_is_left_on_the_bands():
 
 def test_every_stratum_is_visited_once_an_iteration(monkeypatch):
     visits = []
-    original = DescentProgram.update
+    original = DSGD.block_step
 
-    def watched(self, op, data, rows, cols, workspace):
+    def watched(self, program, op, *rest):
         visits.append((op.iteration, op.block))
-        original(self, op, data, rows, cols, workspace)
+        original(self, program, op, *rest)
 
-    monkeypatch.setattr(DescentProgram, "update", watched)
+    monkeypatch.setattr(DSGD, "block_step", watched)
     data = as_blocks(counts(), 3)
     fitted(data, TweedieNMF(2), max_iter=2, step=1e-3, schedule=Cyclic())
     assert len(visits) == len(set(visits)) == 2 * 9

@@ -16,7 +16,6 @@ from daskfactor.inference.sghmc import (
     HOLD,
     SGHMC,
     GaussianChain,
-    HyperSampler,
     automatic_momentum_step,
     column_table,
     log_prior_constant,
@@ -25,7 +24,7 @@ from daskfactor.inference.sghmc import (
     warm_start,
 )
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
-from tests.inference.gaussian_reference import Found, run_chain
+from tests.inference.gaussian_reference import Found, chain_of, run_chain
 
 
 def small_data(blocks: int = 2, **settings: Any) -> BlockedData:
@@ -92,17 +91,17 @@ def test_the_metric_learns_while_tuning_only_and_nothing_is_drawn_at_first() -> 
     model = GaussianMF(3)
     with small_data() as data:
         state, priors = warm_start(data, model, 0, 0, SerialExecutor())
-        sampler = HyperSampler(model, data, priors, 0, 0)
+        chain = chain_of(model, data, priors)
         fit = Fit(-50.0, 100.0)
-        held = sampler.adapt(priors, state, fit, HOLD - 1, True)
+        held = chain.draw_hyper(priors, state, fit, HOLD - 1, True)
         assert held._replace(ratio_w=1.0, ratio_h=1.0) == priors
         assert held.ratio_w != 1.0
-        tuned = sampler.adapt(priors, state, fit, HOLD, True)
-        drawn = sampler.adapt(priors, state, fit, HOLD, False)
+        tuned = chain.draw_hyper(priors, state, fit, HOLD, True)
+        drawn = chain.draw_hyper(priors, state, fit, HOLD, False)
         assert tuned._replace(ratio_w=1.0, ratio_h=1.0) == drawn
-        assert sampler.adapt(priors, state, fit, HOLD + 5, False).noise != drawn.noise
-        other = HyperSampler(model, data, priors, 0, 1)
-        assert other.adapt(priors, state, fit, HOLD, False).noise != drawn.noise
+        assert chain.draw_hyper(priors, state, fit, HOLD + 5, False).noise != drawn.noise
+        other = chain_of(model, data, priors, number=1)
+        assert other.draw_hyper(priors, state, fit, HOLD, False).noise != drawn.noise
 
 
 def test_draws_of_the_hyperparameters_follow_their_full_conditionals() -> None:
@@ -110,10 +109,10 @@ def test_draws_of_the_hyperparameters_follow_their_full_conditionals() -> None:
     model = GaussianMF(2)
     with small_data(dtype="float64") as data:
         state, priors = warm_start(data, model, 0, 0, SerialExecutor())
-        sampler = HyperSampler(model, data, priors, 3, 0)
+        chain = chain_of(model, data, priors, seed=3)
         residual = 80.0
         drawn = [
-            sampler.adapt(priors, state, Fit(-40.0, residual), cycle, False)
+            chain.draw_hyper(priors, state, Fit(-40.0, residual), cycle, False)
             for cycle in range(1000)
         ]
         W, H = state.gather("rows"), state.gather("columns")
@@ -186,7 +185,7 @@ def test_log_densities_are_scipys() -> None:
 def log_prior(model: GaussianMF, hyper: GaussianHyper, state: ChainState) -> float:
     """The constant, and what is recorded band by band."""
     shape = len(state.gather("rows")), len(state.gather("columns"))
-    tables = column_table(hyper, model.biases)
+    tables = column_table(hyper, model.width)
     return log_prior_constant(model, hyper, shape) + sum(
         quadratic_form(band.values, table)
         for bands, table in zip((state.rows, state.cols), tables, strict=True)
@@ -199,7 +198,7 @@ def test_the_sums_that_a_cycle_leaves_make_up_the_log_prior() -> None:
     with small_data() as data:
         found = run_chain(data, model, tune=10, draws=5)
         hyper = found.hypers[-1]
-        tables = column_table(hyper, model.biases)
+        tables = column_table(hyper, model.width)
         sums = sum(
             quadratic_form(band.values, table)
             for bands, table in zip((found.state.rows, found.state.cols), tables, strict=True)

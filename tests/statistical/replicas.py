@@ -58,12 +58,10 @@ def run_copies(
     tune: int = 300,
     draws: int = 1500,
     seed: int = 0,
-    program: Any = None,
     blocks: int | None = None,
 ) -> list[Moments]:
     """Moments from the sampler, one for each of its tracks (fine, coarse).
 
-    ``program`` may replace the block program by another one with the same fields;
     ``blocks`` are bands a side, by default as many as cut through every row or column.
     """
     grid = blocks or min(case.V.shape)
@@ -82,9 +80,6 @@ def run_copies(
         executor = LanesExecutor(2)
         setting = Setting(data, model, sampler, options, executor, cells)
         chain = sampler.chain(setting, 0)
-        if program is not None:
-            own = chain._program
-            chain._program = lambda track: program(**vars(own(track)))  # type: ignore[method-assign]
         chain.start()
         for end in setting.ends:
             chain.advance(end)

@@ -4,7 +4,6 @@ The tolerances are those of a correct sampler (see `Distance.passes`); a broken 
 each sampler must miss them.
 """
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.hmc import HMC
-from daskfactor.inference.langevin import SGLD, LangevinDynamics, PassProgram, SubsampleProgram
+from daskfactor.inference.langevin import SGLD, LangevinDynamics
 from tests.statistical.replicas import run_copies
-from tests.statistical.test_posteriors import BY_NAME, Distance, HalfTheNoise
+from tests.statistical.test_posteriors import BY_NAME, Distance, NumpyPSGLD
 
 pytestmark = pytest.mark.statistical
 
@@ -80,15 +79,18 @@ def test_hmc_stays_exact_at_a_step_at_which_it_rejects_two_thirds() -> None:
     assert found.passes, str(found)
 
 
-class HalfTheNoiseOfPasses(HalfTheNoise, PassProgram):
+class HalfTheNoise(LangevinDynamics):
     """Langevin dynamics with a noise variance of ε."""
 
+    noise_factor, prior_factor, divergence_term = 0.5, 1.0, 1.0
+    _mirror, _move = NumpyPSGLD._mirror, NumpyPSGLD._move  # type: ignore[assignment]
 
-class NotScaledUp(SubsampleProgram):
+
+class NotScaledUp(SGLD):
     """Entries drawn stand for themselves only."""
 
-    @cached_property
-    def factor(self) -> float:
+    def weight(self, data: Any) -> float:
+        del data
         return 1.0
 
 
@@ -98,12 +100,12 @@ def drift_without_turning(theta: Array, momentum: Array, spread: Array, size: fl
 
 
 def test_half_the_noise_is_seen() -> None:
-    found = run("gaussian", LangevinDynamics(), program=HalfTheNoiseOfPasses, draws=500)
+    found = run("gaussian", HalfTheNoise(), draws=500)
     assert not found.passes, str(found)
 
 
 def test_a_gradient_that_is_not_scaled_up_is_seen() -> None:
-    found = run("gaussian", SGLD(), program=NotScaledUp, draws=300)
+    found = run("gaussian", NotScaledUp(), draws=300)
     assert not found.passes, str(found)
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.gibbs import ALLOCATED, RATES, Gibbs, GibbsProgram, gathered
+from daskfactor.inference.base import Bands
+from daskfactor.inference.gibbs import ALLOCATED, RATES, Gibbs, gathered
+from daskfactor.inference.program import Program
 from daskfactor.kernels.multinomial import add_rates
 from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie
@@ -71,64 +73,53 @@ GAMMA = [
 
 @pytest.mark.parametrize(("name", "priors"), GAMMA)
 def test_exact_posteriors_under_gamma_priors(name: str, priors: Priors) -> None:
-    case = BY_NAME[name]._replace(rate_w=priors.rate_w, rate_h=priors.rate_h)
-    shapes = (priors.shape_w, priors.shape_h)
-    found = distance(
-        case, posterior(case.V, case.K, priors), program=with_shapes(GibbsProgram, shapes)
-    )
+    case = BY_NAME[name]._replace(**priors._asdict())
+    found = distance(case, posterior(case.V, case.K, priors))
     assert found.passes, str(found)
 
 
-def with_shapes(kind: type[GibbsProgram], shapes: tuple[float, float]) -> Any:
-    """A program under gamma priors, made from the fields of one under exponential ones."""
-
-    def make(hyper: Hyperparameters, **fields: Any) -> GibbsProgram:
-        return kind(hyper=hyper._replace(shape_w=shapes[0], shape_h=shapes[1]), **fields)
-
-    return make
-
-
-class NoPriorShape(GibbsProgram):
+class NoPriorShape(Gibbs):
     """Exponential priors taken for flat ones with half a count."""
 
-    def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
+    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
         gathered(band, ALLOCATED)[:] -= 0.5
-        super()._move(band, factor, cycle)
+        super()._move(program, band, factor, cycle)
 
 
-class OneMore(GibbsProgram):
+class OneMore(Gibbs):
     """S off by one in one entry of a row."""
 
-    def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
+    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
         if factor == 0:
             gathered(band, ALLOCATED)[:, 0] += 1
-        super()._move(band, factor, cycle)
+        super()._move(program, band, factor, cycle)
 
 
-class NoPriorRate(GibbsProgram):
-    def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
-        gathered(band, RATES)[:] -= 0.5 * self.hyper.prior(factor)[0]
-        super()._move(band, factor, cycle)
+class NoPriorRate(Gibbs):
+    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+        gathered(band, RATES)[:] -= 0.5 * program.hyper.prior(factor)[0]
+        super()._move(program, band, factor, cycle)
 
 
-class OldW(GibbsProgram):
+class OldW(Gibbs):
     """The rates of H from the W that S was drawn with."""
 
-    def update(self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, work: Any) -> None:
+    def block_step(self, program: Program, op: Op, data: Any, bands: Bands, work: Any) -> None:
+        rows, cols = bands
         share = np.zeros(cols.values.shape)
         add_rates(data.view(*op.block), False, rows.values, share)
         first = op.iteration % (2 * data.grid.blocks) < data.grid.blocks
         gathered(cols, RATES)[:] += share if first else -share
-        super().update(op, data, rows, cols, work)
+        super().block_step(program, op, data, bands, work)
 
 
-class SameNumbers(GibbsProgram):
+class SameNumbers(Gibbs):
     """W and H from the same random numbers."""
 
-    def _move(self, band: FactorBand, factor: int, cycle: int) -> None:
-        prior = self.hyper.prior(factor)
-        hyper = self.hyper._replace(rate_w=prior[0], shape_w=prior[1])
-        GibbsProgram._move(replace(self, hyper=hyper, frozen=(None, None)), band, 0, cycle)
+    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+        prior = program.hyper.prior(factor)
+        hyper = program.hyper._replace(rate_w=prior[0], shape_w=prior[1])
+        super()._move(replace(program, hyper=hyper, frozen=(None, None)), band, 0, cycle)
 
 
 HYPER = Hyperparameters(1.0, 1.0, 0.8, 1.0, 1.5)
@@ -136,18 +127,18 @@ PROBLEM = Problem(copies=2000, rows=2, cols=3, K=2, gaps=((0, 2),))
 ROUNDS = 12
 
 
-def joint(kind: type[GibbsProgram], hyper: Hyperparameters = HYPER) -> Any:
-    program = kind(Tweedie(1.0), 1e-9, hyper, (3, 5))
+def joint(kind: type[Gibbs], hyper: Hyperparameters = HYPER) -> Any:
+    program = Program(kind(), Tweedie(1.0), 1e-9, hyper, (3, 5))
     return scores(PROBLEM, Gibbs(), program, hyper, ROUNDS)
 
 
 @pytest.mark.parametrize("hyper", [HYPER, Hyperparameters(1.0, 2.0, 0.7, 0.6, 3.0)])
 def test_gewekes_joint_test(hyper: Hyperparameters) -> None:
-    z = joint(GibbsProgram, hyper)
+    z = joint(Gibbs, hyper)
     assert np.abs(z).max() < 4.5
 
 
 @pytest.mark.parametrize("bug", [NoPriorShape, OneMore, NoPriorRate, OldW, SameNumbers])
-def test_gewekes_joint_test_sees_every_planted_bug(bug: type[GibbsProgram]) -> None:
+def test_gewekes_joint_test_sees_every_planted_bug(bug: type[Gibbs]) -> None:
     z = joint(bug)
     assert np.abs(z).max() > 4.5

@@ -1,7 +1,7 @@
 """The samplers against exact posteriors, and planted bugs that must not pass."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from daskfactor.data.grid import SCHEDULES, Cyclic, Proportional
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.langevin import PSGLD, PSGRRLD, LangevinProgram
+from daskfactor.inference.langevin import PSGLD, PSGRRLD
+from daskfactor.inference.program import Program
 from daskfactor.kernels.philox import fill_normals
 from tests.statistical.exact import CASES, Case, reference_posterior
 from tests.statistical.replicas import Moments, run_copies
@@ -108,22 +109,23 @@ def test_the_wrong_scale_for_the_order_is_seen(monkeypatch: pytest.MonkeyPatch) 
     assert wrong.rms > 0.05
 
 
-class NumpyProgram(LangevinProgram):
+class NumpyPSGLD(PSGLD):
     """The same updates in NumPy, open to planted bugs."""
 
-    noise_factor = 1.0
-    prior_factor = 1.0
-    divergence_term = 1.0
+    noise_factor: ClassVar = 1.0
+    prior_factor: ClassVar = 1.0
+    divergence_term: ClassVar = 1.0
 
     def _mirror(self, theta: Array) -> Array:
         return np.abs(theta)
 
-    def _move(self, band: FactorBand, gradient: Array, iteration: int, factor: int) -> None:
-        rate = self.hyper.prior(factor)[0]
+    def _move(
+        self, program: Program, band: FactorBand, gradient: Array, iteration: int, factor: int
+    ) -> None:
+        rate = program.hyper.prior(factor)[0]
         z = np.empty_like(band.values)
-        key = np.array(self.key, dtype=np.uint32)
-        fill_normals(z, key, iteration, factor, band.offset)
-        theta, size = band.values, self.step_size(iteration)
+        fill_normals(z, *program.address(band, iteration, factor))
+        theta, size = band.values, program.step_size(iteration)
         gradient = gradient - self.prior_factor * rate
         if self.majorizer:
             y = size / band.arrays["metric"]
@@ -135,43 +137,44 @@ class NumpyProgram(LangevinProgram):
         band.values[:] = self._mirror(theta + np.clip(drift, -clip, clip) + extra + noise)
 
 
-class HalfTheNoise(NumpyProgram):
+class HalfTheNoise(NumpyPSGLD):
     noise_factor = 0.5
 
 
-class PriorScaled(NumpyProgram):
+class PriorScaled(NumpyPSGLD):
     prior_factor = 2.0  # s = B = 2
 
 
-class NoPrior(NumpyProgram):
+class NoPrior(NumpyPSGLD):
     prior_factor = 0.0
 
 
-class NoDivergenceTerm(NumpyProgram):
+class NoDivergenceTerm(NumpyPSGLD):
     divergence_term = 0.0
 
 
-class Projection(NumpyProgram):
+class Projection(NumpyPSGLD):
     def _mirror(self, theta: Array) -> Array:
         return np.maximum(theta, 1e-12)
 
 
-class NoScale(NumpyProgram):
-    def update(self, op: Op, *rest: Any) -> None:
-        super().update(op._replace(scale=1.0), *rest)
+class NoScale(NumpyPSGLD):
+    def block_step(self, program: Program, op: Op, *rest: Any) -> None:
+        super().block_step(program, op._replace(scale=1.0), *rest)
 
 
-METRIC, PLAIN_STEP = PSGLD(), PSGLD(step=0.01, preconditioner="identity")
+METRIC: dict[str, Any] = {}
+PLAIN_STEP: dict[str, Any] = {"step": 0.01, "preconditioner": "identity"}
 
 
-@pytest.mark.parametrize("sampler", [METRIC, PLAIN_STEP], ids=["metric", "plain"])
-def test_the_numpy_program_passes_unbroken(sampler: PSGLD) -> None:
-    found = distance(BY_NAME["gaussian-skewed"], sampler, program=NumpyProgram)
+@pytest.mark.parametrize("options", [METRIC, PLAIN_STEP], ids=["metric", "plain"])
+def test_the_numpy_sampler_passes_unbroken(options: dict[str, Any]) -> None:
+    found = distance(BY_NAME["gaussian-skewed"], NumpyPSGLD(**options))
     assert found.passes, str(found)
 
 
 @pytest.mark.parametrize(
-    ("bug", "sampler"),
+    ("bug", "options"),
     [
         (HalfTheNoise, METRIC),
         (PriorScaled, METRIC),
@@ -185,9 +188,9 @@ def test_the_numpy_program_passes_unbroken(sampler: PSGLD) -> None:
         (NoScale, PLAIN_STEP),
     ],
 )
-def test_every_planted_bug_is_seen(bug: type[NumpyProgram], sampler: PSGLD) -> None:
-    """Each fails where the right program passes, on the case of the test above."""
-    found = distance(BY_NAME["gaussian-skewed"], sampler, program=bug)
+def test_every_planted_bug_is_seen(bug: type[NumpyPSGLD], options: dict[str, Any]) -> None:
+    """Each fails where the right sampler passes, on the case of the test above."""
+    found = distance(BY_NAME["gaussian-skewed"], bug(**options))
     assert not found.passes, str(found)
 
 
