@@ -26,9 +26,9 @@ from daskfactor.errors import SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
+from daskfactor.inference.base import RunOptions, Setting
 from daskfactor.inference.chain import TweedieChain
 from daskfactor.inference.gibbs import Gibbs
-from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.inference.program import COLUMNS, ROWS, Program
 from daskfactor.kernels.linalg import log_permanent
 from daskfactor.kernels.multinomial import Wide, log_likelihood

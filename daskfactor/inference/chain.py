@@ -18,17 +18,17 @@ from daskfactor.executors.state import (
     place_cells,
     split_factor,
 )
-from daskfactor.inference.base import TUNING, StepSize, Track
+from daskfactor.inference.base import TUNING, RunOptions, Setting, StepSize, Track, in_callers_order
 from daskfactor.inference.multiplicative import (
     DispersionRule,
     OnStep,
     balance,
+    column_sums,
     mean_floor,
     run_updates,
     start_state,
     typical_value,
 )
-from daskfactor.inference.options import RunOptions, Setting, in_callers_order
 from daskfactor.inference.program import (
     Fit,
     Program,
@@ -564,12 +564,8 @@ class TweedieChain(Chain):
         return self.hyper._replace(dispersion=self.hyper.dispersion / self.setting.temperature)
 
     def _ran_away(self, run: TrackRun) -> bool:
-        data, state = self.setting.data, run.state
-        columns = [
-            np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
-            for bands in (state.rows, state.cols)
-        ]
-        average = float(columns[0] @ columns[1]) / (data.shape[0] * data.shape[1])
+        data, (rows, cols) = self.setting.data, column_sums(run.state)
+        average = float(rows @ cols) / (data.shape[0] * data.shape[1])
         size = max(typical_value(data), abs(data.maximum), abs(data.minimum))
         return bool(average > RUNAWAY * size)
 

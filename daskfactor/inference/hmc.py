@@ -18,13 +18,13 @@ from daskfactor.inference.base import (
     Bands,
     ConstantStep,
     Sampler,
+    Setting,
     StepSize,
     Track,
     Work,
 )
 from daskfactor.inference.chain import Chain, OnShare, TrackRun, TweedieChain
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.options import Setting
 from daskfactor.inference.program import Fit, Program, take_fits
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments

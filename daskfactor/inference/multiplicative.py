@@ -366,6 +366,14 @@ def _total(parts: list[Array]) -> float:
     return float(sum(float(values.sum(dtype=np.float64)) for values in parts))
 
 
+def column_sums(state: ChainState) -> list[Array]:
+    """Add up the columns of W and of H, (K,) each."""
+    return [
+        np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
+        for bands in (state.rows, state.cols)
+    ]
+
+
 def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None:
     """Rescale so that Σ_i w_ik = Σ_j h_kj for every k, and lift exact zeros.
 
@@ -374,10 +382,7 @@ def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None
     component that is frozen on either side keeps its scale, and frozen entries keep
     their values.
     """
-    sums = [
-        np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
-        for bands in (state.rows, state.cols)
-    ]
+    sums = column_sums(state)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.sqrt(sums[1] / sums[0])
     ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
@@ -389,12 +394,9 @@ def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None
     ):
         for band in bands:
             band.values *= factor.astype(band.values.dtype)
-        if mask is not None and mask.all():
-            continue
-        count = sum(len(band.values) for band in bands) * (
-            bands[0].values.shape[1] if mask is None else int((~mask).sum())
-        )
-        lift = 1e-3 * _total(_moving(bands, mask)) / count
+        free = _moving(bands, mask)
+        count = sum(values.size for values in free)
+        lift = 1e-3 * _total(free) / max(count, 1)
         for band in bands:
             with held(band.values, mask):
                 band.values += band.values.dtype.type(lift)

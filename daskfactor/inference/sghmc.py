@@ -24,6 +24,7 @@ from daskfactor.inference.base import (
     Bands,
     ConstantStep,
     Sampler,
+    Setting,
     Step,
     StepSize,
     Track,
@@ -32,7 +33,6 @@ from daskfactor.inference.base import (
 )
 from daskfactor.inference.chain import Chain, TrackRun
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.options import Setting
 from daskfactor.inference.program import (
     COLUMNS,
     ROWS,
@@ -103,18 +103,15 @@ def warm_start(
     data: BlockedData, model: GaussianMF, seed: int, chain: int, executor: Executor
 ) -> tuple[ChainState, GaussianHyper]:
     """Draw the first state from the prior, momentum at rest, with its hyperparameters."""
-    variance = _variance(data, model, executor)
-    hyper = model.start(data.mean, variance)
+    nothing = [np.zeros((length, model.n_components)) for length in data.shape]
+    fit = evaluate(executor, data, _packed(data, model, nothing), model.likelihood, NO_FLOOR)
+    hyper = model.start(data.mean, fit.pearson / data.total_observed)
     factors = []
-    for number, (side, length, precisions) in enumerate(
-        (("rows", data.shape[0], hyper.precision_w), ("columns", data.shape[1], hyper.precision_h))
-    ):
+    for number, precisions in enumerate((hyper.precision_w, hyper.precision_h)):
         rng = generator(seed, chain, Stream.START, number)
-        factor = rng.normal(size=(length, model.n_components)) / np.sqrt(precisions)
-        bias = np.full(length, data.mean if side == "columns" else 0.0)
-        packed = model.pack(side, factor, bias, data.mean)
-        factors.append(packed.astype(data.dtype))
-    state = make_state(data.grid, factors[0], factors[1])
+        size = data.shape[number], model.n_components
+        factors.append(rng.normal(size=size) / np.sqrt(precisions))
+    state = _packed(data, model, factors)
     prepare_state(state, ("momentum", *MOMENTS))
     for bands, observed in ((state.rows, data.row_observed), (state.cols, data.col_observed)):
         for band in bands:
@@ -124,16 +121,13 @@ def warm_start(
     return state, hyper
 
 
-def _variance(data: BlockedData, model: GaussianMF, executor: Executor) -> float:
-    """Return the variance of the observed entries, from one pass."""
-    levels = []
-    for side, length, level in zip(("rows", "columns"), data.shape, (0.0, data.mean), strict=True):
-        nothing = np.zeros((length, model.n_components), data.dtype)
-        packed = model.pack(side, nothing, np.full(length, level), data.mean)
-        levels.append(packed.astype(data.dtype))
-    state = make_state(data.grid, levels[0], levels[1])
-    fit = evaluate(executor, data, state, model.likelihood, NO_FLOOR)
-    return fit.pearson / data.total_observed
+def _packed(data: BlockedData, model: GaussianMF, factors: list[Array]) -> ChainState:
+    """Make the state of W and Hᵀ with biases at the mean of the data."""
+    packed = [
+        model.pack(side, factor, np.full(len(factor), level), data.mean).astype(data.dtype)
+        for side, factor, level in zip(("rows", "columns"), factors, (0.0, data.mean), strict=True)
+    ]
+    return make_state(data.grid, *packed)
 
 
 @lru_cache(maxsize=64)

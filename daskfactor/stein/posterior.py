@@ -15,8 +15,7 @@ from daskfactor.checks import truth, warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError, SamplingWarning
 from daskfactor.executors import Executor
-from daskfactor.inference.base import algorithm_from_dict, chosen
-from daskfactor.inference.options import in_callers_order
+from daskfactor.inference.base import algorithm_from_dict, chosen, in_callers_order
 from daskfactor.inference.sampling import PathText, described
 from daskfactor.inference.session import (
     Options,

@@ -12,8 +12,7 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, place_cells
-from daskfactor.inference.base import ConstantStep
-from daskfactor.inference.options import RunOptions, Setting
+from daskfactor.inference.base import ConstantStep, RunOptions, Setting
 from daskfactor.inference.program import Fit, Program
 from daskfactor.inference.sghmc import (
     NO_FLOOR,

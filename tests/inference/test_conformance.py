@@ -199,7 +199,7 @@ def test_every_executor_and_seed(name: str) -> None:
 def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daskfactor.inference.options.LONGEST_SEGMENT", 4)
+    monkeypatch.setattr("daskfactor.inference.base.LONGEST_SEGMENT", 4)
 
     def press(event: dfac.RunEvent) -> None:
         if event.phase == "draw" and event.done > 5:

@@ -16,9 +16,9 @@ from daskfactor.data.grid import NestedReshuffled
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
+from daskfactor.inference.base import RunOptions, Setting
 from daskfactor.inference.cost import estimate_cost
 from daskfactor.inference.langevin import PSGLD, PSGRRLD
-from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.models.gaussian import GaussianMF

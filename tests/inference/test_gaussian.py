@@ -10,7 +10,7 @@ from daskfactor import as_blocks
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.options import RunOptions, Setting
+from daskfactor.inference.base import RunOptions, Setting
 from daskfactor.inference.program import Fit
 from daskfactor.inference.sghmc import (
     HOLD,

@@ -13,8 +13,8 @@ from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
+from daskfactor.inference.base import RunOptions, Setting
 from daskfactor.inference.langevin import PSGRRLD
-from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import Case, reference_posterior
 from tests.statistical.replicas import cells_of

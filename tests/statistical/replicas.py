@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
-from daskfactor.inference.base import Sampler
+from daskfactor.inference.base import RunOptions, Sampler, Setting
 from daskfactor.inference.langevin import PSGLD
-from daskfactor.inference.options import RunOptions, Setting
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import Case
 
