@@ -95,5 +95,11 @@ def all_results():
     return results | exact_results(np.float32) | exact_results(np.float64)
 
 
+def some_results():
+    """Every kernel of either kind once, under the names that `all_results` has."""
+    results = dense_results(np.float32, 1.0) | sparse_results(np.float64, 2.0, True)
+    return results | exact_results(np.float32)
+
+
 if __name__ == "__main__":
-    np.savez(sys.argv[1], **all_results())
+    np.savez(sys.argv[1], **(some_results() if "some" in sys.argv else all_results()))
