@@ -410,12 +410,8 @@ def _chosen(particles: int | Sequence[int], mass: xr.DataArray) -> NDArray[np.in
             raise OptionError(f"particles must be at least 1, got {particles}")
         return heaviest(mass, int(particles))
     at = np.asarray(particles)
-    if (
-        at.ndim != 1
-        or not at.size
-        or at.dtype.kind not in "iu"
-        or not (0 <= at.min() <= at.max() < mass.size)
-    ):
+    positions = at.ndim == 1 and at.size > 0 and at.dtype.kind in "iu"
+    if not positions or at.min() < 0 or at.max() >= mass.size:
         raise OptionError(
             f"particles must be a number of them or positions from 0 to {mass.size - 1}, got "
             f"{particles!r}"

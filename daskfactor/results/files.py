@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import socket
 import sys
 import uuid
@@ -50,8 +49,10 @@ SEAL: Final = "crc32"
 """Key under which a document keeps the checksum of all else that it says."""
 
 
-def replace_file(path: Path, write: Callable[[Any], object], scratch: Path, *, flush: bool) -> None:
+def replace_file(path: Path, write: Callable[[Any], object], scratch: Path) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part.
+
+    File and name are forced to the disk, so that a power cut keeps the promise.
 
     Parameters
     ----------
@@ -61,8 +62,6 @@ def replace_file(path: Path, write: Callable[[Any], object], scratch: Path, *, f
         Called with the open file.
     scratch
         Folder on the same file system for the file in the making.
-    flush
-        Also force file and name to the disk, so that a power cut keeps the promise.
 
     Raises
     ------
@@ -74,21 +73,19 @@ def replace_file(path: Path, write: Callable[[Any], object], scratch: Path, *, f
     try:
         with making.open("wb") as file:
             write(file)
-            if flush:
-                file.flush()
-                os.fsync(file.fileno())
+            file.flush()
+            os.fsync(file.fileno())
         making.replace(path)
     except BaseException:
         making.unlink(missing_ok=True)
         raise
-    if flush:
-        _flush_path(path.parent)
+    _flush_path(path.parent)
 
 
 def replace_json(path: Path, document: Any, scratch: Path) -> None:
     """Replace a JSON file atomically and force it to the disk."""
     text = json.dumps(document).encode()
-    replace_file(path, lambda file: file.write(text), scratch, flush=True)
+    replace_file(path, lambda file: file.write(text), scratch)
 
 
 def read_json(path: Path | str) -> Any:
@@ -254,26 +251,6 @@ def writer_lock(run: Path) -> BaseFileLock:
     return lock
 
 
-def take_place(new: Path, target: Path) -> None:
-    """Put ``new`` where ``target`` is and remove what was there, which comes back on failure.
-
-    Raises
-    ------
-    OSError
-        If that cannot be done; ``target`` is what it was.
-    """
-    aside = new.with_name(f"{new.name}.replaced")
-    if target.exists():
-        target.rename(aside)
-    try:
-        new.rename(target)
-    except OSError:
-        if aside.exists():
-            aside.rename(target)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 @contextlib.contextmanager
 def disk_errors(what: str, path: Path, safe: str) -> Iterator[None]:
     """Turn an OSError of a write into one sentence that says what is safe.
@@ -393,7 +370,7 @@ class Checkpoints:
         scratch = scratch_folder(self._root)
         save: Any = np.savez  # names of arrays may be those of its own arguments
         path = scratch / f"{target}.npz"
-        replace_file(path, lambda file: save(file, **found), scratch, flush=True)
+        replace_file(path, lambda file: save(file, **found), scratch)
         attributes = self._document["attributes"]
         slots = list(attributes.get("slots") or [None, None])
         slots[target] = {name: list(number) for name, number in counts._asdict().items()}

@@ -25,6 +25,7 @@ from filelock import BaseFileLock
 from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
+from daskfactor.data.store import take_place
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results.files import (
     CHECKPOINT,
@@ -43,7 +44,6 @@ from daskfactor.results.files import (
     replace_json,
     scratch_folder,
     seal,
-    take_place,
     writer_lock,
 )
 from daskfactor.results.schema import (
@@ -78,6 +78,7 @@ class RunStore(Sink):
     keeps_checkpoints: ClassVar[bool] = True
 
     def __init__(self, path: Path, lock: BaseFileLock) -> None:
+        # Not as a sink in memory begins: what is planned is what the store says of itself.
         self.path = path
         self.name = str(path)
         self._lock = lock

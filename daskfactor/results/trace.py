@@ -184,18 +184,17 @@ def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
     warmup = min((counts.warmup_draws[chain] for chain in chains), default=0)
     groups: dict[str, Any] = {}
     for name, node in tree.children.items():
-        lengths = {"draw": planned_draws(name, draws)}
+        cut: dict[str, Any] = {"draw": slice(planned_draws(name, draws))}
         if name == WARMUP:  # elsewhere it may be the user's own dimension
-            lengths = {"warmup_draw": warmup}
+            cut = {"warmup_draw": slice(warmup)}
+        if len(chains) < len(counts.draws):
+            cut["chain"] = chains
         dataset = node.to_dataset()
         if unweighted and name == STEIN:
             continue
         if unweighted and name == "sample_stats":
             dataset = dataset.drop_vars(["lp", "weight"], errors="ignore")
-        cut: dict[Any, Any] = {dim: slice(n) for dim, n in lengths.items() if dim in dataset.sizes}
-        if "chain" in dataset.sizes and len(chains) < dataset.sizes["chain"]:
-            cut["chain"] = chains
-        dataset = dataset.isel(cut)
+        dataset = dataset.isel(cut, missing_dims="ignore")
         # Moments are rewritten in place; a count of 0 says that this was cut short.
         if "count" in dataset:
             dataset["count"] = dataset["count"].compute(scheduler="synchronous")
