@@ -507,7 +507,7 @@ def _in_another_process(path: Path, ending: str) -> subprocess.CompletedProcess[
     code = f"""
 import os, signal
 from daskfactor.results.store import RunStore
-store = RunStore.open({str(path)!r}, "r+")
+store = RunStore.open({str(path)!r})
 {ending}
 """
     return subprocess.run(
