@@ -58,7 +58,7 @@ def one():
 
 def rules():
     """K = 1 with exact means and variances: what the ladder alone does."""
-    from daskfactor.evidence.thermodynamic import discretization_error, ladder, weights
+    from daskfactor.evidence.thermodynamic import discretization_error, integral, ladder, weights
 
     print("\nK = 1, exact E_t and Var_t: miss of each rule and the error it reports (nats)")
     X = counts(1, 0)
@@ -72,7 +72,7 @@ def rules():
             variances = (low - 2 * mid + high) / h**2
             line = f"  c = {power}, T = {count}:"
             for rule in ("euler-maclaurin", "variance", "trapezoid"):
-                miss = weights(count, power, rule).integral(means, variances) - exact
+                miss = integral(weights(count, power, rule), means, variances) - exact
                 error = discretization_error(count, power, rule, means, variances)
                 line += f"  {rule} {miss:+9.2f} ({error:.2f})"
             print(line)

@@ -62,7 +62,6 @@ class TableLayout:
     fast: tuple[int, ...]
     occupied: IntArray
     parent: IntArray
-    n_parents: int
     alpha: float
 
     @property
@@ -83,7 +82,7 @@ class TableLayout:
     @property
     def totals(self) -> int:
         """Length of its part of the totals per parent configuration."""
-        return self.n_parents * (math.prod(self.fast_sizes) // self.own_width)
+        return (int(self.parent.max()) + 1) * (math.prod(self.fast_sizes) // self.own_width)
 
     @property
     def own_width(self) -> int:
@@ -233,7 +232,7 @@ def compile_model(model: AllocationModel, counts: Counts) -> CompiledModel:
         If the model does not fit the counts' shape.
     """
     layouts: list[TableLayout] = []
-    settled, owners, drawn = [], [], {}
+    settled, owners, drawn = [], [], []
     cells = totals = 0
     for group in model.groups:
         layout, draws = lay_out(model, group, counts)
@@ -244,14 +243,12 @@ def compile_model(model: AllocationModel, counts: Counts) -> CompiledModel:
             continue
         for name, (row, column, total_row, total_column) in zip(group, draws, strict=True):
             places = row + cells, column, total_row + totals, total_column
-            drawn[name] = (*places, len(layouts))
+            drawn.append((name, *places, len(layouts)))
         owners.append(layout.owner + totals)
         layouts.append(layout)
         cells, totals = cells + layout.cells, totals + layout.totals
-    names = tuple(name for name in model.network.order if name in drawn)
-    rows, columns, total_rows, total_columns, numbers = zip(
-        *(drawn[name] for name in names), strict=True
-    )
+    drawn.sort(key=lambda own: model.network.order.index(own[0]))
+    names, rows, columns, total_rows, total_columns, numbers = zip(*drawn, strict=True)
     alpha = np.array([layout.alpha for layout in layouts])
     alpha_total = np.array([layout.alpha_total for layout in layouts])
     return CompiledModel(
@@ -309,7 +306,7 @@ def lay_out(
     ]
     occupied, place = distinct(np.concatenate(reached, axis=1))
     parents = slow[:-1] if slow and slow[-1] == len(own) - 1 else slow
-    combinations, parent = distinct(occupied[: len(parents)])
+    _, parent = distinct(occupied[: len(parents)])
     names = dict(zip(model.dims, counts.dims, strict=True))
     layout = TableLayout(
         group,
@@ -319,7 +316,6 @@ def lay_out(
         tuple(fast),
         occupied,
         parent,
-        combinations.shape[1],
         model.pseudo_counts(counts.shape)[group[0]],
     )
     places = np.split(place, len(group))
@@ -336,24 +332,20 @@ def _draw(
     model: AllocationModel,
     observed: dict[str, IntArray],
 ) -> Draw:
-    """Strides of the fast axes; an observed variable may go along one too, if tied to hidden."""
+    """Places along the fast axes; an observed variable may go along one too, if tied to hidden.
+
+    The last axis is the fastest one if it is fast: without it they are places of totals.
+    """
     states = np.unravel_index(np.arange(model.n_hidden_states), tuple(model.hidden.values()))
     state = dict(zip(model.hidden, states, strict=True))
-    width = math.prod(layout.fast_sizes)
-    row, total_row = place * width, layout.parent[place] * (width // layout.own_width)
-    column, total_column = np.zeros((2, model.n_hidden_states), np.int64)
-    stride = width
+    within, column = np.zeros_like(place), np.zeros(model.n_hidden_states, np.int64)
     for axis in layout.fast:
-        name = family[axis]
-        stride //= layout.sizes[axis]
-        last = axis == len(family) - 1
-        if name in state:
-            column += state[name] * stride
-            total_column += 0 if last else state[name] * (stride // layout.own_width)
-        else:
-            row += observed[name] * stride
-            total_row += 0 if last else observed[name] * (stride // layout.own_width)
-    return row, column, total_row, total_column
+        name, size = family[axis], layout.sizes[axis]
+        within = within * size + observed.get(name, 0)
+        column = column * size + state.get(name, 0)
+    width, own = math.prod(layout.fast_sizes), layout.own_width
+    total_row = layout.parent[place] * (width // own) + within // own
+    return place * width + within, column, total_row, column // own
 
 
 def rising(alpha: ArrayLike, counts: NDArray[Any]) -> Vector:

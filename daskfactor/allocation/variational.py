@@ -18,7 +18,7 @@ Source: M. B. Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor
 factorizations by simulating Pólya urns".
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -84,73 +84,52 @@ class Start(NamedTuple):
     counts: Vector | None
 
 
-class Climb:
-    """One ascent from random tables; ``elbo`` is the bound at ``counts`` after a sweep."""
+def climb(
+    compiled: CompiledModel, rng: np.random.Generator, pseudo: float, counts: Vector
+) -> Iterator[float]:
+    """Ascend from random tables: the bound after every sweep, at the ``counts`` (cells,) then.
 
-    def __init__(self, compiled: CompiledModel, rng: np.random.Generator) -> None:
-        self.compiled, self.rng = compiled, rng
-        cells, totals = compiled.cells, compiled.totals
-        self.straight = (compiled.column == np.arange(compiled.states)).all(axis=1)
-        self.share = np.empty(compiled.states)
-        self.counts, self.totals = np.zeros(cells), np.zeros(totals)
-        self.digamma, self.total_digamma = np.empty(cells), np.empty(totals)
-        self.weight, self.level = np.ones(cells), np.zeros(cells)
-        self.elbo = -np.inf
-        # The bound's part that no q changes.
-        self.fixed = compiled.log_factor + compiled.constant - self._log_f()
-        self._jolt()
+    First come `BLUNT_SWEEPS` sweeps with posterior mean tables under larger pseudo-counts,
+    then a small jolt. Expectations of logarithms under small pseudo-counts hold on to
+    whatever the first sweep happened to share out. The jolt is for few tokens, where these
+    sweeps end with hidden states that are all alike: no maximum under the model's own
+    pseudo-counts.
+    """
+    owner, alpha = compiled.owner, compiled.cell_alpha
+    blunt = np.maximum(alpha, pseudo)
+    straight = (compiled.column == np.arange(compiled.states)).all(axis=1)
+    places = (compiled.row, compiled.column, straight, compiled.values)
+    share, totals = np.empty(compiled.states), np.zeros(compiled.totals)
+    digamma, total_digamma = np.empty_like(counts), np.empty_like(totals)
+    weight, level = np.ones_like(counts), np.zeros_like(counts)
 
-    def blunt(self, pseudo: float, sweeps: int) -> None:
-        """Sweep with posterior mean tables under larger pseudo-counts, then a small jolt.
-
-        Expectations of logarithms under small pseudo-counts hold on to whatever the first
-        sweep happened to share out. The jolt is for few tokens, where these sweeps end with
-        hidden states that are all alike: no maximum under the model's own pseudo-counts.
-        """
-        alpha = np.maximum(self.compiled.cell_alpha, pseudo)
-        for _ in range(sweeps):
-            self._share_out()
-            np.add(alpha, self.counts, out=self.weight)
-            add_up(self.compiled.owner, self.weight, self.totals)
-            self.weight /= self.totals[self.compiled.owner]
-            np.log(self.weight, out=self.level)
-        self._jolt()
-
-    def _jolt(self) -> None:
-        self.weight *= self.rng.standard_gamma(SPREAD, self.weight.size)
-        np.log(self.weight, out=self.level)
-
-    def sweep(self) -> None:
-        """Update q, the counts and pseudo-counts that belong to it, and their bound."""
-        owner = self.compiled.owner
-        norms = self._share_out()
-        entropy = norms - inner(self.counts, self.level)
-        add_up(owner, self.counts, self.totals)
-        self.elbo = self.fixed + self._log_f() + entropy
-        np.subtract(self.digamma, self.total_digamma[owner], out=self.level)
-        np.exp(self.level, out=self.weight)
-
-    def _log_f(self) -> float:
+    def log_f() -> float:
         """Log f of the counts but for a constant, and the digamma functions of its shapes."""
-        compiled = self.compiled
-        log_f: float = gamma_functions(compiled.cell_alpha, self.counts, self.digamma)
-        log_f -= gamma_functions(compiled.total_alpha, self.totals, self.total_digamma)
-        return log_f
+        found: float = gamma_functions(alpha, counts, digamma)
+        found -= gamma_functions(compiled.total_alpha, totals, total_digamma)
+        return found
 
-    def _share_out(self) -> float:
-        """Expected counts under the q that belongs to the present tables."""
-        compiled = self.compiled
-        norms: float = share_out(
-            compiled.row,
-            compiled.column,
-            self.straight,
-            compiled.values,
-            self.weight,
-            self.level,
-            self.share,
-            self.counts,
-        )
-        return norms
+    def jolt() -> None:
+        np.multiply(weight, rng.standard_gamma(SPREAD, weight.size), out=weight)
+        np.log(weight, out=level)
+
+    counts[:] = 0.0
+    # The bound's part that no q changes.
+    fixed = compiled.log_factor + compiled.constant - log_f()
+    jolt()
+    for _ in range(BLUNT_SWEEPS):
+        share_out(*places, weight, level, share, counts)
+        np.add(blunt, counts, out=weight)
+        add_up(owner, weight, totals)
+        weight /= totals[owner]
+        np.log(weight, out=level)
+    jolt()
+    while True:
+        entropy = share_out(*places, weight, level, share, counts) - inner(counts, level)
+        add_up(owner, counts, totals)
+        yield fixed + log_f() + entropy
+        np.subtract(digamma, total_digamma[owner], out=level)
+        np.exp(level, out=weight)
 
 
 @dataclass(frozen=True)
@@ -258,14 +237,11 @@ def _one_start(
     """Climb from one start; what an executor maps, on any machine."""
     del work
     most, tolerance = limits
-    climb = Climb(compiled, generator(seed, number, Stream.START, compiled.states))
-    climb.blunt(BLUNT[number % len(BLUNT)], BLUNT_SWEEPS)
-    elbos = np.empty(most)
-    converged, done = False, 0
-    while done < most and not converged:
-        before = climb.elbo
-        climb.sweep()
-        elbos[done] = climb.elbo
-        done += 1
-        converged = climb.elbo - before <= tolerance * abs(climb.elbo)
-    return Start(elbos[:done].copy(), bool(converged), climb.counts if keep else None)
+    rng = generator(seed, number, Stream.START, compiled.states)
+    counts, elbos, converged = np.empty(compiled.cells), [-np.inf], False
+    for elbo in climb(compiled, rng, BLUNT[number % len(BLUNT)], counts):
+        converged = elbo - elbos[-1] <= tolerance * abs(elbo)
+        elbos.append(elbo)
+        if converged or len(elbos) > most:
+            break
+    return Start(np.array(elbos[1:]), converged, counts if keep else None)

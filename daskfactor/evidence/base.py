@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 import xarray as xr
 
-import daskfactor
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.executors import Choice, Executor
-from daskfactor.inference.base import known
+from daskfactor.inference.base import Algorithm, chosen, known
 from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.session import Options, session, session_of, verb
 from daskfactor.progress import OnEvent, counted
@@ -102,17 +101,13 @@ class EvidenceProblem:
         return self.executor.map(function, items, name)
 
 
-class EvidenceMethod(ABC):
+class EvidenceMethod(Algorithm, ABC):
     """A way to compute a marginal likelihood; immutable.
 
     ``suits``: what the ``evidence_data`` of models may be that it is for.
     """
 
     suits: ClassVar[tuple[str, ...]] = ("matrix",)
-
-    @property
-    def name(self) -> str:
-        return type(self).__name__
 
     def read(self, V: Any, model: Any) -> tuple[Any, str]:
         """Read data that are no matrix, and say how large they are."""
@@ -199,21 +194,20 @@ def log_evidence(
         executor=executor,
         callback=callback,
     )
-    if model.evidence_data != "matrix":
+    matrix = model.evidence_data == "matrix"
+    if not matrix:
         refuse_matrix_options(model, blocks, unstored)
-        with session_of(lambda _: method.read(V, model), _suits, **options) as run:
-            return method.estimate(
-                EvidenceProblem(run.data, model, run.seed, run.executor, run.on_event)
-            )
-    with session(V, model, blocks, unstored, **options) as run:
-        phi = chosen_dispersion(run.data, model, run.seed, run.executor)
-        hyper = model.resolve(run.data.mean, phi)
-        model = replace(
-            model, dispersion=hyper.dispersion, rate_w=hyper.rate_w, rate_h=hyper.rate_h
-        )
-        return method.estimate(
-            EvidenceProblem(run.data, model, run.seed, run.executor, run.on_event)
-        )
+    with (
+        session(V, model, blocks, unstored, **options)
+        if matrix
+        else session_of(lambda _: method.read(V, model), _suits, **options)
+    ) as run:
+        if matrix:
+            phi = chosen_dispersion(run.data, model, run.seed, run.executor)
+            hyper = model.resolve(run.data.mean, phi)
+            model = replace(model, **hyper._asdict())
+        problem = EvidenceProblem(run.data, model, run.seed, run.executor, run.on_event)
+        return method.estimate(problem)
 
 
 def checked_method(method: object, model: Any) -> EvidenceMethod:
@@ -231,23 +225,17 @@ def checked_method(method: object, model: Any) -> EvidenceMethod:
             "an evidence is known of a TweedieNMF(n_components=...), of an AllocationModel and of "
             f"a GaussianAdditive, got {model!r}"
         )
-    if method is None:
-        method = getattr(daskfactor, model.default_evidence)()
-    if not isinstance(method, EvidenceMethod):
-        raise OptionError(
-            f"method must be an estimate of evidence such as ThermodynamicIntegration(), got "
-            f"{method!r}"
-        )
-    if model.evidence_data not in method.suits:
-        kinds = known(EvidenceMethod).values()
-        names = (kind.__name__ for kind in kinds if model.evidence_data in kind.suits)
+    found: EvidenceMethod = chosen(EvidenceMethod, method, model.default_evidence, "method")
+    if model.evidence_data not in found.suits:
+        kinds = known(EvidenceMethod).items()
+        names = (name for name, kind in kinds if model.evidence_data in kind.suits)
         right = sorted(names, key=lambda name: name != model.default_evidence)
         raise ModelError(
-            f"{method.name}() does not give the evidence of {type(model).__name__}; use "
+            f"{found.name}() does not give the evidence of {type(model).__name__}; use "
             f"{' or '.join(f'{name}()' for name in right)}, or leave method out for the first one"
         )
-    method.check(model)
-    return method
+    found.check(model)
+    return found
 
 
 def _suits(client: Any, data: Any) -> Choice:

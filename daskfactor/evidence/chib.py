@@ -36,6 +36,8 @@ from daskfactor.models.tweedie import gamma_log_density
 from daskfactor.progress import Phase, RunEvent
 from daskfactor.random import Stream, generator
 
+Names = NDArray[np.int64] | None
+
 BATCHES = 25
 """Batches of sweeps that a standard error is taken over."""
 FEWEST = 10.0
@@ -91,65 +93,46 @@ def table(point: Wide, shapes: Wide, rates: Wide) -> Wide:
     return found
 
 
-class Naming:
-    """Which permutations of the components are looked at, and the average over them.
+def sampled_names(size: int, count: int | str, rng: np.random.Generator) -> Names:
+    """Permutations of so many components to look at besides the best one; None for all.
 
     Parameters
     ----------
-    exchangeable
-        (K,) which components have no name of their own: those that nothing is frozen of.
-    free
-        (K,) which components have a density: those that are not frozen in the factor.
     count
         ``"auto"``: all permutations up to ALL_UP_TO components, else SAMPLED of them;
         or a number of them.
-    rng
-        Draws the permutations.
     """
+    every = math.factorial(size)
+    if count == "auto":
+        count = every if size <= ALL_UP_TO else SAMPLED
+    if size <= 1 or (int(count) >= every and size <= 2 * ALL_UP_TO):
+        return None
+    return rng.permuted(np.tile(np.arange(size), (int(count) - 1, 1)), axis=1)
 
-    def __init__(
-        self,
-        exchangeable: NDArray[np.bool_],
-        free: NDArray[np.bool_],
-        count: int | str,
-        rng: np.random.Generator,
-    ) -> None:
-        self.exchangeable = np.flatnonzero(exchangeable)
-        self.named = np.flatnonzero(free & ~exchangeable)
-        size = self.exchangeable.size
-        every = math.factorial(size)
-        if count == "auto":
-            count = every if size <= ALL_UP_TO else SAMPLED
-        self.all = size <= 1 or (int(count) >= every and size <= 2 * ALL_UP_TO)
-        self.count = every if self.all else int(count)
-        self._scratch = np.empty(2**size if self.all else 0)
-        self._sampled = (
-            np.zeros((0, size), np.int64)
-            if self.all
-            else rng.permuted(np.tile(np.arange(size), (self.count - 1, 1)), axis=1)
-        )
 
-    def average(self, A: Wide) -> float:
-        """Log of the mean over permutations of the density that a table A gives."""
-        named = float(A[self.named, self.named].sum())
-        own = np.ascontiguousarray(A[np.ix_(self.exchangeable, self.exchangeable)])
-        if own.size == 0:
-            return named
-        if self.all:
-            return named + float(log_permanent(own, self._scratch)) - math.lgamma(len(own) + 1.0)
-        return named + self._stratified(own)
+def over_names(
+    A: Wide, nameless: NDArray[np.int64], named: NDArray[np.int64], names: Names
+) -> float:
+    """Log of the mean over permutations of the density that a table A (K, K) gives.
 
-    def _stratified(self, A: Wide) -> float:
-        """The best permutation for itself, and the rest by a sample of all: no bias."""
-        every = np.arange(len(A))
-        _, best = linear_sum_assignment(-A)
-        top = float(A[every, best].sum()) - math.lgamma(len(A) + 1.0)
-        others = A[every, self._sampled].sum(axis=1)
-        others = others[(self._sampled != best).any(axis=1)]
-        if not others.size:
-            return top
-        rest = float(logsumexp(others)) - math.log(len(self._sampled))
-        return float(np.logaddexp(top, rest))
+    Components that have names keep them. Where permutations are a sample, the best one
+    stands for itself and the sample for the rest: no bias.
+    """
+    kept = float(A[named, named].sum())
+    own = np.ascontiguousarray(A[np.ix_(nameless, nameless)])
+    if not own.size:
+        return kept
+    every, each = np.arange(len(own)), math.lgamma(len(own) + 1.0)
+    if names is None:
+        return kept + float(log_permanent(own, np.empty(2 ** len(own)))) - each
+    _, best = linear_sum_assignment(-own)
+    top = float(own[every, best].sum()) - each
+    others = own[every, names].sum(axis=1)
+    others = others[(names != best).any(axis=1)]
+    if not others.size:
+        return kept + top
+    rest = float(logsumexp(others)) - math.log(len(names))
+    return kept + float(np.logaddexp(top, rest))
 
 
 class Ordinate(NamedTuple):
@@ -271,16 +254,17 @@ class Chib(EvidenceMethod):
         return self._assemble(problem, (W, H), (first, second))
 
     def _first(self, problem: EvidenceProblem, sweeps: "_Sweeps", W: Wide) -> Ordinate:
-        """Log p(W* | V), averaged over labellings."""
-        frozen = sweeps.masks
-        naming = Naming(
-            ~(frozen[0] | frozen[1]),
-            ~frozen[0],
-            self.permutations,
-            generator(problem.seed, 0, Stream.START, 2),
-        )
+        """Log p(W* | V), averaged over labellings.
+
+        Components that anything is frozen of have names of their own.
+        """
+        none = np.zeros(W.shape[1], bool)
+        frozen, other = (none if mask is None else mask for mask in problem.model.frozen)
+        nameless, named = np.flatnonzero(~(frozen | other)), np.flatnonzero(~frozen & other)
+        rng = generator(problem.seed, 0, Stream.START, 2)
+        names = sampled_names(nameless.size, self.permutations, rng)
         logs = [
-            np.array([[naming.average(A)] for A in tables])
+            np.array([[over_names(A, nameless, named, names)] for A in tables])
             for tables in sweeps.densities(W, ROWS, self.draws)
         ]
         return average(logs)._replace(parts=np.concatenate(logs)[:, 0])
@@ -358,13 +342,6 @@ class _Sweeps:
         self.state: ChainState = chain.tracks[0].state
         self.program = chain.program(chain.tracks[0].track)
         self.cycle = 0
-
-    @property
-    def masks(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which components are frozen, of W and of H."""
-        none = np.zeros(self.problem.model.n_components, bool)
-        first, second = (none if mask is None else mask for mask in self.program.frozen)
-        return first, second
 
     def run(self, count: int, phase: Phase, **wanted: bool) -> None:
         """So many sweeps."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 from scipy.special import logsumexp
@@ -217,15 +218,24 @@ def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Ve
 
 
 def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> xr.Dataset:
-    columns = {
-        "log_evidence": [fit.evidence.value for fit in fits],
-        "standard_error": [fit.evidence.standard_error for fit in fits],
-        "discretization_error": [fit.evidence.discretization_error for fit in fits],
+    found = [fit.evidence for fit in fits]
+    values = np.array([one.value for one in found])
+    if not np.isfinite(values).all():
+        bad = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise EngineError(
+            f"the evidence of rank {ranks[bad]} came out as {values[bad]}; check "
+            "the data for extreme values and the prior shapes for very small ones"
+        )
+    columns: dict[str, Any] = {
+        "log_evidence": values,
+        "standard_error": [one.standard_error for one in found],
+        "discretization_error": [one.discretization_error for one in found],
         "seconds": [fit.seconds for fit in fits],
     }
-    best, close = _by_evidence(ranks, fits)
+    errors, top = np.array([one.total_error for one in found]), int(values.argmax())
+    best, close = ranks[top], _close(ranks, values, np.hypot(errors, errors[top]))
     attrs: dict[str, Any] = {"best": best, "not_distinguishable": close, "unit": "nats"}
-    if any(fit.evidence.bound for fit in fits):
+    if any(one.bound for one in found):
         attrs["bound"] = "lower"
     scores = [fit.scores for fit in fits if fit.scores is not None]
     if scores:
@@ -234,9 +244,9 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> xr.
         leader = int(means.argmax())
         paired = _error(table - table[leader])
         columns |= {
-            "held_out_log_score": list(means),
-            "held_out_standard_error": list(_error(table)),
-            "held_out_difference_error": list(paired),
+            "held_out_log_score": means,
+            "held_out_standard_error": _error(table),
+            "held_out_difference_error": paired,
         }
         attrs["best_held_out"] = ranks[leader]
         attrs["held_out_not_distinguishable"] = _close(ranks, means, paired)
@@ -246,31 +256,14 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> xr.
     elif best == ranks[0] > 1:
         end = "smallest"
     more = f"Rank {best} is the {end} that was tried; {end[:-2]}r ones may do better."
-    doubt = _doubt(ranks, fits, close, method)
+    doubt = _doubt(ranks, found, close, method)
     attrs["at_edge"] = end
     attrs["decides"] = not doubt
     attrs["verdict"] = " ".join(filter(None, [_verdict(attrs), more if end else "", doubt]))
     if doubt:
         warn(doubt, SamplingWarning)
-    return xr.Dataset(
-        {name: ("rank", np.asarray(values, dtype=np.float64)) for name, values in columns.items()},
-        coords={"rank": ranks},
-        attrs=attrs,
-    )
-
-
-def _by_evidence(ranks: list[int], fits: list[RankFit]) -> tuple[int, list[int]]:
-    """The rank of the largest evidence, and others that the errors do not tell from it."""
-    values = np.array([fit.evidence.value for fit in fits])
-    if not np.isfinite(values).all():
-        failed = [rank for rank, value in zip(ranks, values, strict=True) if not np.isfinite(value)]
-        raise EngineError(
-            f"the evidence of rank {failed[0]} came out as {values[ranks.index(failed[0])]}; check "
-            "the data for extreme values and the prior shapes for very small ones"
-        )
-    errors = np.array([fit.evidence.total_error for fit in fits])
-    top = int(values.argmax())
-    return ranks[top], _close(ranks, values, np.hypot(errors, errors[top]))
+    whole = pd.DataFrame(columns, pd.Index(ranks, name="rank"), dtype="float64")
+    return whole.to_xarray().assign_attrs(attrs)
 
 
 def _close(ranks: list[int], values: Vector, errors: Vector) -> list[int]:
@@ -280,24 +273,25 @@ def _close(ranks: list[int], values: Vector, errors: Vector) -> list[int]:
     return [rank for n, rank in enumerate(ranks) if near[n] and n != top]
 
 
-def _doubt(ranks: list[int], fits: list[RankFit], close: list[int], method: EvidenceMethod) -> str:
+def _doubt(
+    ranks: list[int], found: list[Evidence], close: list[int], method: EvidenceMethod
+) -> str:
     """Say so where errors are as large as what they are to decide, and what helps."""
-    errors = np.array([fit.evidence.total_error for fit in fits])
-    span = float(np.ptp([fit.evidence.value for fit in fits]))
+    span = float(np.ptp([one.value for one in found]))
+    worst = max(found, key=lambda one: one.total_error)
     useless = [
-        rank
-        for rank, error in zip(ranks, errors, strict=True)
-        if error > COARSE and SIGNIFICANT * error >= span
+        str(rank)
+        for rank, one in zip(ranks, found, strict=True)
+        if one.total_error > COARSE and SIGNIFICANT * one.total_error >= span
     ]
-    worst = fits[int(errors.argmax())].evidence
     help_ = method.remedy(worst.discretization_error > worst.standard_error)
-    size = f"{errors.max():,.0f} nats, and the evidences of all ranks lie within {span:,.0f}"
-    if len(ranks) > 1 and len(close) == len(ranks) - 1 and errors.max() > COARSE:
+    size = f"{worst.total_error:,.0f} nats, and the evidences of all ranks lie within {span:,.0f}"
+    if len(ranks) > 1 and len(close) == len(ranks) - 1 and worst.total_error > COARSE:
         return (
             f"This does not decide between the ranks: errors are up to {size}. To decide, {help_}."
         )
     if len(ranks) > 1 and useless:
-        which = ", ".join(map(str, useless))
+        which = ", ".join(useless)
         return f"The evidence of rank {which} cannot be used: its error is up to {size}; {help_}."
     return ""
 

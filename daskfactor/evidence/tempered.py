@@ -6,7 +6,6 @@ instead. A `GaussianAdditive` has stochastic-gradient Langevin dynamics, all tem
 by side.
 """
 
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -150,10 +149,10 @@ def temperature_series(
     draws, tune, every = lengths
     draws = max(10, round(draws * share))
     rng = generator(seed, number, Stream.TEMPERATURE, model.n_components)
-    exact = not isinstance(choice, Sampler)
-    if t == 0:  # independent draws from the prior
-        fit = partial(_row_fit, model, sides) if exact else partial(_block_fit, model, data)
-        return FitSeries(np.array([fit(*_prior_draw(model, data, rng)) for _ in range(draws)]))
+    if t == 0:
+        drawn = (_prior_draw(model, data, rng) for _ in range(draws))  # independent of each other
+        fits = [_fit(model, data, sides, W, H) for W, H in drawn]
+        return FitSeries(np.array(fits))
     if isinstance(choice, Sampler):
         return _sampled_fits(model, data, choice, (seed, number), t, (draws, tune, every))
     tune = round(tune * max(share, LEAST_TUNED))
@@ -177,13 +176,10 @@ def _prior_draw(
     return drawn[0], drawn[1]
 
 
-def _row_fit(model: TweedieNMF, sides: Sides, W: Factor, H: Factor) -> float:
-    """How well factors fit, as exact moves have it."""
-    return row_kernels(model.likelihood).log_fit(W, H, sides.by_rows)
-
-
-def _block_fit(model: TweedieNMF, data: BlockedData, W: Factor, H: Factor) -> float:
-    """How well factors fit, as a sampler has them and their fit."""
+def _fit(model: TweedieNMF, data: BlockedData, sides: Sides | None, W: Factor, H: Factor) -> float:
+    """How well factors fit, as exact moves have it, or as a sampler has them and their fit."""
+    if sides is not None:
+        return row_kernels(model.likelihood).log_fit(W, H, sides.by_rows)
     state = make_state(data.grid, W.astype(data.dtype), H.astype(data.dtype))
     fit = evaluate(SerialExecutor(), data, state, model.likelihood, SMALLEST_MEAN)
     return fit.negative_divergence
@@ -256,8 +252,8 @@ def _sampled_fits(
 
 def additive_series(
     problem: EvidenceProblem, temperatures: Vector, lengths: tuple[int, int, int]
-) -> tuple[list[FitSeries], dict[str, Any]]:
-    """Log-likelihoods of all data at draws from every power posterior, and how they were made.
+) -> list[FitSeries]:
+    """Log-likelihoods of all data at draws from every power posterior.
 
     One step on a batch S of n of the N observations, at temperature t:
 
@@ -294,5 +290,4 @@ def additive_series(
             totals[(number - tune) // every] = theta.sum(axis=1)
     cold = model.draw_prior(rng, draws).sum(axis=1)
     fits = model.log_likelihood(x, np.column_stack([cold, totals]))
-    series = [FitSeries(np.ascontiguousarray(column)) for column in fits.T]
-    return series, {"sampler": "SGLD"}
+    return [FitSeries(np.ascontiguousarray(column)) for column in fits.T]

@@ -17,10 +17,10 @@ that means and variances are of.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-import xarray as xr
+import pandas as pd
 
 from daskfactor.checks import positive_number, warn, whole_number
 from daskfactor.data.blocks import BlockedData
@@ -51,22 +51,10 @@ ORDERS: dict[str, float] = {"euler-maclaurin": 7.0, "variance": 3.0, "trapezoid"
 """2^p - 1: what the change on halving the ladder is divided by. p is one less than the
 order that a rule comes to on long ladders (4, here 3 for "variance", and 2), because short ones are
 not there yet: with the asymptotic orders the error is up to five times too small."""
+USUAL = {"exact": (1000, 200, 1), "sampler": (400, 400, 5), "vector": (16000, 1000, 1)}
+"""Draws, tuning cycles and thinning that None stands for."""
 LIGHT, FEWEST_EFFECTIVE = 0.01, 10.0
 """Weight of a temperature from which on fewer effective draws than these are warned of."""
-
-
-class Weights(NamedTuple):
-    """An integral as ``mean · E + variance · Var``, each (T + 1,)."""
-
-    mean: Vector
-    variance: Vector
-
-    def integral(self, means: Vector, variances: Vector) -> float:
-        total = 0.0
-        for weight, values in ((self.mean, means), (self.variance, variances)):
-            used = weight != 0  # what has no weight may be infinite
-            total += float(weight[used] @ values[used])
-        return total
 
 
 def ladder(count: int, power: float) -> Vector:
@@ -74,25 +62,22 @@ def ladder(count: int, power: float) -> Vector:
     return np.asarray((np.arange(count + 1) / count) ** power, dtype=np.float64)
 
 
-def weights(count: int, power: float, rule: Rule) -> Weights:
-    """Quadrature weights of a rule on the ladder of T = ``count`` steps."""
-    if rule == "euler-maclaurin":
-        return _euler_maclaurin(count, power)
-    steps = np.diff(ladder(count, power))
-    mean, variance = np.zeros(count + 1), np.zeros(count + 1)
-    mean[1:] += steps / 2
-    mean[:-1] += steps / 2
-    if rule == "variance":
-        variance[1:] -= steps**2 / 12
-        variance[:-1] += steps**2 / 12
-    return Weights(mean, variance)
+def weights(count: int, power: float, rule: Rule) -> Vector:
+    """Quadrature weights of a rule on the ladder of T = ``count`` steps, (2, T + 1).
 
-
-def _euler_maclaurin(count: int, power: float) -> Weights:
-    u = np.arange(count + 1) / count
-    mean = power * u ** (power - 1) / count
+    The integral is ``weights[0] · E + weights[1] · Var``.
+    """
+    mean, variance = found = np.zeros((2, count + 1))
+    if rule != "euler-maclaurin":
+        steps = np.diff(ladder(count, power))
+        mean[1:] += steps / 2
+        mean[:-1] += steps / 2
+        if rule == "variance":
+            variance[1:] -= steps**2 / 12
+            variance[:-1] += steps**2 / 12
+        return found
+    mean[:] = power * (np.arange(count + 1) / count) ** (power - 1) / count
     mean[[0, -1]] /= 2
-    variance = np.zeros(count + 1)
     scale = 1 / (12 * count**2)
     mean[-1] -= scale * power * (power - 1)
     variance[-1] -= scale * power**2
@@ -100,7 +85,13 @@ def _euler_maclaurin(count: int, power: float) -> Weights:
         mean[0] += scale * 2
     if power == 1:  # g'(0) = Var_0
         variance[0] += scale
-    return Weights(mean, variance)
+    return found
+
+
+def integral(own: Vector, means: Vector, variances: Vector) -> float:
+    """Weigh means and variances; what has no weight may be infinite."""
+    used, seen = own[0] != 0, own[1] != 0
+    return float(own[0, used] @ means[used] + own[1, seen] @ variances[seen])
 
 
 def discretization_error(
@@ -116,20 +107,9 @@ def discretization_error(
     if count % 2:
         rises = np.maximum(np.diff(means), 0.0)
         return float(0.5 * np.diff(ladder(count, power)) @ rises)
-    fine = weights(count, power, rule).integral(means, variances)
-    coarse = weights(count // 2, power, rule).integral(means[::2], variances[::2])
+    fine = integral(weights(count, power, rule), means, variances)
+    coarse = integral(weights(count // 2, power, rule), means[::2], variances[::2])
     return abs(fine - coarse) / (1.0 if power == 1 else ORDERS[rule])
-
-
-class FitMoments(NamedTuple):
-    """Of one temperature, or of all: E_t and Var_t of the log-likelihood, with standard errors."""
-
-    mean: Any
-    variance: Any
-    mean_error: Any
-    variance_error: Any
-    contribution_error: Any
-    ess: Any
 
 
 def correlation_time(series: Vector) -> float:
@@ -154,28 +134,26 @@ def standard_error(series: Vector) -> float:
     return float(np.sqrt(series.var(ddof=1) * correlation_time(series) / series.size))
 
 
-def summarize(series: FitSeries, mean_weight: float, variance_weight: float) -> FitMoments:
-    """Moments of a temperature, and the error of ``mean_weight E + variance_weight Var``.
+def summarize(series: FitSeries, mean_weight: float, variance_weight: float) -> dict[str, float]:
+    """E_t and Var_t of the log-likelihood of a temperature, with standard errors.
 
-    The error is that of the mean of a L + b (L - mean)², whose terms are the linearised
-    estimate's; of a Richardson-Romberg pair 2 fine - coarse is taken of everything.
+    ``contribution_error`` is that of the temperature's part of the integral, the mean of
+    a L + b (L - mean)², whose terms are the linearised estimate's; of a Richardson-Romberg
+    pair 2 fine - coarse is taken of everything.
     """
     parts = [(1.0, series.fine)]
     if series.coarse is not None:
         parts = [(2.0, series.fine), (-1.0, series.coarse)]
-    squares = [(factor, own, (own - own.mean()) ** 2) for factor, own in parts]
-    mean = sum(factor * own.mean() for factor, own, _ in squares)
-    variance = sum(factor * square.mean() for factor, _, square in squares)
-    first = _combined([(factor, own) for factor, own, _ in squares])
-    second = _combined([(factor, square) for factor, _, square in squares])
-    return FitMoments(
-        float(mean),
-        max(float(variance), 0.0),
-        standard_error(first),
-        standard_error(second),
-        standard_error(mean_weight * first + variance_weight * second),
-        first.size / correlation_time(first),
-    )
+    squares = [(factor, (own - own.mean()) ** 2) for factor, own in parts]
+    first, second = _combined(parts), _combined(squares)
+    return {
+        "mean": sum(factor * own.mean() for factor, own in parts),
+        "variance": max(sum(factor * own.mean() for factor, own in squares), 0.0),
+        "mean_error": standard_error(first),
+        "variance_error": standard_error(second),
+        "contribution_error": standard_error(mean_weight * first + variance_weight * second),
+        "ess": first.size / correlation_time(first),
+    }
 
 
 def _combined(parts: list[tuple[float, Vector]]) -> Vector:
@@ -212,7 +190,8 @@ class ThermodynamicIntegration(EvidenceMethod):
         1000 with exact moves, 400 with a sampler, 16000 for a `GaussianAdditive`.
     tune
         Cycles or sweeps before the first draw; with exact moves a lower temperature
-        takes its share of them, but never less than 0.3. None: 200, or 400 with a sampler.
+        takes its share of them, but never less than 0.3. None: 200, 400 with a sampler, or
+        1000 for a `GaussianAdditive`.
     every
         Cycles or sweeps from one draw to the next. None: 1, or 5 with a sampler.
     sampler
@@ -302,12 +281,10 @@ class ThermodynamicIntegration(EvidenceMethod):
         work = listed_entries(data, model.likelihood) * model.n_components
         return "exact" if work <= SMALL else PSGRRLD()
 
-    def _lengths(self, exact: bool) -> tuple[int, int, int]:
-        usual = (1000, 200, 1) if exact else (400, 400, 5)
-        given = (self.draws, self.tune, self.every)
-        draws, tune, every = (
-            default if own is None else own for own, default in zip(given, usual, strict=True)
-        )
+    def _lengths(self, kind: str) -> tuple[int, int, int]:
+        """Draws, tuning cycles and thinning, of which None stands for the usual ones."""
+        given = zip((self.draws, self.tune, self.every), USUAL[kind], strict=True)
+        draws, tune, every = (usual if own is None else own for own, usual in given)
         return draws, tune, every
 
     def _share(self, t: float, exact: bool) -> float:
@@ -327,17 +304,15 @@ class ThermodynamicIntegration(EvidenceMethod):
 
     def estimate(self, problem: EvidenceProblem) -> Evidence:
         if problem.model.evidence_data == "vector":
-            lengths = (self.draws or 16000, self.tune or 1000, self.every or 1)
-            return self._assemble(*additive_series(problem, self._ladder, lengths), problem)
+            found = additive_series(problem, self._ladder, self._lengths("vector"))
+            return self._assemble(found, {"sampler": "SGLD"}, problem)
         data, model = problem.data, problem.model
         choice = self.choice(data, model)
-        lengths = self._lengths(choice == "exact")
-        sides = both_sides(data, model.likelihood) if choice == "exact" else None
+        exact = choice == "exact"
+        lengths = self._lengths("exact" if exact else "sampler")
+        sides = both_sides(data, model.likelihood) if exact else None
         one = partial(temperature_series, model, data, choice, sides, problem.seed, lengths)
-        items = [
-            (i, float(t), self._share(float(t), choice == "exact"))
-            for i, t in enumerate(self._ladder)
-        ]
+        items = [(i, t, self._share(t, exact)) for i, t in enumerate(self._ladder.tolist())]
         # The hottest chains, which are the longest, come first.
         found = problem.map(one, items[::-1], "tempered-chain")[::-1]
         phi = float(model.dispersion)
@@ -358,8 +333,8 @@ class ThermodynamicIntegration(EvidenceMethod):
         rule = self.quadrature
         own = weights(self.temperatures, self.power, rule)
         rows = [summarize(*each) for each in zip(series, *own, strict=True)]
-        table = FitMoments(*np.array(rows).T)
-        worst = float(table.ess[np.abs(own.mean) > LIGHT].min())
+        table = pd.DataFrame(rows, pd.Index(self._ladder, name="temperature"))
+        worst = table["ess"].to_numpy()[np.abs(own[0]) > LIGHT].min()
         if worst < FEWEST_EFFECTIVE:
             warn(
                 f"the chain of one temperature has an effective sample size of {worst:.1f} only: "
@@ -367,28 +342,25 @@ class ThermodynamicIntegration(EvidenceMethod):
                 "raise draws and tune",
                 SamplingWarning,
             )
-        columns = table._asdict() | {
-            "weight": own.mean,
-            "variance_weight": own.variance,
-            "draws": np.array([one.fine.size for one in series]),
-            "acceptance": np.array([one.acceptance for one in series]),
-        }
-        trace = xr.Dataset(
-            {name: ("temperature", values) for name, values in columns.items()},
-            coords={"temperature": self._ladder},
-            attrs={
-                "rule": rule,
-                "power": self.power,
-                "unit": "nats",
-                **made,
-                "n_components": problem.model.n_components,
-                "random_seed": str(problem.seed),
-            },
+        table = table.assign(
+            weight=own[0],
+            variance_weight=own[1],
+            draws=[one.fine.size for one in series],
+            acceptance=[one.acceptance for one in series],
         )
+        trace = table.to_xarray().assign_attrs(
+            rule=rule,
+            power=self.power,
+            unit="nats",
+            **made,
+            n_components=problem.model.n_components,
+            random_seed=str(problem.seed),
+        )
+        means, variances = trace["mean"].values, trace["variance"].values
         return Evidence(
-            own.integral(table.mean, table.variance),
-            float(np.sqrt(np.sum(table.contribution_error**2))),
-            discretization_error(self.temperatures, self.power, rule, table.mean, table.variance),
+            integral(own, means, variances),
+            float(np.sqrt(np.sum(trace["contribution_error"].values ** 2))),
+            discretization_error(self.temperatures, self.power, rule, means, variances),
             trace,
         )
 

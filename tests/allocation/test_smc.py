@@ -19,10 +19,12 @@ FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=6
 
 
 def test_default_finds_the_toy() -> None:
+    method = SequentialMonteCarlo()
     for R in (1, 2, 3):
         compiled = compiled_of(TOY, AllocationModel.nmf(R))
-        found = run_smc(compiled, SequentialMonteCarlo(), 3, in_turn, ignore)
-        assert found.standard_error <= 0.1
+        found = run_smc(compiled, method, 3, in_turn, ignore)
+        assert found.standard_error <= method.target == 0.1
+        assert found.spread <= smc.TRUSTED
         error = abs(found.log_evidence - enumerate_evidence(compiled))
         assert error <= 4 * found.standard_error + 1e-9
 

@@ -107,6 +107,21 @@ def test_a_chain_that_hardly_moves_is_told_of():
         evidence(method=short)
 
 
+@pytest.mark.parametrize("given", ["vector", "matrix"])
+def test_no_tuning_is_no_tuning(given):
+    """And None is the usual number, which is another."""
+    model, V, usual = MODEL, X, 200
+    if given == "vector":
+        model, usual = dfac.GaussianAdditive(2, scale=2.0), 1000
+        V = model.generate(np.random.default_rng(0), 50)
+    unsaid, none, said = (
+        evidence(V, model, dfac.ThermodynamicIntegration(4, draws=2000, tune=tune)).value
+        for tune in (None, 0, usual)
+    )
+    assert unsaid == said
+    assert none != said
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

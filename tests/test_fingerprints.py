@@ -1,0 +1,54 @@
+"""What `benchmarks/fingerprints.py` calls equal; a case that fails is compared with nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import fingerprints
+from benchmarks.fingerprints import Case, judge, run_case
+
+
+def drawn(value: float = 1.0) -> dict[str, Any]:
+    return run_case(Case("draws", lambda: {"W": np.full(3, value)}))
+
+
+def broken() -> Any:
+    raise ZeroDivisionError("nothing ran")
+
+
+FAILED = run_case(Case("draws", broken))
+REFUSED = run_case(Case("draws", broken, refusal=True))
+FORMER = {"error": FAILED["error"]}  # as files had it that did not tell refusals apart
+
+
+def test_equal_arrays_are_equal() -> None:
+    assert judge(drawn(), drawn(), True).kind == "equal"
+    assert judge(drawn(), drawn(2.0), True).kind == "different"
+
+
+@pytest.mark.parametrize("old", [drawn(), FAILED, REFUSED, FORMER])
+def test_a_case_that_fails_is_a_difference(old: Any) -> None:
+    assert judge(old, FAILED, True).kind == "different"
+
+
+@pytest.mark.parametrize("old", [FAILED, REFUSED, FORMER])
+def test_a_refusal_must_say_the_same(old: Any) -> None:
+    assert judge(old, REFUSED, True).kind == "equal"
+    other = REFUSED | {"error": "ZeroDivisionError: other words"}
+    assert judge(old, other, True).kind == "different"
+    assert judge(old, drawn(), True).kind == "different"
+    assert judge(drawn(), REFUSED, True).kind == "different"
+
+
+def test_files_with_one_error_are_not_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, entry, code in (("failed", FAILED, 1), ("refused", REFUSED, 0)):
+        path = tmp_path / f"{name}.json"
+        record = {"only": "", "machine": {}, "unlike": [], "cases": {"draws": entry}}
+        path.write_text(json.dumps(record), encoding="utf-8")
+        assert fingerprints.compare(path, path, True) == code
+        assert f"{code} cases failed" in capsys.readouterr().out
