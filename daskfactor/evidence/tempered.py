@@ -42,6 +42,8 @@ STEP = 0.05
 """ε in units of the inverse curvature along Σ θ_r, the one direction that the data see."""
 BATCH = 0.05
 """Share of the observations that a step looks at (250 of 5000 in the paper)."""
+ADDITIVE_SAMPLER = "SGLD"
+"""What `additive_series` draws by."""
 
 
 class FitSeries(NamedTuple):

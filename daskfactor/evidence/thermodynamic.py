@@ -27,6 +27,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.evidence.tempered import (
+    ADDITIVE_SAMPLER,
     LEAST_TUNED,
     Choice,
     FitSeries,
@@ -305,7 +306,7 @@ class ThermodynamicIntegration(EvidenceMethod):
     def estimate(self, problem: EvidenceProblem) -> Evidence:
         if problem.model.evidence_data == "vector":
             found = additive_series(problem, self._ladder, self._lengths("vector"))
-            return self._assemble(found, {"sampler": "SGLD"}, problem)
+            return self._assemble(found, {"sampler": ADDITIVE_SAMPLER}, problem)
         data, model = problem.data, problem.model
         choice = self.choice(data, model)
         exact = choice == "exact"
