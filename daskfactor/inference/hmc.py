@@ -27,8 +27,7 @@ from daskfactor.inference.chain import Chain, OnShare, TrackRun, TweedieChain
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.program import Fit, Program, take_fits
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.langevin import accumulate_moments
-from daskfactor.kernels.momentum import leapfrog_drift, leapfrog_kick
+from daskfactor.kernels.langevin import accumulate_moments, leapfrog_drift, leapfrog_kick
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.kernels.views import Workspace
 from daskfactor.random import Stream, generator, noise_key

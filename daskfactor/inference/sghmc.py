@@ -41,7 +41,7 @@ from daskfactor.inference.program import (
     evaluate,
     prepare_state,
 )
-from daskfactor.kernels.momentum import drift, kick_drift, refresh, sums_of_squares
+from daskfactor.kernels.langevin import drift, kick_drift, refresh, sums_of_squares
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gaussian import BIAS_SHARE, GaussianHyper, GaussianMF
 from daskfactor.random import Stream, generator

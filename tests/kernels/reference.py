@@ -248,7 +248,7 @@ def kick_drift(
     step: float,
     share: float,
 ) -> None:
-    """Twin of :func:`daskfactor.kernels.momentum.kick_drift`."""
+    """Twin of :func:`daskfactor.kernels.langevin.kick_drift`."""
     d = _time_steps(weights, columns, step)
     momentum += d * (grad - columns[1] * (x - columns[0]))
     x += share * d * momentum
@@ -257,18 +257,18 @@ def kick_drift(
 def drift(
     x: Array, momentum: Array, weights: Array, columns: Array, step: float, share: float
 ) -> None:
-    """Twin of :func:`daskfactor.kernels.momentum.drift`."""
+    """Twin of :func:`daskfactor.kernels.langevin.drift`."""
     x += share * _time_steps(weights, columns, step) * momentum
 
 
 def refresh(
     momentum: Array, keep: float, key: Array, iteration: int, factor: int, row0: int
 ) -> None:
-    """Twin of :func:`daskfactor.kernels.momentum.refresh`."""
+    """Twin of :func:`daskfactor.kernels.langevin.refresh`."""
     z = normals(momentum.shape, key, iteration, factor, row0, momentum.dtype)
     momentum[...] = keep * momentum + np.sqrt(1 - keep**2) * z
 
 
 def sums_of_squares(x: Array, centre: Array, out: Array) -> None:
-    """Twin of :func:`daskfactor.kernels.momentum.sums_of_squares`."""
+    """Twin of :func:`daskfactor.kernels.langevin.sums_of_squares`."""
     out += ((x.astype(np.float64) - centre) ** 2).sum(axis=0)

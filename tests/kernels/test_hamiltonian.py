@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskfactor.kernels.momentum import leapfrog_drift as drift
-from daskfactor.kernels.momentum import leapfrog_kick as kick
+from daskfactor.kernels.langevin import leapfrog_drift as drift
+from daskfactor.kernels.langevin import leapfrog_kick as kick
 
 Array = NDArray[Any]
 SIZE = 0.3

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskfactor.kernels.momentum import drift, kick_drift, refresh, sums_of_squares
+from daskfactor.kernels.langevin import drift, kick_drift, refresh, sums_of_squares
 from daskfactor.kernels.philox import fill_normals
 from tests.kernels import reference
 
