@@ -20,7 +20,7 @@ from daskfactor.data.adapters import (
     zarr_array,
 )
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.labels import DEFAULT_DIMS
+from daskfactor.data.known import DEFAULT_DIMS
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import DataError, OptionError
 from daskfactor.models.allocation import AllocationModel

@@ -25,8 +25,10 @@ from daskfactor.data.entries import (
     summable,
 )
 from daskfactor.data.grid import Block, Chunks, expand_chunks
-from daskfactor.data.labels import (
+from daskfactor.data.known import (
+    NAMED,
     NUMERIC,
+    Known,
     Labels,
     SourceInfo,
     check_dtype,
@@ -35,7 +37,6 @@ from daskfactor.data.labels import (
     storable,
     usable_dims,
 )
-from daskfactor.data.statistics import NAMED, Known
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DataError, StoreError
 
@@ -100,7 +101,8 @@ class Source:
 def open_source(data: Any) -> Source:
     """The adapter for whatever the caller passed."""
     for module, name, adapter in KINDS:
-        if module in sys.modules and isinstance(data, getattr(sys.modules[module], name)):
+        # A module may be the user's own, under the name of a library.
+        if isinstance(data, getattr(sys.modules.get(module), name, ())):
             return adapter(data)
     hint = "; of a Dataset, pass one variable" if type(data).__name__ == "Dataset" else ""
     raise DataError(
@@ -322,8 +324,7 @@ KINDS: tuple[tuple[str, str, Callable[[Any], Source]], ...] = (
 
 def is_pydata_sparse(data: object) -> bool:
     """Whether an object is an array of the sparse package."""
-    package = sys.modules.get("sparse")
-    return package is not None and isinstance(data, package.SparseArray)
+    return isinstance(data, getattr(sys.modules.get("sparse"), "SparseArray", ()))
 
 
 def is_scipy_sparse(data: object) -> bool:

@@ -22,9 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.data.adapters import open_source
 from daskfactor.data.grid import Block, inverse
-from daskfactor.data.labels import Labels
+from daskfactor.data.known import Known, Labels
 from daskfactor.data.loading import Decoder, read
-from daskfactor.data.statistics import Known
 from daskfactor.data.storage import (
     ArrayFile,
     Extent,
@@ -187,30 +186,18 @@ class BlockedData:
 
     def values(self, rows: ArrayLike, cols: ArrayLike) -> FloatArray:
         """Entries at the given cells, NaN where missing; every block is read at most once."""
-        at = self._indices(rows, 0), self._indices(cols, 1)
-        if at[0].shape != at[1].shape:
+        (row_band, row), (col_band, col) = self._placed(rows, 0), self._placed(cols, 1)
+        if row.shape != col.shape:
             raise OptionError(
-                f"cells need as many rows as columns, got {at[0].size} rows and "
-                f"{at[1].size} columns"
+                f"cells need as many rows as columns, got {row.size} rows and {col.size} columns"
             )
-        orders, bands = (self.row_order, self.col_order), (self.grid.rows, self.grid.cols)
-        row, col = (
-            index if order is None else inverse(order)[index]
-            for index, order in zip(at, orders, strict=True)
-        )
-        row_band, col_band = (
-            np.searchsorted(side.offsets, index, side="right") - 1
-            for index, side in zip((row, col), bands, strict=True)
-        )
         owner = row_band * self.grid.blocks + col_band
         out = np.full(row.size, 0 if self.unstored == "zero" else np.nan, self.dtype)
         order = np.argsort(owner, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(owner[order])) + 1):
             if group.size:
-                block = Block(int(row_band[group[0]]), int(col_band[group[0]]))
-                row_part, col_part = self.grid.slices(block)
-                cells = row[group] - row_part.start, col[group] - col_part.start
-                view = self.view(*block)
+                cells = row[group], col[group]
+                view = self.view(int(row_band[group[0]]), int(col_band[group[0]]))
                 if isinstance(view, BlockView):
                     out[group] = view.block[cells]
                 else:
@@ -336,19 +323,28 @@ class BlockedData:
             cols if self.col_order is None else self.col_order[cols],
         )
 
-    def _indices(self, index: ArrayLike, axis: int) -> NDArray[np.int64]:
+    def _placed(self, index: ArrayLike, axis: int) -> Cells:
+        """The bands in which the caller's rows (or columns) are, and their places there."""
         array = np.atleast_1d(np.asarray(index))
         if array.size == 0:
-            return np.zeros(0, np.int64)
-        low, high = array.min(), array.max()
-        if array.dtype.kind not in "iu" or array.ndim != 1 or low < 0 or high >= self.shape[axis]:
+            array = np.zeros(0, np.int64)
+        elif (
+            array.dtype.kind not in "iu"
+            or array.ndim != 1
+            or array.min() < 0
+            or array.max() >= self.shape[axis]
+        ):
             side = ("row", "column")[axis]
             raise OptionError(
                 f"{side} indices of cells must be a list of whole numbers from 0 to "
                 f"{self.shape[axis] - 1}, got {array.dtype} values of shape {array.shape} "
-                f"from {low} to {high}"
+                f"from {array.min()} to {array.max()}"
             )
-        return array.astype(np.int64)
+        order = (self.row_order, self.col_order)[axis]
+        place = array.astype(np.int64) if order is None else inverse(order)[array]
+        offsets = np.array((self.grid.rows, self.grid.cols)[axis].offsets)
+        band = np.searchsorted(offsets, place, side="right") - 1
+        return band, place - offsets[band]
 
 
 class DataHandle(NamedTuple):

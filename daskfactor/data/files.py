@@ -3,6 +3,7 @@
 A format is added here alone: functions that read it, and a line of `FORMATS`.
 """
 
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -24,7 +25,7 @@ from daskfactor.data.entries import (
     coordinate_pieces,
     text_array,
 )
-from daskfactor.data.labels import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
+from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.data.store import BlockStore, is_blocked_store, zarr_kind
 from daskfactor.data.tables import Wanted, open_csv, open_parquet, opened, read_table, require
 from daskfactor.errors import DataError, OptionError
@@ -37,6 +38,8 @@ KNOWN = (
 ARRAYS = ".npy, .npz, .csv, .tsv, .txt, .zarr or netCDF (.nc)"
 TEXT_CHUNK = 2**24
 """Bytes of a Matrix Market file that are parsed together."""
+_NOTHING = re.compile(rb"^[ \t]*(%.*)?\r?\n", re.MULTILINE)
+"""A blank line, or a comment."""
 
 
 def open_sparse(source: Any, wanted: Wanted) -> Source:
@@ -91,6 +94,8 @@ def read_matrix(text: str) -> Any:
             f"{path.with_suffix('.zarr')}, and then fit that store"
         )
     if form is not None and form.array is not None:
+        if name is not None and suffix != ".npz":
+            raise DataError(f"{path} holds one matrix, without a name, not {name!r}; give {path}")
         return form.array(path, name)
     if path.is_dir() and name is None and zarr_kind(str(path)) in ("blocks", "array", "run"):
         return str(path)  # as_blocks opens it, or refuses it with the right sentence
@@ -116,11 +121,11 @@ def open_matrix_market(location: str, wanted: Wanted) -> Source:
         found = 0
         with _text_file(location) as file:
             file.seek(start)
-            while lines := file.readlines(TEXT_CHUNK):
-                lines = [line.strip() for line in lines]
-                lines = [line for line in lines if line and not line.startswith(b"%")]
-                found += len(lines)
-                coo = _parsed(location, banner + b"%d %d %d\n" % (rows, cols, len(lines)), lines)
+            while text := file.read(TEXT_CHUNK) + file.readline():
+                text = _NOTHING.sub(b"", text + b"\n")
+                count = text.count(b"\n")
+                found += count
+                coo = _parsed(location, banner + b"%d %d %d\n" % (rows, cols, count) + text)
                 yield from coordinate_pieces(coo.row, coo.col, coo.data)
         if found != entries:
             raise DataError(
@@ -347,12 +352,12 @@ def _sizes(location: str, file: IO[bytes]) -> tuple[int, int, int]:
     return rows, cols, entries
 
 
-def _parsed(location: str, head: bytes, lines: list[bytes]) -> Any:
+def _parsed(location: str, text: bytes) -> Any:
     """The entries in some lines, read as if they were a file of their own."""
     from scipy.io import mmread
 
     try:
-        return mmread(BytesIO(head + b"\n".join([*lines, b""])))
+        return mmread(BytesIO(text))
     except Exception as error:
         raise DataError(f"{location} cannot be read as Matrix Market: {error}") from error
 

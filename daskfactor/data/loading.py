@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from daskfactor.checks import warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.data.labels import Labels, check_dtype, check_shape
-from daskfactor.data.statistics import (
+from daskfactor.data.known import (
     Known,
+    Labels,
     Locate,
     StatisticsBuilder,
+    check_dtype,
+    check_shape,
     dense_cells,
     infinite,
 )

@@ -12,6 +12,7 @@ from daskfactor.data.adapters import Source, from_blocks, open_source
 from daskfactor.data.blocks import BlockedData, filled, open_store
 from daskfactor.data.entries import PIECE
 from daskfactor.data.grid import Grid, choose_grid
+from daskfactor.data.known import TILE_ENTRIES, refuse_unobserved, unpermuted
 from daskfactor.data.loading import load, read_budget, working_bytes
 from daskfactor.data.sparse import (
     BLOCK_BYTES,
@@ -22,7 +23,6 @@ from daskfactor.data.sparse import (
     sparse_bytes,
     sparse_data,
 )
-from daskfactor.data.statistics import TILE_ENTRIES, refuse_unobserved, unpermuted
 from daskfactor.data.storage import (
     ArrayFile,
     FloatType,

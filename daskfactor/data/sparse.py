@@ -22,9 +22,8 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, filled
 from daskfactor.data.entries import Axis, KeysAreText, Piece, doubled, summable
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid, inverse
-from daskfactor.data.labels import Layout
+from daskfactor.data.known import Known, Layout, StatisticsBuilder, cell_of
 from daskfactor.data.loading import Decoder, reading_errors
-from daskfactor.data.statistics import Known, StatisticsBuilder, cell_of
 from daskfactor.data.storage import ArrayFile, FloatType, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type

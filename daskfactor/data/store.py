@@ -52,8 +52,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from daskfactor.data.entries import text_array
 from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.data.labels import Labels, Layout, SourceInfo
-from daskfactor.data.statistics import Known, Statistics, crc32
+from daskfactor.data.known import Known, Labels, Layout, SourceInfo, Statistics, crc32
 from daskfactor.data.storage import DISK_FULL, Storage, block_bytes
 from daskfactor.errors import DaskfactorError, OptionError, StoreError, StoreFormatError
 from daskfactor.kernels.views import NARROW_COLUMNS, SparseBlock, index_type, pointer_type

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from daskfactor.data.adapters import Source
 from daskfactor.data.entries import PIECE, Keys, KeysAreText, Piece
-from daskfactor.data.labels import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
+from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.errors import DataError, OptionError
 
 Column = str | int

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zarr
 
-from daskfactor.data.labels import Labels, usable_dims
+from daskfactor.data.known import Labels, usable_dims
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, OptionError
 

@@ -29,7 +29,7 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.convert import Conversion, convert, export
 from daskfactor.data.entries import Piece
 from daskfactor.data.grid import Grid
-from daskfactor.data.labels import SourceInfo
+from daskfactor.data.known import SourceInfo
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.store import StoreWriter
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError

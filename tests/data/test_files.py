@@ -126,3 +126,13 @@ def test_a_store_of_any_name_is_known_by_what_it_contains(tmp_path):
     place = tmp_path / "t.zarr.blocks"
     dfac.convert(sparse.eye_array(4, format="csr"), place, unstored="zero", progressbar=False)
     assert read_matrix(str(place)) == str(place)
+
+
+@pytest.mark.parametrize("name", ["v.csv", "v.npy"])
+def test_a_file_without_names_takes_none(tmp_path, name):
+    if name == "v.npy":
+        np.save(tmp_path / name, np.ones((2, 2)))
+    else:
+        (tmp_path / name).write_text("1,2\n3,4\n")
+    with pytest.raises(DataError, match=f"{name} holds one matrix, without a name, not 'foo'"):
+        read_matrix(f"{tmp_path / name}:foo")
