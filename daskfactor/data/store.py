@@ -411,7 +411,13 @@ def is_blocked_store(location: str) -> bool:
 
 
 def take_place(new: Path, target: Path) -> None:
-    """Put ``new`` where ``target`` is; what was there comes back if that fails."""
+    """Put ``new`` where ``target`` is and remove what was there, which comes back on failure.
+
+    Raises
+    ------
+    OSError
+        If that cannot be done; ``target`` is what it was.
+    """
     aside = target.with_name(f".{target.name}.replaced-{os.getpid()}")
     if target.exists():
         target.rename(aside)
