@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import daskfactor as dfac
+from daskfactor.executors.state import make_state
 from daskfactor.inference.langevin import allotment
+from daskfactor.inference.multiplicative import balance
 from tests.inference.test_conformance import counts
 
 Array = NDArray[Any]
@@ -77,6 +79,29 @@ def test_sgld_takes_as_many_iterations_as_make_up_a_pass() -> None:
     tree = draw(stepping, tune=2)
     iterations = 4 * np.arange(3, 11)
     np.testing.assert_allclose(tree["sample_stats"]["step_size"][0], 0.01 / iterations)
+
+
+def test_a_fine_chain_takes_two_halves_of_every_coarse_step() -> None:
+    fine, coarse = dfac.PSGRRLD.tracks
+    sampler = dfac.PSGRRLD(dfac.PolynomialStep(0.5, 0.6))
+    whole = [sampler.step_for(coarse, 3, 2)(t) for t in range(6)]
+    halves = [sampler.step_for(fine, 3, 2)(t) for t in range(12)]
+    assert len(set(whole)) == 6
+    np.testing.assert_allclose(halves, np.repeat(whole, 2) / 2, rtol=1e-12)
+
+
+def test_balanced_factors_have_equal_sums_and_the_same_product() -> None:
+    rng = np.random.default_rng(4)
+    W, H = rng.gamma(1.0, 5.0, (7, 3)), rng.gamma(1.0, 0.1, (6, 3))
+    state = make_state(dfac.as_blocks(counts(), 3, dtype="float64").grid, W.copy(), H.copy())
+    lift = 1e-3
+    balance(state)
+    left, right = state.gather("rows"), state.gather("cols")
+    # The lift adds a thousandth of a factor's mean to each of its entries.
+    left = left - lift * left.mean() / (1 + lift)
+    right = right - lift * right.mean() / (1 + lift)
+    np.testing.assert_allclose(left.sum(axis=0), right.sum(axis=0))
+    np.testing.assert_allclose(left @ right.T, W @ H.T)
 
 
 def test_hmc_repeats_a_draw_that_it_rejects() -> None:
