@@ -5,14 +5,16 @@ that they do not depend on the order of the lines of a file.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from scipy import sparse
 
 from daskfactor.errors import DaskfactorError, DataError, StoreError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Positions = NDArray[np.int64]
 IntArray = NDArray[np.integer[Any]]
@@ -24,7 +26,7 @@ LEAST_LINES = 256
 """Rows of a file that are read together: so many, or as many as hold so many cells."""
 
 
-Keys = IntArray | pd.Categorical
+Keys: TypeAlias = "IntArray | pd.Categorical"
 """Whole numbers, or texts as codes and categories."""
 
 
@@ -68,6 +70,8 @@ class Axis:
         if self._size is not None:
             np.add.at(self._counts, self.positions(keys), 1)
         elif len(keys):
+            import pandas as pd  # not before keys are names
+
             self._text = self._checked(keys)
             found = pd.Series(keys).value_counts(sort=False)
             if self._text:
@@ -112,7 +116,7 @@ class Axis:
 
     def _checked(self, keys: Keys) -> bool:
         """Whether keys are texts, as all of them or none must be."""
-        text = isinstance(keys, pd.Categorical)
+        text = not isinstance(keys, np.ndarray)
         if self._text not in (None, text):
             raise DataError(
                 f"the keys of {self._side}s are whole numbers in one file and texts in another; "
@@ -122,6 +126,8 @@ class Axis:
 
     def _merge(self) -> None:
         """Add up what was counted so far, in the order of the keys."""
+        import pandas as pd
+
         self._found = [pd.concat(self._found).groupby(level=0).sum()]
 
 
