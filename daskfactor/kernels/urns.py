@@ -289,25 +289,31 @@ def _visit(
     tokens, varied = orders.shape[1], alpha.shape[0] > 1
     product[:] = 1.0
     for t in range(tokens):
-        for lane in range(lanes):
-            mine = lane if own else np.uint64(0)
-            m = np.uint64(orders[mine, t])
-            later = np.uint64(orders[mine, min(t + AHEAD, tokens - 1)])
-            for n in range(registers):
-                at = place[later, n]
-                if at < 0:
-                    prefetch(slots, lane, start[-1 - at])
-                else:
-                    prefetch(tables, lane, at)
-            if again:
+        if again:
+            for lane in range(lanes):
+                mine = lane if own else np.uint64(0)
+                m = np.uint64(orders[mine, t])
+                later = np.uint64(orders[mine, min(t + AHEAD, tokens - 1)])
+                for n in range(registers):
+                    prefetch(tables, lane, place[later, n])
                 h = np.uint64(states[lane, t])
                 if plain:
                     balls[lane, h] -= 1
                     values[lane, h] = value[balls[lane, h]]
                 for n in range(registers):
-                    tables[lane, np.uint64(place[m, n] + column[n, h])] -= 1
+                    step = h if plain else np.uint64(column[n, h])
+                    tables[lane, np.uint64(place[m, n]) + step] -= 1
         for lane in range(lanes):
-            m = np.uint64(orders[lane if own else np.uint64(0), t])
+            mine = lane if own else np.uint64(0)
+            m = np.uint64(orders[mine, t])
+            if not again:
+                later = np.uint64(orders[mine, min(t + AHEAD, tokens - 1)])
+                for n in range(registers):
+                    at = place[later, n]
+                    if at < 0:
+                        prefetch(slots, lane, start[-1 - at])
+                    else:
+                        prefetch(tables, lane, at)
             for n in range(registers):
                 at = place[m, n]
                 if at < 0:
@@ -335,9 +341,9 @@ def _visit(
                 balls[lane, h] += 1
                 values[lane, h] = value[balls[lane, h]]
             for n in range(registers):
-                at, step = place[m, n], column[n, h]
+                at, step = place[m, n], h if plain else np.uint64(column[n, h])
                 if at >= 0:
-                    tables[lane, np.uint64(at + step)] += 1
+                    tables[lane, np.uint64(at) + step] += 1
                 else:
                     s, stop = np.uint64(start[-1 - at]), np.uint64(start[-at])
                     while s < stop and slots[lane, s] != empty:
