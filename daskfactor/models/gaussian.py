@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.errors import DataError, ModelError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import (
-    Count,
+    COUNT,
+    POSITIVE_OR_AUTO,
+    Auto,
     FactorModel,
-    PositiveOrAuto,
     StoredModel,
     advised,
 )
@@ -125,12 +126,12 @@ class GaussianMF(FactorModel):
     default_sampler: ClassVar[str] = "SGHMC"
     default_optimizer: ClassVar[str] = "DSGD"
 
-    n_components: Count
+    n_components: int = field(metadata=COUNT)
     _: KW_ONLY
-    noise: PositiveOrAuto = "auto"
-    precision_w: PositiveOrAuto = "auto"
-    precision_h: PositiveOrAuto = "auto"
-    biases: Annotated[bool, _checked_flag] = True
+    noise: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
+    precision_w: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
+    precision_h: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
+    biases: bool = field(default=True, metadata={"check": _checked_flag})
 
     @property
     def likelihood(self) -> Likelihood:
@@ -204,7 +205,7 @@ class GaussianMF(FactorModel):
         return parts
 
 
-Deviation = Annotated[float, advised("leave it out for 1")]
+DEVIATION = advised("leave it out for 1")
 
 
 @dataclass(frozen=True)
@@ -235,11 +236,11 @@ class GaussianAdditive(StoredModel):
 
     evidence_data = "vector"
 
-    n_components: Count
+    n_components: int = field(metadata=COUNT)
     _: KW_ONLY
-    mean: Annotated[float, lambda _, value: float(value)] = 0.0
-    scale: Deviation = 1.0
-    noise: Deviation = 1.0
+    mean: float = field(default=0.0, metadata={"check": lambda _, value: float(value)})
+    scale: float = field(default=1.0, metadata=DEVIATION)
+    noise: float = field(default=1.0, metadata=DEVIATION)
 
     def check_observations(self, x: ArrayLike) -> NDArray[np.float64]:
         """Observations as a vector.

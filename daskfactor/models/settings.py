@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ Mask = NDArray[np.bool_] | None
 class StoredModel:
     """A frozen dataclass of settings that is written into results and read back.
 
-    A field of type ``Annotated[kind, check]`` holds what ``check(name, value)`` returns.
+    A field with ``metadata={"check": check}`` holds what ``check(name, value)`` returns.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class StoredModel:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            for check in getattr(field.type, "__metadata__", ()):
+            if check := field.metadata.get("check"):
                 self._put({field.name: check(field.name, getattr(self, field.name))})
 
     def _put(self, settings: Mapping[str, Any]) -> None:
@@ -207,13 +207,13 @@ def checked_positive(name: str, value: Any) -> float | Auto:
     return checked_number(name, value)
 
 
-def advised(advice: str) -> Callable[[str, Any], float]:
-    """Make a check for a positive, finite number that gives this advice."""
-    return partial(checked_number, advice=advice)
+def advised(advice: str) -> dict[str, Callable[[str, Any], float]]:
+    """Make the metadata of a field that is a positive, finite number, with this advice."""
+    return {"check": partial(checked_number, advice=advice)}
 
 
-Count = Annotated[int, checked_count]
-PositiveOrAuto = Annotated[float | Auto, checked_positive]
+COUNT = {"check": checked_count}
+POSITIVE_OR_AUTO = {"check": checked_positive}
 
 
 @dataclass(frozen=True, eq=False)

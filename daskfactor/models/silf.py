@@ -7,8 +7,8 @@ Source: Masood and Doshi-Velez, "A particle-based variational approach to Bayesi
 non-negative matrix factorization", section 5.
 """
 
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, ClassVar, Final, Self
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,14 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.errors import ModelError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import (
-    Count,
+    COUNT,
+    POSITIVE_OR_AUTO,
+    Auto,
     FactorModel,
     OfDivergence,
-    PositiveOrAuto,
     advised,
 )
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.models.tweedie_law import Power, Tweedie
+from daskfactor.models.tweedie_law import POWER, Tweedie
 
 Array = NDArray[np.float64]
 
@@ -83,15 +84,16 @@ def silf_slope(y: ArrayLike, eps: float, smoothness: float) -> Array:
     return np.clip((y - (1.0 - smoothness) * eps) / (2.0 * smoothness * eps), 0.0, 1.0)
 
 
+GIVEN = advised("leave it out for the paper's own")
+
+
 def _at_most_one(name: str, value: float) -> float:
+    value = GIVEN["check"](name, value)
     if value > 1.0:
         raise ModelError(
             f"{name} must be above 0 and at most 1, got {value:g}; leave it at 0.1 if unsure"
         )
     return value
-
-
-Given = Annotated[float, advised("leave it out for the paper's own")]
 
 
 @dataclass(frozen=True)
@@ -139,13 +141,13 @@ class SILFNMF(FactorModel):
     has_threshold: ClassVar[bool] = True
     from_data: ClassVar[tuple[str, ...]] = ("threshold",)
 
-    n_components: Count
+    n_components: int = field(metadata=COUNT)
     _: KW_ONLY
-    beta: Power = 2.0
-    threshold: PositiveOrAuto = "auto"
-    smoothness: Annotated[Given, _at_most_one] = 0.1
-    sharpness: Given = 2.0
-    rate: Given = 1.0
+    beta: float = field(default=2.0, metadata=POWER)
+    threshold: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
+    smoothness: float = field(default=0.1, metadata={"check": _at_most_one})
+    sharpness: float = field(default=2.0, metadata=GIVEN)
+    rate: float = field(default=1.0, metadata=GIVEN)
 
     @property
     def likelihood(self) -> Likelihood:

@@ -5,8 +5,8 @@ Source: Şimşekli et al. 2017, section 2.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,21 +14,22 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.errors import DataError, ModelError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import (
-    Count,
+    COUNT,
+    POSITIVE_OR_AUTO,
+    Auto,
     FactorModel,
     FixedComponents,
     Mask,
     OfDivergence,
-    PositiveOrAuto,
     advised,
     check_length,
     checked_fixed,
     checked_number,
 )
-from daskfactor.models.tweedie_law import Power, Tweedie
+from daskfactor.models.tweedie_law import POWER, Tweedie
 
 FIXED = ("fixed_w", "fixed_h")
-Shape = Annotated[float, advised("leave it at 1 for an exponential prior")]
+SHAPE = advised("leave it at 1 for an exponential prior")
 
 
 def gamma_log_density(factor: ArrayLike, rate: float, shape: float = 1.0) -> float:
@@ -119,13 +120,13 @@ class GammaFactors(FactorModel):
     has_scores: ClassVar[bool] = True
     from_data: ClassVar[tuple[str, ...]] = ("dispersion", "rate_w", "rate_h")
 
-    n_components: Count
+    n_components: int = field(metadata=COUNT)
     _: KW_ONLY
-    dispersion: PositiveOrAuto = "auto"
-    rate_w: PositiveOrAuto = "auto"
-    rate_h: PositiveOrAuto = "auto"
-    shape_w: Shape = 1.0
-    shape_h: Shape = 1.0
+    dispersion: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
+    rate_w: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
+    rate_h: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
+    shape_w: float = field(default=1.0, metadata=SHAPE)
+    shape_h: float = field(default=1.0, metadata=SHAPE)
     fixed_w: FixedComponents | ArrayLike | None = None
     fixed_h: FixedComponents | ArrayLike | None = None
     evidence_data = "matrix"
@@ -343,7 +344,7 @@ class TweedieNMF(GammaFactors):
     """
 
     _: KW_ONLY
-    beta: Power = 1.0
+    beta: float = field(default=1.0, metadata=POWER)
 
     @property
     def likelihood(self) -> Likelihood:

@@ -18,7 +18,7 @@ Sources: Şimşekli et al. 2017, section 2 and eq. 2 to 4; Şimşekli et al. 201
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -375,7 +375,7 @@ def checked_power(name: str, beta: Any) -> float:
     return value
 
 
-Power = Annotated[float, checked_power]
+POWER = {"check": checked_power}
 
 
 @dataclass(frozen=True)
