@@ -216,7 +216,6 @@ def _make_buffers(plan: BatchPlan) -> tuple[Sums, Scratch]:
         running=np.zeros((LANES, 1 + blocks)),
         uniforms=np.empty((LANES, CHUNK)),
         product=np.empty(LANES),
-        offset=np.empty(2 + plan.placement.network.place.shape[1], np.uint64),
     )
     return sums, Scratch(
         weights=np.empty(size),

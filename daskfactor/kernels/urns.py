@@ -44,7 +44,7 @@ Wide = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Small = NDArray[np.int32]
 Words = NDArray[np.uint32]
-Counts = NDArray[Any]  # the smallest unsigned integers that hold them
+Counts = NDArray[Any]  # the smallest unsigned integers that hold them, or int32
 
 CHUNK = 256  # tokens whose uniforms are made at a time
 BLOCK = 4  # states weighed at a time
@@ -94,10 +94,11 @@ class Network(NamedTuple):
 class Particles(NamedTuple):
     """State of P particles.
 
-    ``tables``: (P, W); ``slots``: (P, S); ``log_weights``: (P,)
+    ``tables``: (P, W), of signed numbers if they can move; ``slots``: (P, S), S = 0 if they can;
+    ``log_weights``: (P,)
     ``values``: (P, 4 ceil(H/4)), what a state weighs before its rows are looked at (scratch if
     the network is not plain); ``balls``: (P, H), its tokens, in a plain network
-    ``states``: (P, T) of the tokens so far, or (P, 0) if they need not be known again
+    ``states``: (P, T) of the tokens so far, or (P, 0) if they cannot move
     ``orders``: (1, T) or, if every particle has its own, (P, T): the tokens' cells
     """
 
@@ -114,14 +115,13 @@ class Sums(NamedTuple):
     """Buffers of a batch, a row for each of the particles that go together.
 
     ``w``: (LANES, 4 ceil(H/4)); ``running``: (LANES, 1 + ceil(H/4)) sums of it;
-    ``uniforms``: (LANES, CHUNK); ``product``: (LANES,); ``offset``: (R,) or more
+    ``uniforms``: (LANES, CHUNK); ``product``: (LANES,)
     """
 
     w: Wide
     running: Wide
     uniforms: Wide
     product: Wide
-    offset: NDArray[np.uint64]
 
 
 @jit_exact
@@ -139,6 +139,12 @@ def fill_uniforms(out: Wide, pair: int, particle: int, batch: int, tag: int, key
 def _empty(slots: Any) -> Scalar:
     """What stands in a slot before a token does: the largest number."""
     return slots.dtype.type((1 << (8 * slots.itemsize)) - 1)
+
+
+@inline
+def _offset(place: Small, spare: Ints, m: Scalar, n: Scalar, moving: Scalar) -> Scalar:
+    """Where a register's row is, or is laid out."""
+    return np.uint64(place[m, n] if moving or place[m, n] >= 0 else spare[n])
 
 
 @inline
@@ -235,21 +241,20 @@ def _weigh_any(
     twins: tuple[Ints, NDArray[np.uint8]],
     table: Counts,
     lane: Scalar,
-    m: Scalar,
-    offset: NDArray[np.uint64],
+    rows: tuple[Small, Ints, Scalar, Scalar],
     w: Wide,
     bottom: Wide,
     running: Wide,
 ) -> None:
     """Weights of the states in any network; ``bottom`` is scratch."""
-    address, twin = twins
+    (address, twin), (place, spare, m, moving) = twins, rows
     states = column.shape[1]
     w[lane, :states] = 1.0
     bottom[lane, :states] = 1.0
     for n in range(column.shape[0]):
-        tied = n > 0 and twin.size > 0
+        tied, o = n > 0 and twin.size > 0, _offset(place, spare, m, n, moving)
         for h in range(states):
-            factor = alpha[0, n] + table[lane, offset[n] + np.uint64(column[n, h])]
+            factor = alpha[0, n] + table[lane, o + np.uint64(column[n, h])]
             if tied:
                 factor += _earlier(address, column, twin, m, n, h)
             if divides[n] == 1:
@@ -259,7 +264,7 @@ def _weigh_any(
     _divide(w, bottom, lane, states, running)
 
 
-@jit_exact
+@inline
 def _visit(
     net: Network,
     orders: Small,
@@ -269,23 +274,27 @@ def _visit(
     logs: Wide,
     sums: Sums,
     again: bool,
+    plain: bool,
 ) -> None:
     """Tokens of a few particles, turn by turn: their first step, or ``again``.
 
     One token waits for the draw of the one before it, and meanwhile other particles' tokens
     keep the processor busy. The first step adds logs of u.
+
+    ``plain`` is a constant where this is merged into its caller, and ``moving`` follows from a
+    type: the loops are compiled without what the others need, which costs them up to a quarter.
     """
     # Arrays are taken out of tuples here, and rows are opened without a helper: numba
     # would count references in the inner loop, which costs more than the loop itself.
     place, column, alpha, value = net.place, net.column, net.alpha, net.value
     spare, start, scale = net.scratch, net.start, net.scale
     divides, twins = net.divides, (net.address, net.twin)
-    w, running, offset = sums.w, sums.running, sums.offset
-    uniforms, product = sums.uniforms, sums.product
+    w, running, uniforms, product = sums.w, sums.running, sums.uniforms, sums.product
     (tables, slots), (values, balls) = counts, urns
     registers, blocks, last = place.shape[1], running.shape[1] - 1, net.states
     own, lanes, empty = orders.shape[0] > 1, np.uint64(tables.shape[0]), _empty(slots)
-    plain, kept, kind = value.size > 0, states.shape[1] > 0, states.dtype.type
+    moving, kind = np.iinfo(tables.dtype).min < 0, states.dtype.type
+    again = again and moving
     tokens, varied = orders.shape[1], alpha.shape[0] > 1
     product[:] = 1.0
     for t in range(tokens):
@@ -306,7 +315,7 @@ def _visit(
         for lane in range(lanes):
             mine = lane if own else np.uint64(0)
             m = np.uint64(orders[mine, t])
-            if not again:
+            if not moving:
                 later = np.uint64(orders[mine, min(t + AHEAD, tokens - 1)])
                 for n in range(registers):
                     at = place[later, n]
@@ -314,43 +323,40 @@ def _visit(
                         prefetch(slots, lane, start[-1 - at])
                     else:
                         prefetch(tables, lane, at)
-            for n in range(registers):
-                at = place[m, n]
-                if at < 0:
-                    s, stop = np.uint64(start[-1 - at]), np.uint64(start[-at])
-                    at = spare[n]
-                    while s < stop and slots[lane, s] != empty:
-                        tables[lane, np.uint64(at) + np.uint64(slots[lane, s])] += 1
-                        s += _ONE
-                offset[n] = at
+                    at = place[m, n]
+                    if at < 0:
+                        s, stop = np.uint64(start[-1 - at]), np.uint64(start[-at])
+                        while s < stop and slots[lane, s] != empty:
+                            tables[lane, np.uint64(spare[n]) + np.uint64(slots[lane, s])] += 1
+                            s += _ONE
             if plain:
-                r, o = m if varied else np.uint64(0), offset[0]
+                r, o = m if varied else np.uint64(0), _offset(place, spare, m, 0, moving)
                 if registers == 1:
                     _weigh(values, tables, lane, o, alpha[r, 0], w, running)
                 else:
-                    p, a, c = offset[1], alpha[r, 0], alpha[r, 1]
+                    p, a, c = _offset(place, spare, m, 1, moving), alpha[r, 0], alpha[r, 1]
                     _weigh_two(values, tables, lane, o, a, p, c, w, running)
                 for n in range(2, registers):
-                    _weigh(w, tables, lane, offset[n], alpha[r, n], w, running)
+                    o = _offset(place, spare, m, n, moving)
+                    _weigh(w, tables, lane, o, alpha[r, n], w, running)
             else:
-                _weigh_any(
-                    alpha, column, divides, twins, tables, lane, m, offset, w, values, running
-                )
+                rows = place, spare, m, moving
+                _weigh_any(alpha, column, divides, twins, tables, lane, rows, w, values, running)
             h = _pick(w, running, lane, blocks, last, uniforms[lane, t])
             if plain:
                 balls[lane, h] += 1
                 values[lane, h] = value[balls[lane, h]]
             for n in range(registers):
                 at, step = place[m, n], h if plain else np.uint64(column[n, h])
-                if at >= 0:
+                if moving or at >= 0:
                     tables[lane, np.uint64(at) + step] += 1
                 else:
                     s, stop = np.uint64(start[-1 - at]), np.uint64(start[-at])
                     while s < stop and slots[lane, s] != empty:
-                        tables[lane, offset[n] + np.uint64(slots[lane, s])] = 0
+                        tables[lane, np.uint64(spare[n]) + np.uint64(slots[lane, s])] = 0
                         s += _ONE
                     slots[lane, s] = step
-            if kept:
+            if moving:
                 states[lane, t] = kind(h)
             if not again:
                 product[lane] *= running[lane, blocks] * scale[m]
@@ -376,7 +382,7 @@ def visit(
     ----------
     particles : a stretch of at most LANES
     tokens : a stretch of at most CHUNK
-    again : whether the tokens are past ones
+    again : whether the tokens are past ones, of particles that can move
     sums : ``uniforms`` holds a number for each of them
     """
     (p, q), (begin, end) = particles, tokens
@@ -384,7 +390,10 @@ def visit(
     orders = crowd.orders[p:q, begin:end] if own else crowd.orders[0:1, begin:end]
     counts, urns = (crowd.tables[p:q], crowd.slots[p:q]), (crowd.values[p:q], crowd.balls[p:q])
     states, logs = crowd.states[p:q, begin:end], crowd.log_weights[p:q]
-    _visit(net, orders, counts, urns, states, logs, sums, again)
+    if net.value.size > 0:
+        _visit(net, orders, counts, urns, states, logs, sums, again, True)
+    else:
+        _visit(net, orders, counts, urns, states, logs, sums, again, False)
 
 
 @jit_exact
