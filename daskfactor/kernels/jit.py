@@ -12,15 +12,18 @@ updates have the same bits on every CPU and however rows are split into bands.
 
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from enum import Enum
+from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 from uuid import uuid4
 
+import llvmlite
 import numba
 import numpy as np
 from llvmlite import ir
@@ -44,26 +47,50 @@ JIT_ENABLED = not getattr(numba.config, "DISABLE_JIT", False)
 
 
 @cache
-def _written(folder: Path) -> list[tuple[str, int]]:
-    """When the source files of a folder were written."""
-    return sorted((str(file), file.stat().st_mtime_ns) for file in folder.glob("*.py"))
+def _code(code: CodeType) -> str:
+    """What a function does, nested ones included, wherever it is written."""
+    constants = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
 
-def _content(value: Any) -> str:
-    """All that a compiled function follows from: its file, those beside it, what its cells hold.
+def _content(value: Any, seen: set[int]) -> str:
+    """All that a compiled function follows from: code, options, cells, and globals that it names.
 
     Raises
     ------
-    OSError
-        If it does not stand in a file, as what is typed into a shell.
+    TypeError
+        If it uses an object that cannot be told apart from others between processes.
     """
-    function = getattr(value, "py_func", getattr(value, "_defn", value))
+    made = getattr(value, "_defn", value)  # of an intrinsic
+    function = getattr(made, "py_func", made)
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {sha256(value.tobytes()).hexdigest()}"
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, type):
+        return f"{value} {list(value) if issubclass(value, Enum) else vars(value).get('_fields')}"
     if not isinstance(function, FunctionType):
-        return repr(value)
-    code, options = function.__code__, getattr(value, "targetoptions", None)
-    file = Path(code.co_filename).resolve(strict=True)
-    cells = [_content(cell.cell_contents) for cell in function.__closure__ or ()]
-    return f"{file}:{code.co_firstlineno} {options} {_written(file.parent)} {cells}"
+        if " at 0x" in (text := repr(value)):
+            raise TypeError(f"{text} has no description that holds in another process")
+        return text
+    if id(function) in seen:
+        return function.__name__
+    seen.add(id(function))
+    used = {name: function.__globals__.get(name) for name in _names(function.__code__)}
+    used |= {
+        name: cell.cell_contents
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        )
+    }
+    parts = [f"{name}: {_content(used[name], seen)}" for name in sorted(used)]
+    options = sorted((getattr(made, "targetoptions", None) or {}).items())
+    return f"{_code(function.__code__)} {options} {parts}"
+
+
+def _names(code: CodeType) -> set[str]:
+    nested = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
+    return set(code.co_names).union(*nested)
 
 
 class _DiskCache(FunctionCache):
@@ -71,38 +98,51 @@ class _DiskCache(FunctionCache):
 
     numba's own cache knows a closure by its cells, and kernels in them change their names from
     process to process; and it numbers its files in an index, in which processes that write at
-    the same time lose or exchange each other's, so that code for other types is loaded.
+    the same time lose or exchange each other's, so that code for other types is loaded. A file
+    begins with the SHA-256 of the rest: one that is damaged is written anew.
     """
 
     def __init__(self, made: Any) -> None:
-        function = made.py_func
-        super().__init__(function)
-        self._content = f"{_content(made)} {_written(Path(__file__).parent)}"
+        super().__init__(made.py_func)
+        self._made = made
+
+    @cached_property
+    def _content(self) -> str:
+        # Not before the first call: a function may name globals that come after it.
+        content, function = _content(self._made, set()), self._py_func
         if function.__closure__ is not None:
             # The linker knows functions by name: those of several processes must not share one.
             name = function.__qualname__.partition("#")[0]
-            function.__qualname__ = f"{name}#{sha256(self._content.encode()).hexdigest()[:16]}"
+            function.__qualname__ = f"{name}#{sha256(content.encode()).hexdigest()[:16]}"
+        return content
 
     def _file(self, signature: Any, codegen: Any) -> Path:
         target = codegen.magic_tuple(), getattr(numba.config, "BOUNDSCHECK", None)
-        text = f"{self._content} {signature} {target} {numba.__version__}"
+        versions = sys.implementation.cache_tag, numba.__version__, llvmlite.__version__
+        text = f"{self._content} {signature} {target} {versions}"
         name = self._py_func.__name__.strip("_")
         return Path(self.cache_path, f"{name}-{sha256(text.encode()).hexdigest()[:32]}.nbc")
 
     def _load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            data = self._file(sig, target_context.codegen()).read_bytes()
-        except FileNotFoundError:
-            return None
-        return self._impl.rebuild(target_context, pickle.loads(data))
+        with suppress(OSError, TypeError):
+            kept = self._file(sig, target_context.codegen()).read_bytes()
+            if sha256(kept[32:]).digest() == kept[:32]:
+                return self._impl.rebuild(target_context, pickle.loads(kept[32:]))
+        return None
 
     def _save_overload(self, sig: Any, data: Any) -> None:
-        file = self._file(sig, data.codegen)
-        if self._impl.check_cachable(data):
+        if not self._impl.check_cachable(data):
+            return
+        with suppress(OSError, TypeError):  # a kernel that cannot be kept is compiled all the same
+            file = self._file(sig, data.codegen)
             self._impl.locator.ensure_cache_path()
             begun = file.with_suffix(f".{uuid4().hex}")
-            begun.write_bytes(dumps(self._impl.reduce(data)))
-            begun.replace(file)
+            compiled = dumps(self._impl.reduce(data))
+            try:
+                begun.write_bytes(sha256(compiled).digest() + compiled)
+                begun.replace(file)
+            finally:
+                begun.unlink(missing_ok=True)
 
 
 def _compiled(function: F, **options: Any) -> F:

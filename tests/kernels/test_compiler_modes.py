@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -117,9 +118,10 @@ from daskfactor.models.tweedie_law import Tweedie
 for K in (int(text) for text in sys.argv[1:]):
     W, H = np.full((2, K), 0.7), np.full((3, K), 0.4)
     block = np.array([0, 1, 3], np.int32), np.array([0, 1, 2], np.uint16), np.arange(1.0, 4.0)
-    GW, GH, *work = Workspace(np.float64).gradients(2, 3, K)
+    space = Workspace(np.float64)
+    GW, GH = space.gradients(2, 3, K)
     kernels = sparse_kernels(Tweedie(1.0), True, K)
-    kernels.gradient(block, W, H, 1.0, 1e-6, (GW, GH), tuple(work))
+    kernels.gradient(block, W, H, 1.0, 1e-6, (GW, GH), space.sums(K))
     print(K, GW.tolist(), GH.tolist())
 """
 
@@ -139,3 +141,51 @@ def test_disk_cache_tells_closures_apart_that_processes_named_alike(tmp_path):
     kept = sorted(tmp_path.rglob("*.nbc"))
     assert printed("5", "8") == five + eight
     assert sorted(tmp_path.rglob("*.nbc")) == kept  # nothing was compiled again
+
+
+TABLE = """
+import sys
+import numpy as np
+from daskfactor.kernels.jit import jit
+scale = float(sys.argv[2])
+def looks_up():
+    table = np.zeros(2000)
+    table[1000] = float(sys.argv[1])
+    def look(i):
+        return scale * table[i]
+    return jit(look)
+print(looks_up()(1000))
+"""
+
+
+def test_disk_cache_outlives_damage_and_tells_tables_and_globals_apart(tmp_path):
+    script, cache = tmp_path / "table.py", tmp_path / "cache"
+    script.write_text(TABLE)
+    root = str(Path(daskfactor.__file__).parents[1])
+    settings = {"PYTHONPATH": root, "DASKFACTOR_JIT_CACHE": "1", "NUMBA_CACHE_DIR": str(cache)}
+
+    def look(table, scale):
+        command = [sys.executable, str(script), str(table), str(scale)]
+        done = subprocess.run(
+            command, env=os.environ | settings, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout)
+
+    assert [look(1.0, 1.0), look(2.0, 1.0), look(1.0, 3.0)] == [1.0, 2.0, 3.0]
+    kept = sorted(cache.rglob("*.nbc"))
+    assert len(kept) == 3
+    good = [file.read_bytes() for file in kept]
+    for file, data in zip(kept, (b"", good[1][:-1], good[2][::-1]), strict=True):
+        file.write_bytes(data)
+    assert [look(1.0, 1.0), look(2.0, 1.0), look(1.0, 3.0)] == [1.0, 2.0, 3.0]
+    assert [file.read_bytes()[:32] for file in kept] == [
+        sha256(file.read_bytes()[32:]).digest() for file in kept
+    ]
+    folder = kept[0].parent
+    assert sorted(folder.iterdir()) == kept
+    for file in kept:
+        file.unlink()
+        file.mkdir()  # nothing can be read or written under this name
+    assert look(1.0, 1.0) == 1.0
+    assert sorted(folder.iterdir()) == kept
