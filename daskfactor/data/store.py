@@ -37,13 +37,14 @@ zarr's crc32c. Stores of version 0.1.0 have neither that nor ``arrays`` nor ``ch
 """
 
 import contextlib
+import glob
 import json
 import os
 import shutil
 import socket
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -410,16 +411,20 @@ def is_blocked_store(location: str) -> bool:
     return zarr_kind(location) == "blocks"
 
 
-def take_place(new: Path, target: Path) -> None:
+def take_place(new: Path, target: Path, let_go: Callable[[], object] | None = None) -> None:
     """Put ``new`` where ``target`` is and remove what was there, which comes back on failure.
+
+    ``let_go`` closes what is still open of the old one, just before it is removed: NFS keeps
+    the folder of an open file.
 
     Raises
     ------
     OSError
         If that cannot be done; ``target`` is what it was.
     """
-    aside = target.with_name(f".{target.name}.replaced-{os.getpid()}")
+    aside = _beside(target, "replaced")
     if target.exists():
+        _sweep(target, "replaced")  # only now: without a target, it may be all that there is
         target.rename(aside)
     try:
         new.rename(target)
@@ -427,6 +432,8 @@ def take_place(new: Path, target: Path) -> None:
         if aside.exists():
             aside.rename(target)
         raise
+    if let_go is not None:
+        let_go()
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -536,12 +543,26 @@ def chunk_length(counts: NDArray[np.int64], itemsize: int) -> int:
 
 def _making(place: Path) -> Path:
     """A name beside a store for the store in the making; what dead processes left is removed."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(place, "partial")
+    return _beside(place, "partial")
+
+
+def _beside(place: Path, what: str) -> Path:
+    """A hidden name beside a place that nothing else has."""
+    return place.with_name(f"{_prefix(place, what)}{os.getpid()}-{uuid.uuid4().hex[:8]}")
+
+
+def _sweep(place: Path, what: str) -> None:
+    """Remove what dead processes of this machine left under such a name."""
     import psutil
 
-    prefix = f".{place.name}.partial-{socket.gethostname()}-"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    for left in place.parent.glob(f"{prefix}*"):
+    prefix = _prefix(place, what)
+    for left in place.parent.glob(f"{glob.escape(prefix)}*"):
         number = left.name.removeprefix(prefix).partition("-")[0]
         if number.isdigit() and not psutil.pid_exists(int(number)):
             shutil.rmtree(left, ignore_errors=True)
-    return place.with_name(f"{prefix}{os.getpid()}-{uuid.uuid4().hex[:8]}")
+
+
+def _prefix(place: Path, what: str) -> str:
+    return f".{place.name}.{what}-{socket.gethostname()}-"

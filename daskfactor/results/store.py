@@ -137,7 +137,7 @@ class RunStore(Sink):
                 write_skeleton(making, spec)
                 if state is not None:
                     Checkpoints(making, spec.chains, spec.warmup_draws).commit(*state)
-                take_place(making, target)
+                take_place(making, target, old.release if old is not None else None)
         finally:
             shutil.rmtree(making, ignore_errors=True)
             if old is not None:
