@@ -1,8 +1,9 @@
 """Files of a run store: replaced atomically, flushed to disk, checked when read, one writer.
 
 zarr's own LocalStore writes a temporary file beside its target and renames it (since zarr
-3.1). It does not flush to disk, and a temporary file beside a node's metadata would be taken
-for a broken member; so metadata of a store that has readers are replaced by `replace_json`.
+3.1.3, which is why no older one will do). It does not flush to disk, and a temporary file
+beside a node's metadata would be taken for a broken member; so metadata of a store that has
+readers are replaced by `replace_json`.
 
 Checkpoints are two alternating files, and a marker that says which of them counts. The file
 that does not count is replaced and flushed first; then the marker, one small file, is
