@@ -233,15 +233,19 @@ def _chosen(at: xr.DataArray, key: Any, what: str, pointwise: bool) -> xr.DataAr
         raise OptionError(f"{what} must be one-dimensional, got {np.ndim(key)} dimensions")
     if isinstance(key, list | tuple | set | pd.Index | pd.Series):
         key = np.asarray(list(key))
-    if np.ndim(key) == 1 and len(key) == 0:
-        return at[:0]
     mask = not isinstance(key, slice) and np.asarray(key).dtype == bool
+    if pointwise and key.size in (0, at.size if mask else 0):
+        # Positions: fewer than the mask is long, or none, of whatever type the labels are.
+        chosen, mask = np.flatnonzero(key.values), True
+        key = key[chosen].drop_vars(dim, errors="ignore").copy(data=chosen)
+    elif np.ndim(key) == 1 and len(key) == 0:
+        return at[:0]
     labelled = dim in at.coords and not mask
     try:
         found = at.sel({dim: key}) if labelled else at.isel({dim: key})
     except (KeyError, IndexError, TypeError, ValueError, pd.errors.InvalidIndexError) as error:
         raise OptionError(_unknown(at, key, what, labelled)) from error
-    if pointwise and not labelled and dim not in key.dims:
+    if pointwise and dim not in at.coords and dim not in key.dims:
         return found.assign_coords({dim: (key.dims, found.values)})
     return found
 

@@ -329,6 +329,35 @@ def test_any_blocking_gives_the_same_numbers(shape, block, draws):
     np.testing.assert_allclose(corner["upper"].values.ravel(), np.quantile(mu, 0.95, axis=0))
 
 
+def test_single_cells_by_a_mask_and_none_at_all(trace):
+    rows = xr.DataArray(["g1", "g4"], dims="p", coords={"p": [7, 8]})
+    columns = xr.DataArray(predict(trace)["day"].values[[2, 0]], dims="p")
+    mask = xr.DataArray(np.isin(np.arange(I), [1, 4]), dims="p", coords={"p": np.arange(I)})
+    expected, found = (predict(trace, at, columns) for at in (rows, mask))
+    np.testing.assert_array_equal(found["mean"], expected["mean"])
+    assert found.sizes == {"p": 2}
+    assert found["gene"].values.tolist() == ["g1", "g4"]
+    assert found["p"].values.tolist() == [1, 4]
+    nothing = xr.DataArray([], dims="p")
+    none = predict(trace, nothing, nothing).load()
+    assert none.sizes == {"p": 0}
+    assert none["mean"].dims == ("p",)
+    with pytest.raises(OptionError, match="does not fit"):
+        predict(trace, mask[:-1], columns)
+
+
+def test_single_cells_by_a_mask_where_there_are_no_labels():
+    spec = make_spec(dims=("row", "column"), coords={})
+    tree = memory_tree(spec)
+    mask = xr.DataArray(np.isin(np.arange(I), [1, 4]), dims="p")
+    found = predict(tree, mask, xr.DataArray([2, 0], dims="p"))
+    np.testing.assert_allclose(
+        found["mean"], predict(tree)["mean"].values[[1, 4], [2, 0]], rtol=1e-6
+    )
+    nothing = xr.DataArray([], dims="p")
+    assert predict(tree, nothing, nothing).load().sizes == {"p": 0}
+
+
 def test_monitored_cells_pool_within_and_between_chains(trace):
     spec = make_spec()
     mu = all_mu()[:, spec.monitor_rows, spec.monitor_columns]
