@@ -94,7 +94,11 @@ def _over_draws(tree: xr.DataTree, name: str, chain: int) -> tuple[xr.DataArray,
     kept = np.flatnonzero(mass > 0)
     if not kept.size:
         raise OptionError(f"no draw of chain {chain} has any weight: pass another chain")
-    weighted = draws.isel(draw=kept).weighted(xr.DataArray(mass[kept], dims="draw"))
+    if kept.size < mass.size:
+        draws, mass = draws.isel(draw=kept), mass[kept]
+    if (mass == mass[0]).all():
+        return draws.mean("draw"), draws.var("draw")
+    weighted = draws.weighted(xr.DataArray(mass, dims="draw"))
     return weighted.mean("draw"), weighted.var("draw")
 
 

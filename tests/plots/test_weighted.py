@@ -79,6 +79,22 @@ def test_moments_of_unaligned_particles_are_weighted():
     np.testing.assert_allclose(sd**2, np.einsum("m,mkj->kj", WEIGHTS, (H - mean) ** 2))
 
 
+def test_equal_weights_give_the_plain_moments():
+    from tests.fake_run import fake_run
+
+    tree = fake_run().filter(lambda node: node.name != "posterior_moments")
+    plain = factor_moments(tree, "W", 0)
+    weights = np.full((2, 20), 1 / 40)
+    tree["sample_stats/weight"] = tree["sample_stats/lp"].copy(data=weights)
+    np.testing.assert_array_equal(factor_moments(tree, "W", 0), plain)
+    W = tree["posterior/W"].isel(chain=0).transpose("draw", "component", ...).values
+    np.testing.assert_allclose(plain, [W.mean(0), W.std(0)], rtol=1e-5)
+    weights[0, 10:] = 0
+    tree["sample_stats/weight"] = tree["sample_stats/lp"].copy(data=weights / weights.sum())
+    found = factor_moments(tree, "W", 0)
+    np.testing.assert_allclose(found, [W[:10].mean(0), W[:10].std(0)], rtol=1e-5)
+
+
 def test_chains_are_pooled_by_their_mass():
     from tests.fake_run import fake_run
 
