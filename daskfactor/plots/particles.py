@@ -405,6 +405,11 @@ def _best_positions(scores: xr.Dataset) -> list[int]:
         scores.indexes[dim].get_indexer(pd.Index(scores[f"best_{dim}"].values))
         for dim in ("chain", "draw")
     )
+    if min(chain.min(initial=0), draw.min(initial=0)) < 0:
+        raise OptionError(
+            "the best particle of a score is not among those of the dataset; select particles "
+            "before downstream, not after it"
+        )
     return [int(at) for at in chain * scores.sizes["draw"] + draw]
 
 

@@ -262,6 +262,8 @@ def test_figures_of_tables_want_those_tables():
         top_entries_plot(xr.Dataset())
     with pytest.raises(OptionError, match="what downstream returned"):
         scores_plot(xr.Dataset())
+    with pytest.raises(OptionError, match="is not among those"):
+        scores_plot(scores()[1].isel(draw=[0, 1]))
     with pytest.raises(OptionError, match="no component"):
         top_entries_plot(top_entries(particles()), components=[9])
     with pytest.raises(OptionError, match="one for each of 3 components"):
