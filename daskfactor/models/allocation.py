@@ -17,6 +17,19 @@ SMALLEST, LARGEST = 1e-100, 1e100
 OBSERVED = "ijklmnopq"
 
 
+class _Frozen(dict[Any, Any]):
+    """A dict that stays what it is: the model that has it is hashed."""
+
+    def _refuse(self, *args: Any, **settings: Any) -> Any:
+        raise TypeError("settings of a model do not change; use dataclasses.replace for another")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> Any:  # a dict is otherwise filled item by item
+        return type(self), (dict(self),)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class AllocationModel(StoredModel):
     r"""Tokens of a Poisson process, each a draw from a Bayesian network that is seen in part.
@@ -88,7 +101,7 @@ class AllocationModel(StoredModel):
             "shape": None if self.shape is None else _positive("shape", self.shape),
             "tied": tied,
         }
-        self._put(settings)
+        self._put({n: _Frozen(v) if isinstance(v, dict) else v for n, v in settings.items()})
 
     @classmethod
     def nmf(cls, n_components: int, **settings: Any) -> Self:

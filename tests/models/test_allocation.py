@@ -1,4 +1,6 @@
+import copy
 import json
+import operator
 import pickle
 
 import pytest
@@ -57,6 +59,35 @@ def test_models_are_values(model):
     assert hash(pickle.loads(pickle.dumps(model))) == hash(model)
     assert eval(repr(model)) == model
     assert len({*ALL, model}) == len(ALL)
+
+
+def test_mappings_of_a_model_do_not_change():
+    model = AllocationModel(
+        "r -> i, r -> j", {"r": 2}, {"i": 3, "j": 3}, {"r": 1.0}, tied={("i", "j"): 0.5}
+    )
+    before = hash(model)
+    for name in ("hidden", "observed", "concentration", "tied"):
+        found = getattr(model, name)
+        key = next(iter(found))
+        for change in (
+            lambda found, key: operator.setitem(found, key, 99),
+            operator.delitem,
+            lambda found, key: operator.ior(found, {key: 99}),
+            lambda found, key: found.update({key: 99}),
+            lambda found, key: found.setdefault("x", 99),
+            lambda found, key: found.pop(key),
+            lambda found, key: found.popitem(),
+            lambda found, key: found.clear(),
+        ):
+            with pytest.raises(TypeError, match="do not change"):
+                change(found, key)
+    copies = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for one in copies:
+        assert one == model
+        assert hash(one) == before
+        with pytest.raises(TypeError, match="do not change"):
+            one.hidden["r"] = 99
+    assert copy.deepcopy(model.hidden) == {"r": 2}
 
 
 def test_the_order_of_the_data_is_a_part_of_the_model():
