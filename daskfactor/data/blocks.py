@@ -14,7 +14,7 @@ import uuid
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -120,6 +120,11 @@ class BlockedData:
         self._finalizer = weakref.finalize(self, storage.close)
         self._handle: DataHandle | None = None
         self._unshare: weakref.finalize[..., Any] | None = None
+
+    @cached_property
+    def observed_key(self) -> bytes:
+        """`n_observed` as bytes, int64 row by row: one object, whose hash is taken once."""
+        return np.ascontiguousarray(self.n_observed, np.int64).tobytes()
 
     @property
     def in_memory(self) -> bool:

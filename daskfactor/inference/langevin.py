@@ -474,8 +474,8 @@ class SGLD(LangevinSampler):
         del workspace
         blocks, (rows, cols) = data.grid.blocks, bands
         number, block = op.iteration // blocks, op.block.row * blocks + op.block.col
-        observed = np.ascontiguousarray(data.n_observed, np.int64).tobytes()
-        count = int(allotment(program.key, number, self.entries(data), observed)[block])
+        shares = allotment(program.key, number, self.entries(data), data.observed_key)
+        count = int(shares[block])
         if not count:
             return
         weight, curvature = self.weight(data), None

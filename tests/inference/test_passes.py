@@ -60,6 +60,15 @@ def test_blocks_share_the_drawn_entries_as_a_multinomial_does() -> None:
     )
 
 
+def test_the_counts_that_shares_go_by_are_one_object() -> None:
+    V = np.arange(30.0).reshape(5, 6)
+    V[0, 0] = np.nan
+    with dfac.as_blocks(V, blocks=2) as data:
+        assert data.observed_key is data.observed_key
+        found = np.frombuffer(data.observed_key, np.int64).reshape(2, 2)
+        np.testing.assert_array_equal(found, data.n_observed)
+
+
 def test_shares_are_a_function_of_their_address() -> None:
     allotment.cache_clear()
     first = shares(7).copy()
