@@ -27,7 +27,20 @@ class Case(NamedTuple):
 
 WARM = {"warm_start": 3}
 POISSON = dfac.TweedieNMF(2, dispersion=1.0)
-BAD_STEPS = ({"step": 0.0}, {"step": "large"}, {"step": -1}, {"step": lambda t: 0.1})
+
+
+class OwnStep:
+    def __call__(self, iteration):
+        return 0.1
+
+    def to_dict(self):
+        return {"type": "OwnStep"}
+
+
+BAD_STEPS = (
+    *({"step": step} for step in (0.0, "large", -1)),
+    *({"step": step} for step in (lambda t: 0.1, OwnStep())),
+)
 BAD_WARM = ({"warm_start": -1}, {"warm_start": 2.5})
 BAD_METRICS = ({"preconditioner": "newton"}, {"preconditioner": "identity"})
 
