@@ -109,7 +109,10 @@ class _DiskCache(FunctionCache):
     @cached_property
     def _content(self) -> str:
         # Not before the first call: a function may name globals that come after it.
-        content, function = _content(self._made, set()), self._py_func
+        function = self._py_func
+        # What is kept names the module that it is loaded into.
+        names = f"{function.__module__}.{function.__qualname__}"
+        content = f"{names} {_content(self._made, set())}"
         if function.__closure__ is not None:
             # The linker knows functions by name: those of several processes must not share one.
             name = function.__qualname__.partition("#")[0]
