@@ -62,7 +62,7 @@ def read_back(path: Path, threads: int) -> float:
     store = BlockStore(str(path))
     begun = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(lambda block: store.read(*block).values.size, store.grid.all_blocks()):
+        for _ in pool.map(lambda block: store.read(*block).values.size, store.known.grid.all_blocks()):
             pass
     return time.perf_counter() - begun
 

@@ -139,6 +139,7 @@ def load(
                 storage.write(block, inside, values[outside])
     for block in grid.all_blocks():
         builder.scan(block, storage.view(*block))
+    storage.forget()  # other threads read the blocks from here on
     known = builder.finish(source.info, dtype, allow_empty)
     decoder.warn()
     return known

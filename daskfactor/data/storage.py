@@ -163,6 +163,10 @@ class ArrayFile:
             found.append(flat.view(extent.dtype).reshape(extent.shape))
         return found
 
+    def forget(self) -> None:
+        """Give back the memory of the calling thread's reads ``again``."""
+        self._own.buffer = None
+
     def map(self, extents: Sequence[Extent]) -> list[NDArray[Any]]:
         """Arrays without a copy: pages shared with all who map the file.
 
@@ -309,6 +313,10 @@ class Storage:
                 except StoreError:  # a full disk: what is in neither place is loaded again
                     self._room = False
         return view
+
+    def forget(self) -> None:
+        """Give back the memory of this thread's latest view, which ends that view."""
+        self._file.forget()
 
     def put(self, block: Block, view: AnyBlock) -> None:
         """Take over one finished block."""
