@@ -60,9 +60,10 @@ def write_source(path: Path, entries: int, text: bool, as_csv: bool) -> None:
 def read_back(path: Path, threads: int) -> float:
     """Seconds to read all blocks of a store."""
     store = BlockStore(str(path))
+    blocks = store.known.grid.all_blocks()
     begun = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(lambda block: store.read(*block).values.size, store.known.grid.all_blocks()):
+        for _ in pool.map(lambda block: store.read(*block).values.size, blocks):
             pass
     return time.perf_counter() - begun
 

@@ -21,6 +21,10 @@ IntArray = NDArray[np.integer[Any]]
 
 PIECE = 2**19
 """Entries that are handled together: 25 MB or so on their way through."""
+TABLE = 4
+"""Whole numbers that span less than this many times their count are looked up in a table."""
+FAR = 2**62
+"""Keys from here on could overflow when one is taken from another."""
 DENSE_PART = 2**24
 LEAST_LINES = 256
 """Rows of a file that are read together: so many, or as many as hold so many cells."""
@@ -64,6 +68,8 @@ class Axis:
         self._counts = np.zeros(size or 0, np.int64)
         self._found: list[pd.Series[int]] = []
         self._index: Any = None
+        self._low = 0
+        self._places: Positions | None = None
 
     def learn(self, keys: Keys) -> None:
         """Count some keys."""
@@ -73,9 +79,11 @@ class Axis:
             import pandas as pd  # not before keys are names
 
             self._text = self._checked(keys)
-            found = pd.Series(keys).value_counts(sort=False)
             if self._text:
+                found = pd.Series(keys).value_counts(sort=False)
                 found = found[found > 0].rename(index=str)
+            else:
+                found = _counted(np.asarray(keys))
             self._found.append(found)
             if sum(map(len, self._found[1:])) > len(self._found[0]):
                 self._merge()
@@ -90,13 +98,23 @@ class Axis:
         if self._text:
             return counts, text_array(self._index.tolist())
         labels = self._index.to_numpy()
+        low, high = int(labels[0]), int(labels[-1])
+        if high - low < TABLE * labels.size + PIECE and max(-low, high) < FAR:
+            self._low = low
+            self._places = np.full(high - low + 3, -1)
+            self._places[labels.astype(np.int64) - low + 1] = np.arange(labels.size)
         return counts, None if np.array_equal(labels, np.arange(labels.size)) else labels
 
     def positions(self, keys: Keys) -> Positions:
         """The position of each key."""
         self._checked(keys)
         if self._size is None:
-            out: Positions = self._index.get_indexer(keys).astype(np.int64, copy=False)
+            out: Positions
+            if self._places is None:
+                out = self._index.get_indexer(keys).astype(np.int64, copy=False)
+            else:  # the table begins and ends with -1, the place of keys beyond it
+                numbers = np.asarray(keys).astype(np.int64, copy=False)
+                out = self._places.take(numbers - (self._low - 1), mode="clip")
             if out.size and out.min() < 0:
                 raise StoreError(
                     f"the source has a {self._side} key that was not there when it was read the "
@@ -104,7 +122,7 @@ class Axis:
                     "to it"
                 )
             return out
-        numbers: Positions = np.asarray(keys).astype(np.int64, copy=False)
+        numbers = np.asarray(keys).astype(np.int64, copy=False)
         wrong = numbers[(numbers < 0) | (numbers >= self._size)]
         if wrong.size:
             raise DataError(
@@ -129,6 +147,18 @@ class Axis:
         import pandas as pd
 
         self._found = [pd.concat(self._found).groupby(level=0).sum()]
+
+
+def _counted(keys: IntArray) -> "pd.Series[int]":
+    """How often each number is there; a table counts where they are close together."""
+    import pandas as pd
+
+    low, high = int(keys.min()), int(keys.max())
+    if high - low >= TABLE * keys.size or max(-low, high) >= FAR:
+        return pd.Series(keys).value_counts(sort=False)
+    counts = np.bincount(keys.astype(np.int64, copy=False) - low)
+    (found,) = np.nonzero(counts)
+    return pd.Series(counts[found], index=(found + low).astype(keys.dtype))
 
 
 def text_array(names: list[str]) -> NDArray[Any]:

@@ -281,8 +281,22 @@ def test_number_axes_learn_any_keys() -> None:
         np.testing.assert_array_equal(learnt, counts)
         for part in parts:
             np.testing.assert_array_equal(labels[axis.positions(part)], part)
-        with pytest.raises(StoreError, match="has a row key that was not there"):
-            axis.positions(numbers(-spread - 1))
+        for unknown in (-spread - 1, spread, -(2**63), 2**63 - 1):
+            with pytest.raises(StoreError, match="has a row key that was not there"):
+                axis.positions(numbers(unknown))
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint64", "int8", "uint8"])
+def test_number_axes_take_the_ends_of_a_type(kind: str) -> None:
+    ends = np.iinfo(kind)
+    for edge, inwards in ((ends.min, 1), (ends.max, -1)):
+        part = np.array([edge, int(edge) + 2 * inwards, edge], kind)
+        axis = keys.Axis("row")
+        axis.learn(part)
+        counts, named = axis.finish()
+        assert sorted(counts.tolist()) == [1, 2]
+        assert named is not None
+        assert named[axis.positions(part)].tolist() == part.tolist()
 
 
 def test_keys_that_are_positions_need_no_labels() -> None:
