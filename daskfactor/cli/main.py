@@ -95,7 +95,12 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
         told = f"--{name.replace('_', '-')}"
         return told if value == "True" else f"{told} {value}"
 
-    text = text.replace("resume(path, V=...)", "daskfactor resume RUN --data FILE")
+    for python, shell in (
+        ("resume(path, V=...)", "daskfactor resume RUN --data FILE"),
+        ("daskfactor.resume", "daskfactor resume"),
+        ("the path given as store=", "the path given as --store"),
+    ):
+        text = text.replace(python, shell)
     return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?)""", option, text)
 
 

@@ -156,7 +156,7 @@ def open_npz(location: str, wanted: Wanted) -> Source:
     try:
         with np.load(opened(location), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{location} is no NumPy archive that can be read: {error}") from error
     dims = usable_dims(*arrays.get("dims", np.array(DEFAULT_DIMS)).tolist())
     labels = Labels(
@@ -221,7 +221,7 @@ def label_file(target: Path, side: str) -> Path:
 def _read_npy(path: Path, name: str | None) -> Any:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise DataError(f"{path} is no NumPy array file that can be read: {error}") from error
 
 
@@ -236,7 +236,7 @@ def _read_npz(path: Path, name: str | None) -> Any:
                 return sparse.load_npz(path)
             if names and name in (None, *names):
                 return archive[name or names[0]]
-    except (ValueError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is no NumPy archive that can be read: {error}") from error
     if not names:
         raise DataError(f"{path} holds no array")

@@ -309,6 +309,8 @@ def test_fit_replaces_a_run_when_told_to(invoke, matrix, tmp_path):
         ("beta=1.5 is outside", "--beta 1.5 is outside"),
         ("nothing=True is an option of ours", "nothing=True is an option of ours"),
         ("pass it again: resume(path, V=...)", "again: daskfactor resume RUN --data FILE"),
+        ("or use daskfactor.resume to go on", "or use daskfactor resume to go on"),
+        ("pass the path given as store=", "pass the path given as --store"),
     ],
 )
 def test_errors_speak_of_options_as_the_shell_has_them(invoke, matrix, sampled, sentence, told):

@@ -40,6 +40,14 @@ def test_pickles_are_never_loaded(tmp_path):
             read_matrix(str(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["v.npy", "v.npz"])
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY"])
+def test_empty_and_cut_off_arrays_are_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=r"no NumPy (array file|archive)"):
+        read_matrix(str(tmp_path / name))
+
+
 @pytest.mark.parametrize("text", ["1,2\n,4.5\n", "1;2\n\nNA;4.5", "1\t2\nnan\t4.5\n", "1 2\n? 4.5"])
 def test_bare_tables(tmp_path, text):
     np.testing.assert_array_equal(read_table(table(tmp_path, text)), VALUES)
