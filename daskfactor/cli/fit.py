@@ -41,8 +41,9 @@ def fit(
         Option(
             parser=o.sampler_named,
             metavar="NAME",
-            help="psgld; psgrrld: less bias for half as much work again; gibbs: exact, for counts; "
-            "hmc: exact, for small data; langevin, sgld: for comparison; sghmc: for gaussian.",
+            help="psgld; psgrrld: less bias for half as much work again; gibbs: exact, for counts "
+            "and for gaussian; hmc: exact, for small data; langevin, sgld: for comparison; sghmc: "
+            "for gaussian.",
         ),
     ] = None,
     blocks: o.Blocks = None,

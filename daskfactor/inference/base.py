@@ -145,11 +145,14 @@ class Work(NamedTuple):
         How often the cycle's operations come to every block.
     passes
         Work of the updates, in passes over all the data.
+    passes_per_column
+        Further ones for each column of the factors.
     """
 
     moves: int
     visits: int = 1
     passes: float = 1.0
+    passes_per_column: float = 0.0
 
 
 class Algorithm:
@@ -218,6 +221,10 @@ class Sampler(Algorithm, ABC):
 
     # -- what it is right for --------------------------------------------------
 
+    def suited(self, model: Any) -> "Sampler | None":
+        """Return the sampler as it samples models of this kind; None where it does not."""
+        return self if model.nonnegative == self.nonnegative else None
+
     def check_model(self, model: Any) -> None:
         """Raise ModelError if this model is not one that the sampler is right for."""
         del model
@@ -253,6 +260,11 @@ class Sampler(Algorithm, ABC):
         del width
         count = 1 + len(self.arrays)
         return count, count - sum(name in self.arrays for name in TUNING)
+
+    def gathered(self, width: int) -> float:
+        """Count such arrays that bands gather within a cycle, and have used up at its end."""
+        del width
+        return 0
 
     def work(self, blocks: int) -> Work:
         """Tell what a cycle takes on a grid of ``blocks`` x ``blocks``."""
@@ -330,12 +342,12 @@ def chosen(base: Any, given: object, usual: str, argument: str) -> Any:
 def checked_sampler(model: FactorModel, sampler: object) -> Sampler:
     """Give the sampler, or a model's own; refuse what does not go together."""
     check_model(model)
-    found: Sampler = chosen(Sampler, sampler, model.default_sampler, "sampler")
-    if model.nonnegative != found.nonnegative:
-        kinds = known(Sampler).items()
-        right = [name for name, own in kinds if own.nonnegative == model.nonnegative]
+    given: Sampler = chosen(Sampler, sampler, model.default_sampler, "sampler")
+    found = given.suited(model)
+    if found is None:
+        right = [name for name, kind in known(Sampler).items() if kind().suited(model)]
         raise OptionError(
-            f"{type(model).__name__} cannot be sampled by {found.name}: it takes "
+            f"{type(model).__name__} cannot be sampled by {given.name}: it takes "
             f"{' or '.join(f'{name}()' for name in right)}; leave sampler out for the right one"
         )
     found.check_model(model)
@@ -502,7 +514,8 @@ class Setting:
     def work(self) -> float:
         """Floating-point operations of a cycle, or what takes as long; from sizes alone."""
         data, width = self.data, self.model.width
-        passes = self.sampler.work(data.grid.blocks).passes
+        own = self.sampler.work(data.grid.blocks)
+        passes = own.passes + own.passes_per_column * width
         if not data.is_sparse:
             return passes * 8.0 * data.shape[0] * data.shape[1] * width
         entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())

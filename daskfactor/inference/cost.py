@@ -292,6 +292,7 @@ def _memory(
     # What there is.
     factors = sum(data.shape) * width * itemsize
     tuning, drawing = (int(tracks * count * factors) for count in sampler.carried(width))
+    gathered = sampler.gathered(width)
     checkpoint = chains * (tuning if options.tune else drawing)
     draw = int(chains * sum(factors / track.coarseness for track in sampler.tracks))
     size = data.shape[0] * data.shape[1] * itemsize
@@ -302,7 +303,7 @@ def _memory(
     # What an update works on: gradient, curvature and its weighted copy, in double precision
     # where sums are taken so.
     rows, cols = max(data.grid.rows.sizes), max(data.grid.cols.sizes)
-    bands = int((rows + cols) * width * itemsize * sampler.carried(width)[0])
+    bands = int((rows + cols) * width * itemsize * (sampler.carried(width)[0] + gathered))
     task = 3 * (rows + cols) * width * 8 + bands * (2 if tasks else 1)
     task += int(data.sizes.max()) if data.buffered else 0
     if not data.is_sparse:
@@ -311,7 +312,9 @@ def _memory(
     threads = place.lanes * (task + DENSITY_BYTES * min(SLAB, int(data.n_stored.max())))
     usual = data.grid.blocks**2 * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
     usual += cells * CELL_BYTES * (chains + 1) * tracks + (0 if place.elsewhere else threads)
-    states = chains + 1 + (COPIES if place.elsewhere or tasks else 0)
+    copies = COPIES if place.elsewhere or tasks else 0
+    states = chains + 1 + copies
+    usual += (1 + copies) * int(gathered * factors)  # of the one chain that is in a cycle
     drawn = 3 * waiting + WRITING_BYTES if place.stored else waiting + result - observed
     phases = {
         "tuning": usual + states * tuning,
@@ -322,7 +325,7 @@ def _memory(
     phase = max(phases, key=lambda name: phases[name])
     client = worker = phases[phase]
     if place.elsewhere:
-        moving = COPIES * tuning + waiting
+        moving = COPIES * (tuning + int(gathered * factors)) + waiting
         worker = (int(data.sizes.sum()) + int(MARGIN * moving)) // place.workers + int(
             MARGIN * threads
         )

@@ -1,4 +1,9 @@
-"""Gibbs sampling of Poisson factorizations: exact, no step to choose."""
+"""Gibbs sampling of counts and of real-valued matrices: exact, no step to choose.
+
+Both go the same way: in the first pass over the data every row band gathers what the data and
+the other factor say of it, and moves once it has met its last block; in the second one the
+column bands do. What is gathered, and from which law a band then is drawn, is the model's.
+"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -13,15 +18,19 @@ from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Bands, ConstantStep, Sampler, Track, Work
 from daskfactor.inference.chain import TweedieChain
 from daskfactor.inference.program import COLUMNS, ROWS, Program
+from daskfactor.inference.sghmc import GaussianChain, column_table, quadratic_form
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
+from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
 from daskfactor.kernels.variates import fill_gamma
-from daskfactor.kernels.views import Workspace
+from daskfactor.kernels.views import AnyBlock, Workspace
 from daskfactor.models.settings import held
 
 PASSES = 2
 """Passes over the data in a cycle: one in which W moves, one in which H does."""
 ALLOCATED, RATES = "allocated", "rates"
 """Sums of S, and of the other factor, that a band gathers until it moves."""
+GRAMS, TARGETS = "grams", "targets"
+"""Normal equations of a band's rows: products of the other factor's rows, and with the data."""
 
 
 def gathered(band: FactorBand, name: str) -> Wide:
@@ -37,39 +46,61 @@ LARGEST_COUNT = 2**31
 WORK = 20.0
 """Passes of multiplications that sharing out the counts is about as dear as: 10 if most are
 small, 60 if all are large."""
+WORK_PER_COLUMN = 0.25
+"""The same of the normal equations, which take K^2 operations for an entry; measured."""
 
 
 @dataclass(frozen=True)
 class Gibbs(Sampler):
-    r"""Gibbs sampling for Poisson counts: draws from the exact posterior, no step to choose.
+    r"""Gibbs sampling: draws from the exact posterior, no step to choose.
+
+    Each draw is a sweep, two passes over the data: one in which W moves given H, and one in
+    which H moves given W. ``step_size`` in the results is always 1. Sums are over observed
+    entries.
+
+    Of a :class:`TweedieNMF` of Poisson counts, ``beta=1``, at a price in proportion to the
+    stored entries that are not zero, times K:
 
     .. math:: s_{ij\cdot} \sim \mathrm{Mult}(v_{ij}; w_{ik} h_{kj}), \quad
         w_{ik} \sim \mathrm{Gamma}(a_w + s_{i+k}, \lambda_w + \textstyle\sum_j h_{kj}), \quad
         h_{kj} \sim \mathrm{Gamma}(a_h + s_{+jk}, \lambda_h + \textstyle\sum_i w_{ik})
 
-    with sums over observed entries. Each draw is a sweep, two passes over the data, at
-    a price in proportion to the stored entries that are not zero, times K. The model
-    must have ``beta=1``; ``dispersion="auto"`` is then exactly 1, because that is what
-    Poisson counts have. ``step_size`` in the results is always 1.
+    ``dispersion="auto"`` is then exactly 1, because that is what Poisson counts have.
+
+    Of a :class:`GaussianMF`, whole rows at once. With the column biases taken off the data,
+    and the bias of a row as one more entry of it, whose partner in every column is 1:
+
+    .. math:: w_i \sim \mathcal N(\Lambda_i^{-1} b_i, \Lambda_i^{-1}), \quad
+        \Lambda_i = \Lambda_w + \tfrac1\phi \textstyle\sum_j h_j h_j^\top, \quad
+        b_i = \Lambda_w m_w + \tfrac1\phi \textstyle\sum_j v_{ij} h_j
+
+    and columns likewise; noise, precisions and level are drawn after every sweep. That
+    takes K² operations for a stored entry and K³/3 for a row or column, and K²/2 numbers
+    for each row while rows move (see :func:`estimate_cost`); one K x K matrix for all rows of
+    a band that has no missing cells. It forgets its past faster than :class:`SGHMC`, draw by
+    draw, and a draw is dearer.
 
     Parameters
     ----------
     warm_start
-        Passes of multiplicative updates before the chain starts; ``"auto"`` takes
-        100, and down to 20 where a pass is dear (beyond 10⁹ entries times components).
+        Passes of multiplicative updates before a chain of counts starts; ``"auto"`` takes
+        100, and down to 20 where a pass is dear (beyond 10⁹ entries times components). A
+        chain of a :class:`GaussianMF` starts from the prior.
 
     Raises
     ------
     ModelError
         When used with another ``beta``, or a ``dispersion`` other than 1.
     DataError
-        When used on data that are not whole numbers up to 2³¹.
+        When used on counts that are not whole numbers up to 2³¹.
 
     Notes
     -----
     Cemgil 2009, "Bayesian inference for nonnegative matrix factorisation models",
     section 3. The allocation ties W and H to each other from sweep to sweep, so the scale
-    that they share in a component moves slowly where counts are large.
+    that they share in a component moves slowly where counts are large. Salakhutdinov and
+    Mnih 2008, "Bayesian probabilistic matrix factorization using Markov chain Monte
+    Carlo", section 3.3, for the real-valued model.
     """
 
     warm_start: int | Literal["auto"] = "auto"
@@ -81,6 +112,9 @@ class Gibbs(Sampler):
     biased: ClassVar[bool] = False
     tempers: ClassVar[bool] = False
     schedule: ClassVar[Schedule] = Passes(PASSES)  # type: ignore[misc]
+
+    def suited(self, model: Any) -> Sampler:
+        return self if model.nonnegative else GaussianGibbs(self.warm_start)
 
     def check_model(self, model: Any) -> None:
         """Refuse any law but Poisson's."""
@@ -114,10 +148,10 @@ class Gibbs(Sampler):
         del blocks
         return Work(1, PASSES, WORK)
 
-    def carried(self, width: int) -> tuple[float, float]:
-        """Count values, two moments, and two sums in double precision."""
+    def gathered(self, width: int) -> float:
+        """Count two sums in double precision."""
         del width
-        return 7, 7
+        return 4
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> ConstantStep:
         del track, blocks, n_components
@@ -132,6 +166,16 @@ class Gibbs(Sampler):
     ) -> None:
         """Gather one side's sums; in the first pass rows move at the end, in the second columns."""
         del workspace
+        second, position = divmod(op.iteration % (PASSES * data.grid.blocks), data.grid.blocks)
+        factor = COLUMNS if second else ROWS
+        self._gather(program, op, data.view(*op.block), bands, factor)
+        if position == data.grid.blocks - 1:
+            self._move(program, bands[factor], factor, op.cycle)
+        if op.last:
+            program.finish_cycle(op, bands)
+
+    def _gather(self, program: Program, op: Op, view: AnyBlock, bands: Bands, factor: int) -> None:
+        """Add a block's share of what the factor that moves next is drawn from."""
         rows, cols = bands
         if program.hyper.dispersion != 1.0:
             raise ModelError(
@@ -139,20 +183,13 @@ class Gibbs(Sampler):
                 "1, and was asked for a dispersion over temperature of "
                 f"{program.hyper.dispersion:g}; use PSGLD() for tempered posteriors"
             )
-        blocks, view = data.grid.blocks, data.view(*op.block)
-        position = op.iteration % (PASSES * blocks)
-        if position < blocks:
-            offsets, key = (rows.offset, cols.offset), np.array(program.key, dtype=np.uint32)
-            sums = gathered(rows, ALLOCATED), gathered(cols, ALLOCATED)
-            allocate(view, rows.values, cols.values, offsets, key, op.cycle, *sums)
-            add_rates(view, True, cols.values, gathered(rows, RATES))
-            if position == blocks - 1:
-                self._move(program, rows, ROWS, op.cycle)
+        if factor == COLUMNS:
+            add_rates(view, False, rows.values, gathered(cols, RATES))
             return
-        add_rates(view, False, rows.values, gathered(cols, RATES))
-        if op.last:
-            self._move(program, cols, COLUMNS, op.cycle)
-            program.finish_cycle(op, bands)
+        offsets, key = (rows.offset, cols.offset), np.array(program.key, dtype=np.uint32)
+        sums = gathered(rows, ALLOCATED), gathered(cols, ALLOCATED)
+        allocate(view, rows.values, cols.values, offsets, key, op.cycle, *sums)
+        add_rates(view, True, cols.values, gathered(rows, RATES))
 
     def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
         """Draw a band from its conditional."""
@@ -168,3 +205,59 @@ class Gibbs(Sampler):
         np.maximum(rates, 0.0, out=rates)  # taking missing cells off again may round
         rates += rate
         return shapes, rates
+
+
+@dataclass(frozen=True)
+class GaussianGibbs(Gibbs):
+    """What `Gibbs` is for real-valued models: rows from their normal conditionals."""
+
+    chain = GaussianChain
+    nonnegative: ClassVar[bool] = False
+    learns_every: ClassVar[int | None] = 1
+
+    @property
+    def name(self) -> str:
+        return Gibbs.__name__
+
+    def check_model(self, model: Any) -> None:
+        """Take any model that it suits."""
+        del model
+
+    def check_data(self, data: BlockedData) -> None:
+        """Take any data."""
+        del data
+
+    def work(self, blocks: int) -> Work:
+        """A sweep is one step, and takes K times as much as a gradient."""
+        del blocks
+        return Work(1, PASSES, 1.0, WORK_PER_COLUMN)
+
+    def gathered(self, width: int) -> float:
+        """Count a triangle for each row, and its products with the data, in double precision."""
+        return 2 * (triangle(width) / width + 1)
+
+    def _gather(self, program: Program, op: Op, view: AnyBlock, bands: Bands, factor: int) -> None:
+        del program, op
+        own, other = bands[factor].arrays, bands[1 - factor].values
+        targets = gathered(bands[factor], TARGETS)
+        grams = own.setdefault(GRAMS, np.zeros((1, triangle(other.shape[1]))))
+        mine = view if factor == ROWS else turned(view)
+        own[GRAMS] = add_equations(mine, other, grams, targets)
+
+    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+        grams, targets = band.arrays.pop(GRAMS), band.arrays.pop(TARGETS)
+        columns, noise = self._columns(program, band.values, factor), program.hyper.noise
+        address = program.address(band, cycle, factor)
+        draw_rows(band.values, grams, targets, columns, noise, address)
+
+    def _columns(self, program: Program, values: Wide, factor: int) -> Wide:
+        """Return prior means and precisions of a factor's columns, and which of them move."""
+        columns, frozen = column_table(program.hyper, values.shape[1])[factor], program.frozen
+        if (mask := frozen[factor]) is not None:
+            columns = columns.copy()
+            columns[3, : mask.size][mask] = 0
+        return columns
+
+    def log_prior(self, program: Program, values: Wide, factor: int) -> float:
+        """Return the log prior density of a band, but for its constant."""
+        return quadratic_form(values, self._columns(program, values, factor))

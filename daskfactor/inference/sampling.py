@@ -92,8 +92,8 @@ def sample(
     model
         What the data are taken to be.
     sampler
-        :class:`PSGLD` (the default) or :class:`PSGRRLD`; :class:`SGHMC` for a
-        :class:`GaussianMF`.
+        :class:`PSGLD` (the default) or :class:`PSGRRLD`; :class:`SGHMC` (the default) or
+        :class:`Gibbs` for a :class:`GaussianMF`.
     draws, tune
         Cycles to draw from (times ``thin``) and cycles to tune and burn in before.
     chains
@@ -196,7 +196,8 @@ def go_on(
         planned = RunOptions(**described["options"])
         model = model_from_dict(described["model"]).with_fixed_values(arrays)
         values = described["sampler"]
-        sampler = algorithm_from_dict(Sampler, values, "the run was made by a sampler")
+        stored = algorithm_from_dict(Sampler, values, "the run was made by a sampler")
+        sampler = checked_sampler(model, stored)
     if draws is not None:
         done = max(0, meta["cycle"] - planned.tune) // planned.thin
         more = done + whole_number("draws", draws, 1)

@@ -50,7 +50,7 @@ Array = NDArray[Any]
 
 NO_FLOOR = -math.inf
 HYPER_EVERY = 10
-"""Cycles between draws of the hyperparameters: the longest segment of a chain."""
+"""Cycles of `SGHMC` between draws of the hyperparameters: the longest segment of a chain."""
 HOLD = 20
 """First cycles at which the hyperparameters stay where they start: the factors, still
 far from the data, would tell them that the components are not needed."""
@@ -100,7 +100,12 @@ def observation_weights(observed: Array, n_components: int) -> Array:
 
 
 def warm_start(
-    data: BlockedData, model: GaussianMF, seed: int, chain: int, executor: Executor
+    data: BlockedData,
+    model: GaussianMF,
+    seed: int,
+    chain: int,
+    executor: Executor,
+    arrays: tuple[str, ...] = ("momentum", "weights", *MOMENTS),
 ) -> tuple[ChainState, GaussianHyper]:
     """Draw the first state from the prior, momentum at rest, with its hyperparameters."""
     nothing = [np.zeros((length, model.n_components)) for length in data.shape]
@@ -112,13 +117,19 @@ def warm_start(
         size = data.shape[number], model.n_components
         factors.append(rng.normal(size=size) / np.sqrt(precisions))
     state = _packed(data, model, factors)
-    prepare_state(state, ("momentum", *MOMENTS))
+    prepare_state(state, (name for name in arrays if name != "weights"))
+    if "weights" in arrays:
+        _weigh(state, data, model)
+    return state, hyper
+
+
+def _weigh(state: ChainState, data: BlockedData, model: GaussianMF) -> None:
+    """Give every band the weights of its rows, one column."""
     for bands, observed in ((state.rows, data.row_observed), (state.cols, data.col_observed)):
         for band in bands:
             own = observed[band.offset : band.offset + len(band.values)]
             weights = observation_weights(own, model.n_components)
             band.arrays["weights"] = weights.astype(band.values.dtype)
-    return state, hyper
 
 
 def _packed(data: BlockedData, model: GaussianMF, factors: list[Array]) -> ChainState:
@@ -205,8 +216,9 @@ class GaussianChain(Chain):
         """Draw from the prior, whose scales fit mean and variance of the data."""
         del on_step, first
         setting = self.setting
+        seed, arrays = setting.options.seed, setting.sampler.arrays
         state, self.hyper = warm_start(
-            setting.data, self.model, setting.options.seed, self.number, setting.executor
+            setting.data, self.model, seed, self.number, setting.executor, arrays
         )
         self.priors = self.hyper
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
@@ -241,7 +253,7 @@ class GaussianChain(Chain):
         draws = sum(setting.options.draw_index(cycle) is not None for cycle in range(start, stop))
         self.noise_sum += draws * self.hyper.noise
         self.noise_draws += draws
-        if stop % HYPER_EVERY:
+        if stop % cast("int", setting.sampler.learns_every):
             return  # a segment's end must leave no trace in the draws
         fit, tuning = run.fits[stop - 1], stop <= setting.frozen_from
         self.hyper = self.draw_hyper(self.hyper, run.state, fit, stop, tuning)
@@ -270,7 +282,8 @@ class GaussianChain(Chain):
         ``tuning``: whether the metric's ratios still learn.
         """
         if tuning:
-            hyper = self._learn_ratios(hyper, state)
+            if "weights" in self.setting.sampler.arrays:
+                hyper = self._learn_ratios(hyper, state)
             if cycle < HOLD:
                 return hyper
         rng = generator(self.setting.options.seed, self.number, Stream.HYPER, cycle)
@@ -351,6 +364,10 @@ class SGHMC(Sampler):
         f, without a unit: a cycle keeps the share e^(-f) of the momentum.
     schedule
         Order of the parts; reshuffled every cycle by default.
+
+    See Also
+    --------
+    Gibbs : exact draws of a `GaussianMF`; dearer ones, but fewer are needed.
 
     Notes
     -----

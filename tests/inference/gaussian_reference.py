@@ -7,12 +7,11 @@ from numpy.typing import NDArray
 
 from daskfactor import as_blocks
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import Reshuffled
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, place_cells
-from daskfactor.inference.base import ConstantStep, RunOptions, Setting
+from daskfactor.inference.base import ConstantStep, RunOptions, Sampler, Setting
 from daskfactor.inference.program import Fit, Program
 from daskfactor.inference.sghmc import (
     NO_FLOOR,
@@ -153,11 +152,11 @@ def run_chain(
     seed: int = 0,
     cells: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
     executor: Executor | None = None,
-    sampler: SGHMC | None = None,
+    sampler: Sampler | None = None,
     step: float | None = None,
 ) -> Found:
     """Segments of ``every`` cycles, hyperparameters drawn after each."""
-    executor = executor or SerialExecutor()
+    executor, own = executor or SerialExecutor(), sampler or SGHMC()
     state, priors = warm_start(data, model, seed, 0, executor)
     chain, hyper = chain_of(model, data, priors, seed), priors
     key = noise_key(seed, 0)
@@ -176,14 +175,13 @@ def run_chain(
             return CycleOptions(record=recording, evaluate=recording or cycle == end - 1)
 
         plan = build_plan(
-            Reshuffled(),
+            own.schedule,
             data.n_observed,
             range(begin, end),
             lambda cycle: generator(seed, 0, Stream.SCHEDULE, cycle),
             wanted,
         )
         words = (int(key[0]), int(key[1]))
-        own = sampler or SGHMC()
         program = Program(own, model.likelihood, NO_FLOOR, hyper, words, step=size)
         state = executor.run(plan, program, state, data)
         residual = sum(float(e.values[1]) for e in state.evaluations if e.cycle == end - 1)

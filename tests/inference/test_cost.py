@@ -16,8 +16,9 @@ from daskfactor.data.grid import NestedReshuffled
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference.base import RunOptions, Setting
+from daskfactor.inference.base import RunOptions, Setting, checked_sampler
 from daskfactor.inference.cost import estimate_cost
+from daskfactor.inference.gibbs import GaussianGibbs, Gibbs
 from daskfactor.inference.langevin import PSGLD, PSGRRLD
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.sghmc import SGHMC
@@ -124,6 +125,7 @@ class Counting(SerialExecutor):
         (TweedieNMF(2), PSGLD(warm_start=1), 3),
         (TweedieNMF(2), PSGRRLD(warm_start=1), 1),
         (GaussianMF(2), None, 2),
+        (GaussianMF(2), Gibbs(), 2),
     ],
 )
 def test_operations_and_plans_are_those_of_a_run(model, sampler, thin, chains):
@@ -142,10 +144,12 @@ def test_operations_and_plans_are_those_of_a_run(model, sampler, thin, chains):
         (TweedieNMF(2), PSGLD(warm_start=1)),
         (TweedieNMF(2), PSGLD(1e-3, preconditioner="identity", warm_start=1)),
         (GaussianMF(2), SGHMC()),
+        (TweedieNMF(2), Gibbs(warm_start=1)),
+        (GaussianMF(2), Gibbs()),
     ],
 )
 def test_state_is_what_a_chain_carries(model, sampler):
-    V = matrix()
+    V, sampler = matrix(), checked_sampler(model, sampler)
     with as_blocks(V, 2) as data:
         options = RunOptions(4, 4, 1, 1, 0, "draws", 1, "float32")
         chain = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
@@ -154,6 +158,25 @@ def test_state_is_what_a_chain_carries(model, sampler):
     carried = sum(b.values.nbytes + sum(a.nbytes for a in b.arrays.values()) for b in bands)
     cost = estimate_cost(V, model, sampler, 4, 4, blocks=2)
     assert cost.state == cost.rollback == carried
+
+
+@pytest.mark.parametrize("K", [2, 5])
+def test_gathered_is_what_bands_gather(K, monkeypatch):
+    found = []
+
+    def look(self, program, band, factor, cycle):
+        found.append(sum(band.arrays[name].nbytes for name in ("grams", "targets")))
+        move(self, program, band, factor, cycle)
+
+    move = GaussianGibbs._move
+    monkeypatch.setattr(GaussianGibbs, "_move", look)
+    V, model, options = matrix(missing=0.5), GaussianMF(K), {"draws": 1, "tune": 0, "blocks": 2}
+    sample(V, model, Gibbs(), executor="serial", progressbar=False, **options)
+    sizes = model.width * sum(V.shape) * 4
+    # The last run of four bands is this one's, not the one that compiles.
+    assert sum(found[-4:]) == GaussianGibbs().gathered(model.width) * sizes
+    more = estimate_cost(V, model, Gibbs(), **options).bands
+    assert more > estimate_cost(V, model, SGHMC(), **options).bands
 
 
 def test_results_are_as_large_as_said(tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
@@ -183,3 +184,55 @@ def test_gibbs_is_a_value() -> None:
     assert Gibbs() != Gibbs(warm_start=0)
     with pytest.raises(OptionError):
         Gibbs(warm_start=-1)
+
+
+# -- real-valued models --------------------------------------------------------------------
+
+REAL = dfac.GaussianMF(3)
+
+
+def signed(missing: float = 0.3) -> Any:
+    rng = np.random.default_rng(4)
+    V = rng.normal(size=(23, 3)) @ rng.normal(size=(3, 17)) + rng.normal(size=17)
+    V += 0.3 * rng.normal(size=V.shape)
+    V[rng.random(V.shape) < missing] = np.nan
+    return V
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_real_valued_draws_are_the_same_on_every_executor(dtype: str) -> None:
+    one = drawn(signed(), model=REAL, dtype=dtype, executor="serial", chains=2)
+    for executor in ("lanes", "tasks"):
+        same(one, drawn(signed(), model=REAL, dtype=dtype, executor=executor, chains=2))
+    assert factors(one)[0].dtype == dtype
+
+
+def test_real_valued_gaps_are_entries_that_are_not_stored() -> None:
+    V = signed()
+    seen = ~np.isnan(V)
+    table = sparse.csr_array((V[seen], np.nonzero(seen)), shape=V.shape)
+    close(drawn(V, model=REAL), drawn(table, unstored="missing", model=REAL))
+    V = np.where(np.random.default_rng(1).random(V.shape) < 0.6, 0.0, signed(0.0))
+    close(drawn(V, model=REAL), drawn(sparse.csr_array(V), unstored="zero", model=REAL))
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_the_grid_changes_rounding_alone_of_real_valued_draws(missing: float) -> None:
+    close(drawn(signed(missing), model=REAL, blocks=1), drawn(signed(missing), model=REAL))
+
+
+def test_real_valued_results_are_read_like_any_other(tmp_path: Path) -> None:
+    V, store = signed(0.1), tmp_path / "run.zarr"
+    held = dfac.hold_out(V, 0.1, random_seed=0)
+    options: dict[str, Any] = {"tune": 40, "monitor": held.cells, **QUIET}
+    whole = dfac.sample(held.train, REAL, dfac.Gibbs(), draws=60, **options)
+    dfac.sample(held.train, REAL, dfac.Gibbs(), draws=30, store=store, **options)
+    trace = dfac.resume(store, draws=30, progressbar=False)
+    same(whole, trace)
+    assert json.loads(trace.attrs["sampler"]) == dfac.Gibbs().to_dict()
+    rows, cols = (xr.DataArray(index, dims="cell") for index in held.cells)
+    found = dfac.predict(trace, rows=rows, columns=cols)["mean"].values
+    np.testing.assert_allclose(dfac.monitored(trace)["mean"].values.ravel(), found, rtol=1e-3)
+    assert np.sqrt(np.mean((found - held.values) ** 2)) < 0.5 * np.nanstd(V)
+    summary = dfac.summarize(trace)
+    assert float(summary["rhat"].sel(functional="lp")) < 1.2

@@ -272,3 +272,24 @@ def refresh(
 def sums_of_squares(x: Array, centre: Array, out: Array) -> None:
     """Twin of :func:`daskfactor.kernels.langevin.sums_of_squares`."""
     out += ((x.astype(np.float64) - centre) ** 2).sum(axis=0)
+
+
+def equations(V: Array, other: Array) -> tuple[Array, Array]:
+    """G (m, K, K) and t (m, K) of :mod:`daskfactor.kernels.regression`; NaN where missing."""
+    wide = other.astype(np.float64)
+    grams = np.einsum("ij,ja,jb->iab", ~np.isnan(V), wide, wide, optimize=True)
+    return grams, np.nan_to_num(V).astype(np.float64) @ wide
+
+
+def draw_rows(
+    values: Array, grams: Array, targets: Array, columns: Array, noise: float, z: Array
+) -> None:
+    """Twin of :func:`daskfactor.kernels.regression.draw_rows`; grams are (m, K, K)."""
+    mean, precision, _, moves = columns
+    free = moves > 0
+    A = grams[:, free][:, :, free] / noise + np.diag(precision[free])
+    held = np.einsum("iab,ib->ia", grams[:, :, ~free], values[:, ~free].astype(np.float64))
+    b = (targets - held)[:, free] / noise + (precision * mean)[free]
+    upper = np.swapaxes(np.linalg.cholesky(A), 1, 2)
+    drawn = np.linalg.solve(A, b[..., None]) + np.linalg.solve(upper, z[:, free, None])
+    values[:, free] = drawn[..., 0]

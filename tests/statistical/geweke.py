@@ -8,6 +8,7 @@ honest standard error, and any error in a conditional grows from round to round.
 Source: J. Geweke, "Getting it right", JASA 99, 2004.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from daskfactor.inference.base import Sampler
 from daskfactor.inference.program import prepare_state
 from daskfactor.models.tweedie import Hyperparameters
 
+Rng = np.random.Generator
 Array = NDArray[np.float64]
 
 
@@ -42,9 +44,7 @@ class Problem(NamedTuple):
         return seen
 
 
-def draw_prior(
-    problem: Problem, hyper: Hyperparameters, rng: np.random.Generator
-) -> tuple[Array, Array]:
+def draw_prior(problem: Problem, hyper: Hyperparameters, rng: Rng) -> tuple[Array, Array]:
     """W (copies, I, K) and H (copies, J, K)."""
     made = []
     for factor, length in enumerate((problem.rows, problem.cols)):
@@ -62,9 +62,13 @@ def unstacked(factor: Array, copies: int) -> Array:
     return factor.reshape(-1, copies, factor.shape[1]).transpose(1, 0, 2)
 
 
-def draw_data(problem: Problem, W: Array, H: Array, rng: np.random.Generator) -> Any:
-    """Counts of all problems as one sparse matrix; what is not stored is missing."""
-    V = rng.poisson(np.einsum("cik,cjk->cij", W, H)).astype(np.float64)
+def draw_counts(mu: Array, hyper: Any, rng: Rng) -> Array:
+    del hyper
+    return rng.poisson(mu).astype(np.float64)
+
+
+def as_one_matrix(problem: Problem, V: Array) -> Any:
+    """Data of all problems (copies, I, J) as one sparse matrix; what is not stored is missing."""
     row, col = np.nonzero(problem.seen)
     each = np.arange(problem.copies)[:, None]
     where = ((row * problem.copies + each).ravel(), (col * problem.copies + each).ravel())
@@ -93,21 +97,35 @@ def functions(W: Array, H: Array) -> Array:
     )
 
 
+class World(NamedTuple):
+    """What a model is made of: its prior, the law of data given means, and what is compared."""
+
+    draw_prior: Callable[[Problem, Any, Rng], tuple[Array, Array]]
+    draw_data: Callable[[Array, Any, Rng], Array]
+    functions: Callable[[Array, Array], Array]
+
+
+POISSON = World(draw_prior, draw_counts, functions)
+
+
 def scores(
     problem: Problem,
     sampler: Sampler,
     program: Any,
-    hyper: Hyperparameters,
+    hyper: Any,
     rounds: int,
     seed: int = 0,
+    world: World = POISSON,
 ) -> Array:
     """z of every function: rounds of sweep and new data against draws of the prior."""
     rng = np.random.default_rng(seed)
+    draw_prior, draw_data, functions = world
     W, H = draw_prior(problem, hyper, rng)
     totals: Array = np.zeros(0)
     executor = SerialExecutor()
     for cycle in range(rounds):
-        V = draw_data(problem, W, H, rng)
+        mu = np.einsum("cik,cjk->cij", W, H)
+        V = as_one_matrix(problem, draw_data(mu, hyper, rng))
         with as_blocks(V, 2, dtype="float64", unstored="missing", allow_empty=True) as data:
             state = make_state(data.grid, stacked(W), stacked(H))
             prepare_state(state)

@@ -1,0 +1,232 @@
+"""Bayesian linear regressions, one for every row: of its entries on the other factor's rows.
+
+    v_ij ~ N(x_i . h_j, noise),    x_ik ~ N(m_k, 1 / lambda_k)
+
+What the data say of a row are two sums over its observed entries, in double precision:
+
+    G_i = sum_j h_j h_j',    t_i = sum_j v_ij h_j
+
+G_i is kept as its upper triangle, row after row. Columns of x that do not move are taken to
+the left-hand side; for those that do
+
+    A = G_i / noise + diag(lambda),    b = t_i / noise + lambda m,    A = U' U,
+    x_i ~ N(A^-1 b, A^-1) = U^-1 (U'^-1 b + z)
+
+Everything follows IEEE 754 exactly, sum by sum, so that a row has the same bits however the
+rows are split into bands.
+
+Source: R. Salakhutdinov and A. Mnih, "Bayesian probabilistic matrix factorization using
+Markov chain Monte Carlo", ICML 2008, equations 11 to 14.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskfactor.kernels.jit import inline, jit_exact
+from daskfactor.kernels.philox import Address, fill_normals
+from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, cell_at, row_cells
+
+Scalar = Any
+Array = NDArray[Any]
+Wide = NDArray[np.float64]
+Columns = NDArray[np.intp]
+
+TOGETHER = 4
+"""Rows of the other factor whose products are added at once: fewer passes over G."""
+
+
+def triangle(K: int) -> int:
+    """Count the numbers of the upper triangle of a K x K matrix."""
+    return K * (K + 1) // 2
+
+
+@inline
+def _place(a: Scalar, b: Scalar, K: int) -> Scalar:
+    """Place of entry (a, b) of a symmetric matrix in its triangle."""
+    low, high = min(a, b), max(a, b)
+    return low * K - low * (low - 1) // 2 + high - low
+
+
+@inline
+def _add_products(h: Wide, sign: Scalar, gram: Wide) -> None:
+    """Add h_1 h_1' + ... + h_4 h_4', or take it off."""
+    K = h.shape[1]
+    start = 0
+    for a in range(K):
+        p, q, r, s = sign * h[0, a], sign * h[1, a], sign * h[2, a], sign * h[3, a]
+        for b in range(a, K):
+            gram[start + b] += p * h[0, b] + q * h[1, b] + r * h[2, b] + s * h[3, b]
+        start += K - 1 - a
+
+
+@jit_exact
+def _add_grams(
+    block: tuple[Array, Any, Any], zeros: bool, other: Array, whole: Wide, grams: Wide, h: Wide
+) -> None:
+    """Add up over a row's observed entries; if nearly all are, take the others off the whole."""
+    first, second, third = block
+    for i in range(grams.shape[0]):
+        begin, end = row_cells(first, i, other.shape[0])
+        missing = 0
+        for at in range(begin, end):
+            missing += np.isnan(cell_at(first, second, third, i, at)[1])
+        rest = zeros or (first.ndim == 2 and 2 * missing < end - begin)
+        sign = -1.0 if rest else 1.0
+        if rest:
+            grams[i] += whole
+        held = 0
+        for at in range(begin, end):
+            j, v = cell_at(first, second, third, i, at)
+            if np.isnan(v) == rest:
+                h[held] = other[j]
+                held += 1
+                if held == TOGETHER:
+                    _add_products(h, sign, grams[i])
+                    held = 0
+        if held:
+            h[held:] = 0.0
+            _add_products(h, sign, grams[i])
+
+
+@jit_exact
+def _add_targets(block: tuple[Array, Any, Any], other: Array, targets: Wide) -> None:
+    first, second, third = block
+    for i in range(targets.shape[0]):
+        begin, end = row_cells(first, i, other.shape[0])
+        for at in range(begin, end):
+            j, v = cell_at(first, second, third, i, at)
+            if not np.isnan(v):
+                for k in range(targets.shape[1]):
+                    targets[i, k] += np.float64(v) * np.float64(other[j, k])
+
+
+def turned(view: AnyBlock) -> AnyBlock:
+    """Turn a block's columns into the rows of a copy."""
+    if not isinstance(view, SparseBlock):
+        return BlockView(np.ascontiguousarray(view.block.T), 0, 0, view.n, view.m)
+    rows = sparse.csr_array((view.values, view.indices, view.indptr), shape=(view.m, view.n))
+    cols = rows.tocsc()
+    return SparseBlock(cols.indptr, cols.indices, cols.data, view.n, view.m, view.zeros)
+
+
+def add_equations(view: AnyBlock, other: Array, grams: Wide, targets: Wide) -> Wide:
+    """Add a block's share of G and t of its rows; return G, which may have become one per row.
+
+    Parameters
+    ----------
+    view : block of m rows, NaN where missing
+    other : (n, K), the other factor's rows
+    grams : (m, K (K + 1) / 2), or (1, K (K + 1) / 2) as long as all rows have observed the same
+    targets : (m, K)
+    """
+    K = other.shape[1]
+    _add_targets(view.arguments, other, targets)
+    if isinstance(view, SparseBlock):
+        zeros, stored = view.zeros, view.values
+    else:
+        zeros, stored = False, view.block
+    whole = np.zeros(triangle(K))
+    if zeros or not isinstance(view, SparseBlock):
+        wide = other.astype(np.float64)
+        whole += (wide.T @ wide)[np.triu_indices(K)]
+        if not np.isnan(stored).any():
+            grams += whole
+            return grams
+    if len(grams) < len(targets):
+        grams = np.repeat(grams, len(targets), axis=0)
+    _add_grams(view.arguments, zeros, other, whole, grams, np.empty((TOGETHER, K)))
+    return grams
+
+
+@jit_exact
+def _fill_precision(gram: Wide, precision: Wide, noise: float, free: Columns, A: Wide) -> None:
+    """Fill the upper triangle of G / noise + diag(lambda) over the columns that move."""
+    K = precision.size
+    for a in range(free.size):
+        for b in range(a, free.size):
+            A[a, b] = gram[_place(free[a], free[b], K)] / noise
+        A[a, a] += precision[free[a]]
+
+
+@jit_exact
+def _factorize(A: Wide) -> None:
+    """Make A = U' U into U, in place; only upper triangles are looked at."""
+    K = A.shape[0]
+    for k in range(K):
+        root = np.sqrt(A[k, k])
+        A[k, k] = root
+        for b in range(k + 1, K):
+            A[k, b] /= root
+        for a in range(k + 1, K):
+            share = A[k, a]
+            for b in range(a, K):
+                A[a, b] -= share * A[k, b]
+
+
+@jit_exact
+def _solve(U: Wide, z: Wide, free: Columns, x: Wide) -> None:
+    """Make b into U^-1 (U'^-1 b + z), in place."""
+    K = x.size
+    for a in range(K):
+        x[a] /= U[a, a]
+        for b in range(a + 1, K):
+            x[b] -= x[a] * U[a, b]
+    for a in range(K - 1, -1, -1):
+        x[a] += z[free[a]]
+        for b in range(a + 1, K):
+            x[a] -= U[a, b] * x[b]
+        x[a] /= U[a, a]
+
+
+@jit_exact
+def _draw(
+    values: Array,
+    grams: Wide,
+    targets: Wide,
+    columns: Wide,
+    noise: float,
+    free: Columns,
+    z: Wide,
+    scratch: tuple[Wide, Wide],
+) -> None:
+    mean, precision = columns[0], columns[1]
+    K, (U, x) = values.shape[1], scratch
+    for i in range(values.shape[0]):
+        gram = grams[min(i, grams.shape[0] - 1)]
+        if i < grams.shape[0]:
+            _fill_precision(gram, precision, noise, free, U)
+            _factorize(U)
+        for a in range(free.size):
+            k = free[a]
+            residual = targets[i, k]
+            for c in range(K):
+                if columns[3, c] == 0:
+                    residual -= gram[_place(k, c, K)] * np.float64(values[i, c])
+            x[a] = residual / noise + precision[k] * mean[k]
+        _solve(U, z[i], free, x)
+        for a in range(free.size):
+            values[i, free[a]] = x[a]
+
+
+def draw_rows(
+    values: Array, grams: Wide, targets: Wide, columns: Wide, noise: float, address: Address
+) -> None:
+    """Draw the rows of a band from their conditionals, in place.
+
+    Parameters
+    ----------
+    values : (m, K), float32 or float64
+    grams, targets : what `add_equations` added up over all blocks of the band
+    columns : (4, K), of every column: prior mean, prior precision, anything, and 1 if it moves
+        or 0 if it does not
+    noise : variance of an observation
+    address : of the normal numbers, see :func:`fill_normals`; in double precision
+    """
+    free = np.flatnonzero(columns[3])
+    z = np.empty(values.shape)
+    fill_normals(z, *address)
+    scratch = np.empty((free.size, free.size)), np.empty(free.size)
+    _draw(values, grams, targets, columns, noise, free, z, scratch)
