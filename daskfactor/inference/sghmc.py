@@ -117,7 +117,7 @@ def warm_start(
         size = data.shape[number], model.n_components
         factors.append(rng.normal(size=size) / np.sqrt(precisions))
     state = _packed(data, model, factors)
-    prepare_state(state, (name for name in arrays if name != "weights"))
+    prepare_state(state, [name for name in arrays if name != "weights"])
     if "weights" in arrays:
         _weigh(state, data, model)
     return state, hyper

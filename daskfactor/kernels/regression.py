@@ -81,7 +81,8 @@ def _add_grams(
         for at in range(begin, end):
             j, v = cell_at(first, second, third, i, at)
             if np.isnan(v) == rest:
-                h[held] = other[j]
+                for k in range(h.shape[1]):
+                    h[held, k] = other[j, k]
                 held += 1
                 if held == TOGETHER:
                     _add_products(h, sign, grams[i])
@@ -144,26 +145,31 @@ def add_equations(view: AnyBlock, other: Array, grams: Wide, targets: Wide) -> W
 @jit_exact
 def _fill_precision(gram: Wide, precision: Wide, noise: float, free: Columns, A: Wide) -> None:
     """Fill the upper triangle of G / noise + diag(lambda) over the columns that move."""
-    K = precision.size
+    K, scale = precision.size, 1.0 / noise
     for a in range(free.size):
+        start = _place(free[a], free[a], K) - free[a]
         for b in range(a, free.size):
-            A[a, b] = gram[_place(free[a], free[b], K)] / noise
+            A[a, b] = scale * gram[start + free[b]]
         A[a, a] += precision[free[a]]
 
 
 @jit_exact
 def _factorize(A: Wide) -> None:
-    """Make A = U' U into U, in place; only upper triangles are looked at."""
+    """Make A = U' U into U, in place, row after row; only upper triangles are looked at."""
     K = A.shape[0]
-    for k in range(K):
-        root = np.sqrt(A[k, k])
-        A[k, k] = root
-        for b in range(k + 1, K):
-            A[k, b] /= root
-        for a in range(k + 1, K):
-            share = A[k, a]
+    for a in range(K):
+        row, done = A[a], a // 4 * 4
+        for c in range(0, done, 4):  # four rows at once: fewer passes over this one
+            p, q, r, s = A[c, a], A[c + 1, a], A[c + 2, a], A[c + 3, a]
             for b in range(a, K):
-                A[a, b] -= share * A[k, b]
+                row[b] -= p * A[c, b] + q * A[c + 1, b] + r * A[c + 2, b] + s * A[c + 3, b]
+        for c in range(done, a):
+            p = A[c, a]
+            for b in range(a, K):
+                row[b] -= p * A[c, b]
+        scale = 1.0 / np.sqrt(row[a])
+        for b in range(a, K):
+            row[b] *= scale
 
 
 @jit_exact
