@@ -401,13 +401,15 @@ SAMPLERS: dict[str, Any] = {
     "Gibbs": dfac.Gibbs(**WARM),
     "HMC": dfac.HMC(steps=3, **WARM),
     "SGHMC": dfac.SGHMC(),
+    "Gibbs real-valued": dfac.Gibbs(),
 }
-MAIN = ("PSGLD", "PSGLD cir", "PSGRRLD", "LangevinDynamics", "SGLD", "Gibbs", "HMC", "SGHMC")
+REAL = ("SGHMC", "Gibbs real-valued")
+MAIN = ("PSGLD", "PSGLD cir", "PSGRRLD", "LangevinDynamics", "SGLD", "Gibbs", "HMC", *REAL)
 
 
 def of_sampler(name: str) -> tuple[Any, Array]:
     """A model that a sampler draws from, and data of it."""
-    return (GAUSSIAN, signed()) if name == "SGHMC" else (POISSON, counts())
+    return (GAUSSIAN, signed()) if name in REAL else (POISSON, counts())
 
 
 READING = ("allow_empty", "balance", "dtype", "memory_limit")
@@ -493,7 +495,7 @@ def prior_cases() -> Iterator[Case]:
         "fixed both": dfac.TweedieNMF(K, dispersion=1.0, fixed_w=free_first, fixed_h=H),
     }
     for label, model in models.items():
-        for name in (*(name for name in MAIN if name != "SGHMC"), "PSGLD plain"):
+        for name in (*(name for name in MAIN if name not in REAL), "PSGLD plain"):
             yield Case(f"prior/{label}/{name}", partial(draw, counts(), model, SAMPLERS[name]))
         wrap, own = INPUTS["ratings balanced"]
         yield Case(f"prior/{label}/balanced", partial(draw, wrap(counts()), model, **own))
