@@ -367,7 +367,7 @@ class SGHMC(Sampler):
 
     See Also
     --------
-    Gibbs : exact draws of a `GaussianMF`; dearer ones, but fewer are needed.
+    Gibbs : exact draws of a `GaussianMF`, at many times the price of each.
 
     Notes
     -----
