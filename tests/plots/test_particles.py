@@ -56,6 +56,17 @@ def test_the_heaviest_and_of_equal_ones_some_at_even_distances():
     assert heaviest(draw_masses(particles()), 99).size == 5
 
 
+def test_pictures_of_either_sign_are_white_at_zero():
+    tree = particles()
+    plain = particle_panel(tree, image_shape=(4, 3), particles=1).axes[0].images[0]
+    assert plain.get_cmap().name == "gray"
+    assert plain.norm.vmin == 0
+    tree["posterior"] = tree["posterior"].to_dataset().assign(W=tree["posterior/W"] - 0.5)
+    signed = particle_panel(tree, image_shape=(4, 3), particles=1).axes[0].images[0]
+    assert signed.norm.vmin == -signed.norm.vmax
+    np.testing.assert_allclose(signed.cmap(signed.norm(0.0))[:3], 1.0, atol=0.05)
+
+
 def test_a_panel_has_a_row_for_a_particle_and_a_scale_for_a_component():
     tree = particles()
     figure = particle_panel(tree, image_shape=(4, 3), particles=2, components=[2, 0])
