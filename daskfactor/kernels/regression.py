@@ -194,12 +194,12 @@ def _draw(
     targets: Wide,
     columns: Wide,
     noise: float,
-    free: Columns,
+    places: tuple[Columns, Columns],
     z: Wide,
     scratch: tuple[Wide, Wide],
 ) -> None:
     mean, precision = columns[0], columns[1]
-    K, (U, x) = values.shape[1], scratch
+    K, (free, still), (U, x) = values.shape[1], places, scratch
     for i in range(values.shape[0]):
         gram = grams[min(i, grams.shape[0] - 1)]
         if i < grams.shape[0]:
@@ -208,9 +208,8 @@ def _draw(
         for a in range(free.size):
             k = free[a]
             residual = targets[i, k]
-            for c in range(K):
-                if columns[3, c] == 0:
-                    residual -= gram[_place(k, c, K)] * np.float64(values[i, c])
+            for c in still:
+                residual -= gram[_place(k, c, K)] * np.float64(values[i, c])
             x[a] = residual / noise + precision[k] * mean[k]
         _solve(U, z[i], free, x)
         for a in range(free.size):
@@ -231,8 +230,8 @@ def draw_rows(
     noise : variance of an observation
     address : of the normal numbers, see :func:`fill_normals`; in double precision
     """
-    free = np.flatnonzero(columns[3])
+    free, still = np.flatnonzero(columns[3]), np.flatnonzero(columns[3] == 0)
     z = np.empty(values.shape)
     fill_normals(z, *address)
     scratch = np.empty((free.size, free.size)), np.empty(free.size)
-    _draw(values, grams, targets, columns, noise, free, z, scratch)
+    _draw(values, grams, targets, columns, noise, (free, still), z, scratch)
