@@ -19,7 +19,7 @@ def _nbytes(*arrays: Array) -> int:
     return SMALL_OBJECT + sum(array.nbytes for array in arrays)
 
 
-Record = tuple[int, list[Array], dict[int, float]]
+Record = tuple[int, list[Array], dict[Any, float]]
 """What a column band recorded in an operation: position along the plan, draws, sums."""
 SMALL_OBJECT = 200
 """Bytes of a small Python object with its slots."""
@@ -43,7 +43,8 @@ class FactorBand:
     draws
         Copies of ``values`` at the recorded cycles of the running segment.
     sums
-        Sum of ``values`` at the recorded or evaluated cycles, by cycle.
+        Sum of ``values`` at the recorded or evaluated cycles, by cycle; other sums over the
+        band by cycle and name.
     """
 
     offset: int
@@ -51,7 +52,7 @@ class FactorBand:
     arrays: dict[str, Array] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     draws: list[Array] = field(default_factory=list)
-    sums: dict[int, float] = field(default_factory=dict)
+    sums: dict[Any, float] = field(default_factory=dict)
 
     def __sizeof__(self) -> int:
         """Return the bytes that Dask is to count, so that workers spill in time."""

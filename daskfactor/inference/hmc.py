@@ -74,15 +74,15 @@ class DualAveraging:
 
     log ε ← log(10 ε₁) - √t / γ / (t + t₀) Σ (δ - α),  the average with weights t^(-κ)
 
-    ``start`` is log ε₁, ``error`` the averaged δ - α.
+    ``start`` is log ε₁, ``error`` the averaged δ - α; numbers, or arrays of many steps'.
 
     Source: Hoffman and Gelman 2014, "The No-U-Turn Sampler", equation 6 and algorithm 5.
     """
 
     start: float
-    log_step: float
-    log_average: float
-    error: float = 0.0
+    log_step: Any
+    log_average: Any
+    error: Any = 0.0
     count: int = 0
 
     @classmethod
@@ -91,7 +91,7 @@ class DualAveraging:
         start = math.log(step)
         return cls(start, start, start)
 
-    def after(self, acceptance: float, target: float) -> "DualAveraging":
+    def after(self, acceptance: Any, target: float) -> "DualAveraging":
         """With one more cycle's acceptance probability."""
         count = self.count + 1
         share = 1.0 / (count + OFFSET)
@@ -287,7 +287,7 @@ class HMC(Sampler):
     5.5.1.5; Hoffman and Gelman 2014, "The No-U-Turn Sampler", section 3.2.1.
     """
 
-    chain = HMCChain
+    chain: ClassVar[type[Chain]] = HMCChain
     step: float | Literal["auto"] = "auto"
     steps: int = 10
     target_accept: float = 0.8

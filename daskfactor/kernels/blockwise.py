@@ -79,6 +79,35 @@ def multiplicative(
     share(view.arguments, W, H, floor, out, scratch)
 
 
+NO_FITS = np.empty(0)
+"""In place of sums of fit that nobody asks for."""
+
+
+def slope(
+    view: AnyBlock,
+    likelihood: Likelihood,
+    by_rows: bool,
+    W: Array,
+    H: Array,
+    floor: float,
+    gradient: Array,
+    fits: NDArray[np.float64] | None,
+    work: Workspace,
+) -> None:
+    """Add the block's share of one side's gradient, and of the fit of each of its rows.
+
+    ``gradient`` += R H (m, K) for the row factor, or R.T W (n, K) for the column factor, with
+    R = M (V - mu) w; ``fits``, if any, (m,) or (n,), -= M deviance summed over the other side.
+    """
+    kernels, out, scratch = _parts(view, likelihood, W, work)
+    if fits is None:
+        add = kernels.slope_rows if by_rows else kernels.slope_cols
+    else:
+        add = kernels.fitted_slope_rows if by_rows else kernels.fitted_slope_cols
+    found = gradient, NO_FITS if fits is None else fits
+    add(view.arguments, W, H, floor, found, (out[0 if by_rows else 1], *scratch))
+
+
 def evaluate(
     view: AnyBlock,
     likelihood: Likelihood,

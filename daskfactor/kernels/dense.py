@@ -37,6 +37,10 @@ def dense_kernels(likelihood: Likelihood) -> BlockKernels:
         gradient_curvature=_gradient(likelihood, True),
         multiplicative_rows=_multiplicative(likelihood, True),
         multiplicative_cols=_multiplicative(likelihood, False),
+        slope_rows=_slope(likelihood, True, False),
+        slope_cols=_slope(likelihood, False, False),
+        fitted_slope_rows=_slope(likelihood, True, True),
+        fitted_slope_cols=_slope(likelihood, False, True),
         evaluate=_evaluation(likelihood),
     )
 
@@ -133,6 +137,54 @@ def _multiplicative(likelihood: Likelihood, by_rows: bool) -> Kernel:
                 add_matmul_tn(c, w, den)
 
     return multiplicative
+
+
+def _slope(likelihood: Likelihood, by_rows: bool, fitted: bool) -> Kernel:
+    weight, _, _, deviance, _ = entry_kernels(likelihood)
+
+    @jit
+    def terms(V: Array, row: int, col: int, tile: Array, floor: float, fits: Array) -> None:
+        """Set tile to (v - mu) w, and fits -= deviances of its rows, or of its columns."""
+        real = tile.dtype.type
+        for i in range(tile.shape[0]):
+            data, line = V[row + i, col : col + tile.shape[1]], tile[i]
+            total = 0.0
+            for j in range(line.size):
+                v, mu = real(data[j]), floored(line[j], real(floor))
+                line[j] = (v - mu) * weight(v, mu) if v == v else real(0)
+                if fitted:
+                    found = np.float64(deviance(v if v == v else mu, mu))
+                    if by_rows:
+                        total += found
+                    else:
+                        fits[j] -= found
+            if fitted and by_rows:
+                fits[i] -= total
+
+    @jit
+    def slope(
+        block: Window,
+        W: Array,
+        H: Array,
+        floor: float,
+        out: tuple[Array, Array],
+        work: tuple[Array, Array, Array],
+    ) -> None:
+        V, row0, col0 = block
+        gradient, fits = out
+        _, tile, _ = work
+        for begin in range(0, W.shape[0], tile.shape[0]):
+            end = min(begin + tile.shape[0], W.shape[0])
+            w, r = W[begin:end], tile[: end - begin]
+            matmul_nt(w, H, r)
+            if by_rows:
+                terms(V, row0 + begin, col0, r, floor, fits[begin:end])
+                add_matmul_nn(r, H, gradient[begin:end])
+            else:
+                terms(V, row0 + begin, col0, r, floor, fits)
+                add_matmul_tn(r, w, gradient)
+
+    return slope
 
 
 @jit

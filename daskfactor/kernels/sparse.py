@@ -160,10 +160,13 @@ class ZeroRules(NamedTuple):
         out += factor C0 other, with C0 their curvature; ``own`` and ``out`` are (m, K)
         and ``other`` (n, K), or the other way round. Their residual is -C0.
     fit(W, H, sums, wide) -> (sum of deviances, sum of Pearson terms), in float64
+    share
+        A row's sum of deviances is so much of the product of ``own`` and ``part``.
     """
 
     part: Callable[..., None]
     fit: Callable[..., tuple[float, float]]
+    share: float
 
 
 @jit
@@ -256,15 +259,15 @@ def _fit_of_squares(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float
 
 
 _ZERO_RULES = {
-    "constant": ZeroRules(_add_column_sums, _fit_of_means),
-    "linear": ZeroRules(_add_gram, _fit_of_squares),
+    "constant": ZeroRules(_add_column_sums, _fit_of_means, 1.0),
+    "linear": ZeroRules(_add_gram, _fit_of_squares, 0.5),
 }
 
 
 def zero_rules(likelihood: Likelihood, zeros: bool) -> ZeroRules:
     """Rules for the entries that are not stored; missing ones add nothing."""
     if not zeros or likelihood.zeros is None:
-        return ZeroRules(_no_part, _no_fit)
+        return ZeroRules(_no_part, _no_fit, 0.0)
     return _ZERO_RULES[likelihood.zeros]
 
 
@@ -282,6 +285,10 @@ def sparse_kernels(likelihood: Likelihood, zeros: bool, K: int) -> BlockKernels:
         gradient_curvature=_gradient(likelihood, zeros, K, True),
         multiplicative_rows=_multiplicative(likelihood, zeros, K, True),
         multiplicative_cols=_multiplicative(likelihood, zeros, K, False),
+        slope_rows=_slope(likelihood, zeros, K, True, False),
+        slope_cols=_slope(likelihood, zeros, K, False, False),
+        fitted_slope_rows=_slope(likelihood, zeros, K, True, True),
+        fitted_slope_cols=_slope(likelihood, zeros, K, False, True),
         evaluate=_evaluate(likelihood, zeros, K),
     )
 
@@ -385,6 +392,71 @@ def _multiplicative(likelihood: Likelihood, zeros: bool, K: int, by_rows: bool) 
                 store_row(K, below, den, i)
 
     return multiplicative
+
+
+@jit
+def _take_off(share: float, own: Array, part: Array, gradient: Array, fits: Array) -> None:
+    """``gradient -= part`` and, if there are any, ``fits -= share`` of its product with ``own``."""
+    for i in range(part.shape[0]):
+        total = 0.0
+        for k in range(part.shape[1]):
+            gradient[i, k] -= part[i, k]
+            total += np.float64(own[i, k]) * np.float64(part[i, k])
+        if fits.size:
+            fits[i] -= share * total
+
+
+def _slope(likelihood: Likelihood, zeros: bool, K: int, by_rows: bool, fitted: bool) -> Kernel:
+    step, _, fit = entry_rules(likelihood, zeros)
+    zero_part, _, share = zero_rules(likelihood, zeros)
+
+    @jit
+    def slope(
+        block: Rows,
+        W: Array,
+        H: Array,
+        floor: float,
+        out: tuple[Array, Array],
+        work: tuple[Array, Array, Array, Array],
+    ) -> None:
+        indptr, indices, values = block
+        gradient, fits = out
+        part, gram, sums, _ = work
+        if zeros:
+            own, other = (W, H) if by_rows else (H, W)
+            _clear(part)
+            zero_part(1.0, own, other, part, gram, sums)
+            _take_off(share, own, part, gradient, fits)
+        real, last = W.dtype.type, indices.size - 1
+        w, g = stack_array(K, W.dtype), stack_array(K, W.dtype)
+        for i in range(W.shape[0]):
+            load_row(K, W, i, w)
+            if by_rows:
+                load_row(K, gradient, i, g)
+            total = 0.0
+            for p in range(indptr[i], indptr[i + 1]):
+                j, later = np.intp(indices[p]), np.intp(indices[min(p + AHEAD, last)])
+                prefetch_row(K, H, later)
+                if not by_rows:
+                    prefetch_row(K, gradient, later)
+                v, mu = real(values[p]), dot_row(K, w, H, j)
+                a, _ = step(v, mu, real(floor), real(1))
+                if by_rows:
+                    add_row(K, a, H, j, g)
+                else:
+                    add_to_row(K, a, w, gradient, j)
+                if fitted:
+                    found, _ = fit(v, mu, real(floor))
+                    if by_rows:
+                        total += found
+                    else:
+                        fits[j] -= found
+            if by_rows:
+                store_row(K, g, gradient, i)
+                if fitted:
+                    fits[i] -= total
+
+    return slope
 
 
 def _monitor(K: int) -> Kernel:

@@ -110,6 +110,13 @@ class BlockKernels(NamedTuple):
         num (m, K) += (M ratio(V, mu, w)) H,  den += C H.
     multiplicative_cols(block, W, H, floor, (num, den), work)
         num (n, K) += (M ratio(V, mu, w)).T W,  den += C.T W.
+    slope_rows(block, W, H, floor, (G, fits), work)
+        G (m, K) += (M (V - mu) w) H. ``work`` begins with scratch of the shape of G.
+    slope_cols(block, W, H, floor, (G, fits), work)
+        G (n, K) += (M (V - mu) w).T W.
+    fitted_slope_rows, fitted_slope_cols
+        as these, and fits float64 -= the sums of M deviance(V, mu) over each row (m,), or
+        over each column (n,).
     evaluate(block, W, H, floor, out, cells, work)
         out (2,) float64 += (-sum M deviance(V, mu), sum M (V - mu)**2 w); the means of the
         monitored ``cells`` (rows, cols, mean, m2, count), block-local, in row-major order
@@ -123,6 +130,10 @@ class BlockKernels(NamedTuple):
     gradient_curvature: Kernel
     multiplicative_rows: Kernel
     multiplicative_cols: Kernel
+    slope_rows: Kernel
+    slope_cols: Kernel
+    fitted_slope_rows: Kernel
+    fitted_slope_cols: Kernel
     evaluate: Kernel
 
 

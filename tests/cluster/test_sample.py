@@ -59,6 +59,7 @@ def test_the_draws_of_one_process(executor: str, client: Client) -> None:
         dfac.LangevinDynamics(warm_start=3),
         dfac.SGLD(warm_start=3),
         dfac.HMC(steps=2, warm_start=3),
+        dfac.BlockHMC(steps=2, warm_start=3),
         dfac.PSGLD(transition="cir", warm_start=3),
     ],
     ids=lambda sampler: sampler.name,

@@ -83,6 +83,11 @@ CASES = {
             *({"target_accept": rate} for rate in (0, 1, 1.5, "high", float("nan"))),
         ),
     ),
+    "BlockHMC": Case(
+        dfac.BlockHMC(steps=2, **WARM),
+        POISSON,
+        (*BAD_STEPS, *BAD_WARM, {"steps": 0}, {"target_accept": 1}),
+    ),
     "SGHMC": Case(
         dfac.SGHMC(),
         dfac.GaussianMF(2),

@@ -17,6 +17,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.base import RunOptions, Setting, checked_sampler
+from daskfactor.inference.block_hmc import BlockHMC
 from daskfactor.inference.cost import estimate_cost
 from daskfactor.inference.gibbs import GaussianGibbs, Gibbs
 from daskfactor.inference.langevin import PSGLD, PSGRRLD
@@ -124,6 +125,7 @@ class Counting(SerialExecutor):
         (TweedieNMF(2), PSGLD(warm_start=1), 1),
         (TweedieNMF(2), PSGLD(warm_start=1), 3),
         (TweedieNMF(2), PSGRRLD(warm_start=1), 1),
+        (TweedieNMF(2), BlockHMC(steps=2, warm_start=1), 1),
         (GaussianMF(2), None, 2),
         (GaussianMF(2), Gibbs(), 2),
     ],

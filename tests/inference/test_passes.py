@@ -31,7 +31,12 @@ def draw(sampler: Any, **options: Any) -> xr.DataTree:
 
 
 @pytest.mark.parametrize(
-    "sampler", [dfac.LangevinDynamics(warm_start=3), dfac.HMC(0.1, steps=3, warm_start=3)]
+    "sampler",
+    [
+        dfac.LangevinDynamics(warm_start=3),
+        dfac.HMC(0.1, steps=3, warm_start=3),
+        dfac.BlockHMC(0.3, steps=2, warm_start=3),
+    ],
 )
 def test_the_grid_changes_nothing_but_the_order_of_sums(sampler: Any) -> None:
     """The noise has the number of the pass as its address, not that of the operation."""
@@ -153,6 +158,7 @@ def test_frozen_components_do_not_move() -> None:
         dfac.LangevinDynamics(1e-3, "identity", warm_start=3),
         dfac.SGLD(warm_start=3),
         dfac.HMC(steps=3, warm_start=3),
+        dfac.BlockHMC(warm_start=3),
     ):
         tree = dfac.sample(V, model, sampler, blocks=2, **SETTINGS)
         W = tree["posterior"]["W"].values[0]

@@ -209,6 +209,26 @@ def multiplicative_cols(
     den += (observed * mu ** (beta - 1)).T @ W
 
 
+def slope(
+    V: Array,
+    row0: int,
+    col0: int,
+    W: Array,
+    H: Array,
+    floor: float,
+    by_rows: bool,
+    gradient: Array,
+    fits: Array,
+    beta: float,
+) -> None:
+    """Twin of ``slope_rows`` and ``slope_cols``, with sums of fit."""
+    v, mu, observed = _block(V, row0, col0, W, H, floor)
+    R = observed * (v - mu) * mu ** (beta - 2)
+    found = np.where(observed, deviance(np.where(observed, v, 1), mu, beta), 0.0)
+    gradient += R @ H if by_rows else R.T @ W
+    fits -= found.sum(axis=1 if by_rows else 0)
+
+
 def evaluate(
     V: Array,
     row0: int,

@@ -43,6 +43,14 @@ def exact_results(dtype):
     return results
 
 
+def slopes(kernels, block, W, H, work):
+    """One side's gradients and fits, for both sides."""
+    GW, GH, of_rows, of_cols = np.ones_like(W), np.ones_like(H), np.zeros(len(W)), np.zeros(len(H))
+    kernels.fitted_slope_rows(block, W, H, 1e-6, (GW, of_rows), (np.empty_like(W), *work))
+    kernels.fitted_slope_cols(block, W, H, 1e-6, (GH, of_cols), (np.empty_like(H), *work))
+    return [GW, GH, of_rows, of_cols]
+
+
 def dense_results(dtype, beta):
     """Kernels that may sum in another order."""
     rng = np.random.default_rng(4)
@@ -61,6 +69,7 @@ def dense_results(dtype, beta):
     rows, cols = np.array([0, 4, 6], np.int32), np.array([4, 0, 4], np.int32)
     k.evaluate((V, 1, 2), W, H, 1e-6, out, (rows, cols, mean, m2, 1), tiles)
     results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
+    results += slopes(k, (V, 1, 2), W, H, tiles)
     return {f"dense/{beta}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
 
 
@@ -83,6 +92,7 @@ def sparse_results(dtype, beta, zeros):
     rows, cols = np.array([0, 3], np.int32), np.array([4, 0], np.int32)
     k.evaluate(block, W, H, 1e-6, out, (rows, cols, mean, m2, 1), last)
     results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
+    results += slopes(k, block, W, H, last)
     tag = f"sparse/{beta}/{zeros}"
     return {f"{tag}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
 

@@ -231,7 +231,13 @@ def test_a_store_is_read_a_few_draws_at_a_time(tmp_path):
 
 @pytest.mark.parametrize(
     ("sampler", "told"),
-    [(dfac.PSGLD(), True), (dfac.PSGRRLD(), False), (dfac.Gibbs(), False), (dfac.HMC(), False)],
+    [
+        (dfac.PSGLD(), True),
+        (dfac.PSGRRLD(), False),
+        (dfac.Gibbs(), False),
+        (dfac.HMC(), False),
+        (dfac.BlockHMC(), False),
+    ],
 )
 def test_what_a_finite_step_hides_is_told_of_those_who_have_one(sampler, told):
     V = np.random.default_rng(0).poisson(3.0, (8, 6)).astype("f4")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
@@ -58,13 +59,20 @@ def run_copies(
     draws: int = 1500,
     seed: int = 0,
     blocks: int | None = None,
+    stored: bool = False,
 ) -> list[Moments]:
     """Moments from the sampler, one for each of its tracks (fine, coarse).
 
-    ``blocks`` are bands a side, by default as many as cut through every row or column.
+    ``blocks`` are bands a side, by default as many as cut through every row or column;
+    ``stored``: the matrix is sparse, and what is not stored is missing.
     """
     grid = blocks or min(case.V.shape)
-    with as_blocks(replicate(case.V, copies), grid, dtype="float64") as data:
+    V: Any = replicate(case.V, copies)
+    reading: dict[str, Any] = {}
+    if stored:
+        seen = np.nonzero(~np.isnan(V))
+        V, reading = sparse.coo_array((V[seen], seen), V.shape), {"unstored": "missing"}
+    with as_blocks(V, grid, dtype="float64", **reading) as data:
         model = TweedieNMF(
             case.K,
             beta=case.beta,

@@ -1,0 +1,328 @@
+"""Hamiltonian Monte Carlo row by row: exact at any size, in passes over the blocks.
+
+Given H the rows of W are independent, and given W the columns of H are. So every row has a
+path and a Metropolis test of its own, and its acceptance does not know how many others there
+are. Along a path every pass adds up the gradients of one factor's rows, and at both ends their
+fits; the last block of a pass that a band meets has all the others' shares before it, kicks
+the band and lets it drift. The first pass of a path begins it, the last one decides.
+
+Under a gamma prior of shape a < 1, whose density is infinite at zero, a path is one of y = θ^a:
+exp(-λ θ) is all that the prior leaves of the density of y, finite and level at zero.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Passes, Schedule
+from daskfactor.executors.plan import CycleOptions, Op
+from daskfactor.executors.state import FactorBand
+from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, Track, Work
+from daskfactor.inference.chain import Chain, TrackRun, TweedieChain
+from daskfactor.inference.hmc import HMC, DualAveraging, first_step
+from daskfactor.inference.multiplicative import OnStep
+from daskfactor.inference.program import ROWS, Program
+from daskfactor.kernels import blockwise
+from daskfactor.kernels.langevin import leapfrog_drift, leapfrog_kick
+from daskfactor.kernels.philox import fill_normals
+from daskfactor.kernels.views import Workspace
+from daskfactor.models.settings import held
+
+Array = NDArray[Any]
+Wide = NDArray[np.float64]
+
+MASS, STEPS = "mass", "steps"
+"""What a band keeps: the mass of each entry; log ε, its average and the averaged δ - α of each
+row, (n, 3) in double precision."""
+GRADIENT, FITS, START, ENERGY = "gradient", "fits", "start", "energy"
+PLACE, MOMENTUM, SPREAD = "place", "momentum", "spread"
+PATH = (GRADIENT, FITS, START, ENERGY, PLACE, MOMENTUM, SPREAD)
+"""What a band has along a path alone."""
+ADAPTED = "adapted"
+"""Counts the cycles that step and mass were learnt from."""
+ACCEPTANCE = "acceptance"
+
+JITTER = 0.1
+"""A path's step is ε times the exponential of so many normal deviations."""
+CHANCE, WITHIN = 2, 4
+"""Added to the factor in the address of the numbers that decide, and of those within rounding."""
+HEADWAY, RECENT = 9, 3.0
+"""Cycles that the first mass counts as; weights grow with the square of the cycle's number."""
+
+
+def steepness(theta: Array, shape: float) -> Array | float:
+    """Return dθ/dy: θ^(1 - a) / a for a shape a < 1, and 1 for others."""
+    return theta ** (1.0 - shape) / shape if shape < 1 else 1.0
+
+
+class BlockHMCChain(TweedieChain):
+    """A chain of a `TweedieNMF` under `BlockHMC`; all that it learns is in its bands."""
+
+    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
+        """Start as other chains do, with masses from the multiplicative update's denominators.
+
+        m = c / (θ + 1/c), as for `HMC`: no less than the expected information.
+        """
+        super().start(on_step, first)
+        begin = math.log(first_step(self.setting.sampler.step, self.model.n_components))
+        for factor, band, denominator in self._denominators(self.tracks[0].state):
+            rate, shape = self.tempered.prior(factor)
+            c = denominator / self.tempered.dispersion + rate
+            near = band.values + 1.0 / c
+            band.arrays[MASS][:] = c / near * steepness(near, shape) ** 2
+            band.arrays[STEPS] = np.repeat([[begin, begin, 0.0]], len(band.values), axis=0)
+            band.counts[ADAPTED] = 0
+
+    def _wanted(self, run: TrackRun, cycle: int, end: int) -> CycleOptions:
+        """Learn in every cycle of tuning, and in no other."""
+        return replace(super()._wanted(run, cycle, end), adapt=cycle < self.setting.options.tune)
+
+    def step_size(self, run: TrackRun, cycle: int) -> float:
+        """Return the geometric mean of the steps of all rows."""
+        del cycle
+        given: Any = self.setting.sampler.step
+        if given != "auto":
+            return float(given * self.shrink)
+        logs = [run.state.gather(side, STEPS)[:, 1] for side in ("rows", "columns")]
+        return math.exp(float(np.concatenate(logs).mean())) * self.shrink
+
+    def statistics(self, cycles: list[int]) -> dict[str, Array]:
+        """Return the mean of the rows' acceptance probabilities."""
+        bands, rows = self.tracks[0].state.bands(), sum(self.setting.data.shape)
+        totals = [math.fsum(band.sums[cycle, ACCEPTANCE] for band in bands) for cycle in cycles]
+        return {"acceptance_rate": np.array(totals) / rows}
+
+
+class Path(NamedTuple):
+    """A band on its way: what moves it, and by which prior."""
+
+    sampler: "BlockHMC"
+    program: Program
+    band: FactorBand
+    factor: int
+    cycle: int
+
+    @property
+    def prior(self) -> tuple[float, float]:
+        """Rate and shape of the band's prior."""
+        rate, shape = self.program.hyper.prior(self.factor)
+        return float(rate), float(shape)
+
+    def numbers(self, width: int, stream: int, dtype: Any = np.float64) -> Array:
+        """Draw normal numbers, a row for each of the band's."""
+        out = np.empty((len(self.band.values), width), dtype)
+        fill_normals(out, *self.program.address(self.band, self.cycle, self.factor + stream))
+        return out
+
+    def begin(self, adapt: bool) -> None:
+        """Draw momenta and steps, and note where the path begins."""
+        band, arrays, shape = self.band, self.band.arrays, self.prior[1]
+        arrays[START], dtype = band.values.copy(), band.values.dtype
+        arrays[MOMENTUM] = self.numbers(band.values.shape[1], 0, dtype)
+        size: Any = self.sampler.step
+        if isinstance(size, str):
+            size = np.exp(arrays[STEPS][:, :1] if adapt else arrays[STEPS][:, 1:2])
+        size = size * np.exp(JITTER * self.numbers(3, CHANCE)[:, :1]) * self.program.step_size(0)
+        arrays[SPREAD] = (size / np.sqrt(arrays[MASS])).astype(dtype)
+        frozen = self.program.frozen[self.factor]
+        if frozen is not None:
+            arrays[SPREAD][:, frozen] = 0
+        if shape < 1:
+            arrays[PLACE] = self._place(shape)
+        arrays[ENERGY] = self.energy()
+        if adapt:
+            self._learn_mass()
+
+    def _place(self, shape: float) -> Array:
+        """Return θ^a; where θ has no number for so small a power, y is level below it."""
+        values, smallest = self.band.values, np.finfo(self.band.values.dtype).tiny
+        place = np.asarray(values**shape)
+        lost = values <= smallest
+        if lost.any():
+            place[lost] *= ndtr(self.numbers(values.shape[1], WITHIN))[lost]
+        return place
+
+    def _learn_mass(self) -> None:
+        """Average the squares of the gradient of log p(y): the information, at zero too."""
+        band, arrays = self.band, self.band.arrays
+        pull = np.zeros_like(band.values)
+        self._kick(pull, np.ones_like(pull), 1.0)
+        weight = band.values.dtype.type(RECENT / (band.counts[ADAPTED] + 1 + HEADWAY))
+        arrays[MASS] += weight * (pull * pull - arrays[MASS])
+
+    def kick(self, share: float) -> None:
+        """Kick the momenta for a share of a step."""
+        self._kick(self.band.arrays[MOMENTUM], self.band.arrays[SPREAD], share)
+
+    def _kick(self, momentum: Array, spread: Array, share: float) -> None:
+        values, (rate, shape) = self.band.values, self.prior
+        steep = spread * steepness(values, shape)
+        rest = share, 1.0 / self.program.hyper.dispersion, rate, max(shape, 1.0)
+        leapfrog_kick(values, momentum, self.band.arrays[GRADIENT], steep, *rest)
+
+    def drift(self) -> None:
+        """Let the band drift; its gradient is to be summed anew where it leads."""
+        values, arrays = self.band.values, self.band.arrays
+        place = arrays.get(PLACE, values)
+        leapfrog_drift(place, arrays[MOMENTUM], arrays[SPREAD], 1.0)
+        if place is not values:
+            with held(values, self.program.frozen[self.factor]):
+                values[:] = place ** (1.0 / self.prior[1])
+        arrays[GRADIENT][:] = 0
+        arrays[FITS][:] = 0
+
+    def energy(self) -> Wide:
+        """Return -log p(y | ...) of every row but for a constant, and its momenta's energy."""
+        band, (rate, shape) = self.band, self.prior
+        frozen = self.program.frozen[self.factor]
+        free = band.values if frozen is None else band.values[:, ~frozen]
+        wide, momentum = free.astype(np.float64), band.arrays[MOMENTUM].astype(np.float64)
+        prior = rate * wide.sum(axis=1)
+        if shape > 1:
+            prior -= (shape - 1.0) * np.log(wide).sum(axis=1)
+        moving = 0.5 * np.square(momentum).sum(axis=1)
+        return np.asarray(prior + moving - band.arrays[FITS] / self.program.hyper.dispersion)
+
+    def end(self, op: Op) -> None:
+        """Accept or go back, row by row; learn the steps; drop what belongs to the path."""
+        band, arrays = self.band, self.band.arrays
+        change = self.energy() - arrays[ENERGY]
+        _, first, second = self.numbers(3, CHANCE).T
+        back = ~(change < 0.5 * (first**2 + second**2))  # exponential; NaN goes back
+        if self.prior[1] < 1:
+            with held(band.values, self.program.frozen[self.factor]):
+                np.maximum(band.values, np.finfo(band.values.dtype).tiny, out=band.values)
+        band.values[back] = arrays[START][back]
+        probability = np.exp(-np.fmax(np.where(np.isnan(change), np.inf, change), 0.0))
+        if op.wanted.evaluate:
+            band.sums[op.cycle, ACCEPTANCE] = float(probability.sum())
+        if op.wanted.adapt:
+            self._learn_step(probability)
+        for name in PATH:
+            arrays.pop(name, None)
+
+    def _learn_step(self, probability: Wide) -> None:
+        """Take one step of every row's dual averaging."""
+        band, count = self.band, self.band.counts[ADAPTED]
+        begin = math.log(first_step(self.sampler.step, band.values.shape[1]))
+        log_step, log_average, error = band.arrays[STEPS].T
+        averaging = DualAveraging(begin, log_step, log_average, error, count)
+        after = averaging.after(probability, self.sampler.target_accept)
+        columns = after.log_step, after.log_average, after.error
+        band.arrays[STEPS] = np.stack(columns, axis=1)
+        band.counts[ADAPTED] = after.count
+
+
+@dataclass(frozen=True)
+class BlockHMC(HMC):
+    """Hamiltonian Monte Carlo on every row of W given H, then on every column of H given W.
+
+    Exact, in parallel, and with an acceptance that does not fall with the size of the data:
+    given the other factor rows are independent, so each goes ``steps`` leapfrog steps
+
+        p ← p + ½ε G,   θ ← θ + ε p / m,   p ← p + ½ε G
+
+    with a step ε of its own and accepts where they lead by a test of its own. θ < 0 is the
+    mirror image of -θ: an entry that passes zero comes back with its momentum turned. Under
+    priors of shape a < 1 the path is one of θ^a. The mass m of an entry is the mean square of
+    its gradient, which is the information, and at zero what the prior and the data push with.
+
+    Steps and masses are learnt while tuning, in every cycle of it, and then kept: a few hundred
+    tuning cycles make them good. ``step_size`` in the results is the mean of all rows' steps,
+    ``acceptance_rate`` that of their acceptance probabilities.
+
+    Parameters
+    ----------
+    step
+        ``"auto"`` learns ε of every row by dual averaging; a number, in units of 1/√m,
+        fixes it for all. Each path takes ε times a random factor e^(0.1 z).
+    steps
+        Leapfrog steps of a path. A cycle takes twice one more passes over the data, each two
+        of the three matrix products of a gradient.
+    target_accept
+        Mean acceptance rate of every row that tuning aims at, between 0 and 1.
+    warm_start
+        Passes of multiplicative updates before the chain starts; ``"auto"`` takes
+        100, and down to 20 where a pass is dear (beyond 10⁹ entries times components).
+
+    Raises
+    ------
+    OptionError
+        If an option is not one of these.
+
+    Notes
+    -----
+    Neal 2011, "MCMC using Hamiltonian dynamics", section 5.3.2 and, for the reflection,
+    5.5.1.5; Hoffman and Gelman 2014, "The No-U-Turn Sampler", section 3.2.1. Rows that are
+    independent given the other factor: Şimşekli et al. 2017, section 2.
+    """
+
+    chain = BlockHMCChain
+    steps: int = 4
+    schedule: Schedule = field(default=Passes(10), init=False, repr=False)
+    statistics: ClassVar = HMC.statistics
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "schedule", Passes(2 * (self.steps + 1)))
+
+    def work(self, blocks: int) -> Work:
+        """Count two thirds of a gradient for each visit; fits at both ends of a path."""
+        del blocks
+        return Work(1, 2 * (self.steps + 1), self.steps + 1 + 2 / 3)
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        return (*MOMENTS, MASS)
+
+    def carried(self, width: int) -> tuple[float, float]:
+        """Count values, moments, masses, a path's five arrays, and five numbers a row."""
+        own = 9 + 10 / width
+        return own, own
+
+    def step_for(self, track: Track, blocks: int, n_components: int) -> ConstantStep:
+        """Return 1: rows have their own steps."""
+        del track, blocks, n_components
+        return ConstantStep(1.0)
+
+    def reads(self) -> tuple[str, ...]:
+        return (MASS, STEPS)
+
+    def writes(self, op: Op) -> tuple[str, ...]:
+        return self.reads() if op.wanted.adapt else ()
+
+    # What belongs to a path is made and used up inside a cycle, so it is in no state, and
+    # `reads` and `writes` do not name it: whatever has no name there travels with its band.
+
+    def block_step(
+        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        """Add the block's share of one side's gradient; move that side at a pass's end."""
+        visits, blocks = self.steps + 1, data.grid.blocks
+        number, position = divmod(op.iteration % (2 * visits * blocks), blocks)
+        factor, visit = divmod(number, visits)
+        band, ends = bands[factor], visit in (0, self.steps)
+        arrays, factors = band.arrays, (bands[0].values, bands[1].values)
+        if number % visits == 0 and position == 0:
+            arrays[GRADIENT], arrays[FITS] = np.zeros_like(band.values), np.zeros(len(band.values))
+        sums = arrays[GRADIENT], arrays[FITS] if ends else None
+        block = data.view(*op.block), program.likelihood, factor == ROWS, *factors, program.floor
+        blockwise.slope(*block, *sums, workspace)
+        if position < blocks - 1:
+            return
+        path = Path(self, program, band, factor, op.cycle)
+        with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
+            if visit == 0:
+                path.begin(op.wanted.adapt)
+            path.kick(0.5 if ends else 1.0)
+            if visit < self.steps:
+                path.drift()
+            else:
+                path.end(op)
+        if op.last:
+            program.finish_cycle(op, bands)

@@ -1,0 +1,99 @@
+"""`BlockHMC` against exact posteriors, and planted bugs that must not pass."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from daskfactor.executors.plan import Op
+from daskfactor.inference import block_hmc
+from daskfactor.inference.block_hmc import ENERGY, MASS, BlockHMC, Path
+from tests.statistical.allocations import Priors, posterior
+from tests.statistical.exact import Case, reference_posterior
+from tests.statistical.replicas import run_copies
+from tests.statistical.test_full_batch import drift_without_turning
+from tests.statistical.test_gibbs import BY_NAME, Distance
+
+pytestmark = pytest.mark.statistical
+
+Array = NDArray[Any]
+SPIKES = BY_NAME["poisson-small"]._replace(name="spikes", shape_w=0.5, shape_h=0.5)
+CASES = [
+    *(BY_NAME[name] for name in ("poisson-gaps", "poisson-two", "gaussian-skewed", "compound")),
+    *(BY_NAME[name] for name in ("gamma-gaps", "poisson-overdispersed")),
+    SPIKES,
+    BY_NAME["gaussian-skewed"]._replace(name="gaussian-shapes", shape_w=3.0, shape_h=0.5),
+    BY_NAME["poisson"]._replace(name="poisson-shapes", shape_w=0.3, shape_h=1.6),
+]
+
+
+def distance(case: Case, sampler: BlockHMC, **settings: Any) -> Distance:
+    settings = {"copies": 512, "tune": 100, "draws": 250, "stored": True, **settings}
+    priors = Priors(case.rate_w, case.rate_h, case.shape_w, case.shape_h)
+    if case.beta == 1 and priors[2:] != (1, 1):  # quicker than by quadrature
+        exact = posterior(case.V, case.K, priors)
+    else:
+        exact = reference_posterior(case)
+    return Distance(run_copies(case, sampler, **settings)[0], exact)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_exact_posteriors(case: Case) -> None:
+    found = distance(case, BlockHMC(warm_start=5))
+    assert found.error < 0.02, "too few draws for the tolerances to mean anything"
+    assert found.passes, str(found)
+
+
+BOLD = BlockHMC(step=1.1, warm_start=5)
+"""Paths of which a good part is refused, so that the test decides."""
+
+
+def test_dense_blocks_and_a_step_that_is_often_refused() -> None:
+    settings: dict[str, Any] = {"copies": 64, "draws": 700, "blocks": 1, "stored": False}
+    found = distance(BY_NAME["poisson"], BOLD, **settings)
+    assert found.error < 0.02
+    assert found.passes, str(found)
+
+
+class NoTest(Path):
+    """Nothing is refused but what runs away."""
+
+    def end(self, op: Op) -> None:
+        self.band.arrays[ENERGY] += 10
+        super().end(op)
+
+
+class MovingMass(Path):
+    """A metric of where the path begins, as its end does not have it."""
+
+    def begin(self, adapt: bool) -> None:
+        self.band.arrays[MASS] = (0.3 + self.band.values) ** -2
+        super().begin(adapt)
+
+
+class DensityOfTheta(Path):
+    """The density of θ^a taken for that of θ."""
+
+    def energy(self) -> Array:
+        logs = np.log(np.maximum(self.band.values, 1e-30)).sum(axis=1)
+        return np.asarray(super().energy() - (self.prior[1] - 1) * logs)
+
+
+@pytest.mark.parametrize(
+    ("bug", "case", "sampler"),
+    [
+        (NoTest, BY_NAME["poisson"], BOLD),
+        (drift_without_turning, BY_NAME["gaussian-skewed"], BlockHMC(warm_start=5)),
+        (MovingMass, BY_NAME["gaussian-skewed"], BlockHMC(warm_start=5)),
+        (DensityOfTheta, SPIKES, BlockHMC(warm_start=5)),
+    ],
+)
+def test_every_planted_bug_is_seen(
+    bug: Any, case: Case, sampler: BlockHMC, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fails where the right sampler passes, in the tests above."""
+    name = "leapfrog_drift" if bug is drift_without_turning else "Path"
+    monkeypatch.setattr(block_hmc, name, bug)
+    found = distance(case, sampler)
+    assert not found.passes, str(found)
