@@ -390,6 +390,7 @@ PLAIN: dict[str, Any] = {"step": 1e-3, "preconditioner": "identity"} | WARM
 
 SAMPLERS: dict[str, Any] = {
     "PSGLD": dfac.PSGLD(**WARM),
+    "PSGLD euler": dfac.PSGLD(transition="euler", **WARM),
     "PSGLD plain": dfac.PSGLD(**PLAIN),
     "PSGLD cir": dfac.PSGLD(transition="cir", **WARM),
     "PSGRRLD": dfac.PSGRRLD(**WARM),

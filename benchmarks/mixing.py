@@ -88,7 +88,8 @@ class Walk:
         for band in state.cols:
             band.values[:] = counts.H.T[band.offset : band.offset + len(band.values)]
         if "metric" in sampler.arrays:
-            self.chain._first_metric(state)
+            for _, band, denominator in self.chain._denominators(state):
+                band.arrays["curvature"][:] = denominator
             self.chain._follow_dispersion()
         self.cells = addressed_cells(counts.data.shape, CELLS, 0)
         self.seen: list[Array] = []
@@ -256,7 +257,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--mean", type=float, default=5.0)
     parser.add_argument("--tune", type=int, default=300)
-    parser.add_argument("--transition", choices=["euler", "cir"], default="euler")
+    parser.add_argument("--transition", choices=["moments", "euler", "cir"], default="moments")
     parser.add_argument("--step", type=float, help="of P-SGLD; automatic by default")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -13,6 +13,7 @@ and moves neither; the last block of a pass that a band meets has all the others
 before it, and moves it. Sums follow the plan, so every executor gives the same bits.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, Self
@@ -42,15 +43,19 @@ from daskfactor.inference.base import (
 )
 from daskfactor.inference.chain import TweedieChain
 from daskfactor.inference.program import Program, set_metric
-from daskfactor.kernels.langevin import cir_step, langevin_step
+from daskfactor.kernels.langevin import cir_step, langevin_step, mean_share
 from daskfactor.kernels.subsample import add_subsample, block_address
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.settings import held
 
 Array = NDArray[Any]
 Preconditioner = Literal["majorizer", "identity"]
-Transition = Literal["euler", "cir"]
+Transition = Literal["moments", "euler", "cir"]
+Matched = tuple[tuple[float, float] | None, tuple[float, float] | None]
 
+STEEPEST = 8**0.5
+"""How far up a gradient may move an entry under laws whose gradients have poles at zero, in
+units of √(s (θ + s)): two standard deviations of its noise."""
 SUBSAMPLE = 0x5B5A
 """Tells the generator that shares entries out among blocks from others of the same key."""
 
@@ -73,15 +78,31 @@ def allotment(
     return counts
 
 
+@lru_cache(maxsize=64)
+def evenness(observed: bytes) -> tuple[list[float], list[float]]:
+    """Tell for every row and column band how evenly its observed entries lie in its blocks.
+
+    1 - variance / mean² over the band's blocks, at least 0; ``observed`` as for `allotment`.
+    """
+    counts = np.frombuffer(observed, np.int64)
+    counts = counts.reshape(2 * (math.isqrt(counts.size),))
+    spread = (
+        counts.var(axis=axis) / np.maximum(counts.mean(axis=axis), 0.1) ** 2 for axis in (1, 0)
+    )
+    rows, columns = (np.maximum(0.0, 1.0 - own).tolist() for own in spread)
+    return rows, columns
+
+
 class LangevinSampler(Sampler):
     """Options and block step of all samplers that take Langevin steps, on whole gradients.
 
-    A subclass is a frozen dataclass with the fields ``step``, ``preconditioner`` and
-    ``warm_start``. The noise of pass t has the address t, so that draws depend on the grid
-    only through the order of sums.
+    A subclass is a frozen dataclass with the fields ``step``, ``preconditioner``,
+    ``warm_start`` and ``transition``. The noise of pass t has the address t.
 
     Attributes
     ----------
+    transitions
+        What ``transition`` may be.
     whole
         Whether gradients are added up over a pass before both factors move.
     """
@@ -89,10 +110,15 @@ class LangevinSampler(Sampler):
     chain = TweedieChain
     step: Step
     preconditioner: Preconditioner
+    transition: Transition
+    transitions: ClassVar[tuple[Transition, ...]] = ("moments", "euler")
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.transition not in self.transitions:
+            known = " or ".join(f'"{name}"' for name in self.transitions)
+            raise OptionError(f"transition must be {known}, got {self.transition!r}")
         if self.preconditioner not in ("majorizer", "identity"):
             raise OptionError(
                 f'preconditioner must be "majorizer" or "identity", got {self.preconditioner!r}'
@@ -135,8 +161,9 @@ class LangevinSampler(Sampler):
         self._add(program, op, data, bands, workspace)
         number, position = divmod(op.iteration, data.grid.blocks)
         if position == data.grid.blocks - 1:
+            matched = self._matched(program, op, data, bands)
             for factor, band in enumerate(bands):
-                self._move(program, band, band.arrays["gradient"], number, factor)
+                self._move(program, band, band.arrays["gradient"], number, factor, matched[factor])
                 band.arrays["gradient"][:] = 0
         if op.last:
             self._finish(program, op, bands)
@@ -152,15 +179,36 @@ class LangevinSampler(Sampler):
         for band, share in zip(bands, shares, strict=True):
             band.arrays["gradient"] += share
 
+    def _matched(self, program: Program, op: Op, data: BlockedData, bands: Bands) -> Matched:
+        """Return a share f and the bound of a step that matches moments, for both bands."""
+        if self.transition != "moments" or not self.majorizer:
+            return None, None
+        # Numerators times θ grow without end as θ falls where their exponent is below 1.
+        bound = STEEPEST if program.likelihood.exponent < 1 else np.inf
+        share = mean_share(bands[0].values, bands[1].values)
+        rows, columns = (share * even for even in self._evenness(op, data))
+        return (rows, bound), (columns, bound)
+
+    def _evenness(self, op: Op, data: BlockedData) -> tuple[float, float]:
+        """Return how evenly a cycle's steps share the data of both bands."""
+        del op, data
+        return 1.0, 1.0
+
     def _move(
-        self, program: Program, band: FactorBand, gradient: Array, iteration: int, factor: int
+        self,
+        program: Program,
+        band: FactorBand,
+        gradient: Array,
+        iteration: int,
+        factor: int,
+        matched: tuple[float, float] | None,
     ) -> None:
         """Take the step of one band."""
         rate, shape = program.hyper.prior(factor)
         address = program.address(band, iteration, factor)
         rest = program.step_size(iteration), (float(rate), float(shape)), address, program.coarse
         if self.majorizer:  # the metric of frozen components is infinite
-            langevin_step(band.values, gradient, band.arrays["metric"], *rest)
+            langevin_step(band.values, gradient, band.arrays["metric"], *rest, matched)
             return
         with held(band.values, program.frozen[factor]):
             langevin_step(band.values, gradient, None, *rest)
@@ -190,26 +238,36 @@ class LangevinSampler(Sampler):
 class PSGLD(LangevinSampler):
     """Langevin dynamics on conflict-free parts of the data.
 
-    In the majoriser's metric (the default), with c the averaged denominator of
-    the multiplicative update and y = ε / c:
+    In the majoriser's metric (the default) an entry follows, over one step, a process
+    whose mean and variance are known. With c the averaged denominator of the
+    multiplicative update, a the shape of the prior, whose term (a - 1)/θ G leaves out,
+    and s = (1 - e^-ε)/c:
+
+        m = θ + s (θ G + a),   v = 2 s m - s² (a + f θ (G + c)),
+        θ ← m (b + z)² / (1 + b²),   b² = r - 1 + √(r (r - 1)),   r = 2 m² / v
+
+    The square of a normal number has both moments and is positive, without clip and
+    mirror. f is the share that a component has in the means that it is a part of: where
+    others make up for it, an entry is pulled back by less than c. With f = 1 these are
+    the moments of the Cox-Ingersoll-Ross process. Shapes below ½ take a gamma number of
+    mean m and variance v where v > 2m², near zero. For β < 1, θ + s θ G is at most
+    θ + 2√(2s(θ + s)).
+
+    With ``transition="euler"``, y = ε / c:
 
         θ ← | θ + clip(y θ G, ±2√(2y(θ + y))) + a y + √(2yθ) z |
 
-    where a is the shape of the prior and G leaves its term (a - 1)/θ out. With
-    ``preconditioner="identity"``, the papers' plain step:
+    With ``preconditioner="identity"``, the papers' plain step, whatever the transition:
 
         θ ← | θ + clip(εG, ±2√(2ε)) + √(2ε) z |
 
-    With ``transition="cir"`` the metric's diffusion is not stepped through but drawn
-    from exactly, numerator and denominator of the multiplicative update held:
+    With ``transition="cir"`` the metric's diffusion is drawn from exactly, numerator and
+    denominator of the multiplicative update held:
 
         τ = ε den/c,  n ~ Poisson(den θ / (e^τ - 1)),
         θ ← Gamma(θ num + a + n, rate den / (1 - e^(-τ)))
 
-    so that θ stays positive without clip and mirror. Its random numbers cost about 150
-    times as much, 0.4 µs an entry. On Poisson counts the bias of second moments is a
-    small part of the other's at the same step; on strongly skewed laws (β = 0) it is
-    about the same at small steps and grows faster from ε = 0.2 on.
+    Its random numbers cost about 150 times as much, 0.4 µs an entry.
 
     Parameters
     ----------
@@ -224,27 +282,28 @@ class PSGLD(LangevinSampler):
         Passes of multiplicative updates before the chain starts; ``"auto"`` takes
         100, and down to 20 where a pass is dear (beyond 10⁹ entries times components).
     transition
-        ``"euler"``, the step above, or ``"cir"``: only in the majoriser's metric, and
-        for data without negative entries.
+        Step in the majoriser's metric: ``"moments"``, ``"euler"``, or ``"cir"``, which
+        takes data without negative entries.
 
     Notes
     -----
     Şimşekli et al. 2017, equations 12 and 13, and Şimşekli et al. 2015,
     equations 7 to 9; the mirror of section 4 there. The clip and the metric are
-    this package's own. Exact transitions: Baker, Fearnhead, Fox and Nemeth 2018,
-    "Large-scale stochastic sampling from the probability simplex".
+    this package's own. Matched moments: Andersen 2008, "Simple and efficient simulation
+    of the Heston stochastic volatility model", section 3.2 (the share f is ours). Exact
+    transitions: Baker, Fearnhead, Fox and Nemeth 2018, "Large-scale stochastic sampling
+    from the probability simplex".
     """
 
     step: Step = "auto"
     preconditioner: Preconditioner = "majorizer"
     schedule: Schedule = field(default_factory=Reshuffled)
     warm_start: int | Literal["auto"] = "auto"
-    transition: Transition = "euler"
+    transition: Transition = "moments"
+    transitions: ClassVar[tuple[Transition, ...]] = ("moments", "euler", "cir")
     whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.transition not in ("euler", "cir"):
-            raise OptionError(f'transition must be "euler" or "cir", got {self.transition!r}')
         super().__post_init__()
         if self.transition == "cir" and self.preconditioner != "majorizer":
             raise OptionError(
@@ -267,6 +326,12 @@ class PSGLD(LangevinSampler):
     def automatic(self, blocks: int, n_components: int) -> ConstantStep:
         return automatic_step(blocks, n_components)
 
+    def _evenness(self, op: Op, data: BlockedData) -> tuple[float, float]:
+        # A cycle of uneven steps in any order narrows the posterior: a cycle that pulls back at
+        # the rates k_1 to k_B keeps the variance with k (1 - Var k / k²) in place of their mean k.
+        rows, columns = evenness(data.observed_key)
+        return rows[op.block.row], columns[op.block.col]
+
     def block_step(
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
     ) -> None:
@@ -276,6 +341,7 @@ class PSGLD(LangevinSampler):
         if adapt or exact:
             curvatures = np.zeros_like(bands[0].values), np.zeros_like(bands[1].values)
         gradients = program.gradient(op, data, bands, workspace, curvatures)
+        matched = self._matched(program, op, data, bands)
         for factor, band in enumerate(bands):
             if curvatures is not None and adapt:
                 # Gathered with weight s / B: 1 where every part comes up once a cycle,
@@ -289,7 +355,7 @@ class PSGLD(LangevinSampler):
                 address = program.address(band, op.iteration, factor)
                 cir_step(band.values, *taken, size, prior, address)
             else:
-                self._move(program, band, gradients[factor], op.iteration, factor)
+                self._move(program, band, gradients[factor], op.iteration, factor, matched[factor])
         if op.last:
             self._finish(program, op, bands)
 
@@ -313,27 +379,22 @@ class PSGRRLD(PSGLD):
     fine chain is the trace's ``posterior`` group, the coarse one
     ``posterior_coarse``; :func:`daskfactor.expectation` and
     :func:`daskfactor.predict` combine them. Both leave the same point with the
-    same metric after the first half of tuning.
+    same metric after the first half of tuning. Options are those of :class:`PSGLD`, with
+    ``transition="euler"`` or ``"moments"``.
 
     Notes
     -----
-    Şimşekli et al. 2017, equations 9 to 11.
+    Şimşekli et al. 2017, equations 9 to 11. With ``"moments"`` the bias of a single chain
+    has hardly a first order that could be cancelled.
     """
 
+    transition: Transition = "euler"
+    transitions: ClassVar[tuple[Transition, ...]] = ("moments", "euler")
     biased: ClassVar[bool] = False  # of first order: the combination of both chains
     tracks: ClassVar[tuple[Track, ...]] = (
         Track("fine", "posterior", 1),
         Track("coarse", "posterior_coarse", 2),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.transition != "euler":
-            raise OptionError(
-                f"PSGRRLD couples its chains through normal numbers, and "
-                f"transition={self.transition!r} has none; use PSGLD, or leave it at "
-                '"euler"'
-            )
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         base = super().step_for(track, blocks, n_components)
@@ -344,15 +405,8 @@ class PSGRRLD(PSGLD):
 class LangevinDynamics(LangevinSampler):
     """Langevin dynamics on the gradient over all the data: one step a cycle.
 
-    In the majoriser's metric (the default), with c the averaged denominator of the
-    multiplicative update, y = ε / c, and a the shape of the prior, whose term (a - 1)/θ
-    G leaves out:
-
-        θ ← | θ + clip(y θ G, ±2√(2y(θ + y))) + a y + √(2yθ) z |
-
-    With ``preconditioner="identity"``:
-
-        θ ← | θ + clip(εG, ±2√(2ε)) + √(2ε) z |
+    It takes the steps of :class:`PSGLD`, in the majoriser's metric by default. Those of
+    ``transition="euler"`` depend on the grid through the order of sums alone.
 
     Nothing is subsampled, so that the only error is that of a finite step; for the same
     time in ε a cycle costs B times what one of :class:`PSGLD` does.
@@ -368,6 +422,9 @@ class LangevinDynamics(LangevinSampler):
     warm_start
         Passes of multiplicative updates before the chain starts; ``"auto"`` takes
         100, and down to 20 where a pass is dear (beyond 10⁹ entries times components).
+    transition
+        Step in the majoriser's metric, ``"euler"`` or ``"moments"``: see :class:`PSGLD`.
+        The share f of ``"moments"`` is that of a block, so that draws depend on the grid.
 
     Raises
     ------
@@ -383,6 +440,7 @@ class LangevinDynamics(LangevinSampler):
     step: Step = "auto"
     preconditioner: Preconditioner = "majorizer"
     warm_start: int | Literal["auto"] = "auto"
+    transition: Transition = "euler"
     schedule: Schedule = field(default=Passes(1), init=False, repr=False)
 
     def work(self, blocks: int) -> Work:
@@ -417,6 +475,9 @@ class SGLD(LangevinSampler):
     warm_start
         Passes of multiplicative updates before the chain starts; ``"auto"`` takes
         100, and down to 20 where a pass is dear (beyond 10⁹ entries times components).
+    transition
+        Step in the majoriser's metric, ``"euler"`` or ``"moments"``: see :class:`PSGLD`.
+        The share f of ``"moments"`` is that of a block, so that draws depend on the grid.
 
     Raises
     ------
@@ -433,6 +494,7 @@ class SGLD(LangevinSampler):
     preconditioner: Preconditioner = "majorizer"
     subsample: float | Literal["auto"] = "auto"
     warm_start: int | Literal["auto"] = "auto"
+    transition: Transition = "euler"
     schedule: Schedule = field(default=Passes(None), init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -19,6 +19,25 @@ Nothing is clipped or mirrored, and theta stays positive. Source: Baker et al. 2
 "Large-scale stochastic sampling from the probability simplex", section 4, with the
 multiplicative update's terms in place of the simplex's counts.
 
+:func:`langevin_step` can match the mean and the variance of that process instead, with one
+normal number. Its denominator is c throughout, so that the mean is linear in the gradient and
+parts of the data average out: with G = grad - rate and s = (1 - exp(-eps)) / c, and with
+theta (G + c) in place of theta_0 num,
+
+    m = theta + s (theta G + a)
+    v = 2 s m - s^2 (a + f theta (G + c))
+
+For f = 1 that is the process. An entry is pulled back at the rate k = -d(theta G) / d theta,
+which is c only if it alone makes up the means that it is a part of: then theta num stays where
+it is. In general k theta = a + f theta num on average, with f the entry's share of these means,
+and v keeps the variance where it is for every f. The number with both moments is
+
+    theta <- m (b + z)^2 / (1 + b^2),  b^2 = r - 1 + sqrt(r (r - 1)),  r = 2 m^2 / v >= 1
+
+and where r < 1, which it can be near zero if a < 1/2, a gamma number of this mean and variance:
+exact in a process without numerator that starts from zero. Source: Andersen 2008, "Simple and
+efficient simulation of the Heston stochastic volatility model", section 3.2; f is our own.
+
 Langevin dynamics with momentum has the three pieces of the splitting scheme BAOAB, in
 coordinates in which the momentum is standard normal. With
 d_ik = sqrt(step / (weight_i curvature_k + precision_k)):
@@ -44,18 +63,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import jit_exact, stack_array
+from daskfactor.kernels.jit import inline, jit_exact, stack_array
 from daskfactor.kernels.philox import CHUNK, NUMBERS, Address, normal_chunk
 from daskfactor.kernels.polynomials import expm1
 from daskfactor.kernels.variates import STREAM, TINY, gamma, normal, poisson, start_entry
 
 Array = NDArray[Any]
 Scalar = Any
+Numbers = tuple[Scalar, Scalar, Scalar, Scalar, Scalar]
 
 MOST = 1e8
 """Mean beyond which a count is drawn as a normal number, 10**-4 of its mean wide."""
 LONGEST = 60.0
 """e**-tau beyond this tau is nothing beside 1: the transition forgets where it began."""
+SMALLEST = TINY["float32"]
+"""The smallest entry that a step which matches moments leaves."""
+SQUARED = 0.5
+"""Shape of the prior from which on a squared normal number is wide enough near zero."""
+SEEN = 64
+"""Cells of a block at which :func:`mean_share` looks."""
 NEAR_ZERO = 1e-30
 """Where the pull of a gamma prior, (shape - 1) / theta, stops growing."""
 _ROOT_HALF = 0.7071067811865476
@@ -115,6 +141,102 @@ def _plain_update(
         theta[i] = np.abs(x + _clip(step * push, limit) + deviation * z[i])
 
 
+@inline
+def _moments(x: Scalar, grad: Scalar, s: Scalar, numbers: Numbers) -> Scalar:
+    """Mean and variance of an entry after a step."""
+    stays, rate, shape, share, most = numbers
+    zero, born = type(x)(0), s * shape
+    kept = x + s * x * (grad - rate)
+    kept = zero if kept < zero else kept  # NaN stays NaN
+    highest = x + most * np.sqrt(s * (x + s))
+    kept = highest if kept > highest else kept
+    mean = kept + born
+    return mean, s * (mean + mean - born - share * (kept - x * stays))
+
+
+@inline
+def _squared(mean: Scalar, variance: Scalar, z: Scalar) -> Scalar:
+    """A multiple of (b + z)^2 of this mean and variance; of variance 2 mean^2 at most."""
+    one = type(mean)(1)
+    r = (mean + mean) * (mean / variance)
+    r = one if r < one else r
+    b = np.sqrt(r - one + np.sqrt(r * (r - one)))
+    z = b + z
+    return mean * (z * z / (one + b * b))
+
+
+@jit_exact
+def _moment_update(
+    theta: Array, grad: Array, metric: Array, gone: Scalar, numbers: Numbers, z: Array
+) -> None:
+    zero, smallest = theta.dtype.type(0), theta.dtype.type(SMALLEST)
+    for i in range(theta.size):
+        x = theta[i]
+        s = gone / metric[i]
+        mean, variance = _moments(x, grad[i], s, numbers)
+        moved = _squared(mean, variance, z[i])
+        moved = smallest if moved < smallest else moved
+        theta[i] = moved if s > zero else x
+
+
+@jit_exact
+def _spiked_update(
+    theta: Array,
+    grad: Array,
+    metric: Array,
+    gone: Scalar,
+    numbers: Numbers,
+    z: Array,
+    address: Address,
+    place: tuple[int, int],
+) -> None:
+    """As `_moment_update`; a gamma number where no squared normal one is wide enough."""
+    zero, two, smallest = theta.dtype.type(0), theta.dtype.type(2), theta.dtype.type(SMALLEST)
+    first, components = place
+    key, iteration, factor, row0 = address
+    stream = stack_array(STREAM, np.uint64)
+    for i in range(theta.size):
+        x = theta[i]
+        s = gone / metric[i]
+        mean, variance = _moments(x, grad[i], s, numbers)
+        if variance > two * mean * mean:
+            row, k = (first + i) // components, (first + i) % components
+            start_entry(stream, key, iteration, factor, row0 + row, k)
+            m = np.float64(mean)  # float() of a float32 is one in kernels
+            form = max(m * m / np.float64(variance), np.float64(numbers[2]))
+            moved = type(x)(gamma(form, form / m, stream))
+        else:
+            moved = _squared(mean, variance, z[i])
+        moved = smallest if moved < smallest else moved
+        theta[i] = moved if s > zero else x
+
+
+@jit_exact
+def mean_share(W: Array, H: Array) -> float:
+    """Share that a component has in the means that it is a part of, on average.
+
+    sum of (w_ik h_jk)^2 / mu_ij over sum of mu_ij: 1 if each mean is one component's, 1 / K
+    if all are equal. Taken over K and at `SEEN` cells of the block, spread evenly.
+
+    Parameters
+    ----------
+    W, H : (m, K) and (n, K), not negative
+    """
+    squares = total = 0.0
+    for number in range(SEEN):
+        i = number * W.shape[0] // SEEN
+        j = (number * 2654435769 % 4294967296) * H.shape[0] >> 32
+        mu = square = 0.0
+        for k in range(W.shape[1]):
+            part = np.float64(W[i, k]) * np.float64(H[j, k])
+            mu += part
+            square += part * part
+        if mu > 0.0 or mu != mu:
+            total += mu
+            squares += square / mu
+    return squares / total if total != 0.0 else 1.0
+
+
 @jit_exact
 def langevin_step(
     theta: Array,
@@ -124,6 +246,7 @@ def langevin_step(
     prior: tuple[float, float],
     address: Address,
     coarse: bool,
+    matched: tuple[float, float] | None = None,
 ) -> None:
     """Langevin step, mirrored at zero, in place on ``theta``.
 
@@ -146,6 +269,10 @@ def langevin_step(
     prior : rate, in units of 1 / theta, and shape of the gamma prior; shape 1: exponential
     address : of the noise, see :func:`fill_normals`
     coarse : True draws z = (z(2 iteration) + z(2 iteration + 1)) / sqrt 2
+    matched : None, or f in [0, 1] and a bound for the step that matches moments (see the
+        module), which needs a metric and keeps theta positive: theta + s theta G is held
+        between 0 and theta + bound sqrt(s (theta + s)); gamma numbers have the address of
+        :func:`daskfactor.kernels.variates.start_entry`
 
     Source: Şimşekli et al. 2017, eq. 6 to 8, with D = theta / metric and its divergence term
     (the clip only acts near mu = 0).
@@ -160,9 +287,19 @@ def langevin_step(
         end = min(begin + count, x.size)
         if metric is None:
             _plain_update(x[begin:end], push[begin:end], size, rate, shape, z)
-        else:
+        elif matched is None:
             held = metric.reshape(theta.size)[begin:end]
             _metric_update(x[begin:end], push[begin:end], held, size, rate, shape, z)
+        else:
+            held, gone = metric.reshape(theta.size)[begin:end], -expm1(-float(step))
+            numbers = real(1.0 - gone), rate, shape, real(matched[0]), real(matched[1])
+            if shape < SQUARED:
+                place = begin, theta.shape[1]
+                _spiked_update(
+                    x[begin:end], push[begin:end], held, real(gone), numbers, z, address, place
+                )
+            else:
+                _moment_update(x[begin:end], push[begin:end], held, real(gone), numbers, z)
         begin = end
         start += CHUNK
 

@@ -51,13 +51,19 @@ CASES = {
         (*BAD_STEPS, *BAD_WARM, *BAD_METRICS, {"schedule": "cyclic"}, {"transition": "exact"}),
     ),
     "PSGLD plain": Case(dfac.PSGLD(step=1e-3, preconditioner="identity", **WARM), POISSON),
+    "PSGLD euler": Case(dfac.PSGLD(transition="euler", **WARM), POISSON),
     "PSGLD exact": Case(dfac.PSGLD(transition="cir", **WARM), POISSON),
-    "PSGRRLD": Case(dfac.PSGRRLD(**WARM), POISSON, BAD_STEPS),
+    "PSGRRLD": Case(dfac.PSGRRLD(**WARM), POISSON, (*BAD_STEPS, {"transition": "cir"})),
+    "PSGRRLD moments": Case(dfac.PSGRRLD(transition="moments", **WARM), POISSON),
     "Gibbs": Case(dfac.Gibbs(**WARM), POISSON, BAD_WARM),
     "Gibbs real-valued": Case(dfac.Gibbs(), dfac.GaussianMF(2)),
     "LangevinDynamics": Case(
-        dfac.LangevinDynamics(**WARM), POISSON, (*BAD_STEPS, *BAD_WARM, *BAD_METRICS)
+        dfac.LangevinDynamics(**WARM),
+        POISSON,
+        (*BAD_STEPS, *BAD_WARM, *BAD_METRICS, {"transition": "cir"}),
     ),
+    "LangevinDynamics moments": Case(dfac.LangevinDynamics(transition="moments", **WARM), POISSON),
+    "SGLD moments": Case(dfac.SGLD(transition="moments", **WARM), POISSON),
     "LangevinDynamics plain": Case(
         dfac.LangevinDynamics(dfac.PolynomialStep(0.01, 0.6), "identity", **WARM), POISSON
     ),

@@ -35,12 +35,12 @@ def draw(sampler: Sampler, dispersion: float) -> None:
 
 def test_a_chain_far_below_its_start_is_told_of() -> None:
     with pytest.warns(SamplingWarning, match=r"nats per parameter below that of the start"):
-        draw(dfac.PSGLD(), 1e-4)
+        draw(dfac.PSGLD(transition="euler"), 1e-4)
 
 
 @pytest.mark.parametrize(
     ("sampler", "dispersion"),
-    [(dfac.PSGLD(), 0.1), (dfac.PSGLD(step=0.005), 1e-4), (dfac.LangevinDynamics(), 1e-4)],
+    [(dfac.PSGLD(), 1e-4), (dfac.PSGLD(transition="euler"), 0.1), (dfac.LangevinDynamics(), 1e-4)],
 )
 def test_a_chain_that_samples_is_not(sampler: Sampler, dispersion: float) -> None:
     with warnings.catch_warnings():

@@ -106,6 +106,47 @@ def plain_step(
     theta[...] = np.abs(theta + drift + deviation * z)
 
 
+def step_moments(
+    theta: Array,
+    grad: Array,
+    metric: Array,
+    step: float,
+    rate: float,
+    shape: float = 1.0,
+    matched: tuple[float, float] = (1.0, np.inf),
+) -> tuple[Array, Array]:
+    """Mean and variance of an entry after a step that matches them."""
+    share, bound = matched
+    decay = np.exp(-step)
+    s = (1 - decay) / metric
+    highest = np.maximum(bound * np.sqrt(s * (theta + s)), 0)
+    kept = np.clip(s * theta * (grad - rate), -theta, highest) + theta
+    mean = kept + shape * s
+    return mean, 2 * s * mean - s**2 * shape - share * s * (kept - decay * theta)
+
+
+def moment_step(
+    theta: Array,
+    grad: Array,
+    metric: Array,
+    step: float,
+    rate: float,
+    key: Array,
+    iteration: int,
+    factor: int,
+    row0: int,
+    coarse: bool,
+    shape: float = 1.0,
+    matched: tuple[float, float] = (1.0, np.inf),
+) -> None:
+    """Twin of :func:`daskfactor.kernels.langevin.langevin_step` where variance <= 2 mean²."""
+    z = _noise(theta, key, iteration, factor, row0, coarse)
+    mean, variance = step_moments(theta, grad, metric, step, rate, shape, matched)
+    r = np.maximum(2 * mean**2 / variance, 1)
+    square = r - 1 + np.sqrt(r * (r - 1))
+    theta[...] = np.maximum(mean * (np.sqrt(square) + z) ** 2 / (1 + square), 1e-37)
+
+
 def accumulate_moments(theta: Array, count: int, mean: Array, m2: Array) -> None:
     """Twin of :func:`daskfactor.kernels.langevin.accumulate_moments`."""
     delta = theta - mean

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.statistical
 Array = NDArray[Any]
 BY_NAME = {case.name: case for case in CASES}
 SMALLER_STEP = {
-    "gaussian-gaps": 0.03,
+    "gaussian-gaps": 0.02,
     "gamma": 0.03,
     "gamma-gaps": 0.03,
     "gamma-tall": 0.02,
@@ -110,7 +110,7 @@ def test_the_wrong_scale_for_the_order_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
 
 class NumpyPSGLD(PSGLD):
-    """The same updates in NumPy, open to planted bugs."""
+    """The updates of ``transition="euler"`` in NumPy, open to planted bugs."""
 
     noise_factor: ClassVar = 1.0
     prior_factor: ClassVar = 1.0
@@ -120,7 +120,13 @@ class NumpyPSGLD(PSGLD):
         return np.abs(theta)
 
     def _move(
-        self, program: Program, band: FactorBand, gradient: Array, iteration: int, factor: int
+        self,
+        program: Program,
+        band: FactorBand,
+        gradient: Array,
+        iteration: int,
+        factor: int,
+        matched: Any,
     ) -> None:
         rate = program.hyper.prior(factor)[0]
         z = np.empty_like(band.values)

@@ -50,15 +50,17 @@ def test_exact_transitions(name: str, draws: int) -> None:
     assert found.passes, str(found)
 
 
-def test_exact_transitions_widen_the_posterior_of_counts_less() -> None:
-    """At four times the automatic step the Euler step is off in the variance, the other is not."""
+def test_other_transitions_widen_the_posterior_of_counts_less() -> None:
+    """At four times the automatic step the Euler step is off in the variance, others are not."""
     case = BY_NAME["poisson"]
-    euler, exact = (
+    euler, exact, matched = (
         distance(case, dfac.PSGLD(step=0.2, transition=transition), draws=1000)
-        for transition in ("euler", "cir")
+        for transition in ("euler", "cir", "moments")
     )
     assert (euler.ratios > 1.08).all()
     assert exact.passes, str(exact)
+    assert matched.passes, str(matched)
+    assert (abs(matched.ratios - 1) < 0.05).all()
 
 
 def test_a_wrong_transition_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
