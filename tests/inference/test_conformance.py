@@ -1,6 +1,7 @@
 """One contract for all samplers: every entry of the registry has a case here."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -275,7 +276,7 @@ def test_the_other_kind_of_model_is_refused(name: str) -> None:
     other = dfac.GaussianMF(2) if case.model is POISSON else POISSON
     with pytest.raises(DaskfactorError, match=f"cannot be sampled by {case.sampler.name}") as error:
         checked_sampler(other, case.sampler)
-    right = {name for name in known(Sampler) if f"{name}()" in str(error.value)}
+    right = set(re.findall(r"(\w+)\(\)", str(error.value)))
     assert right == {"SGHMC", "Gibbs"} if other is not POISSON else right > {"PSGLD", "Gibbs"}
 
 
