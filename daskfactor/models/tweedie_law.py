@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import special
 
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.models.likelihood import Array, Entry, Likelihood, Scalar
@@ -589,7 +589,7 @@ class Tweedie(Likelihood):
             )
         tail = 0.5 * (1.0 - level)
         if self.beta >= 2.0:
-            width = -stats.norm.ppf(tail) * np.sqrt(self.observation_variance(m, spread, phi))
+            width = -special.ndtri(tail) * np.sqrt(self.observation_variance(m, spread, phi))
             return m - width, m + width
         usable = m > 0
         ends = self._ends(m[usable], spread[usable], phi, np.array([tail, 1.0 - tail]))
@@ -600,6 +600,8 @@ class Tweedie(Likelihood):
 
     def _ends(self, m: Array, spread: Array, phi: float, levels: Array) -> Array:
         """Quantiles at ``levels`` (2,) for positive means (n,): an array (2, n)."""
+        from scipy import stats  # takes a second to import
+
         beta = self.beta
         total = self.observation_variance(m, spread, phi)
         if self.counts and phi == 1.0:
@@ -629,6 +631,8 @@ def _positive(dispersion: float) -> float:
 
 def _count_quantiles(m: Array, total: Array, levels: Array) -> Array:
     """Smallest counts at which the distribution function reaches the levels."""
+    from scipy import stats  # takes a second to import
+
     excess = np.maximum(total - m, 0.0)
     plain: NDArray[np.bool_] = ~(excess > _NO_EXCESS * m)
     size = m**2 / np.where(plain, 1.0, excess)

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from daskfactor.results.align import Law, align, law_of, sizes
 from daskfactor.results.schema import factor_dims
@@ -90,6 +90,8 @@ def split_chains(draws: Array) -> Array:
 
 def rank_normalised(draws: Array) -> Array:
     """Normal scores of the ranks over all chains (Vehtari et al. 2021, section 4.1)."""
+    from scipy import stats  # takes a second to import
+
     ranks = stats.rankdata(draws, axis=None).reshape(draws.shape)
     return np.asarray(special.ndtri((ranks - 0.375) / (draws.size + 0.25)))
 

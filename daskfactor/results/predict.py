@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.machine import single_threaded_blas
@@ -607,8 +607,10 @@ def _matched_interval(
 ) -> tuple[Array, Array]:
     tails = np.array([0.5 * (1.0 - interval), 0.5 * (1.0 + interval)])[:, None]
     if not nonnegative:
-        lower, upper = mean + np.sqrt(variance) * stats.norm.ppf(tails)
+        lower, upper = mean + np.sqrt(variance) * special.ndtri(tails)
         return lower, upper
+    from scipy import stats  # takes a second to import
+
     certain = ~((mean > 0) & (variance > 0))
     m, s = np.where(certain, 1.0, mean), np.where(certain, 1.0, variance)
     lower, upper = np.where(certain, mean, stats.gamma.ppf(tails, m**2 / s, scale=s / m))

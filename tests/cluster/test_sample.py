@@ -111,6 +111,7 @@ def test_a_worker_that_dies_during_a_run(client: Client, tmp_path: Path) -> None
     assert same(dfac.resume(tmp_path / "run.zarr", progressbar=False), here)
 
 
-def test_distributed_is_not_imported_before_it_is_used() -> None:
-    code = "import sys, daskfactor.inference.sampling; sys.exit('distributed' in sys.modules)"
+@pytest.mark.parametrize("module", ["distributed", "scipy.stats"])
+def test_what_takes_long_to_import_is_not_imported_before_it_is_used(module: str) -> None:
+    code = f"import sys, daskfactor.inference.sampling; sys.exit({module!r} in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
