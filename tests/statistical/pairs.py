@@ -1,32 +1,19 @@
 """Richardson–Romberg pairs on thousands of independent copies of a tiny problem.
 
-As `replicas`, with the copies in a sparse matrix, so that the work grows with their
-number and not with its square, and with what every copy gave kept apart: the spread
-over copies is the standard error of whatever is made of them.
+What every copy gave is kept apart: the spread over copies is the standard error of
+whatever is made of them.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
-from daskfactor.data.sources import as_blocks
-from daskfactor.executors import LanesExecutor
-from daskfactor.inference.base import RunOptions, Setting
 from daskfactor.inference.langevin import PSGRRLD
-from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import Case, reference_posterior
-from tests.statistical.replicas import cells_of
+from tests.statistical.replicas import Draws, run_tracks
 
 Array = NDArray[np.float64]
-
-
-class Draws(NamedTuple):
-    """Averages over the draws of one track, (copy, row, col): of μ and of μ²."""
-
-    mean: Array
-    square: Array
 
 
 class Pair(NamedTuple):
@@ -55,43 +42,18 @@ class Bias(NamedTuple):
 
 def run_pair(case: Case, sampler: PSGRRLD, copies: int, draws: int, seed: int = 0) -> Pair:
     """Both tracks of P-SGRRLD on every copy; ``draws`` count the fine track's."""
-    rows, cols = cells_of(case.V.shape, copies)
-    values = np.broadcast_to(case.V, (copies, *case.V.shape)).ravel()
-    seen = ~np.isnan(values)
-    shape = (case.V.shape[0] * copies, case.V.shape[1] * copies)
-    V = sparse.coo_array((values[seen], (rows[seen], cols[seen])), shape=shape).tocsr()
-    with as_blocks(V, min(case.V.shape), dtype="float64", unstored="missing") as data:
-        model = TweedieNMF(
-            case.K,
-            beta=case.beta,
-            dispersion=case.dispersion,
-            rate_w=case.rate_w,
-            rate_h=case.rate_h,
-        )
-        options = RunOptions(draws, 200, 1, 1, seed, "moments", 0, "float64")
-        executor = LanesExecutor(2)
-        setting = Setting(data, model, sampler, options, executor, (rows, cols))
-        chain = sampler.chain(setting, 0)
-        chain.start()
-        for end in setting.ends:
-            chain.advance(end)
-            chain.forget()
-        executor.close()
-        assert not chain.divergences
-        fine, coarse = (_draws(run, (copies, *case.V.shape)) for run in chain.tracks)
-        return Pair(fine, coarse)
-
-
-def _draws(run: Any, shape: tuple[int, ...]) -> Draws:
-    mean = run.gather_cells("mean").reshape(shape)
-    return Draws(mean, mean**2 + run.gather_cells("m2").reshape(shape) / run.cell_count)
+    return Pair(*run_tracks(case, sampler, copies=copies, tune=200, draws=draws, seed=seed))
 
 
 def together(first: Pair, second: Pair) -> Pair:
     """The copies of two runs as one."""
     return Pair(
         *(
-            Draws(*(np.concatenate(both) for both in zip(one, other, strict=True)))
+            Draws(
+                np.concatenate((one.mean, other.mean)),
+                np.concatenate((one.square, other.square)),
+                (one.sum_w + other.sum_w) / 2,
+            )
             for one, other in zip(first, second, strict=True)
         )
     )

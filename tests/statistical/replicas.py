@@ -6,9 +6,12 @@ only meet in the likelihood where an entry is observed. Rows are ordered so that
 row r of every copy comes before row r + 1 of any, and columns likewise, so that
 the grid's bands cut through every copy as they would through a single one. One
 run of the real sampler then gives as many chains as there are copies.
+
+What is known of a posterior grows with copies times draws. A cycle costs the same
+Python whatever the copies, so many of them and few draws are cheapest: thousands in a
+sparse matrix, and in a dense one, whose work grows with the square, a few hundred.
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +19,20 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
-from daskfactor.executors import LanesExecutor
+from daskfactor.executors import Executor, SerialExecutor
 from daskfactor.inference.base import RunOptions, Sampler, Setting
-from daskfactor.inference.langevin import PSGLD
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import Case
 
 Array = NDArray[Any]
+
+
+class Draws(NamedTuple):
+    """Averages over the draws of one track, of μ and of μ² (copy, row, col), and E ΣW."""
+
+    mean: Array
+    square: Array
+    sum_w: float
 
 
 class Moments(NamedTuple):
@@ -43,36 +53,43 @@ def replicate(V: Array, copies: int) -> Array:
     return out.reshape(rows * copies, cols * copies)
 
 
-def cells_of(shape: tuple[int, int], copies: int) -> tuple[Array, Array]:
+def replicate_sparse(V: Array, copies: int) -> Any:
+    """The same with what is observed stored, zeros too."""
+    values = np.broadcast_to(V, (copies, *V.shape)).ravel()
+    seen = ~np.isnan(values)
+    at = tuple(index[seen] for index in cells_of(V.shape, copies))
+    shape = (V.shape[0] * copies, V.shape[1] * copies)
+    return sparse.coo_array((values[seen], at), shape=shape).tocsr()
+
+
+def cells_of(shape: tuple[int, ...], copies: int) -> tuple[Array, Array]:
     """Positions of all cells of all copies, shape (copies, rows, cols) flattened."""
     rows, cols = shape
     each, row, col = np.meshgrid(np.arange(copies), np.arange(rows), np.arange(cols), indexing="ij")
     return (row * copies + each).ravel(), (col * copies + each).ravel()
 
 
-def run_copies(
+def run_tracks(
     case: Case,
     sampler: Sampler,
     *,
-    copies: int = 200,
-    tune: int = 300,
-    draws: int = 1500,
+    copies: int,
+    tune: int,
+    draws: int,
     seed: int = 0,
     blocks: int | None = None,
-    stored: bool = False,
-) -> list[Moments]:
-    """Moments from the sampler, one for each of its tracks (fine, coarse).
+    dense: bool = False,
+    executor: Executor | None = None,
+) -> list[Draws]:
+    """What every copy gave, for each of the sampler's tracks (fine, coarse).
 
     ``blocks`` are bands a side, by default as many as cut through every row or column;
-    ``stored``: the matrix is sparse, and what is not stored is missing.
+    ``draws`` count the fine track's.
     """
-    grid = blocks or min(case.V.shape)
-    V: Any = replicate(case.V, copies)
-    reading: dict[str, Any] = {}
-    if stored:
-        seen = np.nonzero(~np.isnan(V))
-        V, reading = sparse.coo_array((V[seen], seen), V.shape), {"unstored": "missing"}
-    with as_blocks(V, grid, dtype="float64", **reading) as data:
+    V = (replicate if dense else replicate_sparse)(case.V, copies)
+    unstored = None if dense else "missing"
+    executor = executor or SerialExecutor()
+    with as_blocks(V, blocks or min(case.V.shape), dtype="float64", unstored=unstored) as data:
         model = TweedieNMF(
             case.K,
             beta=case.beta,
@@ -84,31 +101,33 @@ def run_copies(
         )
         options = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
         cells = cells_of(case.V.shape, copies)
-        executor = LanesExecutor(2)
-        setting = Setting(data, model, sampler, options, executor, cells)
-        chain = sampler.chain(setting, 0)
+        chain = sampler.chain(Setting(data, model, sampler, options, executor, cells), 0)
         chain.start()
-        for end in setting.ends:
+        for end in chain.setting.ends:
             chain.advance(end)
             chain.forget()
         executor.close()
         assert not chain.divergences
-        return [_moments(run, case, copies) for run in chain.tracks]
+        return [_draws(run, (copies, *case.V.shape)) for run in chain.tracks]
 
 
-def _moments(run: Any, case: Case, copies: int) -> Moments:
-    shape = (copies, *case.V.shape)
-    means = run.gather_cells("mean").reshape(shape)
-    within = run.gather_cells("m2").reshape(shape) / run.cell_count
-    sums = run.state.gather("rows", "mean").sum() / copies
+def _draws(run: Any, shape: tuple[int, ...]) -> Draws:
+    mean = run.gather_cells("mean").reshape(shape)
+    square = mean**2 + run.gather_cells("m2").reshape(shape) / run.cell_count
+    return Draws(mean, square, float(run.state.gather("rows", "mean").sum() / shape[0]))
+
+
+def run_copies(case: Case, sampler: Sampler, **settings: Any) -> list[Moments]:
+    """Moments over all copies, for each of the tracks; settings as for `run_tracks`."""
+    return [moments(draws) for draws in run_tracks(case, sampler, **settings)]
+
+
+def moments(draws: Draws) -> Moments:
+    """Of the copies together; their spread is the error."""
+    mean = draws.mean.mean(axis=0)
     return Moments(
-        means.mean(axis=0),
-        means.std(axis=0) / np.sqrt(copies),
-        within.mean(axis=0) + means.var(axis=0),
-        float(sums),
+        mean,
+        draws.mean.std(axis=0) / np.sqrt(len(draws.mean)),
+        draws.square.mean(axis=0) - mean**2,
+        draws.sum_w,
     )
-
-
-def with_step(sampler: PSGLD, size: float) -> PSGLD:
-    """The same sampler at another step."""
-    return replace(sampler, step=size)

@@ -29,7 +29,7 @@ CASES = [
 
 
 def distance(case: Case, sampler: BlockHMC, **settings: Any) -> Distance:
-    settings = {"copies": 512, "tune": 100, "draws": 250, "stored": True, **settings}
+    settings = {"copies": 512, "tune": 100, "draws": 250, **settings}
     priors = Priors(case.rate_w, case.rate_h, case.shape_w, case.shape_h)
     if case.beta == 1 and priors[2:] != (1, 1):  # quicker than by quadrature
         exact = posterior(case.V, case.K, priors)
@@ -50,7 +50,7 @@ BOLD = BlockHMC(step=1.1, warm_start=5)
 
 
 def test_dense_blocks_and_a_step_that_is_often_refused() -> None:
-    settings: dict[str, Any] = {"copies": 64, "draws": 700, "blocks": 1, "stored": False}
+    settings: dict[str, Any] = {"copies": 64, "draws": 700, "blocks": 1, "dense": True}
     found = distance(BY_NAME["poisson"], BOLD, **settings)
     assert found.error < 0.02
     assert found.passes, str(found)

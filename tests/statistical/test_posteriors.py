@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from daskfactor.data.grid import SCHEDULES, Cyclic, Proportional
+from daskfactor.executors import LanesExecutor
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.langevin import PSGLD, PSGRRLD
@@ -58,15 +59,34 @@ class Distance:
 
 
 def distance(case: Case, sampler: PSGLD, **settings: Any) -> Distance:
-    settings = {"copies": 64, "tune": 200, "draws": 3000, **settings}
+    settings = {"copies": 1024, "tune": 500, "draws": 200, **settings}
     found = Distance(run_copies(case, sampler, **settings)[0], case)
     assert found.error < 0.03, "too few draws for the tolerances to mean anything"
     return found
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_copies_in_a_dense_matrix_do_what_they_do_in_a_sparse_one(case: Case) -> None:
+    """And on two threads: what holds of one way to run them holds of the others."""
+    ways = ({}, {"dense": True}, {"executor": LanesExecutor(2)})
+    settings = {"copies": 16, "tune": 20, "draws": 20}
+    one, *others = (run_copies(case, PSGLD(), **settings, **way)[0] for way in ways)
+    for other in others:
+        for value, wanted in zip(other, one, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_psgld_in_the_majorizers_metric(case: Case) -> None:
-    found = distance(case, PSGLD(step=SMALLER_STEP.get(case.name, "auto")), draws=8000)
+    sampler = PSGLD(step=SMALLER_STEP.get(case.name, "auto"))
+    found = distance(case, sampler, copies=2048, tune=1000, draws=500)
+    assert found.passes, str(found)
+
+
+@pytest.mark.parametrize("name", ["poisson-tall", "gaussian", "compound", "gamma"])
+def test_psgld_on_dense_blocks(name: str) -> None:
+    sampler = PSGLD(step=SMALLER_STEP.get(name, "auto"))
+    found = distance(BY_NAME[name], sampler, dense=True, copies=128, draws=1500)
     assert found.passes, str(found)
 
 
@@ -76,7 +96,7 @@ PLAIN = {"poisson": 0.02, "gaussian": 0.01, "gaussian-skewed": 0.01}
 @pytest.mark.parametrize(("name", "step"), PLAIN.items())
 def test_psgld_with_the_papers_plain_step(name: str, step: float) -> None:
     sampler = PSGLD(step=step, preconditioner="identity")
-    found = distance(BY_NAME[name], sampler, tune=500, draws=8000)
+    found = distance(BY_NAME[name], sampler, tune=1000, draws=500)
     assert found.passes, str(found)
 
 
@@ -88,7 +108,7 @@ def test_the_other_orders_with_the_scales_that_belong_to_them(name: str, schedul
     Independent draws have the larger discretisation error, so the step is smaller.
     """
     sampler = PSGLD(schedule=schedule, step=0.02)
-    found = distance(BY_NAME[name], sampler, tune=400, draws=8000)
+    found = distance(BY_NAME[name], sampler, tune=1000, draws=500)
     assert found.passes, str(found)
 
 
@@ -103,8 +123,10 @@ class WrongScale(Proportional):
 
 def test_the_wrong_scale_for_the_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCHEDULES, "WrongScale", WrongScale)
-    right = distance(BY_NAME["poisson-gaps"], PSGLD(schedule=Proportional(), step=0.02), draws=8000)
-    wrong = distance(BY_NAME["poisson-gaps"], PSGLD(schedule=WrongScale(), step=0.02), draws=8000)
+    right, wrong = (
+        distance(BY_NAME["poisson-gaps"], PSGLD(schedule=schedule, step=0.02), draws=500)
+        for schedule in (Proportional(), WrongScale())
+    )
     assert wrong.rms > 2 * right.rms
     assert wrong.rms > 0.05
 
@@ -203,7 +225,7 @@ def test_every_planted_bug_is_seen(bug: type[NumpyPSGLD], options: dict[str, Any
 def test_richardson_romberg_takes_most_of_the_bias_away() -> None:
     """At a step with a visible bias, 2 fine - coarse is nearer than either chain."""
     case = BY_NAME["gamma"]
-    fine, coarse = run_copies(case, PSGRRLD(step=0.4), copies=300, tune=200, draws=3000)
+    fine, coarse = run_copies(case, PSGRRLD(step=0.4), copies=3000, tune=200, draws=300)
     exact = reference_posterior(case)
     second = {
         "fine": fine.variance + fine.mean**2,
