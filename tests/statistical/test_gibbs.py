@@ -52,7 +52,7 @@ class Distance:
 
 
 def distance(case: Case, exact: dict[str, Any], **settings: Any) -> Distance:
-    settings = {"copies": 64, "tune": 100, "draws": 1200, **settings}
+    settings = {"copies": 1024, "tune": 100, "draws": 100, **settings}
     found = Distance(run_copies(case, Gibbs(warm_start=5), **settings)[0], exact)
     assert found.error < 0.02, "too few draws for the tolerances to mean anything"
     return found

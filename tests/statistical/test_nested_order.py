@@ -55,7 +55,7 @@ def distance(schedule: Reshuffled | NestedReshuffled | Cyclic, step: float) -> t
     """Rms error of the means in posterior sd, and the largest error of a variance ratio."""
     mean, variance, _ = one_poisson_component(V, 1.0, 1.0)
     sampler = PSGLD(schedule=schedule, step=step)
-    got = run_copies(Case("poisson-four", V, 1.0), sampler, copies=48, tune=200, draws=2500)[0]
+    got = run_copies(Case("poisson-four", V, 1.0), sampler, copies=1200, tune=500, draws=100)[0]
     sd = np.sqrt(variance)
     assert np.max(got.mean_error / sd) < 0.01, "too few draws to tell"
     rms = float(np.sqrt(np.mean(((got.mean - mean) / sd) ** 2)))
