@@ -26,7 +26,7 @@ CIR = dfac.PSGLD(transition="cir")
     ("name", "sampler"), [("steep", METRIC), ("steep", PLAIN), ("spiked", METRIC)]
 )
 def test_gamma_priors(name: str, sampler: dfac.PSGLD) -> None:
-    found = distance(GAMMA[name], sampler, draws=3000)
+    found = distance(GAMMA[name], sampler)
     assert found.passes, str(found)
 
 
@@ -40,11 +40,11 @@ class ShapeForgotten(dfac.PSGLD):
 
 @pytest.mark.parametrize("options", [{}, {"step": 0.02, "preconditioner": "identity"}])
 def test_a_forgotten_shape_is_seen(options: dict[str, Any]) -> None:
-    found = distance(GAMMA["steep"], ShapeForgotten(**options), draws=1000)
+    found = distance(GAMMA["steep"], ShapeForgotten(**options), draws=60)
     assert not found.passes, str(found)
 
 
-@pytest.mark.parametrize(("name", "draws"), [("poisson", 2000), ("gamma", 4000)])
+@pytest.mark.parametrize(("name", "draws"), [("poisson", 125), ("gamma", 250)])
 def test_exact_transitions(name: str, draws: int) -> None:
     found = distance(BY_NAME[name], CIR, draws=draws)
     assert found.passes, str(found)
@@ -54,7 +54,7 @@ def test_other_transitions_widen_the_posterior_of_counts_less() -> None:
     """At four times the automatic step the Euler step is off in the variance, others are not."""
     case = BY_NAME["poisson"]
     euler, exact, matched = (
-        distance(case, dfac.PSGLD(step=0.2, transition=transition), draws=1000)
+        distance(case, dfac.PSGLD(step=0.2, transition=transition), tune=200, draws=60)
         for transition in ("euler", "cir", "moments")
     )
     assert (euler.ratios > 1.08).all()
@@ -72,7 +72,7 @@ def test_a_wrong_transition_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         right(*args[:4], (scale, step, rate, shape - 0.3), *args[5:])
 
     monkeypatch.setattr(cir, "_cir_step", wrong)
-    assert not distance(BY_NAME["poisson"], CIR, draws=1000).passes
+    assert not distance(BY_NAME["poisson"], CIR, draws=60).passes
 
 
 @pytest.mark.parametrize("sampler", [METRIC, CIR])
