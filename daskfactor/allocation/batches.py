@@ -8,6 +8,8 @@ Particles that move keep the states of all their tokens and whole tables, so tha
 be taken out of its urns again; see ``kernels/urns.py``.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -62,8 +64,9 @@ PASSES = 2
 _KEY = np.array([0x8F14E45F, 0x2C9341CA], np.uint32)  # keeps these uniforms apart from others'
 
 
-class BatchPlan(NamedTuple):
-    """What all batches of a round have in common.
+@dataclass(frozen=True)
+class BatchPlan:
+    """What all batches of a round have in common, worked out once for all of them.
 
     ``resampling``: a name of `SCHEMES` or None; ``least``: share of P below which to resample;
     ``own``: whether every particle has an order of its own; ``keep``: whether to return counts;
@@ -80,18 +83,34 @@ class BatchPlan(NamedTuple):
     round: int
     moves: int = 0
 
-    @property
+    @cached_property
     def edges(self) -> NDArray[np.int64]:
         """Numbers of tokens after which the weights are looked at."""
         return stretch_edges(self.placement.tokens, LOOKS if self.moves else STRETCHES)
 
-    @property
+    @cached_property
     def moved(self) -> NDArray[np.uint8]:
         """1 for the stretches after which particles move; without resampling they never do."""
         edges = self.edges
         if not self.moves or self.resampling is None:
             return np.zeros(len(edges) - 1, np.uint8)
         return move_schedule(edges)
+
+    @cached_property
+    def key(self) -> Words:
+        """Two words that key the uniforms of all batches."""
+        return make_key(self.seed)
+
+    @cached_property
+    def token_cells(self) -> Small:
+        """The tokens' cells, in the order of the cells."""
+        values = self.placement.values
+        return np.repeat(np.arange(len(values), dtype=np.int32), values)
+
+    @cached_property
+    def network(self) -> tuple[Network, dict[int, int]]:
+        """What `complete_network` finds."""
+        return complete_network(self.placement, self.moves > 0)
 
     @property
     def moving_bytes(self) -> int:
@@ -156,15 +175,16 @@ def run_batch(plan: BatchPlan, batch: int, workspace: Workspace) -> Batch:
 def _take(plan: BatchPlan, way: Walk, orders: Small, sums: Sums, scratch: Scratch) -> Particles:
     """Give all tokens to the particles; a placement for those that move has no light rows."""
     placement, size, moving = plan.placement, plan.particles, plan.moves > 0
-    network, follow = complete_network(placement, moving)
+    network, follow = plan.network
     states = network.states
     crowd = Particles(
         tables=np.empty((size, placement.width), np.int32 if moving else placement.kind),
-        slots=np.empty((size, placement.slots), placement.kind),
+        slots=np.empty((size, placement.slots), np.uint8 if moving else placement.kind),
         values=np.empty((size, BLOCK * -(-states // BLOCK))),
         balls=np.empty((size, states), np.int32),
         states=np.empty(
-            (size, placement.tokens if moving else 0), np.uint8 if states <= BYTE else np.uint16
+            (size, placement.tokens if moving else 0),
+            np.uint16 if moving and states > BYTE else np.uint8,
         ),
         log_weights=np.empty(size),
         orders=orders,
@@ -185,7 +205,7 @@ def _make_walk(plan: BatchPlan, batch: int) -> Walk:
         edges=edges,
         batch=batch,
         tag=PURPOSES * plan.round,
-        key=make_key(plan.seed),
+        key=plan.key,
         scheme=NEVER if plan.resampling is None else SCHEMES[plan.resampling],
         least=plan.least * plan.particles,
         moved=plan.moved,
@@ -197,14 +217,13 @@ def _make_walk(plan: BatchPlan, batch: int) -> Walk:
 
 def _draw_orders(plan: BatchPlan, batch: int) -> Small:
     """Draw the cells of the tokens, (1, T), or (P, T) if every particle has its own order."""
-    values = plan.placement.values
-    tokens = np.repeat(np.arange(len(values), dtype=np.int32), values)
+    tokens = plan.token_cells
     if not plan.own:
         rng = generator(plan.seed, batch, Stream.SCHEDULE, plan.round)
         return np.asarray(rng.permutation(tokens)[None])
     orders = np.tile(tokens, (plan.particles, 1))
     uniforms = np.empty(len(tokens) + len(tokens) % 2)
-    shuffle_orders(orders, batch, PURPOSES * plan.round, make_key(plan.seed), uniforms)
+    shuffle_orders(orders, batch, PURPOSES * plan.round, plan.key, uniforms)
     return orders
 
 

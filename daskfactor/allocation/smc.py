@@ -294,7 +294,7 @@ class SequentialMonteCarlo(AllocationMethod):
             growth = _growth(_spread(found), count, plan, self.max_particles)
             if growth == 1:
                 break
-            plan = plan._replace(particles=growth * plan.particles, round=plan.round + 1)
+            plan = replace(plan, particles=growth * plan.particles, round=plan.round + 1)
             rounds.append(plan.particles)
         trusted = _spread(found) <= TRUSTED
         while trusted and pooled(_log_z(found))[1] > self.target:
@@ -354,7 +354,7 @@ def _means(compiled: CompiledModel, free: tuple[str, ...], found: SMCResult) -> 
         return matched_mean(compiled, free, own, weights)
     if 4 * compiled.cells * found.plan.particles > ROOM:
         return found.mean_counts
-    batch = run_batch(found.plan._replace(keep=True), found.best, Workspace())
+    batch = run_batch(replace(found.plan, keep=True), found.best, Workspace())
     assert batch.counts is not None
     return matched_mean(compiled, free, batch.counts, batch.log_weights)
 
