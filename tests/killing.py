@@ -34,7 +34,7 @@ def data() -> np.ndarray:
 
 
 def begin(store: Path, sampler: dfac.PSGLD) -> None:
-    dfac.sample(data(), dfac.TweedieNMF(4), sampler, 600, 100, store=store, blocks=4, **SETTINGS)
+    dfac.sample(data(), dfac.TweedieNMF(4), sampler, 600, 100, store=store, blocks=2, **SETTINGS)
 
 
 def in_child(work: Any) -> int:
@@ -117,7 +117,7 @@ def main() -> None:
     seconds = 0.0
     for number, sampler in enumerate(SAMPLERS):
         dfac.sample(  # compiles here, without threads, so that children inherit the kernels
-            data(), dfac.TweedieNMF(4), sampler, 2, 2, blocks=4, executor="serial", **SETTINGS
+            data(), dfac.TweedieNMF(4), sampler, 2, 2, blocks=2, executor="serial", **SETTINGS
         )
         child = in_child(lambda n=number, s=sampler: begin(folder / f"whole-{n}.zarr", s))
         started = time.monotonic()

@@ -51,6 +51,7 @@ KINDS = (
 )
 SLOW = KINDS if os.environ.get("DASKFACTOR_ALL_COSTS") else KINDS[2::5]
 """All kinds take minutes: the environment variable asks for them."""
+KERNELS = {name: os.environ[name] for name in ("DASKFACTOR_JIT_CACHE", "NUMBA_CACHE_DIR")}
 PROCFS = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="memory is measured through /proc"
 )
@@ -69,7 +70,7 @@ def measure(names, timeout):
         text=True,
         timeout=timeout,
         cwd=Path(__file__).parents[2],
-        env={"PYTHONPATH": ".", "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": ".", "PATH": "/usr/bin:/bin", **KERNELS},
         check=False,
     )
     assert found.returncode == 0, found.stderr

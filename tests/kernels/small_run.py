@@ -115,5 +115,12 @@ def some_results():
     return results | exact_results(np.float32)
 
 
+def indexed_results():
+    """All ways to go through arrays: types and laws change what is done with an entry alone."""
+    return some_results() | sparse_results(np.float32, 0.3, False)
+
+
+WANTED = {"all": all_results, "some": some_results, "indexed": indexed_results}
+
 if __name__ == "__main__":
-    np.savez(sys.argv[1], **(some_results() if "some" in sys.argv else all_results()))
+    np.savez(sys.argv[1], **WANTED[sys.argv[2]]())
