@@ -42,8 +42,8 @@ def fit(
             parser=o.sampler_named,
             metavar="NAME",
             help="psgld; psgrrld: less bias for half as much work again; gibbs: exact, for counts "
-            "and for gaussian; hmc: exact, for small data; langevin, sgld: for comparison; sghmc: "
-            "for gaussian.",
+            "and for gaussian; blockhmc: exact, for any data; hmc: exact, for small data; "
+            "langevin, sgld: for comparison; sghmc: for gaussian.",
         ),
     ] = None,
     blocks: o.Blocks = None,

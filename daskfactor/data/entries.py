@@ -22,7 +22,7 @@ IntArray = NDArray[np.integer[Any]]
 PIECE = 2**19
 """Entries that are handled together: 25 MB or so on their way through."""
 TABLE = 4
-"""Whole numbers that span less than this many times their count are looked up in a table."""
+"""Whole numbers that span less than so many times their count, and a piece, go by a table."""
 FAR = 2**62
 """Keys from here on could overflow when one is taken from another."""
 DENSE_PART = 2**24
@@ -94,15 +94,15 @@ class Axis:
             return self._counts, None
         self._merge()
         self._index, counts = self._found[0].index, self._found[0].to_numpy(np.int64)
-        self._index.get_indexer(self._index[:1])  # makes its table, before threads ask for it
-        if self._text:
+        labels = None if self._text else self._index.to_numpy()
+        if labels is not None and _close(labels):
+            self._low, high = int(labels[0]), int(labels[-1])
+            self._places = np.full(high - self._low + 3, -1)
+            self._places[labels.astype(np.int64) - self._low + 1] = np.arange(labels.size)
+        else:
+            self._index.get_indexer(self._index[:1])  # makes its table, before threads ask for it
+        if labels is None:
             return counts, text_array(self._index.tolist())
-        labels = self._index.to_numpy()
-        low, high = int(labels[0]), int(labels[-1])
-        if high - low < TABLE * labels.size + PIECE and max(-low, high) < FAR:
-            self._low = low
-            self._places = np.full(high - low + 3, -1)
-            self._places[labels.astype(np.int64) - low + 1] = np.arange(labels.size)
         return counts, None if np.array_equal(labels, np.arange(labels.size)) else labels
 
     def positions(self, keys: Keys) -> Positions:
@@ -149,13 +149,19 @@ class Axis:
         self._found = [pd.concat(self._found).groupby(level=0).sum()]
 
 
+def _close(keys: IntArray) -> bool:
+    """Whether whole numbers lie close enough together for a table of all that are between them."""
+    low, high = int(keys.min()), int(keys.max())
+    return high - low < TABLE * keys.size + PIECE and max(-low, high) < FAR
+
+
 def _counted(keys: IntArray) -> "pd.Series[int]":
     """How often each number is there; a table counts where they are close together."""
     import pandas as pd
 
-    low, high = int(keys.min()), int(keys.max())
-    if high - low >= TABLE * keys.size or max(-low, high) >= FAR:
+    if not _close(keys):
         return pd.Series(keys).value_counts(sort=False)
+    low = int(keys.min())
     counts = np.bincount(keys.astype(np.int64, copy=False) - low)
     (found,) = np.nonzero(counts)
     return pd.Series(counts[found], index=(found + low).astype(keys.dtype))

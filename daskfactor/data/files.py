@@ -36,6 +36,8 @@ KNOWN = (
     "blocked store"
 )
 ARRAYS = ".npy, .npz, .csv, .tsv, .txt, .zarr or netCDF (.nc)"
+UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile)
+"""What NumPy raises at files that are damaged, cut off, or none of its own."""
 TEXT_CHUNK = 2**24
 """Bytes of a Matrix Market file that are parsed together."""
 _NOTHING = re.compile(rb"^[ \t]*(%.*)?\r?\n", re.MULTILINE)
@@ -156,7 +158,7 @@ def open_npz(location: str, wanted: Wanted) -> Source:
     try:
         with np.load(opened(location), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, *UNREADABLE) as error:
         raise DataError(f"{location} is no NumPy archive that can be read: {error}") from error
     dims = usable_dims(*arrays.get("dims", np.array(DEFAULT_DIMS)).tolist())
     labels = Labels(
@@ -221,7 +223,7 @@ def label_file(target: Path, side: str) -> Path:
 def _read_npy(path: Path, name: str | None) -> Any:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} is no NumPy array file that can be read: {error}") from error
 
 
@@ -236,7 +238,7 @@ def _read_npz(path: Path, name: str | None) -> Any:
                 return sparse.load_npz(path)
             if names and name in (None, *names):
                 return archive[name or names[0]]
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} is no NumPy archive that can be read: {error}") from error
     if not names:
         raise DataError(f"{path} holds no array")

@@ -11,15 +11,15 @@ exp(-λ θ) is all that the prior leaves of the density of y, finite and level a
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import Passes, Schedule
+from daskfactor.data.grid import Passes
 from daskfactor.executors.plan import CycleOptions, Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, Track, Work
@@ -264,8 +264,6 @@ class BlockHMC(HMC):
 
     chain = BlockHMCChain
     steps: int = 4
-    schedule: Schedule = field(default=Passes(10), init=False, repr=False)
-    statistics: ClassVar = HMC.statistics
 
     def __post_init__(self) -> None:
         super().__post_init__()
