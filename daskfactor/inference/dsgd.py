@@ -152,7 +152,8 @@ class DSGD(Optimizer):
         col_w, col_h = (table.astype(rows.values.dtype) for table in program.hyper)
         partly = not all(table[2].all() for table in program.hyper)
         descent = descent_kernel(program.likelihood, projected, rows.values.shape[1], partly)
-        descent(view.arguments, order, factors, shares, (col_w, col_h), step, program.floor)
+        law = program.floor, program.likelihood.numbers
+        descent(view.arguments, order, factors, shares, (col_w, col_h), step, law)
 
     def reads(self) -> tuple[str, ...]:
         return (SHARE,)

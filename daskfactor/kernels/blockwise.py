@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.sparse import sparse_kernels
-from daskfactor.kernels.views import AnyBlock, BlockKernels, SparseBlock, Watched, Workspace
+from daskfactor.kernels.views import AnyBlock, BlockKernels, Law, SparseBlock, Watched, Workspace
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -25,14 +25,14 @@ SLAB = 2**17
 
 
 def _parts(
-    view: AnyBlock, likelihood: Likelihood, W: Array, work: Workspace
-) -> tuple[BlockKernels, tuple[Array, Array], tuple[Array, ...]]:
-    """Kernels for a block, buffers of gradients, and scratch."""
+    view: AnyBlock, likelihood: Likelihood, W: Array, floor: float, work: Workspace
+) -> tuple[BlockKernels, Law, tuple[Array, Array], tuple[Array, ...]]:
+    """Kernels for a block, what they are told of the law, buffers of gradients, and scratch."""
     K, shape = W.shape[1], (view.m, view.n, W.shape[1], W.dtype)
-    out = work.gradients(*shape)
-    if isinstance(view, SparseBlock):
-        return sparse_kernels(likelihood, view.zeros, K), out, work.sums(K, W.dtype)
-    return dense_kernels(likelihood), out, work.tiles(*shape)
+    law, out = (floor, likelihood.numbers), work.gradients(*shape)
+    if isinstance(view, SparseBlock) and not likelihood.visits_all(view.zeros):
+        return sparse_kernels(likelihood, view.zeros, K), law, out, work.sums(K, W.dtype)
+    return dense_kernels(likelihood), law, out, work.tiles(*shape)
 
 
 def gradient(
@@ -50,12 +50,12 @@ def gradient(
     Shapes (m, K) and (n, K). ``scale`` is s / dispersion; ``floor`` may be -inf for means
     of any sign. ``curvatures`` (CW, CH) gain ``C H`` and ``C.T W``.
     """
-    kernels, out, scratch = _parts(view, likelihood, W, work)
+    kernels, law, out, scratch = _parts(view, likelihood, W, floor, work)
     block = view.arguments
     if curvatures is None:
-        kernels.gradient(block, W, H, scale, floor, out, scratch)
+        kernels.gradient(block, W, H, scale, law, out, scratch)
     else:
-        kernels.gradient_curvature(block, W, H, scale, floor, (*out, *curvatures), scratch)
+        kernels.gradient_curvature(block, W, H, scale, law, (*out, *curvatures), scratch)
     return out
 
 
@@ -74,9 +74,9 @@ def multiplicative(
     Q H and C H, both (m, K), for the row factor, or Q.T W and C.T W, both (n, K), for the
     column factor, with Q = M ratio.
     """
-    kernels, _, scratch = _parts(view, likelihood, W, work)
+    kernels, law, _, scratch = _parts(view, likelihood, W, floor, work)
     share = kernels.multiplicative_rows if by_rows else kernels.multiplicative_cols
-    share(view.arguments, W, H, floor, out, scratch)
+    share(view.arguments, W, H, law, out, scratch)
 
 
 NO_FITS = np.empty(0)
@@ -99,13 +99,13 @@ def slope(
     ``gradient`` += R H (m, K) for the row factor, or R.T W (n, K) for the column factor, with
     R = M (V - mu) w; ``fits``, if any, (m,) or (n,), -= M deviance summed over the other side.
     """
-    kernels, out, scratch = _parts(view, likelihood, W, work)
+    kernels, law, out, scratch = _parts(view, likelihood, W, floor, work)
     if fits is None:
         add = kernels.slope_rows if by_rows else kernels.slope_cols
     else:
         add = kernels.fitted_slope_rows if by_rows else kernels.fitted_slope_cols
     found = gradient, NO_FITS if fits is None else fits
-    add(view.arguments, W, H, floor, found, (out[0 if by_rows else 1], *scratch))
+    add(view.arguments, W, H, law, found, (out[0 if by_rows else 1], *scratch))
 
 
 def evaluate(
@@ -131,8 +131,8 @@ def evaluate(
     if cells is None:
         none, nothing = np.empty(0, np.int32), np.empty(0, W.dtype)
         cells = (none, none, nothing, nothing, 1)
-    kernels, _, scratch = _parts(view, likelihood, W, work)
-    kernels.evaluate(view.arguments, W, H, floor, out, cells, scratch)
+    kernels, law, _, scratch = _parts(view, likelihood, W, floor, work)
+    kernels.evaluate(view.arguments, W, H, law, out, cells, scratch)
 
 
 def observed_values(view: AnyBlock) -> Iterator[tuple[NDArray[np.float64], int]]:

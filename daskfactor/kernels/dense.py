@@ -1,9 +1,11 @@
-"""One dense block, one step: fused kernels over row tiles, around three matrix products.
+"""One block, every cell, one step: fused kernels over row tiles, around three matrix products.
 
 A tile of T rows of mu = W H.T is computed, turned into residuals where it
 lies, and multiplied into both gradients while it is still in the second-level
 cache: 6 m n K operations and one read of V. V is the full array the block
-lives in, so a view of a user's array needs no copy; NaN marks missing entries.
+lives in, so a view of a user's array needs no copy; NaN marks missing entries. Rows of a
+sparse block whose unstored entries are zeros are written out one by one: laws under which
+zeros do not add up in a closed form (`Likelihood.zeros`) have to visit them.
 
 Shapes, all C-contiguous: V (I, J), any real dtype; W (m, K), H (n, K), tiles
 (T, n) of one float dtype. The block (V, row0, col0) is
@@ -18,18 +20,28 @@ from numpy.typing import NDArray
 
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.linalg import add_matmul_nn, add_matmul_tn, matmul_nn, matmul_nt
-from daskfactor.kernels.views import BlockKernels, Kernel, Watched, entry_kernels, floored
+from daskfactor.kernels.views import (
+    BlockKernels,
+    Kernel,
+    Law,
+    Watched,
+    entry_kernels,
+    floored,
+    written_row,
+)
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
-Window = tuple[Array, int, int]
+Window = tuple[Array, Any, Any]
+Scratch = tuple[Array, Array, Array]
 
 
 @lru_cache(maxsize=64)
 def dense_kernels(likelihood: Likelihood) -> BlockKernels:
     """Kernels of one likelihood, made once and compiled when first called.
 
-    ``block`` is (V, row0, col0) and ``work`` two tiles (T, n). Compilation takes about
+    ``block`` is (V, row0, col0), or (indptr, indices, values) of a sparse block whose unstored
+    entries are zeros, and ``work`` two tiles (T, n) and a line (n,). Compilation takes about
     half a second for each kernel and dtype.
     """
     return BlockKernels(
@@ -46,7 +58,7 @@ def dense_kernels(likelihood: Likelihood) -> BlockKernels:
 
 
 def _terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
-    """What becomes of a tile of means whose first row and column are ``row`` and ``col`` of V.
+    """What becomes of a tile of means whose first row is ``row`` of the block.
 
     tile <- scale (v - mu) w if ``residual``, else the ratio of a multiplicative update;
     tile2 <- the curvature, if ``curved``; both 0 where v is missing.
@@ -55,23 +67,25 @@ def _terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
 
     @jit
     def terms(
-        V: Array, row: int, col: int, tile: Array, tile2: Array, scale: float, floor: float
+        block: Window, row: int, tile: Array, tile2: Array, scale: float, law: Law, spare: Array
     ) -> None:
+        first, second, third = block
+        floor, numbers = law
         real = tile.dtype.type
         for i in range(tile.shape[0]):
-            data, line = V[row + i, col : col + tile.shape[1]], tile[i]
+            data, line = written_row(first, second, third, row + i, spare), tile[i]
             if curved:
                 line2 = tile2[i]
             for j in range(line.size):
                 v = real(data[j])
-                mu = floored(line[j], real(floor))
-                w = weight(v, mu)
+                mu = floored(line[j], floor)
+                w = weight(v, mu, *numbers)
                 if residual:
                     line[j] = real(scale) * (v - mu) * w if v == v else real(0)
                 else:
-                    line[j] = ratio(v, mu, w) if v == v else real(0)
+                    line[j] = ratio(v, mu, w, *numbers) if v == v else real(0)
                 if curved:
-                    line2[j] = curvature(real(1), v, mu, w) if v == v else real(0)
+                    line2[j] = curvature(real(1), v, mu, w, *numbers) if v == v else real(0)
 
     return terms
 
@@ -85,13 +99,12 @@ def _gradient(likelihood: Likelihood, curved: bool) -> Kernel:
         W: Array,
         H: Array,
         scale: float,
-        floor: float,
+        law: Law,
         out: tuple[Array, ...],
-        work: tuple[Array, Array],
+        work: Scratch,
     ) -> None:
-        V, row0, col0 = block
         GW, GH = out[0], out[1]
-        tile, tile2 = work
+        tile, tile2, line = work
         if curved:
             CW, CH = out[2], out[3]
         GH[:, :] = 0
@@ -99,7 +112,7 @@ def _gradient(likelihood: Likelihood, curved: bool) -> Kernel:
             end = min(begin + tile.shape[0], W.shape[0])
             w, r, c = W[begin:end], tile[: end - begin], tile2[: end - begin]
             matmul_nt(w, H, r)
-            terms(V, row0 + begin, col0, r, c, scale, floor)
+            terms(block, begin, r, c, scale, law, line)
             matmul_nn(r, H, GW[begin:end])
             add_matmul_tn(r, w, GH)
             if curved:
@@ -117,18 +130,17 @@ def _multiplicative(likelihood: Likelihood, by_rows: bool) -> Kernel:
         block: Window,
         W: Array,
         H: Array,
-        floor: float,
+        law: Law,
         out: tuple[Array, Array],
-        work: tuple[Array, Array],
+        work: Scratch,
     ) -> None:
-        V, row0, col0 = block
         num, den = out
-        tile, tile2 = work
+        tile, tile2, line = work
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])
             w, q, c = W[begin:end], tile[: end - begin], tile2[: end - begin]
             matmul_nt(w, H, q)
-            terms(V, row0 + begin, col0, q, c, 1.0, floor)
+            terms(block, begin, q, c, 1.0, law, line)
             if by_rows:
                 add_matmul_nn(q, H, num[begin:end])
                 add_matmul_nn(c, H, den[begin:end])
@@ -143,17 +155,19 @@ def _slope(likelihood: Likelihood, by_rows: bool, fitted: bool) -> Kernel:
     weight, _, _, deviance, _ = entry_kernels(likelihood)
 
     @jit
-    def terms(V: Array, row: int, col: int, tile: Array, floor: float, fits: Array) -> None:
+    def terms(block: Window, row: int, tile: Array, law: Law, fits: Array, spare: Array) -> None:
         """Set tile to (v - mu) w, and fits -= deviances of its rows, or of its columns."""
+        first, second, third = block
+        floor, numbers = law
         real = tile.dtype.type
         for i in range(tile.shape[0]):
-            data, line = V[row + i, col : col + tile.shape[1]], tile[i]
+            data, line = written_row(first, second, third, row + i, spare), tile[i]
             total = 0.0
             for j in range(line.size):
-                v, mu = real(data[j]), floored(line[j], real(floor))
-                line[j] = (v - mu) * weight(v, mu) if v == v else real(0)
+                v, mu = real(data[j]), floored(line[j], floor)
+                line[j] = (v - mu) * weight(v, mu, *numbers) if v == v else real(0)
                 if fitted:
-                    found = np.float64(deviance(v if v == v else mu, mu))
+                    found = np.float64(deviance(v if v == v else mu, mu, *numbers))
                     if by_rows:
                         total += found
                     else:
@@ -166,22 +180,21 @@ def _slope(likelihood: Likelihood, by_rows: bool, fitted: bool) -> Kernel:
         block: Window,
         W: Array,
         H: Array,
-        floor: float,
+        law: Law,
         out: tuple[Array, Array],
-        work: tuple[Array, Array, Array],
+        work: tuple[Array, Array, Array, Array],
     ) -> None:
-        V, row0, col0 = block
         gradient, fits = out
-        _, tile, _ = work
+        _, tile, _, line = work
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])
             w, r = W[begin:end], tile[: end - begin]
             matmul_nt(w, H, r)
             if by_rows:
-                terms(V, row0 + begin, col0, r, floor, fits[begin:end])
+                terms(block, begin, r, law, fits[begin:end], line)
                 add_matmul_nn(r, H, gradient[begin:end])
             else:
-                terms(V, row0 + begin, col0, r, floor, fits)
+                terms(block, begin, r, law, fits, line)
                 add_matmul_tn(r, w, gradient)
 
     return slope
@@ -204,18 +217,20 @@ def _evaluation(likelihood: Likelihood) -> Kernel:
     weight, _, _, deviance, _ = entry_kernels(likelihood)
 
     @jit
-    def fit(V: Array, row: int, col: int, tile: Array, floor: float, out: Array) -> None:
+    def fit(block: Window, row: int, tile: Array, law: Law, out: Array, spare: Array) -> None:
         """out[0] -= sum of deviances, out[1] += sum of (v - mu)**2 w, of a tile of means."""
+        first, second, third = block
+        floor, numbers = law
         real = tile.dtype.type
         total = pearson = 0.0
         for i in range(tile.shape[0]):
-            data, line = V[row + i, col : col + tile.shape[1]], tile[i]
+            data, line = written_row(first, second, third, row + i, spare), tile[i]
             for j in range(line.size):
-                mu = floored(line[j], real(floor))
+                mu = floored(line[j], floor)
                 v = real(data[j])
                 v = v if v == v else mu  # a missing entry adds d(mu | mu) = 0
-                total += np.float64(deviance(v, mu))
-                pearson += np.float64((v - mu) * (v - mu) * weight(v, mu))
+                total += np.float64(deviance(v, mu, *numbers))
+                pearson += np.float64((v - mu) * (v - mu) * weight(v, mu, *numbers))
         out[0] -= total
         out[1] += pearson
 
@@ -224,19 +239,18 @@ def _evaluation(likelihood: Likelihood) -> Kernel:
         block: Window,
         W: Array,
         H: Array,
-        floor: float,
+        law: Law,
         out: Array,
         cells: Watched,
-        work: tuple[Array, Array],
+        work: Scratch,
     ) -> None:
-        V, row0, col0 = block
-        tile, _ = work
+        tile, _, line = work
         cell = 0
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])
             mu = tile[: end - begin]
             matmul_nt(W[begin:end], H, mu)
             cell = _monitor(mu, begin, cell, cells)
-            fit(V, row0 + begin, col0, mu, floor, out)
+            fit(block, begin, mu, law, out, line)
 
     return evaluate

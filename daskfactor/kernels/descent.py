@@ -40,7 +40,7 @@ from daskfactor.kernels.linalg import (
     multiply_add,
     store_row,
 )
-from daskfactor.kernels.views import cell_at, entry_kernels, floored, row_cells
+from daskfactor.kernels.views import Law, cell_at, entry_kernels, floored, row_cells
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -52,10 +52,11 @@ def _pull(likelihood: Likelihood) -> Callable[..., Scalar]:
     weight = entry_kernels(likelihood).weight
 
     @inline
-    def pull(v: Scalar, mu: Scalar, step: Scalar, floor: Scalar) -> Scalar:
+    def pull(v: Scalar, mu: Scalar, step: Scalar, law: Law) -> Scalar:
         real = type(mu)
+        floor, numbers = law
         mean = floored(mu, floor)
-        return min(max(step * weight(v, mean) * (v - mean), real(-1)), real(1))
+        return min(max(step * weight(v, mean, *numbers) * (v - mean), real(-1)), real(1))
 
     return pull
 
@@ -175,13 +176,13 @@ def descent_kernel(
     frozen; those of another always may. The kernel visits the entries of one block, in
     place on W (m, K) and H (n, K):
 
-    descent(block, order, (W, H), (share_w, share_h), (col_w, col_h), step, floor)
+    descent(block, order, (W, H), (share_w, share_h), (col_w, col_h), step, law)
 
     ``block`` is as kernels take it, NaN missing; ``order`` (m,) are its rows in the order of
     the visit; ``share_w`` (m,) and ``share_h`` (n,) divide each row's prior among its entries;
     ``col_w`` and ``col_h`` (3, K) hold, column by column, m, pull, and 1 or, where it is
     frozen, 0 (a projected model has no m, and the last only if it is said to be partly
-    frozen). All floats but step and floor have one dtype.
+    frozen). All floats but step and law have one dtype.
     """
     pull, meet = _pull(likelihood), _paired_update(projected, projected and partly)
 
@@ -193,7 +194,7 @@ def descent_kernel(
         shares: tuple[Array, Array],
         columns: tuple[Array, Array],
         step: float,
-        floor: float,
+        law: Law,
     ) -> None:
         first, second, third = block
         W, H = factors
@@ -210,7 +211,7 @@ def descent_kernel(
                 j, stored = cell_at(first, second, third, i, at)
                 v = real(stored)
                 if v == v:
-                    e = pull(v, dot_row(K, w, H, j), real(step), real(floor))
+                    e = pull(v, dot_row(K, w, H, j), real(step), law)
                     meet(K, e, a, real(step) * share_h[j], w, H, j, col_w, col_h)
             store_row(K, w, W, i)
 

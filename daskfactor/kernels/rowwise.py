@@ -50,7 +50,8 @@ class Entries(NamedTuple):
 
     Where the curvature of a zero is constant (`Likelihood.zeros`), observed zeros are left
     out, and ``missing`` (with its own pointers) lists the columns that are not observed;
-    else every observed entry is listed, and ``missing`` is not looked at.
+    else every observed entry is listed, and ``missing`` is not looked at. ``numbers`` are the
+    law's (`Likelihood.numbers`).
     """
 
     indptr: NDArray[np.int64]
@@ -58,6 +59,7 @@ class Entries(NamedTuple):
     values: NDArray[np.float64]
     missing_indptr: NDArray[np.int64]
     missing: NDArray[np.int64]
+    numbers: tuple[float, ...] = ()
 
 
 class Prior(NamedTuple):
@@ -197,7 +199,7 @@ def _likelihood_of_rows(likelihood: Likelihood) -> Callable[..., float]:
             mu = 0.0
             for k in range(K):
                 mu += W[i, k] * H[j, k]
-            value, ratio, curvature = fit(data.values[p], mu)
+            value, ratio, curvature = fit(data.values[p], mu, *data.numbers)
             total += value
             for k in range(K):
                 work[num, k] += ratio * H[j, k]
@@ -213,9 +215,10 @@ def _fit_of(likelihood: Likelihood) -> Callable[..., Any]:
     """Make ``fit`` from a likelihood's other functions."""
     weight, curvature, ratio, deviance, _ = entry_kernels(likelihood)
 
-    def fit(v: float, mu: float) -> tuple[float, float, float]:
-        w = weight(v, mu)
-        return -deviance(v, mu), ratio(v, mu, w), curvature(1.0, v, mu, w)
+    def fit(v: float, mu: float, *numbers: float) -> tuple[float, float, float]:
+        w = weight(v, mu, *numbers)
+        above, below = ratio(v, mu, w, *numbers), curvature(1.0, v, mu, w, *numbers)
+        return -deviance(v, mu, *numbers), above, below
 
     return fit
 

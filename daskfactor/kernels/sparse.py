@@ -36,7 +36,7 @@ from daskfactor.kernels.linalg import (
     prefetch_row,
     store_row,
 )
-from daskfactor.kernels.views import BlockKernels, Kernel, Watched, entry_kernels, floored
+from daskfactor.kernels.views import BlockKernels, Kernel, Law, Watched, entry_kernels, floored
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -54,9 +54,9 @@ AHEAD = 8
 class Rules(NamedTuple):
     """Coefficients of one stored entry.
 
-    step    (v, mu, floor, scale) -> what it adds to (scale R, C)
-    ratio   (v, mu, floor) -> what it adds to (Q, C) of a multiplicative update
-    fit     (v, mu, floor) -> what it adds to the sums of deviance and Pearson terms
+    step    (v, mu, law, scale) -> what it adds to (scale R, C)
+    ratio   (v, mu, law) -> what it adds to (Q, C) of a multiplicative update
+    fit     (v, mu, law) -> what it adds to the sums of deviance and Pearson terms
     """
 
     step: EntryRule
@@ -69,30 +69,34 @@ def _rules_of_observed(likelihood: Likelihood) -> Rules:
     weight, curvature, numerator, deviance, _ = entry_kernels(likelihood)
 
     @inline
-    def step(v: Scalar, mu: Scalar, floor: Scalar, scale: Scalar) -> tuple[Scalar, Scalar]:
-        mean, seen = floored(mu, floor), v == v
-        w = weight(v, mean)
+    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
+        (floor, numbers), seen = law, v == v
+        mean = floored(mu, floor)
+        w = weight(v, mean, *numbers)
         zero = type(mu)(0)
         return (scale * (v - mean) * w if seen else zero), (
-            curvature(type(mu)(1), v, mean, w) if seen else zero
+            curvature(type(mu)(1), v, mean, w, *numbers) if seen else zero
         )
 
     @inline
-    def ratio(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
-        mean, seen = floored(mu, floor), v == v
-        w = weight(v, mean)
+    def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
+        (floor, numbers), seen = law, v == v
+        mean = floored(mu, floor)
+        w = weight(v, mean, *numbers)
         # Both before they are chosen from: inside the choices LLVM orders the sums of K
         # products after them otherwise, and bits would not be those of earlier versions.
-        q, c = numerator(v, mean, w), curvature(type(mu)(1), v, mean, w)
+        q = numerator(v, mean, w, *numbers)
+        c = curvature(type(mu)(1), v, mean, w, *numbers)
         zero = type(mu)(0)
         return (q if seen else zero), (c if seen else zero)
 
     @inline
-    def fit(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
+    def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
+        floor, numbers = law
         mean = floored(mu, floor)
         v = v if v == v else mean  # a missing entry adds d(mu | mu) = 0
-        pearson = (v - mean) * (v - mean) * weight(v, mean)
-        return np.float64(deviance(v, mean)), np.float64(pearson)
+        pearson = (v - mean) * (v - mean) * weight(v, mean, *numbers)
+        return np.float64(deviance(v, mean, *numbers)), np.float64(pearson)
 
     return Rules(step, ratio, fit)
 
@@ -101,20 +105,20 @@ def _rules_beyond_constant(fit_observed: EntryRule) -> Rules:
     """A zero of curvature 1 has weight 1 / mu, R = -1, and mu as deviance and Pearson term."""
 
     @inline
-    def step(v: Scalar, mu: Scalar, floor: Scalar, scale: Scalar) -> tuple[Scalar, Scalar]:
+    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
         real, seen = type(mu), v == v
-        a = scale * v / floored(mu, floor) if seen else scale
+        a = scale * v / floored(mu, law[0]) if seen else scale
         return a, (real(0) if seen else real(-1))
 
     @inline
-    def ratio(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
+    def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
         real, seen = type(mu), v == v
-        a = v / floored(mu, floor) if seen else real(0)
+        a = v / floored(mu, law[0]) if seen else real(0)
         return a, (real(0) if seen else real(-1))
 
     @inline
-    def fit(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
-        deviance, pearson = fit_observed(v, mu, floor)
+    def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
+        deviance, pearson = fit_observed(v, mu, law)
         return deviance - np.float64(mu), pearson - np.float64(mu)
 
     return Rules(step, ratio, fit)
@@ -124,19 +128,19 @@ def _rules_beyond_linear(fit_observed: EntryRule) -> Rules:
     """A zero of curvature mu has weight 1 and R = -mu; mu needs no floor."""
 
     @inline
-    def step(v: Scalar, mu: Scalar, floor: Scalar, scale: Scalar) -> tuple[Scalar, Scalar]:
+    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
         seen = v == v
         return (scale * v if seen else scale * mu), (type(mu)(0) if seen else -mu)
 
     @inline
-    def ratio(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
+    def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
         seen = v == v
         zero = type(mu)(0)
         return (v if seen else zero), (zero if seen else -mu)
 
     @inline
-    def fit(v: Scalar, mu: Scalar, floor: Scalar) -> tuple[Scalar, Scalar]:
-        deviance, pearson = fit_observed(v, mu, mu)
+    def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
+        deviance, pearson = fit_observed(v, mu, (mu, law[1]))
         square = np.float64(mu) * np.float64(mu)
         return deviance - 0.5 * square, pearson - square
 
@@ -307,7 +311,7 @@ def _gradient(likelihood: Likelihood, zeros: bool, K: int, curved: bool) -> Kern
         W: Array,
         H: Array,
         scale: float,
-        floor: float,
+        law: Law,
         out: tuple[Array, ...],
         work: Scratch,
     ) -> None:
@@ -337,7 +341,7 @@ def _gradient(likelihood: Likelihood, zeros: bool, K: int, curved: bool) -> Kern
                 if curved:
                     prefetch_row(K, CH, later)
                 mu = dot_row(K, w, H, j)
-                a, c = step(real(values[p]), mu, real(floor), real(scale))
+                a, c = step(real(values[p]), mu, law, real(scale))
                 add_row(K, a, H, j, gw)
                 add_to_row(K, a, w, GH, j)
                 if curved and c != 0:
@@ -355,7 +359,7 @@ def _multiplicative(likelihood: Likelihood, zeros: bool, K: int, by_rows: bool) 
 
     @jit
     def multiplicative(
-        block: Rows, W: Array, H: Array, floor: float, out: tuple[Array, Array], work: Scratch
+        block: Rows, W: Array, H: Array, law: Law, out: tuple[Array, Array], work: Scratch
     ) -> None:
         indptr, indices, values = block
         gram, sums, _ = work
@@ -378,7 +382,7 @@ def _multiplicative(likelihood: Likelihood, zeros: bool, K: int, by_rows: bool) 
                 if not by_rows:
                     prefetch_row(K, num, later)
                     prefetch_row(K, den, later)
-                q, c = ratio(real(values[p]), dot_row(K, w, H, j), real(floor))
+                q, c = ratio(real(values[p]), dot_row(K, w, H, j), law)
                 if by_rows:
                     add_row(K, q, H, j, above)
                     if c != 0:
@@ -415,7 +419,7 @@ def _slope(likelihood: Likelihood, zeros: bool, K: int, by_rows: bool, fitted: b
         block: Rows,
         W: Array,
         H: Array,
-        floor: float,
+        law: Law,
         out: tuple[Array, Array],
         work: tuple[Array, Array, Array, Array],
     ) -> None:
@@ -440,13 +444,13 @@ def _slope(likelihood: Likelihood, zeros: bool, K: int, by_rows: bool, fitted: b
                 if not by_rows:
                     prefetch_row(K, gradient, later)
                 v, mu = real(values[p]), dot_row(K, w, H, j)
-                a, _ = step(v, mu, real(floor), real(1))
+                a, _ = step(v, mu, law, real(1))
                 if by_rows:
                     add_row(K, a, H, j, g)
                 else:
                     add_to_row(K, a, w, gradient, j)
                 if fitted:
-                    found, _ = fit(v, mu, real(floor))
+                    found, _ = fit(v, mu, law)
                     if by_rows:
                         total += found
                     else:
@@ -479,12 +483,12 @@ def _fits(likelihood: Likelihood, zeros: bool) -> Kernel:
     fit = entry_rules(likelihood, zeros).fit
 
     @jit
-    def fits(values: Array, means: Array, floor: float) -> tuple[float, float]:
+    def fits(values: Array, means: Array, law: Law) -> tuple[float, float]:
         """Sums over a chunk: logarithms and powers need a loop of their own to be vectors."""
         real = means.dtype.type
         total = pearson = 0.0
         for p in range(values.size):
-            deviance, square = fit(real(values[p]), means[p], real(floor))
+            deviance, square = fit(real(values[p]), means[p], law)
             total += deviance
             pearson += square
         return total, pearson
@@ -504,7 +508,7 @@ def _evaluate(likelihood: Likelihood, zeros: bool, K: int) -> Kernel:
         block: Rows,
         W: Array,
         H: Array,
-        floor: float,
+        law: Law,
         out: Array,
         cells: Watched,
         work: Scratch,
@@ -520,12 +524,12 @@ def _evaluate(likelihood: Likelihood, zeros: bool, K: int) -> Kernel:
             load_row(K, W, i, w)
             for p in range(indptr[i], indptr[i + 1]):
                 if p - begin == CHUNK:
-                    deviances, squares = fits(values[begin:p], means, floor)
+                    deviances, squares = fits(values[begin:p], means, law)
                     total, pearson, begin = total + deviances, pearson + squares, p
                 later = np.intp(indices[min(p + AHEAD, last)])
                 prefetch_row(K, H, later)
                 means[p - begin] = dot_row(K, w, H, np.intp(indices[p]))
-        deviances, squares = fits(values[begin:], means, floor)
+        deviances, squares = fits(values[begin:], means, law)
         total, pearson = total + deviances, pearson + squares
         out[0] -= total
         out[1] += pearson

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from daskfactor.kernels.jit import inline, jit, jit_exact, stack_array
 from daskfactor.kernels.linalg import add_to_row, dot_row, load_row, prefetch_row
 from daskfactor.kernels.philox import Address, philox4x32
-from daskfactor.kernels.views import AnyBlock, SparseBlock, entry_kernels, floored
+from daskfactor.kernels.views import AnyBlock, Law, SparseBlock, entry_kernels, floored
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -120,7 +120,7 @@ def _draw(
 
 @lru_cache(maxsize=128)
 def entry_gradients(likelihood: Likelihood, K: int, curved: bool) -> Kernel:
-    """Make ``add(entries, W, H, scale, floor, (GW, GH))`` of one likelihood and K.
+    """Make ``add(entries, W, H, scale, law, (GW, GH))`` of one likelihood and K.
 
     For entries (rows, cols, values), each (count,): GW[i] += r H[j] and GH[j] += r W[i]
     with r = scale (v - mu) w or, ``curved``, r = scale curvature.
@@ -133,10 +133,11 @@ def entry_gradients(likelihood: Likelihood, K: int, curved: bool) -> Kernel:
         W: Array,
         H: Array,
         scale: float,
-        floor: float,
+        law: Law,
         out: tuple[Array, Array],
     ) -> None:
         rows, cols, values = entries
+        floor, numbers = law
         GW, GH = out
         real, last = W.dtype.type, rows.size - 1
         w = stack_array(K, W.dtype)
@@ -145,12 +146,12 @@ def entry_gradients(likelihood: Likelihood, K: int, curved: bool) -> Kernel:
             prefetch_row(K, H, np.intp(cols[later]))
             prefetch_row(K, GH, np.intp(cols[later]))
             load_row(K, W, i, w)
-            mu = floored(dot_row(K, w, H, j), real(floor))
+            mu = floored(dot_row(K, w, H, j), floor)
             v = real(values[t])
             if curved:
-                a = curve(real(scale), v, mu, weight(v, mu))
+                a = curve(real(scale), v, mu, weight(v, mu, *numbers), *numbers)
             else:
-                a = real(scale) * (v - mu) * weight(v, mu)
+                a = real(scale) * (v - mu) * weight(v, mu, *numbers)
             add_to_row(K, a, w, GH, j)
             load_row(K, H, j, w)
             add_to_row(K, a, w, GW, i)
@@ -204,9 +205,9 @@ def add_subsample(
     curvature : CW, CH and a weight c; gain c curvature H[j] and its like
     """
     W, H = factors
-    K = W.shape[1]
+    K, law = W.shape[1], (floor, likelihood.numbers)
     for entries in drawn_entries(view, *draws):
-        entry_gradients(likelihood, K, False)(entries, W, H, scale, floor, gradients)
+        entry_gradients(likelihood, K, False)(entries, W, H, scale, law, gradients)
         if curvature is not None:
             gathered, weight = curvature
-            entry_gradients(likelihood, K, True)(entries, W, H, weight, floor, gathered)
+            entry_gradients(likelihood, K, True)(entries, W, H, weight, law, gathered)

@@ -93,6 +93,8 @@ AnyBlock = BlockView | SparseBlock
 """What the kernels take, dense or sparse."""
 Watched = tuple[NDArray[np.int32], NDArray[np.int32], Array, Array, int]
 """Monitored cells of a block, see `BlockKernels`."""
+Law = tuple[float, tuple[float, ...]]
+"""What kernels are told of a law when they run: the smallest mean, and `Likelihood.numbers`."""
 
 
 class BlockKernels(NamedTuple):
@@ -100,24 +102,24 @@ class BlockKernels(NamedTuple):
 
     Outputs and ``work`` are the caller's arrays; nothing is allocated. In all of them
     mu = max(W H.T, floor), M is 1 where V is observed, w = weight(V, mu), and products of
-    arrays are entry by entry.
+    arrays are entry by entry. ``law`` is a :data:`Law`.
 
-    gradient(block, W, H, scale, floor, (GW, GH), work)
+    gradient(block, W, H, scale, law, (GW, GH), work)
         R = scale M (V - mu) w;  GW = R H,  GH = R.T W.
-    gradient_curvature(block, W, H, scale, floor, (GW, GH, CW, CH), work)
+    gradient_curvature(block, W, H, scale, law, (GW, GH, CW, CH), work)
         as gradient, and CW += C H,  CH += C.T W  with C = M curvature(V, mu, w).
-    multiplicative_rows(block, W, H, floor, (num, den), work)
+    multiplicative_rows(block, W, H, law, (num, den), work)
         num (m, K) += (M ratio(V, mu, w)) H,  den += C H.
-    multiplicative_cols(block, W, H, floor, (num, den), work)
+    multiplicative_cols(block, W, H, law, (num, den), work)
         num (n, K) += (M ratio(V, mu, w)).T W,  den += C.T W.
-    slope_rows(block, W, H, floor, (G, fits), work)
+    slope_rows(block, W, H, law, (G, fits), work)
         G (m, K) += (M (V - mu) w) H. ``work`` begins with scratch of the shape of G.
-    slope_cols(block, W, H, floor, (G, fits), work)
+    slope_cols(block, W, H, law, (G, fits), work)
         G (n, K) += (M (V - mu) w).T W.
     fitted_slope_rows, fitted_slope_cols
         as these, and fits float64 -= the sums of M deviance(V, mu) over each row (m,), or
         over each column (n,).
-    evaluate(block, W, H, floor, out, cells, work)
+    evaluate(block, W, H, law, out, cells, work)
         out (2,) float64 += (-sum M deviance(V, mu), sum M (V - mu)**2 w); the means of the
         monitored ``cells`` (rows, cols, mean, m2, count), block-local, in row-major order
         and not floored, go into the running mean and sum of squares of ``count`` draws,
@@ -170,9 +172,25 @@ def cell_at(first: Array, second: Any, third: Any, i: int, at: int) -> tuple[Sca
 
 
 @inline
+def written_row(first: Array, second: Any, third: Any, i: int, out: Array) -> Array:
+    """Row i of a block with all of its cells, given the block's arguments.
+
+    Of a sparse block, whose unstored entries are zeros, it is written to ``out`` (n,).
+    """
+    if first.ndim == 2:
+        return first[second + i, third : third + out.size]
+    else:
+        out[:] = 0
+        for p in range(first[i], first[i + 1]):
+            out[second[p]] = third[p]
+        return out
+
+
+@inline
 def floored(mu: Scalar, floor: Scalar) -> Scalar:
     """The larger of the two; NaN stays NaN, so that a divergence can be seen."""
-    return floor if mu < floor else mu
+    least = type(mu)(floor)
+    return least if mu < least else mu
 
 
 @lru_cache(maxsize=64)
@@ -227,10 +245,13 @@ class Workspace:
         """GW (m, K) and GH (n, K) of a block, C-contiguous and uninitialised, as all buffers."""
         return self._view("GW", dtype, m, K), self._view("GH", dtype, n, K)
 
-    def tiles(self, m: int, n: int, K: int, dtype: DTypeLike | None = None) -> tuple[Array, Array]:
-        """Two tiles (T, n), the scratch of a dense block."""
+    def tiles(
+        self, m: int, n: int, K: int, dtype: DTypeLike | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Two tiles (T, n) and a line (n,), the scratch of a block whose cells are all visited."""
         rows = tile_rows(m, n, K, np.dtype(self._dtype if dtype is None else dtype).itemsize)
-        return self._view("tile", dtype, rows, n), self._view("tile2", dtype, rows, n)
+        tiles = self._view("tile", dtype, rows, n), self._view("tile2", dtype, rows, n)
+        return (*tiles, self._view("line", dtype, n))
 
     def sums(self, K: int, dtype: DTypeLike | None = None) -> tuple[Array, Array, Array]:
         """Scratch of a sparse block: gram (K, K); in float64 sums (2, K, K) and wide (64, K)."""

@@ -26,7 +26,8 @@ class Entry(NamedTuple):
     """An observed entry as functions of numbers, of which kernels are made.
 
     They are compiled, so they hold to what numba knows of Python; results have the type of
-    ``mu``. ``w`` is ``weight(v, mu)``.
+    ``mu``. ``w`` is ``weight(v, mu)``. All of them take the law's `numbers`, if it has any, as
+    further arguments, in float64.
 
     weight(v, mu)
         ``w`` in the slope of the log-density: d log p / d mu = (v - mu) w / phi.
@@ -51,8 +52,12 @@ class Entry(NamedTuple):
 class Likelihood(ABC):
     """The law of an observation given its mean; hashable, and small to pickle.
 
+    Laws that differ in `numbers` alone are equal: the same kernels serve them.
+
     Attributes
     ----------
+    numbers
+        Numbers that may change while kernels stay, which take them when they run.
     zeros
         How zeros that are not stored add up: the curvature of a zero is 1 at every mean
         (``"constant"``) or the mean itself (``"linear"``), so that column sums or Gram
@@ -69,12 +74,17 @@ class Likelihood(ABC):
         Whether `log_density` and `sample` are known, and without a series per entry.
     """
 
+    numbers: tuple[float, ...] = ()
     zeros: Literal["constant", "linear"] | None = None
     counts: bool = False
     real_valued: bool = False
     has_density: bool = True
     closed_form: bool = True
     majorizer: tuple[float, float] = (1.0, 0.0)
+
+    def visits_all(self, zeros: bool) -> bool:
+        """Tell whether cells that sparse data do not store are visited, if those are ``zeros``."""
+        return zeros and self.zeros is None
 
     @property
     def exponent(self) -> float:

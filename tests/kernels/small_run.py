@@ -47,11 +47,14 @@ def exact_results(dtype):
     return results
 
 
+LAW = 1e-6, ()
+
+
 def slopes(kernels, block, W, H, work):
     """One side's gradients and fits, for both sides."""
     GW, GH, of_rows, of_cols = np.ones_like(W), np.ones_like(H), np.zeros(len(W)), np.zeros(len(H))
-    kernels.fitted_slope_rows(block, W, H, 1e-6, (GW, of_rows), (np.empty_like(W), *work))
-    kernels.fitted_slope_cols(block, W, H, 1e-6, (GH, of_cols), (np.empty_like(H), *work))
+    kernels.fitted_slope_rows(block, W, H, LAW, (GW, of_rows), (np.empty_like(W), *work))
+    kernels.fitted_slope_cols(block, W, H, LAW, (GH, of_cols), (np.empty_like(H), *work))
     return [GW, GH, of_rows, of_cols]
 
 
@@ -64,14 +67,14 @@ def dense_results(dtype, beta):
     k, tiles = dense_kernels(Tweedie(beta)), Workspace(dtype).tiles(3, 5, 3)
     GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
     GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))
-    k.gradient_curvature((V, 1, 2), W, H, 2.0, 1e-6, (GW, GH, CW, CH), tiles)
+    k.gradient_curvature((V, 1, 2), W, H, 2.0, LAW, (GW, GH, CW, CH), tiles)
     results = [GW.copy(), GH.copy(), CW, CH]
-    k.gradient((V, 2, 3), W, H, 2.0, 1e-6, (GW, GH), tiles)
-    k.multiplicative_rows((V, 1, 2), W, H, 1e-6, (num_w, den_w), tiles)
-    k.multiplicative_cols((V, 1, 2), W, H, 1e-6, (num_h, den_h), tiles)
+    k.gradient((V, 2, 3), W, H, 2.0, LAW, (GW, GH), tiles)
+    k.multiplicative_rows((V, 1, 2), W, H, LAW, (num_w, den_w), tiles)
+    k.multiplicative_cols((V, 1, 2), W, H, LAW, (num_h, den_h), tiles)
     out, mean, m2 = np.zeros(2), np.zeros(3), np.zeros(3)
     rows, cols = np.array([0, 4, 6], np.int32), np.array([4, 0, 4], np.int32)
-    k.evaluate((V, 1, 2), W, H, 1e-6, out, (rows, cols, mean, m2, 1), tiles)
+    k.evaluate((V, 1, 2), W, H, LAW, out, (rows, cols, mean, m2, 1), tiles)
     results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
     results += slopes(k, (V, 1, 2), W, H, tiles)
     return {f"dense/{beta}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
@@ -87,14 +90,14 @@ def sparse_results(dtype, beta, zeros):
     k, last = sparse_kernels(Tweedie(beta), zeros, 7), Workspace(dtype).sums(7)
     GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
     GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))
-    k.gradient_curvature(block, W, H, 2.0, 1e-6, (GW, GH, CW, CH), last)
+    k.gradient_curvature(block, W, H, 2.0, LAW, (GW, GH, CW, CH), last)
     results = [GW.copy(), GH.copy(), CW, CH]
-    k.gradient(block, W, H, 2.0, 1e-6, (GW, GH), last)
-    k.multiplicative_rows(block, W, H, 1e-6, (num_w, den_w), last)
-    k.multiplicative_cols(block, W, H, 1e-6, (num_h, den_h), last)
+    k.gradient(block, W, H, 2.0, LAW, (GW, GH), last)
+    k.multiplicative_rows(block, W, H, LAW, (num_w, den_w), last)
+    k.multiplicative_cols(block, W, H, LAW, (num_h, den_h), last)
     out, mean, m2 = np.zeros(2), np.zeros(2), np.zeros(2)
     rows, cols = np.array([0, 3], np.int32), np.array([4, 0], np.int32)
-    k.evaluate(block, W, H, 1e-6, out, (rows, cols, mean, m2, 1), last)
+    k.evaluate(block, W, H, LAW, out, (rows, cols, mean, m2, 1), last)
     results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
     results += slopes(k, block, W, H, last)
     tag = f"sparse/{beta}/{zeros}"

@@ -132,7 +132,7 @@ for K in (int(text) for text in sys.argv[1:]):
     space = Workspace(np.float64)
     GW, GH = space.gradients(2, 3, K)
     kernels = sparse_kernels(Tweedie(1.0), True, K)
-    kernels.gradient(block, W, H, 1.0, 1e-6, (GW, GH), space.sums(K))
+    kernels.gradient(block, W, H, 1.0, (1e-6, ()), (GW, GH), space.sums(K))
     print(K, GW.tolist(), GH.tolist())
 """
 

@@ -14,6 +14,7 @@ BETAS = (2.0, 1.0, 0.5, 0.0, -1.0, 0.3, 3.0)
 EVERY_BETA = pytest.mark.parametrize("beta", BETAS)
 DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-4), (np.float64, 1e-10)])
 FLOOR = 1e-6
+LAW = FLOOR, ()
 
 
 class Problem:
@@ -31,7 +32,8 @@ class Problem:
         self.block = (V.astype(dtype), *offset, W.astype(dtype), H.astype(dtype))
         self.shapes = {"m": (m, K), "n": (n, K)}
         self.window = self.block[:3]
-        self.tiles = tuple(np.full((tile or m, n), np.nan, dtype) for _ in range(2))
+        tiles = (np.full((tile or m, n), np.nan, dtype) for _ in range(2))
+        self.tiles = (*tiles, np.full(n, np.nan, dtype))
 
     def outputs(self, *axes):
         """Filled arrays for the kernel and for the twin, so that a missed write shows."""
@@ -48,7 +50,7 @@ class Problem:
     def check(self, name, scalars, axes, tolerance):
         got, exact = self.outputs(*axes)
         kernel = getattr(dense_kernels(Tweedie(self.beta)), name)
-        kernel(self.window, *self.block[3:], *scalars, tuple(got), self.tiles)
+        kernel(self.window, *self.block[3:], *scalars[:-1], LAW, tuple(got), self.tiles)
         getattr(reference, name)(*self.wide_block, *scalars, *exact, self.beta)
         for ours, theirs in zip(got, exact, strict=True):
             scale = max(np.abs(theirs).max(), np.finfo(self.dtype).tiny)
@@ -105,7 +107,7 @@ def evaluate(problem, cells, count=1, previous=None):
             reference.evaluate(*problem.wide_block, FLOOR, *monitored, problem.beta)
         else:
             kernel = dense_kernels(Tweedie(problem.beta)).evaluate
-            kernel(problem.window, *problem.block[3:], FLOOR, out, monitored[1:], problem.tiles)
+            kernel(problem.window, *problem.block[3:], LAW, out, monitored[1:], problem.tiles)
         results.append((out, mean, m2))
     return results
 
@@ -142,14 +144,18 @@ def test_deviance_has_no_cancellation(beta, dtype, tolerance, distance):
     mu = np.array([[0.37, 1.0, 250.0]]).astype(dtype)
     v = (mu.astype(float) * (1 + distance)).astype(dtype)
     out, none = np.zeros(2), np.zeros(0, np.int32)
-    arguments = (out, (none, none, np.zeros(0), np.zeros(0), 1), (np.zeros((1, 3), dtype),) * 2)
+    arguments = (out, (none, none, np.zeros(0), np.zeros(0), 1), scratch(3, dtype))
     dense_kernels(Tweedie(beta)).evaluate(
-        (v, 0, 0), np.ones((1, 1), dtype), mu.T.copy(), FLOOR, *arguments
+        (v, 0, 0), np.ones((1, 1), dtype), mu.T.copy(), LAW, *arguments
     )
     wide_v, wide_mu = v.astype(np.longdouble), mu.astype(np.longdouble)
     exact = deviance_by_definition(wide_v, wide_mu, beta).sum()
     slack = np.finfo(np.longdouble).eps * 1e3 * float(np.abs(wide_v).max() ** max(beta, 1))
     assert abs(-out[0] - exact) <= max(tolerance * exact, slack)
+
+
+def scratch(n, dtype):
+    return np.zeros((1, n), dtype), np.zeros((1, n), dtype), np.zeros(n, dtype)
 
 
 def deviance_by_definition(v, mu, beta):
@@ -165,8 +171,8 @@ def deviance_by_definition(v, mu, beta):
 def test_deviance_of_a_zero(beta):
     v, W = np.zeros((1, 1)), np.full((1, 1), 2.5)
     out, none = np.zeros(2), np.zeros(0, np.int32)
-    arguments = (out, (none, none, np.zeros(0), np.zeros(0), 1), (np.zeros((1, 1)),) * 2)
-    dense_kernels(Tweedie(beta)).evaluate((v, 0, 0), W, np.ones((1, 1)), FLOOR, *arguments)
+    arguments = (out, (none, none, np.zeros(0), np.zeros(0), 1), scratch(1, float))
+    dense_kernels(Tweedie(beta)).evaluate((v, 0, 0), W, np.ones((1, 1)), LAW, *arguments)
     np.testing.assert_allclose(-out[0], 2.5**beta / beta, rtol=1e-13)
     np.testing.assert_allclose(out[1], 2.5**beta, rtol=1e-13)
 
@@ -188,7 +194,7 @@ def test_gradient_is_the_slope_of_the_log_likelihood(beta):
     V, row0, col0, W, H = problem.block
     GW, GH = problem.outputs("m", "n")[0]
     kernel = dense_kernels(Tweedie(beta)).gradient
-    kernel((V, row0, col0), W, H, 1.0, FLOOR, (GW, GH), problem.tiles)
+    kernel((V, row0, col0), W, H, 1.0, LAW, (GW, GH), problem.tiles)
     for factor, grad in ((W, GW), (H, GH)):
         width = 1e-5
         slopes = []
@@ -207,7 +213,7 @@ def test_data_may_have_another_dtype():
     for data in (whole, whole.astype(np.float32)):
         GW, GH = problem.outputs("m", "n")[0]
         kernel = dense_kernels(Tweedie(1.0)).gradient
-        kernel((data, *rest[:2]), *rest[2:], 1.0, FLOOR, (GW, GH), problem.tiles)
+        kernel((data, *rest[:2]), *rest[2:], 1.0, LAW, (GW, GH), problem.tiles)
         results.append(GW)
     np.testing.assert_array_equal(*results)
 
@@ -217,7 +223,7 @@ def test_a_diverged_factor_shows():
     problem.block[3][4, 1] = np.nan
     GW, GH = problem.outputs("m", "n")[0]
     kernel, factors = dense_kernels(Tweedie(1.0)).gradient, problem.block[3:]
-    kernel(problem.window, *factors, 1.0, FLOOR, (GW, GH), problem.tiles)
+    kernel(problem.window, *factors, 1.0, LAW, (GW, GH), problem.tiles)
     assert np.isnan(GW[4]).all()
     assert np.isnan(evaluate(problem, [(0, 0)])[0][0]).all()
 
@@ -233,11 +239,11 @@ def test_threads_do_not_share_scratch():
     kernel = dense_kernels(Tweedie(1.0)).gradient
     alone, together = ([p.outputs("m", "n")[0] for p in problems] for _ in range(2))
     for problem, outputs in zip(problems, alone, strict=True):
-        kernel(problem.window, *problem.block[3:], 1.0, FLOOR, tuple(outputs), problem.tiles)
+        kernel(problem.window, *problem.block[3:], 1.0, LAW, tuple(outputs), problem.tiles)
 
     def work(problem, outputs):
         for _ in range(50):
-            kernel(problem.window, *problem.block[3:], 1.0, FLOOR, tuple(outputs), problem.tiles)
+            kernel(problem.window, *problem.block[3:], 1.0, LAW, tuple(outputs), problem.tiles)
 
     threads = [
         threading.Thread(target=work, args=pair) for pair in zip(problems, together, strict=True)
@@ -259,9 +265,9 @@ def test_workspace_buffers_fit_the_kernels():
     workspace = Workspace(np.float32)
     for m, n, K in ((300, 40, 8), (7, 5, 3), (1, 1, 1)):
         problem = Problem(0.5, np.float32, m, n, K)
-        (tile, tile2), (GW, GH) = workspace.tiles(m, n, K), workspace.gradients(m, n, K)
+        (tile, tile2, line), (GW, GH) = workspace.tiles(m, n, K), workspace.gradients(m, n, K)
         kernel = dense_kernels(Tweedie(0.5)).gradient
-        kernel(problem.window, *problem.block[3:], 1.0, FLOOR, (GW, GH), (tile, tile2))
+        kernel(problem.window, *problem.block[3:], 1.0, LAW, (GW, GH), (tile, tile2, line))
         exact = problem.outputs("m", "n")[1]
         reference.gradient(*problem.wide_block, 1.0, FLOOR, *exact, 0.5)
         np.testing.assert_allclose(GW, exact[0], rtol=1e-3, atol=1e-4 * np.abs(exact[0]).max())

@@ -13,7 +13,8 @@ K = 5
 
 def visit(beta, block, order, W, H, share_w, share_h, col_w, col_h, *rest, projected=True):
     kernel = descent_kernel(Tweedie(beta), projected, W.shape[1])
-    kernel(block, order, (W, H), (share_w, share_h), (col_w, col_h), *rest)
+    step, floor = rest
+    kernel(block, order, (W, H), (share_w, share_h), (col_w, col_h), step, (floor, ()))
 
 
 def problem(dtype, seed=0):

@@ -17,6 +17,7 @@ EVERY_RULE = pytest.mark.parametrize(("beta", "zeros"), RULES)
 K = 11
 SINGLE, DOUBLE = (np.float32, 1e-5), (np.float64, 1e-12)
 # A kernel is compiled for every rule, K and dtype: not every combination is tried.
+LAW = FLOOR, ()
 CHIEF = [(1.0, False), *ZEROS]
 CASES = pytest.mark.parametrize(
     ("beta", "zeros", "dtype", "tolerance"),
@@ -38,7 +39,7 @@ def call(name, block, beta, W, H):
     out = [np.full_like(W if axis == "m" else H, 7.0) for axis in axes]
     scratch = Workspace().sums(W.shape[1], W.dtype)
     kernel = getattr(sparse_kernels(Tweedie(beta), block.zeros, W.shape[1]), name)
-    kernel(block[:3], W, H, *scalars, tuple(out), scratch)
+    kernel(block[:3], W, H, *scalars[:-1], LAW, tuple(out), scratch)
     return out
 
 
@@ -65,7 +66,7 @@ def evaluation(block, beta, W, H, cells=NONE):
     copies = [tuple(np.copy(part) for part in cells[:4]) for _ in range(2)]
     scratch = Workspace().sums(W.shape[1], W.dtype)
     kernel = sparse_kernels(Tweedie(beta), block.zeros, W.shape[1]).evaluate
-    kernel(block[:3], W, H, FLOOR, ours, (*copies[0], cells[4]), scratch)
+    kernel(block[:3], W, H, LAW, ours, (*copies[0], cells[4]), scratch)
     wide = (W.astype(float), H.astype(float))
     reference_sparse.evaluate(
         *block[:3], *wide, FLOOR, theirs, *copies[1], cells[4], beta, block.zeros
@@ -250,7 +251,7 @@ def test_no_floor_for_real_valued_factors():
     GW, GH = np.empty_like(W), np.empty_like(H)
     scratch = Workspace().sums(K, np.float32)
     kernel = sparse_kernels(Tweedie(2.0), False, K).gradient
-    kernel(block[:3], W, H, 1.0, -np.inf, (GW, GH), scratch)
+    kernel(block[:3], W, H, 1.0, (-np.inf, ()), (GW, GH), scratch)
     expected = [np.empty_like(W), np.empty_like(H)]
     reference_sparse.gradient(*block[:3], W, H, 1.0, -np.inf, *expected, 2.0, False)
     np.testing.assert_allclose(GW, expected[0], atol=1e-4)
