@@ -221,6 +221,7 @@ def _open(data: Any, wanted: Sequence[str]) -> _Tensor:
         If there is no way to read it.
     """
     if isinstance(data, BlockedData):
+        data.refuse_weights("AllocationModel")
         return _matrix(from_blocks(data.known, data.view) if data.is_sparse else data)
     if isinstance(data, str | PathLike):
         if not is_blocked_store(fspath(data)):

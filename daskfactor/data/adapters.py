@@ -35,6 +35,7 @@ from daskfactor.data.known import (
     check_shape,
     matrix_shape,
     storable,
+    stored_cells,
     usable_dims,
 )
 from daskfactor.data.store import zarr_kind
@@ -284,10 +285,8 @@ def from_blocks(known: Known, view: Callable[[int, int], Any]) -> Source:
         for block in grid.all_blocks():
             found = view(*block)
             rows, cols = (part.start for part in grid.slices(Block(*block)))
-            row = np.repeat(np.arange(found.m), np.diff(found.indptr)) + rows
-            col = found.indices + np.int64(cols)
-            if layout.row_order is not None and layout.col_order is not None:
-                row, col = layout.row_order[row], layout.col_order[col]
+            row, col = stored_cells(found)
+            row, col = layout.callers(row + rows, col + np.int64(cols))
             yield Piece(row, col, found.values.copy() if values else None)
 
     stored = known.statistics.n_stored

@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.data.adapters import open_source
 from daskfactor.data.grid import Block, inverse
-from daskfactor.data.known import Known, Labels
-from daskfactor.data.loading import Decoder, read
+from daskfactor.data.known import Known, Labels, Mass, stored_cells
+from daskfactor.data.loading import Decoder, read, weighed, without
 from daskfactor.data.storage import (
     ArrayFile,
     Extent,
@@ -94,9 +94,23 @@ class BlockedData:
         Whether all observed values are whole numbers.
     fingerprint : str
         Shape, observed entries and a checksum of the decoded blocks, whatever the source.
+    weights : BlockedData or None
+        Weights of the cells, if they have any, on the same grid and in the same order: of
+        sparse blocks those of stored entries. Statistics above do not know of them, but for
+        the observed entries: a cell of weight 0 is missing.
+    weighting : str or None
+        What they are: ``"uncertainty"`` (one over the variance) or ``"weights"`` (factors of the
+        log-likelihood).
+    mass : Mass
+        Sums of the weights of observed cells, of blocks, rows and columns in the order of the
+        grid; without weights the numbers of observed entries.
+    total_mass : float
+        Of the whole matrix.
     """
 
-    def __init__(self, known: Known, storage: Storage) -> None:
+    def __init__(
+        self, known: Known, storage: Storage, weights: "BlockedData | None" = None
+    ) -> None:
         self.grid, self.labels, statistics, self.source, self.dtype, layout = known
         self.shape = self.grid.shape
         self.statistics = statistics
@@ -108,13 +122,19 @@ class BlockedData:
         self.total_observed = int(statistics.n_observed.sum())
         self.n_missing = self.shape[0] * self.shape[1] - self.total_observed
         self.total = statistics.total
-        self.mean = self.total / self.total_observed
+        self.mean = self.total / max(1, self.total_observed)
         self.minimum = statistics.minimum
         self.maximum = statistics.maximum
         self.is_integer = statistics.is_integer
         self.fingerprint = statistics.fingerprint
         stored = statistics.n_stored
         self.n_stored = self.grid.areas if stored is None else stored
+        self.weights, self.weighting = weights, statistics.kind
+        counts = self.n_observed, self.row_observed, self.col_observed
+        self.mass: Mass = statistics.mass or Mass(*counts)  # type: ignore[arg-type]  # whole
+        self.total_mass = float(self.mass.blocks.sum())
+        if weights is not None:
+            self.fingerprint += f" {self.weighting} {weights.fingerprint}"
         self.known = known
         self._storage = storage
         self._finalizer = weakref.finalize(self, storage.close)
@@ -140,7 +160,8 @@ class BlockedData:
     def nbytes(self) -> int:
         """Bytes that the blocks take, in memory or on disk."""
         n_stored = self.n_stored if self.is_sparse else None
-        return int(block_bytes(self.grid, self.dtype, n_stored).sum())
+        copies = 1 if self.weights is None else 2
+        return copies * int(block_bytes(self.grid, self.dtype, n_stored).sum())
 
     @property
     def imbalance(self) -> float:
@@ -154,7 +175,11 @@ class BlockedData:
         From a scratch file the block is read into memory of the calling thread that the
         thread's next call overwrites. In memory nothing is copied. Never write to it.
         """
-        return self._storage.view(row, col)
+        view = self._storage.view(row, col)
+        if self.weights is None:
+            return view
+        own = self.weights.view(row, col)
+        return view._replace(weights=own.values if isinstance(own, SparseBlock) else own.block)
 
     def missing_cells(self) -> Cells:
         """Row and column indices of all missing entries, in row-major order.
@@ -176,9 +201,9 @@ class BlockedData:
             if isinstance(view, BlockView):
                 rows, cols = np.nonzero(np.isnan(view.block))
             elif others:
-                rows, cols = _stored(view)
+                rows, cols = stored_cells(view)
             else:
-                rows, cols = (index[np.isnan(view.values)] for index in _stored(view))
+                rows, cols = (index[np.isnan(view.values)] for index in stored_cells(view))
             rows, cols = self._callers(block, rows, cols)
             found.append(rows * self.shape[1] + cols)
         cells = np.concatenate(found)
@@ -206,7 +231,7 @@ class BlockedData:
                 if isinstance(view, BlockView):
                     out[group] = view.block[cells]
                 else:
-                    out[group] = _looked_up(view, *cells, out[group])
+                    out[group] = looked_up(view, *cells, out[group])
         return out
 
     def to_numpy(self) -> FloatArray:
@@ -229,7 +254,7 @@ class BlockedData:
             if isinstance(view, BlockView):
                 out[self.grid.slices(block)] = view.block
             else:
-                out[self._callers(block, *_stored(view))] = view.values
+                out[self._callers(block, *stored_cells(view))] = view.values
         return out
 
     def observed_sparse(self) -> Any:
@@ -251,7 +276,7 @@ class BlockedData:
             view = self.view(*block)
             if isinstance(view, BlockView):
                 raise OptionError("these blocks are dense; use to_numpy(), NaN where missing")
-            rows, cols = self._callers(block, *_stored(view))
+            rows, cols = self._callers(block, *stored_cells(view))
             parts.append((rows.astype(index), cols.astype(index), view.values.copy()))
         rows, cols, found = (np.concatenate(part) for part in zip(*parts, strict=True))
         parts.clear()
@@ -276,7 +301,16 @@ class BlockedData:
             held = f", all {entries} observed"
         blocks = self.grid.blocks
         grid = f"{blocks} x {blocks} blocks{balance}"
-        return f"{rows} x {cols}{held}, {grid}, {self.dtype} {self.place}"
+        beside = "" if self.weighting is None else f", with {self.weighting} of cells"
+        return f"{rows} x {cols}{held}{beside}, {grid}, {self.dtype} {self.place}"
+
+    def refuse_weights(self, who: str) -> None:
+        """Raise OptionError if cells have weights, which ``who`` does not take."""
+        if self.weighting is not None:
+            raise OptionError(
+                f"{who} takes no {self.weighting} of cells, and these data have some; pass data "
+                "without, or use sample() or optimize()"
+            )
 
     def share(self) -> "DataHandle":
         """A small handle by which other processes read these data; see `open_shared`.
@@ -290,9 +324,11 @@ class BlockedData:
             If there is no room for it.
         """
         if self._handle is None:
-            self._handle, file = _shared(self.known, self._storage)
+            handle, file = _shared(self.known, self._storage)
             if file is not None:
                 self._unshare = weakref.finalize(self, file.remove)
+            weights = None if self.weights is None else self.weights.share()
+            self._handle = handle._replace(weights=weights)
         return self._handle
 
     def unshare(self) -> None:
@@ -300,11 +336,16 @@ class BlockedData:
         if self._unshare is not None:
             self._unshare()
             self._handle = self._unshare = None
+        if self.weights is not None:
+            self.weights.unshare()
+            self._handle = None
 
     def close(self) -> None:
         """Give back the scratch file or the cache; the blocks cannot be read afterwards."""
         self.unshare()
         self._finalizer()
+        if self.weights is not None:
+            self.weights.close()
 
     def __reduce__(self) -> Any:
         """Pickle the handle: another process opens it once, and reads the blocks it needs."""
@@ -323,10 +364,7 @@ class BlockedData:
         """Cells of a block as the caller numbers them."""
         row_part, col_part = self.grid.slices(block)
         rows, cols = rows + np.int64(row_part.start), cols + np.int64(col_part.start)
-        return (
-            rows if self.row_order is None else self.row_order[rows],
-            cols if self.col_order is None else self.col_order[cols],
-        )
+        return self.known.layout.callers(rows, cols)
 
     def _placed(self, index: ArrayLike, axis: int) -> Cells:
         """The bands in which the caller's rows (or columns) are, and their places there."""
@@ -357,7 +395,7 @@ class DataHandle(NamedTuple):
 
     ``token`` names these data and no others. ``kind`` is ``"file"`` (on this machine),
     ``"zarr"`` or ``"store"`` (by location). ``facts`` tells what is known of the data, or
-    where in the file that is.
+    where in the file that is. ``weights`` is the handle of the weights of cells.
     """
 
     token: str
@@ -365,10 +403,16 @@ class DataHandle(NamedTuple):
     location: str
     dtype: str
     facts: Known | Extent | None
+    weights: "DataHandle | None" = None
+
+    @property
+    def key(self) -> str:
+        """The token of the data with their weights."""
+        return self.token if self.weights is None else f"{self.token} {self.weights.token}"
 
 
 _opened: OrderedDict[str, BlockedData] = OrderedDict()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 blocks_budget: Callable[[], int | None] = partial(memory_budget, None)
 """Bytes for the decoded blocks of data that another process shared; executors set it on workers."""
@@ -387,14 +431,18 @@ def open_shared(handle: DataHandle, memory_limit: int | None = None) -> BlockedD
         zarr array, only a change of its shape is noticed).
     """
     with _lock:
-        data = _opened.get(handle.token)
+        data = _opened.get(handle.key)
         if data is None:
             reader = {"file": _mapped, "zarr": _from_zarr, "store": _from_store}[handle.kind]
-            limit = blocks_budget() if memory_limit is None else memory_limit
-            data = reader(handle, memory_budget(limit))
+            limit = memory_budget(blocks_budget() if memory_limit is None else memory_limit)
+            weights = None
+            if handle.weights is not None:
+                limit //= 2
+                weights = open_shared(handle.weights, limit)
+            data = reader(handle, limit, weights)
             data._handle = handle
-            _opened[handle.token] = data
-        _opened.move_to_end(handle.token)
+            _opened[handle.key] = data
+        _opened.move_to_end(handle.key)
         while len(_opened) > MOST_OPEN:
             _opened.popitem(last=False)  # closed when its last user lets go of it
         return data
@@ -405,10 +453,17 @@ def open_store(store: BlockStore, dtype: FloatType, budget: int) -> BlockedData:
     return BlockedData(store.known._replace(dtype=dtype), store.blocks(dtype, budget))
 
 
-def filled(storage: Storage, fill: Callable[[], Known]) -> BlockedData:
-    """Data whose storage ``fill`` fills; what it took is given back if that fails."""
+def filled(
+    storage: Storage,
+    fill: Callable[[], Known],
+    weights: Callable[[], BlockedData | None] = lambda: None,
+) -> BlockedData:
+    """Data whose storage ``fill`` fills; what it took is given back if that fails.
+
+    ``weights`` gives those of the cells once that is done.
+    """
     try:
-        return BlockedData(fill(), storage)
+        return BlockedData(fill(), storage, weights())
     except BaseException:
         storage.close()
         raise
@@ -443,7 +498,7 @@ def _token(location: str, fingerprint: str, dtype: str) -> str:
     return hashlib.blake2b(f"{location}\x00{fingerprint}\x00{dtype}".encode()).hexdigest()[:32]
 
 
-def _mapped(handle: DataHandle, budget: int) -> BlockedData:
+def _mapped(handle: DataHandle, budget: int, weights: BlockedData | None) -> BlockedData:
     assert isinstance(handle.facts, Extent)
     try:
         with contextlib.closing(ArrayFile(path=handle.location)) as file:
@@ -461,10 +516,10 @@ def _mapped(handle: DataHandle, budget: int) -> BlockedData:
             "lives; for workers elsewhere make a store that all of them can read, with daskfactor "
             "convert, and pass its location"
         ) from error
-    return BlockedData(known, storage)
+    return BlockedData(known, storage, weights)
 
 
-def _from_zarr(handle: DataHandle, budget: int) -> BlockedData:
+def _from_zarr(handle: DataHandle, budget: int, weights: BlockedData | None) -> BlockedData:
     known = handle.facts
     assert isinstance(known, Known)
     grid, dtype = known.grid, known.dtype
@@ -477,18 +532,23 @@ def _from_zarr(handle: DataHandle, budget: int) -> BlockedData:
             f"the array at {handle.location} is not the one that was shared: its shape is "
             f"{source.shape}, not {grid.shape}; leave it as it is while a run reads it"
         )
+    if known.source.rule is not None:
+        source = weighed(source, known.source.rule, dtype)
 
     def load(block: Block) -> BlockView:
         rows, cols = grid.slices(block)
         raw = read(source, (rows, cols))
         values = Decoder(dtype, Labels()).decode(raw, rows.start, cols.start)
+        if weights is not None and weights.minimum == 0:
+            values = without(values, weights.view(*block).block)  # type: ignore[union-attr]
         return BlockView(np.require(values, requirements=["C", "W"]), 0, 0, *values.shape)
 
     nbytes = grid.shape[0] * grid.shape[1] * dtype.itemsize
-    return BlockedData(known, Storage(grid, load=load, nbytes=nbytes, budget=budget))
+    return BlockedData(known, Storage(grid, load=load, nbytes=nbytes, budget=budget), weights)
 
 
-def _from_store(handle: DataHandle, budget: int) -> BlockedData:
+def _from_store(handle: DataHandle, budget: int, weights: BlockedData | None) -> BlockedData:
+    del weights  # blocks of a store are dealt out anew where cells have any
     try:
         store = BlockStore(handle.location)
     except StoreError as error:
@@ -508,12 +568,7 @@ def _unreachable(handle: DataHandle, error: StoreError) -> StoreError:
     )
 
 
-def _stored(view: SparseBlock) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Row and column inside the block of every stored entry."""
-    return np.repeat(np.arange(view.m), np.diff(view.indptr)), view.indices
-
-
-def _looked_up(
+def looked_up(
     view: SparseBlock, rows: NDArray[np.int64], cols: NDArray[np.int64], default: FloatArray
 ) -> FloatArray:
     """Stored values at cells of one block."""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.cells import StoredWeights
 from daskfactor.data.entries import canonical
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, OptionError
@@ -50,7 +51,7 @@ def hold_out(
         one, a scipy sparse matrix or array, or an AnnData object with one of these as its
         ``X``, ``train`` is of the same kind. Anything else is put together in memory, and
         ``train`` is a DataArray, dense or sparse, under the names of V; of `BlockedData` it is
-        on the same grid.
+        on the same grid, with the same weights of cells.
     share
         Share of the observed entries, between 0 and 1.
     unstored
@@ -100,8 +101,12 @@ def hold_out(
         V = as_blocks(V, unstored=unstored)  # refuses what the blocks contradict
         held = _from_blocks(V, share, keep_one, rng)
         balance = V.row_order is not None
-        train = as_blocks(held.train, V.grid, dtype=V.dtype, balance=balance, allow_empty=True)
-        return held._replace(train=train)
+        weights, own = None, V.weights
+        if own is not None and V.weighting is not None:
+            values = own.observed_sparse() if own.is_sparse else own.to_numpy()
+            weights = StoredWeights(V.weighting, values)
+        options: dict[str, Any] = {"balance": balance, "allow_empty": True, "weights": weights}
+        return held._replace(train=as_blocks(held.train, V.grid, dtype=V.dtype, **options))
     with as_blocks(V, dtype="float64", unstored=unstored, allow_empty=True) as data:
         return _from_blocks(data, share, keep_one, rng)
 

@@ -82,12 +82,14 @@ class SourceInfo:
     ``kind`` is ``"numpy"``, ``"dask"``, ``"zarr"``, ``"xarray"``, ``"pandas"``,
     ``"scipy"``, ``"sparse"``, ``"anndata"`` or ``"blocks"`` (a blocked sparse store);
     ``location`` is a path or URL that ``as_blocks`` accepts again, or None;
-    ``lazy`` tells that the input itself was not in memory.
+    ``lazy`` tells that the input itself was not in memory; ``rule`` how it becomes weights of
+    cells, if it does (see `daskfactor.data.loading.weighed`).
     """
 
     kind: str
     location: str | None = None
     lazy: bool = False
+    rule: str | None = None
 
 
 class Layout(NamedTuple):
@@ -102,11 +104,11 @@ class Layout(NamedTuple):
     row_order: NDArray[np.int64] | None = None
     col_order: NDArray[np.int64] | None = None
 
-    def callers(self, row: int, col: int) -> tuple[int, int]:
-        """The cell as the caller numbers it."""
+    def callers(self, row: Any, col: Any) -> tuple[Any, Any]:
+        """A cell, or many, as the caller numbers them."""
         return (
-            row if self.row_order is None else int(self.row_order[row]),
-            col if self.col_order is None else int(self.col_order[col]),
+            row if self.row_order is None else self.row_order[row],
+            col if self.col_order is None else self.col_order[col],
         )
 
 
@@ -180,6 +182,14 @@ def _label(dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:
     return f" ({coords[dim][index]!s})" if dim in coords else ""
 
 
+class Mass(NamedTuple):
+    """Sums of the weights of observed cells: of every block (B, B), row (I,) and column (J,)."""
+
+    blocks: NDArray[np.float64]
+    rows: NDArray[np.float64]
+    cols: NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Counts and moments of the observed entries of a matrix.
@@ -187,7 +197,9 @@ class Statistics:
     ``n_observed`` is (B, B), one count per block; ``row_observed`` (I,) and
     ``col_observed`` (J,) count per row and column; ``total`` is the sum of the
     observed values, ``minimum`` and ``maximum`` their extremes; ``n_stored`` is
-    (B, B), the entries that sparse blocks store, and None if blocks are dense.
+    (B, B), the entries that sparse blocks store, and None if blocks are dense; ``mass`` is
+    what their weights add up to, where cells have any, and ``kind`` what these are:
+    ``"uncertainty"`` (one over the variance) or ``"weights"`` (factors of log-likelihoods).
     """
 
     n_observed: NDArray[np.int64]
@@ -199,6 +211,8 @@ class Statistics:
     is_integer: bool
     fingerprint: str
     n_stored: NDArray[np.int64] | None = None
+    mass: Mass | None = None
+    kind: str | None = None
 
 
 class Known(NamedTuple):
@@ -212,14 +226,28 @@ class Known(NamedTuple):
     layout: Layout = DENSE
 
 
+class Weighing(NamedTuple):
+    """What the weights of cells are, and the error for an observed cell that has none."""
+
+    kind: str
+    refuse: Callable[[int, int], DataError]
+
+
 class StatisticsBuilder:
     """Collects the statistics block by block, in any order of blocks.
 
     NaN is a missing entry; entries that sparse blocks do
-    not store are observed zeros or missing, as the layout says.
+    not store are observed zeros or missing, as the layout says. Blocks have weights of
+    cells where ``weighing`` is given.
     """
 
-    def __init__(self, grid: Grid, labels: Labels, layout: Layout = DENSE) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        labels: Labels,
+        layout: Layout = DENSE,
+        weighing: Weighing | None = None,
+    ) -> None:
         square, (height, width) = (grid.blocks, grid.blocks), grid.shape
         self._grid = grid
         self._labels = labels
@@ -233,19 +261,22 @@ class StatisticsBuilder:
         self._cols = np.full(width, height if zeros else 0, np.int64)
         self._low, self._high = math.nan, math.nan
         self._is_integer = True
+        self._weighing = weighing
+        self._mass = Mass(np.zeros(square), np.zeros(height), np.zeros(width))
 
     def scan(self, block: Block, view: AnyBlock) -> None:
         """Add one block."""
         if isinstance(view, SparseBlock):
             self._scan_sparse(block, view)
         else:
-            self._scan_dense(block, view.block)
+            self._scan_dense(block, view.block, view.weights)
 
     def finish(self, source: SourceInfo, dtype: FloatType, allow_empty: bool = False) -> Known:
         """What is known of the whole matrix, once every block has been scanned."""
         rows = unpermuted(self._rows, self._layout.row_order)
         cols = unpermuted(self._cols, self._layout.col_order)
-        refuse_unobserved(self._observed, rows, cols, self._labels, allow_empty)
+        if source.rule is None:  # what has no weight is told of with the data
+            refuse_unobserved(self._observed, rows, cols, self._labels, allow_empty)
         statistics = Statistics(
             n_observed=self._observed,
             row_observed=self._rows,
@@ -256,10 +287,12 @@ class StatisticsBuilder:
             is_integer=self._is_integer,
             fingerprint=self._fingerprint(),
             n_stored=self._stored if self._layout.unstored else None,
+            mass=self._mass if self._weighing else None,
+            kind=self._weighing.kind if self._weighing else None,
         )
         return Known(self._grid, self._labels, statistics, source, dtype, self._layout)
 
-    def _scan_dense(self, block: Block, values: FloatArray) -> None:
+    def _scan_dense(self, block: Block, values: FloatArray, weights: FloatArray | None) -> None:
         width = values.shape[1]
         height = max(1, TILE_ENTRIES // width)
         rows, cols = self._grid.slices(block)
@@ -276,6 +309,11 @@ class StatisticsBuilder:
             self._extend(tile, dense_cells(first, cols.start, width))
             self._rows[first : first + tile.shape[0]] += observed.sum(1)
             self._cols[cols] += observed.sum(0)
+            if weights is not None:
+                q = np.where(observed, weights[start : start + height], 0).astype(np.float64)
+                self._weigh(block, dense_cells(first, cols.start, width), q)
+                self._mass.rows[first : first + tile.shape[0]] += q.sum(1)
+                self._mass.cols[cols] += q.sum(0)
             if not everything:
                 tile[~observed] = 0
             self._is_integer = self._is_integer and bool((tile == np.rint(tile)).all())
@@ -294,6 +332,8 @@ class StatisticsBuilder:
         lengths = np.diff(view.indptr).astype(np.int64)
         self._checksums[block] = crc32(lengths, view.indices, values)
         self._count(block, view, held_out if missing else None)
+        if view.weights is not None:
+            self._weigh_sparse(block, view)
         if self._zeros and stored < view.m * view.n:
             self._low, self._high = float(np.fmin(self._low, 0)), float(np.fmax(self._high, 0))
         if missing == stored:
@@ -302,6 +342,26 @@ class StatisticsBuilder:
         known = values[~held_out] if missing else values
         self._totals[block] = known.sum(dtype=np.float64)
         self._is_integer = self._is_integer and bool((known == np.rint(known)).all())
+
+    def _weigh(self, block: Block, locate: Locate, weights: FloatArray) -> None:
+        """Add weights of observed cells to those of their block; refuse NaN."""
+        total = float(weights.sum())
+        if math.isnan(total) and self._weighing is not None:
+            raise self._weighing.refuse(*locate(int(np.argmax(np.isnan(weights)))))
+        self._mass.blocks[block] += total
+
+    def _weigh_sparse(self, block: Block, view: SparseBlock) -> None:
+        """Add up the weights of a block; those of zeros that it does not store are 1."""
+        assert view.weights is not None
+        rows, cols = self._grid.slices(block)
+        seen, zeros = ~np.isnan(view.values), int(self._zeros)
+        q = np.where(seen, view.weights, 0).astype(np.float64)
+        self._weigh(block, partial(cell_of, self._grid, self._layout, block, view), q)
+        q -= zeros
+        self._mass.blocks[block] += zeros * (view.m * view.n - q.size)
+        index = np.repeat(np.arange(view.m), np.diff(view.indptr))
+        self._mass.rows[rows] += zeros * view.n + np.bincount(index, q, view.m)
+        self._mass.cols[cols] += zeros * view.m + np.bincount(view.indices, q, view.n)
 
     def _count(self, block: Block, view: SparseBlock, held_out: NDArray[np.bool_] | None) -> None:
         rows, cols = self._grid.slices(block)
@@ -383,6 +443,11 @@ def cell_of(grid: Grid, layout: Layout, block: Block, view: Any, position: int) 
     row = int(np.searchsorted(view.indptr, position, side="right")) - 1
     rows, cols = grid.slices(block)
     return layout.callers(rows.start + row, cols.start + int(view.indices[position]))
+
+
+def stored_cells(view: SparseBlock) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Row and column inside the block of every stored entry."""
+    return np.repeat(np.arange(view.m), np.diff(view.indptr)), view.indices
 
 
 def crc32(*arrays: NDArray[Any]) -> int:

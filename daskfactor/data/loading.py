@@ -4,10 +4,11 @@ Neighbouring chunks are read together up to a budget, and every chunk once. Its 
 their blocks at once, so that what waits is never more than one region, whatever the chunks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,12 @@ from daskfactor.checks import warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.known import (
+    DENSE,
     Known,
     Labels,
     Locate,
     StatisticsBuilder,
+    Weighing,
     check_dtype,
     check_shape,
     dense_cells,
@@ -32,6 +35,8 @@ Region = tuple[slice, slice]
 
 MOST_READ = 2**24
 LEAST_READ = 2**20
+UNCERTAINTY, WEIGHTS = "uncertainty", "weights"
+"""What weights of cells are made from: standard deviations, or the weights themselves."""
 LAZY_COPIES = 4
 """A chunk that is being decoded exists compressed, decompressed and in the region asked for."""
 
@@ -119,6 +124,57 @@ class Decoder:
         self._vanished += int(np.count_nonzero((out == 0) & (given != 0)))
 
 
+def weights_of(given: Any, rule: str, dtype: FloatType) -> FloatArray:
+    """Weights from standard deviations, 1 / sigma**2, or as they are; by ``rule``.
+
+    NaN where there is none: for what is masked, NaN, negative, a standard deviation of zero,
+    an infinite weight, and what ``dtype`` cannot hold.
+    """
+    values = np.ma.filled(np.ma.asarray(given, np.float64), np.nan)
+    limits = np.finfo(dtype)
+    with np.errstate(all="ignore"):
+        found = np.where(values > 0, values, np.nan) ** -2 if rule == UNCERTAINTY else values
+        real = (found >= limits.tiny) & (found <= limits.max)
+        zero = values == np.inf if rule == UNCERTAINTY else values == 0
+        return np.where(zero, 0, np.where(real, found, np.nan)).astype(dtype)
+
+
+def weighed(source: Source, rule: str, dtype: FloatType) -> Source:
+    """A source whose entries become weights of cells."""
+    read, pieces, matrix = source.read, source.pieces, source.matrix
+
+    def whole(add: bool) -> Any:
+        assert matrix is not None
+        found = matrix(add)
+        parts = weights_of(found.data, rule, dtype), found.indices, found.indptr
+        return type(found)(parts, shape=found.shape)
+
+    def part(piece: Any) -> Any:
+        return piece._replace(values=weights_of(piece.values, rule, dtype))
+
+    changes: dict[str, Any] = {"info": replace(source.info, rule=rule), "dtype": dtype}
+    if read is not None:
+        changes["read"] = lambda rows, cols: weights_of(read(rows, cols), rule, dtype)
+    if pieces is not None:  # their values are always read
+        changes["pieces"] = lambda values, add: map(part, pieces(True, add))
+    if matrix is not None:
+        changes["matrix"] = whole
+    return replace(source, array=None, **changes)
+
+
+def without(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """A copy of the values that is NaN where the weight is zero."""
+    return np.where(weights == 0, values.dtype.type(np.nan), values)
+
+
+class Beside(NamedTuple):
+    """Weights of the cells of a dense matrix: of a block, and whether any is zero."""
+
+    weighing: Weighing
+    block: Callable[[int, int], FloatArray]
+    vanish: bool
+
+
 def load(
     source: Source,
     grid: Grid,
@@ -126,9 +182,12 @@ def load(
     storage: Storage,
     budget: int,
     allow_empty: bool = False,
+    beside: Beside | None = None,
 ) -> Known:
     """Fill ``storage`` from ``source``, reading at most about ``budget`` bytes at a time."""
-    decoder, builder = Decoder(dtype, source.labels), StatisticsBuilder(grid, source.labels)
+    weighing = None if beside is None else beside.weighing
+    decoder = Decoder(dtype, source.labels)
+    builder = StatisticsBuilder(grid, source.labels, DENSE, weighing)
     if source.array is not None and zero_copy(source.array, dtype):
         storage.windows(source.array)
     else:
@@ -136,9 +195,13 @@ def load(
             rows, cols = region
             values = decoder.decode(read(source, region), rows.start, cols.start)
             for block, inside, outside in _cuts(grid, region):
-                storage.write(block, inside, values[outside])
+                piece = values[outside]
+                if beside is not None and beside.vanish:
+                    piece = without(piece, beside.block(*block)[inside])
+                storage.write(block, inside, piece)
     for block in grid.all_blocks():
-        builder.scan(block, storage.view(*block))
+        view = storage.view(*block)
+        builder.scan(block, view if beside is None else view._replace(weights=beside.block(*block)))
     storage.forget()  # other threads read the blocks from here on
     known = builder.finish(source.info, dtype, allow_empty)
     decoder.warn()

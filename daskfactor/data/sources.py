@@ -1,6 +1,7 @@
 """`as_blocks`: any kind of matrix becomes `BlockedData`; and what that takes, from metadata."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike, fspath
 from typing import Any, cast
 
@@ -10,10 +11,11 @@ from numpy.typing import DTypeLike, NDArray
 from daskfactor.checks import warn
 from daskfactor.data.adapters import Source, from_blocks, open_source
 from daskfactor.data.blocks import BlockedData, filled, open_store
+from daskfactor.data.cells import Asked, Pairing, asked
 from daskfactor.data.entries import PIECE
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.known import TILE_ENTRIES, refuse_unobserved, unpermuted
-from daskfactor.data.loading import load, read_budget, working_bytes
+from daskfactor.data.loading import Beside, load, read_budget, weighed, working_bytes
 from daskfactor.data.sparse import (
     BLOCK_BYTES,
     LoadOptions,
@@ -57,6 +59,8 @@ def as_blocks(
     workers: int | None = None,
     balance: bool = False,
     allow_empty: bool = False,
+    uncertainty: Any = None,
+    weights: Any = None,
 ) -> BlockedData:
     """Put a matrix on a B x B grid of decoded blocks and check it on the way.
 
@@ -109,6 +113,17 @@ def as_blocks(
     allow_empty : bool
         Accept rows and columns without any observed entry; nothing but the prior
         says something about their factors.
+    uncertainty : array_like, optional
+        Standard deviation of every cell, sigma_ij > 0, in the unit of V; infinite makes a cell
+        missing, and where V is missing anything will do. Of a dense V anything that V
+        can be, of its shape; an xarray.DataArray with one or both of its dimensions; a pair of
+        vectors (rows, columns) whose product sigma is; or one number. Of a sparse V, with
+        ``unstored="missing"``, a sparse matrix that stores the same entries, the path of a
+        blocked store of one, or an array in memory or a pair of vectors. For models with
+        a normal law, whose dispersion then is 1 unless it is given.
+    weights : array_like, optional
+        Factor of every cell's log-likelihood, w_ij >= 0, in the same forms; 0 makes a cell
+        missing, 2 counts it twice. Zeros that a sparse V does not store have weight 1.
 
     Returns
     -------
@@ -132,12 +147,12 @@ def as_blocks(
     array that is used where it is must not be changed afterwards. A dask array
     must say itself that its chunks are sparse (its ``meta``).
     """
-    kind = checked_options(dtype, unstored, workers)
+    kind, cells = checked_options(dtype, unstored, workers), asked(uncertainty, weights)
     if isinstance(V, BlockedData):
-        return _agreeing(V, blocks, unstored, balance)
-    limit = memory_budget(memory_limit)
+        return _agreeing(V, blocks, unstored, balance, cells)
+    limit = memory_budget(memory_limit) // (1 if cells is None else 2)
     store = _store_at(V)
-    if store is not None and _serves(store, blocks, unstored, balance):
+    if store is not None and cells is None and _serves(store, blocks, unstored, balance):
         return _stored(store, kind, limit, allow_empty)
     source = open_source(V) if store is None else from_blocks(store.known, store.read)
     if not source.is_sparse:
@@ -147,7 +162,10 @@ def as_blocks(
                 "zeros are observed; mark missing entries with NaN or a mask, or pass a sparse "
                 "matrix"
             )
-        return _dense(source, blocks, kind, limit, workers, allow_empty)
+        grid = choose_grid(source.shape, source.chunks, blocks, workers)  # type: ignore[arg-type]
+        if cells is None:
+            return _dense(source, grid, kind, limit, allow_empty)
+        return _weighed(source, grid, kind, limit, allow_empty, cells)
     if source.unstored == "missing" and unstored == "zero":
         raise OptionError(
             'unstored="zero", but the input says that entries it does not store are missing '
@@ -156,7 +174,9 @@ def as_blocks(
         )
     zeros = meaning_of_unstored(source, unstored) == "zero"
     options = LoadOptions(blocks, kind, zeros, limit, workers, balance, allow_empty)
-    return sparse_data(source, options)
+    if cells is None:
+        return sparse_data(source, options)
+    return sparse_data(source, options, partial(Pairing, cells, source, options))
 
 
 def checked_options(
@@ -376,17 +396,38 @@ def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) 
 
 def _dense(
     source: Source,
-    blocks: int | Grid | None,
+    grid: Grid,
     kind: FloatType,
     limit: int,
-    workers: int | None,
     allow_empty: bool,
+    beside: Beside | None = None,
+    weights: BlockedData | None = None,
 ) -> BlockedData:
-    assert source.shape is not None
-    grid = choose_grid(source.shape, source.chunks, blocks, workers)
-    storage = _storage(source, grid, kind, limit)
-    budget = read_budget(limit)
-    return filled(storage, lambda: load(source, grid, kind, storage, budget, allow_empty))
+    storage, budget = _storage(source, grid, kind, limit), read_budget(limit)
+    rest = storage, budget, allow_empty, beside
+    return filled(storage, lambda: load(source, grid, kind, *rest), lambda: weights)
+
+
+def _weighed(
+    source: Source, grid: Grid, kind: FloatType, limit: int, allow_empty: bool, cells: Asked
+) -> BlockedData:
+    """A dense matrix with weights of its cells, which are read first."""
+    given = cells.opened(source)
+    if given.is_sparse or given.read is None:
+        raise OptionError(
+            f"{cells.kind} of a dense matrix must be dense, too, because every cell has one, got "
+            f"{type(cells.given).__name__}"
+        )
+    read = given.read
+    weights = _dense(weighed(given, cells.rule, kind), grid, kind, limit, allow_empty=True)
+    weighing = cells.refuse(
+        source, kind, lambda row, col: read(slice(row, row + 1), slice(col, col + 1))
+    )
+    vanish = weights.minimum == 0
+    beside = Beside(weighing, lambda *block: weights.view(*block).block, vanish)  # type: ignore[union-attr]
+    # Cells that are to be missing are marked in a copy.
+    source = replace(source, array=None) if vanish else source
+    return _dense(source, grid, kind, limit, allow_empty, beside, weights)
 
 
 def _serves(
@@ -407,8 +448,17 @@ def _store_at(V: Any) -> BlockStore | None:
 
 
 def _agreeing(
-    data: BlockedData, blocks: int | Grid | None, unstored: str | None, balance: bool
+    data: BlockedData,
+    blocks: int | Grid | None,
+    unstored: str | None,
+    balance: bool,
+    cells: Asked | None,
 ) -> BlockedData:
+    if cells is not None:
+        raise OptionError(
+            f"{cells.kind} cannot be added to blocks; pass it to as_blocks with the matrix that "
+            f"these were made from: as_blocks(V, {cells.kind}=...)"
+        )
     if blocks is not None and blocks not in (data.grid, data.grid.blocks):
         raise OptionError(
             f"blocks is {blocks!r}, but these data are on a grid of {data.grid.blocks} x "

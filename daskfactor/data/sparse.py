@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, filled
 from daskfactor.data.entries import Axis, KeysAreText, Piece, doubled, summable
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid, inverse
-from daskfactor.data.known import Known, Layout, StatisticsBuilder, cell_of
+from daskfactor.data.known import Known, Layout, StatisticsBuilder, Weighing, cell_of
 from daskfactor.data.loading import Decoder, reading_errors
 from daskfactor.data.storage import ArrayFile, FloatType, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
@@ -40,7 +40,8 @@ class LoadOptions:
     """What the caller asked for; ``limit`` is in bytes.
 
     ``exact`` counts only entries that say something when a grid or an order is chosen, so that
-    these do not depend on how a matrix is written down; the values are read for that.
+    these do not depend on how a matrix is written down; the values are read for that. ``layout``
+    is one that the blocks must have.
     """
 
     blocks: int | Grid | None
@@ -51,6 +52,7 @@ class LoadOptions:
     balance: bool = False
     allow_empty: bool = False
     exact: bool = True
+    layout: Layout | None = None
 
     @property
     def unstored(self) -> str:
@@ -70,13 +72,33 @@ def meaning_of_unstored(source: Source, unstored: str | None) -> str:
     return "zero"
 
 
-def sparse_data(source: Source, options: LoadOptions) -> BlockedData:
+class Beside(Protocol):
+    """Weights of the cells of a sparse matrix, asked for with its blocks as these are made."""
+
+    weighing: Weighing
+
+    def take(self, block: Block, view: SparseBlock) -> SparseBlock:
+        """The block with its weights; what has weight 0 is missing."""
+
+    def finish(self) -> BlockedData:
+        """The weights of all blocks."""
+
+
+Pair = Callable[[Grid, Layout], Beside | None]
+"""Opens the weights of cells, if they have any, once grid and order are known."""
+
+
+def sparse_data(
+    source: Source, options: LoadOptions, pair: Pair = lambda grid, layout: None
+) -> BlockedData:
     """Read a sparse source once and keep its blocks."""
     if source.matrix is not None:
-        return _cut(source, source.matrix(options.zeros), options)
+        return _cut(source, source.matrix(options.zeros), options, pair)
     with Task(source, options) as task:
         storage = _storage(task.grid, options, int(task.counts.sum()))
-        return filled(storage, lambda: task.assemble(storage.put))
+        beside = pair(task.grid, task.layout)
+        weights = beside.finish if beside else lambda: None
+        return filled(storage, lambda: task.assemble(storage.put, beside), weights)
 
 
 def sparse_bytes(grid: Grid, entries: int, dtype: FloatType) -> int:
@@ -124,10 +146,10 @@ def compress(entries: NDArray[Any], shape: tuple[int, int], zeros: bool) -> tupl
         else:
             values = values[np.append(first[1:], True)]
         indptr, cols = _kept(first, indptr), cols[first]
-    return _block(indptr, cols, values, shape, zeros), doubles
+    return block_of(indptr, cols, values, shape, zeros), doubles
 
 
-def _block(
+def block_of(
     indptr: NDArray[Any], cols: NDArray[Any], values: Any, shape: tuple[int, int], zeros: bool
 ) -> SparseBlock:
     """Ordered compressed rows as a block; what says nothing new is left out."""
@@ -148,7 +170,7 @@ def _kept(keep: NDArray[np.bool_], indptr: NDArray[Any]) -> NDArray[np.int64]:
     return found
 
 
-def _cut(source: Source, matrix: Any, options: LoadOptions) -> BlockedData:
+def _cut(source: Source, matrix: Any, options: LoadOptions, pair: Pair) -> BlockedData:
     """Cut compressed rows that are in memory into blocks, one band of rows after another."""
     kind = sparse.csr_array if matrix.format == "csr" else sparse.csc_array
     # Half precision and foreign byte order are nothing that scipy can cut.
@@ -161,23 +183,25 @@ def _cut(source: Source, matrix: Any, options: LoadOptions) -> BlockedData:
         counts.append(np.bincount(csr.indices[keep], minlength=csr.shape[1]))
     del keep
     grid, layout = _layout(csr.shape, source, options, entries, counts)
-    storage = _storage(grid, options, entries)
+    storage, beside = _storage(grid, options, entries), pair(grid, layout)
 
     def fill() -> Known:
         decoder = Decoder(options.dtype, source.labels)
-        builder = StatisticsBuilder(grid, source.labels, layout)
+        weighing = beside.weighing if beside else None
+        builder = StatisticsBuilder(grid, source.labels, layout, weighing)
         for block, cut in _cuts(csr, grid, layout):
             locate = partial(cell_of, grid, layout, block, cut)
             values = decoder.convert(cut.data, locate)
             shape = grid.block_shape(block)
-            view = _block(cut.indptr, cut.indices, values, shape, options.zeros)
+            view = block_of(cut.indptr, cut.indices, values, shape, options.zeros)
+            view = beside.take(block, view) if beside else view
             builder.scan(block, view)
             storage.put(block, view)
         known = builder.finish(source.info, options.dtype, options.allow_empty)
         decoder.warn()
         return known
 
-    return filled(storage, fill)
+    return filled(storage, fill, beside.finish if beside else lambda: None)
 
 
 def _cuts(csr: Any, grid: Grid, layout: Layout) -> Iterator[tuple[Block, Any]]:
@@ -213,6 +237,8 @@ def _layout(
     counts: list[NDArray[np.int64]],
 ) -> tuple[Grid, Layout]:
     """Choose the grid and, for a balanced one, the order of rows and columns."""
+    if options.layout is not None and isinstance(options.blocks, Grid):
+        return options.blocks, options.layout
     # Bands of rows from all over the matrix have no edges in common with its chunks.
     chunks = source.chunks if options.exact and not options.balance else None
     grid = choose_grid(shape, chunks, options.blocks, options.workers, entries)
@@ -333,13 +359,17 @@ class Task:
         shares = [view.values.size / size(block) for block, (view, _) in self._ready.items()]
         return float(min(shares)), float(max(shares))
 
-    def assemble(self, put: Callable[[Block, SparseBlock], None]) -> Known:
+    def assemble(
+        self, put: Callable[[Block, SparseBlock], None], beside: Beside | None = None
+    ) -> Known:
         """Put every block together and hand it over to ``put``, which several threads call."""
-        builder, lock = StatisticsBuilder(self.grid, self.labels, self.layout), threading.Lock()
+        weighing, lock = beside.weighing if beside else None, threading.Lock()
+        builder = StatisticsBuilder(self.grid, self.labels, self.layout, weighing)
 
         def finish(block: Block) -> int:
             ready = block in self._ready
             view, doubles = self._ready.pop(block) if ready else self._compressed(block)
+            view = beside.take(block, view) if beside else view
             with lock:
                 builder.scan(block, view)
                 self.doubles += doubles

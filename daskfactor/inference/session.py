@@ -244,6 +244,7 @@ def _source_again(run: RunStore, source: dict[str, Any]) -> Any:
 
 def check_data(model: Any, data: BlockedData) -> None:
     """Refuse values that the law cannot have produced, and what precision or memory cannot hold."""
+    data.refuse_weights(type(model).__name__)
     model.check_values(data.minimum, data.maximum)
     model.check_shape(data.shape)
     if data.unstored == "zero" and model.likelihood.zeros is None:

@@ -37,7 +37,7 @@ TILE_BYTES = 4 * 1024 * 1024
 class BlockView(NamedTuple):
     """A block inside a C-contiguous array: ``array[row0:row0 + m, col0:col0 + n]``.
 
-    NaN marks a missing entry.
+    NaN marks a missing entry. ``weights`` are those of the cells, (m, n), if they have any.
     """
 
     array: Array
@@ -45,6 +45,7 @@ class BlockView(NamedTuple):
     col0: int
     m: int
     n: int
+    weights: Array | None = None
 
     @property
     def block(self) -> Array:
@@ -74,6 +75,8 @@ class SparseBlock(NamedTuple):
         Rows and columns of the block.
     zeros
         True: an entry that is not stored is an observed zero. False: it is missing.
+    weights
+        (nnz,) of the cells that are stored, if they have any; others have weight 1.
     """
 
     indptr: NDArray[np.integer[Any]]
@@ -82,6 +85,7 @@ class SparseBlock(NamedTuple):
     m: int
     n: int
     zeros: bool
+    weights: Array | None = None
 
     @property
     def arguments(self) -> tuple[Array, Array, Array]:

@@ -1,0 +1,266 @@
+"""Weights of cells: the same weights whatever form they come in, wherever the blocks are."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import xarray as xr
+import zarr
+
+from daskfactor.data.blocks import BlockedData, open_shared
+from daskfactor.data.cells import StoredWeights
+from daskfactor.data.convert import convert
+from daskfactor.data.holdout import hold_out
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import DataError, OptionError
+
+RNG = np.random.default_rng(11)
+SHAPE = (23, 17)
+V = RNG.gamma(2.0, 3.0, SHAPE)
+V[RNG.random(SHAPE) < 0.2] = np.nan
+SEEN = ~np.isnan(V)
+BY_ROW, BY_COL = RNG.uniform(0.1, 3.0, SHAPE[0]), RNG.uniform(0.5, 2.0, SHAPE[1])
+SIGMA = np.outer(BY_ROW, BY_COL)
+Q = (SIGMA**-2.0).astype("float32")
+LABELS = {"day": np.arange(SHAPE[0]) * 3, "species": [f"s{j}" for j in range(SHAPE[1])]}
+
+
+def labelled(values: np.ndarray) -> xr.DataArray:
+    return xr.DataArray(values, LABELS, ["day", "species"])
+
+
+def stored(values: np.ndarray) -> sp.csr_array:
+    """Values of the observed cells of V."""
+    rows, cols = np.nonzero(SEEN)
+    return sp.csr_array((values[rows, cols], (rows, cols)), shape=SHAPE)
+
+
+def dense_of(data: BlockedData) -> np.ndarray:
+    """Weights of the observed cells, by all ways there are to look at them."""
+    assert data.weights is not None
+    weights = data.weights.to_numpy()
+    for block in data.grid.all_blocks():
+        view = data.view(*block)
+        own = data.weights.view(*block)
+        beside = view.weights
+        assert beside is not None
+        assert beside.flags.c_contiguous
+        np.testing.assert_array_equal(beside, own.block if own[0].ndim == 2 else own.values)
+        if not data.is_sparse:
+            np.testing.assert_array_equal(weights[data.grid.slices(block)], beside)
+    return np.where(np.isnan(data.to_numpy()), np.nan, weights)
+
+
+WANTED = np.where(SEEN, Q, np.nan)
+
+
+def forms(tmp_path: Path) -> dict[str, tuple[Any, Any]]:
+    zarr.create_array(str(tmp_path / "sigma"), data=SIGMA, chunks=(7, 5))
+    ones = xr.DataArray(np.ones(SHAPE[0]), dims="day")
+    return {
+        "numpy": (V, SIGMA),
+        "masked": (np.ma.masked_invalid(V), np.ma.masked_array(SIGMA, ~SEEN)),
+        "pair": (V, (BY_ROW, BY_COL)),
+        "frame": (pd.DataFrame(V), pd.DataFrame(SIGMA)),
+        "dask": (da.from_array(V, chunks=(5, 9)), da.from_array(SIGMA, chunks=(11, 4))),
+        "zarr": (V, zarr.open_array(str(tmp_path / "sigma"))),
+        "path": (V, str(tmp_path / "sigma")),
+        "turned": (labelled(V), labelled(SIGMA).T),
+        "lazily turned": (labelled(V), labelled(SIGMA).chunk(day=6).transpose()),
+        "one dimension": (labelled(V / BY_ROW[:, None]), xr.DataArray(BY_COL, dims="species")),
+        "one row": (V / BY_ROW[:, None], BY_COL[None]),
+        "two of one": (labelled(V / BY_ROW[:, None]), ones * xr.DataArray(BY_COL, dims="species")),
+        "sparse": (stored(V), stored(SIGMA)),
+        "sparse columns": (stored(V).tocsc(), stored(SIGMA).tocoo()),
+        "sparse and pair": (stored(V), (BY_ROW, BY_COL)),
+        "sparse and array": (stored(V), SIGMA),
+    }  # fmt: skip
+
+
+FORMS = ["numpy", "masked", "pair", "frame", "dask", "zarr", "path", "turned", "lazily turned",
+    "one dimension", "one row", "two of one", "sparse", "sparse columns", "sparse and pair",
+    "sparse and array"]  # fmt: skip
+
+
+@pytest.mark.parametrize("memory_limit", [None, 0])
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_gives_the_weights(name: str, memory_limit: int | None, tmp_path: Path) -> None:
+    values, sigma = forms(tmp_path)[name]
+    options: dict[str, Any] = {"memory_limit": memory_limit, "uncertainty": sigma}
+    if "sparse" in name:
+        options["unstored"] = "missing"
+    with as_blocks(values, 3, **options) as data:
+        wanted = WANTED
+        if "one" in name:  # only one of the two vectors
+            wanted = np.where(SEEN, (BY_COL**-2.0).astype("float32"), np.nan)
+        np.testing.assert_allclose(dense_of(data), wanted, rtol=3e-7)
+        assert data.weighting == "uncertainty"
+        assert data.in_memory == (memory_limit is None)
+        sums = np.nan_to_num(wanted.astype(float))
+        order = slice(None) if data.row_order is None else data.row_order
+        np.testing.assert_allclose(data.mass.rows, sums.sum(1)[order], rtol=1e-6)
+        np.testing.assert_allclose(data.mass.cols, sums.sum(0), rtol=1e-6)
+        np.testing.assert_allclose(data.total_mass, sums.sum(), rtol=1e-6)
+        for block in data.grid.all_blocks():
+            own = sums[data.grid.slices(block)].sum()
+            np.testing.assert_allclose(data.mass.blocks[block], own, rtol=1e-6)
+        assert data.mean == pytest.approx(np.nanmean(np.asarray(data.to_numpy(), float)), rel=1e-6)
+
+
+def sparse_with_gaps(sigma: np.ndarray) -> tuple[sp.csr_array, sp.csr_array]:
+    return stored(V), stored(sigma)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_an_infinite_uncertainty_is_a_missing_cell(dense: bool) -> None:
+    rows, cols = np.nonzero(SEEN)
+    sigma, without = SIGMA.copy(), V.copy()
+    sigma[rows[::5], cols[::5]] = np.inf
+    without[rows[::5], cols[::5]] = np.nan
+    before = V.astype("float32")
+    kept = before.copy()
+    if dense:
+        data = as_blocks(before, 3, uncertainty=sigma)
+        other = as_blocks(without.astype("float32"), 3, uncertainty=SIGMA)
+    else:
+        data = as_blocks(stored(before), 3, unstored="missing", uncertainty=stored(sigma))
+        gone = sp.csr_array(stored(without))
+        other = as_blocks(gone, 3, unstored="missing", uncertainty=stored(SIGMA))
+    np.testing.assert_array_equal(before, kept)  # the caller's own array is left alone
+    assert data.known.statistics.fingerprint == other.known.statistics.fingerprint
+    assert data.total_observed == SEEN.sum() - len(rows[::5])
+    np.testing.assert_array_equal(dense_of(data), dense_of(other))
+    np.testing.assert_array_equal(data.missing_cells(), other.missing_cells())
+    np.testing.assert_allclose(data.mass.rows, other.mass.rows)
+
+
+def test_an_array_is_used_where_it_is_if_no_cell_vanishes() -> None:
+    values = V.astype("float32")
+    data = as_blocks(values, 2, uncertainty=SIGMA)
+    assert np.shares_memory(data.view(0, 0).block, values)
+
+
+def test_anything_will_do_where_nothing_is_observed() -> None:
+    sigma = np.where(SEEN, SIGMA, np.resize([np.nan, 0, -999, np.inf], SHAPE))
+    np.testing.assert_array_equal(dense_of(as_blocks(V, 3, uncertainty=sigma)), WANTED)
+
+
+@pytest.mark.parametrize("bad", [np.nan, 0.0, -1.0, 1e-30])
+@pytest.mark.parametrize("dense", [True, False])
+def test_an_observed_cell_needs_an_uncertainty(bad: float, dense: bool) -> None:
+    row, col = (int(at[7]) for at in np.nonzero(SEEN))
+    sigma = SIGMA.copy()
+    sigma[row, col] = bad
+    name = rf"uncertainty at row {row}, column {col} is {bad:g}" if dense else rf"row {row}, "
+    values, given = (V, sigma) if dense else (stored(V), stored(sigma))
+    options: dict[str, Any] = {} if dense else {"unstored": "missing", "balance": True}
+    with pytest.raises(DataError, match=name):
+        as_blocks(values, 3, uncertainty=given, **options)
+
+
+def test_weights_are_taken_as_they_are() -> None:
+    weights = RNG.integers(0, 3, SHAPE)
+    data = as_blocks(V, 3, weights=weights)
+    assert data.weighting == "weights"
+    np.testing.assert_array_equal(dense_of(data), np.where(SEEN & (weights > 0), weights, np.nan))
+    with pytest.raises(DataError, match=r"weight at row 0.* is -1, where V is observed"):
+        as_blocks(V, 3, weights=-np.ones(SHAPE, int))
+    again = as_blocks(V, 3, weights=StoredWeights("uncertainty", Q))
+    assert again.fingerprint == as_blocks(V, 3, uncertainty=SIGMA).fingerprint
+
+
+def test_zeros_that_are_not_stored_have_weight_one() -> None:
+    counts = sp.random_array(SHAPE, density=0.3, rng=RNG).tocsr()
+    weights = counts.copy()
+    weights.data[:] = RNG.uniform(0.5, 2, counts.nnz)
+    data = as_blocks(counts, 3, unstored="zero", balance=True, weights=weights)
+    whole = np.where(counts.toarray() != 0, weights.toarray(), 1)
+    np.testing.assert_allclose(data.mass.rows, whole.sum(1)[data.row_order], rtol=1e-6)
+    np.testing.assert_allclose(data.mass.cols, whole.sum(0)[data.col_order], rtol=1e-6)
+    np.testing.assert_allclose(data.mass.blocks.sum(), whole.sum(), rtol=1e-6)
+    with pytest.raises(OptionError, match=r"these would have none"):
+        as_blocks(counts, 3, unstored="zero", uncertainty=weights)
+
+
+def test_blocks_of_a_store_with_those_of_another(tmp_path: Path) -> None:
+    for name, values in (("v", V), ("sigma", SIGMA)):
+        matrix, place = stored(values), tmp_path / name
+        convert(matrix, place, unstored="missing", blocks=3, balance=True, progressbar=False)
+    sigma = str(tmp_path / "sigma")
+    for options in ({}, {"balance": True, "memory_limit": 0}, {"blocks": 2}):
+        data = as_blocks(str(tmp_path / "v"), uncertainty=sigma, **options)
+        assert (data.row_order is not None) == ("balance" in options)
+        np.testing.assert_allclose(dense_of(data), WANTED, rtol=3e-7)
+
+
+@pytest.mark.parametrize("memory_limit", [None, 0])
+@pytest.mark.parametrize("name", ["numpy", "zarr", "sparse", "pair"])
+def test_other_processes_read_the_same_weights(
+    name: str, memory_limit: int | None, tmp_path: Path
+) -> None:
+    values, sigma = forms(tmp_path)[name]
+    if name == "zarr":
+        sigma = np.where(SEEN & (RNG.random(SHAPE) < 0.2), np.inf, SIGMA)
+        for key, array in (("v", V), ("inf", sigma)):
+            zarr.create_array(str(tmp_path / key), data=array, chunks=(7, 5))
+        values, sigma = str(tmp_path / "v"), str(tmp_path / "inf")
+    unstored = "missing" if name == "sparse" else None
+    data = as_blocks(values, 3, uncertainty=sigma, unstored=unstored, memory_limit=memory_limit)
+    sent = pickle.loads(pickle.dumps(data.share()))
+    assert sent.kind == sent.weights.kind == ("zarr" if name == "zarr" else "file")
+    copy = open_shared(sent, memory_limit)
+    assert copy is open_shared(sent)
+    assert copy.fingerprint == data.fingerprint
+    np.testing.assert_array_equal(dense_of(copy), dense_of(data))
+    np.testing.assert_array_equal(copy.to_numpy(), data.to_numpy())
+    data.close()
+
+
+@pytest.mark.parametrize("unstored", [None, "missing", "zero"])
+def test_cells_are_held_out_with_the_weights_of_the_others(unstored: str | None) -> None:
+    values, weights = (V, SIGMA) if unstored is None else (stored(V), stored(SIGMA))
+    data = as_blocks(values, 3, unstored=unstored, balance=unstored == "zero", weights=weights)
+    held = hold_out(data, 0.2, random_seed=1)
+    found, before = dense_of(held.train), dense_of(data)
+    observed = ~np.isnan(held.train.to_numpy())
+    assert observed.sum() < data.total_observed
+    if unstored == "zero":
+        observed &= SEEN  # others are not stored
+    np.testing.assert_array_equal(found[observed], before[observed])
+    assert np.isnan(held.train.values(*held.cells)).all()
+
+
+def test_fingerprints_know_the_weights() -> None:
+    others = [as_blocks(V, 3), *(as_blocks(V, 3, uncertainty=s) for s in (1.0, 2.0, SIGMA))]
+    others.append(as_blocks(V, 3, weights=1.0))
+    assert len({data.fingerprint for data in others}) == len(others)
+    assert "with uncertainty of cells" in others[1].describe()
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "words"),
+    [
+        (V, {"uncertainty": 1.0, "weights": 1.0}, "both given"),
+        (V, {"uncertainty": SIGMA.T}, "shape of V"),
+        (V, {"uncertainty": BY_COL}, "shape of V"),
+        (V, {"uncertainty": (BY_COL, BY_ROW)}, "one number for each"),
+        (V, {"uncertainty": stored(SIGMA)}, "must be dense"),
+        (V, {"uncertainty": labelled(SIGMA)}, "dimensions"),
+        (V, {"uncertainty": "no such place"}, "no zarr array"),
+        (as_blocks(V, 2), {"uncertainty": SIGMA}, "cannot be added"),
+        (labelled(V), {"uncertainty": labelled(SIGMA)[::-1]}, "order of V"),
+        (
+            stored(V),
+            {"uncertainty": da.from_array(SIGMA), "unstored": "missing"},
+            "sparse with the entries",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused(values: Any, options: Any, words: str) -> None:
+    with pytest.raises((DataError, OptionError, OSError), match=words):
+        as_blocks(values, 2 if not isinstance(values, BlockedData) else None, **options)
