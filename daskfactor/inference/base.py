@@ -391,6 +391,8 @@ FROZEN_FROM = 0.8
 MOST_PASSES, FEWEST_PASSES = 100, 20
 DEAR_PASS = 1e9
 """Entries times components from which on a warm start takes fewer passes."""
+LONGEST_WARM_START, CHEAP_PASS = 2000, 100
+"""Passes that it takes at most, and by how much cheaper than a dear pass they are for that."""
 FLOPS_PER_NORMAL = 150
 SPARSE_PENALTY = 5
 """Cost of an operation on a stored entry, in units of one inside a matrix product."""
@@ -501,14 +503,15 @@ class Setting:
         return int(self.options.tune * FROZEN_FROM)
 
     @property
-    def warm_passes(self) -> int:
-        """Passes of the warm start: fewer where a pass is dear."""
+    def warm_passes(self) -> tuple[int, int]:
+        """Passes of the warm start, at least and at most: fewer where a pass is dear."""
         entries = int(self.data.n_stored.sum())
         asked = self.sampler.warm_start
         if asked != "auto":
-            return asked
-        affordable = int(MOST_PASSES * DEAR_PASS / max(1, entries * self.model.n_components))
-        return min(MOST_PASSES, max(FEWEST_PASSES, affordable))
+            return asked, asked
+        dear = DEAR_PASS / max(1, entries * self.model.n_components)
+        least = min(MOST_PASSES, max(FEWEST_PASSES, int(MOST_PASSES * dear)))
+        return least, max(least, int(LONGEST_WARM_START * min(1.0, dear / CHEAP_PASS)))
 
     @property
     def work(self) -> float:

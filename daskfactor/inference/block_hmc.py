@@ -248,7 +248,8 @@ class BlockHMC(HMC):
         Mean acceptance rate of every row that tuning aims at, between 0 and 1.
     warm_start
         Passes of multiplicative updates before the chain starts; ``"auto"`` takes
-        100, and down to 20 where a pass is dear (beyond 10⁹ entries times components).
+        100, down to 20 where a pass is dear (beyond 10⁹ entries times components), and up to
+        2000 where it is cheap, while the log density still rises.
 
     Raises
     ------

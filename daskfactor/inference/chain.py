@@ -25,7 +25,6 @@ from daskfactor.inference.multiplicative import (
     balance,
     column_sums,
     mean_floor,
-    run_updates,
     start_state,
     typical_value,
 )
@@ -39,6 +38,7 @@ from daskfactor.inference.program import (
     shares,
     take_fits,
 )
+from daskfactor.inference.starts import BEHIND, climb
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.sink import Sink
@@ -460,6 +460,8 @@ class TweedieChain(Chain):
         self.floor = mean_floor(setting.data, setting.model.likelihood)
         self.fits: tuple[float, float] | None = None
         """Minus the divergence at the start, and where the chain is now."""
+        self.climb = (0, 0.0)
+        """Iterations of an automatic warm start, and how fast the density rose at its end."""
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
         """Start from multiplicative updates, balanced, with the metric there.
@@ -472,9 +474,12 @@ class TweedieChain(Chain):
             self.rule.fixed, self.rule.settled = first.rule.fixed, first.rule.settled
         state = start_state(data, model, setting.options.seed, self.number)
         passes = setting.warm_passes
-        if passes:
+        if passes[1]:
             free = model.without_spikes()
-            fit = run_updates(data, free, state, executor, self.rule, passes, on_step=on_step).fit
+            found = climb(data, free, state, executor, self.rule, passes, on_step)
+            fit = found.point.fit
+            if setting.sampler.warm_start == "auto":
+                self.climb = found.iterations, found.rise
         else:
             fit = evaluate(executor, data, state, model.likelihood, self.floor)
         self.fits = fit.negative_divergence, fit.negative_divergence
@@ -520,6 +525,7 @@ class TweedieChain(Chain):
             "fixed": self.rule.fixed,
             "normalizer": self.normalizer,
             "fits": self.fits,
+            "climb": self.climb,
         }
 
     def recall(self, memory: dict[str, Any]) -> None:
@@ -528,11 +534,14 @@ class TweedieChain(Chain):
         self.normalizer = memory["normalizer"]
         fits = memory.get("fits")  # runs of older versions have none
         self.fits = None if fits is None else (fits[0], fits[1])
+        iterations, rise = memory.get("climb", self.climb)
+        self.climb = iterations, rise
 
     def warnings(self) -> tuple[str | None, str | None]:
         of_model = of_sampler = None
         phi, K = self.hyper.dispersion, self.model.n_components
-        if self.rule.counts and self.rule.fixed is None:
+        behind = self.climb[1] > BEHIND  # and then the dispersion may yet come down
+        if self.rule.counts and self.rule.fixed is None and not behind:
             components = "1 component gives" if K == 1 else f"{K} components give"
             cause = (
                 "they need more components, or are no Poisson counts; compare with a larger "
@@ -549,12 +558,19 @@ class TweedieChain(Chain):
             )
         begun, now = self.fits or (0.0, 0.0)
         fall = (begun - now) / phi / (sum(self.setting.data.shape) * K)
-        if fall > FALL and self.setting.warm_passes:
+        if fall > FALL and self.setting.warm_passes[1]:
             of_sampler = (
                 f"the log-likelihood is {fall:.1f} nats per parameter below that of the start, "
                 "where a posterior would be less than one: the step is too large for data as "
                 "informative as these, and the draws are spread too widely; choose a smaller step "
                 'or fewer blocks, or use PSGLD(transition="cir") or LangevinDynamics()'
+            )
+        elif behind:
+            of_sampler = (
+                f"the warm start ended after {self.climb[0]} passes, its limit for data of this "
+                f"size, while the log density still rose by {self.climb[1]:.2g} nats per parameter "
+                "in 20 of them: draws may not have come as far as the posterior; pass a sampler "
+                f"with warm_start={10 * self.climb[0]}, or a larger tune"
             )
         return of_model, of_sampler
 

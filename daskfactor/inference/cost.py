@@ -370,7 +370,7 @@ def _operations(setting: Setting, place: _Place) -> tuple[dict[str, Any], int]:
         "ring": plans * options.chains * place.workers,
         "lanes": 0,
     }
-    passes = cycles + EVALUATION * evaluations + 1.5 * setting.warm_passes
+    passes = cycles + EVALUATION * evaluations + 1.5 * setting.warm_passes[0]
     flops = setting.work * options.chains * passes
     longest = max(stop - start for start, stop in itertools.pairwise([0, *stops]))
     return {

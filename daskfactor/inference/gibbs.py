@@ -84,7 +84,8 @@ class Gibbs(Sampler):
     ----------
     warm_start
         Passes of multiplicative updates before a chain of counts starts; ``"auto"`` takes
-        100, and down to 20 where a pass is dear (beyond 10⁹ entries times components). A
+        100, down to 20 where a pass is dear (beyond 10⁹ entries times components), and up to
+        2000 where it is cheap, while the log density still rises. A
         chain of a :class:`GaussianMF` starts from the prior.
 
     Raises

@@ -280,7 +280,8 @@ class PSGLD(LangevinSampler):
         Order of the parts; reshuffled every cycle by default.
     warm_start
         Passes of multiplicative updates before the chain starts; ``"auto"`` takes
-        100, and down to 20 where a pass is dear (beyond 10⁹ entries times components).
+        100, down to 20 where a pass is dear (beyond 10⁹ entries times components), and up to
+        2000 where it is cheap, while the log density still rises.
     transition
         Step in the majoriser's metric: ``"moments"``, ``"euler"``, or ``"cir"``, which
         takes data without negative entries.
@@ -421,7 +422,8 @@ class LangevinDynamics(LangevinSampler):
         ``"majorizer"`` or ``"identity"``.
     warm_start
         Passes of multiplicative updates before the chain starts; ``"auto"`` takes
-        100, and down to 20 where a pass is dear (beyond 10⁹ entries times components).
+        100, down to 20 where a pass is dear (beyond 10⁹ entries times components), and up to
+        2000 where it is cheap, while the log density still rises.
     transition
         Step in the majoriser's metric, ``"euler"`` or ``"moments"``: see :class:`PSGLD`.
         The share f of ``"moments"`` is that of a block, so that draws depend on the grid.
@@ -474,7 +476,8 @@ class SGLD(LangevinSampler):
         1 / B, the share of one of PSGLD's parts.
     warm_start
         Passes of multiplicative updates before the chain starts; ``"auto"`` takes
-        100, and down to 20 where a pass is dear (beyond 10⁹ entries times components).
+        100, down to 20 where a pass is dear (beyond 10⁹ entries times components), and up to
+        2000 where it is cheap, while the log density still rises.
     transition
         Step in the majoriser's metric, ``"euler"`` or ``"moments"``: see :class:`PSGLD`.
         The share f of ``"moments"`` is that of a block, so that draws depend on the grid.

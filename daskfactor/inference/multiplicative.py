@@ -232,20 +232,21 @@ class DispersionRule:
             divisor = max(self.count - self.parameters, 0.1 * self.count)
         return max(fit.pearson / divisor, float(np.finfo(np.float32).tiny))
 
-    def settle(self, estimate: float) -> None:
+    def settle(self, estimate: float, last: bool = True) -> None:
         """Fix φ = 1 for counts that the point fit does not show to be no Poisson counts.
 
         Pearson's statistic of Poisson counts has a variance of (2 + 1/μ) for
-        each degree of freedom; five standard errors away from 1 is plain enough.
+        each degree of freedom; five standard errors away from 1 is plain enough. A fit on
+        its way may yet come closer: unless it is the ``last``, others may be looked at.
         """
         if self.settled:
             return
-        self.settled = True
         freedom = self.count - self.parameters
         enough = freedom >= max(0.1 * self.count, FEWEST)
         error = math.sqrt((2 + 1 / typical_value(self.data)) / max(freedom, 1))
         if self.counts and not (enough and abs(estimate - 1) > NEARLY_POISSON + 5 * error):
             self.fixed = 1.0
+        self.settled = last or self.fixed is not None
 
 
 def _free_parameters(shape: tuple[int, int], model: TweedieNMF) -> int:
@@ -284,13 +285,13 @@ def run_updates(
     fit = Fit(-math.inf, math.inf)
     for iteration in range(1, iterations + 1):
         for factor in (0, 1):
-            _update(data, model, state, executor, hyper, factor)
+            update(data, model, state, executor, hyper, factor)
         finished = False
         if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, iterations):
             fit = evaluate(executor, data, state, likelihood, floor)
             phi = rule.estimate(fit) if iteration <= LAST_LOOK else hyper.dispersion
-            if iteration == LAST_LOOK:
-                rule.settle(phi)
+            if iteration >= LAST_LOOK:
+                rule.settle(rule.estimate(fit), last=False)
                 phi = rule.fixed or phi
             hyper = hyper._replace(dispersion=phi)
             value = objective(state, hyper, fit, model.frozen)
@@ -305,7 +306,7 @@ def run_updates(
     return PointFit(state, hyper, fit, history)
 
 
-def _update(
+def update(
     data: BlockedData,
     model: TweedieNMF,
     state: ChainState,
