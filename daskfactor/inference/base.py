@@ -200,7 +200,7 @@ class Sampler(Algorithm, ABC):
     dispersion
         What it takes the dispersion to be; None: the model's own.
     learns_every
-        Cycles between draws of hyperparameters; None: none are drawn.
+        Cycles between draws of hyperparameters that a model has learnt; None: it draws none.
     """
 
     chain: ClassVar[type["Chain"]]
@@ -212,7 +212,7 @@ class Sampler(Algorithm, ABC):
     biased: ClassVar[bool] = True
     tempers: ClassVar[bool] = True
     dispersion: ClassVar[float | None] = None
-    learns_every: ClassVar[int | None] = None
+    learns_every: ClassVar[int | None] = 1
     warm_start: int | Literal["auto"] = 0
 
     def __post_init__(self) -> None:
@@ -227,7 +227,8 @@ class Sampler(Algorithm, ABC):
 
     def check_model(self, model: Any) -> None:
         """Raise ModelError if this model is not one that the sampler is right for."""
-        del model
+        if self.learns_every is None:
+            model.check_settled(self.name)
 
     def check_data(self, data: BlockedData) -> None:
         """Raise DataError if these data are not ones that the sampler is right for."""
@@ -298,11 +299,14 @@ class Sampler(Algorithm, ABC):
         del op
         return ()
 
-    def log_prior(self, program: "Program", values: NDArray[Any], factor: int) -> float:
+    def log_prior(self, program: "Program", band: FactorBand, factor: int) -> float:
         """Return the log prior density of a band's entries that move."""
-        mask = program.frozen[factor]
-        free = values if mask is None else values[:, ~mask]
-        return clipped_gamma_log_density(free, *program.hyper.prior(factor))
+        mask, free = program.frozen[factor], band.values
+        rate, shape = program.prior(band, factor)
+        if mask is not None:
+            free = free[:, ~mask]
+            rate = rate[~mask] if isinstance(rate, np.ndarray) and rate.ndim == 1 else rate
+        return clipped_gamma_log_density(free, rate, shape)
 
 
 # -- the algorithms that there are: the package's public names are the one list of them -----
@@ -385,6 +389,8 @@ DRAWS_BUDGET = 2**30
 SEGMENT_BYTES = 2**28
 SEGMENT_FLOPS = 2e11
 LONGEST_SEGMENT = 500
+HYPER_EVERY = 10
+"""Cycles of the Langevin samplers between draws of hyperparameters: each ends a plan."""
 TUNE_SEGMENTS = 10
 FROZEN_FROM = 0.8
 """Share of tuning after which a single chain's metric and dispersion stay as they are."""
@@ -501,6 +507,11 @@ class Setting:
         if len(self.sampler.tracks) > 1:
             return self.split
         return int(self.options.tune * FROZEN_FROM)
+
+    @property
+    def learns_every(self) -> int:
+        """Cycles between draws of hyperparameters; all of them where there are none."""
+        return (self.model.learnt and self.sampler.learns_every) or self.options.cycles
 
     @property
     def warm_passes(self) -> tuple[int, int]:

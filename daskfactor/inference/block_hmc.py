@@ -26,7 +26,7 @@ from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, Track, Work
 from daskfactor.inference.chain import Chain, TrackRun, TweedieChain
 from daskfactor.inference.hmc import HMC, DualAveraging, first_step
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.program import ROWS, Program
+from daskfactor.inference.program import ROWS, Program, band_prior
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import leapfrog_drift, leapfrog_kick
 from daskfactor.kernels.philox import fill_normals
@@ -71,7 +71,7 @@ class BlockHMCChain(TweedieChain):
         super().start(on_step, first)
         begin = math.log(first_step(self.setting.sampler.step, self.model.n_components))
         for factor, band, denominator in self._denominators(self.tracks[0].state):
-            rate, shape = self.tempered.prior(factor)
+            rate, shape = band_prior(band, self.tempered, factor)
             c = denominator / self.tempered.dispersion + rate
             near = band.values + 1.0 / c
             band.arrays[MASS][:] = c / near * steepness(near, shape) ** 2
@@ -108,10 +108,9 @@ class Path(NamedTuple):
     cycle: int
 
     @property
-    def prior(self) -> tuple[float, float]:
-        """Rate and shape of the band's prior."""
-        rate, shape = self.program.hyper.prior(self.factor)
-        return float(rate), float(shape)
+    def shape(self) -> float:
+        """Shape of the band's prior."""
+        return float(self.program.hyper.prior(self.factor)[1])
 
     def numbers(self, width: int, stream: int, dtype: Any = np.float64) -> Array:
         """Draw normal numbers, a row for each of the band's."""
@@ -121,7 +120,7 @@ class Path(NamedTuple):
 
     def begin(self, adapt: bool) -> None:
         """Draw momenta and steps, and note where the path begins."""
-        band, arrays, shape = self.band, self.band.arrays, self.prior[1]
+        band, arrays, shape = self.band, self.band.arrays, self.shape
         arrays[START], dtype = band.values.copy(), band.values.dtype
         arrays[MOMENTUM] = self.numbers(band.values.shape[1], 0, dtype)
         size: Any = self.sampler.step
@@ -160,10 +159,12 @@ class Path(NamedTuple):
         self._kick(self.band.arrays[MOMENTUM], self.band.arrays[SPREAD], share)
 
     def _kick(self, momentum: Array, spread: Array, share: float) -> None:
-        values, (rate, shape) = self.band.values, self.prior
-        steep = spread * steepness(values, shape)
-        rest = share, 1.0 / self.program.hyper.dispersion, rate, max(shape, 1.0)
-        leapfrog_kick(values, momentum, self.band.arrays[GRADIENT], steep, *rest)
+        band, phi = self.band, self.program.hyper.dispersion
+        taken = band, self.factor, band.arrays[GRADIENT], phi
+        gradient, (rate, shape) = self.program.prior_of(*taken)
+        steep = spread * steepness(band.values, shape)
+        rest = share, 1.0 / phi, rate, max(shape, 1.0)
+        leapfrog_kick(band.values, momentum, gradient, steep, *rest)
 
     def drift(self) -> None:
         """Let the band drift; its gradient is to be summed anew where it leads."""
@@ -172,17 +173,21 @@ class Path(NamedTuple):
         leapfrog_drift(place, arrays[MOMENTUM], arrays[SPREAD], 1.0)
         if place is not values:
             with held(values, self.program.frozen[self.factor]):
-                values[:] = place ** (1.0 / self.prior[1])
+                values[:] = place ** (1.0 / self.shape)
         arrays[GRADIENT][:] = 0
         arrays[FITS][:] = 0
 
     def energy(self) -> Wide:
         """Return -log p(y | ...) of every row but for a constant, and its momenta's energy."""
-        band, (rate, shape) = self.band, self.prior
-        frozen = self.program.frozen[self.factor]
+        band, frozen = self.band, self.program.frozen[self.factor]
+        rate, shape = self.program.prior(band, self.factor)
         free = band.values if frozen is None else band.values[:, ~frozen]
         wide, momentum = free.astype(np.float64), band.arrays[MOMENTUM].astype(np.float64)
-        prior = rate * wide.sum(axis=1)
+        if isinstance(rate, np.ndarray):
+            rate = np.broadcast_to(rate, band.values.shape)
+            prior = np.sum((rate if frozen is None else rate[:, ~frozen]) * wide, axis=1)
+        else:
+            prior = rate * wide.sum(axis=1)
         if shape > 1:
             prior -= (shape - 1.0) * np.log(wide).sum(axis=1)
         moving = 0.5 * np.square(momentum).sum(axis=1)
@@ -194,7 +199,7 @@ class Path(NamedTuple):
         change = self.energy() - arrays[ENERGY]
         _, first, second = self.numbers(3, CHANCE).T
         back = ~(change < 0.5 * (first**2 + second**2))  # exponential; NaN goes back
-        if self.prior[1] < 1:
+        if self.shape < 1:
             with held(band.values, self.program.frozen[self.factor]):
                 np.maximum(band.values, np.finfo(band.values.dtype).tiny, out=band.values)
         band.values[back] = arrays[START][back]

@@ -29,6 +29,7 @@ from daskfactor.inference.multiplicative import (
     typical_value,
 )
 from daskfactor.inference.program import (
+    RATE,
     Fit,
     Program,
     evaluate,
@@ -39,8 +40,10 @@ from daskfactor.inference.program import (
     take_fits,
 )
 from daskfactor.inference.starts import BEHIND, climb
+from daskfactor.models.rates import Totals, log_sum
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator, noise_key
+from daskfactor.results.schema import COLUMN, ROW, Variable
 from daskfactor.results.sink import Sink
 from daskfactor.results.trace import extrapolated_moments
 
@@ -59,6 +62,22 @@ A posterior lies about half a nat per parameter below its mode.
 """
 
 
+def learnt_variables(setting: Setting) -> tuple[Variable, ...]:
+    """Declare what the model learns; values of rows and columns only where draws are kept."""
+    kept, names = setting.options.keep_every, {"row": ROW, "column": COLUMN}
+    return tuple(
+        Variable(
+            "posterior",
+            own.name,
+            ("chain", "draw", *(names.get(d, d) for d in own.dims)),
+            "real",
+            own.doc,
+        )
+        for own in setting.model.learnt
+        if kept or not names.keys() & set(own.dims)
+    )
+
+
 @dataclass
 class TrackRun:
     """One track's state and what it has produced in the running segment.
@@ -72,6 +91,7 @@ class TrackRun:
     cycle: int = 0
     fits: dict[int, Fit] = field(default_factory=dict)
     densities: dict[int, float] = field(default_factory=dict)
+    learnt: dict[int, Arrays] = field(default_factory=dict)
 
     @classmethod
     def of(cls, track: Track, setting: Setting, state: ChainState, cycle: int = 0) -> Self:
@@ -84,6 +104,7 @@ class TrackRun:
         self.state.forget()
         self.fits.clear()
         self.densities.clear()
+        self.learnt.clear()
 
     def gather_cells(self, name: str) -> Array:
         """Return means or sums of squares of the monitored cells, in the caller's order."""
@@ -101,11 +122,13 @@ class TrackRun:
     def snapshot(self, chain: int) -> tuple[Arrays, dict[str, Any]]:
         """Return everything that a chain's track needs to go on: arrays and JSON values."""
         own, state = f"{chain}/{self.track.name}", self.state
-        names = sorted(state.rows[0].arrays)
+        bands = {"rows": state.rows[0], "columns": state.cols[0]}
+        names = sorted({*bands["rows"].arrays, *bands["columns"].arrays})
         arrays = {
             f"{own}/{side}/{name or 'values'}": state.gather(side, name)
-            for side in ("rows", "columns")
+            for side, band in bands.items()
             for name in (None, *names)
+            if name is None or name in band.arrays
         }
         if state.cells:
             arrays |= {f"{own}/cells/{name}": self.gather_cells(name) for name in ("mean", "m2")}
@@ -128,7 +151,7 @@ class TrackRun:
             ("rows", state.rows, grid.rows.offsets),
             ("columns", state.cols, grid.cols.offsets),
         ):
-            for key in meta["arrays"]:
+            for key in (key for key in meta["arrays"] if f"{name}/{side}/{key}" in arrays):
                 pieces = split_factor(arrays[f"{name}/{side}/{key}"], offsets)
                 for band, piece in zip(bands, pieces, strict=True):
                     band.arrays[key] = piece
@@ -206,7 +229,20 @@ class Chain(ABC):
 
     def _between(self, run: TrackRun, start: int) -> None:
         """Learn from a track's cycles since ``start``; a divergence takes it back."""
-        del run, start
+        del start
+        # A segment's end must leave no trace in the draws.
+        if self.setting.model.learnt and run.cycle % self.setting.learns_every == 0:
+            self._learn(run)
+
+    @abstractmethod
+    def _learn(self, run: TrackRun) -> None:
+        """Draw the model's learnt hyperparameters, given the state that a track has come to."""
+
+    def learnt(self, run: TrackRun) -> Arrays:
+        """Return the present values of what the model learns, by name."""
+        del run
+        names = (own.name for own in self.setting.model.learnt)
+        return {name: np.asarray(getattr(self.hyper, name)) for name in names}
 
     def _adapt(self, end: int) -> None:
         """Learn from a segment that ended soundly at fine cycle ``end``."""
@@ -276,7 +312,7 @@ class Chain(ABC):
                 run.state.cells = place_cells(data.grid, *cells, data.dtype)
 
     def _run_segment(self, run: TrackRun, end: int, tell: OnShare) -> None:
-        every = self.setting.sampler.learns_every or end
+        every = self.setting.learns_every
         for stop in (*range(run.cycle - run.cycle % every + every, end, every), end):
             start = run.cycle
             self._run_cycles(run, stop, tell)
@@ -301,11 +337,13 @@ class Chain(ABC):
             lambda done: tell(cycles * done / operations),
         )
         run.cycle = end
+        learnt = self.learnt(run)
         for cycle, fit in take_fits(run.state).items():
-            self._note(run, cycle, fit)
+            self._note(run, cycle, fit, learnt)
 
-    def _note(self, run: TrackRun, cycle: int, fit: Fit) -> None:
-        """Keep a cycle's fit, and log p(V | W, H) + log p(W) + log p(H) of what moves."""
+    def _note(self, run: TrackRun, cycle: int, fit: Fit, learnt: Arrays) -> None:
+        """Keep a cycle's fit, what is learnt, and log p(V | W, H) + log p(W, H) of what moves."""
+        run.learnt[cycle] = learnt
         prior = math.fsum(band.sums[cycle] for band in run.state.bands())
         run.fits[cycle] = fit
         run.densities[cycle] = self._lp(fit) + (self._prior_constant() + prior)
@@ -389,7 +427,13 @@ class Chain(ABC):
                 ]
             )
             stats |= self.statistics(cycles)
-            sink.write_stats(self.number, cast("int", fine.options.place(cycles[0])), stats)
+            place = cast("int", fine.options.place(cycles[0]))
+            sink.write_stats(self.number, place, stats)
+            values = {
+                own.name: np.stack([fine.learnt[cycle][own.name] for cycle in cycles])
+                for own in learnt_variables(setting)
+            }
+            sink.write_stats(self.number, place, values, "posterior")
         for run in self.tracks:
             self._write_draws(sink, run)
         self._write_moments(sink)
@@ -457,6 +501,7 @@ class TweedieChain(Chain):
         self.rule = DispersionRule(self.model, setting.data, setting.sampler.dispersion)
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
+        self.log_hyper = 0.0
         self.floor = mean_floor(setting.data, setting.model.likelihood)
         self.fits: tuple[float, float] | None = None
         """Minus the divergence at the start, and where the chain is now."""
@@ -493,6 +538,8 @@ class TweedieChain(Chain):
             for _, band, denominator in self._denominators(state):
                 band.arrays["curvature"][:] = denominator
                 band.counts["curvature"] = 1
+        if model.learnt:
+            self._draw_priors(self.tracks[0], 0)
         self._follow_dispersion()
 
     def _denominators(self, state: ChainState) -> Iterator[tuple[int, FactorBand, Array]]:
@@ -509,19 +556,88 @@ class TweedieChain(Chain):
         Where it would cost a series per entry log-likelihoods are relative ones.
         """
         setting, law = self.setting, self.model.likelihood
-        if "metric" in setting.sampler.arrays:
-            for run in self.tracks:
-                refresh_metric(run.state, self.tempered, self.model.frozen)
+        self._refresh_metrics()
         if law.closed_form:
             phi = self.hyper.dispersion
             self.normalizer = normalizer(setting.data, phi, law, setting.executor)
 
+    def _refresh_metrics(self) -> None:
+        if "metric" in self.setting.sampler.arrays:
+            for run in self.tracks:
+                refresh_metric(run.state, self.tempered, self.model.frozen)
+
+    # -- what is learnt of the priors ------------------------------------------
+
+    def _learn(self, run: TrackRun) -> None:
+        self._draw_priors(run, run.cycle)
+        self._refresh_metrics()
+
+    def _draw_priors(self, run: TrackRun, cycle: int) -> None:
+        """Draw shapes and rates of the priors from their conditionals, given a state."""
+        model, mean, hyper = self.model, self.setting.data.mean, self.hyper
+        rng = generator(self.setting.options.seed, self.number, Stream.HYPER, cycle)
+        totals = [self._totals(run.state, factor) for factor in (0, 1)]
+        shapes = hyper.shape_w, hyper.shape_h
+        shapes = model.draw_shapes(mean, shapes, totals, rng)
+        drawn = model.draw_rates(mean, shapes, totals, rng)
+        rates: list[Any] = list(model.rates_under(mean, shapes))
+        for factor, bands in enumerate((run.state.rows, run.state.cols)):
+            own = drawn[factor]
+            if own is None:
+                continue
+            if model.rates_of[factor] == "component":
+                rates[factor] = tuple(map(float, own))
+                continue
+            for band in bands:
+                here = slice(band.offset, band.offset + len(band.values))
+                band.arrays[RATE] = own[here, None].copy()
+        self.hyper = Hyperparameters(hyper.dispersion, rates[0], rates[1], *shapes)
+        self.log_hyper = model.log_hyperprior(mean, shapes, drawn)
+
+    def _totals(self, state: ChainState, factor: int) -> Totals:
+        """Sum up a factor's free entries as the conditionals of its prior need it."""
+        bands, frozen = (state.rows, state.cols)[factor], self.model.frozen[factor]
+        free = np.ones(self.model.n_components, bool) if frozen is None else ~frozen
+        length, by = self.setting.data.shape[factor], self.model.rates_of[factor]
+        logs = 0.0
+        if (self.model.shape_w, self.model.shape_h)[factor] == "auto":
+            logs = math.fsum(log_sum(band.values[:, free]) for band in bands)
+        if by == "component" or by is None:
+            total = np.where(free, column_sums(state)[factor], 0.0)
+            count = length * free.astype(np.float64)
+            if by is None:
+                count, total = count.sum(keepdims=True), total.sum(keepdims=True)
+            return Totals(count, total, logs)
+        rows = [band.values[:, free].sum(axis=1, dtype=np.float64) for band in bands]
+        return Totals(np.full(length, float(free.sum())), np.concatenate(rows), logs)
+
+    def learnt(self, run: TrackRun) -> Arrays:
+        found: Arrays = {}
+        for own in self.model.learnt:
+            if own.dims in (("row",), ("column",)):
+                side = "rows" if own.dims == ("row",) else "columns"
+                values = run.state.gather(side, RATE)[:, 0]
+                found[own.name] = in_callers_order(self.setting.data, side, values)
+            else:
+                name = "rate_w" if own.name == "rate" else own.name
+                found[own.name] = np.asarray(getattr(self.hyper, name))
+        return found
+
+    def _prior_constant(self) -> float:
+        return self.log_hyper
+
     def attrs(self) -> dict[str, float]:
-        return dict(self.hyper._asdict())
+        """Return hyperparameters; of those that are learnt the draws tell."""
+        given, learnt = self.hyper._asdict(), {own.name for own in self.model.learnt}
+        if learnt:  # rates that are chosen may follow shapes that are learnt
+            names = ("rate_w", "rate_h")
+            learnt |= {name for name in names if isinstance(getattr(self.model, name), str)}
+        return {name: value for name, value in given.items() if name not in learnt}
 
     def memory(self) -> dict[str, Any]:
         return {
             "hyper": list(self.hyper),
+            "log_hyper": self.log_hyper,
             "fixed": self.rule.fixed,
             "normalizer": self.normalizer,
             "fits": self.fits,
@@ -529,7 +645,9 @@ class TweedieChain(Chain):
         }
 
     def recall(self, memory: dict[str, Any]) -> None:
-        self.hyper = Hyperparameters(*memory["hyper"])
+        values: Any = [tuple(own) if isinstance(own, list) else own for own in memory["hyper"]]
+        self.hyper = Hyperparameters(*values)
+        self.log_hyper = memory.get("log_hyper", 0.0)  # runs of older versions have none
         self.rule.fixed = memory["fixed"]
         self.normalizer = memory["normalizer"]
         fits = memory.get("fits")  # runs of older versions have none
@@ -597,8 +715,8 @@ class TweedieChain(Chain):
             self._follow_dispersion()
         if end >= self.setting.options.tune:
             for band in (band for run in self.tracks for band in run.state.bands()):
-                for name in TUNING:
-                    band.arrays.pop(name, None)
+                for name in TUNING if not self.model.learnt else TUNING[1:]:
+                    band.arrays.pop(name, None)  # rates that move take the metric with them
 
     def _lp(self, fit: Fit) -> float:
         return fit.negative_divergence / self.hyper.dispersion + self.normalizer

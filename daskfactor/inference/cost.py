@@ -354,7 +354,7 @@ def _operations(setting: Setting, place: _Place) -> tuple[dict[str, Any], int]:
     """Count what a run does, as its chains do it; the second is the cycles of the longest plan."""
     options, sampler, blocks = setting.options, setting.sampler, setting.data.grid.blocks
     # Plans end where segments do, and where hyperparameters are drawn.
-    every = sampler.learns_every or options.cycles
+    every = setting.learns_every
     stops = sorted({*setting.ends, *range(every, options.cycles, every)})
     between = [n for n in stops if n <= options.tune or (n - options.tune) % options.thin]
     cycles = evaluations = plans = 0

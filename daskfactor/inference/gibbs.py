@@ -200,7 +200,7 @@ class Gibbs(Sampler):
 
     def _conditional(self, program: Program, band: FactorBand, factor: int) -> tuple[Wide, Wide]:
         """Shapes and rates of a band's entries; what it had gathered is used up."""
-        rate, shape = program.hyper.prior(factor)
+        rate, shape = program.prior(band, factor)
         shapes, rates = band.arrays.pop(ALLOCATED), band.arrays.pop(RATES)
         shapes += shape
         np.maximum(rates, 0.0, out=rates)  # taking missing cells off again may round
@@ -214,7 +214,6 @@ class GaussianGibbs(Gibbs):
 
     chain = GaussianChain
     nonnegative: ClassVar[bool] = False
-    learns_every: ClassVar[int | None] = 1
 
     @property
     def name(self) -> str:
@@ -259,6 +258,6 @@ class GaussianGibbs(Gibbs):
             columns[3, : mask.size][mask] = 0
         return columns
 
-    def log_prior(self, program: Program, values: Wide, factor: int) -> float:
+    def log_prior(self, program: Program, band: FactorBand, factor: int) -> float:
         """Return the log prior density of a band, but for its constant."""
-        return quadratic_form(values, self._columns(program, values, factor))
+        return quadratic_form(band.values, self._columns(program, band.values, factor))

@@ -25,7 +25,7 @@ from daskfactor.inference.base import (
 )
 from daskfactor.inference.chain import Chain, OnShare, TrackRun, TweedieChain
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.program import Fit, Program, take_fits
+from daskfactor.inference.program import Fit, Program, band_prior, take_fits
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments, leapfrog_drift, leapfrog_kick
 from daskfactor.kernels.philox import fill_normals
@@ -135,7 +135,7 @@ class HMCChain(TweedieChain):
         super().start(on_step, first)
         hyper = self.tempered
         for factor, band, denominator in self._denominators(self.tracks[0].state):
-            c = denominator / hyper.dispersion + hyper.prior(factor)[0]
+            c = denominator / hyper.dispersion + band_prior(band, hyper, factor)[0]
             band.arrays["spread"][:] = np.sqrt((band.values + 1.0 / c) / c)
             frozen = self.model.frozen[factor]
             if frozen is not None:
@@ -236,7 +236,7 @@ class HMCChain(TweedieChain):
             for block, cells in state.cells.items():
                 watch(cells, state.rows[block.row].values, state.cols[block.col].values)
         if wanted.evaluate:
-            self._note(run, cycle, cast("Fit", self.fit))
+            self._note(run, cycle, cast("Fit", self.fit), self.learnt(run))
 
 
 def watch(cells: BlockCells, W: Array, H: Array) -> None:
@@ -352,10 +352,10 @@ class HMC(Sampler):
 
     def kick(self, program: Program, band: FactorBand, factor: int, share: float) -> None:
         """Kick the momentum of a band, for a share of a step."""
-        arrays, size = band.arrays, program.step(0)
-        moved = (band.values, arrays["momentum"], arrays["gradient"], arrays["spread"])
-        rate, shape = program.hyper.prior(factor)
-        leapfrog_kick(*moved, share * size, 1.0 / program.hyper.dispersion, rate, shape)
+        arrays, size, phi = band.arrays, program.step(0), program.hyper.dispersion
+        gradient, (rate, shape) = program.prior_of(band, factor, arrays["gradient"], phi)
+        moved = (band.values, arrays["momentum"], gradient, arrays["spread"])
+        leapfrog_kick(*moved, share * size, 1.0 / phi, rate, shape)
 
     def drift(self, program: Program, band: FactorBand) -> None:
         """Let a band drift; its gradient is to be summed anew where it leads."""
@@ -368,7 +368,7 @@ class HMC(Sampler):
         parts = [-fit.negative_divergence / program.hyper.dispersion]
         for factor, bands in enumerate((state.rows, state.cols)):
             for band in bands:
-                parts.append(-self.log_prior(program, band.values, factor))
+                parts.append(-self.log_prior(program, band, factor))
                 u = band.arrays["momentum"]
                 parts.append(0.5 * float(np.sum(np.square(u, dtype=np.float64))))
         return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan

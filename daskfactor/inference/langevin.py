@@ -28,6 +28,7 @@ from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import (
+    HYPER_EVERY,
     METRIC,
     MOMENTS,
     Bands,
@@ -108,6 +109,7 @@ class LangevinSampler(Sampler):
     """
 
     chain = TweedieChain
+    learns_every: ClassVar[int | None] = HYPER_EVERY
     step: Step
     preconditioner: Preconditioner
     transition: Transition
@@ -204,9 +206,9 @@ class LangevinSampler(Sampler):
         matched: tuple[float, float] | None,
     ) -> None:
         """Take the step of one band."""
-        rate, shape = program.hyper.prior(factor)
+        gradient, prior = program.prior_of(band, factor, gradient)
         address = program.address(band, iteration, factor)
-        rest = program.step_size(iteration), (float(rate), float(shape)), address, program.coarse
+        rest = program.step_size(iteration), prior, address, program.coarse
         if self.majorizer:  # the metric of frozen components is infinite
             langevin_step(band.values, gradient, band.arrays["metric"], *rest, matched)
             return
@@ -350,8 +352,12 @@ class PSGLD(LangevinSampler):
                 weight = band.values.dtype.type(op.scale / data.grid.blocks)
                 band.arrays["gathered"] += weight * curvatures[factor]
             if curvatures is not None and exact:
-                scale, prior = op.scale / program.hyper.dispersion, program.hyper.prior(factor)
-                taken = gradients[factor], curvatures[factor], band.arrays["metric"], scale
+                scale, curvature = op.scale / program.hyper.dispersion, curvatures[factor]
+                gradient, prior = program.prior_of(band, factor, gradients[factor])
+                rate = program.prior(band, factor)[0]
+                if isinstance(rate, np.ndarray):  # it belongs to the denominator
+                    curvature += (rate / scale).astype(curvature.dtype)
+                taken = gradient, curvature, band.arrays["metric"], scale
                 size = program.step_size(op.iteration)
                 address = program.address(band, op.iteration, factor)
                 cir_step(band.values, *taken, size, prior, address)
@@ -391,6 +397,7 @@ class PSGRRLD(PSGLD):
 
     transition: Transition = "euler"
     transitions: ClassVar[tuple[Transition, ...]] = ("moments", "euler")
+    learns_every: ClassVar[int | None] = None  # a draw would be either chain's
     biased: ClassVar[bool] = False  # of first order: the combination of both chains
     tracks: ClassVar[tuple[Track, ...]] = (
         Track("fine", "posterior", 1),

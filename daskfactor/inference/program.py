@@ -24,9 +24,11 @@ from daskfactor.kernels.philox import Address
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import Mask
-from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.tweedie import Hyperparameters, Rate
 
 Array = NDArray[Any]
+RATE = "rate"
+"""Array of a band whose rows have a prior rate each: one column, in double precision."""
 ROWS, COLUMNS = 0, 1
 """The two factors in the address of the noise: W and H."""
 
@@ -84,6 +86,22 @@ class Program:
         """Say which random numbers move a band."""
         return Address(np.array(self.key, dtype=np.uint32), iteration, factor, band.offset)
 
+    def prior(self, band: FactorBand, factor: int) -> tuple[Rate, float]:
+        """Return rate and shape of the prior of a band's entries; the rate may vary among these."""
+        return band_prior(band, self.hyper, factor)
+
+    def prior_of(
+        self, band: FactorBand, factor: int, gradient: Array, unit: float = 1.0
+    ) -> tuple[Array, tuple[float, float]]:
+        """Return a gradient with the prior's rate and shape, as kernels take them: numbers.
+
+        Rates that vary are taken off the gradient, and 0 is left; they are in ``unit``.
+        """
+        rate, shape = self.prior(band, factor)
+        if isinstance(rate, np.ndarray):
+            gradient, rate = gradient - (unit * rate).astype(gradient.dtype), 0.0
+        return gradient, (float(rate), float(shape))
+
     def gradient(
         self,
         op: Op,
@@ -127,7 +145,7 @@ class Program:
         """Name the arrays of a band that an operation reads or writes."""
         if op.action != Action.UPDATE:
             return ()
-        return (*self.algorithm.reads(), *self.changes(op))
+        return (*self.algorithm.reads(), RATE, *self.changes(op))
 
     def changes(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation writes."""
@@ -151,7 +169,7 @@ class Program:
             if op.wanted.keep:
                 band.draws.append(band.values.copy())
             if op.wanted.evaluate:
-                band.sums[op.cycle] = self.algorithm.log_prior(self, band.values, factor)
+                band.sums[op.cycle] = self.algorithm.log_prior(self, band, factor)
 
 
 def prepare_state(state: ChainState, names: Iterable[str] = MOMENTS) -> None:
@@ -163,6 +181,12 @@ def prepare_state(state: ChainState, names: Iterable[str] = MOMENTS) -> None:
         band.counts.setdefault("curvature", 0)
 
 
+def band_prior(band: FactorBand, hyper: Hyperparameters, factor: int) -> tuple[Rate, float]:
+    """Return rate and shape of the prior of a band's entries; the rate may vary among these."""
+    rate, shape = hyper.prior(factor)
+    return band.arrays.get(RATE, rate), shape
+
+
 def set_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: Mask) -> None:
     """Set C = curvature / φ + λ, the denominator of the multiplicative update.
 
@@ -170,7 +194,7 @@ def set_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: Ma
     """
     metric = band.arrays["metric"]
     np.multiply(band.arrays["curvature"], 1.0 / hyper.dispersion, out=metric)
-    metric += hyper.prior(factor)[0]
+    metric += np.asarray(band_prior(band, hyper, factor)[0], metric.dtype)
     if frozen is not None:
         metric[:, frozen] = np.inf
 

@@ -30,7 +30,7 @@ from daskfactor.inference.base import (
     monitored_cells,
     plan_run,
 )
-from daskfactor.inference.chain import Arrays
+from daskfactor.inference.chain import Arrays, learnt_variables
 from daskfactor.inference.session import Options, as_begun, session, session_again, verb
 from daskfactor.machine import machine_attrs
 from daskfactor.models import model_from_dict
@@ -388,6 +388,7 @@ def run_spec(setting: Setting, stored: bool) -> RunSpec:
         keep="draws" if options.keep_every else "moments",
         has_coarse=len(sampler.tracks) > 1,
         statistics=(*STEPS, *sampler.statistics),
+        learnt=learnt_variables(setting),
         monitor_rows=cells[0],
         monitor_columns=cells[1],
         draw_index=options.index,

@@ -20,6 +20,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.base import (
+    HYPER_EVERY,
     MOMENTS,
     Bands,
     ConstantStep,
@@ -31,7 +32,7 @@ from daskfactor.inference.base import (
     check_schedule,
     checked_step,
 )
-from daskfactor.inference.chain import Chain, TrackRun
+from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.program import (
     COLUMNS,
@@ -49,8 +50,6 @@ from daskfactor.random import Stream, generator
 Array = NDArray[Any]
 
 NO_FLOOR = -math.inf
-HYPER_EVERY = 10
-"""Cycles of `SGHMC` between draws of the hyperparameters: the longest segment of a chain."""
 HOLD = 20
 """First cycles at which the hyperparameters stay where they start: the factors, still
 far from the data, would tell them that the components are not needed."""
@@ -253,10 +252,18 @@ class GaussianChain(Chain):
         draws = sum(setting.options.draw_index(cycle) is not None for cycle in range(start, stop))
         self.noise_sum += draws * self.hyper.noise
         self.noise_draws += draws
-        if stop % cast("int", setting.sampler.learns_every):
-            return  # a segment's end must leave no trace in the draws
-        fit, tuning = run.fits[stop - 1], stop <= setting.frozen_from
-        self.hyper = self.draw_hyper(self.hyper, run.state, fit, stop, tuning)
+        super()._between(run, start)
+
+    def _learn(self, run: TrackRun) -> None:
+        fit, tuning = run.fits[run.cycle - 1], run.cycle <= self.setting.frozen_from
+        self.hyper = self.draw_hyper(self.hyper, run.state, fit, run.cycle, tuning)
+
+    def learnt(self, run: TrackRun) -> Arrays:
+        """Return the noise, and the precisions of all columns; NaN of those that do not move."""
+        del run
+        tables = column_table(self.hyper, self.model.width)
+        of_w, of_h = (np.where(table[3] > 0, table[1], np.nan) for table in tables)
+        return {"noise": np.asarray(self.hyper.noise), "precision_w": of_w, "precision_h": of_h}
 
     def _prior_constant(self) -> float:
         return log_prior_constant(self.model, self.hyper, self.setting.data.shape)
@@ -438,6 +445,7 @@ class SGHMC(Sampler):
         del op
         return ("momentum",)
 
-    def log_prior(self, program: Program, values: Array, factor: int) -> float:
+    def log_prior(self, program: Program, band: FactorBand, factor: int) -> float:
         """Return the log prior density of a band, but for its constant."""
-        return quadratic_form(values, column_table(program.hyper, values.shape[1])[factor])
+        table = column_table(program.hyper, band.values.shape[1])[factor]
+        return quadratic_form(band.values, table)

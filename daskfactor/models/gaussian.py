@@ -15,6 +15,7 @@ from daskfactor.models.settings import (
     POSITIVE_OR_AUTO,
     Auto,
     FactorModel,
+    Learnt,
     StoredModel,
     advised,
 )
@@ -132,6 +133,12 @@ class GaussianMF(FactorModel):
     precision_w: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     precision_h: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     biases: bool = field(default=True, metadata={"check": _checked_flag})
+
+    learnt = (
+        Learnt("noise", (), "variance of an observation"),
+        Learnt("precision_w", ("component",), "precision of the prior on a column of W"),
+        Learnt("precision_h", ("component",), "precision of the prior on a column of H"),
+    )
 
     @property
     def likelihood(self) -> Likelihood:

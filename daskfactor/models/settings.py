@@ -94,6 +94,18 @@ class OfDivergence(NamedTuple):
     bend: NDArray[np.float64]
 
 
+class Learnt(NamedTuple):
+    """A hyperparameter that is drawn with the factors.
+
+    ``dims`` is empty, or ``"component"``, ``"row"`` or ``"column"``: it is one number, or has
+    one for each of these.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    doc: str
+
+
 class FactorModel(StoredModel, ABC):
     """A model of a matrix as a product of factors, and what is asked of every such model.
 
@@ -115,6 +127,8 @@ class FactorModel(StoredModel, ABC):
         Factorizations are good up to a threshold of an objective.
     from_data
         Settings that may be ``"auto"`` and are then chosen from the data.
+    learnt
+        Hyperparameters that are drawn with the factors.
     fixed, frozen
         Frozen components of W and of H, and which they are, (K,); None: none.
     """
@@ -127,6 +141,7 @@ class FactorModel(StoredModel, ABC):
     simplex: ClassVar[bool] = False
     has_threshold: ClassVar[bool] = False
     from_data: ClassVar[tuple[str, ...]] = ()
+    learnt: Any = ()
     n_components: int
     fixed: tuple[Any, Any] = (None, None)
     frozen: tuple[Any, Any] = (None, None)
@@ -140,6 +155,21 @@ class FactorModel(StoredModel, ABC):
     def width(self) -> int:
         """Columns of the factors: one for each component."""
         return self.n_components
+
+    def check_settled(self, purpose: str) -> None:
+        """Refuse hyperparameters that are drawn with the factors.
+
+        Raises
+        ------
+        ModelError
+            If there are any; ``purpose`` begins the sentence.
+        """
+        if self.learnt:
+            names = " and ".join(own.name for own in self.learnt)
+            raise ModelError(
+                f"{purpose} takes priors that are settled, and this model learns {names}; pass "
+                'numbers for rates and shapes, or "auto" for the rates'
+            )
 
     def component_names(self) -> tuple[str, ...] | None:
         """Names of the factors' columns; None: they are the components, by number."""
@@ -198,12 +228,13 @@ def checked_number(name: str, value: Any, advice: str = "") -> float:
     return number
 
 
-def checked_positive(name: str, value: Any) -> float | Auto:
-    """A positive number, or ``"auto"``."""
+def checked_positive(name: str, value: Any, words: Sequence[str] = (), advice: str = "") -> Any:
+    """A positive number, ``"auto"``, or one of some more words."""
     if isinstance(value, str):
-        if value == "auto":
-            return "auto"
-        raise ModelError(f'{name} must be a positive number or "auto", got {value!r}')
+        if value in ("auto", *words):
+            return value
+        known = " or ".join(f'"{word}"' for word in ("auto", *words))
+        raise ModelError(f"{name} must be a positive number or {known}, got {value!r}")
     return checked_number(name, value)
 
 

@@ -6,33 +6,40 @@ Source: Şimşekli et al. 2017, section 2.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import DataError, ModelError
 from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.rates import Gamma, Totals, alone, draw_shape, shared
 from daskfactor.models.settings import (
     COUNT,
     POSITIVE_OR_AUTO,
     Auto,
     FactorModel,
     FixedComponents,
+    Learnt,
     Mask,
     OfDivergence,
-    advised,
     check_length,
     checked_fixed,
     checked_number,
+    checked_positive,
 )
 from daskfactor.models.tweedie_law import POWER, Tweedie
 
 FIXED = ("fixed_w", "fixed_h")
-SHAPE = advised("leave it at 1 for an exponential prior")
+SHAPE = {"check": partial(checked_positive, advice="leave it at 1 for an exponential prior")}
+SIDES = ("row", "column")
+"""What may have rates of its own in W and in H, besides components."""
+Rate = float | NDArray[np.float64]
+"""One rate for a factor, or rates that its entries (n, K) are repeated to: (K,) or (n, 1)."""
 
 
-def gamma_log_density(factor: ArrayLike, rate: float, shape: float = 1.0) -> float:
+def gamma_log_density(factor: ArrayLike, rate: Rate, shape: float = 1.0) -> float:
     """Summed log-density of independent gamma variables.
 
     ``sum(shape log(rate) - log Gamma(shape) + (shape - 1) log(factor) - rate factor)``
@@ -43,7 +50,8 @@ def gamma_log_density(factor: ArrayLike, rate: float, shape: float = 1.0) -> flo
         Any shape; minus infinity is returned if an entry is negative, and also if one
         is zero with ``shape > 1``. With ``shape < 1`` the density at zero is infinite.
     rate
-        Rate, in one over the unit of the factor.
+        Rate, in one over the unit of the factor; or rates, which are repeated along the axes
+        where they have length 1.
     shape
         Shape; 1 is the exponential.
 
@@ -61,23 +69,28 @@ def gamma_log_density(factor: ArrayLike, rate: float, shape: float = 1.0) -> flo
     ----------
     Şimşekli et al. 2017, section 2.
     """
-    if not 0.0 < rate < np.inf:
+    if not np.all(np.asarray(rate) > 0.0) or not np.all(np.isfinite(rate)):
         raise ModelError(f"the rate of a gamma prior must be positive, got {rate!r}")
     if not 0.0 < shape < np.inf:
         raise ModelError(f"the shape of a gamma prior must be positive, got {shape!r}")
     factor = np.asarray(factor)
     if np.any(factor < 0):
         return -np.inf
-    linear = float(factor.size * math.log(rate) - rate * np.sum(factor, dtype=np.float64))
+    if isinstance(rate, np.ndarray):
+        log_rate = float(np.sum(np.log(rate))) / rate.size
+        linear = factor.size * log_rate - float(np.sum(rate * factor, dtype=np.float64))
+    else:
+        log_rate = math.log(rate)
+        linear = float(factor.size * log_rate - rate * np.sum(factor, dtype=np.float64))
     if shape == 1.0:
         return linear
     with np.errstate(divide="ignore"):
         logs = float(np.sum(np.log(factor), dtype=np.float64))
-    constant = factor.size * ((shape - 1.0) * math.log(rate) - math.lgamma(shape))
+    constant = factor.size * ((shape - 1.0) * log_rate - math.lgamma(shape))
     return linear + constant + (shape - 1.0) * logs
 
 
-def clipped_gamma_log_density(factor: NDArray[Any], rate: float, shape: float) -> float:
+def clipped_gamma_log_density(factor: NDArray[Any], rate: Rate, shape: float) -> float:
     """As `gamma_log_density` of a factor that a sampler has moved, always finite.
 
     Entries count as at least the smallest normal number: arithmetic of finite precision
@@ -93,20 +106,21 @@ class Hyperparameters(NamedTuple):
 
     ``dispersion`` has the unit of the data to the power beta; ``rate_w`` and
     ``rate_h`` are the rates of the gamma priors, ``shape_w`` and ``shape_h`` their
-    shapes (1: exponential).
+    shapes (1: exponential). Rates are one for all, or one for each component; where each row
+    or column has its own, these travel with the bands (`daskfactor.inference.program.RATE`).
     """
 
     dispersion: float
-    rate_w: float
-    rate_h: float
+    rate_w: float | tuple[float, ...]
+    rate_h: float | tuple[float, ...]
     shape_w: float = 1.0
     shape_h: float = 1.0
 
-    def prior(self, factor: int) -> tuple[float, float]:
+    def prior(self, factor: int) -> tuple[Any, float]:
         """Rate and shape of the prior on W (``factor`` 0) or H (``factor`` 1)."""
-        if factor == 0:
-            return self.rate_w, self.shape_w
-        return self.rate_h, self.shape_h
+        rate = (self.rate_w, self.rate_h)[factor]
+        shape = (self.shape_w, self.shape_h)[factor]
+        return (np.array(rate) if isinstance(rate, tuple) else rate), shape
 
 
 @dataclass(frozen=True)
@@ -123,10 +137,14 @@ class GammaFactors(FactorModel):
     n_components: int = field(metadata=COUNT)
     _: KW_ONLY
     dispersion: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
-    rate_w: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
-    rate_h: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
-    shape_w: float = field(default=1.0, metadata=SHAPE)
-    shape_h: float = field(default=1.0, metadata=SHAPE)
+    rate_w: float | Literal["auto", "component", "row"] = field(
+        default="auto", metadata={"check": partial(checked_positive, words=("component", "row"))}
+    )
+    rate_h: float | Literal["auto", "component", "column"] = field(
+        default="auto", metadata={"check": partial(checked_positive, words=("component", "column"))}
+    )
+    shape_w: float | Auto = field(default=1.0, metadata=SHAPE)
+    shape_h: float | Auto = field(default=1.0, metadata=SHAPE)
     fixed_w: FixedComponents | ArrayLike | None = None
     fixed_h: FixedComponents | ArrayLike | None = None
     evidence_data = "matrix"
@@ -135,6 +153,36 @@ class GammaFactors(FactorModel):
         super().__post_init__()
         for name in FIXED:
             self._put({name: checked_fixed(name, getattr(self, name), self.n_components)})
+
+    @property
+    def learnt(self) -> tuple[Learnt, ...]:
+        """What is drawn of the priors with the factors."""
+        shapes = [
+            Learnt(f"shape_{letter}", (), f"shape of the prior on {letter.upper()}")
+            for letter in "wh"
+            if getattr(self, f"shape_{letter}") == "auto"
+        ]
+        if self.shares_rates:
+            doc = "rate of the priors on a component of W and of H"
+            return Learnt("rate", ("component",), doc), *shapes
+        rates = [
+            Learnt(f"rate_{letter}", (kind,), f"rate of the prior on a {kind} of {letter.upper()}")
+            for letter in "wh"
+            if (kind := getattr(self, f"rate_{letter}")) in ("component", *SIDES)
+        ]
+        return *rates, *shapes
+
+    @property
+    def shares_rates(self) -> bool:
+        """Whether a component has one rate in both factors."""
+        return self.rate_w == self.rate_h == "component"
+
+    @property
+    def rates_of(self) -> tuple[str | None, str | None]:
+        """What has learnt rates of its own in W and in H; None: a factor has one fixed rate."""
+        rates = self.rate_w, self.rate_h
+        w, h = (rate if rate in ("component", *SIDES) else None for rate in map(str, rates))
+        return w, h
 
     @property
     def fixed(self) -> tuple[FixedComponents | None, FixedComponents | None]:  # type: ignore[override]
@@ -206,9 +254,8 @@ class GammaFactors(FactorModel):
         ----------
         Şimşekli et al. 2017, section 2.
         """
-        return gamma_log_density(W, rate_w, self.shape_w) + gamma_log_density(
-            H, rate_h, self.shape_h
-        )
+        shape_w, shape_h = self.starting_shapes
+        return gamma_log_density(W, rate_w, shape_w) + gamma_log_density(H, rate_h, shape_h)
 
     def of_divergence(self, divergence: NDArray[Any]) -> OfDivergence:
         """Take ℓ(d) = -d / φ and its derivatives."""
@@ -218,7 +265,14 @@ class GammaFactors(FactorModel):
     @property
     def priors(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Rate and shape of the priors on W and on H; rates must be numbers."""
-        return (float(self.rate_w), self.shape_w), (float(self.rate_h), self.shape_h)
+        shape_w, shape_h = self.starting_shapes
+        return (float(self.rate_w), shape_w), (float(self.rate_h), shape_h)
+
+    @property
+    def starting_shapes(self) -> tuple[float, float]:
+        """Shapes of the priors on W and H; 1 in place of one that is learnt."""
+        w, h = (1.0 if a == "auto" else a for a in (self.shape_w, self.shape_h))
+        return w, h
 
     def with_numbers(self, mean: float, dispersion: float) -> Self:
         """Give the model with the numbers of `resolve` for every ``"auto"``."""
@@ -231,9 +285,10 @@ class GammaFactors(FactorModel):
 
     def without_spikes(self) -> Self:
         """The same with shapes of at least 1, under which the posterior has a maximum."""
-        if min(self.shape_w, self.shape_h) >= 1:
+        shapes = self.starting_shapes
+        if min(shapes) >= 1 and shapes == (self.shape_w, self.shape_h):
             return self
-        return replace(self, shape_w=max(1.0, self.shape_w), shape_h=max(1.0, self.shape_h))
+        return replace(self, shape_w=max(1.0, shapes[0]), shape_h=max(1.0, shapes[1]))
 
     def auto_rate(self, mean: float) -> float:
         """Rate ``sqrt(K / mean)`` for both priors, under which ``mu`` has the mean of the data.
@@ -266,11 +321,12 @@ class GammaFactors(FactorModel):
         return 1.0
 
     def resolve(self, mean: float, dispersion: float) -> Hyperparameters:
-        """Replace every ``"auto"`` by a number.
+        """Replace every ``"auto"`` by a number, and what is learnt by where it starts.
 
-        Fixed settings win. If one rate is fixed, the other is such that the prior mean of
-        ``mu``, ``K shape_w shape_h / (rate_w rate_h)``, is the mean of the data; if none
-        is, both priors have the same mean, but for frozen components' scale (`tilt`).
+        Fixed settings win, and learnt rates count as ``"auto"``. If one rate is fixed, the
+        other is such that the prior mean of ``mu``, ``K shape_w shape_h / (rate_w rate_h)``, is
+        the mean of the data; if none is, both priors have the same mean, but for frozen
+        components' scale (`tilt`).
 
         Parameters
         ----------
@@ -287,17 +343,118 @@ class GammaFactors(FactorModel):
             If the dispersion that results is not positive and finite.
         """
         phi = dispersion if self.dispersion == "auto" else self.dispersion
-        phi = checked_number("dispersion", phi)
+        phi, shapes = checked_number("dispersion", phi), self.starting_shapes
+        return Hyperparameters(phi, *self.rates_under(mean, shapes), *shapes)
+
+    def rates_under(self, mean: float, shapes: tuple[float, float]) -> tuple[float, float]:
+        """Return the rates of W and of H, as `resolve` chooses them, under these shapes."""
         rate_w, rate_h = self.rate_w, self.rate_h
-        shapes = self.shape_w * self.shape_h
-        if rate_w == "auto" and rate_h == "auto":
-            rate_w = self.shape_w * self.auto_rate(mean) / self.tilt(mean)
-            rate_h = self.shape_h * self.auto_rate(mean) * self.tilt(mean)
-        elif rate_w == "auto":
-            rate_w = shapes * self.auto_rate(mean) ** 2 / float(rate_h)
-        elif rate_h == "auto":
-            rate_h = shapes * self.auto_rate(mean) ** 2 / float(rate_w)
-        return Hyperparameters(phi, float(rate_w), float(rate_h), self.shape_w, self.shape_h)
+        if isinstance(rate_w, str) and isinstance(rate_h, str):
+            rate_w = shapes[0] * self.auto_rate(mean) / self.tilt(mean)
+            rate_h = shapes[1] * self.auto_rate(mean) * self.tilt(mean)
+        elif isinstance(rate_w, str):
+            rate_w = shapes[0] * shapes[1] * self.auto_rate(mean) ** 2 / float(rate_h)
+        elif isinstance(rate_h, str):
+            rate_h = shapes[0] * shapes[1] * self.auto_rate(mean) ** 2 / float(rate_w)
+        return float(rate_w), float(rate_h)
+
+    # -- what is learnt --------------------------------------------------------
+
+    def hyperpriors(self, mean: float, shapes: tuple[float, float]) -> list[Gamma | None]:
+        """Priors of the rates of W and of H under these shapes; None where they are fixed."""
+        rates = self.rates_under(mean, shapes)
+        if self.shares_rates:
+            return [shared(*rates)] * 2
+        kinds = zip(self.rates_of, rates, strict=True)
+        return [None if kind is None else alone(rate) for kind, rate in kinds]
+
+    def draw_rates(
+        self,
+        mean: float,
+        shapes: tuple[float, float],
+        totals: Sequence[Totals],
+        rng: np.random.Generator,
+    ) -> Sequence[NDArray[np.float64] | None]:
+        """Draw the rates of both factors from their conditionals; None where they are fixed.
+
+        Parameters
+        ----------
+        mean
+            Mean of the data.
+        shapes
+            Of the priors on W and on H.
+        totals
+            Of both factors.
+        rng
+            Is advanced.
+        """
+        priors, weights = self.hyperpriors(mean, shapes), _weights(shapes, totals)
+        if self.shares_rates and priors[0] is not None:
+            weight, total = weights[0] + weights[1], totals[0].total + totals[1].total
+            return [priors[0].draw(rng, weight, total)] * 2
+        return [
+            None if prior is None else prior.draw(rng, weight, own.total)
+            for prior, weight, own in zip(priors, weights, totals, strict=True)
+        ]
+
+    def log_hyperprior(
+        self,
+        mean: float,
+        shapes: tuple[float, float],
+        rates: Sequence[NDArray[np.float64] | None],
+    ) -> float:
+        """Return the log prior density of what is learnt; rates as `draw_rates` gives them."""
+        pairs = list(zip(self.hyperpriors(mean, shapes), rates, strict=True))
+        known = zip((self.shape_w, self.shape_h), shapes, strict=True)
+        result = -sum(value for given, value in known if given == "auto")
+        return result + sum(
+            prior.log_density(own)
+            for prior, own in (pairs[:1] if self.shares_rates else pairs)
+            if prior is not None and own is not None
+        )
+
+    def draw_shapes(
+        self,
+        mean: float,
+        shapes: tuple[float, float],
+        totals: Sequence[Totals],
+        rng: np.random.Generator,
+    ) -> tuple[float, float]:
+        """Draw the shapes that are learnt, in turn, with learnt rates integrated out."""
+        drawn = list(shapes)
+        for factor, given in enumerate((self.shape_w, self.shape_h)):
+            if given == "auto":
+
+                def density(shape: float, factor: int = factor) -> float:
+                    tried = [shape if side == factor else drawn[side] for side in (0, 1)]
+                    return self.log_marginal(mean, (tried[0], tried[1]), totals)
+
+                drawn[factor] = draw_shape(density, drawn[factor], rng)
+        return drawn[0], drawn[1]
+
+    def log_marginal(
+        self, mean: float, shapes: tuple[float, float], totals: Sequence[Totals]
+    ) -> float:
+        """Return log p(W, H | shapes) with learnt rates integrated out."""
+        rates, weights = self.rates_under(mean, shapes), _weights(shapes, totals)
+        priors, result = self.hyperpriors(mean, shapes), 0.0
+        for shape, rate, prior, weight, own in zip(
+            shapes, rates, priors, weights, totals, strict=True
+        ):
+            result += (shape - 1.0) * own.logs - float(own.entries.sum()) * math.lgamma(shape)
+            if prior is None:
+                result += float(np.sum(weight * math.log(rate) - rate * own.total))
+            elif not self.shares_rates:
+                result += prior.log_marginal(weight, own.total)
+        if self.shares_rates and priors[0] is not None:
+            total = totals[0].total + totals[1].total
+            result += priors[0].log_marginal(weights[0] + weights[1], total)
+        return result
+
+
+def _weights(shapes: tuple[float, float], totals: Sequence[Totals]) -> list[NDArray[np.float64]]:
+    """Powers of the rates in the densities of both factors."""
+    return [shape * own.entries for shape, own in zip(shapes, totals, strict=True)]
 
 
 @dataclass(frozen=True)

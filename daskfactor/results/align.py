@@ -33,6 +33,7 @@ from daskfactor.results.trace import (
     each_draw,
     each_weighted_draw,
     factors_of,
+    has_draws,
     over_chains,
     reads_here,
     relative,
@@ -255,7 +256,7 @@ def align(
     if by not in ("both", "w"):
         raise OptionError(f"by must be 'both' or 'w', the factors that are compared, got {by!r}")
     tree = as_tree(trace)
-    if "posterior" not in tree.children:
+    if not has_draws(tree):
         raise OptionError(
             "this run kept moments only, and components cannot be told apart in means over "
             'draws: run again with keep="draws"'

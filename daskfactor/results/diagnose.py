@@ -24,7 +24,7 @@ from scipy import special
 
 from daskfactor.results.align import Law, align, law_of, sizes
 from daskfactor.results.schema import factor_dims
-from daskfactor.results.trace import Weights, each_weighted_draw
+from daskfactor.results.trace import Weights, each_weighted_draw, has_draws
 
 Array = NDArray[np.float64]
 
@@ -253,7 +253,7 @@ def all_series(
             if density in DENSITIES and set(values.dims) == {"chain", "draw"} and values.size:
                 drawn = values.transpose("chain", "draw").values.astype(np.float64)
                 series.append(Series(str(density), "density", drawn[kept]))
-    if "posterior" not in tree.children or tree["posterior"].sizes["draw"] == 0:
+    if not has_draws(tree) or tree["posterior"].sizes["draw"] == 0:
         return series, False
     group, law = tree["posterior"].to_dataset(), law_of(tree)
     row, column = factor_dims(tree)

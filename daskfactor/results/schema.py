@@ -216,6 +216,8 @@ class RunSpec:
         What the algorithm tells of each draw besides the log density. With `WEIGHT` among
         them it is a run of particles, one chain of them with kept draws: there is a group
         ``stein``, and no ``posterior_moments``.
+    learnt : tuple of Variable
+        Hyperparameters that are drawn with the factors.
     constants : tuple of Variable
         What ``constant_data`` holds, taken from ``attrs``.
     monitor_rows, monitor_columns : array of int, (n_monitor,), optional
@@ -245,6 +247,7 @@ class RunSpec:
     keep: Literal["draws", "moments"] = "draws"
     has_coarse: bool = False
     statistics: tuple[Variable, ...] = STEPS
+    learnt: tuple[Variable, ...] = ()
     constants: tuple[Variable, ...] = RATES
     monitor_rows: NDArray[np.integer[Any]] | None = None
     monitor_columns: NDArray[np.integer[Any]] | None = None
@@ -274,6 +277,7 @@ class RunSpec:
         return (
             *(DRAWS if kept else ()),
             *(COARSE_DRAWS if kept and self.has_coarse else ()),
+            *self.learnt,
             *(() if weighted else STREAMED),
             *(MONITORED if self.n_monitor else ()),
             *(DENSITY, *self.statistics),
@@ -286,7 +290,8 @@ class RunSpec:
     def names(self, group: str) -> dict[str, str]:
         """What the user's dimensions and coordinates are called in a group."""
         users = dict.fromkeys([*self.dims, *map(str, self.labels.coords)])
-        return beside(users, _CELL_NAMES if group == MONITOR else _FACTOR_NAMES)
+        own = _FACTOR_NAMES | {variable.name for variable in self.learnt}
+        return beside(users, _CELL_NAMES if group == MONITOR else own)
 
     @property
     def root_attrs(self) -> dict[str, Any]:

@@ -248,6 +248,11 @@ def as_tree(trace: Any) -> xr.DataTree:
     )
 
 
+def has_draws(tree: xr.DataTree) -> bool:
+    """Whether a run kept draws of the factors, and not of hyperparameters alone."""
+    return "posterior" in tree.children and "W" in tree["posterior"].data_vars
+
+
 def require_draws(trace: Trace, purpose: str) -> xr.DataTree:
     """The tree of a trace that holds draws.
 
@@ -257,7 +262,7 @@ def require_draws(trace: Trace, purpose: str) -> xr.DataTree:
         If the run kept no draws, or has none yet.
     """
     tree = as_tree(trace)
-    if "posterior" not in tree.children:
+    if not has_draws(tree):
         raise OptionError(
             f"this run kept moments only, but {purpose} needs its draws; run again with "
             "keep='draws', or name the cells you need with monitor= "

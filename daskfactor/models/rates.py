@@ -1,0 +1,112 @@
+"""Rates and shapes of gamma priors that are learnt: hyperpriors and full conditionals.
+
+Entries that have a rate in common, n of them with the sum S, under a gamma prior of shape a:
+
+    θ ~ Gamma(a, λ),   λ ~ Gamma(α, b),   λ | θ ~ Gamma(α + a n, b + S)
+
+They are the row of W or the column of H (Gopalan et al. 2015, "Scalable recommendation with
+hierarchical Poisson factorization", section 2), or a component of one factor, or one of both:
+then a component whose rate grows fades from W and H alike (Tan and Févotte 2013, "Automatic
+relevance determination in nonnegative matrix factorization with the β-divergence", section 3).
+
+α is the least whole number under which the prior mean of μ is finite: 2 where a rate is one
+factor's, E 1/λ = b / (α - 1), and 3 where it is shared, E 1/λ² = b² / ((α - 1) (α - 2)). b is
+such that these are what 1 over the rate, and 1 over the product of both, are under ``"auto"``,
+so that the prior mean of μ is the mean of the data.
+
+A shape is drawn with the rates integrated out, which are drawn after it: shape and rate of few
+entries hold each other fast. Its own prior is Exponential(1).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+
+Array = NDArray[np.float64]
+
+ALONE, SHARED = 2.0, 3.0
+"""Shapes of the hyperprior of a rate of one factor, and of one that both share."""
+LEAST_SHAPE, LARGEST_SHAPE = 0.02, 50.0
+"""Where a learnt shape is held: entries of single precision do not tell smaller ones apart."""
+WIDTH = 0.5
+"""First width of a slice of log a."""
+
+
+class Totals(NamedTuple):
+    """What the conditionals need of a factor's free entries: sums over those with one rate.
+
+    ``entries`` and ``total`` have a number for every rate; ``logs`` is the sum of all logarithms.
+    """
+
+    entries: Array
+    total: Array
+    logs: float = 0.0
+
+
+class Gamma(NamedTuple):
+    """A hyperprior: its shape α and its rate b."""
+
+    shape: float
+    rate: float
+
+    def draw(self, rng: np.random.Generator, weight: Array, total: Array) -> Array:
+        """Draw λ ~ Gamma(α + weight, b + total)."""
+        return np.asarray(rng.gamma(self.shape + weight, 1.0 / (self.rate + total)))
+
+    def log_density(self, rates: Array) -> float:
+        """Return Σ log Gamma(λ; α, b)."""
+        constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
+        logs = (self.shape - 1.0) * np.log(rates) - self.rate * rates
+        return float(rates.size * constant + np.sum(logs))
+
+    def log_marginal(self, weight: Array, total: Array) -> float:
+        """Return Σ log ∫ λ^weight exp(-λ total) Gamma(λ; α, b) dλ."""
+        grown = self.shape + weight
+        constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
+        return float(np.sum(constant + gammaln(grown) - grown * np.log(self.rate + total)))
+
+
+def log_sum(values: NDArray[Any]) -> float:
+    """Return Σ log θ; a zero counts as the smallest normal number."""
+    return float(np.sum(np.log(np.maximum(values, np.finfo(values.dtype).tiny)), dtype=np.float64))
+
+
+def alone(rate: float) -> Gamma:
+    """Hyperprior of the rates of one factor; ``rate`` is what they would be fixed at."""
+    return Gamma(ALONE, (ALONE - 1.0) * rate**-1)
+
+
+def shared(rate_w: float, rate_h: float) -> Gamma:
+    """Hyperprior of rates that both factors share."""
+    return Gamma(SHARED, math.sqrt((SHARED - 1.0) * (SHARED - 2.0) / (rate_w * rate_h)))
+
+
+def draw_shape(
+    log_density: Callable[[float], float], shape: float, rng: np.random.Generator
+) -> float:
+    """Draw a from a density, given up to a factor, by slice sampling of log a.
+
+    Source: Neal 2003, "Slice sampling", section 4, stepping out.
+    """
+
+    def of_log(x: float) -> float:
+        inside = math.log(LEAST_SHAPE) < x < math.log(LARGEST_SHAPE)
+        return log_density(math.exp(x)) + x - math.exp(x) if inside else -math.inf
+
+    x = math.log(shape)
+    level = of_log(x) - rng.exponential()
+    low = x - WIDTH * rng.random()
+    high = low + WIDTH
+    while of_log(low) > level:
+        low -= WIDTH
+    while of_log(high) > level:
+        high += WIDTH
+    while True:
+        new = rng.uniform(low, high)
+        if of_log(new) > level:
+            return math.exp(new)
+        low, high = (new, high) if new < x else (low, new)
