@@ -210,7 +210,7 @@ SETTINGS = (
 
 def summary_of(tree: "xr.DataTree", store: str) -> tuple[dict[str, Any], Any]:
     """Summarize data, model, sampler, draws and health of a run: as values, and as a table."""
-    from daskfactor.results.trace import is_particles
+    from daskfactor.results.trace import has_draws, is_particles
 
     attrs = tree.attrs
     if missing := [name for name in ("data", "model", "sampler") if name not in attrs]:
@@ -224,7 +224,7 @@ def summary_of(tree: "xr.DataTree", store: str) -> tuple[dict[str, Any], Any]:
         **{name: attrs.get(name) for name in SETTINGS},
         "daskfactor": attrs.get("inference_library_version"),
         "draws_done": 0,
-        "draws_kept": tree["posterior"].sizes["draw"] if "posterior" in tree.children else 0,
+        "draws_kept": tree["posterior"].sizes["draw"] if has_draws(tree) else 0,
     }
     if {"posterior", "posterior_moments"} & set(tree.children):
         from daskfactor.results.schema import factor_dims
@@ -344,10 +344,12 @@ def _resolved(summary: Mapping[str, Any]) -> str:
         return f"noise variance {_figure(dispersion)}, precisions sampled"
     if summary["model"].get("type") == "SILFNMF":
         return f"threshold {_figure(summary.get('particles', {}).get('threshold'))}"
-    return (
-        f"dispersion {_figure(dispersion)}, prior rates {_figure(rate_w)} (W) and "
-        f"{_figure(rate_h)} (H)"
+    given = (summary["model"].get(name) for name in ("rate_w", "rate_h"))
+    rates = (
+        f"learnt by {word}" if isinstance(word, str) and word != "auto" else _figure(rate)
+        for word, rate in zip(given, (rate_w, rate_h), strict=True)
     )
+    return f"dispersion {_figure(dispersion)}, prior rates {next(rates)} (W) and {next(rates)} (H)"
 
 
 def _run(summary: Mapping[str, Any]) -> str:

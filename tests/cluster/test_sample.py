@@ -45,8 +45,9 @@ def client() -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
-def test_the_draws_of_one_process(executor: str, client: Client) -> None:
-    arguments = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 12, 10)
+@pytest.mark.parametrize("rates", [{}, {"rate_w": "row", "rate_h": "component"}], ids=str)
+def test_the_draws_of_one_process(executor: str, rates: Any, client: Client) -> None:
+    arguments = (counts(), dfac.TweedieNMF(3, **rates), dfac.PSGLD(warm_start=3), 12, 10)
     here = dfac.sample(*arguments, executor="serial", monitor="missing", **SETTINGS)
     there = dfac.sample(*arguments, executor=executor, client=client, monitor="missing", **SETTINGS)
     assert same(there, here)

@@ -28,6 +28,8 @@ class Case(NamedTuple):
 
 WARM = {"warm_start": 3}
 POISSON = dfac.TweedieNMF(2, dispersion=1.0)
+LEARNT = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="component", shape_w="auto")
+SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
 
 
 class OwnStep:
@@ -95,6 +97,9 @@ CASES = {
         POISSON,
         (*BAD_STEPS, *BAD_WARM, {"steps": 0}, {"target_accept": 1}),
     ),
+    "PSGLD learnt": Case(dfac.PSGLD(**WARM), LEARNT),
+    "Gibbs learnt": Case(dfac.Gibbs(**WARM), LEARNT),
+    "BlockHMC learnt": Case(dfac.BlockHMC(steps=2, **WARM), SHARED),
     "SGHMC": Case(
         dfac.SGHMC(),
         dfac.GaussianMF(2),
@@ -160,6 +165,8 @@ def test_names_dims_and_types(name: str) -> None:
     assert dict(tree["posterior"]["W"].sizes) == dims
     assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "sample")
     assert tree["posterior"]["H"].dtype == np.float32
+    learnt = {own.name for own in CASES[name].model.learnt}
+    assert set(tree["posterior"].data_vars) == {"W", "H"} | learnt
     assert tree["posterior"]["draw"].values.tolist() == list(range(TUNE, TUNE + DRAWS))
     stats = tree["sample_stats"]
     assert {"lp", "step_size", "diverging"} <= set(stats.data_vars)
@@ -182,7 +189,7 @@ def test_signs_moments_and_monitored_cells(name: str) -> None:
         tree[group] for group in ("posterior", "posterior_moments", "monitor")
     )
     W, H = posterior["W"].values, posterior["H"].values
-    if CASES[name].model is POISSON:
+    if CASES[name].model.nonnegative:
         assert W.min() >= 0
         assert H.min() >= 0
     assert np.all(np.isfinite(W))
@@ -273,7 +280,7 @@ def test_the_other_kind_of_model_is_refused(name: str) -> None:
         checked_sampler(case.model, type(case.sampler))
     if isinstance(case.sampler, dfac.Gibbs):
         return  # it has conditionals of both kinds
-    other = dfac.GaussianMF(2) if case.model is POISSON else POISSON
+    other = dfac.GaussianMF(2) if case.model.nonnegative else POISSON
     with pytest.raises(DaskfactorError, match=f"cannot be sampled by {case.sampler.name}") as error:
         checked_sampler(other, case.sampler)
     right = set(re.findall(r"(\w+)\(\)", str(error.value)))

@@ -1,0 +1,116 @@
+"""Rates and shapes that are learnt: where their draws are, and what is refused."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import daskfactor as dfac
+from daskfactor.errors import ModelError, OptionError
+from daskfactor.executors import SerialExecutor
+from daskfactor.inference.base import RunOptions, Setting
+from tests.inference.test_conformance import LEARNT, SHARED, WARM, counts
+
+SETTINGS: dict[str, Any] = {
+    "random_seed": 5,
+    "progressbar": False,
+    "executor": "serial",
+    "blocks": 2,
+}
+
+
+def draw(model: Any, sampler: Any = None, V: Any = None, **options: Any) -> xr.DataTree:
+    settings = {"draws": 6, "tune": 4, **SETTINGS, **options}
+    return dfac.sample(
+        counts() if V is None else V, model, sampler or dfac.Gibbs(**WARM), **settings
+    )
+
+
+def test_draws_have_the_dimensions_of_what_they_are_of() -> None:
+    V = xr.DataArray(counts(), dims=("rate", "component_"))
+    found = draw(LEARNT, V=V, chains=2)["posterior"]
+    assert found["rate_w"].sizes == {"chain": 2, "draw": 6, "rate": 7}
+    assert found["rate_h"].sizes == {"chain": 2, "draw": 6, "component": 2}
+    assert found["shape_w"].sizes == {"chain": 2, "draw": 6}
+    assert np.unique(found["rate_w"]).size == 2 * 6 * 7  # a draw for each
+    shared = draw(
+        SHARED,
+        V=xr.DataArray(counts(), coords={"rate": ("gene", np.arange(7))}, dims=("gene", "cell")),
+    )
+    assert shared["posterior"]["rate"].dims == ("chain", "draw", "component")
+    assert "rate_w" not in shared.attrs
+
+
+def test_rows_have_their_rates_in_the_callers_order() -> None:
+    """A row of large counts has a small rate, wherever the grid puts it."""
+    V = np.full((8, 6), 2.0)
+    V[2] = 60.0
+    V[5, 1:] = np.nan  # so that rows are moved to even the blocks out
+    for balance in (False, True):
+        data = dfac.as_blocks(V, 2, balance=balance)
+        model = dfac.TweedieNMF(1, dispersion=1.0, rate_w="row")
+        rates = draw(model, V=data, draws=60, blocks=None)["posterior"]["rate_w"]
+        assert np.argmin(rates.values.mean(axis=(0, 1))) == 2
+
+
+def test_moments_alone_come_with_the_rates_of_components() -> None:
+    tree = draw(LEARNT, keep="moments")
+    assert set(tree["posterior"].data_vars) == {"rate_h", "shape_w"}
+    assert "lp" in str(dfac.summarize(tree)["functional"].values)
+    with pytest.raises(OptionError, match="kept moments only"):
+        dfac.align(tree)
+
+
+def test_aligned_components_keep_their_rates() -> None:
+    tree = draw(SHARED, draws=20)
+    aligned = dfac.align(tree)
+    order = aligned["alignment"]["permutation"].values
+    drawn = np.take_along_axis(tree["posterior"]["rate"].values, order, -1)
+    np.testing.assert_array_equal(aligned["posterior"]["rate"], drawn)
+
+
+@pytest.mark.parametrize("model", [LEARNT, SHARED])
+def test_the_metric_follows_the_rates(model: dfac.TweedieNMF) -> None:
+    sampler = dfac.PSGLD(**WARM)
+    with dfac.as_blocks(counts(), 2) as data:
+        options = RunOptions(40, 10, 1, 1, 0, "moments", 0, "float32")
+        chain: Any = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
+        chain.start()
+        for end in chain.setting.ends:
+            chain.advance(end)
+            state = chain.tracks[0].state
+            for factor, bands in enumerate((state.rows, state.cols)):
+                for band in bands:
+                    rate = band.arrays.get("rate", chain.hyper.prior(factor)[0])
+                    wanted = band.arrays["curvature"] + np.asarray(rate, np.float32)
+                    np.testing.assert_allclose(band.arrays["metric"], wanted, rtol=1e-6)
+            chain.forget()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rate_w": "column"}, r'rate_w must be a .* or "auto" or "component" or "row", got'),
+        ({"rate_h": "row"}, r'rate_h must be .* or "column", got'),
+        ({"shape_w": "component"}, r'shape_w must be a positive number or "auto", got'),
+        ({"shape_h": 0.0}, r"shape_h must be a positive, finite number, got 0"),
+    ],
+)
+def test_other_words_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        dfac.TweedieNMF(2, **settings)
+
+
+@pytest.mark.parametrize("model", [LEARNT, SHARED])
+def test_what_takes_settled_priors_says_so(model: dfac.TweedieNMF) -> None:
+    V, names = counts(), " and ".join(own.name for own in model.learnt)
+    for call in (
+        lambda: dfac.sample(V, model, dfac.PSGRRLD(), **SETTINGS),
+        lambda: dfac.optimize(V, model),
+        lambda: dfac.log_evidence(V, model),
+        lambda: dfac.stein_posterior(V, model),
+    ):
+        with pytest.raises(ModelError, match=re.escape(f"this model learns {names}; pass numbers")):
+            call()

@@ -1,0 +1,153 @@
+"""Learnt rates and shapes against quadrature, and planted bugs that must not pass."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import special
+
+import daskfactor as dfac
+from daskfactor.models.rates import draw_shape
+from daskfactor.models.tweedie import GammaFactors
+from daskfactor.results.diagnose import convergence
+
+pytestmark = pytest.mark.statistical
+
+Array = NDArray[Any]
+V = np.array([[4.0, 7.0], [2.0, 5.0], [0.0, 1.0]])
+"""Counts of three rows: b of the hyperpriors follows from their mean."""
+
+
+def model(**settings: Any) -> dfac.TweedieNMF:
+    return dfac.TweedieNMF(1, dispersion=1.0, **settings)
+
+
+def nodes(low: float, high: float, count: int) -> tuple[Array, Array]:
+    """Points in log x and log weights, the Jacobian among them."""
+    t = np.linspace(np.log(low), np.log(high), count)
+    return np.exp(t), t + np.log(t[1] - t[0])
+
+
+def log_gamma(x: Array, shape: Any, rate: Any) -> Array:
+    return shape * np.log(rate) - special.gammaln(shape) + (shape - 1.0) * np.log(x) - rate * x
+
+
+@cache
+def exact(law: GammaFactors, shape_w: bool = False) -> dict[str, float]:
+    """Posterior means under K = 1 by summation over H, and over w given H row by row.
+
+    ``rate_w="row"`` and ``rate_h`` fixed, or both by component; a learnt ``shape_w`` too.
+    """
+    h, log_h = nodes(2e-2, 40.0, 61)
+    first, second = (own.ravel() for own in np.meshgrid(h, h, indexing="ij"))
+    weight = np.add.outer(log_h, log_h).ravel()
+    total, data = first + second, special.xlogy(V[:, :1], first) + special.xlogy(V[:, 1:], second)
+    a, log_a = nodes(0.03, 12.0, 61) if shape_w else (np.ones(1), np.zeros(1))
+    log_p, means = [], []
+    for shape, log_shape in zip(a, log_a, strict=True):
+        shapes = (float(shape), 1.0)
+        prior_w, prior_h = law.hyperpriors(V.mean(), shapes)
+        assert prior_w is not None
+        lam, log_lam = nodes(5e-3, 60.0, 121)
+        log_lam = log_lam + log_gamma(lam, *prior_w)
+        own = log_shape - shape if shape_w else 0.0
+        counts = V.sum(axis=1)[:, None, None] + shape
+        # p(v_i | h, λ) and E w_i, (rows, λ, h)
+        slope = lam[:, None] + total
+        rows = data[:, None] + special.gammaln(counts) - counts * np.log(slope)
+        rows = rows + shape * np.log(lam)[:, None] - special.gammaln(shape)
+        if prior_h is None:  # each row has its own rate
+            at = law.rates_under(V.mean(), shapes)[1]
+            joint = rows + log_lam[:, None]
+            top = joint.max(axis=1, keepdims=True)
+            of_row = np.log(np.exp(joint - top).sum(axis=1)) + top[:, 0]
+            log_p.append(
+                of_row.sum(axis=0)
+                + weight
+                + log_gamma(first, 1.0, at)
+                + log_gamma(second, 1.0, at)
+                + own
+            )
+            inside = np.exp(joint - top)
+            inside /= inside.sum(axis=1, keepdims=True)
+            mean_w = (inside * counts / slope).sum(axis=1)
+            log_rate = (inside * np.log(lam)[:, None]).sum(axis=1).mean(axis=0)
+        else:
+            whole = rows.sum(axis=0) + log_lam[:, None] + weight
+            whole = (
+                whole + log_gamma(first, 1.0, lam[:, None]) + log_gamma(second, 1.0, lam[:, None])
+            )
+            top = whole.max(axis=0)
+            inside = np.exp(whole - top)
+            log_p.append(np.log(inside.sum(axis=0)) + top + own)
+            inside /= inside.sum(axis=0)
+            mean_w = (inside * counts / slope).sum(axis=1)
+            log_rate = (inside * np.log(lam)[:, None]).sum(axis=0)
+        means.append((mean_w, log_rate, np.full(first.size, np.log(shape))))
+    p = np.exp(np.array(log_p) - np.max(log_p))
+    p /= p.sum()
+    of = lambda index: np.array([own[index] for own in means])  # noqa: E731
+    mean_w = np.array([own[0] for own in means])
+    found = {f"mu {i}": float((p * mean_w[:, i] * first).sum()) for i in range(3)}
+    found |= {"log rate": float((p * of(1)).sum()), "sum w": float((p[:, None] * mean_w).sum())}
+    return found | ({"log shape": float((p * of(2)).sum())} if shape_w else {})
+
+
+def z_scores(law: dfac.TweedieNMF, draws: int = 3000) -> dict[str, float]:
+    """How far the means of a run are from the exact ones, in standard errors by the ESS."""
+    shape_w = law.shape_w == "auto"
+    settings: dict[str, Any] = {"random_seed": 2, "executor": "serial", "progressbar": False}
+    tree = dfac.sample(V, law, dfac.Gibbs(), draws, 200, 2, blocks=1, **settings)
+    posterior = tree["posterior"].to_dataset()
+    W, H = (posterior[name].values.astype(float) for name in "WH")
+    rate = posterior["rate_w" if "rate_w" in posterior else "rate"].values
+    series = {f"mu {i}": W[:, :, i, 0] * H[:, :, 0, 0] for i in range(3)}
+    series |= {"log rate": np.log(rate).mean(axis=-1), "sum w": W.sum(axis=(2, 3))}
+    if shape_w:
+        series["log shape"] = np.log(posterior["shape_w"].values)
+    wanted, found = exact(law, shape_w), {}
+    for name, values in series.items():
+        worth = convergence(values)[1]
+        assert worth > 100, (name, worth)
+        found[name] = float((values.mean() - wanted[name]) / (values.std() / np.sqrt(worth)))
+    return found
+
+
+BY_ROW = model(rate_w="row", rate_h=0.8)
+SHARED = model(rate_w="component", rate_h="component")
+SHAPED = model(rate_w="row", rate_h=0.8, shape_w="auto")
+
+
+@pytest.mark.parametrize("law", [BY_ROW, SHARED, SHAPED], ids=["rows", "shared", "shape"])
+def test_exact_posteriors(law: dfac.TweedieNMF) -> None:
+    z = z_scores(law)
+    assert max(map(abs, z.values())) < 5, z
+
+
+def no_count(shapes: Any, totals: Any) -> Any:
+    """The power of λ in the density of the factors left out."""
+    return [0.5 * shape * own.entries for shape, own in zip(shapes, totals, strict=True)]
+
+
+def of_log(density: Any, shape: float, rng: Any) -> float:
+    """The density of log a taken for that of a."""
+    return draw_shape(lambda a: density(a) - 2.0 * np.log(a), shape, rng)
+
+
+@pytest.mark.parametrize(
+    ("law", "name", "bug"),
+    [
+        (BY_ROW, "_weights", no_count),
+        (SHARED, "_weights", no_count),
+        (SHAPED, "draw_shape", of_log),
+    ],
+    ids=["rows", "shared", "shape"],
+)
+def test_planted_bugs_are_seen(
+    law: dfac.TweedieNMF, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"daskfactor.models.tweedie.{name}", bug)
+    z = z_scores(law)
+    assert max(map(abs, z.values())) > 5, z
