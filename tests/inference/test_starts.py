@@ -80,8 +80,8 @@ def test_a_warm_start_that_ends_too_early_is_told(monkeypatch: Any):
 
 def test_extrapolated_updates_never_lose():
     model, hyper = dfac.TweedieNMF(K), Hyperparameters(1.0, 1.0, 1.0)
-    with dfac.as_blocks(counts(50.0)[0], 2, dtype="float64") as data:
-        state, values = start_state(data, model, 0, 0), [np.inf]
+    with dfac.as_blocks(counts(1e3)[0], 2, dtype="float64") as data:
+        state, values = start_state(data, model, 1, 0), [np.inf]
         for _ in range(60):
             given = data, model, state, SerialExecutor(), hyper, values[-1]
             values.append(starts._extrapolate(*given)[1])
