@@ -25,6 +25,7 @@ from .executors import ThreadsExecutor as ThreadsExecutor
 from .inference.base import ConstantStep as ConstantStep
 from .inference.base import PolynomialStep as PolynomialStep
 from .inference.block_hmc import BlockHMC as BlockHMC
+from .inference.calibration import calibrate as calibrate
 from .inference.cost import Cost as Cost
 from .inference.cost import estimate_cost as estimate_cost
 from .inference.dsgd import DSGD as DSGD

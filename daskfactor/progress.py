@@ -31,6 +31,7 @@ Phase = Literal[
     "save",
     "pilot",
     "particles",
+    "replications",
     "weights",
     "keys",
     "entries",
@@ -41,6 +42,7 @@ _MILLION_ENTRIES = ("M entries", 1e-6)
 _UNITS: Final = {
     "pilot": ("runs", 1.0),
     "particles": ("runs", 1.0),
+    "replications": ("runs", 1.0),
     "keys": _MILLION_ENTRIES,
     "entries": _MILLION_ENTRIES,
     "blocks": _MILLION_ENTRIES,

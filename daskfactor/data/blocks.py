@@ -89,7 +89,9 @@ class BlockedData:
     total_observed, n_missing : int
         Observed and missing entries of the whole matrix.
     total, mean, minimum, maximum : float
-        Of the observed values.
+        Of the observed values; priors that go by the data go by this mean.
+    variance : float or None
+        What such priors take the variance of the data to be; None: what it is.
     is_integer : bool
         Whether all observed values are whole numbers.
     fingerprint : str
@@ -123,6 +125,7 @@ class BlockedData:
         self.n_missing = self.shape[0] * self.shape[1] - self.total_observed
         self.total = statistics.total
         self.mean = self.total / max(1, self.total_observed)
+        self.variance: float | None = None
         self.minimum = statistics.minimum
         self.maximum = statistics.maximum
         self.is_integer = statistics.is_integer

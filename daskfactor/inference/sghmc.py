@@ -44,7 +44,7 @@ from daskfactor.inference.program import (
 )
 from daskfactor.kernels.langevin import drift, kick_drift, refresh, sums_of_squares
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.gaussian import BIAS_SHARE, GaussianHyper, GaussianMF
+from daskfactor.models.gaussian import BIAS_SHARE, NOISE_RATE, GaussianHyper, GaussianMF
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
@@ -58,8 +58,6 @@ SPREAD = 0.3
 LEARN = 0.3
 """Weight of the latest segment in the metric's ratios, while they are learnt."""
 LEAST_RATIO, LARGEST_RATIO = 0.1, 100.0
-NOISE_RATE = 0.01
-"""Rate of the gamma prior on one over the noise, in units of the noise it starts from."""
 RUNAWAY = 1e3
 """A chain whose mean squared residual is this many times the data's variance has diverged."""
 CYCLE_STEP = 0.12
@@ -109,7 +107,7 @@ def warm_start(
     """Draw the first state from the prior, momentum at rest, with its hyperparameters."""
     nothing = [np.zeros((length, model.n_components)) for length in data.shape]
     fit = evaluate(executor, data, _packed(data, model, nothing), model.likelihood, NO_FLOOR)
-    hyper = model.start(data.mean, fit.pearson / data.total_observed)
+    hyper = model.start(data.mean, data.variance or fit.pearson / data.total_observed)
     factors = []
     for number, precisions in enumerate((hyper.precision_w, hyper.precision_h)):
         rng = generator(seed, chain, Stream.START, number)

@@ -16,6 +16,7 @@ from daskfactor.models.settings import (
     Auto,
     FactorModel,
     Learnt,
+    PriorDraw,
     StoredModel,
     advised,
 )
@@ -29,6 +30,9 @@ BIAS_SHARE = 0.15
 """The same for the biases of the rows, and for those of the columns."""
 NOISE_SHARE = 0.7
 """Share of the data's variance that the noise starts from."""
+
+NOISE_RATE = 0.01
+"""Rate of the gamma prior on one over the noise, in units of the noise it starts from."""
 
 
 class GaussianHyper(NamedTuple):
@@ -179,6 +183,36 @@ class GaussianMF(FactorModel):
         bias = 1.0 / (BIAS_SHARE * variance)
         noise = NOISE_SHARE * variance if self.noise == "auto" else float(self.noise)
         return GaussianHyper(noise, mean, bias, bias, (float(w),) * K, (float(h),) * K)
+
+    def draw_prior(
+        self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
+    ) -> PriorDraw:
+        """Draw noise, precisions, factors and biases.
+
+        The level, whose prior is flat, is the mean: ranks under shifts of all data are the same.
+        """
+        prior, K = self.start(mean, variance), self.n_components
+        noise = prior.noise
+        if self.noise == "auto":
+            noise *= NOISE_RATE / rng.exponential()
+        given = {side: getattr(self, f"precision_{side}") == "auto" for side in "wh"}
+        shared = rng.exponential(size=K)
+        learnt: dict[str, Any] = {"noise": noise}
+        packed = []
+        for side, length, own in zip(("rows", "columns"), shape, "wh", strict=True):
+            around = np.asarray(getattr(prior, f"precision_{own}"))
+            if given[own]:
+                around = around * (shared if all(given.values()) else rng.exponential(size=K))
+            of_bias = rng.exponential() * prior.row_bias_precision  # as that of columns
+            bias = rng.normal(size=length) / math.sqrt(of_bias) + (mean if own == "h" else 0.0)
+            factor = rng.normal(size=(length, K)) / np.sqrt(around)
+            packed.append(self.pack(side, factor, bias, mean))
+            learnt[f"precision_{own}"] = np.full(self.width, math.nan)
+            learnt[f"precision_{own}"][:K] = around
+            if self.biases:
+                learnt[f"precision_{own}"][K + (own == "h")] = of_bias
+        settled = not (self.biases or self.noise == "auto" or any(given.values()))
+        return PriorDraw(packed[0], packed[1].T, noise, {} if settled else learnt)
 
     def pack(self, side: str, factor: Array, bias: Array | None, mean: float) -> Array:
         """A packed factor, (n, width), from (n, K) and the biases (n,).

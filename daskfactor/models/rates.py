@@ -85,6 +85,12 @@ def shared(rate_w: float, rate_h: float) -> Gamma:
     return Gamma(SHARED, math.sqrt((SHARED - 1.0) * (SHARED - 2.0) / (rate_w * rate_h)))
 
 
+def draw_prior_shape(rng: np.random.Generator) -> float:
+    """Draw a from its prior, Exponential(1) where it is held."""
+    low, high = math.exp(-LEAST_SHAPE), math.exp(-LARGEST_SHAPE)
+    return -math.log(rng.uniform(high, low))
+
+
 def draw_shape(
     log_density: Callable[[float], float], shape: float, rng: np.random.Generator
 ) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -116,6 +117,25 @@ class Learnt(NamedTuple):
     doc: str
 
 
+class PriorDraw(NamedTuple):
+    """Factors from a prior, and what the data's law needs besides their product.
+
+    Attributes
+    ----------
+    W, H
+        (I, width) and (width, J), in double precision.
+    dispersion
+        Of the law of an observation.
+    learnt
+        What was drawn of `FactorModel.learnt`, by name.
+    """
+
+    W: NDArray[np.float64]
+    H: NDArray[np.float64]
+    dispersion: float
+    learnt: Mapping[str, Any] = MappingProxyType({})
+
+
 class FactorModel(StoredModel, ABC):
     """A model of a matrix as a product of factors, and what is asked of every such model.
 
@@ -169,6 +189,21 @@ class FactorModel(StoredModel, ABC):
     def component_names(self) -> tuple[str, ...] | None:
         """Names of the factors' columns; None: they are the components, by number."""
         return None
+
+    def draw_prior(
+        self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
+    ) -> PriorDraw:
+        """Draw what is learnt, and the factors of (I, J) data; ``rng`` is advanced.
+
+        ``mean`` and ``variance`` stand for those of the data where priors go by these.
+
+        Raises
+        ------
+        ModelError
+            If something is chosen from the data that has no prior at all.
+        """
+        del rng, shape, mean, variance
+        raise ModelError(f"{type(self).__name__} has no prior that could be drawn from")
 
     def check_values(self, minimum: float, maximum: float) -> None:
         """Refuse data that the law cannot have produced; missing ones are left out."""

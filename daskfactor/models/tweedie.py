@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import DataError, ModelError
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.rates import Gamma, Totals, alone, draw_shape, shared
+from daskfactor.models.rates import Gamma, Totals, alone, draw_prior_shape, draw_shape, shared
 from daskfactor.models.settings import (
     COUNT,
     POSITIVE_OR_AUTO,
@@ -24,6 +24,7 @@ from daskfactor.models.settings import (
     Learnt,
     Mask,
     OfDivergence,
+    PriorDraw,
     check_length,
     checked_fixed,
     checked_number,
@@ -264,6 +265,38 @@ class GammaFactors(FactorModel):
         """
         shape_w, shape_h = self.starting_shapes
         return gamma_log_density(W, rate_w, shape_w) + gamma_log_density(H, rate_h, shape_h)
+
+    def draw_prior(
+        self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
+    ) -> PriorDraw:
+        """Draw both factors; frozen components are what they are."""
+        del variance
+        if self.dispersion == "auto":
+            raise ModelError(
+                'dispersion="auto" is estimated from the data and has no prior to be drawn from; '
+                "pass a number, 1.0 for Poisson counts"
+            )
+        shapes = [draw_prior_shape(rng) if a == "auto" else a for a in (self.shape_w, self.shape_h)]
+        learnt: dict[str, Any] = {
+            f"shape_{letter}": a
+            for letter, a in zip("wh", shapes, strict=True)
+            if getattr(self, f"shape_{letter}") == "auto"
+        }
+        count = {"component": (1, self.n_components), "row": (shape[0], 1), "column": (shape[1], 1)}
+        rates: list[Any] = list(self.rates_under(mean, (shapes[0], shapes[1])))
+        hyperpriors = self.hyperpriors(mean, (shapes[0], shapes[1]))
+        for side, (prior, of) in enumerate(zip(hyperpriors, self.rates_of, strict=True)):
+            if prior is not None and of is not None:
+                none = np.zeros(count[of])
+                again = self.shares_rates and side == 1
+                rates[side] = rates[0] if again else prior.draw(rng, none, none)
+                learnt["rate" if self.shares_rates else f"rate_{'wh'[side]}"] = rates[side].ravel()
+        factors = []
+        for length, rate, a, own in zip(shape, rates, shapes, self.fixed, strict=True):
+            factors.append(rng.gamma(a, 1.0 / rate, (length, self.n_components)))
+            if own is not None:
+                own.put(factors[-1], slice(None))
+        return PriorDraw(factors[0], factors[1].T, float(self.dispersion), learnt)
 
     def of_divergence(self, divergence: NDArray[Any]) -> OfDivergence:
         """Take ℓ(d) = -d / φ and its derivatives."""

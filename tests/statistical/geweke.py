@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler
+from daskfactor.inference.calibration import block_diagonal
 from daskfactor.inference.program import prepare_state
 from daskfactor.models.tweedie import Hyperparameters
 
@@ -69,11 +69,7 @@ def draw_counts(mu: Array, hyper: Any, rng: Rng) -> Array:
 
 def as_one_matrix(problem: Problem, V: Array) -> Any:
     """Data of all problems (copies, I, J) as one sparse matrix; what is not stored is missing."""
-    row, col = np.nonzero(problem.seen)
-    each = np.arange(problem.copies)[:, None]
-    where = ((row * problem.copies + each).ravel(), (col * problem.copies + each).ravel())
-    shape = problem.rows * problem.copies, problem.cols * problem.copies
-    return sparse.coo_array((V[:, row, col].ravel(), where), shape=shape)
+    return block_diagonal(np.where(problem.seen, V, np.nan))
 
 
 def functions(W: Array, H: Array) -> Array:

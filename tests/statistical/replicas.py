@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import Executor, SerialExecutor
 from daskfactor.inference.base import RunOptions, Sampler, Setting
+from daskfactor.inference.calibration import block_diagonal
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import Case
 
@@ -55,11 +55,7 @@ def replicate(V: Array, copies: int) -> Array:
 
 def replicate_sparse(V: Array, copies: int) -> Any:
     """The same with what is observed stored, zeros too."""
-    values = np.broadcast_to(V, (copies, *V.shape)).ravel()
-    seen = ~np.isnan(values)
-    at = tuple(index[seen] for index in cells_of(V.shape, copies))
-    shape = (V.shape[0] * copies, V.shape[1] * copies)
-    return sparse.coo_array((values[seen], at), shape=shape).tocsr()
+    return block_diagonal(np.broadcast_to(V, (copies, *V.shape)))
 
 
 def cells_of(shape: tuple[int, ...], copies: int) -> tuple[Array, Array]:

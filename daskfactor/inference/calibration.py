@@ -1,0 +1,370 @@
+"""Simulation-based calibration: the verb ``calibrate``.
+
+If (W, H) come from the prior and V from the law given them, then (W, H) and draws from the
+posterior of V are exchangeable, so the rank of any function of (W, H) among its values at the
+draws is uniform. A model, a sampler and the length of a run go wrong together or not at all.
+
+Replications that share no row and no column have independent posteriors in one matrix, whose
+other cells are missing. So one run draws for many of them at once.
+"""
+
+import json
+import math
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskfactor.checks import is_number, whole_number
+from daskfactor.data.sources import as_blocks
+from daskfactor.errors import OptionError
+from daskfactor.executors import Executor
+from daskfactor.inference.base import Sampler, checked_lengths, checked_sampler
+from daskfactor.inference.sampling import sample
+from daskfactor.models.settings import FactorModel
+from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
+from daskfactor.random import Stream, generator, resolve_seed
+from daskfactor.results.diagnose import addressed_cells, effective_size
+from daskfactor.results.ranks import Uniformity, uniformity
+from daskfactor.results.schema import BIASED
+
+Array = NDArray[Any]
+
+TOGETHER_BYTES: Final = 2**27
+"""What kept draws of replications in one matrix may take."""
+SLAB: Final = 2**22
+"""Means of cells that are worked out at once."""
+LEVELS: Final = (63, 31, 15, 7)
+"""Draws that a rank may be among."""
+APART: Final = 2.0
+"""Draws between two that are ranked among, in units of the time they take to be independent."""
+FEWEST: Final = 20.0
+"""Independent draws below which their number itself is not known well enough."""
+SOME: Final = 100
+"""Replications that this time is estimated from."""
+SIGNIFICANT: Final = 0.01
+"""p value, over all quantities together, below which ranks are not uniform."""
+SEEN_SHIFT, SEEN_SPREAD = 4.7, 3.7
+"""Errors of a mean in sd, and of an sd in shares of it, that √N replications mostly show."""
+
+CAUSES: Final = (
+    "If twice the tuning does not help, sampler, prior and law do not go together.",
+    "If half the step and twice the tuning do not help, sampler, prior and law do not go together.",
+)
+"""What that means for a sampler without, and with, the bias of a finite step."""
+
+
+class Calibration(xr.Dataset):  # type: ignore[no-untyped-call]
+    """What :func:`calibrate` returns: a Dataset whose print is a verdict and a table."""
+
+    __slots__ = ()
+
+    @property
+    def verdict(self) -> str:
+        """Whether ranks are uniform, and what it means if they are not."""
+        return str(self.attrs["verdict"])
+
+    def __repr__(self) -> str:
+        columns = ["levels", "ess", *Uniformity._fields]
+        if "verdict" not in self.attrs or not set(columns) <= set(self.data_vars):
+            return super().__repr__()
+        table = self[columns].to_dataframe().round(dict.fromkeys(columns, 4) | {"ess": 0})
+        return f"{table.to_string()}\n\n{self.verdict}"
+
+
+class Task(NamedTuple):
+    """What is calibrated: a model of data of a shape, some of them hidden, at cells.
+
+    ``moments`` are mean and variance that stand for those of the data in priors.
+    """
+
+    model: FactorModel
+    shape: tuple[int, int]
+    moments: tuple[float, float]
+    missing: float
+    cells: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def calibrate(
+    model: FactorModel,
+    shape: tuple[int, int],
+    sampler: Sampler | None = None,
+    *,
+    replications: int = 200,
+    draws: int = 500,
+    tune: int = 500,
+    missing: float = 0.0,
+    moments: tuple[float, float] = (1.0, 1.0),
+    cells: int = 4,
+    together: int | Literal["auto"] = "auto",
+    random_seed: int | None = None,
+    progressbar: bool = True,
+    client: Any = None,
+    blocks: int | None = None,
+    executor: str | Executor = "auto",
+    callback: OnEvent | None = None,
+) -> Calibration:
+    """Simulation-based calibration: whether a sampler draws from the posterior of a model.
+
+    Factors are drawn from the prior and data from the law given these, again and again, and
+    the posterior of the data is sampled. Ranks of the true factors' functions among those
+    of the draws are uniform if everything is right: law, prior, sampler, and the length of the
+    run. Among the functions are the likelihood of the data, which sees what single
+    cells do not, some cells of W H, and the sums of W and of H, which the priors alone hold in
+    place. Draws are thinned until they are nearly independent.
+
+    Parameters
+    ----------
+    model
+        With a number for a dispersion that would be estimated, which has no prior.
+    shape
+        Rows and columns of the data, (I, J); small ones show most for the time.
+    sampler
+        As for :func:`sample`.
+    replications
+        How often data are drawn; with N of them errors of posterior means above 5/√N
+        standard deviations mostly show.
+    draws, tune
+        As for :func:`sample`, of every replication.
+    missing
+        Share of cells that are hidden, anew in every replication.
+    moments
+        Mean and variance that priors go by which else go by those of the data, such as
+        ``"auto"`` rates: of data from such a prior they would say what they should not know.
+    cells
+        How many cells of W H to rank.
+    together
+        Replications that one run draws for, as blocks of one matrix without a row or a column
+        in common; ``"auto"``: as many as there is memory for, 1 where a model
+        has frozen components or learns what all rows and columns share.
+    random_seed, progressbar, client, blocks, executor, callback
+        As for :func:`sample`.
+
+    Returns
+    -------
+    Calibration
+        A Dataset, the least uniform first, over ``quantity``: ``p``, by which the verdict
+        goes, ``ecdf_p`` (of simultaneous bands around the ranks' distribution function),
+        ``chi_square_p``, ``shift`` and ``spread`` (standard normal if all is right; positive
+        where draws lie too low, and where they are too narrow), ``levels``, the number of
+        draws that are ranked among, and ``ess``, what a replication's draws are worth; and
+        ``rank`` (quantity, replication).
+        ``print`` shows a table and the verdict, which is also ``.verdict``;
+        `daskfactor.plots.calibration_plot` draws it.
+
+    Raises
+    ------
+    ModelError, OptionError
+        If the model has no prior of its own, or an option is not allowed.
+
+    Notes
+    -----
+    Talts, Betancourt, Simpson, Vehtari and Gelman 2018, "Validating Bayesian inference
+    algorithms with simulation-based calibration", algorithms 1 and 2. A step of finite size
+    shows, too, with enough replications.
+    """
+    sampler = checked_sampler(model, sampler)
+    replications = whole_number("replications", replications, 10)
+    lengths = checked_lengths(sampler, draws=draws, tune=tune)
+    sizes = list(np.atleast_1d(np.asarray(shape, dtype=object)))
+    if len(sizes) != 2:
+        raise OptionError(f"shape must be two whole numbers, rows and columns, got {shape!r}")
+    rows, cols = (whole_number("either number of shape", size, 1) for size in sizes)
+    if not is_number(missing) or not 0 <= missing < 1:
+        raise OptionError(f"missing must be a share of at least 0 and below 1, got {missing!r}")
+    given = np.ravel(np.asarray(moments, dtype=object))
+    if given.size != 2 or not all(map(is_number, given)) or not given[1] > 0:
+        raise OptionError(f"moments must be a mean and a positive variance, got {moments!r}")
+    seed = resolve_seed(random_seed)
+    chosen = addressed_cells((rows, cols), whole_number("cells", cells, 0), seed)
+    task = Task(model, (rows, cols), moments, missing, chosen)
+    each = _together(task, together, replications, draws)
+    counts = [each] * (replications // each) + [replications % each] * bool(replications % each)
+    found, told = [], callback or ignore
+    run: dict[str, Any] = {"client": client, "executor": executor, "progressbar": False}
+    with progress_bar(progressbar) as show:
+
+        def on_event(event: RunEvent) -> None:
+            show(event)
+            told(event)
+
+        for number, count in enumerate(counts):
+            rng = generator(seed, number, Stream.SIMULATION)
+            run |= {"random_seed": int(rng.integers(2**63))}
+            run |= {"callback": on_event if len(counts) == 1 else None}
+            found.append(_replicate(task, sampler, count, blocks, rng, run | lengths))
+            on_event(RunEvent("replications", sum(counts[: number + 1]), replications))
+    values = {name: [one[name] for one in found] for name in found[0]}
+    about = {
+        "model": json.dumps(model.to_dict()),
+        "sampler": json.dumps(sampler.to_dict()),
+        "missing": missing,
+        "random_seed": str(seed),
+        BIASED: int(sampler.biased),
+    }
+    return _judge(
+        {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, lengths | about
+    )
+
+
+def _together(task: Task, together: Any, replications: int, draws: int) -> int:
+    """Return how many replications share a run."""
+    rng = np.random.default_rng(0)
+    alone = task.model.draw_prior(rng, task.shape, *task.moments)  # refuses a model without a prior
+    local = {own.name for own in task.model.learnt if own.dims in (("row",), ("column",))}
+    joined = local.issuperset(alone.learnt) and task.model.fixed == (None, None)
+    if together != "auto":
+        given = whole_number("together", together, 1)
+        if given > 1 and not joined:
+            raise OptionError(
+                f"together={given} puts replications into one matrix, and this model has "
+                "hyperparameters or frozen components that all rows share; leave it out"
+            )
+        return min(given, replications)
+    each = 4 * draws * sum(task.shape) * task.model.width
+    return min(replications, max(1, TOGETHER_BYTES // each)) if joined else 1
+
+
+def _replicate(
+    task: Task,
+    sampler: Sampler,
+    count: int,
+    blocks: int | None,
+    rng: np.random.Generator,
+    run: dict[str, Any],
+) -> dict[str, Array]:
+    """Return quantities at the draws of one run and, last, at the truth: (draws + 1, count)."""
+    rows, cols = task.shape
+    true = task.model.draw_prior(rng, (rows * count, cols * count), *task.moments)
+    mu = _means(true.W[None], true.H[None], count)[0]
+    V = task.model.likelihood.sample(rng, mu, true.dispersion)
+    seen = rng.random(V.shape) >= task.missing
+    seen[:, 0, 0] |= ~seen.any(axis=(1, 2))  # not all of a replication
+    V = np.where(seen, V, np.nan)
+    matrix = V[0] if count == 1 else block_diagonal(V)
+    unstored = "missing" if count > 1 else None
+    with as_blocks(matrix, blocks, unstored=unstored, allow_empty=True) as data:
+        data.mean, data.variance = task.moments
+        tree = sample(data, task.model, sampler, keep="draws", **run)
+    posterior = tree["posterior"].to_dataset()
+    W, H = (
+        np.concatenate([posterior[name].values[0], own[None]])
+        for name, own in (("W", true.W), ("H", true.H))
+    )
+    found = _quantities(task, W, H, V)
+    for name, own in true.learnt.items():  # components have no order: the mean over them
+        values = np.concatenate([posterior[name].values[0], np.asarray(own)[None]])
+        found[name] = np.nanmean(values.reshape(len(W), -1, count), axis=1)
+    return found
+
+
+def block_diagonal(V: Array) -> Any:
+    """Put matrices V (count, I, J), NaN where missing, into a sparse one that stores what is not.
+
+    Row r of each comes before row r + 1 of any, and columns likewise, so that bands cut
+    through every one of them as they would through a single one.
+    """
+    count, rows, cols = V.shape
+    each, row, col = np.nonzero(~np.isnan(V))
+    where = row * count + each, col * count + each
+    stored = V[each, row, col]
+    return sparse.coo_array((stored, where), shape=(rows * count, cols * count)).tocsr()
+
+
+def _means(W: Array, H: Array, count: int) -> Array:
+    """Return WH of every replication, (draw, count, I, J)."""
+    W = W.reshape(len(W), -1, count, W.shape[-1])
+    H = H.reshape(len(H), H.shape[1], -1, count)
+    return np.asarray(np.einsum("dick,dkjc->dcij", W, H, optimize=True))
+
+
+def _quantities(task: Task, W: Array, H: Array, V: Array) -> dict[str, Array]:
+    """Return what is ranked at draws of W (draw, row, k) and of H: (draw, replication) each."""
+    count, (rows, cols), K = len(V), task.cells, task.model.n_components
+    step, parts = max(1, SLAB // V.size), []
+    for start in range(0, len(W), step):
+        mu = _means(W[start : start + step], H[start : start + step], count)
+        with np.errstate(all="ignore"):
+            losses = task.model.likelihood.deviance(V, mu)
+        fits = -np.where(np.isnan(V), 0.0, losses).sum(axis=(2, 3))
+        parts.append(np.concatenate([fits[..., None], mu[:, :, rows, cols]], axis=2))
+    cells = [f"mu[{i},{j}]" for i, j in zip(rows, cols, strict=True)]
+    values = np.moveaxis(np.concatenate(parts), 2, 0)
+    found = dict(zip(("log_likelihood", *cells), values, strict=True))
+    sums = np.abs(W[..., :K]).sum(axis=2), np.abs(H[:, :K]).sum(axis=1)
+    for name, own in zip(("w_sum", "h_sum"), sums, strict=True):
+        found[name] = own.reshape(len(W), -1, count).sum(axis=1)
+    return found
+
+
+def _judge(values: dict[str, Array], attrs: dict[str, Any]) -> Calibration:
+    """Rank, test, sort and put into words."""
+    rows, ranks = [], []
+    for one in values.values():
+        drawn, true = one[:-1], one[-1]
+        # The mean over replications of the time that draws take to be independent.
+        some = drawn.T[:: math.ceil(len(true) / SOME)]
+        ess = 1 / float(np.mean([1 / effective_size(own[None]) for own in some]))
+        levels = next(n for n in LEVELS if APART * n <= ess) if ess >= FEWEST else 0
+        at = np.arange(1, levels + 1) * len(drawn) // max(levels, 1) - 1
+        ranks.append((drawn[at] < true).sum(axis=0))
+        tested = uniformity(ranks[-1], levels) if levels else [math.nan] * len(Uniformity._fields)
+        rows.append((levels, ess, *tested))
+    columns = ("levels", "ess", *Uniformity._fields)
+    table = dict(zip(columns, np.array(rows).T, strict=True))
+    order = np.argsort(table["p"], kind="stable")  # NaN last
+    made: dict[str, Any] = {name: ("quantity", own[order]) for name, own in table.items()}
+    made["rank"] = (("quantity", "replication"), np.array(ranks)[order])
+    found = Calibration(made, {"quantity": np.array(list(values))[order]}, attrs)
+    found["levels"] = found["levels"].astype(np.int64)
+    found.attrs["replications"] = found.sizes["replication"]
+    found.attrs["calibrated"] = int(_passes(found))
+    found.attrs["verdict"] = " ".join(_sentences(found))
+    return found
+
+
+def _passes(found: Calibration) -> bool:
+    """Tell whether no p value is small for the smallest of as many; False if none is known."""
+    p = found["p"].dropna("quantity").values
+    return bool(p.size) and float(p.min()) * p.size >= SIGNIFICANT
+
+
+def _sentences(found: Calibration) -> list[str]:
+    known, count = found.dropna("quantity", subset=["p"]), found.attrs["replications"]
+    slow = [str(name) for name in found["quantity"].values if name not in known["quantity"]]
+    said = []
+    if known.sizes["quantity"]:
+        worst = known.isel(quantity=0)
+        name, p = str(worst["quantity"].values), float(worst["p"])
+        if found.attrs["calibrated"]:
+            said.append(
+                f"CALIBRATED as far as {count} replications tell: ranks are as uniform as chance "
+                f"leaves them (smallest p {p:.2g}, of {name}, among {known.sizes['quantity']} "
+                "quantities). Posterior means that are wrong by "
+                f"{SEEN_SHIFT / math.sqrt(count):.2g} standard deviations, or standard deviations "
+                f"wrong by {SEEN_SPREAD / math.sqrt(count):.0%}, would mostly have shown."
+            )
+        else:
+            said.append(
+                f"NOT CALIBRATED: the ranks of {name} are not uniform (p {p:.2g}, "
+                f"{known.sizes['quantity']} quantities tested): its draws {_how(worst)}. "
+                f"{CAUSES[found.attrs[BIASED]]}"
+            )
+    if slow:
+        said.append(
+            f"Nothing can be said of {', '.join(slow)}: the draws of a replication are worth "
+            f"fewer than {FEWEST:.0f} independent ones; draw more."
+        )
+    return said
+
+
+def _how(worst: xr.Dataset) -> str:
+    """In which way draws are wrong."""
+    shift, spread = float(worst["shift"]), float(worst["spread"])
+    lies = f"lie too {'low' if shift > 0 else 'high'}"
+    wide = f"are too {'narrow' if spread > 0 else 'wide'}"
+    if min(abs(shift), abs(spread)) > 3:
+        return f"{lies} and {wide}"
+    return lies if abs(shift) > abs(spread) else wide

@@ -1,0 +1,90 @@
+"""Ranks of a calibration: histograms, and distribution functions with simultaneous bands."""
+
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+
+from daskfactor.errors import OptionError
+from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, headline, new_figure, save, tidy
+from daskfactor.results.ranks import band
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_BARS = 16
+"""Bars of a histogram."""
+
+
+def calibration_plot(
+    calibration: xr.Dataset, most: int = 5, path: str | PathLike[str] | None = None
+) -> "Figure":
+    """Ranks of the true values, the least uniform quantities first.
+
+    Above, how often ranks came up: bars should stay in the band, which each leaves once in
+    twenty times. Below, how far the distribution function of ranks is from that of uniform
+    ones: under uniform ranks the whole line stays in the band 19 times out of 20.
+
+    Parameters
+    ----------
+    calibration : xarray.Dataset
+        A result of `calibrate`.
+    most
+        Quantities to show.
+    path
+        Picture to write; its suffix is the format.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    OptionError
+        If it is no such result, or matplotlib is not installed.
+    """
+    if not {"rank", "levels", "p"} <= set(calibration.data_vars):
+        raise OptionError(
+            "calibration_plot takes what calibrate returned, got a dataset with "
+            f"{sorted(map(str, calibration))}"
+        )
+    shown = calibration.isel(quantity=calibration["levels"].values > 0).isel(quantity=slice(most))
+    count = shown.sizes["quantity"]
+    if not count:
+        raise OptionError("no quantity has draws enough to be ranked among; calibrate with more")
+    figure = new_figure(max(2.1 * count, 4.0), 3.6)
+    axes = figure.subplots(2, count, squeeze=False, sharey="row", height_ratios=(3, 2))
+    for number, (above, below) in enumerate(axes.T):
+        _panel(above, below, shown.isel(quantity=number))
+    axes[0, 0].set_ylabel("over uniform", fontsize=8)
+    axes[1, 0].set_ylabel("ECDF - uniform", fontsize=8)
+    if path is not None:
+        save(figure, Path(fspath(path)))
+    return figure
+
+
+def _panel(above: "Axes", below: "Axes", one: xr.Dataset) -> None:
+    from scipy.stats import binom
+
+    ranks, levels = one["rank"].values, int(one["levels"])
+    bars = min(MOST_BARS, levels + 1)
+    seen = np.bincount(ranks * bars // (levels + 1), minlength=bars) * bars / ranks.size
+    low, high = (binom.ppf(end, ranks.size, 1 / bars) * bars / ranks.size for end in (0.025, 0.975))
+    above.axhspan(low, high, color=QUIET, alpha=0.45, lw=0)
+    middle = (np.arange(bars) + 0.5) / bars
+    outside = (seen < low) | (seen > high)
+    above.bar(middle, seen, 0.85 / bars, color=np.where(outside, WARN, ACCENT))
+    headline(above, f"{one['quantity'].item()}, p {float(one['p']):.2g}")
+    at = np.arange(1, levels + 1) / (levels + 1)
+    share = np.bincount(ranks, minlength=levels + 1).cumsum()[:-1] / ranks.size
+    lower, upper = band(ranks.size, levels)
+    below.fill_between(at, lower - at, upper - at, color=QUIET, alpha=0.45, lw=0)
+    below.axhline(0.0, color=INK, lw=0.5)
+    below.step(at, share - at, where="post", color=ACCENT, lw=1.1)
+    below.set_xlabel("rank over draws", fontsize=8)
+    for ax in (above, below):
+        tidy(ax)
+        ax.set_xlim(0, 1)

@@ -1,0 +1,125 @@
+"""What `calibrate` takes, refuses, returns and draws; `tests/statistical` says what it sees."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import daskfactor as dfac
+from daskfactor import plots
+from daskfactor.errors import DaskfactorError, OptionError
+
+MODEL = dfac.TweedieNMF(2, dispersion=1.0, rate_w=1.0, rate_h=0.5)
+SAMPLER = dfac.Gibbs(warm_start=2)
+
+
+def calibrate(model: Any = MODEL, **options: Any) -> Any:
+    settings: dict[str, Any] = {"replications": 12, "draws": 60, "tune": 10, "random_seed": 1}
+    quiet = {"progressbar": False, "executor": "serial"}
+    return dfac.calibrate(model, sampler=SAMPLER, **{"shape": (3, 4)} | quiet | settings | options)
+
+
+def test_what_it_returns() -> None:
+    found = calibrate(cells=2, missing=0.3)
+    assert dict(found["rank"].sizes) == {"quantity": 5, "replication": 12}
+    names = set(found["quantity"].values)
+    assert {"log_likelihood", "w_sum", "h_sum"} < names
+    assert sum(name.startswith("mu[") for name in names) == 2
+    known = found["p"].dropna("quantity")
+    assert (np.diff(known) >= 0).all()
+    assert (found["rank"].max("replication") <= found["levels"]).all()
+    assert json.loads(found.attrs["sampler"])["type"] == "Gibbs"
+    assert found.verdict in str(found)
+    assert found.identical(calibrate(cells=2, missing=0.3))
+    assert not found["rank"].equals(calibrate(cells=2, missing=0.3, random_seed=2)["rank"])
+
+
+def test_every_executor_gives_the_same_ranks() -> None:
+    assert calibrate(blocks=2).equals(calibrate(blocks=2, executor=dfac.LanesExecutor(2)))
+
+
+def test_replications_may_share_runs_or_have_their_own() -> None:
+    events: list[dfac.RunEvent] = []
+    alone = calibrate(together=1, callback=events.append)
+    assert [event.done for event in events if event.phase == "replications"] == list(range(1, 13))
+    some = calibrate(together=5)
+    for found in (alone, some):
+        assert found.sizes["replication"] == 12
+        assert found["ess"].sel(quantity="mu[0,1]" if "mu[0,1]" in found else "w_sum") > 0
+
+
+def test_few_draws_say_nothing() -> None:
+    found = calibrate(draws=10)
+    assert found["p"].isnull().all()
+    assert found.verdict.startswith("Nothing can be said of")
+    assert not found.attrs["calibrated"]
+    with pytest.raises(OptionError, match="calibrate with more"):
+        plots.calibration_plot(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": dfac.TweedieNMF(2)}, 'dispersion="auto" is estimated'),
+        ({"shape": 5}, "shape must be two whole numbers.*got 5"),
+        ({"shape": (3, 0)}, "at least 1, got 0"),
+        ({"missing": 1.0}, "below 1, got 1.0"),
+        ({"missing": "half"}, "below 1, got 'half'"),
+        ({"replications": 3}, "at least 10, got 3"),
+        ({"draws": 0}, "draws must be a whole number of at least 1, got 0"),
+        ({"moments": (1.0,)}, "moments must be a mean and a positive variance"),
+        ({"moments": (1.0, -1.0)}, "moments must be a mean and a positive variance"),
+        (
+            {"model": dfac.TweedieNMF(1, dispersion=1.0, fixed_w=np.ones((3, 1))), "together": 2},
+            "together=2 puts replications into one matrix",
+        ),
+    ],
+)
+def test_what_it_refuses(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(DaskfactorError, match=said) as caught:
+        calibrate(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_frozen_components_are_no_part_of_what_is_drawn() -> None:
+    W = np.array([[1.0, 4.0], [2.0, 0.5], [3.0, 2.0]])
+    drawn = dfac.TweedieNMF(3, dispersion=1.0, fixed_w=W).draw_prior(
+        np.random.default_rng(0), (3, 4), 1.0, 1.0
+    )
+    np.testing.assert_array_equal(drawn.W[:, :2], W)
+    assert drawn.W[:, 2].std() > 0
+    assert drawn.H.shape == (3, 4)
+    model = dfac.TweedieNMF(2, dispersion=1.0, fixed_w=W[:, :1])
+    assert calibrate(model).sizes["replication"] == 12
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_what_is_learnt_is_drawn(biases: bool) -> None:
+    rng = np.random.default_rng(0)
+    model = dfac.GaussianMF(2, biases=biases)
+    drawn = model.draw_prior(rng, (2000, 3000), 5.0, 4.0)
+    assert drawn.W.shape == (2000, model.width)
+    assert set(drawn.learnt) == {"noise", "precision_w", "precision_h"}
+    assert drawn.dispersion == drawn.learnt["noise"]
+    precision = drawn.learnt["precision_w"]
+    np.testing.assert_allclose(drawn.W[:, :2].var(axis=0) * precision[:2], 1, rtol=0.2)
+    np.testing.assert_array_equal(drawn.learnt["precision_h"][:2], precision[:2])
+    moving = 3 if biases else 2
+    assert np.isfinite(precision).sum() == moving
+    np.testing.assert_array_equal(drawn.W[:, -1], 1.0)
+    if biases:
+        assert drawn.H[3].mean() == pytest.approx(5.0, abs=5 * drawn.H[3].std() / 3000**0.5)
+    fixed = dfac.GaussianMF(2, biases=False, noise=1.0, precision_w=1.0, precision_h=1.0)
+    assert not fixed.draw_prior(rng, (3, 4), 5.0, 4.0).learnt
+
+
+def test_the_plot_has_two_axes_for_each_quantity(tmp_path: Any) -> None:
+    found = calibrate(replications=40, cells=1)
+    figure = plots.calibration_plot(found, most=3, path=tmp_path / "ranks.png")
+    known = min(3, int((found["levels"] > 0).sum()))
+    assert len(figure.axes) == 2 * known
+    assert figure.axes[0].get_title(loc="left").startswith(str(found["quantity"].values[0]))
+    assert (tmp_path / "ranks.png").stat().st_size > 1000
+    with pytest.raises(OptionError, match="takes what calibrate returned"):
+        plots.calibration_plot(found[["ess"]])
