@@ -461,7 +461,7 @@ def checked_lengths(sampler: Sampler, **lengths: Any) -> dict[str, int]:
 
 
 def plan_run(
-    data: BlockedData, width: int, sampler: Sampler, keep: str, seed: int, **lengths: int
+    data: BlockedData, model: FactorModel, sampler: Sampler, keep: str, seed: int, **lengths: int
 ) -> RunOptions:
     """Decide how many draws are kept; ``lengths`` are those of `checked_lengths`.
 
@@ -472,7 +472,8 @@ def plan_run(
         raise OptionError(f'keep must be "auto", "draws" or "moments", got {keep!r}')
     draws, every = lengths["draws"], int(keep == "draws")
     shares = sum(1 / track.coarseness for track in sampler.tracks)
-    each = sum(data.shape) * width * data.dtype.itemsize * lengths["chains"] * shares
+    rows = sum(data.shape) + model.n_covariates
+    each = rows * model.width * data.dtype.itemsize * lengths["chains"] * shares
     affordable = int(DRAWS_BUDGET / max(each, 1))
     if keep == "auto" and affordable:
         every = -(-draws // min(affordable, draws))
@@ -547,7 +548,8 @@ class Setting:
         length = min(SEGMENT_FLOPS / max(self.work, 1.0), LONGEST_SEGMENT)
         if options.keep_every:
             # All chains hold their draws until the segment is written.
-            draw = sum(self.data.shape) * self.model.width * np.dtype(options.dtype).itemsize
+            rows = sum(self.data.shape) + self.model.n_covariates
+            draw = rows * self.model.width * np.dtype(options.dtype).itemsize
             kept = draw / (options.thin * options.keep_every) * options.chains
             length = min(length, SEGMENT_BYTES / kept)
         step = max(1, int(length) // coarseness) * coarseness
@@ -559,6 +561,16 @@ class Setting:
             *(self.split, options.tune, options.cycles),
         }
         return tuple(sorted(end for end in ends if 0 < end <= options.cycles))
+
+    @cached_property
+    def told(self) -> tuple[Any, Any]:
+        """Covariates of those rows, and of those columns, that have data; None: there are none."""
+        data, found = self.data, []
+        sides = ("rows", data.row_observed), ("columns", data.col_observed)
+        for (side, counts), own in zip(sides, self.model.covariates, strict=True):
+            seen = in_callers_order(data, side, counts) > 0
+            found.append(own if own is None or seen.all() else own.at(seen))
+        return found[0], found[1]
 
     @property
     def placed_cells(self) -> Cells | None:

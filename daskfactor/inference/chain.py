@@ -43,7 +43,7 @@ from daskfactor.inference.starts import BEHIND, climb
 from daskfactor.models.rates import Totals, log_sum
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator, noise_key
-from daskfactor.results.schema import COLUMN, ROW, Variable
+from daskfactor.results.schema import COLUMN, FEATURES, MOMENTS, ROW, Kind, Variable
 from daskfactor.results.sink import Sink
 from daskfactor.results.trace import extrapolated_moments
 
@@ -63,19 +63,21 @@ A posterior lies about half a nat per parameter below its mode.
 
 
 def learnt_variables(setting: Setting) -> tuple[Variable, ...]:
-    """Declare what the model learns; values of rows and columns only where draws are kept."""
+    """Declare what the model learns; what grows with the data only where draws are kept.
+
+    Means of links are always there.
+    """
     kept, names = setting.options.keep_every, {"row": ROW, "column": COLUMN}
-    return tuple(
-        Variable(
-            "posterior",
-            own.name,
-            ("chain", "draw", *(names.get(d, d) for d in own.dims)),
-            "real",
-            own.doc,
-        )
-        for own in setting.model.learnt
-        if kept or not names.keys() & set(own.dims)
-    )
+    found = []
+    for name, own, doc in setting.model.learnt:
+        dims, linked = [names.get(dim, dim) for dim in own], bool(set(own) & set(FEATURES))
+        if kept or not (linked or names.keys() & set(own)):
+            kind: Kind = "factor" if linked else "real"
+            found.append(Variable("posterior", name, ("chain", "draw", *dims), kind, doc))
+        if linked:
+            doc = f"mean over cycles: {doc}"
+            found.append(Variable(MOMENTS, f"{name}_mean", ("chain", *dims), "factor", doc))
+    return tuple(found)
 
 
 @dataclass
@@ -180,6 +182,9 @@ class Chain(ABC):
         The present hyperparameters.
     floor
         Smallest mean μ that gradients are taken at.
+    means
+        Means over the draws of what is learnt, by the names that results have; replaced, never
+        changed.
     """
 
     hyper: Any
@@ -191,6 +196,7 @@ class Chain(ABC):
         self.shrink = 1.0
         self.divergences: list[int] = []
         self.tracks: list[TrackRun] = []
+        self.means: Arrays = {}
 
     # -- what a model adds -----------------------------------------------------
 
@@ -204,7 +210,7 @@ class Chain(ABC):
 
     @abstractmethod
     def memory(self) -> dict[str, Any]:
-        """Return JSON values that a checkpoint keeps besides the state."""
+        """Return JSON values and arrays that a checkpoint keeps besides the state."""
 
     @abstractmethod
     def recall(self, memory: dict[str, Any]) -> None:
@@ -432,6 +438,7 @@ class Chain(ABC):
             values = {
                 own.name: np.stack([fine.learnt[cycle][own.name] for cycle in cycles])
                 for own in learnt_variables(setting)
+                if own.group == "posterior"
             }
             sink.write_stats(self.number, place, values, "posterior")
         for run in self.tracks:
@@ -457,7 +464,7 @@ class Chain(ABC):
         for name, side in (("W", "rows"), ("Ht", "columns")):
             moments[f"{name}_mean"] = in_callers_order(data, side, state.gather(side, "mean"))
             moments[f"{name}_var"] = in_callers_order(data, side, state.gather(side, "m2")) / count
-        sink.write_moments(self.number, **moments, count=count)
+        sink.write_moments(self.number, **moments, **self.means, count=count)
         if not state.cells:
             return
         found = []
@@ -473,9 +480,12 @@ class Chain(ABC):
         """Return everything the chain needs to go on with the same bits."""
         found = [run.snapshot(self.number) for run in self.tracks]
         arrays = {name: array for own, _ in found for name, array in own.items()}
+        memory = self.memory()
+        held = [name for name, value in memory.items() if isinstance(value, np.ndarray)]
+        arrays |= {f"{self.number}/memory/{name}": memory.pop(name) for name in held}
         meta = {
             "tracks": [meta for _, meta in found],
-            "memory": self.memory(),
+            "memory": memory,
             "shrink": self.shrink,
             "divergences": self.divergences,
         }
@@ -483,7 +493,9 @@ class Chain(ABC):
 
     def restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
         """Take over the state that a snapshot holds."""
-        self.recall(meta.get("memory", meta))  # the first stores kept it one level up
+        memory, start = meta.get("memory", meta), f"{self.number}/memory/"
+        held = {key.removeprefix(start): arrays[key] for key in arrays if key.startswith(start)}
+        self.recall(memory | held)  # the first stores kept it one level up
         self.shrink = meta["shrink"]
         self.divergences = list(meta["divergences"])
         self.tracks = [TrackRun.restore(self, arrays, own) for own in meta["tracks"]]

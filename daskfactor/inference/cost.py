@@ -233,7 +233,7 @@ def estimate_cost(
         entries=given.entries,
     )
     plain = cast("BlockedData", data)
-    plan = plan_run(plain, model.width, sampler, given.keep, seed=0, **lengths)
+    plan = plan_run(plain, model, sampler, given.keep, seed=0, **lengths)
     setting = Setting(plain, model, sampler, plan, cast("Executor", None))
     executor, client = given.executor, given.client
     if executor == "auto":

@@ -109,7 +109,15 @@ class DSGD(Optimizer):
         check_schedule(self.schedule)
 
     def check_model(self, model: Any) -> None:
-        """Refuse gamma priors that are not exponential: near zero their pull has no bounds."""
+        """Refuse gamma priors that are not exponential: near zero their pull has no bounds.
+
+        And covariates, whose link is sampled.
+        """
+        if model.covariates != (None, None):
+            raise OptionError(
+                "DSGD learns no link to covariates; use sample(), or leave covariates_w and "
+                "covariates_h out"
+            )
         if model.nonnegative and (model.shape_w, model.shape_h) != (1.0, 1.0):
             raise OptionError(
                 "DSGD descends under exponential priors only, got shape_w="

@@ -17,7 +17,7 @@ from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Bands, ConstantStep, Sampler, Track, Work
 from daskfactor.inference.chain import Chain, TweedieChain
-from daskfactor.inference.program import COLUMNS, ROWS, Program
+from daskfactor.inference.program import COLUMNS, ROWS, SHIFT, Program, unshifted
 from daskfactor.inference.sghmc import GaussianChain, column_table, quadratic_form
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
 from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
@@ -248,6 +248,8 @@ class GaussianGibbs(Gibbs):
         grams, targets = band.arrays.pop(GRAMS), band.arrays.pop(TARGETS)
         columns, noise = self._columns(program, band.values, factor), program.hyper.noise
         address = program.address(band, cycle, factor)
+        if SHIFT in band.arrays:  # λ (m + s) noise / noise
+            targets += noise * columns[1] * band.arrays[SHIFT]
         draw_rows(band.values, grams, targets, columns, noise, address)
 
     def _columns(self, program: Program, values: Wide, factor: int) -> Wide:
@@ -260,4 +262,4 @@ class GaussianGibbs(Gibbs):
 
     def log_prior(self, program: Program, band: FactorBand, factor: int) -> float:
         """Return the log prior density of a band, but for its constant."""
-        return quadratic_form(band.values, self._columns(program, band.values, factor))
+        return quadratic_form(unshifted(band), self._columns(program, band.values, factor))

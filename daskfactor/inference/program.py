@@ -31,6 +31,8 @@ RATE = "rate"
 """Array of a band whose rows have a prior rate each: one column, in double precision."""
 ROWS, COLUMNS = 0, 1
 """The two factors in the address of the noise: W and H."""
+SHIFT = "shift"
+"""Array of a band whose rows have covariates: what these add to the prior means."""
 
 
 class Fit(NamedTuple):
@@ -145,7 +147,7 @@ class Program:
         """Name the arrays of a band that an operation reads or writes."""
         if op.action != Action.UPDATE:
             return ()
-        return (*self.algorithm.reads(), RATE, *self.changes(op))
+        return (*self.algorithm.reads(), RATE, SHIFT, *self.changes(op))
 
     def changes(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation writes."""
@@ -170,6 +172,11 @@ class Program:
                 band.draws.append(band.values.copy())
             if op.wanted.evaluate:
                 band.sums[op.cycle] = self.algorithm.log_prior(self, band, factor)
+
+
+def unshifted(band: FactorBand) -> Array:
+    """Return a band's values less what covariates add to their prior means."""
+    return band.values - band.arrays[SHIFT] if SHIFT in band.arrays else band.values
 
 
 def prepare_state(state: ChainState, names: Iterable[str] = MOMENTS) -> None:

@@ -36,7 +36,7 @@ from daskfactor.machine import machine_attrs
 from daskfactor.models import model_from_dict
 from daskfactor.models.settings import FactorModel
 from daskfactor.progress import OnEvent, RunEvent
-from daskfactor.results.schema import BIASED, FORMAT_VERSION, STEPS, RunSpec
+from daskfactor.results.schema import BIASED, FEATURES, FORMAT_VERSION, STEPS, RunSpec
 from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 
@@ -165,7 +165,7 @@ def sample(
     ) as held:
         data = held.data
         sampler.check_data(data)
-        options = plan_run(data, model.width, sampler, keep, seed=held.seed, **lengths)
+        options = plan_run(data, model, sampler, keep, seed=held.seed, **lengths)
         # Refuses a schedule that this grid cannot have, before anything is written.
         sampler.schedule.cycle(
             data.grid.blocks, diagonal_sizes(data.n_observed), np.random.default_rng(0)
@@ -175,7 +175,7 @@ def sample(
         spec = run_spec(setting, store is not None)
         sink = Sink(spec)
         if store is not None:
-            state = model.fixed_arrays(), NOT_STARTED
+            state = model.arrays(), NOT_STARTED
             sink = RunStore.create(fspath(store), spec, overwrite=overwrite, state=state)
         with sink:
             _carry_out(setting, sink, held.on_event, {}, NOT_STARTED)
@@ -194,7 +194,7 @@ def go_on(
     arrays, meta = held.load_checkpoint()
     with as_begun(held):
         planned = RunOptions(**described["options"])
-        model = model_from_dict(described["model"]).with_fixed_values(arrays)
+        model = model_from_dict(described["model"]).with_arrays(arrays)
         values = described["sampler"]
         stored = algorithm_from_dict(Sampler, values, "the run was made by a sampler")
         sampler = checked_sampler(model, stored)
@@ -389,6 +389,11 @@ def run_spec(setting: Setting, stored: bool) -> RunSpec:
         has_coarse=len(sampler.tracks) > 1,
         statistics=(*STEPS, *sampler.statistics),
         learnt=learnt_variables(setting),
+        features={
+            dim: own.names or range(own.shape[1])
+            for dim, own in zip(FEATURES, model.covariates, strict=True)
+            if own is not None
+        },
         monitor_rows=cells[0],
         monitor_columns=cells[1],
         draw_index=options.index,

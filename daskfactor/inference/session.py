@@ -165,9 +165,11 @@ def session(
     DataError, ModelError, OptionError, GridError
         If data, model or options cannot be used.
     """
+    # What has covariates is predicted from these, if from nothing else.
+    reading = {"allow_empty": model.covariates != (None, None)} | dict(reading or {})
 
     def load(stack: ExitStack) -> tuple[BlockedData, str]:
-        data = as_blocks(V, blocks, unstored=unstored, **(reading or {}))
+        data = as_blocks(V, blocks, unstored=unstored, **reading)
         if data is not V:
             stack.callback(data.close)
         (check or partial(check_data, model))(data)

@@ -33,14 +33,17 @@ from daskfactor.inference.base import (
     checked_step,
 )
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
+from daskfactor.inference.links import LINKS, draw_link, telling
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.program import (
     COLUMNS,
     ROWS,
+    SHIFT,
     Fit,
     Program,
     evaluate,
     prepare_state,
+    unshifted,
 )
 from daskfactor.kernels.langevin import drift, kick_drift, refresh, sums_of_squares
 from daskfactor.kernels.views import Workspace
@@ -48,7 +51,9 @@ from daskfactor.models.gaussian import BIAS_SHARE, NOISE_RATE, GaussianHyper, Ga
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
+Counted = tuple[Array, int]
 
+LINK_PRECISIONS = ("link_precision_w", "link_precision_h")
 NO_FLOOR = -math.inf
 HOLD = 20
 """First cycles at which the hyperparameters stay where they start: the factors, still
@@ -188,14 +193,6 @@ def _gamma(rng: np.random.Generator, shape: Any, rate: Any) -> Any:
     return rng.gamma(shape, 1.0 / np.asarray(rate))
 
 
-def _squares(bands: list[FactorBand], centre: Array) -> Array:
-    """Return Σ (x - centre)² of every column, band by band."""
-    total = np.zeros(len(centre))
-    for band in bands:
-        sums_of_squares(band.values, centre, total)
-    return total
-
-
 class GaussianChain(Chain):
     """A chain of a `GaussianMF`."""
 
@@ -206,6 +203,8 @@ class GaussianChain(Chain):
     def __init__(self, setting: Setting, number: int) -> None:
         super().__init__(setting, number)
         self.model, self.data = cast("GaussianMF", setting.model), setting.data
+        self.linked = [at for at, own in enumerate(self.model.covariates) if own is not None]
+        self.links: Arrays = {}
         self.noise_sum = 0.0
         self.noise_draws = 0
 
@@ -218,6 +217,11 @@ class GaussianChain(Chain):
             setting.data, self.model, seed, self.number, setting.executor, arrays
         )
         self.priors = self.hyper
+        self.links = {
+            name: np.zeros((own.shape[1], self.model.width))
+            for name, own in zip(LINKS, self.model.covariates, strict=True)
+            if own is not None
+        }
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
 
     def attrs(self) -> dict[str, float]:
@@ -238,12 +242,26 @@ class GaussianChain(Chain):
             "hyper": self.hyper.to_dict(),
             "priors": self.priors.to_dict(),
             "noise": [self.noise_sum, self.noise_draws],
+            **self.links,
+            **self.means,
         }
 
     def recall(self, memory: dict[str, Any]) -> None:
         self.hyper = GaussianHyper.from_dict(memory["hyper"])
         self.priors = GaussianHyper.from_dict(memory["priors"])
         self.noise_sum, self.noise_draws = memory["noise"]
+        self.links = {name: memory[name] for name in LINKS if name in memory}
+        means = (f"{name}_mean" for name in LINKS)
+        self.means = {name: memory[name] for name in means if name in memory}
+
+    def _note(self, run: TrackRun, cycle: int, fit: Fit, learnt: Arrays) -> None:
+        super()._note(run, cycle, fit, learnt)
+        draw = run.options.draw_index(cycle)
+        if draw is not None:  # one by one: the same bits wherever a segment ends
+            for name, link in self.links.items():
+                before = self.means.get(f"{name}_mean", np.zeros_like(link))
+                mean = before + (link - before) / (draw + 1)
+                self.means = self.means | {f"{name}_mean": mean}
 
     def _between(self, run: TrackRun, start: int) -> None:
         setting, stop = self.setting, run.cycle
@@ -257,11 +275,16 @@ class GaussianChain(Chain):
         self.hyper = self.draw_hyper(self.hyper, run.state, fit, run.cycle, tuning)
 
     def learnt(self, run: TrackRun) -> Arrays:
-        """Return the noise, and the precisions of all columns; NaN of those that do not move."""
+        """Return noise, links, and the precisions of all columns; NaN of those that do not move."""
         del run
         tables = column_table(self.hyper, self.model.width)
         of_w, of_h = (np.where(table[3] > 0, table[1], np.nan) for table in tables)
-        return {"noise": np.asarray(self.hyper.noise), "precision_w": of_w, "precision_h": of_h}
+        found = {"noise": np.asarray(self.hyper.noise), "precision_w": of_w, "precision_h": of_h}
+        found |= {name: link.astype(self.data.dtype) for name, link in self.links.items()}
+        for factor in self.linked:
+            name = LINK_PRECISIONS[factor]
+            found[name] = np.asarray(getattr(self.hyper, name))
+        return found
 
     def _prior_constant(self) -> float:
         return log_prior_constant(self.model, self.hyper, self.setting.data.shape)
@@ -296,8 +319,56 @@ class GaussianChain(Chain):
             rate = 0.5 * fit.pearson + NOISE_RATE * self.priors.noise
             noise = 1.0 / _gamma(rng, 1.0 + 0.5 * self.data.total_observed, rate)
             hyper = hyper._replace(noise=float(noise))
+        hyper = self._draw_links(hyper, state, rng)
         hyper = self._draw_precisions(hyper, state, rng)
-        return self._draw_biases(hyper, state, rng) if self.model.biases else hyper
+        if self.model.biases:
+            hyper = self._draw_biases(hyper, state, rng)
+        self._draw_unobserved(hyper, state, rng)
+        return hyper
+
+    def _draw_links(
+        self, hyper: GaussianHyper, state: ChainState, rng: np.random.Generator
+    ) -> GaussianHyper:
+        """Draw the links B, and λ_β ~ Gamma(1 + n/2, 1/λ_β⁰ + ½ Σ λ_k B²) for n entries of B."""
+        for factor in self.linked:
+            table, name = column_table(hyper, self.model.width)[factor], LINK_PRECISIONS[factor]
+            ridge = getattr(hyper, name)
+            link = draw_link(self.setting, state, factor, table, ridge, rng)
+            self.links = self.links | {LINKS[factor]: link}
+            if getattr(self.model, name) == "auto":
+                shape = 1.0 + 0.5 * link.shape[0] * np.count_nonzero(table[3])
+                rate = 1.0 / getattr(self.priors, name) + 0.5 * float(table[1] @ (link**2).sum(0))
+                drawn: Any = {name: float(_gamma(rng, shape, rate))}
+                hyper = hyper._replace(**drawn)
+        return hyper
+
+    def _draw_unobserved(
+        self, hyper: GaussianHyper, state: ChainState, rng: np.random.Generator
+    ) -> None:
+        """Draw rows (columns) without any data from their prior, where they have covariates."""
+        for factor in self.linked:
+            mean, precision, _, free = column_table(hyper, self.model.width)[factor]
+            columns = np.flatnonzero(free)
+            for band, seen, _ in telling(self.setting, state, factor):
+                rows = np.flatnonzero(~seen)
+                z = rng.normal(size=(rows.size, columns.size)) / np.sqrt(precision[columns])
+                centre = mean[columns] + band.arrays[SHIFT][np.ix_(rows, columns)]
+                band.values[np.ix_(rows, columns)] = centre + z
+
+    def _sums(self, hyper: GaussianHyper, state: ChainState, factor: int, centre: Array) -> Counted:
+        """Return Σ (x - centre)² of every column, band by band, with λ_β Σ B² of its link.
+
+        And how many numbers these are.
+        """
+        total, count = np.zeros(len(centre)), 0
+        for _, _, rows in telling(self.setting, state, factor):
+            sums_of_squares(rows, centre, total)
+            count += len(rows)
+        if factor in self.linked:
+            link = self.links[LINKS[factor]]
+            total += getattr(hyper, LINK_PRECISIONS[factor]) * (link**2).sum(axis=0)
+            count += len(link)
+        return total, count
 
     def _draw_precisions(
         self, hyper: GaussianHyper, state: ChainState, rng: np.random.Generator
@@ -308,9 +379,9 @@ class GaussianChain(Chain):
         if not sides:
             return hyper
         K, still = self.model.n_components, np.zeros(self.model.width)
-        bands = state.rows, state.cols
-        half = sum(0.5 * _squares(bands[side], still)[:K] for side in sides)
-        shape = 1.0 + 0.5 * sum(self.data.shape[side] for side in sides)
+        sums = [self._sums(hyper, state, side, still) for side in sides]
+        half = sum(0.5 * squares[:K] for squares, _ in sums)
+        shape = 1.0 + 0.5 * sum(count for _, count in sums)
         prior = 1.0 / np.asarray(getattr(self.priors, names[sides[0]]))
         drawn = tuple(float(value) for value in _gamma(rng, shape, prior + half))
         values: dict[str, Any] = {names[side]: drawn for side in sides}
@@ -320,16 +391,18 @@ class GaussianChain(Chain):
         self, hyper: GaussianHyper, state: ChainState, rng: np.random.Generator
     ) -> GaussianHyper:
         """Draw precisions of the biases, and the level that those of the columns are around."""
-        K, (rows, cols), priors = self.model.n_components, self.data.shape, self.priors
-        precisions = []
-        for bands, column, centre, length, prior in (
-            (state.rows, K, 0.0, rows, priors.row_bias_precision),
-            (state.cols, K + 1, hyper.mean, cols, priors.column_bias_precision),
+        K, priors, precisions = self.model.n_components, self.priors, []
+        for factor, centre, prior in (
+            (ROWS, 0.0, priors.row_bias_precision),
+            (COLUMNS, hyper.mean, priors.column_bias_precision),
         ):
-            square = float(_squares(bands, np.full(K + 2, centre))[column])
-            precisions.append(float(_gamma(rng, 1.0 + 0.5 * length, 1.0 / prior + 0.5 * square)))
-        levels = (float(band.values[:, K + 1].sum(dtype=np.float64)) for band in state.cols)
-        mean = sum(levels) / cols + float(rng.normal()) / math.sqrt(cols * precisions[1])
+            squares, count = self._sums(hyper, state, factor, np.full(K + 2, centre))
+            rate = 1.0 / prior + 0.5 * float(squares[K + factor])
+            precisions.append(float(_gamma(rng, 1.0 + 0.5 * count, rate)))
+        told = [rows[:, K + 1] for _, _, rows in telling(self.setting, state, COLUMNS)]
+        cols = sum(map(len, told))
+        mean = sum(float(levels.sum(dtype=np.float64)) for levels in told) / cols
+        mean += float(rng.normal()) / math.sqrt(cols * precisions[1])
         return hyper._replace(
             mean=mean, row_bias_precision=precisions[0], column_bias_precision=precisions[1]
         )
@@ -428,6 +501,8 @@ class SGHMC(Sampler):
         table = column_table(program.hyper, band.values.shape[1])[factor]
         columns = table.astype(band.values.dtype)
         momentum, weights = band.arrays["momentum"], band.arrays["weights"]
+        if SHIFT in band.arrays:  # the kernel's prior means are the same for all rows
+            gradient += columns[1] * band.arrays[SHIFT]
         size = program.step_size(op.iteration)
         share = 0.5 if op.last else 1.0
         kick_drift(band.values, momentum, gradient, weights, columns, size, share)
@@ -446,4 +521,4 @@ class SGHMC(Sampler):
     def log_prior(self, program: Program, band: FactorBand, factor: int) -> float:
         """Return the log prior density of a band, but for its constant."""
         table = column_table(program.hyper, band.values.shape[1])[factor]
-        return quadratic_form(band.values, table)
+        return quadratic_form(unshifted(band), table)

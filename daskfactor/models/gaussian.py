@@ -1,7 +1,7 @@
 """Gaussian models: real-valued matrix factorization with biases, and a sum that tests evidence."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import DataError, ModelError
+from daskfactor.models.covariates import Covariates, checked_covariates
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import (
     COUNT,
@@ -48,6 +49,9 @@ class GaussianHyper(NamedTuple):
         One over the prior variance of the biases.
     precision_w, precision_h
         One over the prior variance of each component's entries in W and in H.
+    link_precision_w, link_precision_h
+        One over the prior variance of an entry of a link, times its component's precision,
+        in units of one over the covariates' squared.
     ratio_w, ratio_h
         Part of the sampler's metric, not of the model: the mean square of an entry of
         H (for ``ratio_w``; of W for ``ratio_h``) over the observations, in units of
@@ -62,6 +66,8 @@ class GaussianHyper(NamedTuple):
     precision_h: tuple[float, ...]
     ratio_w: float = 1.0
     ratio_h: float = 1.0
+    link_precision_w: float = 1.0
+    link_precision_h: float = 1.0
 
     @property
     def dispersion(self) -> float:
@@ -85,6 +91,10 @@ def _checked_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+LINKED = ("covariates_w", "covariates_h")
+COVARIATES = {"check": checked_covariates, "arrays": Covariates}
+
+
 @dataclass(frozen=True)
 class GaussianMF(FactorModel):
     r"""Real-valued matrix factorization with Gaussian priors, for ratings and the like.
@@ -101,6 +111,15 @@ class GaussianMF(FactorModel):
     Only the product of the two precisions of a component bears on ``mu``. With both
     ``"auto"``, W and H therefore share them; with one fixed, the other has its own.
 
+    Covariates :math:`x_i` of rows, and likewise of columns, shift the prior means of
+    factors and biases through a link B, which is sampled:
+
+    .. math:: w_i \sim \mathcal N(B^\top x_i, \operatorname{diag}(1/\lambda)), \quad
+        a_i \sim \mathcal N(b^\top x_i, 1/\lambda_a), \quad
+        B_{fk} \sim \mathcal N(0, 1/(\lambda_\beta \lambda_k))
+
+    so that a row (column) without any data is predicted from its covariates.
+
     Parameters
     ----------
     n_components
@@ -114,6 +133,15 @@ class GaussianMF(FactorModel):
     biases
         Whether rows and columns have a level of their own. Without them ``mu`` is the
         mean of the data plus W H.
+    covariates_w, covariates_h
+        Covariates of the rows, (I, F), and of the columns, (J, F), in the order of the data:
+        a NumPy array, a scipy sparse matrix, a DataFrame, or a DataArray with the dimension
+        of the rows (columns) first; labels of F are kept. They are taken as they are: one
+        prior goes for all, so bring them to one scale, such as standard deviations, and take
+        means off those that are not one-hot.
+    link_precision_w, link_precision_h
+        :math:`\lambda_\beta` of the links; ``"auto"`` samples them under a gamma prior of shape
+        1, by which covariates explain as much variance of a factor as they leave.
 
     Raises
     ------
@@ -124,7 +152,8 @@ class GaussianMF(FactorModel):
     -----
     Salakhutdinov and Mnih 2008, "Bayesian probabilistic matrix factorization using
     Markov chain Monte Carlo", equations 1 to 3, with diagonal precisions in place of
-    the Wishart law and with biases.
+    the Wishart law and with biases. Simm et al. 2017, "Macau: scalable Bayesian factorization
+    with high-dimensional side information using MCMC", for covariates.
     """
 
     nonnegative: ClassVar[bool] = False
@@ -137,12 +166,27 @@ class GaussianMF(FactorModel):
     precision_w: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     precision_h: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     biases: bool = field(default=True, metadata={"check": _checked_flag})
+    covariates_w: Any = field(default=None, metadata=COVARIATES)
+    covariates_h: Any = field(default=None, metadata=COVARIATES)
+    link_precision_w: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
+    link_precision_h: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
 
-    learnt = (
-        Learnt("noise", (), "variance of an observation"),
-        Learnt("precision_w", ("component",), "precision of the prior on a column of W"),
-        Learnt("precision_h", ("component",), "precision of the prior on a column of H"),
-    )
+    @property
+    def learnt(self) -> tuple[Learnt, ...]:
+        """Noise, precisions, and links with their own."""
+        found = [
+            Learnt("noise", (), "variance of an observation"),
+            Learnt("precision_w", ("component",), "precision of the prior on a column of W"),
+            Learnt("precision_h", ("component",), "precision of the prior on a column of H"),
+        ]
+        sides = zip("wh", ("row_feature", "column_feature"), self.covariates, strict=True)
+        for side, dim, own in sides:
+            if own is not None:
+                doc = f"link: covariates times it are prior means of {side.upper()}"
+                found.append(Learnt(f"link_{side}", (dim, "component"), doc))
+                doc = f"precision of link_{side}, times that of its component"
+                found.append(Learnt(f"link_precision_{side}", (), doc))
+        return tuple(found)
 
     @property
     def likelihood(self) -> Likelihood:
@@ -153,6 +197,21 @@ class GaussianMF(FactorModel):
     def width(self) -> int:
         """Columns of the packed factors: ``[W, a, 1]`` and ``[H, 1, b]``, or one less."""
         return self.n_components + (2 if self.biases else 1)
+
+    @property
+    def covariates(self) -> tuple[Covariates | None, Covariates | None]:  # type: ignore[override]
+        """Covariates of the rows and of the columns."""
+        return self.covariates_w, self.covariates_h
+
+    def moving(self, factor: int) -> list[int]:
+        """Columns of packed W (``factor`` 0) or H (1) that are no constants."""
+        K = self.n_components
+        return [*range(K), K + factor] if self.biases else list(range(K))
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        for name, own, length in zip(LINKED, self.covariates, shape, strict=True):
+            if own is not None:
+                own.check_length(name, length)
 
     def component_names(self) -> tuple[str, ...]:
         extra = ("row_bias", "column_bias") if self.biases else ("level",)
@@ -182,7 +241,13 @@ class GaussianMF(FactorModel):
             h = product / float(w)
         bias = 1.0 / (BIAS_SHARE * variance)
         noise = NOISE_SHARE * variance if self.noise == "auto" else float(self.noise)
-        return GaussianHyper(noise, mean, bias, bias, (float(w),) * K, (float(h),) * K)
+        pairs = zip((self.link_precision_w, self.link_precision_h), self.covariates, strict=True)
+        links = [
+            float(given) if given != "auto" else 1.0 if own is None else own.mean_square
+            for given, own in pairs
+        ]
+        precisions = (float(w),) * K, (float(h),) * K
+        return GaussianHyper(noise, mean, bias, bias, *precisions, 1.0, 1.0, *links)
 
     def draw_prior(
         self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float

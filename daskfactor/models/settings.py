@@ -1,4 +1,4 @@
-"""Settings of models: checked one by one, kept as plain JSON values, and frozen components."""
+"""Settings of models: checked one by one, kept as plain values or as arrays; frozen components."""
 
 import math
 import operator
@@ -67,13 +67,36 @@ class StoredModel:
         del purpose
 
     def to_dict(self) -> dict[str, Any]:
-        """The model as plain JSON values, with its class under ``"type"``."""
+        """The model as plain JSON values, with its class under ``"type"``; without its arrays."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"type": type(self).__name__} | settings
+        described = {name: own.described() for name, own in self._stored_arrays().items()}
+        return {"type": type(self).__name__} | settings | described
+
+    def _stored_arrays(self) -> dict[str, "StoredArrays"]:
+        """Settings that are arrays, by name."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: own for name, own in found.items() if isinstance(own, StoredArrays)}
+
+    def arrays(self) -> dict[str, Array]:
+        """Arrays that a run's store keeps beside `to_dict`, by setting and part."""
+        return {
+            f"{name}/{part}": array
+            for name, own in self._stored_arrays().items()
+            for part, array in own.arrays().items()
+        }
+
+    def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        """The model of a stored run, which `from_dict` gives, with these `arrays`."""
+        known: dict[str, Any] = {}
+        for name, own in self._stored_arrays().items():
+            start = f"{name}/"
+            parts = {key[len(start) :]: arrays[key] for key in arrays if key.startswith(start)}
+            known[name] = own.with_arrays(parts)
+        return replace(self, **known)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild a model from `to_dict`.
+        """Rebuild a model from `to_dict`; of its arrays it knows what that tells of them.
 
         Raises
         ------
@@ -94,7 +117,33 @@ class StoredModel:
         for name, field in known.items():
             if name not in given and field.default is MISSING and field.default_factory is MISSING:
                 raise ModelError(f"the stored model lacks {name!r}")
+            if "arrays" in field.metadata and given.get(name) is not None:
+                given[name] = field.metadata["arrays"].known(given[name])
         return cls(**given)
+
+
+class StoredArrays(ABC):
+    """A setting that is arrays: a few numbers of it go with the model, the arrays with its run.
+
+    A field that may hold one has the class in its metadata, under ``"arrays"``.
+    """
+
+    @abstractmethod
+    def described(self) -> list[int]:
+        """What `known` takes, as plain values."""
+
+    @classmethod
+    @abstractmethod
+    def known(cls, described: list[int]) -> Self:
+        """The setting without its arrays."""
+
+    @abstractmethod
+    def arrays(self) -> dict[str, Array]:
+        """Its arrays by the names of its parts; none if they are not known."""
+
+    @abstractmethod
+    def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        """The same with these `arrays`, as far as they are there."""
 
 
 class OfDivergence(NamedTuple):
@@ -161,6 +210,8 @@ class FactorModel(StoredModel, ABC):
         Hyperparameters that are drawn with the factors.
     fixed, frozen
         Frozen components of W and of H, and which they are, (K,); None: none.
+    covariates
+        Covariates of the rows and of the columns; None: none.
     """
 
     nonnegative: ClassVar[bool] = True
@@ -175,6 +226,7 @@ class FactorModel(StoredModel, ABC):
     n_components: int
     fixed: tuple[Any, Any] = (None, None)
     frozen: tuple[Any, Any] = (None, None)
+    covariates: tuple[Any, Any] = (None, None)
 
     @property
     @abstractmethod
@@ -185,6 +237,11 @@ class FactorModel(StoredModel, ABC):
     def width(self) -> int:
         """Columns of the factors: one for each component."""
         return self.n_components
+
+    @property
+    def n_covariates(self) -> int:
+        """Covariates of rows and of columns: rows of the links that are drawn with the factors."""
+        return sum(own.shape[1] for own in self.covariates if own is not None)
 
     def component_names(self) -> tuple[str, ...] | None:
         """Names of the factors' columns; None: they are the components, by number."""
@@ -211,15 +268,6 @@ class FactorModel(StoredModel, ABC):
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse data whose rows or columns the model does not fit."""
-
-    def fixed_arrays(self) -> dict[str, NDArray[Any]]:
-        """Values of frozen components by setting, for a run that has no state yet."""
-        return {}
-
-    def with_fixed_values(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """The model of a stored run that has no state yet, its frozen components' values known."""
-        del arrays
-        return self
 
     def for_compilation(self) -> Self:
         """The same with two components and nothing to choose: what kernels are compiled with."""
@@ -278,7 +326,7 @@ POSITIVE_OR_AUTO = {"check": checked_positive}
 
 
 @dataclass(frozen=True, eq=False)
-class FixedComponents:
+class FixedComponents(StoredArrays):
     """The frozen components of one factor.
 
     Attributes
@@ -287,7 +335,7 @@ class FixedComponents:
         Their numbers, ascending.
     values
         Their values, (len(frozen), length), read-only; None for the model of a stored
-        run, whose values are in the run's state.
+        run whose arrays have not been read.
     """
 
     frozen: tuple[int, ...]
@@ -304,6 +352,19 @@ class FixedComponents:
     def __repr__(self) -> str:
         length = "?" if self.values is None else self.values.shape[1]
         return f"FixedComponents({list(self.frozen)}, length={length})"
+
+    def described(self) -> list[int]:
+        return list(self.frozen)
+
+    @classmethod
+    def known(cls, described: list[int]) -> Self:
+        return cls(tuple(described))
+
+    def arrays(self) -> dict[str, Array]:
+        return {} if self.values is None else {"values": self.values}
+
+    def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        return type(self)(self.frozen, arrays.get("values"))
 
     def mask(self, n_components: int) -> NDArray[np.bool_]:
         """Which of K components are frozen."""

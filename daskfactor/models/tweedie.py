@@ -4,7 +4,7 @@ Source: Şimşekli et al. 2017, section 2.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -33,6 +33,7 @@ from daskfactor.models.settings import (
 from daskfactor.models.tweedie_law import POWER, Tweedie
 
 FIXED = ("fixed_w", "fixed_h")
+COMPONENTS = {"arrays": FixedComponents}
 SHAPE = {"check": partial(checked_positive, advice="leave it at 1 for an exponential prior")}
 SIDES = ("row", "column")
 """What may have rates of its own in W and in H, besides components."""
@@ -146,8 +147,8 @@ class GammaFactors(FactorModel):
     )
     shape_w: float | Auto = field(default=1.0, metadata=SHAPE)
     shape_h: float | Auto = field(default=1.0, metadata=SHAPE)
-    fixed_w: FixedComponents | ArrayLike | None = None
-    fixed_h: FixedComponents | ArrayLike | None = None
+    fixed_w: FixedComponents | ArrayLike | None = field(default=None, metadata=COMPONENTS)
+    fixed_h: FixedComponents | ArrayLike | None = field(default=None, metadata=COMPONENTS)
     evidence_data = "matrix"
 
     def __post_init__(self) -> None:
@@ -204,23 +205,6 @@ class GammaFactors(FactorModel):
         w, h = (None if own is None else own.mask(self.n_components) for own in self.fixed)
         return w, h
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; of frozen components their numbers, not their values."""
-        fixed = {
-            name: None if own is None else list(own.frozen)
-            for name, own in zip(FIXED, self.fixed, strict=True)
-        }
-        return super().to_dict() | fixed
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild a model from `to_dict`: frozen components are known by number only."""
-        given = dict(values)
-        for name in FIXED:
-            if given.get(name) is not None:
-                given[name] = FixedComponents(tuple(given[name]))
-        return super().from_dict(given)
-
     def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse data that ``fixed_w`` and ``fixed_h`` do not belong to.
 
@@ -231,18 +215,6 @@ class GammaFactors(FactorModel):
         """
         for name, own in zip(FIXED, self.fixed, strict=True):
             check_length(name, own, shape)
-
-    def fixed_arrays(self) -> dict[str, NDArray[Any]]:
-        pairs = zip(FIXED, self.fixed, strict=True)
-        return {name: own.values for name, own in pairs if own and own.values is not None}
-
-    def with_fixed_values(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        known: dict[str, Any] = {
-            name: FixedComponents(own.frozen, arrays[name])
-            for name, own in zip(FIXED, self.fixed, strict=True)
-            if own is not None and name in arrays
-        }
-        return replace(self, **known)
 
     def for_compilation(self) -> Self:
         free: dict[str, Any] = dict.fromkeys(FIXED) | {"shape_w": 1.0, "shape_h": 1.0}

@@ -280,6 +280,8 @@ def align(
         others = (key for key, own in groups[name].data_vars.items() if "component" in own.dims)
         parts = dict.fromkeys(others, np.ones_like(found.factor))
         parts |= {"W": found.factor, "H": 1.0 / found.factor}
+        links = {"link_w": parts["W"], "link_h": parts["H"]}  # prior means of them
+        parts |= {link: scale for link, scale in links.items() if link in parts}
         groups[name] = groups[name].assign(
             {
                 part: _rearranged(groups[name][part], found.permutation, scale)

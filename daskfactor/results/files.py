@@ -9,7 +9,8 @@ Checkpoints are two alternating files, and a marker that says which of them coun
 that does not count is replaced and flushed first; then the marker, one small file, is
 replaced in an instant. Killed at any moment, the store still holds the last checkpoint whole.
 Each file is a NumPy archive, with a CRC-32 of every array and with its own description, so
-that either may take the other's place.
+that either may take the other's place. Arrays that a run needs all along and never changes are
+in a third one.
 """
 
 import contextlib
@@ -284,6 +285,7 @@ def disk_errors(what: str, path: Path, safe: str) -> Iterator[None]:
 
 
 _META: Final = ".meta"
+_LASTING: Final = "lasting"
 _DAMAGE: Final = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, NotImplementedError),
@@ -360,26 +362,48 @@ class Checkpoints:
         counts = self.counts_in(meta)
         first = self._newest is None
         target = 1 - (1 if self._newest is None else self._newest)
+        self._write(f"{target}", arrays, meta)
+        slots = list(self._document["attributes"].get("slots") or [None, None])
+        slots[target] = {name: list(number) for name, number in counts._asdict().items()}
+        self._mark(slots=slots, newest=target)
+        self._newest, self.counts = target, counts
+        return first
+
+    def keep(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Write arrays that `load` adds to every checkpoint's.
+
+        Raises
+        ------
+        OptionError
+            If an array is not of numbers.
+        OSError
+            If they cannot be written.
+        """
+        if arrays:
+            self._write(_LASTING, arrays, {})
+            self._mark(**{_LASTING: True})
+
+    def _write(
+        self, name: str, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+    ) -> None:
+        """Replace an archive of arrays and JSON values."""
         found = {name: np.asarray(array) for name, array in arrays.items()}
-        for name, array in found.items():
+        for own, array in found.items():
             if array.dtype.kind not in "biufc":
                 raise OptionError(
-                    f"checkpoint array {name!r} must hold numbers, got dtype {array.dtype}"
+                    f"checkpoint array {own!r} must hold numbers, got dtype {array.dtype}"
                 )
         text = json.dumps({"names": list(found), "meta": plain(meta)}).encode()
         found[_META] = np.frombuffer(text, dtype=np.uint8)
         scratch = scratch_folder(self._root)
         save: Any = np.savez  # names of arrays may be those of its own arguments
-        path = scratch / f"{target}.npz"
-        replace_file(path, lambda file: save(file, **found), scratch)
-        attributes = self._document["attributes"]
-        slots = list(attributes.get("slots") or [None, None])
-        slots[target] = {name: list(number) for name, number in counts._asdict().items()}
-        document = self._document | {"attributes": attributes | {"slots": slots, "newest": target}}
-        document = seal(document, "attributes")
-        replace_json(self._root / CHECKPOINT / NODE, document, scratch)
-        self._document, self._newest, self.counts = document, target, counts
-        return first
+        replace_file(scratch / f"{name}.npz", lambda file: save(file, **found), scratch)
+
+    def _mark(self, **attributes: Any) -> None:
+        """Change what the marker says, in an instant."""
+        document = self._document | {"attributes": self._document["attributes"] | attributes}
+        self._document = seal(document, "attributes")
+        replace_json(self._root / CHECKPOINT / NODE, self._document, scratch_folder(self._root))
 
     def load(self) -> tuple[Arrays, dict[str, Any]]:
         """Read the newest checkpoint that is whole; from now on it is the one that counts.
@@ -397,7 +421,9 @@ class Checkpoints:
         faults = []
         for slot in (self._newest, 1 - self._newest):
             try:
-                arrays, meta = _read(scratch_folder(self._root) / f"{slot}.npz")
+                arrays, meta = self._read(f"{slot}")
+                if self._document["attributes"].get(_LASTING):
+                    arrays |= self._read(_LASTING)[0]
                 self.counts, self._newest = self.counts_in(meta), slot
             except _DAMAGE as error:
                 faults.append(f"{slot}.npz: {error}")
@@ -407,6 +433,12 @@ class Checkpoints:
             f"no checkpoint of {self._root} is whole ({'; '.join(faults)}); "
             "its draws can still be read, but the run cannot be resumed"
         )
+
+    def _read(self, name: str) -> tuple[Arrays, dict[str, Any]]:
+        path = scratch_folder(self._root) / f"{name}.npz"
+        with path.open("rb") as file, np.load(file) as archive:
+            told = json.loads(archive[_META].tobytes())
+            return {own: archive[own] for own in told["names"]}, told["meta"]
 
     def counts_in(self, meta: Mapping[str, Any]) -> Counts:
         """Counts that a checkpoint's meta says, of every chain.
@@ -428,12 +460,6 @@ class Checkpoints:
                 )
             found.append(tuple(np.broadcast_to(counts, self._chains).tolist()))
         return Counts(*found)
-
-
-def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    with path.open("rb") as file, np.load(file) as archive:
-        told = json.loads(archive[_META].tobytes())
-        return {name: archive[name] for name in told["names"]}, told["meta"]
 
 
 def plain(value: Any) -> Any:

@@ -115,6 +115,8 @@ THRESHOLD: Final = _table(
     "constant_data", ("threshold", "", "real", "objective up to which all is alike")
 )
 
+FEATURES: Final = ("row_feature", "column_feature")
+"""Dimensions of the covariates of rows and of columns."""
 CELL_INDICES: Final = ("row_index", "column_index")
 BIASED: Final = "biased"
 """Attribute of a tree: 1 if the algorithm's draws are off by what no diagnostic sees."""
@@ -128,7 +130,7 @@ def _own_names(variables: Iterable[Variable]) -> frozenset[str]:
     return frozenset({*own, *(dim for dims in own.values() for dim in dims)} - {ROW, COLUMN})
 
 
-_FACTOR_NAMES = _own_names((*DRAWS, *STREAMED, *OBSERVED))
+_FACTOR_NAMES = _own_names((*DRAWS, *STREAMED, *OBSERVED)) | set(FEATURES)
 _CELL_NAMES = _own_names(MONITORED) | set(CELL_INDICES)
 
 
@@ -217,7 +219,9 @@ class RunSpec:
         them it is a run of particles, one chain of them with kept draws: there is a group
         ``stein``, and no ``posterior_moments``.
     learnt : tuple of Variable
-        Hyperparameters that are drawn with the factors.
+        What is drawn beside the factors.
+    features : mapping
+        Labels of the covariates by their dimension.
     constants : tuple of Variable
         What ``constant_data`` holds, taken from ``attrs``.
     monitor_rows, monitor_columns : array of int, (n_monitor,), optional
@@ -248,6 +252,7 @@ class RunSpec:
     has_coarse: bool = False
     statistics: tuple[Variable, ...] = STEPS
     learnt: tuple[Variable, ...] = ()
+    features: Mapping[str, Any] = field(default_factory=dict)
     constants: tuple[Variable, ...] = RATES
     monitor_rows: NDArray[np.integer[Any]] | None = None
     monitor_columns: NDArray[np.integer[Any]] | None = None
@@ -360,6 +365,7 @@ def layouts(spec: RunSpec) -> dict[str, Layout]:
         "other_draw": spec.draws,
         "warmup_draw": spec.warmup_draws,
         "cell": spec.n_monitor,
+        **{dim: len(labels) for dim, labels in spec.features.items()},
     }
     data = spec.dtype if spec.observed is None else spec.observed.dtype
     dtypes = {"factor": spec.dtype, "real": "f8", "count": "i8", "flag": "?", "data": data}
@@ -412,6 +418,7 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
         "other_draw": spec.cycles,
         "component": counted if spec.components is None else np.array(spec.components),
         "warmup_draw": np.arange(spec.warmup_draws),
+        **{dim: _storable_labels(dim, np.array(own)) for dim, own in spec.features.items()},
     }
     own: dict[str, Any] = {dim: values for dim, values in every.items() if dim in dims}
     inner = spec.names(group)

@@ -89,16 +89,26 @@ class Sink:
             self._append(f"{group}/{name}", chain, start, np.atleast_1d(np.asarray(values)))
 
     def write_moments(
-        self, chain: int, *, W_mean: Array, W_var: Array, Ht_mean: Array, Ht_var: Array, count: int
+        self,
+        chain: int,
+        *,
+        W_mean: Array,
+        W_var: Array,
+        Ht_mean: Array,
+        Ht_var: Array,
+        count: int,
+        **means: Array,
     ) -> None:
         """Replace one chain's streamed moments: W (I, K), H (J, K), number of cycles.
+
+        ``means`` are others, by the names of their variables.
 
         Raises
         ------
         StoreError
             As `write_draws`.
         """
-        values = {"W_mean": W_mean, "W_var": W_var, "H_mean": Ht_mean.T, "H_var": Ht_var.T}
+        values = {"W_mean": W_mean, "W_var": W_var, "H_mean": Ht_mean.T, "H_var": Ht_var.T, **means}
         self._replace(MOMENTS, chain, values, count)
 
     def write_monitor(self, chain: int, *, mean: Array, var: Array, count: int) -> None:
@@ -231,7 +241,7 @@ class Sink:
         variable, _, shape, dtype, _, fill, _ = self._plan[path]
         if variable.kind != "factor":
             return np.full(shape, fill, dtype)
-        if variable.name.startswith("W"):
+        if not variable.name.startswith("H"):
             return np.empty(shape, dtype)
         # As the engine has them, rows first.
         return np.empty((*shape[:-2], shape[-1], shape[-2]), dtype).swapaxes(-1, -2)

@@ -121,7 +121,8 @@ class RunStore(Sink):
         overwrite
             Replace an earlier run store at ``path``. Nothing else is ever removed.
         state
-            Arrays and meta of a first checkpoint that the store has when it appears.
+            Arrays that the run needs all along, and the meta of a first checkpoint, both of
+            which the store has when it appears.
 
         Raises
         ------
@@ -136,7 +137,9 @@ class RunStore(Sink):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_skeleton(making, spec)
                 if state is not None:
-                    Checkpoints(making, spec.chains, spec.warmup_draws).commit(*state)
+                    checkpoints = Checkpoints(making, spec.chains, spec.warmup_draws)
+                    checkpoints.keep(state[0])
+                    checkpoints.commit({}, state[1])
                 take_place(making, target, old.release if old is not None else None)
         finally:
             shutil.rmtree(making, ignore_errors=True)
@@ -211,7 +214,9 @@ class RunStore(Sink):
         self._empty = self._empty and first
 
     def load_checkpoint(self) -> tuple[Arrays, dict[str, Any]]:
-        """Read arrays and meta of the newest whole checkpoint; the draws it vouches for exist.
+        """Read the newest whole checkpoint, with the arrays that the run needs all along.
+
+        The draws that it vouches for exist.
 
         Raises
         ------

@@ -1,0 +1,81 @@
+"""Links from covariates to a factor: their draws, and the prior means that follow from them.
+
+The driver has a whole factor between segments, and all else that a link's conditional needs.
+Rows without any data tell nothing of it: they are integrated out wherever hyperparameters are
+drawn, and drawn anew from their prior afterwards. Among many of them a link would hardly move.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.executors.state import ChainState, FactorBand, split_factor
+from daskfactor.inference.base import Setting, in_callers_order
+from daskfactor.inference.program import SHIFT, unshifted
+from daskfactor.machine import single_threaded_blas
+
+Array = NDArray[Any]
+SIDES = ("rows", "columns")
+LINKS = ("link_w", "link_h")
+
+
+def draw_link(
+    setting: Setting,
+    state: ChainState,
+    factor: int,
+    table: Array,
+    ridge: float,
+    rng: np.random.Generator,
+) -> Array:
+    """Draw the link B of a factor, (F, K'); what it adds to prior means goes into the bands.
+
+    Parameters
+    ----------
+    setting
+        Of a run whose model has covariates for the rows (``factor`` 0) or the columns (1).
+    table
+        Prior means and precisions of the factor's columns, (4, K').
+    ridge, rng
+        As for `Covariates.draw_link`.
+    """
+    data, model, side = setting.data, setting.model, SIDES[factor]
+    grid, order = ((data.grid.rows, data.row_order), (data.grid.cols, data.col_order))[factor]
+    moving: Any = table[3] > 0
+    covariates = model.covariates[factor]
+    values = in_callers_order(data, side, state.gather(side)).astype(np.float64)
+    seen = in_callers_order(data, side, observed(setting, factor))
+    told = setting.told[factor]
+    residual = (values - table[0])[:, moving][seen]
+    link = np.zeros((covariates.shape[1], len(moving)))
+    with single_threaded_blas():  # the same bits whatever the machine does meanwhile
+        link[:, moving] = told.draw_link(residual, table[1, moving], ridge, rng)
+        shift = covariates.predicted(link).astype(data.dtype)
+    shift = shift if order is None else shift[order]
+    pieces = split_factor(shift, grid.offsets)
+    for band, piece in zip((state.rows, state.cols)[factor], pieces, strict=True):
+        band.arrays[SHIFT] = piece
+    return link
+
+
+def observed(setting: Setting, factor: int) -> NDArray[np.bool_]:
+    """Tell which rows (columns) have any data, in the grid's order."""
+    data = setting.data
+    return np.asarray((data.row_observed, data.col_observed)[factor] > 0)
+
+
+def telling(
+    setting: Setting, state: ChainState, factor: int
+) -> Iterator[tuple[FactorBand, Any, Array]]:
+    """Give every band of a factor, its rows that tell of hyperparameters, and these rows.
+
+    They are all rows, or those that have data where there are covariates, and less what these
+    add to their prior means.
+    """
+    linked, seen = setting.model.covariates[factor] is not None, observed(setting, factor)
+    for band in (state.rows, state.cols)[factor]:
+        rows: Any = slice(None)
+        if linked:
+            rows = seen[band.offset : band.offset + len(band.values)]
+        yield band, rows, unshifted(band)[rows]

@@ -1,0 +1,223 @@
+"""Side information of rows or columns: covariates, and the matrix that links them to a factor."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, sparse
+from scipy.sparse.linalg import LinearOperator, cg
+
+from daskfactor.errors import ModelError
+from daskfactor.models.settings import StoredArrays
+
+Array = NDArray[Any]
+
+MOST_DIRECT = 1000
+"""Covariates up to which XᵀX is decomposed, once; with more, every draw solves its systems."""
+TOLERANCE = 1e-6
+"""Residual at which conjugate gradients stop, in units of the right-hand side (Simm et al.)."""
+is_sparse: Callable[[Any], bool] = sparse.issparse
+PARTS = ("data", "indices", "indptr")
+
+
+@dataclass(frozen=True, eq=False)
+class Covariates(StoredArrays):
+    r"""Covariates X of the rows (or columns) of a matrix, (n, F), and the law of their link.
+
+    .. math:: w_k \sim \mathcal N(X b_k, I / \lambda_k), \quad
+        b_k \sim \mathcal N(0, I / (\lambda_\beta \lambda_k))
+
+    Attributes
+    ----------
+    shape
+        n and F.
+    values
+        X in double precision, dense or in compressed rows; None for the model of a stored
+        run whose arrays have not been read.
+    names
+        Of the F covariates; None: they are known by number.
+
+    References
+    ----------
+    Simm et al. 2017, "Macau: scalable Bayesian factorization with high-dimensional side
+    information using MCMC", sections 2 and 3.
+    """
+
+    shape: tuple[int, int]
+    values: Any = None
+    names: tuple[str, ...] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Covariates):
+            return NotImplemented
+        mine, others = self.arrays(), other.arrays()
+        return mine.keys() == others.keys() and all(
+            np.array_equal(mine[name], others[name]) for name in mine
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.shape)
+
+    def __repr__(self) -> str:
+        return f"Covariates(shape={self.shape})"
+
+    def described(self) -> list[int]:
+        return list(self.shape)
+
+    @classmethod
+    def known(cls, described: list[int]) -> Self:
+        return cls((described[0], described[1]))
+
+    def arrays(self) -> dict[str, Array]:
+        if self.values is None:
+            return {}
+        if is_sparse(self.values):
+            return {name: getattr(self.values, name) for name in PARTS}
+        return {"values": self.values}
+
+    def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        values: Any = arrays.get("values")
+        if "data" in arrays:
+            parts: Any = tuple(arrays[name] for name in PARTS)
+            values = sparse.csr_array(parts, shape=self.shape)
+        return type(self)(self.shape, values, self.names)
+
+    @cached_property
+    def mean_square(self) -> float:
+        """Mean over the rows of X of their squared lengths; 1 if all of them are zero."""
+        entries = self.values.data if is_sparse(self.values) else self.values
+        return float(np.sum(np.square(entries)) / self.shape[0]) or 1.0
+
+    @cached_property
+    def _spectrum(self) -> tuple[Array, Array]:
+        """Eigenvalues (F,) and eigenvectors (F, F) of XᵀX."""
+        gram = self.values.T @ self.values
+        roots, vectors = linalg.eigh(gram.toarray() if is_sparse(gram) else gram)
+        return np.maximum(roots, 0.0), vectors
+
+    def predicted(self, link: Array) -> Array:
+        """Return X B, (n, C)."""
+        return np.asarray(self.values @ link)
+
+    def draw_link(
+        self, factor: Array, precision: Array, ridge: float, rng: np.random.Generator
+    ) -> Array:
+        r"""Draw B, (F, C), given the columns of the factor that it links to.
+
+        .. math:: b_k \sim \mathcal N(A^{-1} X^\top w_k, A^{-1} / \lambda_k), \quad
+            A = X^\top X + \lambda_\beta I
+
+        With many covariates by solving, with fresh standard normal e and e',
+
+        .. math:: A b_k = X^\top (w_k + e / \sqrt{\lambda_k})
+            + \sqrt{\lambda_\beta / \lambda_k}\, e'
+
+        Parameters
+        ----------
+        factor
+            w less its prior mean without covariates, (n, C).
+        precision, ridge
+            λ, (C,), and λ_β.
+        rng
+            Where the normal numbers come from.
+
+        References
+        ----------
+        Simm et al. 2017, section 3: noise injection.
+        """
+        X, size = self.values, (self.shape[1], factor.shape[1])
+        if self.shape[1] <= MOST_DIRECT:
+            roots, vectors = self._spectrum
+            shifted = (roots + ridge)[:, None]
+            spread = rng.normal(size=size) / np.sqrt(shifted * precision)
+            return np.asarray(vectors @ ((vectors.T @ (X.T @ factor)) / shifted + spread))
+        noisy = factor + rng.normal(size=factor.shape) / np.sqrt(precision)
+        right = X.T @ noisy + np.sqrt(ridge / precision) * rng.normal(size=size)
+        return np.stack([self._solve(ridge, column) for column in right.T], axis=1)
+
+    def _solve(self, ridge: float, right: Array) -> Array:
+        """Solve (XᵀX + λ_β I) b = r by conjugate gradients, preconditioned by the diagonal."""
+        X, size = self.values, (self.shape[1], self.shape[1])
+        diagonal = self._squares + ridge
+        left = LinearOperator(size, lambda b: X.T @ (X @ b) + ridge * b, dtype=np.float64)
+        scaled = LinearOperator(size, lambda b: b / diagonal, dtype=np.float64)
+        found, _ = cg(left, right, rtol=TOLERANCE, M=scaled)
+        return np.asarray(found)
+
+    @cached_property
+    def _squares(self) -> Array:
+        """Squared lengths of the columns of X, (F,)."""
+        return np.asarray((self.values * self.values).sum(axis=0)).ravel()
+
+    def at(self, rows: Array) -> "Covariates":
+        """Return those of some rows, given by position or mask."""
+        values = self.values[rows]
+        return Covariates(values.shape, values, self.names)
+
+    def check_length(self, name: str, length: int) -> None:
+        """Refuse covariates that are not one row for each row (or column) of the data.
+
+        Raises
+        ------
+        ModelError
+            If they are not.
+        """
+        if self.shape[0] != length:
+            side = "rows" if name.endswith("w") else "columns"
+            raise ModelError(
+                f"{name} must have one row for each of the data's {length} {side}, got "
+                f"{self.shape[0]} rows; give all of them covariates, in the order of the data"
+            )
+
+
+def checked_covariates(name: str, given: Any) -> Covariates | None:
+    """Covariates from what the user passed: an array (n, F), dense, sparse or labelled.
+
+    Raises
+    ------
+    ModelError
+        If they are no finite real numbers in two dimensions.
+    """
+    if given is None or isinstance(given, Covariates):
+        return given
+    values: Any
+    wanted = f"{name} must be an array of real numbers, ({_side(name)}, covariates)"
+    try:
+        values = sparse.csr_array(given) if is_sparse(given) else np.ma.asanyarray(given)
+    except (RuntimeError, TypeError, ValueError):  # of uneven lists, or an array of `sparse`
+        values = np.ma.empty(0, dtype=object)
+    if values.dtype.kind not in "biuf":
+        raise ModelError(
+            f"{wanted}, got {type(given).__name__} of dtype {getattr(given, 'dtype', 'object')}; "
+            "encode categories as columns of 0 and 1, and pass sparse ones as a scipy matrix"
+        )
+    if values.ndim != 2 or 0 in values.shape:
+        raise ModelError(f"{wanted}, got shape {values.shape}; one covariate is one column")
+    if is_sparse(values):
+        values = values.astype(np.float64)
+        values.sum_duplicates()
+        entries = values.data
+    else:
+        entries = values = np.array(values.astype(np.float64).filled(np.nan), order="C")
+    gone = int(np.count_nonzero(~np.isfinite(entries)))
+    if gone:
+        raise ModelError(
+            f"{name} must be finite, and {gone} of its entries are NaN, infinite or masked; fill "
+            "them in, for example with the mean of their column, and add a column that marks them"
+        )
+    return Covariates((values.shape[0], values.shape[1]), values, _names(given))
+
+
+def _names(given: Any) -> tuple[str, ...] | None:
+    """Labels of the columns of an xarray.DataArray or a pandas.DataFrame."""
+    labels = getattr(given, "columns", None)
+    if hasattr(given, "dims") and hasattr(given, "indexes"):
+        labels = given.indexes.get(given.dims[1])
+    return None if labels is None else tuple(map(str, labels))
+
+
+def _side(name: str) -> str:
+    return "rows" if name.endswith("w") else "columns"
