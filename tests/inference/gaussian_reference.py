@@ -48,17 +48,26 @@ def exact_one_component(
 
 
 class Draws(NamedTuple):
-    """Draws of the Gibbs reference: noise (T,), precisions (T, K), mean, mu (T, I, J)."""
+    """Draws of the Gibbs reference: noise (T,), precisions (T, K), mean, mu (T, I, J).
+
+    Of a model with covariates of the rows also their ridge, and the row biases that they
+    predict (T, I).
+    """
 
     noise: Array
     precision: Array
     column_bias_precision: Array
     mean: Array
     mu: Array
+    ridge: Array
+    predicted: Array
 
 
 def gibbs(V: Array, model: GaussianMF, priors: GaussianHyper, sweeps: int, seed: int) -> Draws:
-    """The whole model by Gibbs sampling in NumPy, everything ``"auto"``."""
+    """The whole model by Gibbs sampling in NumPy, everything ``"auto"``.
+
+    The link from covariates of the rows is drawn given all rows, those without data included.
+    """
     rng = np.random.default_rng(seed)
     seen, filled = (~np.isnan(V)).astype(float), np.nan_to_num(V)
     (rows, cols), K = V.shape, model.n_components
@@ -67,6 +76,9 @@ def gibbs(V: Array, model: GaussianMF, priors: GaussianHyper, sweeps: int, seed:
     noise, mean = priors.noise, priors.mean
     lam = np.array(priors.precision_w)
     la, lb = priors.row_bias_precision, priors.column_bias_precision
+    X = np.zeros((rows, 1)) if model.covariates_w is None else model.covariates_w.values
+    link, ridge = np.zeros((X.shape[1], K + 1)), priors.link_precision_w
+    features = 0 if model.covariates_w is None else X.shape[1]
     kept = []
     for sweep in range(sweeps):
         one = np.ones((cols, 1))
@@ -77,7 +89,7 @@ def gibbs(V: Array, model: GaussianMF, priors: GaussianHyper, sweeps: int, seed:
             np.hstack([H, one]),
             np.r_[lam, la],
             noise,
-            np.zeros(K + 1),
+            X @ link,
         )
         W, a = own[:, :K], own[:, K]
         prior_mean = np.r_[np.zeros(K), mean]
@@ -94,14 +106,23 @@ def gibbs(V: Array, model: GaussianMF, priors: GaussianHyper, sweeps: int, seed:
         mu = a[:, None] + b + W @ H.T
         rate = 0.5 * (seen * (filled - mu) ** 2).sum() + 0.01 * priors.noise
         noise = 1 / rng.gamma(1 + seen.sum() / 2, 1 / rate)
-        rates = 1 / np.array(priors.precision_w) + 0.5 * ((W**2).sum(0) + (H**2).sum(0))
-        lam = rng.gamma(1 + (rows + cols) / 2, 1 / rates)
-        la = rng.gamma(1 + rows / 2, 1 / (1 / priors.row_bias_precision + 0.5 * (a**2).sum()))
+        if features:
+            root = np.linalg.cholesky(X.T @ X + ridge * np.eye(features))
+            centre = np.linalg.solve(root @ root.T, X.T @ np.c_[W, a])
+            noises = np.linalg.solve(root.T, rng.normal(size=centre.shape))
+            link = centre + noises / np.sqrt(np.r_[lam, la])
+            rate = 1 / priors.link_precision_w + 0.5 * (np.r_[lam, la] * link**2).sum()
+            ridge = rng.gamma(1 + link.size / 2, 1 / rate)
+        squares = ((np.c_[W, a] - X @ link) ** 2).sum(0) + ridge * (link**2).sum(0)
+        rates = 1 / np.array(priors.precision_w) + 0.5 * (squares[:K] + (H**2).sum(0))
+        lam = rng.gamma(1 + (rows + features + cols) / 2, 1 / rates)
+        rate = 1 / priors.row_bias_precision + 0.5 * squares[K]
+        la = rng.gamma(1 + (rows + features) / 2, 1 / rate)
         spread = 0.5 * ((b - mean) ** 2).sum()
         lb = rng.gamma(1 + cols / 2, 1 / (1 / priors.column_bias_precision + spread))
         mean = b.mean() + rng.normal() / np.sqrt(cols * lb)
         if sweep >= sweeps // 10:
-            kept.append((noise, np.sort(lam), lb, mean, mu))
+            kept.append((noise, np.sort(lam), lb, mean, mu, ridge, X @ link[:, K]))
     return Draws(*(np.array(values) for values in zip(*kept, strict=True)))
 
 
