@@ -67,7 +67,8 @@ def test_the_draws_of_one_process(executor: str, rates: Any, client: Client) -> 
 )
 def test_what_bands_gather_travels_with_them(sampler: Sampler, client: Client) -> None:
     law = dfac.TweedieNMF(3, shape_w=2.0, dispersion=1.0)
-    models: list[Any] = [law, dfac.GaussianMF(3)] if sampler.name == "Gibbs" else [law]
+    linked = dfac.GaussianMF(3, covariates_w=np.arange(120.0).reshape(60, 2))
+    models: list[Any] = [law, linked] if sampler.name == "Gibbs" else [law]
     for model in models:
         arguments = (counts(), model, sampler, 6, 4)
         here = dfac.sample(*arguments, executor="serial", monitor="missing", **SETTINGS)

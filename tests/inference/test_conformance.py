@@ -30,6 +30,9 @@ WARM = {"warm_start": 3}
 POISSON = dfac.TweedieNMF(2, dispersion=1.0)
 LEARNT = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="component", shape_w="auto")
 SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
+LINKED = dfac.GaussianMF(
+    2, covariates_w=np.arange(14.0).reshape(7, 2), covariates_h=sparse.eye_array(6, format="csr")
+)
 
 
 class OwnStep:
@@ -60,6 +63,7 @@ CASES = {
     "PSGRRLD moments": Case(dfac.PSGRRLD(transition="moments", **WARM), POISSON),
     "Gibbs": Case(dfac.Gibbs(**WARM), POISSON, BAD_WARM),
     "Gibbs real-valued": Case(dfac.Gibbs(), dfac.GaussianMF(2)),
+    "Gibbs covariates": Case(dfac.Gibbs(), LINKED),
     "LangevinDynamics": Case(
         dfac.LangevinDynamics(**WARM),
         POISSON,
@@ -100,6 +104,7 @@ CASES = {
     "PSGLD learnt": Case(dfac.PSGLD(**WARM), LEARNT),
     "Gibbs learnt": Case(dfac.Gibbs(**WARM), LEARNT),
     "BlockHMC learnt": Case(dfac.BlockHMC(steps=2, **WARM), SHARED),
+    "SGHMC covariates": Case(dfac.SGHMC(), LINKED),
     "SGHMC": Case(
         dfac.SGHMC(),
         dfac.GaussianMF(2),

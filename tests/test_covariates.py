@@ -1,0 +1,117 @@
+"""Covariates through whole runs: rows without data, permuted data, many covariates, readers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.errors import DataError, ModelError, OptionError
+from daskfactor.models import covariates as module
+
+QUICK: dict[str, Any] = {"draws": 6, "tune": 24, "random_seed": 3, "progressbar": False}
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(40, 3)), RNG.normal(size=(30, 2))
+LINK, OTHER = RNG.normal(size=(3, 3)), RNG.normal(size=(2, 2))
+W = X @ LINK + 0.3 * RNG.normal(size=(40, 3))
+H = np.c_[Y @ OTHER + 0.3 * RNG.normal(size=(30, 2)), np.ones(30)]
+TRUTH = 2 + W @ H.T
+SEEN = RNG.random(TRUTH.shape) < 0.5
+SEEN[:, -1] = SEEN[0] = True
+SEEN[-6:] = SEEN[:, :3] = False
+V = np.where(SEEN, TRUTH + 0.3 * RNG.normal(size=TRUTH.shape), np.nan)
+MODEL = dfac.GaussianMF(2, covariates_w=X, covariates_h=Y)
+
+
+def error(trace: xr.DataTree, rows: Any, columns: Any) -> float:
+    """Root mean square of the posterior mean's error."""
+    found = dfac.predict(trace, rows=rows, columns=columns)["mean"].values
+    return float(np.sqrt(np.mean((found - TRUTH[rows][:, columns]) ** 2)))
+
+
+@pytest.mark.parametrize("sampler", [dfac.SGHMC(), dfac.Gibbs()], ids=lambda own: own.name)
+def test_rows_and_columns_without_data_are_predicted_from_their_covariates(sampler: Any) -> None:
+    settings = QUICK | {"draws": 150, "tune": 150}
+    with_them = dfac.sample(V, MODEL, sampler, **settings)
+    with dfac.as_blocks(V, allow_empty=True) as data:
+        without = dfac.sample(data, dfac.GaussianMF(2), sampler, **settings)
+    spread, cold, warm = TRUTH.std(), slice(-6, None), slice(3, None)
+    assert error(with_them, cold, warm) < 0.35 * spread
+    assert error(with_them, slice(0, -6), slice(0, 3)) < 0.35 * spread
+    assert error(without, cold, warm) > 0.7 * spread
+    cells = dfac.predict(with_them, rows=cold)
+    inside = (cells["lower"] < TRUTH[cold]) & (TRUTH[cold] < cells["upper"])
+    assert 0.75 < float(inside.mean()) < 1.0
+
+
+def test_only_a_model_with_covariates_takes_empty_rows() -> None:
+    with pytest.raises(DataError, match="have no observed entry"):
+        dfac.sample(V, dfac.GaussianMF(2), **QUICK)
+
+
+def test_links_are_in_the_results_under_their_labels(tmp_path: Path) -> None:
+    named = xr.DataArray(X, {"trait": ["age", "income", "size"]}, ("person", "trait"))
+    model = dfac.GaussianMF(2, covariates_w=named, covariates_h=Y)
+    trace = dfac.sample(V, model, store=tmp_path / "run.zarr", **QUICK)
+    draws, means = trace["posterior"], trace["posterior_moments"]
+    assert draws["link_w"].dims == ("chain", "draw", "row_feature", "component")
+    assert draws["row_feature"].values.tolist() == ["age", "income", "size"]
+    assert draws["link_h"].sizes == {"chain": 1, "draw": 6, "column_feature": 2, "component": 4}
+    np.testing.assert_allclose(means["link_w_mean"], draws["link_w"].mean("draw"), rtol=1e-5)
+    assert (draws["link_w"].values[..., :3] != 0).all()
+    np.testing.assert_array_equal(draws["link_w"].sel(component="column_bias"), 0)
+    moments = dfac.sample(V, model, **QUICK, keep="moments")
+    xr.testing.assert_equal(moments["posterior_moments"].to_dataset(), means.to_dataset().compute())
+    assert trace.attrs["link_precision_w"] > 0
+
+
+def test_the_order_of_the_data_is_that_of_the_caller() -> None:
+    """Balanced sparse data are in an order of their own; covariates and links are not."""
+    rows, cols = np.nonzero(SEEN)
+    table = sparse.coo_array((V[SEEN], (rows, cols)), V.shape)
+    options: dict[str, Any] = {"unstored": "missing", "allow_empty": True, "dtype": "float64"}
+    found = []
+    for balance in (False, True):
+        with dfac.as_blocks(table, 3, balance=balance, **options) as data:
+            assert (data.row_order is not None) == balance
+            trace = dfac.sample(data, MODEL, dfac.Gibbs(), **QUICK | {"draws": 200, "tune": 50})
+            found.append(error(trace, slice(-6, None), slice(3, None)))
+    assert max(found) < 0.35 * TRUTH.std()
+
+
+def test_many_covariates_are_solved_for_and_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_DIRECT", 1)
+    one = np.zeros((40, 5))
+    one[np.arange(40), np.arange(40) % 5] = 1
+    model = dfac.GaussianMF(2, covariates_w=sparse.csr_array(one), covariates_h=Y)
+    whole = dfac.sample(V, model, **QUICK | {"draws": 17}, executor="serial")
+    path = tmp_path / "run.zarr"
+    dfac.sample(V, model, **QUICK, store=path)
+    tree = dfac.resume(path, draws=11, progressbar=False)
+    for group in ("posterior", "posterior_moments"):
+        xr.testing.assert_equal(whole[group].to_dataset(), tree[group].to_dataset().compute())
+
+
+def test_an_alignment_takes_links_along() -> None:
+    trace = dfac.sample(V, MODEL, dfac.Gibbs(), **QUICK, chains=2)
+    for draws in (trace["posterior"], dfac.align(trace)["posterior"]):
+        away = np.corrcoef(
+            draws["W"].values[0, -1, :34, 0], (X @ draws["link_w"].values[0, -1])[:34, 0]
+        )
+        assert away[0, 1] > 0.5
+
+
+def test_what_is_not_for_covariates_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "run.zarr"
+    with pytest.raises(
+        ModelError, match="covariates_w must have one row for each of the data's 39"
+    ):
+        dfac.sample(V[:-1], MODEL, store=path)
+    assert not path.exists()
+    with pytest.raises(OptionError, match="DSGD learns no link to covariates"):
+        dfac.optimize(V, MODEL, progressbar=False)
