@@ -120,7 +120,7 @@ def joint(kind: type[GaussianChain], rounds: int = 4000) -> float:
             state = make_state(data.grid, *prior_of(hyper, links, rng))
             prepare_state(state)
             hyper = chain.draw_hyper(hyper, state, Fit(0.0, 0.0), cycle, False)
-            links = [chain.learnt[name] for name in LINKS]
+            links = [chain.links[name] for name in LINKS]
             factors = [state.gather(side) for side in ("rows", "columns")]
             found.append(told(hyper, links, factors))
     after = np.array(found)[rounds // 10 :]
@@ -184,7 +184,7 @@ def test_everything_sampled_against_another_gibbs_sampler(sampler: Sampler) -> N
             if cycle >= tune:
                 W, H = (chain.tracks[0].state.gather(side) for side in ("rows", "columns"))
                 mu, hyper = W @ H.T, chain.hyper
-                level = X @ chain.learnt["link_w"][:, 1]
+                level = X @ chain.links["link_w"][:, 1]
                 numbers = np.log([hyper.noise, *hyper.precision_w, hyper.link_precision_w])
                 found.append([*mu[5], *mu[5] ** 2, *mu[0, :2], *level[:4], *numbers])
             chain.forget()
