@@ -291,7 +291,10 @@ def _memory(
     tasks = place.executor == "tasks"
     # What there is.
     factors = sum(data.shape) * width * itemsize
-    tuning, drawing = (int(tracks * count * factors) for count in sampler.carried(width))
+    pairs = zip(data.shape, setting.model.covariates, strict=True)
+    linked = [length for length, own in pairs if own is not None]
+    shifts = sum(linked) * width * itemsize
+    tuning, drawing = (int(tracks * n * factors) + shifts for n in sampler.carried(width))
     gathered = sampler.gathered(width)
     checkpoint = chains * (tuning if options.tune else drawing)
     draw = int(chains * sum(factors / track.coarseness for track in sampler.tracks))
@@ -312,6 +315,9 @@ def _memory(
     threads = place.lanes * (task + DENSITY_BYTES * min(SLAB, int(data.n_stored.max())))
     usual = data.grid.blocks**2 * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
     usual += cells * CELL_BYTES * (chains + 1) * tracks + (0 if place.elsewhere else threads)
+    # The settings that are arrays, and a link's draw: a factor and its means, in double precision.
+    usual += sum(array.nbytes for array in setting.model.arrays().values())
+    usual += 3 * 8 * width * max(linked, default=0)
     copies = COPIES if place.elsewhere or tasks else 0
     states = chains + 1 + copies
     usual += (1 + copies) * int(gathered * factors)  # of the one chain that is in a cycle

@@ -418,17 +418,19 @@ class Checkpoints:
                 f"{self._root} holds no checkpoint: the run was stopped before its first one; "
                 "start it again with overwrite=True"
             )
-        faults = []
+        faults, marked = [], self._document["attributes"].get(_LASTING)
+        try:
+            lasting = self._read(_LASTING)[0] if marked else {}
+        except _DAMAGE as error:
+            raise damaged(self._root, f"{_LASTING}.npz cannot be read ({error})") from error
         for slot in (self._newest, 1 - self._newest):
             try:
                 arrays, meta = self._read(f"{slot}")
-                if self._document["attributes"].get(_LASTING):
-                    arrays |= self._read(_LASTING)[0]
                 self.counts, self._newest = self.counts_in(meta), slot
             except _DAMAGE as error:
                 faults.append(f"{slot}.npz: {error}")
             else:
-                return arrays, meta
+                return arrays | lasting, meta
         raise StoreFormatError(
             f"no checkpoint of {self._root} is whole ({'; '.join(faults)}); "
             "its draws can still be read, but the run cannot be resumed"

@@ -19,7 +19,8 @@ from tests.results.runs import fill, make_spec
 
 def whole_store(path: Path) -> Path:
     spec = make_spec(chains=1, warmup_draws=2, observed=np.arange(35.0).reshape(7, 5))
-    with RunStore.create(path, spec) as store:
+    state = {"lasting": np.arange(7.0)}, {"draws": 0, "warmup_draws": 0}
+    with RunStore.create(path, spec, state=state) as store:
         fill(store, spec, draws=4)
         store.checkpoint({"state": np.arange(5)}, {"draws": 9})
         store.checkpoint({"state": np.arange(5)}, {"draws": 10, "warmup_draws": 2})
