@@ -55,8 +55,8 @@ def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path: Path) -> None:
     store = str(tmp_path / "v.zarr")
     dfac.convert(dying.data(), store, unstored="missing", blocks=2, progressbar=False)
     settings = {"draws": 12, "tune": 6, "random_seed": 1, "progressbar": False}
-    model = dfac.GaussianMF(3)
     data = dfac.as_blocks(store, allow_empty=True)
+    model = dfac.GaussianMF(3, covariates_h=np.arange(data.shape[1])[:, None])
     alone = dfac.sample(data, model, executor="serial", **settings)
     with cluster(2, processes=False) as client:
         found = dfac.sample(data, model, client=client, executor="ring", **settings)
