@@ -36,6 +36,19 @@ def test_variance_rule_is_exact_for_cubics():
     assert integral(weights(7, 1, "euler-maclaurin"), t**3, 3 * t**2) == pytest.approx(0.25)
 
 
+def test_a_constant_moves_the_value_alone():
+    """So the unit of the data is none of the rule's business."""
+    means, variances = regular(ladder(10, 5), 0.01)
+    own = weights(10, 5, "euler-maclaurin")
+    shifted = integral(own, means - 1e6, variances)
+    assert shifted + 1e6 == pytest.approx(integral(own, means, variances), abs=1e-8)
+    errors = [
+        discretization_error(10, 5, "euler-maclaurin", moved, variances)
+        for moved in (means, means - 1e6)
+    ]
+    assert errors[0] == pytest.approx(errors[1], abs=1e-8)
+
+
 @pytest.mark.parametrize("power", [1, 2, 3, 5])
 def test_the_rules_orders_and_their_errors_cover(power):
     exact = -0.5 * np.log((1 + 0.1) / 0.1)
@@ -49,12 +62,44 @@ def test_the_rules_orders_and_their_errors_cover(power):
         assert misses[0] >= ratio * misses[1] or misses[1] < 1e-7, rule
 
 
-def test_a_ladder_without_a_half_gets_the_rigorous_bound():
-    means, variances = regular(ladder(5, 5), 0.01)
-    exact = -0.5 * np.log(1.01 / 0.01)
-    for rule in ("euler-maclaurin", "trapezoid"):
-        value = integral(weights(5, 5, rule), means, variances)
-        assert abs(value - exact) <= discretization_error(5, 5, rule, means, variances)
+def mixture(t, sizes, scales):
+    """Means and variances of directions that the data tell about to different extents."""
+    parts = [regular(t, scale) for scale in scales]
+    return (sum(size * part[n] for size, part in zip(sizes, parts, strict=True)) for n in (0, 1))
+
+
+@pytest.mark.parametrize("rule", ["euler-maclaurin", "variance", "trapezoid"])
+@pytest.mark.parametrize("power", [4, 5])
+def test_differences_of_both_signs_do_not_hide_an_error(power, rule):
+    """Twelve scales at T = 10, c = 5 are missed by 1.3 nats, where signed sums differ by 0.2."""
+    rng = np.random.default_rng(power)
+    problems = [(np.full(12, 10.0), np.logspace(-5, 0, 12))]
+    for _ in range(200):
+        many = rng.integers(1, 6)
+        problems.append((rng.exponential(20, many), 10 ** rng.uniform(rng.uniform(-6, 0), 0, many)))
+    for count in (6, 7, 8, 10, 16):
+        t, own = ladder(count, power), weights(count, power, rule)
+        for sizes, scales in problems:
+            exact = -0.5 * float(sizes @ np.log1p(1 / scales))
+            means, variances = mixture(t, sizes, scales)
+            miss = integral(own, means, variances) - exact
+            assert abs(miss) < 2.2 * discretization_error(count, power, rule, means, variances)
+
+
+def test_a_first_interval_that_holds_the_whole_change_is_seen():
+    """The prior is left behind at 10⁻⁶, the first temperature is 8 10⁻⁴: 22 nats are missed."""
+    means, variances = regular(ladder(6, 4), 1e-6)
+    exact = -0.5 * np.log1p(1e6)
+    miss = integral(weights(6, 4, "euler-maclaurin"), means, variances) - exact
+    reported = discretization_error(6, 4, "euler-maclaurin", means, variances)
+    assert reported == pytest.approx(abs(miss), rel=0.1)
+
+
+def test_priors_without_a_mean_log_likelihood_are_survived():
+    means, variances = regular(ladder(10, 5), 0.01)
+    means[0], variances[0] = -np.inf, np.inf
+    assert np.isfinite(integral(weights(10, 5, "euler-maclaurin"), means, variances))
+    assert np.isfinite(discretization_error(10, 5, "euler-maclaurin", means, variances))
 
 
 def autoregressive(rng, rho, size):
