@@ -15,7 +15,6 @@ from daskfactor.evidence.thermodynamic import (
     weights,
 )
 
-
 NO_DRAWS = np.zeros(1)
 """Too few draws from the prior to say anything."""
 
