@@ -39,6 +39,7 @@ from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.results.schema import BIASED, FEATURES, FORMAT_VERSION, STEPS, RunSpec
 from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
+from daskfactor.results.summary import told_trend
 
 PathText = str | PathLike[str]
 
@@ -322,6 +323,9 @@ def _carry_out(
     # Also of a complete run, which may have been killed before it was closed.
     known = sink.attrs if complete and isinstance(sink, RunStore) else {}
     sink.finish(closing_attrs(run, known))
+    moving = None if complete else told_trend(sink.tree())
+    if moving is not None:
+        warn(moving, SamplingWarning)
 
 
 def _report_trouble(run: Run) -> None:

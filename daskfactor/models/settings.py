@@ -247,6 +247,11 @@ class FactorModel(StoredModel, ABC):
         """Names of the factors' columns; None: they are the components, by number."""
         return None
 
+    def density_spread(self, shape: tuple[int, int]) -> float:
+        """Bound the standard deviation that the log density of (I, J) data's posterior has."""
+        del shape
+        return math.inf
+
     def draw_prior(
         self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
     ) -> PriorDraw:

@@ -298,13 +298,19 @@ def align(
     return aligned
 
 
-def law_of(tree: xr.DataTree) -> Law:
-    """Tell which components may change places and sign, from what a run says of its model."""
-    width = tree["posterior"].sizes["component"]
+def stored_model(tree: xr.DataTree) -> Any:
+    """Return what a run says of its model, without frozen values; None: factors from elsewhere."""
     stored = tree.attrs.get("model", "{}")
     try:
-        model = model_from_dict(json.loads(stored) if isinstance(stored, str) else stored)
-    except (ModelError, TypeError, ValueError):  # factors from elsewhere: all may move
+        return model_from_dict(json.loads(stored) if isinstance(stored, str) else stored)
+    except (ModelError, TypeError, ValueError):
+        return None
+
+
+def law_of(tree: xr.DataTree) -> Law:
+    """Tell which components may change places and sign, from what a run says of its model."""
+    width, model = tree["posterior"].sizes["component"], stored_model(tree)
+    if model is None:  # all may move
         return Law(np.arange(width), False, width)
     count = min(model.n_components, width)
     free = np.arange(width) < count

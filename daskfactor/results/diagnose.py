@@ -15,6 +15,7 @@ Vehtari, Gelman, Simpson, Carpenter and Bürkner 2021, "Rank-normalization, fold
 and localization: an improved R-hat for assessing convergence of MCMC".
 """
 
+import math
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -30,6 +31,8 @@ Array = NDArray[np.float64]
 
 LEAST_DRAWS: Final = 4
 """Draws per chain below which nothing can be said."""
+FEWEST_OF_TREND, WORTH_OF_TREND, CERTAIN, FAR = 100, 30, 5.0, 6.0
+"""What `trend` asks for: draws, effective ones, standard errors, and standard deviations."""
 TAILS: Final = (0.05, 0.95)
 
 
@@ -131,6 +134,52 @@ def effective_size(draws: Array) -> float:
     tau = -1.0 + 2.0 * float(kept.sum()) + (edge if pairs[last] >= 0 else max(edge, 0.0))
     # Draws that alternate are worth more than independent ones, but within reason.
     return float(draws.size / max(tau, 1.0 / np.log10(draws.size)))
+
+
+class Trend(NamedTuple):
+    """Change of a quantity from the first to the last quarter of a chain's draws.
+
+    ``sd`` is the standard deviation of the draws about a straight line.
+    """
+
+    change: float
+    sd: float
+
+
+def trend(draws: Array, spread: float = math.inf) -> Trend | None:
+    r"""Find the largest trend of a chain that no stationary series would have by chance.
+
+    With s the change along a fitted line, m the effective number of the residuals and σ
+    their standard deviation, that is :math:`|s| > 5 \sigma \sqrt{12/m}` where m is at least 30;
+    below that m is no more than a guess, and slow stationary series have trends of any size.
+    A change of six times ``spread``, the largest standard deviation that stationary draws
+    could have, is one in any case.
+
+    Parameters
+    ----------
+    draws
+        (chain, draw); fewer than 100 draws show no trend.
+
+    Returns
+    -------
+    Trend or None
+        Of stationary series one in a thousand or fewer, AR(1) up to ρ = .997 among them.
+    """
+    length = draws.shape[1]
+    if length < FEWEST_OF_TREND:
+        return None
+    at = (np.arange(length) + 0.5) / length - 0.5
+    found = []
+    for own in draws:
+        slope = float(at @ (own - own.mean())) / float(at @ at)
+        residual = own - own.mean() - slope * at
+        sd, worth = float(residual.std()), effective_size(residual[None])
+        quarter = length // 4
+        change = float(own[-quarter:].mean() - own[:quarter].mean())
+        sure = worth >= WORTH_OF_TREND and abs(slope) > CERTAIN * sd * math.sqrt(12 / worth)
+        if sure or abs(change) > FAR * spread:
+            found.append(Trend(change, sd))
+    return max(found, key=lambda one: abs(one.change), default=None)
 
 
 def _autocorrelation(draws: Array) -> Array:

@@ -4,6 +4,7 @@ Particles have no chain that could converge: told are their weighted mean and sp
 carry weight, and whether they are one mode.
 """
 
+import json
 import math
 from typing import Any, Final, Literal
 
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
-from daskfactor.results.align import law_of, match, reference_from
-from daskfactor.results.diagnose import LEAST_DRAWS, Series, all_series, convergence
+from daskfactor.results.align import law_of, match, reference_from, stored_model
+from daskfactor.results.diagnose import LEAST_DRAWS, Series, all_series, convergence, trend
 from daskfactor.results.schema import BIASED, COARSE, STEIN
 from daskfactor.results.trace import (
     Trace,
@@ -154,14 +155,13 @@ def summarize(trace: Trace, *, cells: int = 32, random_seed: int = 0) -> Summary
         "least_share": [one.least_share for one in series],
     }
     summary = _table(series, columns, {"chains": int(chains), "draws": int(draws)})
-    rise = next((_rise(one.values) for one in series if one.name == "lp"), 0.0)
     known = sections_of(summary).dropna()
     of = dict(zip(known["kind"], known.itertuples(), strict=True))
     nothing = (
         f"Nothing can be said yet of {draws} draws: at least {LEAST_DRAWS} that are finite "
         "and differ are needed, and hundreds are wanted; go on with resume()."
     )
-    told = _verdict(of, chains, rise, moved, _biased(tree)) if of else [nothing]
+    told = _verdict(of, chains, told_trend(tree), moved, _biased(tree)) if of else [nothing]
     summary.attrs["verdict"] = "\n".join(told)
     return summary
 
@@ -189,13 +189,22 @@ def _biased(tree: xr.DataTree) -> bool:
     return bool((stats["step_size"] != 1.0).any())
 
 
-def _rise(lp: Array) -> float:
-    """Rise of the log density from the first to the second half, in standard deviations."""
-    half = lp.shape[1] // 2
-    spread = float(lp.std())
-    if not half or not spread > 0:
-        return 0.0
-    return float(lp[:, half:].mean() - lp[:, :half].mean()) / spread
+def told_trend(tree: xr.DataTree) -> str | None:
+    """Put a trend of the log density over the draws into words; None if there is none."""
+    stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else {}
+    if "lp" not in stats:
+        return None
+    spread, model = math.inf, stored_model(tree)
+    if model is not None and "data" in tree.attrs:
+        spread = model.density_spread(tuple(json.loads(tree.attrs["data"])["shape"]))
+    found = trend(stats["lp"].transpose("chain", "draw").values, spread)
+    if found is None:
+        return None
+    verb, size = "rose" if found.change > 0 else "fell", abs(found.change)
+    return (
+        f"the log density still {verb} by {size:.4g}, {size / found.sd:.1f} standard deviations, "
+        "from the first to the last quarter of the draws: tune longer"
+    )
 
 
 def state(rhat: float, ess: float, chains: int) -> State:
@@ -241,7 +250,9 @@ def _chain_lines(summary: xr.Dataset) -> list[str]:
     return [f"{chains} chain{'s' if chains > 1 else ''} of {draws} draws", "", head, *rows]
 
 
-def _verdict(of: dict[str, Any], chains: int, rise: float, moved: bool, biased: bool) -> list[str]:
+def _verdict(
+    of: dict[str, Any], chains: int, moving: str | None, moved: bool, biased: bool
+) -> list[str]:
     """Sentences, the most important first.
 
     Parameters
@@ -250,14 +261,16 @@ def _verdict(of: dict[str, Any], chains: int, rise: float, moved: bool, biased: 
         Rows of `sections_of` of which something is known, by kind.
     chains
         How many there are.
-    rise
-        Of the log density from the first to the second half of the draws, in sd.
+    moving
+        What `told_trend` says.
     moved
         Whether components change places between draws.
     biased
         Whether the sampler has a step whose bias no such diagnostic sees.
     """
-    said = [_of_product(of, chains, rise)]
+    said = [_of_product(of, chains)]
+    if moving is not None:
+        said.append(f"{moving[0].upper()}{moving[1:]}.")
     if "product" not in of:
         said.append("The run kept no draws: of W H and of components nothing can be said.")
     if "aligned" in of:
@@ -276,7 +289,7 @@ def _verdict(of: dict[str, Any], chains: int, rise: float, moved: bool, biased: 
     return said
 
 
-def _of_product(of: dict[str, Any], chains: int, rise: float) -> str:
+def _of_product(of: dict[str, Any], chains: int) -> str:
     """On the log density and WH together: they are what predictions rest on."""
     both = [of[kind] for kind in ("density", "product") if kind in of]
     states = [state(section.rhat, section.ess, chains) for section in both]
@@ -284,11 +297,10 @@ def _of_product(of: dict[str, Any], chains: int, rise: float) -> str:
     slowest = min(both, key=lambda section: section.ess)
     what = " and ".join(TITLES[section.kind] for section in both)
     if "apart" in states:
-        return f"NOT CONVERGED: {worst.worst} has R-hat {worst.rhat:.3f}. " + (
-            "The log density still rises: tune longer."
-            if rise > 0.5
-            else f"{'Halves of the chain' if chains == 1 else 'Chains'} disagree on it: tune "
-            "longer and draw more."
+        return (
+            f"NOT CONVERGED: {worst.worst} has R-hat {worst.rhat:.3f}. "
+            f"{'Halves of the chain' if chains == 1 else 'Chains'} disagree on it: tune longer "
+            "and draw more."
         )
     if "few" in states:
         wanted = ESS_PER_CHAIN * chains

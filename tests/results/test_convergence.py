@@ -3,7 +3,7 @@ import warnings
 import numpy as np
 import pytest
 
-from daskfactor.results.diagnose import convergence, effective_size, split_chains
+from daskfactor.results.diagnose import convergence, effective_size, split_chains, trend
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -71,3 +71,25 @@ def test_what_cannot_be_said_is_nan():
 def test_split_leaves_the_middle_out():
     halves = split_chains(np.arange(10.0).reshape(2, 5))
     np.testing.assert_array_equal(halves, [[0, 1], [5, 6], [3, 4], [8, 9]])
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.9, 0.99, 0.999])
+@pytest.mark.parametrize("length", [120, 500, 3000])
+def test_stationary_series_have_no_trend(rho, length):
+    series = autoregressive(rho, 100, length, 8) * np.sqrt(1 - rho**2)
+    found = [trend(one[None], spread=1.0) for one in series]
+    assert sum(one is not None for one in found) <= 1
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_trend_is_seen_above_noise_or_above_what_is_stationary(sign):
+    noise, ramp = autoregressive(0.5, 2, 500, 9) * 0.75**0.5, sign * np.linspace(0, 1, 500)
+    found = trend(np.stack([noise[0], noise[1] + 2 * ramp]))
+    assert found is not None
+    assert found.change == pytest.approx(sign * 1.5, abs=0.5)
+    assert found.sd == pytest.approx(1.0, abs=0.2)
+    assert trend(noise + 0.2 * ramp) is None
+    slow = np.cumsum(noise[:1], axis=1) / 20 + 20 * ramp * np.sqrt(np.abs(ramp))
+    assert trend(slow) is None  # slow series look alike, but for their size
+    assert trend(slow, spread=1.0) is not None
+    assert trend((noise + 9 * ramp)[:, :80]) is None
