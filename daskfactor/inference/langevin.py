@@ -43,7 +43,7 @@ from daskfactor.inference.base import (
     checked_step,
 )
 from daskfactor.inference.chain import TweedieChain
-from daskfactor.inference.program import Program, set_metric
+from daskfactor.inference.program import Program, learn_metric
 from daskfactor.kernels.langevin import cir_step, langevin_step, mean_share
 from daskfactor.kernels.subsample import add_subsample, block_address
 from daskfactor.kernels.views import Workspace
@@ -219,11 +219,7 @@ class LangevinSampler(Sampler):
         """Learn the metric from the cycle, and record where it ended."""
         if op.wanted.adapt and self.majorizer:
             for factor, band in enumerate(bands):
-                band.counts["curvature"] += 1
-                gathered, curvature = band.arrays["gathered"], band.arrays["curvature"]
-                curvature += (gathered - curvature) / band.counts["curvature"]
-                gathered[:] = 0
-                set_metric(band, program.hyper, factor, program.frozen[factor])
+                learn_metric(band, program.hyper, factor, program.frozen[factor])
         program.finish_cycle(op, bands)
 
     def reads(self) -> tuple[str, ...]:

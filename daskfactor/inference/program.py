@@ -206,6 +206,15 @@ def set_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: Ma
         metric[:, frozen] = np.inf
 
 
+def learn_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: Mask) -> None:
+    """Average what a cycle has gathered into the curvature, and set the metric by it."""
+    band.counts["curvature"] += 1
+    gathered, curvature = band.arrays["gathered"], band.arrays["curvature"]
+    curvature += (gathered - curvature) / band.counts["curvature"]
+    gathered[:] = 0
+    set_metric(band, hyper, factor, frozen)
+
+
 def refresh_metric(
     state: ChainState, hyper: Hyperparameters, frozen: tuple[Mask, Mask] = (None, None)
 ) -> None:

@@ -1,26 +1,31 @@
-"""Langevin dynamics with momentum on conflict-free parts, for real-valued models.
+"""Langevin dynamics with momentum on conflict-free parts, real-valued and non-negative.
 
-Between segments the driver has the whole state, and so all that the full conditionals of
-the hyperparameters need: sums of squares of the columns and the residual sum of squares.
-Every draw of them has an address, (seed, chain, cycle).
+Real-valued entries move in a metric of their row; non-negative ones move as squared lengths
+of vectors (see `daskfactor.kernels.squares`), in the majoriser's metric.
+
+Between segments of a real-valued model the driver has the whole state, and so all that the
+full conditionals of the hyperparameters need: sums of squares of the columns and the residual
+sum of squares. Every draw of them has an address, (seed, chain, cycle).
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import positive_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import Reshuffled, Schedule
+from daskfactor.data.grid import Cyclic, Reshuffled, Schedule
+from daskfactor.errors import ModelError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.base import (
     HYPER_EVERY,
+    METRIC,
     MOMENTS,
     Bands,
     ConstantStep,
@@ -32,7 +37,7 @@ from daskfactor.inference.base import (
     check_schedule,
     checked_step,
 )
-from daskfactor.inference.chain import Arrays, Chain, TrackRun
+from daskfactor.inference.chain import Arrays, Chain, TrackRun, TweedieChain
 from daskfactor.inference.links import LINKS, draw_link, telling
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.program import (
@@ -42,10 +47,12 @@ from daskfactor.inference.program import (
     Fit,
     Program,
     evaluate,
+    learn_metric,
     prepare_state,
     unshifted,
 )
 from daskfactor.kernels.langevin import drift, kick_drift, refresh, sums_of_squares
+from daskfactor.kernels.squares import flight, kick_flight, refresh_length
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gaussian import BIAS_SHARE, NOISE_RATE, GaussianHyper, GaussianMF
 from daskfactor.random import Stream, generator
@@ -77,6 +84,13 @@ as much (measured on ratings with K = 32, B = 2 and 4, and on a small case again
 sampling: 2 to 3 % of the variance here, none with B = 1). A smaller step with less
 friction mixes as fast with less heat, but takes longer to cool down from its start.
 """
+SQUARES_LENGTH, SQUARES_FRICTION = 1.1, 0.2
+"""Length of a cycle of squared lengths, and its friction. √2 is as far as leapfrog steps are
+stable where W and H move together; more friction than .3 shifts means, by the order of the
+parts, and less than .2 mixes no faster where data say little."""
+LEAST_SHAPE = 0.5
+SPIN = "spin"
+"""Momentum across a vector whose squared length an entry is; ``"momentum"`` is that along it."""
 
 
 def automatic_momentum_step(blocks: int, n_components: int) -> ConstantStep:
@@ -426,47 +440,89 @@ class GaussianChain(Chain):
 
 @dataclass(frozen=True)
 class SGHMC(Sampler):
-    """Stochastic-gradient Hamiltonian Monte Carlo on conflict-free parts of the data.
+    r"""Stochastic-gradient Hamiltonian Monte Carlo on conflict-free parts of the data.
 
     Every part kicks the momentum p and lets the factors drift; once a cycle the
-    momentum is partly replaced by noise (D is the metric of a row, ε the step):
+    momentum is partly replaced by noise. Of a :class:`GaussianMF` (D is the metric of a row,
+    ε the step):
 
         p ← p + √ε D½ G,   x ← x + √ε D½ p,   p ← e^(-f) p + √(1 - e^(-2f)) z
+
+    Entries of non-negative models with gamma priors of shape a are squared lengths,
+    θ = \|u\|² / (4c), of vectors of 2a dimensions, with c the averaged denominator of the
+    multiplicative update. That takes zero for a place like any other, and every entry to
+    about the same scale; the diffusion of u is the one of which :class:`PSGLD` takes steps:
+
+        p ← p + √ε √(θ/c) (G - λ) u / \|u\|,   u ← u + √ε p,   p ← e^(-f) p + √(1 - e^(-2f)) z
+
+    A kick away from zero is at most 1 + 2 \|u\|. Parts come in the same order in every cycle:
+    errors then are of second order in √ε, where a random order would heat the momentum.
 
     Parameters
     ----------
     step
-        ``"auto"`` (a cycle of length √0.12 in units of the metric, whatever the
-        number of blocks), a number, or a step such as ``ConstantStep``.
+        ``"auto"`` (a cycle of length √0.12 in units of the metric, of 1.1 for non-negative
+        models, whatever the number of blocks), a number, or a step such as ``ConstantStep``.
     friction
-        f, without a unit: a cycle keeps the share e^(-f) of the momentum.
+        f, without a unit: a cycle keeps the share e^(-f) of the momentum; ``"auto"`` is 0.05,
+        0.2 for non-negative models.
     schedule
-        Order of the parts; reshuffled every cycle by default.
+        Order of the parts; ``"auto"`` reshuffles it every cycle, and is ``Cyclic()`` for
+        non-negative models.
+    warm_start
+        Passes of multiplicative updates before a chain of a non-negative model starts, as for
+        :class:`PSGLD`. A chain of a :class:`GaussianMF` starts from the prior.
+
+    Raises
+    ------
+    ModelError
+        When used with a prior of shape below ½.
 
     See Also
     --------
     Gibbs : exact draws of a `GaussianMF`, at many times the price of each.
+    BlockHMC : draws of non-negative models without any bias, in several passes each.
 
     Notes
     -----
     Chen, Fox and Guestrin 2014, "Stochastic gradient Hamiltonian Monte Carlo",
     section 3, in the splitting of Leimkuhler and Matthews 2013 ("BAOAB"), on the
-    parts of Şimşekli et al. 2015, section 3.
+    parts of Şimşekli et al. 2015, section 3. Squared lengths are our own.
     """
 
     step: Step = "auto"
-    friction: float = CYCLE_FRICTION
-    schedule: Schedule = field(default_factory=Reshuffled)
+    friction: float | Literal["auto"] = "auto"
+    schedule: Schedule | Literal["auto"] = "auto"  # type: ignore[assignment]
+    warm_start: int | Literal["auto"] = "auto"
 
-    chain = GaussianChain
+    chain: ClassVar[type[Chain]] = GaussianChain
     nonnegative: ClassVar[bool] = False
     tempers: ClassVar[bool] = False
     learns_every: ClassVar[int | None] = HYPER_EVERY
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "friction", positive_number("friction", self.friction))
-        check_schedule(self.schedule)
+        super().__post_init__()
+        if self.friction != "auto":
+            object.__setattr__(self, "friction", positive_number("friction", self.friction))
+        if self.schedule != "auto":
+            check_schedule(self.schedule)
         object.__setattr__(self, "step", checked_step(self.step))
+
+    def suited(self, model: Any) -> "SGHMC":
+        """Return the sampler of this kind of model, with what ``"auto"`` is for it."""
+        squares = bool(model.nonnegative)
+        kind: type[SGHMC] = SquaresSGHMC if squares else type(self)
+        friction, schedule, warm = self.friction, self.schedule, self.warm_start if squares else 0
+        if friction == "auto":
+            friction = SQUARES_FRICTION if squares else CYCLE_FRICTION
+        if schedule == "auto":
+            schedule = Cyclic() if squares else Reshuffled()
+        return kind(self.step, friction, schedule, warm)
+
+    @property
+    def keep(self) -> float:
+        """Share of the momentum that a cycle keeps."""
+        return math.exp(-cast("float", self.friction))
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -483,7 +539,7 @@ class SGHMC(Sampler):
         return automatic_momentum_step(blocks, n_components) if given == "auto" else given
 
     def for_compilation(self) -> Self:
-        return type(self)()
+        return replace(super().for_compilation(), step="auto", schedule=Cyclic())
 
     def block_step(
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
@@ -507,8 +563,7 @@ class SGHMC(Sampler):
         share = 0.5 if op.last else 1.0
         kick_drift(band.values, momentum, gradient, weights, columns, size, share)
         if op.last:
-            keep = math.exp(-self.friction)
-            refresh(momentum, keep, *program.address(band, op.iteration, factor))
+            refresh(momentum, self.keep, *program.address(band, op.iteration, factor))
             drift(band.values, momentum, weights, columns, size, share)
 
     def reads(self) -> tuple[str, ...]:
@@ -522,3 +577,84 @@ class SGHMC(Sampler):
         """Return the log prior density of a band, but for its constant."""
         table = column_table(program.hyper, band.values.shape[1])[factor]
         return quadratic_form(unshifted(band), table)
+
+
+@dataclass(frozen=True)
+class SquaresSGHMC(SGHMC):
+    """What `SGHMC` is for non-negative models: entries move as squared lengths."""
+
+    friction: float | Literal["auto"] = SQUARES_FRICTION
+    schedule: Schedule | Literal["auto"] = field(default_factory=Cyclic)
+
+    chain: ClassVar[type[Chain]] = TweedieChain
+    nonnegative: ClassVar[bool] = True
+    tempers: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return SGHMC.__name__
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        return (*MOMENTS, "momentum", SPIN, *METRIC)
+
+    carried = Sampler.carried
+    log_prior = Sampler.log_prior
+
+    def check_model(self, model: Any) -> None:
+        """Refuse priors whose vectors have, or may come to have, less than one dimension."""
+        super().check_model(model)
+        for name in ("shape_w", "shape_h"):
+            shape = getattr(model, name)
+            if shape == "auto" or shape < LEAST_SHAPE:
+                raise ModelError(
+                    f"SGHMC() takes gamma priors of shape 0.5 or more, got {name}={shape!r}; pass "
+                    "such a number, or use PSGLD(), which takes any"
+                )
+
+    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
+        del track, n_components
+        given: Any = self.step
+        return ConstantStep((SQUARES_LENGTH / blocks) ** 2) if given == "auto" else given
+
+    def block_step(
+        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        """Kick both bands and let them drift; gather curvature while the metric is learnt."""
+        rows, cols = bands
+        adapt = op.wanted.adapt
+        gathered = (rows.arrays["gathered"], cols.arrays["gathered"]) if adapt else None
+        gradients = program.gradient(op, data, bands, workspace, gathered)
+        for factor, band in enumerate(bands):
+            self._move(program, op, band, gradients[factor], factor)
+            if op.last and adapt:
+                learn_metric(band, program.hyper, factor, program.frozen[factor])
+        if op.last:
+            program.finish_cycle(op, bands)
+
+    def _move(
+        self, program: Program, op: Op, band: FactorBand, gradient: Array, factor: int
+    ) -> None:
+        along, across, metric = (band.arrays[name] for name in ("momentum", SPIN, "metric"))
+        gradient, (rate, shape) = program.prior_of(band, factor, gradient)
+        size = math.sqrt(program.step_size(op.iteration))
+        share = 0.5 if op.last else 1.0
+        kick_flight(band.values, along, across, gradient, metric, rate, size, share)
+        if not op.last:
+            return
+        key, iteration, _, row = program.address(band, op.iteration, factor)
+        refresh(along, self.keep, key, iteration, factor, row)
+        if shape == 1.0:  # one dimension across, of either sign
+            refresh(across, self.keep, key, iteration, factor + 2, row)
+        else:
+            refresh_length(across, self.keep, shape, key, iteration, factor, row)
+        flight(band.values, along, across, metric, share * size)
+
+    def reads(self) -> tuple[str, ...]:
+        return ("metric",)
+
+    def writes(self, op: Op) -> tuple[str, ...]:
+        own = ("momentum", SPIN)
+        if not op.wanted.adapt:
+            return own
+        return (*own, "gathered", *(("curvature", "metric") if op.last else ()))
