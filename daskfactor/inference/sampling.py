@@ -93,8 +93,8 @@ def sample(
     model
         What the data are taken to be.
     sampler
-        :class:`PSGLD` (the default) or :class:`PSGRRLD`; :class:`SGHMC` (the default) or
-        :class:`Gibbs` for a :class:`GaussianMF`.
+        :class:`PSGLD` (the default), :class:`PSGRRLD` or :class:`SGHMC`; :class:`SGHMC` (the
+        default) or :class:`Gibbs` for a :class:`GaussianMF`.
     draws, tune
         Cycles to draw from (times ``thin``) and cycles to tune and burn in before.
     chains

@@ -84,10 +84,13 @@ as much (measured on ratings with K = 32, B = 2 and 4, and on a small case again
 sampling: 2 to 3 % of the variance here, none with B = 1). A smaller step with less
 friction mixes as fast with less heat, but takes longer to cool down from its start.
 """
-SQUARES_LENGTH, SQUARES_FRICTION = 1.1, 0.2
-"""Length of a cycle of squared lengths, and its friction. √2 is as far as leapfrog steps are
-stable where W and H move together; more friction than .3 shifts means, by the order of the
-parts, and less than .2 mixes no faster where data say little."""
+SQUARES_LENGTH, SQUARES_FRICTION, SHORT_LENGTH = 1.1, 0.2, 0.5
+"""Length of a cycle of squared lengths, its friction, and its length for one or two components.
+
+√2 is as far as leapfrog steps are stable where W and H move together; more friction than 0.3
+shifts means, by the order of the parts, and less than 0.2 mixes no faster where data say little.
+One component alone strays far from its mean, and the metric from what it would be there.
+"""
 LEAST_SHAPE = 0.5
 SPIN = "spin"
 """Momentum across a vector whose squared length an entry is; ``"momentum"`` is that along it."""
@@ -455,14 +458,15 @@ class SGHMC(Sampler):
 
         p ← p + √ε √(θ/c) (G - λ) u / \|u\|,   u ← u + √ε p,   p ← e^(-f) p + √(1 - e^(-2f)) z
 
-    A kick away from zero is at most 1 + 2 \|u\|. Parts come in the same order in every cycle:
+    A kick is at most 1 + \|u\|. Parts come in the same order in every cycle:
     errors then are of second order in √ε, where a random order would heat the momentum.
 
     Parameters
     ----------
     step
         ``"auto"`` (a cycle of length √0.12 in units of the metric, of 1.1 for non-negative
-        models, whatever the number of blocks), a number, or a step such as ``ConstantStep``.
+        models, 0.5 if these have one or two components, whatever the number of blocks), a
+        number, or a step such as ``ConstantStep``.
     friction
         f, without a unit: a cycle keeps the share e^(-f) of the momentum; ``"auto"`` is 0.05,
         0.2 for non-negative models.
@@ -613,9 +617,10 @@ class SquaresSGHMC(SGHMC):
                 )
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        del track, n_components
+        del track
         given: Any = self.step
-        return ConstantStep((SQUARES_LENGTH / blocks) ** 2) if given == "auto" else given
+        length = SQUARES_LENGTH if n_components > 2 else SHORT_LENGTH
+        return ConstantStep((length / blocks) ** 2) if given == "auto" else given
 
     def block_step(
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace

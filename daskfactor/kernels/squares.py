@@ -34,7 +34,8 @@ Array = NDArray[Any]
 Scalar = Any
 
 STEEPEST = 1.0
-"""A kick away from zero is at most this and twice the entry's x: laws have poles where mu = 0."""
+"""A kick is at most this and the entry's x: laws have poles where mu = 0, and slopes that grow
+without end; what goes further would come back from further still."""
 NEAREST = 1e-30
 """Smallest x / (2c) that is divided by."""
 FARTHEST = 1e8
@@ -82,8 +83,9 @@ def kick_flight(
         c = held[i]
         root = np.sqrt(x[i] / c)
         push = h * (root * (g[i] - pull))
-        most = real(STEEPEST) + real(4) * c * root
+        most = real(STEEPEST) + real(2) * c * root
         push = most if push > most else push
+        push = -most if push < -most else push
         moved, p[i], s[i] = _flight(root, c, p[i] + push, s[i], part)
         x[i] = moved if c < still else x[i]
 

@@ -150,7 +150,9 @@ def chain_of(
 ) -> GaussianChain:
     """A chain that has its first hyperparameters and no state."""
     options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
-    chain = GaussianChain(Setting(data, model, SGHMC(), options, SerialExecutor()), number)
+    chain = GaussianChain(
+        Setting(data, model, SGHMC().suited(model), options, SerialExecutor()), number
+    )
     chain.hyper = chain.priors = priors
     return chain
 
@@ -177,7 +179,7 @@ def run_chain(
     step: float | None = None,
 ) -> Found:
     """Segments of ``every`` cycles, hyperparameters drawn after each."""
-    executor, own = executor or SerialExecutor(), sampler or SGHMC()
+    executor, own = executor or SerialExecutor(), (sampler or SGHMC()).suited(model)
     state, priors = warm_start(data, model, seed, 0, executor)
     chain, hyper = chain_of(model, data, priors, seed), priors
     key = noise_key(seed, 0)

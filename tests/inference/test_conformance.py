@@ -108,8 +108,9 @@ CASES = {
     "SGHMC": Case(
         dfac.SGHMC(),
         dfac.GaussianMF(2),
-        (*BAD_STEPS[:3], {"friction": 0}, {"schedule": "cyclic"}),
+        (*BAD_STEPS[:3], *BAD_WARM, {"friction": 0}, {"schedule": "cyclic"}),
     ),
+    "SGHMC squares": Case(dfac.SGHMC(friction=0.5, **WARM), POISSON),
 }
 
 DRAWS, TUNE = 6, 10
@@ -283,13 +284,15 @@ def test_the_other_kind_of_model_is_refused(name: str) -> None:
     case = CASES[name]
     with pytest.raises((OptionError, ModelError)):
         checked_sampler(case.model, type(case.sampler))
-    if isinstance(case.sampler, dfac.Gibbs):
-        return  # it has conditionals of both kinds
+    if isinstance(case.sampler, dfac.Gibbs | dfac.SGHMC):
+        return  # they sample both kinds
     other = dfac.GaussianMF(2) if case.model.nonnegative else POISSON
     with pytest.raises(DaskfactorError, match=f"cannot be sampled by {case.sampler.name}") as error:
         checked_sampler(other, case.sampler)
     right = set(re.findall(r"(\w+)\(\)", str(error.value)))
-    assert right == {"SGHMC", "Gibbs"} if other is not POISSON else right > {"PSGLD", "Gibbs"}
+    assert (
+        right == {"SGHMC", "Gibbs"} if other is not POISSON else right > {"PSGLD", "Gibbs", "SGHMC"}
+    )
 
 
 @pytest.mark.parametrize("kind", [dfac.PSGLD, dfac.PSGRRLD, dfac.SGHMC])

@@ -147,6 +147,7 @@ def test_operations_and_plans_are_those_of_a_run(model, sampler, thin, chains):
         (TweedieNMF(2), PSGLD(warm_start=1)),
         (TweedieNMF(2), PSGLD(1e-3, preconditioner="identity", warm_start=1)),
         (GaussianMF(2), SGHMC()),
+        (TweedieNMF(2), SGHMC(warm_start=1)),
         (TweedieNMF(2), Gibbs(warm_start=1)),
         (TweedieNMF(2), BlockHMC(warm_start=1)),
         (GaussianMF(2), Gibbs()),

@@ -1,0 +1,100 @@
+"""`SGHMC` of non-negative models against exact posteriors, and planted bugs that must not pass."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from daskfactor.data.grid import Reshuffled
+from daskfactor.executors.plan import Op
+from daskfactor.inference import sghmc
+from daskfactor.inference.program import Program
+from daskfactor.inference.sghmc import SquaresSGHMC
+from tests.statistical.allocations import Priors, posterior
+from tests.statistical.exact import Case, reference_posterior
+from tests.statistical.replicas import run_copies
+from tests.statistical.test_gibbs import BY_NAME, Distance
+
+pytestmark = pytest.mark.statistical
+
+Array = NDArray[Any]
+SPIKES = BY_NAME["poisson-small"]._replace(name="spikes", shape_w=0.5, shape_h=0.5)
+SKEWED = BY_NAME["gaussian-skewed"]
+CASES = [
+    *(BY_NAME[name] for name in ("poisson", "poisson-gaps", "poisson-tall", "poisson-two-gaps")),
+    *(BY_NAME[name] for name in ("poisson-overdispersed", "gaussian-two", "gamma")),
+    SPIKES,
+    SKEWED._replace(name="gaussian-shapes", shape_w=3.0, shape_h=0.5),
+    BY_NAME["poisson"]._replace(name="poisson-shapes", shape_w=0.6, shape_h=1.6),
+]
+
+
+def distance(case: Case, sampler: SquaresSGHMC, **settings: Any) -> Distance:
+    """How far a run is from the posterior; ``passes`` has the tolerances of an exact sampler."""
+    settings = {"copies": 2048, "tune": 100, "draws": 250, **settings}
+    priors = Priors(case.rate_w, case.rate_h, case.shape_w, case.shape_h)
+    if case.beta == 1 and priors[2:] != (1, 1):  # quicker than by quadrature
+        exact = posterior(case.V, case.K, priors)
+    else:
+        exact = reference_posterior(case)
+    found = Distance(run_copies(case, sampler, **settings)[0], exact)
+    assert found.error < 0.02, "too few draws for the tolerances to mean anything"
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_exact_posteriors(case: Case) -> None:
+    """At the automatic step, as near as samplers without a step are held to."""
+    found = distance(case, SquaresSGHMC(warm_start=5))
+    assert found.passes, str(found)
+
+
+def test_laws_that_are_steep_far_out_at_a_smaller_step() -> None:
+    found = distance(BY_NAME["gamma-gaps"], SquaresSGHMC((0.3 / 2) ** 2, warm_start=5))
+    assert found.passes, str(found)
+
+
+def test_dense_blocks_in_a_random_order() -> None:
+    sampler = SquaresSGHMC((0.3 / 2) ** 2, schedule=Reshuffled(), warm_start=5)
+    found = distance(BY_NAME["poisson-gaps"], sampler, copies=128, draws=1500, dense=True)
+    assert found.passes, str(found)
+
+
+def not_across(*args: Any) -> None:
+    """The momentum across is left out: entries are squares of numbers, not of vectors."""
+    args[2][:] = 0
+    kick_flight(*args)
+
+
+kick_flight = sghmc.kick_flight
+
+
+class NoPrior(SquaresSGHMC):
+    def _move(self, program: Program, *rest: Any) -> None:
+        super()._move(replace(program, hyper=program.hyper._replace(rate_w=0.0)), *rest)
+
+
+class NoScale(SquaresSGHMC):
+    def block_step(self, program: Program, op: Op, *rest: Any) -> None:
+        super().block_step(program, op._replace(scale=1.0), *rest)
+
+
+def without_turning(theta: Array, along: Array, across: Array, *rest: Any) -> None:
+    """The momentum of a vector keeps its parts along it and across it as it flies by."""
+    kept = along.copy(), across.copy()
+    grad, metric, rate, size, share = rest
+    kick_flight(theta, along, across, grad, metric, rate, size, share)
+    push = size * np.sqrt(theta / metric) * (grad - rate)
+    along[:], across[:] = kept[0] + np.clip(push, -1, 1), kept[1]
+
+
+@pytest.mark.parametrize("bug", [NoPrior, NoScale, not_across, without_turning])
+def test_every_planted_bug_is_seen(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fails where the right sampler passes, in the first test."""
+    kind = bug if isinstance(bug, type) else SquaresSGHMC
+    if kind is SquaresSGHMC:
+        monkeypatch.setattr(sghmc, "kick_flight", bug)
+    found = distance(BY_NAME["poisson"], kind(warm_start=5))
+    assert not found.passes, str(found)
