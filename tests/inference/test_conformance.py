@@ -111,6 +111,7 @@ CASES = {
         (*BAD_STEPS[:3], *BAD_WARM, {"friction": 0}, {"schedule": "cyclic"}),
     ),
     "SGHMC squares": Case(dfac.SGHMC(friction=0.5, **WARM), POISSON),
+    "SGHMC learnt": Case(dfac.SGHMC(**WARM), SHARED),
 }
 
 DRAWS, TUNE = 6, 10
