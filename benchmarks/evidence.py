@@ -15,6 +15,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 import daskfactor as dfac
+from tests.evidence.exact_evidence import one_component_by_quadrature, poisson_by_enumeration
 
 RATE = 5.0
 RANKS = range(1, 11)
@@ -168,9 +169,49 @@ def samplers():
             print(f"  {K}  {name:8s} {miss:+7.2f} ± {found.total_error:.2f}  {took:.1f} s")
 
 
-TABLES = {table.__name__: table for table in (one, rules, additive, ranks, chib, samplers)}
+def coverage(seeds=20):
+    """How often claimed errors hold: cases of which the evidence is known, every sampler.
+
+    Short runs, because errors must hold there first of all; ``seeds`` of them each.
+    """
+    print("\nCoverage: within 1 and 2 claimed errors, mean miss, spread, mean claim, seconds a run")
+    small, tiny = np.array([[4.0, 7], [2, 5]]), np.array([[2, 1], [0, 3]])
+    unit, X = {"rate_w": 1.0, "rate_h": 1.0}, counts(1, 0)
+    cases = [("Poisson 100x75", X, model(1), exact_one(X))]
+    for beta, phi in ((2.0, 1.0), (0.0, 0.3)):
+        law = dfac.TweedieNMF(1, beta=beta, dispersion=phi, **unit)
+        cases.append(
+            (f"beta = {beta:g}", small, law, one_component_by_quadrature(small, beta, phi))
+        )
+    two = dfac.TweedieNMF(2, dispersion=1.0, **unit)
+    cases.append(("Poisson 2x2, K = 2", tiny, two, poisson_by_enumeration(tiny, 2)))
+    for name, V, law, exact in cases:
+        for choice in ("exact", dfac.BlockHMC(), dfac.HMC(), dfac.PSGLD(), dfac.PSGRRLD()):
+            method = dfac.ThermodynamicIntegration(8, 5, 100, 100, 2, sampler=choice)
+            started, found = time.process_time(), []
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for seed in range(seeds):
+                    own = dfac.log_evidence(V, law, method, random_seed=seed, **QUIET)
+                    found.append((own.value - exact, own.total_error))
+            took, sampler = (time.process_time() - started) / seeds, own.trace.attrs["sampler"]
+            miss, claim = np.array(found).T
+            within = [int((np.abs(miss) <= n * claim).sum()) for n in (1, 2)]
+            print(
+                f"  {name:18s} {sampler:8s} {within[0]:2d} {within[1]:2d} of {seeds}  "
+                f"{miss.mean():+7.2f} {miss.std():6.2f} {claim.mean():6.2f}  {took:.2f} s",
+                flush=True,
+            )
+
+
+TABLES = {
+    table.__name__: table for table in (one, rules, additive, ranks, chib, samplers, coverage)
+}
+
+APART = "samplers", "coverage"
+"""Tables that are made if they are asked for."""
 
 if __name__ == "__main__":
     dfac.log_evidence(counts(2, 0), model(2), random_seed=0, **QUIET)  # compiles the kernels
-    for name in sys.argv[1:] or [name for name in TABLES if name != "samplers"]:
+    for name in sys.argv[1:] or [name for name in TABLES if name not in APART]:
         TABLES[name]()

@@ -39,7 +39,7 @@ from daskfactor.evidence.tempered import (
     temperature_series,
 )
 from daskfactor.inference.base import Sampler
-from daskfactor.inference.langevin import PSGRRLD
+from daskfactor.inference.block_hmc import BlockHMC
 from daskfactor.inference.program import normalizer
 from daskfactor.models.tweedie import TweedieNMF
 
@@ -53,8 +53,17 @@ ORDERS: dict[str, float] = {"euler-maclaurin": 7.0, "variance": 7.0, "trapezoid"
 """2^p - 1: what the change on doubling steps is divided by. p is one less than the order of a
 rule (4, 4 and 2), because ladders that are usual are too short for it: with the order itself the
 error of Gaussian directions far from their prior is up to four times too small."""
-USUAL = {"exact": (1000, 200, 1), "sampler": (400, 400, 5), "vector": (16000, 1000, 1)}
+USUAL = {
+    "exact": (1000, 200, 1),
+    "BlockHMC": (400, 200, 1),
+    "sampler": (400, 400, 5),
+    "vector": (16000, 1000, 1),
+}
 """Draws, tuning cycles and thinning that None stands for."""
+HIDDEN = 5.0
+"""Effective draws that autoregressions of 1 to 30 of them show too many (30 to 400 draws)."""
+MUCH = 0.5
+"""Share of the standard error from which on what chains do not see is warned of."""
 LARGEST = 1e300
 """Ratio that stands for all larger ones."""
 LIGHT, FEWEST_EFFECTIVE = 0.01, 10.0
@@ -179,10 +188,32 @@ def correlation_time(series: Vector) -> float:
 
 
 def standard_error(series: Vector) -> float:
-    """Of the mean of a correlated series."""
+    """Of the mean of a correlated series, which may be short.
+
+    The mean and the autocorrelations about it are of the same series, so that a slow one looks
+    as if it had five more effective draws than it has.
+    """
     if series.size < 2:
         return float("inf")
-    return float(np.sqrt(series.var(ddof=1) * correlation_time(series) / series.size))
+    effective = max(series.size / correlation_time(series) - HIDDEN, 1.0)
+    return float(np.sqrt(series.var(ddof=1) / effective))
+
+
+def unseen(t: Vector, table: pd.DataFrame) -> Vector:
+    """Variances of the log-likelihood that chains must have missed, which their means have.
+
+    Var_t is the slope of E_t and hardly falls faster than as t⁻³, as of Gaussian directions far
+    from their prior. So the slopes on both sides bound it from below. A chain that sees v of it
+    alone has a mean that is off by a variance of Var_t - v: all of the variance is that within
+    chains and that of their means. It counts beyond three errors of v and one of the slope.
+    """
+    means, errors = table["mean"].to_numpy(), table["mean_error"].to_numpy()
+    slopes = np.maximum(np.diff(means) - np.hypot(errors[1:], errors[:-1]), 0.0) / np.diff(t)
+    least = np.zeros(t.size)
+    least[1:-1] = np.sqrt(slopes[:-1] * slopes[1:]) * t[:-2] * t[2:] / t[1:-1] ** 2
+    least[-1] = slopes[-1] * t[-2] ** 2
+    seen = table["variance"] + 3 * table["variance_error"]
+    return np.asarray(np.maximum(least - seen.to_numpy(), 0.0))
 
 
 def summarize(series: FitSeries, mean_weight: float, variance_weight: float) -> dict[str, float]:
@@ -240,18 +271,18 @@ class ThermodynamicIntegration(EvidenceMethod):
         1000 with exact moves, 400 with a sampler, 16000 for a `GaussianAdditive`.
     tune
         Cycles or sweeps before the first draw; with exact moves a lower temperature
-        takes its share of them, but never less than 0.3. None: 200, 400 with a sampler, or
-        1000 for a `GaussianAdditive`.
+        takes its share of them, but never less than 0.3. None: 200, 400 with a sampler
+        other than BlockHMC, or 1000 for a `GaussianAdditive`.
     every
-        Cycles or sweeps from one draw to the next. None: 1, or 5 with a sampler.
+        Cycles or sweeps from one draw to the next. None: 1, or 5 with a sampler other than
+        BlockHMC.
     sampler
         ``"exact"`` moves whole rows by Metropolis and Hastings' rule
         (`daskfactor.kernels.rowwise`): no step, no bias. Any sampler of a `TweedieNMF`
-        that can be tempered, such as :class:`PSGLD` (the paper's), :class:`PSGRRLD` or
-        :class:`HMC`. None takes ``"exact"`` up to 10⁶ listed entries times components
-        (for β = 1 zeros are not listed), else PSGRRLD, whose extrapolation cancels
-        the bias of first order of its step; a plain Langevin chain at ε is off by about
-        d ρ ε / 4 nats with d parameters (ρ < 1), tens of nats on small problems.
+        that can be tempered, such as :class:`BlockHMC` or :class:`PSGLD` (the paper's).
+        None takes ``"exact"`` up to 10⁶ listed entries times components (for β = 1 zeros are
+        not listed), else BlockHMC, which is exact, too. Samplers that are off by their
+        step are not taken unasked: no error bar knows of that.
     rule
         ``"euler-maclaurin"``, ``"variance"`` or ``"trapezoid"``
         (`daskfactor.evidence.thermodynamic`); None: the first, or the last on a uniform ladder.
@@ -261,8 +292,10 @@ class ThermodynamicIntegration(EvidenceMethod):
     Şimşekli et al. 2016 (stochastic thermodynamic integration; equation 10 there lacks
     the factor t of the likelihood's gradient); Friel and Pettitt 2008.
 
-    Standard errors come from each chain's own autocorrelation, so a chain that never
-    finds a part of the posterior does not know of it.
+    Standard errors come from each chain's own autocorrelation, and from the slope of the
+    mean log-likelihood along the ladder, which is its variance: a chain that varies by less
+    has a mean that is off. A part of the posterior that no chain finds at any temperature is
+    not known of.
     """
 
     temperatures: int = 10
@@ -293,7 +326,7 @@ class ThermodynamicIntegration(EvidenceMethod):
             )
         if not (self.sampler in (None, "exact") or isinstance(self.sampler, Sampler)):
             raise OptionError(
-                'sampler must be None, "exact" or a sampler such as PSGRRLD(), got '
+                'sampler must be None, "exact" or a sampler such as BlockHMC(), got '
                 f"{self.sampler!r}"
             )
 
@@ -309,7 +342,7 @@ class ThermodynamicIntegration(EvidenceMethod):
             if not self.sampler.tempers:
                 raise ModelError(
                     f"{self.sampler.name} does not sample powers of a TweedieNMF's likelihood; "
-                    "use PSGRRLD(), HMC(), or leave sampler out"
+                    "use BlockHMC(), PSGLD(), or leave sampler out"
                 )
             self.sampler.check_model(model)
 
@@ -329,11 +362,13 @@ class ThermodynamicIntegration(EvidenceMethod):
         if self.sampler is not None:
             return self.sampler
         work = listed_entries(data, model.likelihood) * model.n_components
-        return "exact" if work <= SMALL else PSGRRLD()
+        return "exact" if work <= SMALL else BlockHMC()
 
     def _lengths(self, kind: str) -> tuple[int, int, int]:
         """Draws, tuning cycles and thinning, of which None stands for the usual ones."""
-        given = zip((self.draws, self.tune, self.every), USUAL[kind], strict=True)
+        given = zip(
+            (self.draws, self.tune, self.every), USUAL.get(kind, USUAL["sampler"]), strict=True
+        )
         draws, tune, every = (usual if own is None else own for own, usual in given)
         return draws, tune, every
 
@@ -359,7 +394,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         data, model = problem.data, problem.model
         choice = self.choice(data, model)
         exact = choice == "exact"
-        lengths = self._lengths("exact" if exact else "sampler")
+        lengths = self._lengths(choice if isinstance(choice, str) else choice.name)
         sides = both_sides(data, model.likelihood) if exact else None
         one = partial(temperature_series, model, data, choice, sides, problem.seed, lengths)
         items = [(i, t, self._share(t, exact)) for i, t in enumerate(self._ladder.tolist())]
@@ -384,8 +419,17 @@ class ThermodynamicIntegration(EvidenceMethod):
         own = weights(self.temperatures, self.power, rule)
         rows = [summarize(*each) for each in zip(series, *own, strict=True)]
         table = pd.DataFrame(rows, pd.Index(self._ladder, name="temperature"))
+        missed = np.abs(own[0]) * np.sqrt(unseen(self._ladder, table))
+        table["contribution_error"] = np.hypot(table["contribution_error"], missed)
         worst = table["ess"].to_numpy()[np.abs(own[0]) > LIGHT].min()
-        if worst < FEWEST_EFFECTIVE:
+        if np.hypot.reduce(missed) > MUCH * np.hypot.reduce(table["contribution_error"]):
+            warn(
+                f"the chain at temperature {self._ladder[missed.argmax()]:.3g} sees a small part "
+                "of what its neighbours' log-likelihoods say that it varies by, and the standard "
+                "error is a guess from that; raise tune and draws, or take another sampler",
+                SamplingWarning,
+            )
+        elif worst < FEWEST_EFFECTIVE:
             warn(
                 f"the chain of one temperature has an effective sample size of {worst:.1f} only: "
                 "its standard error is a guess, and it may not have come to the posterior yet; "

@@ -495,7 +495,7 @@ class Setting:
     options: RunOptions
     executor: Executor
     cells: Cells | None = None
-    temperature: float = 1.0
+    temperature: float | None = None
 
     @property
     def split(self) -> int:

@@ -41,6 +41,7 @@ from daskfactor.inference.program import (
 )
 from daskfactor.inference.starts import BEHIND, climb
 from daskfactor.models.rates import Totals, log_sum
+from daskfactor.models.settings import held
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.schema import COLUMN, FEATURES, MOMENTS, ROW, Kind, Variable
@@ -53,6 +54,8 @@ OnShare = Callable[[float], None]
 
 MOST_REDUCTIONS = 20
 ADAPT_EVERY = 5
+HEATING = 10
+"""Sweeps from the mode of a posterior to the bulk of one of its powers."""
 RUNAWAY = 1e3
 """A chain whose average μ is this many times the data's is taken to have diverged."""
 FALL = 3.0
@@ -544,6 +547,8 @@ class TweedieChain(Chain):
         self.rule.settle(estimate)
         self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
         balance(state, model.frozen)
+        if setting.temperature is not None:
+            self._heat(state)
         prepare_state(state, setting.sampler.arrays)
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
         if "metric" in setting.sampler.arrays:
@@ -553,6 +558,24 @@ class TweedieChain(Chain):
         if model.learnt:
             self._draw_priors(self.tracks[0], 0)
         self._follow_dispersion()
+
+    def _heat(self, state: ChainState) -> None:
+        """Take a state from the mode of the posterior to the bulk of p(V | W, H)^t p(W, H).
+
+        Entries are drawn from Gamma(t θ num / φ + a, t den / φ + λ), in which numerator and
+        denominator are those of the multiplicative update: the prior at t = 0, and with one
+        component and β = 1 the full conditional at every t.
+        """
+        setting, law, phi = self.setting, self.model.likelihood, self.tempered.dispersion
+        rng = generator(setting.options.seed, self.number, Stream.TEMPERATURE)
+        for factor, side in HEATING * [(0, "rows"), (1, "columns")]:
+            rate, shape = self.tempered.prior(factor)
+            found = shares(setting.executor, setting.data, state, side, law, self.floor)
+            for band, own in zip((state.rows, state.cols)[factor], found, strict=True):
+                num, den = (np.maximum(each.astype(np.float64), 0.0) / phi for each in own)
+                drawn = rng.standard_gamma(band.values * num + shape) / (den + rate)
+                with held(band.values, self.model.frozen[factor]):
+                    band.values[:] = np.maximum(drawn, np.finfo(band.values.dtype).tiny)
 
     def _denominators(self, state: ChainState) -> Iterator[tuple[int, FactorBand, Array]]:
         """Give the multiplicative update's denominators, with their factor and band."""
@@ -707,7 +730,8 @@ class TweedieChain(Chain):
     @property
     def tempered(self) -> Hyperparameters:
         """Return hyperparameters of p(V | W, H)^t p(W, H): the power t divides the dispersion."""
-        return self.hyper._replace(dispersion=self.hyper.dispersion / self.setting.temperature)
+        power = 1.0 if self.setting.temperature is None else self.setting.temperature
+        return self.hyper._replace(dispersion=self.hyper.dispersion / power)
 
     def _ran_away(self, run: TrackRun) -> bool:
         data, (rows, cols) = self.setting.data, column_sums(run.state)

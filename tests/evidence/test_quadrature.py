@@ -1,6 +1,7 @@
 """Ladder, weights, and errors of series: everything but chains."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from daskfactor.evidence.thermodynamic import (
@@ -12,6 +13,7 @@ from daskfactor.evidence.thermodynamic import (
     ladder,
     standard_error,
     summarize,
+    unseen,
     weights,
 )
 
@@ -144,6 +146,35 @@ def test_standard_error_covers():
     runs = [autoregressive(rng, 0.7, 400) for _ in range(200)]
     z = np.array([run.mean() / standard_error(run) for run in runs])
     assert 0.8 < z.std() < 1.3
+
+
+@pytest.mark.parametrize("effective", [2, 4, 8])
+def test_standard_errors_of_slow_chains_cover(effective):
+    """Of four draws' worth in 200, 2 errors of Geyer's sequence alone cover 75 % only."""
+    rng, rho = np.random.default_rng(effective), (200 / effective - 1) / (200 / effective + 1)
+    runs = [autoregressive(rng, rho, 200) for _ in range(300)]
+    z = np.array([abs(run.mean()) / standard_error(run) for run in runs])
+    assert (z < 2).mean() > 0.8
+    assert 0.57 < (z < 1).mean() < 0.8
+
+
+def series_table(means, variances, seen):
+    """What chains of 200 independent draws that see a share of the variance would tell."""
+    noise = {"mean_error": np.sqrt(variances / 200), "variance_error": 0.1 * variances}
+    errors = {name: np.sqrt(seen) * own for name, own in noise.items()}
+    return pd.DataFrame({"mean": means, "variance": seen * variances} | errors)
+
+
+def test_a_variance_that_the_slope_asks_for_and_no_draw_has_is_one_of_the_mean():
+    t = ladder(10, 5)
+    for far in (0.0, 30.0):
+        means, variances = mixture(t, np.ones(1), np.array([0.001]), np.array([far]))
+        assert (unseen(t, series_table(means, variances, 1.0))[3:] == 0).all()
+    means, variances = regular(t, 0.001)
+    missing = unseen(t, series_table(means, variances, 1e-3))[3:] / variances[3:]
+    assert ((missing > 0.3) & (missing <= 1)).all()
+    still = np.zeros(11)
+    assert (unseen(t, series_table(still, still, 1.0)) == 0).all()
 
 
 def test_a_pair_is_extrapolated_draw_by_draw():

@@ -62,7 +62,7 @@ def test_trace_tells_how_it_was_made():
     assert "nats" in str(found)
 
 
-@pytest.mark.parametrize("sampler", [dfac.PSGLD(), dfac.PSGRRLD()])
+@pytest.mark.parametrize("sampler", [dfac.PSGLD(), dfac.PSGRRLD(), dfac.BlockHMC()])
 def test_samplers_of_the_package_walk_the_ladder(sampler):
     method = dfac.ThermodynamicIntegration(
         temperatures=4, draws=200, tune=40, every=4, sampler=sampler
@@ -82,11 +82,11 @@ def test_frozen_components_and_all_laws():
         assert np.isfinite(evidence(X + 1, model, method).value)
 
 
-def test_large_problems_are_left_to_langevin_chains():
+def test_large_problems_are_left_to_paths():
     method = dfac.ThermodynamicIntegration()
     with dfac.as_blocks(X) as data:
         assert method.choice(data, MODEL) == "exact"
-        assert method.choice(data, dfac.TweedieNMF(10**6)) == dfac.PSGRRLD()
+        assert method.choice(data, dfac.TweedieNMF(10**6)) == dfac.BlockHMC()
 
 
 def test_dispersion_is_one_for_counts_and_estimated_else():
@@ -105,6 +105,17 @@ def test_a_chain_that_hardly_moves_is_told_of():
     short = dfac.ThermodynamicIntegration(temperatures=2, draws=10, tune=0)
     with pytest.warns(SamplingWarning, match="effective sample size"):
         evidence(method=short)
+
+
+def test_chains_that_have_not_moved_claim_a_large_error():
+    """They vary by nothing where the slope of their means says that they should."""
+    stuck = dfac.ThermodynamicIntegration(8, draws=50, tune=0, sampler=dfac.BlockHMC(step=1e-6))
+    with pytest.warns(SamplingWarning, match="sees a small part"):
+        found = evidence(method=stuck)
+    right = evidence(method=dfac.ThermodynamicIntegration(draws=2000))
+    assert found.standard_error > 0.3
+    assert abs(found.value - right.value) < 2.5 * found.total_error
+    assert right.standard_error < 0.1
 
 
 @pytest.mark.parametrize("given", ["vector", "matrix"])
