@@ -214,7 +214,8 @@ def _together(task: Task, together: Any, replications: int, draws: int) -> int:
     rng = np.random.default_rng(0)
     alone = task.model.draw_prior(rng, task.shape, *task.moments)  # refuses a model without a prior
     local = {own.name for own in task.model.learnt if own.dims in (("row",), ("column",))}
-    joined = local.issuperset(alone.learnt) and task.model.fixed == (None, None)
+    joined = local.issuperset(alone.learnt)
+    joined &= (*task.model.fixed, *task.model.covariates) == (None,) * 4
     if together != "auto":
         given = whole_number("together", together, 1)
         if given > 1 and not joined:

@@ -256,13 +256,14 @@ class GaussianMF(FactorModel):
 
         The level, whose prior is flat, is the mean: ranks under shifts of all data are the same.
         """
+        self.check_shape(shape)
         prior, K = self.start(mean, variance), self.n_components
         noise = prior.noise
         if self.noise == "auto":
             noise *= NOISE_RATE / rng.exponential()
         given = {side: getattr(self, f"precision_{side}") == "auto" for side in "wh"}
         shared = rng.exponential(size=K)
-        learnt: dict[str, Any] = {"noise": noise}
+        learnt: dict[str, Any] = {"noise": noise} if self.noise == "auto" else {}
         packed = []
         for side, length, own in zip(("rows", "columns"), shape, "wh", strict=True):
             around = np.asarray(getattr(prior, f"precision_{own}"))
@@ -271,6 +272,15 @@ class GaussianMF(FactorModel):
             of_bias = rng.exponential() * prior.row_bias_precision  # as that of columns
             bias = rng.normal(size=length) / math.sqrt(of_bias) + (mean if own == "h" else 0.0)
             factor = rng.normal(size=(length, K)) / np.sqrt(around)
+            if (covariates := getattr(self, f"covariates_{own}")) is not None:
+                name = f"link_precision_{own}"
+                ridge = getattr(prior, name)
+                if getattr(self, name) == "auto":
+                    ridge = learnt[name] = ridge * rng.exponential()
+                link = rng.normal(size=(covariates.shape[1], K + 1))
+                link /= np.sqrt(ridge * np.append(around, of_bias))
+                shift = covariates.predicted(link)
+                factor, bias = factor + shift[:, :K], bias + shift[:, K]
             packed.append(self.pack(side, factor, bias, mean))
             learnt[f"precision_{own}"] = np.full(self.width, math.nan)
             learnt[f"precision_{own}"][:K] = around
