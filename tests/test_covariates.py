@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from scipy import sparse
+from scipy import sparse, stats
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, ModelError, OptionError
@@ -66,6 +66,20 @@ def test_links_are_in_the_results_under_their_labels(tmp_path: Path) -> None:
     moments = dfac.sample(V, model, **QUICK, keep="moments")
     xr.testing.assert_equal(moments["posterior_moments"].to_dataset(), means.to_dataset().compute())
     assert (draws["link_precision_w"] > 0).all()
+
+
+@pytest.mark.parametrize("sampler", [dfac.SGHMC(), dfac.Gibbs()], ids=lambda own: own.name)
+def test_lp_counts_factors_around_what_covariates_predict(sampler: Any) -> None:
+    model = dfac.GaussianMF(2, covariates_w=X, covariates_h=Y, biases=False)
+    trace = dfac.sample(V, model, sampler, **QUICK, blocks=2)
+    draw = trace["posterior"].isel(chain=0, draw=-1)
+    W, H = draw["W"].values.astype(float), draw["H"].values.T.astype(float)
+    wanted = stats.norm(W @ H.T, np.sqrt(draw["noise"].item())).logpdf(V)[SEEN].sum()
+    for factor, covariates, side in ((W, X, "w"), (H, Y, "h")):
+        spread = 1 / np.sqrt(draw[f"precision_{side}"].values[:2])
+        centre = covariates @ draw[f"link_{side}"].values[:, :2]
+        wanted += stats.norm(centre, spread).logpdf(factor[:, :2]).sum()
+    assert trace["sample_stats"]["lp"].values[0, -1] == pytest.approx(wanted, rel=1e-5)
 
 
 def test_the_order_of_the_data_is_that_of_the_caller() -> None:
