@@ -32,6 +32,12 @@ def fit(
         Option(help="tweedie: non-negative; gaussian: real-valued, with biases."),
     ] = "tweedie",
     beta: o.Beta = None,
+    row_covariates: Annotated[
+        str | None, Option(metavar="FILE", help="Of gaussian: a row of numbers for each row.")
+    ] = None,
+    column_covariates: Annotated[
+        str | None, Option(metavar="FILE", help="Of gaussian: a row of numbers for each column.")
+    ] = None,
     draws: Annotated[int, Option(min=1, help="Draws per chain.")] = 500,
     tune: Annotated[int, Option(min=0, help="Cycles before the first draw.")] = 500,
     chains: Annotated[int, Option(min=1, help="Independent chains.")] = 1,
@@ -80,14 +86,19 @@ def fit(
         raise OptionError(f"--monitor takes only 'missing', got {monitor!r}")
     if beta is not None and model == "gaussian":
         raise OptionError(f"--beta belongs to --model tweedie, got {beta:g} with gaussian")
+    sides = {"covariates_w": row_covariates, "covariates_h": column_covariates}
+    linked = {name: _read(file) for name, file in sides.items() if file is not None}
+    if linked and model != "gaussian":
+        raise OptionError("--row-covariates and --column-covariates belong to --model gaussian")
     source = _read(input)
     law: Any = (
-        dfac.GaussianMF(components)
+        dfac.GaussianMF(components, **linked)
         if model == "gaussian"
         else dfac.TweedieNMF(components, beta=1.0 if beta is None else beta)
     )
+    empty = allow_empty or bool(linked)
     data = dfac.as_blocks(
-        source, blocks, unstored=unstored, balance=balance, allow_empty=allow_empty, dtype=dtype
+        source, blocks, unstored=unstored, balance=balance, allow_empty=empty, dtype=dtype
     )
     with closing(data), o.running(store, quiet, executor, cluster) as options:
         tree = dfac.sample(

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,3 +121,17 @@ def test_predictions_of_unlabelled_cells_carry_their_positions(tmp_path):
     assert done.exit_code == 0, done.output
     cells = [line.split(",")[:2] for line in done.stdout.splitlines()]
     assert cells == [["row", "column"], ["2", "5"], ["2", "6"], ["7", "5"], ["7", "6"]]
+
+
+def test_fit_with_covariates(table):
+    """Of rows that have no data, too."""
+    lines = Path(table).read_text().splitlines()
+    lines[1] = "g0" + "," * COLUMNS
+    Path(table).write_text("\n".join(lines) + "\n")
+    np.save("covariates.npy", np.arange(2.0 * ROWS).reshape(ROWS, 2))
+    options = ("--store", "run.zarr", "--model", "gaussian", "-k", 2, "--draws", 3, "--tune", 2)
+    succeed("fit", table, "--row-covariates", "covariates.npy", *options)
+    assert daskfactor.open_run("run.zarr")["posterior"].sizes["row_feature"] == 2
+    refused = call("fit", table, "--row-covariates", "covariates.npy", "--store", "x.zarr", "-k", 2)
+    assert refused.exit_code != 0
+    assert "belong to --model gaussian" in refused.output
