@@ -109,6 +109,18 @@ def test_the_scale_of_covariates_is_that_of_their_link() -> None:
     assert GaussianMF(2, covariates_w=X, link_precision_w=3).start(0.0, 1.0).link_precision_w == 3.0
 
 
+def test_draws_of_the_prior_vary_as_covariates_say() -> None:
+    fixed = {"noise": 1.0, "precision_w": 2.0, "precision_h": 1.0, "biases": False}
+    model = GaussianMF(1, covariates_w=X, link_precision_w=0.5, **fixed)
+    rng, shape = np.random.default_rng(0), (2, 1)
+    drawn = np.array([model.draw_prior(rng, shape, 0.0, 1.0).W[:, 0] for _ in range(5000)])
+    wanted = (np.eye(2) + X @ X.T / 0.5) / 2.0
+    variances = np.diag(wanted)
+    error = np.sqrt((np.outer(variances, variances) + wanted**2) / 5000)
+    assert np.abs((np.cov(drawn.T) - wanted) / error).max() < 5.0
+    assert model.draw_prior(rng, shape, 0.0, 1.0).learnt == {}
+
+
 # -- draws of the link, against their law in closed form -----------------------------------
 
 RNG = np.random.default_rng(1)

@@ -42,11 +42,6 @@ PAIRS: dict[str, tuple[Any, Sampler, dict[str, Any]]] = {
         dfac.Gibbs(),
         {"replications": 20, "draws": 200, "tune": 80},
     ),
-    "Gibbs, covariates": (
-        dfac.GaussianMF(1, noise=0.3, covariates_w=np.eye(4)[:, :2], link_precision_w=0.5),
-        dfac.Gibbs(),
-        {"replications": 20, "draws": 200, "tune": 80, "missing": 0.3},
-    ),
     "Gibbs, rates of rows": (
         dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="column"),
         dfac.Gibbs(**WARM),
