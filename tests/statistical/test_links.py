@@ -174,6 +174,7 @@ def z_of_means(one: Array, other: Array) -> Array:
 def test_everything_sampled_against_another_gibbs_sampler(sampler: Sampler) -> None:
     V, X = rows_and_covariates()
     model, every = GaussianMF(1, covariates_w=X), sampler.learns_every or 1
+    sampler = sampler.suited(model) or sampler
     tune, draws = 100 * every, 1500 * every
     with as_blocks(V, 1, dtype="float64", allow_empty=True) as data:
         chain = chain_at(GaussianChain, data, model, sampler, tune)
