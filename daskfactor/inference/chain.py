@@ -257,6 +257,15 @@ class Chain(ABC):
         """Learn from a segment that ended soundly at fine cycle ``end``."""
         del end
 
+    @property
+    def estimate(self) -> float | None:
+        """The dispersion as the chain has just estimated it; None: there is nothing to estimate."""
+        return None
+
+    def take_dispersion(self, dispersion: float) -> None:
+        """Take what all chains of a run agreed on in place of an estimate of the chain's own."""
+        del dispersion
+
     def warnings(self) -> tuple[str | None, str | None]:
         """Tell what the user should know of data and model, and of the sampler, at the end."""
         return None, None
@@ -753,6 +762,16 @@ class TweedieChain(Chain):
             for band in (band for run in self.tracks for band in run.state.bands()):
                 for name in TUNING if not self.model.learnt else TUNING[1:]:
                     band.arrays.pop(name, None)  # rates that move take the metric with them
+
+    @property
+    def estimate(self) -> float | None:
+        tuning = self.cycle <= self.setting.frozen_from
+        return self.hyper.dispersion if tuning and self.rule.fixed is None else None
+
+    def take_dispersion(self, dispersion: float) -> None:
+        if dispersion != self.hyper.dispersion:
+            self.hyper = self.hyper._replace(dispersion=dispersion)
+            self._follow_dispersion()
 
     def _lp(self, fit: Fit) -> float:
         return fit.negative_divergence / self.hyper.dispersion + self.normalizer

@@ -252,6 +252,7 @@ class Run:
                 self.on_event(RunEvent("warm start", before * total + done, whole))
 
             chain.start(report, self.chains[0])
+        self._agree()
 
     def go(self) -> None:
         """Run all segments that are still to come; a checkpoint after each."""
@@ -259,8 +260,16 @@ class Run:
             if end > self.cycle:
                 for number in range(len(self.chains)):
                     self._advance(number, end)
+                self._agree()
                 before, self.cycle = self.cycle, end
                 self._write(before)
+
+    def _agree(self) -> None:
+        """Give all chains one dispersion, the mean of their estimates: densities then compare."""
+        found = [own for chain in self.chains if (own := chain.estimate) is not None]
+        if len(found) == len(self.chains):
+            for chain in self.chains:
+                chain.take_dispersion(float(np.mean(found)))
 
     def _advance(self, number: int, end: int) -> None:
         options, count, chain = self.options, len(self.chains), self.chains[number]
@@ -303,7 +312,7 @@ class Run:
             chain.forget()
 
     def attrs(self) -> dict[str, float]:
-        """Return hyperparameters as results name them; the dispersion is the mean over chains."""
+        """Return hyperparameters as results name them; sampled noise is the mean over chains."""
         found = [chain.attrs() for chain in self.chains]
         return found[0] | {"dispersion": float(np.mean([own["dispersion"] for own in found]))}
 
