@@ -24,8 +24,10 @@ from daskfactor.inference.multiplicative import (
     OnStep,
     balance,
     column_sums,
+    even_out,
     mean_floor,
     start_state,
+    totals_of,
     typical_value,
 )
 from daskfactor.inference.program import (
@@ -40,8 +42,7 @@ from daskfactor.inference.program import (
     take_fits,
 )
 from daskfactor.inference.starts import BEHIND, climb
-from daskfactor.models.rates import Totals, log_sum
-from daskfactor.models.settings import held
+from daskfactor.models.settings import EFFECTIVE, held
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.schema import COLUMN, FEATURES, MOMENTS, ROW, Kind, Variable
@@ -525,7 +526,7 @@ class TweedieChain(Chain):
         self.rule = DispersionRule(self.model, setting.data, setting.sampler.dispersion)
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
-        self.log_hyper = 0.0
+        self.log_hyper = self.effective = 0.0
         self.floor = mean_floor(setting.data, setting.model.likelihood)
         self.fits: tuple[float, float] | None = None
         """Minus the divergence at the start, and where the chain is now."""
@@ -556,6 +557,8 @@ class TweedieChain(Chain):
         self.rule.settle(estimate)
         self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
         balance(state, model.frozen)
+        if model.shares_rates and model.fixed == (None, None):
+            even_out(state)
         if setting.temperature is not None:
             self._heat(state)
         prepare_state(state, setting.sampler.arrays)
@@ -620,7 +623,7 @@ class TweedieChain(Chain):
         """Draw shapes and rates of the priors from their conditionals, given a state."""
         model, mean, hyper = self.model, self.setting.data.mean, self.hyper
         rng = generator(self.setting.options.seed, self.number, Stream.HYPER, cycle)
-        totals = [self._totals(run.state, factor) for factor in (0, 1)]
+        totals = totals_of(model, run.state)
         shapes = hyper.shape_w, hyper.shape_h
         shapes = model.draw_shapes(mean, shapes, totals, rng)
         drawn = model.draw_rates(mean, shapes, totals, rng)
@@ -637,23 +640,9 @@ class TweedieChain(Chain):
                 band.arrays[RATE] = own[here, None].copy()
         self.hyper = Hyperparameters(hyper.dispersion, rates[0], rates[1], *shapes)
         self.log_hyper = model.log_hyperprior(mean, shapes, drawn)
-
-    def _totals(self, state: ChainState, factor: int) -> Totals:
-        """Sum up a factor's free entries as the conditionals of its prior need it."""
-        bands, frozen = (state.rows, state.cols)[factor], self.model.frozen[factor]
-        free = np.ones(self.model.n_components, bool) if frozen is None else ~frozen
-        length, by = self.setting.data.shape[factor], self.model.rates_of[factor]
-        logs = 0.0
-        if (self.model.shape_w, self.model.shape_h)[factor] == "auto":
-            logs = math.fsum(log_sum(band.values[:, free]) for band in bands)
-        if by == "component" or by is None:
-            total = np.where(free, column_sums(state)[factor], 0.0)
-            count = length * free.astype(np.float64)
-            if by is None:
-                count, total = count.sum(keepdims=True), total.sum(keepdims=True)
-            return Totals(count, total, logs)
-        rows = [band.values[:, free].sum(axis=1, dtype=np.float64) for band in bands]
-        return Totals(np.full(length, float(free.sum())), np.concatenate(rows), logs)
+        if model.shares_rates:
+            about = hyper.dispersion, mean, self.setting.data.total_observed
+            self.effective = model.effective_components(totals, *about)
 
     def learnt(self, run: TrackRun) -> Arrays:
         found: Arrays = {}
@@ -662,6 +651,8 @@ class TweedieChain(Chain):
                 side = "rows" if own.dims == ("row",) else "columns"
                 values = run.state.gather(side, RATE)[:, 0]
                 found[own.name] = in_callers_order(self.setting.data, side, values)
+            elif own is EFFECTIVE:
+                found[own.name] = np.asarray(self.effective)
             else:
                 name = "rate_w" if own.name == "rate" else own.name
                 found[own.name] = np.asarray(getattr(self.hyper, name))
@@ -682,6 +673,7 @@ class TweedieChain(Chain):
         return {
             "hyper": list(self.hyper),
             "log_hyper": self.log_hyper,
+            "effective": self.effective,
             "fixed": self.rule.fixed,
             "normalizer": self.normalizer,
             "fits": self.fits,
@@ -692,6 +684,7 @@ class TweedieChain(Chain):
         values: Any = [tuple(own) if isinstance(own, list) else own for own in memory["hyper"]]
         self.hyper = Hyperparameters(*values)
         self.log_hyper = memory.get("log_hyper", 0.0)  # runs of older versions have none
+        self.effective = memory.get("effective", 0.0)
         self.rule.fixed = memory["fixed"]
         self.normalizer = memory["normalizer"]
         fits = memory.get("fits")  # runs of older versions have none

@@ -232,7 +232,7 @@ def estimate_cost(
         memory_limit=given.memory_limit,
         entries=given.entries,
     )
-    plain = cast("BlockedData", data)
+    plain, model = cast("BlockedData", data), model.sized(data.shape)
     plan = plan_run(plain, model, sampler, given.keep, seed=0, **lengths)
     setting = Setting(plain, model, sampler, plan, cast("Executor", None))
     executor, client = given.executor, given.client

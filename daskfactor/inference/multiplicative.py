@@ -17,6 +17,7 @@ from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.program import Fit, evaluate, shares
 from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.rates import EVEN, SHARED, Totals, log_sum
 from daskfactor.models.settings import Mask, held
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator
@@ -232,6 +233,13 @@ class DispersionRule:
             divisor = max(self.count - self.parameters, 0.1 * self.count)
         return max(fit.pearson / divisor, float(np.finfo(np.float32).tiny))
 
+    def fade(self, model: TweedieNMF, state: ChainState) -> None:
+        """Count the parameters of those components that are left, where some fade."""
+        if model.shares_rates:
+            part = np.multiply(*column_sums(state))
+            left = int(np.count_nonzero(part > EVEN * part.mean()))
+            self.parameters = left * (sum(self.data.shape) - left)
+
     def settle(self, estimate: float, last: bool = True) -> None:
         """Fix φ = 1 for counts that the point fit does not show to be no Poisson counts.
 
@@ -284,11 +292,14 @@ def run_updates(
     history: list[tuple[int, float]] = []
     fit = Fit(-math.inf, math.inf)
     for iteration in range(1, iterations + 1):
+        if iteration > LAST_LOOK or rule.settled:
+            hyper = relevance(data, model, state, hyper)
         for factor in (0, 1):
             update(data, model, state, executor, hyper, factor)
         finished = False
         if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, iterations):
             fit = evaluate(executor, data, state, likelihood, floor)
+            rule.fade(model, state)
             phi = rule.estimate(fit) if iteration <= LAST_LOOK else hyper.dispersion
             if iteration >= LAST_LOOK:
                 rule.settle(rule.estimate(fit), last=False)
@@ -335,6 +346,39 @@ def update(
             theta *= ratio if power == 1.0 else ratio**power
 
 
+def totals_of(model: TweedieNMF, state: ChainState) -> list[Totals]:
+    """Sum up the free entries of both factors as the conditionals of their priors need it."""
+    found = []
+    shapes, sums = (model.shape_w, model.shape_h), column_sums(state)
+    for factor, bands in enumerate((state.rows, state.cols)):
+        mask, by = model.frozen[factor], model.rates_of[factor]
+        free = np.ones(model.n_components, bool) if mask is None else ~mask
+        length, logs = sum(len(band.values) for band in bands), 0.0
+        if shapes[factor] == "auto":
+            logs = math.fsum(log_sum(band.values[:, free]) for band in bands)
+        count, total = length * free.astype(np.float64), np.where(free, sums[factor], 0.0)
+        if by is None:
+            count, total = count.sum(keepdims=True), total.sum(keepdims=True)
+        elif by != "component":
+            rows = [band.values[:, free].sum(axis=1, dtype=np.float64) for band in bands]
+            count, total = np.full(length, float(free.sum())), np.concatenate(rows)
+        found.append(Totals(count, total, logs))
+    return found
+
+
+def relevance(
+    data: BlockedData, model: TweedieNMF, state: ChainState, hyper: Hyperparameters
+) -> Hyperparameters:
+    """Set rates that both factors share to their means given these, so that components fade.
+
+    Source: Tan and Févotte 2013, algorithm 1.
+    """
+    if not model.shares_rates:
+        return hyper
+    rates = model.mean_relevance(data.mean, totals_of(model, state))
+    return hyper._replace(rate_w=rates, rate_h=rates)
+
+
 def objective(
     state: ChainState,
     hyper: Hyperparameters,
@@ -344,13 +388,18 @@ def objective(
     """Return what the updates bring down at a given φ.
 
     Σ d_β(v|μ) + φ (λ_w ΣW + λ_h ΣH - (a_w - 1) Σ log W - (a_h - 1) Σ log H), the
-    penalties over the entries that are not frozen.
+    penalties over the entries that are not frozen. Of rates that follow the factors, with
+    (α + n_k) / (b + S_k), it is (α + n_k) log (b + S_k), the density without these rates.
     """
     prior = 0.0
     for factor, bands in enumerate((state.rows, state.cols)):
         rate, shape = hyper.prior(factor)
         free = _moving(bands, frozen[factor])
-        prior += rate * _total(free)
+        if isinstance(rate, np.ndarray):
+            length = sum(len(values) for values in free)
+            prior -= (SHARED / 2 + shape * length) * float(np.sum(np.log(rate)))
+        else:
+            prior += rate * _total(free)
         if shape != 1.0:
             tiny = np.finfo(free[0].dtype).tiny  # a zero counts as the smallest normal number
             logs = (np.log(np.maximum(values, tiny)).sum(dtype=np.float64) for values in free)
@@ -401,6 +450,15 @@ def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None
         for band in bands:
             with held(band.values, mask):
                 band.values += band.values.dtype.type(lift)
+
+
+def even_out(state: ChainState) -> None:
+    """Rescale a balanced state so that W and H have the same mean, as under one prior rate."""
+    lengths = [sum(len(band.values) for band in bands) for bands in (state.rows, state.cols)]
+    factor = math.sqrt(lengths[0] / lengths[1])
+    for bands, scale in ((state.rows, factor), (state.cols, 1.0 / factor)):
+        for band in bands:
+            band.values *= band.values.dtype.type(scale)
 
 
 def start_state(data: BlockedData, model: TweedieNMF, seed: int, chain: int) -> ChainState:

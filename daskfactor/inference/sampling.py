@@ -165,6 +165,7 @@ def sample(
         callback=callback,
     ) as held:
         data = held.data
+        model = model.sized(data.shape)
         sampler.check_data(data)
         options = plan_run(data, model, sampler, keep, seed=held.seed, **lengths)
         # Refuses a schedule that this grid cannot have, before anything is written.

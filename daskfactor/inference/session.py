@@ -172,11 +172,12 @@ def session(
         data = as_blocks(V, blocks, unstored=unstored, **reading)
         if data is not V:
             stack.callback(data.close)
-        (check or partial(check_data, model))(data)
+        (check or partial(check_data, model.sized(data.shape)))(data)
         return data, "{} x {}".format(*data.shape)
 
     def choose(client: Any, data: BlockedData) -> Choice:
-        return choose_executor(client, data, model.width, _block_trial(data, model))
+        sized = model.sized(data.shape)
+        return choose_executor(client, data, sized.width, _block_trial(data, sized))
 
     with session_of(load, choose, **options) as run:
         yield run

@@ -55,6 +55,7 @@ from daskfactor.kernels.langevin import drift, kick_drift, refresh, sums_of_squa
 from daskfactor.kernels.squares import flight, kick_flight, refresh_length
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gaussian import BIAS_SHARE, NOISE_RATE, GaussianHyper, GaussianMF
+from daskfactor.models.settings import EFFECTIVE
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
@@ -301,7 +302,9 @@ class GaussianChain(Chain):
         for factor in self.linked:
             name = LINK_PRECISIONS[factor]
             found[name] = np.asarray(getattr(self.hyper, name))
-        return found
+        count = self.data.total_observed
+        effective = self.model.effective_components(self.hyper, count, self.data.shape)
+        return found | {EFFECTIVE.name: np.asarray(effective)}
 
     def _prior_constant(self) -> float:
         return log_prior_constant(self.model, self.hyper, self.setting.data.shape)

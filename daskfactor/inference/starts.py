@@ -16,6 +16,7 @@ from daskfactor.inference.multiplicative import (
     PointFit,
     mean_floor,
     objective,
+    relevance,
     run_updates,
     update,
 )
@@ -30,6 +31,8 @@ which a warm start goes on, and below which it then ends.
 
 The draws of a posterior lie half a nat per parameter below its mode.
 """
+FADED = 1e-4
+"""The same where components fade: what two of them share goes over to one ever so slowly."""
 TRIO = 3
 """Iterations of an extrapolated step."""
 SHRINK = 1e-3
@@ -76,15 +79,19 @@ def climb(
     done, phi = least, rule.estimate(point.fit)
     rise = (before - now) / phi / max(rule.parameters, 1)
     enough = ENOUGH if rise > BEHIND else BEHIND
+    enough = FADED if model.shares_rates else enough
     while rise > enough and done + FIT_EVERY <= most:
         rule.settle(phi, last=False)
         phi = rule.fixed or phi
-        hyper, fit = point.hyper._replace(dispersion=phi), point.fit
+        hyper = relevance(data, model, state, point.hyper._replace(dispersion=phi))
+        fit = point.fit
         before = now = objective(state, hyper, fit, model.frozen)
         for _ in range(FIT_EVERY // TRIO):
             fit, now = _extrapolate(data, model, state, executor, hyper, now)
         done += FIT_EVERY // TRIO * TRIO
-        phi = rule.estimate(fit)
+        rule.fade(model, state)
+        # What fading components leave unexplained must not make the others fade.
+        phi = min(phi, rule.estimate(fit)) if model.shares_rates else rule.estimate(fit)
         rise = (before - now) / phi / max(rule.parameters, 1)
         point = PointFit(state, hyper, fit, [*point.objective, (done, now)])
         tell(done)
@@ -110,13 +117,15 @@ def _extrapolate(
     bands = state.bands()
 
     def step() -> list[Array]:
+        rates = relevance(data, model, state, hyper)
         for factor in (0, 1):
-            update(data, model, state, executor, hyper, factor)
+            update(data, model, state, executor, rates, factor)
         return [band.values.astype(np.float64) for band in bands]
 
     def look() -> tuple[Fit, float]:
         fit = evaluate(executor, data, state, model.likelihood, mean_floor(data, model.likelihood))
-        return fit, objective(state, hyper, fit, model.frozen)
+        rates = relevance(data, model, state, hyper)
+        return fit, objective(state, rates, fit, model.frozen)
 
     start, first, second = [band.values.astype(np.float64) for band in bands], step(), step()
     change = [one - zero for zero, one in zip(start, first, strict=True)]

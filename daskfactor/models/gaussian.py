@@ -11,8 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.errors import DataError, ModelError
 from daskfactor.models.covariates import Covariates, checked_covariates
 from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.rates import relevant
 from daskfactor.models.settings import (
     COUNT,
+    EFFECTIVE,
     POSITIVE_OR_AUTO,
     Auto,
     FactorModel,
@@ -178,6 +180,7 @@ class GaussianMF(FactorModel):
             Learnt("noise", (), "variance of an observation"),
             Learnt("precision_w", ("component",), "precision of the prior on a column of W"),
             Learnt("precision_h", ("component",), "precision of the prior on a column of H"),
+            EFFECTIVE,
         ]
         sides = zip("wh", ("row_feature", "column_feature"), self.covariates, strict=True)
         for side, dim, own in sides:
@@ -288,6 +291,13 @@ class GaussianMF(FactorModel):
                 learnt[f"precision_{own}"][K + (own == "h")] = of_bias
         settled = not (self.biases or self.noise == "auto" or any(given.values()))
         return PriorDraw(packed[0], packed[1].T, noise, {} if settled else learnt)
+
+    def effective_components(
+        self, hyper: GaussianHyper, observed: int, shape: tuple[int, int]
+    ) -> float:
+        """Count the components that data of this shape support, by variances 1 / (λ_w λ_h)."""
+        variances = 1.0 / np.multiply(hyper.precision_w, hyper.precision_h)
+        return relevant(variances, observed / hyper.noise, sum(shape))
 
     def pack(self, side: str, factor: Array, bias: Array | None, mean: float) -> Array:
         """A packed factor, (n, width), from (n, K) and the biases (n,).

@@ -32,6 +32,9 @@ ALONE, SHARED = 2.0, 3.0
 """Shapes of the hyperprior of a rate of one factor, and of one that both share."""
 LEAST_SHAPE, LARGEST_SHAPE = 0.02, 50.0
 """Where a learnt shape is held: entries of single precision do not tell smaller ones apart."""
+EVEN, SUPPORT = 0.1, 3.0
+"""What a component that is not dead has of an even share, and explains for each entry: counts,
+or as much information of another law."""
 WIDTH = 0.5
 """First width of a slice of log a."""
 
@@ -57,6 +60,10 @@ class Gamma(NamedTuple):
         """Draw λ ~ Gamma(α + weight, b + total)."""
         return np.asarray(rng.gamma(self.shape + weight, 1.0 / (self.rate + total)))
 
+    def mean(self, weight: Array, total: Array) -> Array:
+        """Return the mean of what `draw` draws from."""
+        return np.asarray((self.shape + weight) / (self.rate + total))
+
     def log_density(self, rates: Array) -> float:
         """Return Σ log Gamma(λ; α, b)."""
         constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
@@ -68,6 +75,26 @@ class Gamma(NamedTuple):
         grown = self.shape + weight
         constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
         return float(np.sum(constant + gammaln(grown) - grown * np.log(self.rate + total)))
+
+
+def relevant(part: Array, information: float, entries: float) -> float:
+    """Count the components that matter and that data support.
+
+    A component is dead if its part of the mean is less than `EVEN` of an even share of all K,
+    or if it explains less than `SUPPORT` for each of its entries: one that fits noise explains
+    about one.
+
+    Parameters
+    ----------
+    part
+        Of a mean (or a variance) that each component makes up, (K,).
+    information
+        What the data say of each unit of these: of Poisson counts, how many they are.
+    entries
+        Entries of a component, in both factors.
+    """
+    least = max(SUPPORT * entries / information, EVEN * float(np.mean(part)))
+    return float(np.count_nonzero(part > least))
 
 
 def log_sum(values: NDArray[Any]) -> float:

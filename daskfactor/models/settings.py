@@ -185,6 +185,9 @@ class PriorDraw(NamedTuple):
     learnt: Mapping[str, Any] = MappingProxyType({})
 
 
+EFFECTIVE = Learnt("effective_components", (), "number of components that the data support")
+
+
 class FactorModel(StoredModel, ABC):
     """A model of a matrix as a product of factors, and what is asked of every such model.
 
@@ -274,21 +277,29 @@ class FactorModel(StoredModel, ABC):
     def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse data whose rows or columns the model does not fit."""
 
+    def sized(self, shape: Sequence[int]) -> Self:
+        """The model with a number of components, for data of this shape."""
+        del shape
+        return self
+
     def for_compilation(self) -> Self:
         """The same with two components and nothing to choose: what kernels are compiled with."""
         return self.with_components(2)
 
 
-def checked_count(name: str, value: Any) -> int:
-    """A whole number of at least 1, as a plain int."""
+def checked_count(name: str, value: Any, word: str = "") -> Any:
+    """A whole number of at least 1, as a plain int, or a word that may stand in its place."""
+    if word and isinstance(value, str) and value == word:
+        return value
     try:
         count = 0 if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         count = 0
     if count < 1:
         components = "; it is the number of components of the factorization"
+        other = f' or "{word}"' if word else ""
         raise ModelError(
-            f"{name} must be a whole number of at least 1, got {value!r}"
+            f"{name} must be a whole number of at least 1{other}, got {value!r}"
             f"{components if name == 'n_components' else ''}"
         )
     return count

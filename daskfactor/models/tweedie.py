@@ -15,9 +15,17 @@ from scipy.special import polygamma
 
 from daskfactor.errors import DataError, ModelError
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.rates import Gamma, Totals, alone, draw_prior_shape, draw_shape, shared
+from daskfactor.models.rates import (
+    Gamma,
+    Totals,
+    alone,
+    draw_prior_shape,
+    draw_shape,
+    relevant,
+    shared,
+)
 from daskfactor.models.settings import (
-    COUNT,
+    EFFECTIVE,
     POSITIVE_OR_AUTO,
     Auto,
     FactorModel,
@@ -27,6 +35,7 @@ from daskfactor.models.settings import (
     OfDivergence,
     PriorDraw,
     check_length,
+    checked_count,
     checked_fixed,
     checked_number,
     checked_positive,
@@ -36,6 +45,8 @@ from daskfactor.models.tweedie_law import POWER, Tweedie
 FIXED = ("fixed_w", "fixed_h")
 COMPONENTS = {"arrays": FixedComponents}
 SHAPE = {"check": partial(checked_positive, advice="leave it at 1 for an exponential prior")}
+MOST_COMPONENTS = 100
+"""Components that ``"auto"`` begins with, at most."""
 SIDES = ("row", "column")
 """What may have rates of its own in W and in H, besides components."""
 Rate = float | NDArray[np.float64]
@@ -137,7 +148,7 @@ class GammaFactors(FactorModel):
     has_scores: ClassVar[bool] = True
     from_data: ClassVar[tuple[str, ...]] = ("dispersion", "rate_w", "rate_h")
 
-    n_components: int = field(metadata=COUNT)
+    n_components: Any = field(metadata={"check": partial(checked_count, word="auto")})
     _: KW_ONLY
     dispersion: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     rate_w: float | Literal["auto", "component", "row"] = field(
@@ -154,8 +165,36 @@ class GammaFactors(FactorModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.n_components == "auto":
+            self._find_components()
         for name in FIXED:
             self._put({name: checked_fixed(name, getattr(self, name), self.n_components)})
+
+    def _find_components(self) -> None:
+        """Let components fade; refuse what says how many there are."""
+        rates = {self.rate_w, self.rate_h}
+        if not rates <= {"auto", "component"}:
+            raise ModelError(
+                'n_components="auto" gives every component one rate in W and H, got '
+                f"rate_w={self.rate_w!r} and rate_h={self.rate_h!r}; leave these out, or pass a "
+                "number of components"
+            )
+        if self.fixed_w is not None or self.fixed_h is not None:
+            raise ModelError(
+                'n_components="auto" does not go with fixed_w or fixed_h; pass a number of '
+                'components, with rate_w="component" and rate_h="component" for the free ones'
+            )
+        self._put({"rate_w": "component", "rate_h": "component"})
+
+    def sized(self, shape: Sequence[int]) -> Self:
+        """Give a model of ``"auto"`` components as many as data of a shape may have.
+
+        3 √n of the shorter side n, at most n and at most 100.
+        """
+        if self.n_components != "auto":
+            return self
+        least = min(shape)
+        return self.with_components(min(least, round(3 * math.sqrt(least)), MOST_COMPONENTS))
 
     @property
     def learnt(self) -> tuple[Learnt, ...]:
@@ -167,7 +206,7 @@ class GammaFactors(FactorModel):
         ]
         if self.shares_rates:
             doc = "rate of the priors on a component of W and of H"
-            return Learnt("rate", ("component",), doc), *shapes
+            return Learnt("rate", ("component",), doc), EFFECTIVE, *shapes
         rates = [
             Learnt(f"rate_{letter}", (kind,), f"rate of the prior on a {kind} of {letter.upper()}")
             for letter in "wh"
@@ -416,8 +455,7 @@ class GammaFactors(FactorModel):
         """
         priors, weights = self.hyperpriors(mean, shapes), _weights(shapes, totals)
         if self.shares_rates and priors[0] is not None:
-            weight, total = weights[0] + weights[1], totals[0].total + totals[1].total
-            return [priors[0].draw(rng, weight, total)] * 2
+            return [priors[0].draw(rng, *self._shared(weights, totals))] * 2
         return [
             None if prior is None else prior.draw(rng, weight, own.total)
             for prior, weight, own in zip(priors, weights, totals, strict=True)
@@ -473,9 +511,32 @@ class GammaFactors(FactorModel):
             elif not self.shares_rates:
                 result += prior.log_marginal(weight, own.total)
         if self.shares_rates and priors[0] is not None:
-            total = totals[0].total + totals[1].total
-            result += priors[0].log_marginal(weights[0] + weights[1], total)
+            result += priors[0].log_marginal(*self._shared(weights, totals))
         return result
+
+    def mean_relevance(self, mean: float, totals: Sequence[Totals]) -> tuple[float, ...]:
+        """Return the conditional means of rates that both factors share."""
+        shapes = self.starting_shapes
+        weights = _weights(shapes, totals)
+        rates = shared(*self.rates_under(mean, shapes)).mean(*self._shared(weights, totals))
+        return tuple(map(float, rates))
+
+    @staticmethod
+    def _shared(weights: Any, totals: Sequence[Totals]) -> tuple[Any, Any]:
+        return weights[0] + weights[1], totals[0].total + totals[1].total
+
+    def effective_components(
+        self, totals: Sequence[Totals], dispersion: float, mean: float, observed: int
+    ) -> float:
+        """Count the components that data of this mean support; ``totals`` by component.
+
+        The N observations say N μ_k m / (φ V(m)) of a component whose part of the mean m is
+        μ_k, with φ V(m) the variance there: of counts, how many of them it explains.
+        """
+        lengths = [max(float(own.entries.max()), 1.0) for own in totals]
+        part = totals[0].total * totals[1].total / (lengths[0] * lengths[1])
+        unit = dispersion * self.likelihood.unit(mean)
+        return relevant(part, observed * mean / unit, sum(lengths))
 
 
 def _weights(shapes: tuple[float, float], totals: Sequence[Totals]) -> list[NDArray[np.float64]]:
@@ -494,7 +555,10 @@ class TweedieNMF(GammaFactors):
     Parameters
     ----------
     n_components
-        Number of components K, at least 1.
+        Number of components K, at least 1. ``"auto"`` begins with 3 √n of the data's shorter
+        side n, at most 100, under rates by ``"component"``, of which those fade that the data
+        do not need: ``effective_components`` in the results is how many they support. To be
+        used with :func:`sample` (and :func:`estimate_cost`).
     beta
         Power of the law: 2 Gaussian, 1 Poisson, 0 gamma, between 0 and 1 compound
         Poisson; anything outside the open interval (1, 2).

@@ -302,6 +302,11 @@ def all_series(
             if density in DENSITIES and set(values.dims) == {"chain", "draw"} and values.size:
                 drawn = values.transpose("chain", "draw").values.astype(np.float64)
                 series.append(Series(str(density), "density", drawn[kept]))
+    learnt = tree["posterior"].data_vars.items() if "posterior" in tree.children else ()
+    for own, values in learnt:
+        if set(values.dims) == {"chain", "draw"} and values.size:
+            drawn = values.transpose("chain", "draw").values.astype(np.float64)
+            series.append(Series(str(own), "learnt", drawn[kept]))
     if not has_draws(tree) or tree["posterior"].sizes["draw"] == 0:
         return series, False
     group, law = tree["posterior"].to_dataset(), law_of(tree)

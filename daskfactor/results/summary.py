@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
+from daskfactor.models.settings import EFFECTIVE
 from daskfactor.results.align import law_of, match, reference_from, stored_model
 from daskfactor.results.diagnose import LEAST_DRAWS, Series, all_series, convergence, trend
 from daskfactor.results.schema import BIASED, COARSE, STEIN
@@ -36,6 +37,7 @@ Array = NDArray[np.float64]
 
 TITLES: Final = {
     "density": "log density",
+    "learnt": "sampled hyperparameters",
     "product": "W H",
     "scale": "size of W and of H",
     "component": "components, as drawn",
@@ -162,6 +164,11 @@ def summarize(trace: Trace, *, cells: int = 32, random_seed: int = 0) -> Summary
         "and differ are needed, and hundreds are wanted; go on with resume()."
     )
     told = _verdict(of, chains, told_trend(tree), moved, _biased(tree)) if of else [nothing]
+    told += [
+        _of_number(one.values, tree["posterior"].sizes.get("component"))
+        for one in series
+        if one.name == EFFECTIVE.name
+    ]
     summary.attrs["verdict"] = "\n".join(told)
     return summary
 
@@ -342,6 +349,18 @@ def _of_components(aligned: Any, moved: bool) -> list[str]:
         )
     else:
         said.append(f"All {aligned.total} components appear in most draws, once aligned.")
+    return said
+
+
+def _of_number(values: Array, planned: int | None) -> str:
+    """How many components the data support, draw by draw."""
+    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
+    among = (
+        f"{middle:g}" if low == high else f"{middle:g} (in 90% of the draws {low:g} to {high:g})"
+    )
+    said = f"Components that the data support: {among}."
+    if planned is not None and middle >= planned - 0.5:
+        said += " That is all there are: more may be better."
     return said
 
 

@@ -11,6 +11,8 @@ import daskfactor as dfac
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.base import RunOptions, Setting
+from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
+from daskfactor.results.sink import Sink
 from tests.inference.test_conformance import LEARNT, SHARED, WARM, counts
 
 SETTINGS: dict[str, Any] = {
@@ -114,3 +116,76 @@ def test_what_takes_settled_priors_says_so(model: dfac.TweedieNMF) -> None:
     ):
         with pytest.raises(ModelError, match=re.escape(f"this model learns {names}; pass numbers")):
             call()
+
+
+def low_rank(rank: int, shape: tuple[int, int] = (80, 60)) -> Any:
+    rng = np.random.default_rng(rank)
+    mu = rng.gamma(0.5, 1, (shape[0], rank)) @ rng.gamma(0.5, 1, (rank, shape[1]))
+    return rng.poisson(20 * mu / mu.mean()).astype(np.float32)
+
+
+@pytest.mark.parametrize("rank", [2, 5])
+def test_the_number_of_components_is_found(rank: int) -> None:
+    settings: dict[str, Any] = {**SETTINGS, "draws": 60, "tune": 60}
+    tree = dfac.sample(low_rank(rank), dfac.TweedieNMF("auto"), **settings)
+    assert tree["posterior"].sizes["component"] == 23  # 3 √60
+    found = tree["posterior"]["effective_components"].values
+    assert abs(np.median(found) - rank) <= 1
+    summary = dfac.summarize(tree)
+    assert f"Components that the data support: {np.median(found):g}" in summary.verdict
+    assert "effective_components" in summary["functional"]
+
+
+def test_without_fading_there_are_more() -> None:
+    """What finds the number is the rates: at fixed ones every component is in use."""
+    settings: dict[str, Any] = {**SETTINGS, "draws": 60, "tune": 60}
+    tree = dfac.sample(low_rank(2), dfac.TweedieNMF(23, dispersion=1.0), **settings)
+    sizes = (tree["posterior"]["W"].sum("row") * tree["posterior"]["H"].sum("column")).values[0, -1]
+    assert np.count_nonzero(sizes > 0.1 * sizes.mean()) > 10
+
+
+def test_the_number_of_components_is_told_of_real_valued_factors() -> None:
+    rng = np.random.default_rng(1)
+    V = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 50)) + 0.3 * rng.normal(size=(60, 50))
+    settings: dict[str, Any] = {**SETTINGS, "draws": 60, "tune": 200}
+    tree = dfac.sample(V, dfac.GaussianMF(8), dfac.Gibbs(), **settings)
+    assert np.median(tree["posterior"]["effective_components"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rate_w": 1.0}, r'n_components="auto" gives .* got rate_w=1.0 and rate_h=.auto.; leave'),
+        ({"rate_h": "column"}, r'n_components="auto" gives every component one rate in W and H'),
+        ({"fixed_w": np.ones((7, 1))}, r'n_components="auto" does not go with fixed_w'),
+    ],
+)
+def test_what_does_not_go_with_a_number_to_be_found(settings: Any, sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        dfac.TweedieNMF("auto", **settings)
+
+
+def test_the_cost_of_a_number_to_be_found_is_that_of_the_first_one() -> None:
+    V = counts()
+    assert dfac.estimate_cost(V, dfac.TweedieNMF("auto")).factors == (
+        dfac.estimate_cost(V, dfac.TweedieNMF(6)).factors
+    )
+
+
+def test_chains_have_one_dispersion() -> None:
+    """And one chain has the one that it had alone."""
+    rng = np.random.default_rng(3)
+    V = rng.gamma(2.0, rng.gamma(1, 1, (12, 2)) @ rng.gamma(1, 1, (2, 9)))
+    options = RunOptions(10, 20, 2, 1, 0, "moments", 0, "float32")
+    model, sampler = dfac.TweedieNMF(2, beta=0.0), dfac.PSGLD(**WARM)
+    with dfac.as_blocks(V, 2) as data:
+        setting = Setting(data, model, sampler, options, SerialExecutor())
+        run = Run(setting, Sink(run_spec(setting, False)), lambda event: None)
+        run.restore({}, NOT_STARTED)
+        run.go()
+        phi = {chain.hyper.dispersion for chain in run.chains}
+        assert len(phi) == 1
+        for chain in run.chains:
+            band = chain.tracks[0].state.rows[0]
+            assert np.isfinite(band.arrays["metric"]).all()
+        assert run.attrs()["dispersion"] in phi
