@@ -12,7 +12,7 @@ exp(-λ θ) is all that the prior leaves of the density of y, finite and level a
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -269,6 +269,7 @@ class BlockHMC(HMC):
     """
 
     chain = BlockHMCChain
+    by_rows: ClassVar[bool] = True
     steps: int = 4
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from daskfactor.checks import is_number, positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Block, Passes, Schedule
-from daskfactor.errors import OptionError
+from daskfactor.errors import ModelError, OptionError
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
 from daskfactor.executors.state import BlockCells, ChainState, FactorBand
 from daskfactor.inference.base import (
@@ -299,11 +299,21 @@ class HMC(Sampler):
         statistic("acceptance_rate", "acceptance probability of the proposal"),
     )
     biased: ClassVar[bool] = False
+    by_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_leapfrog(self)
         object.__setattr__(self, "schedule", Passes(self.steps))
+
+    def check_model(self, model: Any) -> None:
+        """Refuse shapes that are learnt: densities of those below 1 have a pole at zero."""
+        super().check_model(model)
+        if any(own.name.startswith("shape") for own in model.learnt) and not self.by_rows:
+            raise ModelError(
+                'HMC() takes shapes of priors that are numbers, got "auto"; use BlockHMC(), which '
+                "goes along powers of the factors where a shape is below 1, or Gibbs() or PSGLD()"
+            )
 
     def work(self, blocks: int) -> Work:
         """Count one visit for each step, and one for the energy where they lead."""

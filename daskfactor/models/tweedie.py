@@ -576,7 +576,9 @@ class TweedieNMF(GammaFactors):
         Shapes :math:`a` of the priors; 1, the default, makes them exponential. A larger
         shape keeps entries away from zero, a smaller one draws most of them to it (the
         density is then unbounded at zero, see :class:`MultiplicativeUpdates`). ``"auto"``
-        samples them with the factors.
+        samples them with the factors: by :class:`Gibbs` and :class:`BlockHMC` without bias, by
+        :class:`PSGLD` to one or two standard deviations; Euler's steps, which hardly come near
+        zero, put a shape of .3 some .05 too high.
     fixed_w, fixed_h
         Components that are known and never move: an array (I, F) for W, (F, J) for H,
         with the values of the first F <= K components for the data's rows or columns; a

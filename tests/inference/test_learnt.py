@@ -118,6 +118,17 @@ def test_what_takes_settled_priors_says_so(model: dfac.TweedieNMF) -> None:
             call()
 
 
+def test_hmc_takes_no_shapes_that_are_learnt() -> None:
+    with pytest.raises(ModelError, match=r'HMC\(\) takes shapes .* got "auto"; use BlockHMC'):
+        dfac.sample(counts(), LEARNT, dfac.HMC(), **SETTINGS)
+    assert (
+        "shape_w"
+        in dfac.sample(counts(), LEARNT, dfac.BlockHMC(steps=1, **WARM), 2, 2, **SETTINGS)[
+            "posterior"
+        ]
+    )
+
+
 def low_rank(rank: int, shape: tuple[int, int] = (80, 60)) -> Any:
     rng = np.random.default_rng(rank)
     mu = rng.gamma(0.5, 1, (shape[0], rank)) @ rng.gamma(0.5, 1, (rank, shape[1]))
