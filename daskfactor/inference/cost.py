@@ -295,6 +295,8 @@ def _memory(
     linked = [length for length, own in pairs if own is not None]
     shifts = sum(linked) * width * itemsize
     tuning, drawing = (int(tracks * n * factors) + shifts for n in sampler.carried(width))
+    if setting.model.learnt and "curvature" in sampler.arrays:
+        drawing += tracks * factors  # rates that move take the metric with them
     gathered = sampler.gathered(width)
     checkpoint = chains * (tuning if options.tune else drawing)
     draw = int(chains * sum(factors / track.coarseness for track in sampler.tracks))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import ModelError, OptionError
@@ -49,9 +50,10 @@ def test_rows_have_their_rates_in_the_callers_order() -> None:
     """A row of large counts has a small rate, wherever the grid puts it."""
     V = np.full((8, 6), 2.0)
     V[2] = 60.0
-    V[5, 1:] = np.nan  # so that rows are moved to even the blocks out
+    V[[0, 1, 5, 6], 1:] = 0.0  # not stored, so that rows are moved to even the blocks out
     for balance in (False, True):
-        data = dfac.as_blocks(V, 2, balance=balance)
+        data = dfac.as_blocks(sparse.csr_array(V), 2, unstored="missing", balance=balance)
+        assert not balance or (data.row_order is not None and data.row_order[2] != 2)
         model = dfac.TweedieNMF(1, dispersion=1.0, rate_w="row")
         rates = draw(model, V=data, draws=60, blocks=None)["posterior"]["rate_w"]
         assert np.argmin(rates.values.mean(axis=(0, 1))) == 2
@@ -67,8 +69,13 @@ def test_moments_alone_come_with_the_rates_of_components() -> None:
 
 def test_aligned_components_keep_their_rates() -> None:
     tree = draw(SHARED, draws=20)
-    aligned = dfac.align(tree)
+    posterior = tree["posterior"].to_dataset()
+    turned = posterior.isel(component=[1, 0]).assign_coords(component=posterior["component"])
+    tree["posterior"] = xr.DataTree(xr.concat([posterior, turned], "draw"))
+    tree["posterior"] = xr.DataTree(tree["posterior"].to_dataset().assign_coords(draw=range(40)))
+    aligned = dfac.align(xr.DataTree.from_dict({"posterior": tree["posterior"].to_dataset()}))
     order = aligned["alignment"]["permutation"].values
+    assert np.unique(order[0], axis=0).shape == (2, 2)
     drawn = np.take_along_axis(tree["posterior"]["rate"].values, order, -1)
     np.testing.assert_array_equal(aligned["posterior"]["rate"], drawn)
 
@@ -145,6 +152,13 @@ def test_the_number_of_components_is_found(rank: int) -> None:
     summary = dfac.summarize(tree)
     assert f"Components that the data support: {np.median(found):g}" in summary.verdict
     assert "effective_components" in summary["functional"]
+
+
+def test_components_have_faded_where_a_chain_starts() -> None:
+    tree = dfac.sample(low_rank(5), dfac.TweedieNMF("auto"), draws=2, tune=0, **SETTINGS)
+    sums = (tree["posterior"][name].values[0, 0] for name in "WH")
+    W, H = (own.sum(axis=axis) for own, axis in zip(sums, (0, 1), strict=True))
+    assert abs(np.count_nonzero(0.1 * (W * H).mean() < W * H) - 5) <= 1
 
 
 def test_without_fading_there_are_more() -> None:
