@@ -536,7 +536,7 @@ def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(name: str, tmp_
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: dfac.TweedieNMF(0), r"at least 1, got 0"),
+        (lambda: dfac.TweedieNMF(0), r'at least 1 or "auto", got 0'),
         (lambda: dfac.TweedieNMF(2, beta=1.5), r"1\.5"),
         (lambda: dfac.TweedieNMF(2, dispersion=-1), r"dispersion must be a positive"),
         (lambda: dfac.TweedieNMF(2, rate_w="small"), r'rate_w must be a positive number or "auto"'),
