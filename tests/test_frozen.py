@@ -19,6 +19,7 @@ SAMPLERS = {
     "plain": dfac.PSGLD(step=1e-4, preconditioner="identity"),
     "cir": dfac.PSGLD(transition="cir"),
     "richardson": dfac.PSGRRLD(),
+    "momentum": dfac.SGHMC(),
 }
 RNG = np.random.default_rng(0)
 TRUE_W, TRUE_H = RNG.gamma(2, 1, (23, 3)), RNG.gamma(2, 1, (3, 17))

@@ -339,12 +339,13 @@ class ThermodynamicIntegration(EvidenceMethod):
                 "beta = 2, 0, -1 or 0 < beta <= 1"
             )
         if isinstance(self.sampler, Sampler):
-            if not self.sampler.tempers:
+            suited = self.sampler.suited(model)
+            if suited is None or not suited.tempers:
                 raise ModelError(
                     f"{self.sampler.name} does not sample powers of a TweedieNMF's likelihood; "
                     "use BlockHMC(), PSGLD(), or leave sampler out"
                 )
-            self.sampler.check_model(model)
+            suited.check_model(model)
 
     # -- what None stands for ---------------------------------------------------
 
@@ -359,6 +360,8 @@ class ThermodynamicIntegration(EvidenceMethod):
 
     def choice(self, data: BlockedData, model: TweedieNMF) -> Choice:
         """The sampler that is used."""
+        if isinstance(self.sampler, Sampler):
+            return self.sampler.suited(model) or self.sampler
         if self.sampler is not None:
             return self.sampler
         work = listed_entries(data, model.likelihood) * model.n_components

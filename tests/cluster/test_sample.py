@@ -62,6 +62,7 @@ def test_the_draws_of_one_process(executor: str, rates: Any, client: Client) -> 
         dfac.HMC(steps=2, warm_start=3),
         dfac.BlockHMC(steps=2, warm_start=3),
         dfac.PSGLD(transition="cir", warm_start=3),
+        dfac.SGHMC(warm_start=3),
     ],
     ids=lambda sampler: sampler.name,
 )
