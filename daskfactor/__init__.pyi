@@ -24,6 +24,7 @@ from .executors import TasksExecutor as TasksExecutor
 from .executors import ThreadsExecutor as ThreadsExecutor
 from .inference.base import ConstantStep as ConstantStep
 from .inference.base import PolynomialStep as PolynomialStep
+from .inference.bias import discretization_bias as discretization_bias
 from .inference.block_hmc import BlockHMC as BlockHMC
 from .inference.calibration import calibrate as calibrate
 from .inference.cost import Cost as Cost

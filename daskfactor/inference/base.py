@@ -275,6 +275,10 @@ class Sampler(Algorithm, ABC):
         """Choose the step of one track on a grid of ``blocks`` x ``blocks``."""
         raise NotImplementedError(f"{self.name} has no step that is known before it runs")
 
+    def pair(self) -> "Sampler | None":
+        """Return this sampler as two coupled chains, with half the step and with the whole one."""
+        return None
+
     def for_compilation(self) -> Self:
         """Return the same with the shortest warm start, to compile its kernels with."""
         return replace(self, warm_start=2)  # type: ignore[type-var]  # subclasses are dataclasses

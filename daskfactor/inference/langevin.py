@@ -325,6 +325,9 @@ class PSGLD(LangevinSampler):
     def automatic(self, blocks: int, n_components: int) -> ConstantStep:
         return automatic_step(blocks, n_components)
 
+    def pair(self) -> Sampler | None:
+        return None if self.transition == "cir" else PSGRRLD.from_dict(self.to_dict())
+
     def _evenness(self, op: Op, data: BlockedData) -> tuple[float, float]:
         # A cycle of uneven steps in any order narrows the posterior: a cycle that pulls back at
         # the rates k_1 to k_B keeps the variance with k (1 - Var k / k²) in place of their mean k.
@@ -368,8 +371,26 @@ def half_step(base: StepSize, iteration: int) -> float:
     return 0.5 * base(iteration // 2)
 
 
+class Pair(LangevinSampler):
+    """Two coupled chains of a sampler on whole or partial gradients, with half a step and one."""
+
+    learns_every: ClassVar[int | None] = None  # a draw would be either chain's
+    biased: ClassVar[bool] = False  # of first order: the combination of both chains
+    tracks: ClassVar[tuple[Track, ...]] = (
+        Track("fine", "posterior", 1),
+        Track("coarse", "posterior_coarse", 2),
+    )
+
+    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
+        base = super().step_for(track, blocks, n_components)
+        return partial(half_step, base) if track.coarseness == 1 else base
+
+    def pair(self) -> Sampler | None:
+        return None
+
+
 @dataclass(frozen=True)
-class PSGRRLD(PSGLD):
+class PSGRRLD(Pair, PSGLD):
     """Two coupled P-SGLD chains whose combination cancels the bias of first order in ε.
 
     The fine chain takes 2T iterations with ε/2, the coarse one T iterations with
@@ -393,16 +414,6 @@ class PSGRRLD(PSGLD):
 
     transition: Transition = "euler"
     transitions: ClassVar[tuple[Transition, ...]] = ("moments", "euler")
-    learns_every: ClassVar[int | None] = None  # a draw would be either chain's
-    biased: ClassVar[bool] = False  # of first order: the combination of both chains
-    tracks: ClassVar[tuple[Track, ...]] = (
-        Track("fine", "posterior", 1),
-        Track("coarse", "posterior_coarse", 2),
-    )
-
-    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        base = super().step_for(track, blocks, n_components)
-        return partial(half_step, base) if track.coarseness == 1 else base
 
 
 @dataclass(frozen=True)
@@ -451,6 +462,13 @@ class LangevinDynamics(LangevinSampler):
     def work(self, blocks: int) -> Work:
         del blocks
         return Work(1)
+
+    def pair(self) -> Sampler | None:
+        return LangevinPair.from_dict(self.to_dict())
+
+
+class LangevinPair(Pair, LangevinDynamics):
+    """`LangevinDynamics` in two coupled chains."""
 
 
 @dataclass(frozen=True)
@@ -516,6 +534,9 @@ class SGLD(LangevinSampler):
         object.__setattr__(self, "subsample", float(share))
         object.__setattr__(self, "schedule", Passes(self.work(1).moves))
 
+    def pair(self) -> Sampler | None:
+        return SGLDPair.from_dict(self.to_dict())
+
     def share(self, blocks: int) -> float:
         """Return |Ω| / N on a grid of ``blocks`` x ``blocks``."""
         return 1.0 / blocks if isinstance(self.subsample, str) else self.subsample
@@ -560,3 +581,7 @@ class SGLD(LangevinSampler):
             (rows.arrays["gradient"], cols.arrays["gradient"]),
             curvature,
         )
+
+
+class SGLDPair(Pair, SGLD):
+    """`SGLD` in two chains whose noise is coupled, though not the entries that they draw."""

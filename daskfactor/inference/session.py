@@ -6,9 +6,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
 from inspect import signature
-from typing import Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
 import numpy as np
+from xarray import DataTree
 
 import daskfactor
 from daskfactor.data.blocks import BlockedData
@@ -25,7 +26,6 @@ from daskfactor.models.tweedie import Hyperparameters
 from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.store import RunStore
-from daskfactor.results.trace import open_run
 
 MOVED: Final = ("balance", "allow_empty", "dtype", "memory_limit")
 """Options that verbs once had, and `as_blocks` alone has now."""
@@ -183,9 +183,21 @@ def session(
         yield run
 
 
+class Begun(Protocol):
+    """A run that exists: its attributes, what it is called, and what it holds."""
+
+    @property
+    def attrs(self) -> Any: ...
+
+    @property
+    def path(self) -> Any: ...
+
+    def tree(self) -> DataTree: ...
+
+
 @contextmanager
 def session_again(
-    run: RunStore, V: Any, model: Any, memory_limit: int | str | None, **options: Unpack[Options]
+    run: Begun, V: Any, model: Any, memory_limit: int | str | None, **options: Unpack[Options]
 ) -> Iterator[Session[BlockedData]]:
     """Open what a stored run needs to go on, with the data that it began with.
 
@@ -231,9 +243,9 @@ def as_begun(run: RunStore) -> Iterator[None]:
         ) from error
 
 
-def _source_again(run: RunStore, source: dict[str, Any]) -> Any:
+def _source_again(run: Begun, source: dict[str, Any]) -> Any:
     """Find the data as they were kept in a stored run, or the place that they were read from."""
-    tree = open_run(run.path)
+    tree = run.tree()
     if "observed_data" in tree.children:
         # By threads of this process: a client that is about may have no workers left.
         return tree["observed_data"]["V"].load(scheduler="threads")

@@ -56,6 +56,13 @@ class StoredModel:
         changed: dict[str, Any] = {"n_components": n_components}
         return replace(self, **changed)
 
+    def with_dispersion(self, dispersion: float) -> Self:
+        """The same with this in place of a dispersion that is ``"auto"``."""
+        if getattr(self, "dispersion", None) != "auto":
+            return self
+        changed: dict[str, Any] = {"dispersion": dispersion}
+        return replace(self, **changed)
+
     def check_settled(self, purpose: str) -> None:
         """Refuse priors that are learnt with the factors; ``purpose`` begins the sentence.
 
@@ -199,6 +206,8 @@ class FactorModel(StoredModel, ABC):
         The model has a law of new observations.
     default_sampler, default_optimizer
         Public names of the classes that ``sample`` and ``optimize`` take where none is named.
+    exact_sampler
+        That of a sampler without bias, whatever the data.
     has_scores
         The posterior is a function of the summed divergence and of the factors, so that
         `of_divergence`, `priors`, `with_numbers` and `for_optimizers` answer; particles can be
@@ -220,6 +229,7 @@ class FactorModel(StoredModel, ABC):
     nonnegative: ClassVar[bool] = True
     has_observations: ClassVar[bool] = True
     default_sampler: ClassVar[str] = "PSGLD"
+    exact_sampler: ClassVar[str] = "BlockHMC"
     default_optimizer: ClassVar[str] = "MultiplicativeUpdates"
     has_scores: ClassVar[bool] = False
     simplex: ClassVar[bool] = False

@@ -163,7 +163,7 @@ def summarize(trace: Trace, *, cells: int = 32, random_seed: int = 0) -> Summary
         f"Nothing can be said yet of {draws} draws: at least {LEAST_DRAWS} that are finite "
         "and differ are needed, and hundreds are wanted; go on with resume()."
     )
-    told = _verdict(of, chains, told_trend(tree), moved, _biased(tree)) if of else [nothing]
+    told = _verdict(of, chains, told_trend(tree), moved, is_biased(tree)) if of else [nothing]
     told += [
         _of_number(one.values, tree["posterior"].sizes.get("component"))
         for one in series
@@ -185,7 +185,7 @@ def _table(series: list[Series], columns: dict[str, Any], attrs: dict[str, Any])
     )
 
 
-def _biased(tree: xr.DataTree) -> bool:
+def is_biased(tree: xr.DataTree) -> bool:
     """Whether the draws are off by what no diagnostic of convergence sees: a finite step."""
     if BIASED in tree.attrs:
         return bool(tree.attrs[BIASED])
@@ -291,7 +291,7 @@ def _verdict(
         said.append("One chain cannot show that another would end elsewhere: chains=4 can.")
     if biased:
         said.append(
-            "The bias of a finite step is not seen here: compare with half the step, or PSGRRLD."
+            "The bias of a finite step is not seen here: discretization_bias() estimates it."
         )
     return said
 
