@@ -43,6 +43,7 @@ from .inference.sghmc import SGHMC as SGHMC
 from .models.allocation import AllocationModel as AllocationModel
 from .models.gaussian import GaussianAdditive as GaussianAdditive
 from .models.gaussian import GaussianMF as GaussianMF
+from .models.negative_binomial import NegativeBinomialNMF as NegativeBinomialNMF
 from .models.silf import SILFNMF as SILFNMF
 from .models.tweedie import TweedieNMF as TweedieNMF
 from .progress import RunEvent as RunEvent

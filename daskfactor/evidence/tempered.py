@@ -91,7 +91,7 @@ def both_sides(data: BlockedData, likelihood: Likelihood) -> Sides:
         gone.append(missing + corner)
     listed, missing = np.concatenate(seen, axis=1), np.concatenate(gone, axis=1)
     by_rows, by_cols = (
-        Entries(*_compressed(listed, *axes), *_compressed(missing, *axes)[:2])
+        Entries(*_compressed(listed, *axes), *_compressed(missing, *axes)[:2], likelihood.numbers)
         for axes in ((0, 1, data.shape[0]), (1, 0, data.shape[1]))
     )
     return Sides(by_rows, by_cols, likelihood.fit_constant(listed[2]))
@@ -208,7 +208,8 @@ def _moved_fits(
         Prior(*hyper.prior(side), none if mask is None else mask)
         for side, mask in enumerate(model.frozen)
     )
-    s, kernels = t / float(model.dispersion), row_kernels(model.likelihood)
+    law, phi = model.likelihood.at(float(model.dispersion))
+    s, kernels = t / phi, row_kernels(law)
     target = Target(sides.by_rows, sides.by_cols, s, *priors)
     kernels.climb(W, H, target, CLIMB)
     tau, rows = LONGEST, len(W) + len(H)

@@ -403,12 +403,13 @@ class ThermodynamicIntegration(EvidenceMethod):
         items = [(i, t, self._share(t, exact)) for i, t in enumerate(self._ladder.tolist())]
         # The hottest chains, which are the longest, come first.
         found = problem.map(one, items[::-1], "tempered-chain")[::-1]
-        phi = float(model.dispersion)
-        level = normalizer(data, phi, model.likelihood, problem.executor)
+        dispersion = float(model.dispersion)
+        law, phi = model.likelihood.at(dispersion)
+        level = normalizer(data, dispersion, law, problem.executor)
         level += (sides.constant if sides is not None else 0.0) / phi
         made = {
             "sampler": choice if isinstance(choice, str) else choice.name,
-            "dispersion": phi,
+            "dispersion": dispersion,
             "rate_w": model.rate_w,
             "rate_h": model.rate_h,
         }

@@ -227,7 +227,7 @@ class Sampler(Algorithm, ABC):
 
     def check_model(self, model: Any) -> None:
         """Raise ModelError if this model is not one that the sampler is right for."""
-        if self.learns_every is None:
+        if self.learns_every is None or len(self.tracks) > 1:
             model.check_settled(self.name)
 
     def check_data(self, data: BlockedData) -> None:
@@ -519,9 +519,18 @@ class Setting:
         return (self.model.learnt and self.sampler.learns_every) or self.options.cycles
 
     @property
+    def visits_all(self) -> bool:
+        """Whether a pass visits every cell, as in dense data."""
+        data = self.data
+        zeros = data.unstored == "zero"
+        return not data.is_sparse or self.model.likelihood.visits_all(zeros)
+
+    @property
     def warm_passes(self) -> tuple[int, int]:
         """Passes of the warm start, at least and at most: fewer where a pass is dear."""
         entries = int(self.data.n_stored.sum())
+        if self.visits_all:
+            entries = self.data.shape[0] * self.data.shape[1]
         asked = self.sampler.warm_start
         if asked != "auto":
             return asked, asked
@@ -535,7 +544,7 @@ class Setting:
         data, width = self.data, self.model.width
         own = self.sampler.work(data.grid.blocks)
         passes = own.passes + own.passes_per_column * width
-        if not data.is_sparse:
+        if self.visits_all:
             return passes * 8.0 * data.shape[0] * data.shape[1] * width
         entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())
         noise = FLOPS_PER_NORMAL * data.grid.blocks * sum(data.shape)

@@ -19,29 +19,27 @@ from daskfactor.executors.state import (
     split_factor,
 )
 from daskfactor.inference.base import TUNING, RunOptions, Setting, StepSize, Track, in_callers_order
+from daskfactor.inference.dispersion import dispersion_rule, typical_value
 from daskfactor.inference.multiplicative import (
-    DispersionRule,
     OnStep,
     balance,
-    column_sums,
     even_out,
     mean_floor,
     start_state,
     totals_of,
-    typical_value,
 )
 from daskfactor.inference.program import (
     RATE,
     Fit,
     Program,
-    evaluate,
-    normalizer,
+    column_sums,
     prepare_state,
     refresh_metric,
     shares,
     take_fits,
 )
 from daskfactor.inference.starts import BEHIND, climb
+from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import EFFECTIVE, held
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator, noise_key
@@ -201,6 +199,8 @@ class Chain(ABC):
         self.divergences: list[int] = []
         self.tracks: list[TrackRun] = []
         self.means: Arrays = {}
+        self.noise_sum = 0.0
+        self.noise_draws = 0
 
     # -- what a model adds -----------------------------------------------------
 
@@ -229,8 +229,13 @@ class Chain(ABC):
         """Tell whether a finite state is beyond anything the data could mean."""
 
     @property
+    def law(self) -> Likelihood:
+        """The law of an entry at the present hyperparameters."""
+        return self.setting.model.likelihood
+
+    @property
     def tempered(self) -> Any:
-        """Hyperparameters of p(V | W, H)^t p(W, H)."""
+        """Hyperparameters of p(V | W, H)^t p(W, H), with what divides divergences."""
         return self.hyper
 
     def _prior_constant(self) -> float:
@@ -239,7 +244,10 @@ class Chain(ABC):
 
     def _between(self, run: TrackRun, start: int) -> None:
         """Learn from a track's cycles since ``start``; a divergence takes it back."""
-        del start
+        spent = (self.setting.options.draw_index(cycle) for cycle in range(start, run.cycle))
+        draws = sum(draw is not None for draw in spent)
+        self.noise_sum += draws * self.hyper.dispersion
+        self.noise_draws += draws
         # A segment's end must leave no trace in the draws.
         if self.setting.model.learnt and run.cycle % self.setting.learns_every == 0:
             self._learn(run)
@@ -253,6 +261,13 @@ class Chain(ABC):
         del run
         names = (own.name for own in self.setting.model.learnt)
         return {name: np.asarray(getattr(self.hyper, name)) for name in names}
+
+    @property
+    def mean_dispersion(self) -> float:
+        """The mean of the dispersion over the draws, as predictions take it."""
+        if not self.noise_draws:
+            return float(self.hyper.dispersion)
+        return self.noise_sum / self.noise_draws
 
     def _adapt(self, end: int) -> None:
         """Learn from a segment that ended soundly at fine cycle ``end``."""
@@ -373,7 +388,7 @@ class Chain(ABC):
         key = noise_key(setting.options.seed, self.number)
         return Program(
             setting.sampler,
-            setting.model.likelihood,
+            self.law,
             self.floor,
             self.tempered,
             (int(key[0]), int(key[1])),
@@ -523,7 +538,7 @@ class TweedieChain(Chain):
     def __init__(self, setting: Setting, number: int) -> None:
         super().__init__(setting, number)
         self.model = cast("TweedieNMF", setting.model)
-        self.rule = DispersionRule(self.model, setting.data, setting.sampler.dispersion)
+        self.rule: Any = dispersion_rule(self.model, setting.data, setting.sampler.dispersion)
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
         self.log_hyper = self.effective = 0.0
@@ -551,7 +566,7 @@ class TweedieChain(Chain):
             if setting.sampler.warm_start == "auto":
                 self.climb = found.iterations, found.rise
         else:
-            fit = evaluate(executor, data, state, model.likelihood, self.floor)
+            fit, _ = self.rule.look(executor, state, self.floor)
         self.fits = fit.negative_divergence, fit.negative_divergence
         estimate = self.rule.estimate(fit)
         self.rule.settle(estimate)
@@ -578,7 +593,7 @@ class TweedieChain(Chain):
         denominator are those of the multiplicative update: the prior at t = 0, and with one
         component and β = 1 the full conditional at every t.
         """
-        setting, law, phi = self.setting, self.model.likelihood, self.tempered.dispersion
+        setting, law, phi = self.setting, self.law, self.tempered.dispersion
         rng = generator(setting.options.seed, self.number, Stream.TEMPERATURE)
         for factor, side in HEATING * [(0, "rows"), (1, "columns")]:
             rate, shape = self.tempered.prior(factor)
@@ -591,22 +606,19 @@ class TweedieChain(Chain):
 
     def _denominators(self, state: ChainState) -> Iterator[tuple[int, FactorBand, Array]]:
         """Give the multiplicative update's denominators, with their factor and band."""
-        setting, law = self.setting, self.model.likelihood
+        setting, law = self.setting, self.law
         for factor, side in enumerate(("rows", "columns")):
             found = shares(setting.executor, setting.data, state, side, law, self.floor)
             for band, (_, denominator) in zip((state.rows, state.cols)[factor], found, strict=True):
                 yield factor, band, denominator
 
     def _follow_dispersion(self) -> None:
-        """Recompute what depends on φ: the metric, and the normaliser where it is known.
+        """Recompute what depends on the dispersion: the metric, and the normaliser if it is known.
 
         Where it would cost a series per entry log-likelihoods are relative ones.
         """
-        setting, law = self.setting, self.model.likelihood
         self._refresh_metrics()
-        if law.closed_form:
-            phi = self.hyper.dispersion
-            self.normalizer = normalizer(setting.data, phi, law, setting.executor)
+        self.normalizer = self.rule.normalizer(self.setting.executor, self.hyper.dispersion)
 
     def _refresh_metrics(self) -> None:
         if "metric" in self.setting.sampler.arrays:
@@ -617,7 +629,14 @@ class TweedieChain(Chain):
 
     def _learn(self, run: TrackRun) -> None:
         self._draw_priors(run, run.cycle)
-        self._refresh_metrics()
+        if self.rule.drawn and len(self.tracks) == 1:
+            address = self.setting.options.seed, self.number, Stream.HYPER, run.cycle, 1
+            place, rng = (self.setting.executor, run.state, self.floor), generator(*address)
+            drawn = self.rule.draw(*place, self.hyper.dispersion, rng)
+            self.hyper = self.hyper._replace(dispersion=drawn)
+            self._follow_dispersion()
+        else:
+            self._refresh_metrics()
 
     def _draw_priors(self, run: TrackRun, cycle: int) -> None:
         """Draw shapes and rates of the priors from their conditionals, given a state."""
@@ -659,11 +678,14 @@ class TweedieChain(Chain):
         return found
 
     def _prior_constant(self) -> float:
-        return self.log_hyper
+        return self.log_hyper - (self.hyper.dispersion if self.rule.drawn else 0.0)
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters; of those that are learnt the draws tell."""
-        given, learnt = self.hyper._asdict(), {own.name for own in self.model.learnt}
+        given = self.hyper._asdict()
+        learnt = {own.name for own in self.model.learnt} - {"dispersion"}
+        if self.rule.drawn:
+            given["dispersion"] = self.mean_dispersion
         if learnt:  # rates that are chosen may follow shapes that are learnt
             names = ("rate_w", "rate_h")
             learnt |= {name for name in names if isinstance(getattr(self.model, name), str)}
@@ -678,6 +700,7 @@ class TweedieChain(Chain):
             "normalizer": self.normalizer,
             "fits": self.fits,
             "climb": self.climb,
+            "noise": [self.noise_sum, self.noise_draws],
         }
 
     def recall(self, memory: dict[str, Any]) -> None:
@@ -687,7 +710,8 @@ class TweedieChain(Chain):
         self.effective = memory.get("effective", 0.0)
         self.rule.fixed = memory["fixed"]
         self.normalizer = memory["normalizer"]
-        fits = memory.get("fits")  # runs of older versions have none
+        self.noise_sum, self.noise_draws = memory.get("noise", (0.0, 0))
+        fits = memory.get("fits")  # runs of older versions have neither
         self.fits = None if fits is None else (fits[0], fits[1])
         iterations, rise = memory.get("climb", self.climb)
         self.climb = iterations, rise
@@ -712,6 +736,7 @@ class TweedieChain(Chain):
                 "dispersion=1.0 for Poisson counts all the same"
             )
         begun, now = self.fits or (0.0, 0.0)
+        phi = self.model.at(self.hyper)[1].dispersion
         fall = (begun - now) / phi / (sum(self.setting.data.shape) * K)
         if fall > FALL and self.setting.warm_passes[1]:
             of_sampler = (
@@ -730,10 +755,15 @@ class TweedieChain(Chain):
         return of_model, of_sampler
 
     @property
+    def law(self) -> Likelihood:
+        return self.model.at(self.hyper)[0]
+
+    @property
     def tempered(self) -> Hyperparameters:
-        """Return hyperparameters of p(V | W, H)^t p(W, H): the power t divides the dispersion."""
+        """Return hyperparameters of p(V | W, H)^t p(W, H), φ / t for the dispersion."""
         power = 1.0 if self.setting.temperature is None else self.setting.temperature
-        return self.hyper._replace(dispersion=self.hyper.dispersion / power)
+        _, divided = self.model.at(self.hyper)
+        return divided._replace(dispersion=divided.dispersion / power)
 
     def _ran_away(self, run: TrackRun) -> bool:
         data, (rows, cols) = self.setting.data, column_sums(run.state)
@@ -747,7 +777,7 @@ class TweedieChain(Chain):
         if self.fits is not None and fine.fits:
             latest = fine.fits[max(fine.fits)].negative_divergence
             self.fits = self.fits[0], latest
-        if end <= self.setting.frozen_from and self.rule.fixed is None:
+        if end <= self.setting.frozen_from and self.rule.fixed is None and not self.rule.drawn:
             estimate = self.rule.estimate(fine.fits[fine.cycle - 1], at_point=False)
             self.hyper = self.hyper._replace(dispersion=estimate)
             self._follow_dispersion()
@@ -759,7 +789,8 @@ class TweedieChain(Chain):
     @property
     def estimate(self) -> float | None:
         tuning = self.cycle <= self.setting.frozen_from
-        return self.hyper.dispersion if tuning and self.rule.fixed is None else None
+        estimated = self.rule.fixed is None and not self.rule.drawn
+        return self.hyper.dispersion if tuning and estimated else None
 
     def take_dispersion(self, dispersion: float) -> None:
         if dispersion != self.hyper.dispersion:
@@ -767,4 +798,4 @@ class TweedieChain(Chain):
             self._follow_dispersion()
 
     def _lp(self, fit: Fit) -> float:
-        return fit.negative_divergence / self.hyper.dispersion + self.normalizer
+        return fit.negative_divergence / self.model.at(self.hyper)[1].dispersion + self.normalizer

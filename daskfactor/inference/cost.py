@@ -311,8 +311,8 @@ def _memory(
     bands = int((rows + cols) * width * itemsize * (sampler.carried(width)[0] + gathered))
     task = 3 * (rows + cols) * width * 8 + bands * (2 if tasks else 1)
     task += int(data.sizes.max()) if data.buffered else 0
-    if not data.is_sparse:
-        task += 2 * tile_rows(rows, cols, width, itemsize) * cols * itemsize
+    if setting.visits_all:
+        task += (2 * tile_rows(rows, cols, width, itemsize) + 1) * cols * itemsize
     # What exists at once.
     threads = place.lanes * (task + DENSITY_BYTES * min(SLAB, int(data.n_stored.max())))
     usual = data.grid.blocks**2 * longest * (TASK_BYTES if tasks else OPERATION_BYTES)

@@ -19,20 +19,20 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.base import Bands, check_schedule
+from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
 from daskfactor.inference.multiplicative import (
-    DispersionRule,
     OnStep,
     Optimizer,
     PointFit,
     mean_floor,
     objective,
     start_state,
-    typical_value,
 )
 from daskfactor.inference.program import Fit, Program, evaluate, take_fits
 from daskfactor.inference.sghmc import NO_FLOOR, column_table, warm_start
 from daskfactor.kernels.descent import descent_kernel
 from daskfactor.kernels.views import Workspace
+from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
 
@@ -191,10 +191,10 @@ class StochasticDescent:
         self.executor, self.seed = executor, seed
         self.hyper: Any
         if model.nonnegative:
-            self.rule, self.floor = DispersionRule(model, data), mean_floor(data, model.likelihood)
+            self.rule, self.floor = dispersion_rule(model, data), mean_floor(data, model.likelihood)
             self.state = start_state(data, model, seed, 0)
             hyper = model.resolve(data.mean, self.rule.fixed or 1.0)
-            self.hyper = hyper._replace(dispersion=self.rule.fixed or 0.0)
+            self.hyper = hyper._replace(dispersion=self.rule.first)
         else:
             law = TweedieNMF(model.n_components, beta=2.0, dispersion=model.noise)
             self.rule, self.floor = DispersionRule(law, data), NO_FLOOR
@@ -203,14 +203,20 @@ class StochasticDescent:
                 band.arrays.clear()
                 band.counts.clear()
         share_priors(self.state, data, self.columns())
-        self.fit = evaluate(executor, data, self.state, model.likelihood, self.floor)
+        self.fit = evaluate(executor, data, self.state, self.law[0], self.floor)
         self.step = 0.0 if isinstance(method.step, str) else float(method.step)
         self.history: list[tuple[int, float]] = []
         self.stalled, self.finished = 0, False
 
+    @property
+    def law(self) -> tuple[Likelihood, float]:
+        """Return the law at the present dispersion, and φ."""
+        law: tuple[Likelihood, float] = self.model.likelihood.at(self.hyper.dispersion)
+        return law
+
     def columns(self) -> Columns:
         """Return the tables of the columns of W and of H at the present φ."""
-        phi, tables = self.hyper.dispersion, []
+        (_, phi), tables = self.law, []
         if not self.model.nonnegative:
             return [
                 np.stack([mean, phi * precision * free, free])
@@ -227,7 +233,7 @@ class StochasticDescent:
     def objective(self, state: ChainState, fit: Fit) -> float:
         """Return what `MultiplicativeUpdates` bring down, or Σ (v - μ)²/2 + φ Σ λ (x - m)²/2."""
         if self.model.nonnegative:
-            return objective(state, self.hyper, fit, self.model.frozen)
+            return objective(self.model, state, self.hyper, fit)
         penalty = 0.0
         for bands, (mean, pull, _) in zip((state.rows, state.cols), self.columns(), strict=True):
             for band in bands:
@@ -268,12 +274,13 @@ class StochasticDescent:
             floor, nonnegative = self.floor, self.model.nonnegative
             if nonnegative:
                 floor = max(floor, LOOK_FLOOR * typical_value(self.data))
-            fit = evaluate(self.executor, self.data, self.state, self.model.likelihood, floor)
-            estimate = self.rule.estimate(fit)
+            _, estimate = self.rule.look(self.executor, self.state, floor)
             if iteration == last:
                 self.rule.settle(estimate)
             name = "dispersion" if nonnegative else "noise"
             self.hyper = self.hyper._replace(**{name: self.rule.fixed or estimate})
+            if (law := self.law[0]).numbers:  # the fit is another
+                self.fit = evaluate(self.executor, self.data, self.state, law, self.floor)
         return iteration >= last
 
     def result(self) -> PointFit:
@@ -324,7 +331,7 @@ class StochasticDescent:
 
     def program(self, step: float) -> Program:
         """Make the block operations with a step at the present φ."""
-        law, key = self.model.likelihood, (self.seed, 0)
+        law, key = self.law[0], (self.seed, 0)
         return Program(self.method, law, self.floor, self.columns(), key, shrink=step)
 
     def _run(self, plan: tuple[Round, ...], step: float) -> tuple[ChainState, Fit]:

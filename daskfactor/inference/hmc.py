@@ -141,6 +141,13 @@ class HMCChain(TweedieChain):
             if frozen is not None:
                 band.arrays["spread"][:, frozen] = 0
 
+    def _follow_dispersion(self) -> None:
+        super()._follow_dispersion()
+        if self.rule.drawn:  # fit and gradient are another law's
+            self.fit = None
+            for band in self.tracks[0].state.bands():
+                band.arrays["gradient"][:] = 0
+
     # -- what a checkpoint holds ---------------------------------------------------
 
     def memory(self) -> dict[str, Any]:

@@ -374,7 +374,6 @@ def half_step(base: StepSize, iteration: int) -> float:
 class Pair(LangevinSampler):
     """Two coupled chains of a sampler on whole or partial gradients, with half a step and one."""
 
-    learns_every: ClassVar[int | None] = None  # a draw would be either chain's
     biased: ClassVar[bool] = False  # of first order: the combination of both chains
     tracks: ClassVar[tuple[Track, ...]] = (
         Track("fine", "posterior", 1),

@@ -15,11 +15,12 @@ from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.base import Algorithm
-from daskfactor.inference.program import Fit, evaluate, shares
+from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
+from daskfactor.inference.program import Fit, column_sums, evaluate, shares
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.rates import EVEN, SHARED, Totals, log_sum
+from daskfactor.models.rates import SHARED, Totals, log_sum
 from daskfactor.models.settings import Mask, held
-from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
+from daskfactor.models.tweedie import GammaFactors, Hyperparameters
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
@@ -174,18 +175,13 @@ class MultiplicativeUpdates(Optimizer):
     def fit(
         self, data: BlockedData, model: Any, executor: Executor, seed: int, on_step: OnStep
     ) -> PointFit:
-        state, rule = start_state(data, model, seed, 0), DispersionRule(model, data)
+        state, rule = start_state(data, model, seed, 0), dispersion_rule(model, data)
         return run_updates(data, model, state, executor, rule, self.max_iter, self.tol, on_step)
 
 
 def mean_floor(data: BlockedData, likelihood: Likelihood) -> float:
     """Return the smallest μ that gradients are taken at."""
     return likelihood.floor(typical_value(data))
-
-
-def typical_value(data: BlockedData) -> float:
-    """Return a positive size of the entries: their mean, or 1 if that is not positive."""
-    return float(data.mean) if data.mean > 0 else 1.0
 
 
 def initial_state(
@@ -201,78 +197,9 @@ def initial_state(
     return make_state(data.grid, factors[0], factors[1])
 
 
-class DispersionRule:
-    """The rule for φ: fixed by the user, 1 for counts, or Pearson's statistic.
-
-    φ̂ = Σ (v - μ)² μ^(β-2) / N at draws of the chain. The spread of the draws
-    makes up for the degrees of freedom that the factors use; at a point estimate
-    the divisor is N less the number of parameters.
-
-    ``assumed``: what a sampler takes φ to be, whatever the model says.
-    """
-
-    def __init__(self, model: TweedieNMF, data: BlockedData, assumed: float | None = None) -> None:
-        self.data = data
-        self.count = data.total_observed
-        components = min(model.n_components, *data.shape)
-        self.parameters = components * (sum(data.shape) - components)
-        if model.fixed != (None, None):
-            self.parameters = _free_parameters(data.shape, model)
-        self.counts = model.likelihood.counts and bool(data.is_integer)
-        self.fixed = assumed
-        if assumed is None and model.dispersion != "auto":
-            self.fixed = float(model.dispersion)
-        self.settled = self.fixed is not None
-
-    def estimate(self, fit: Fit, at_point: bool = True) -> float:
-        """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
-        if self.fixed is not None:
-            return self.fixed
-        divisor: float = self.count
-        if at_point:  # never below a tenth of the entries
-            divisor = max(self.count - self.parameters, 0.1 * self.count)
-        return max(fit.pearson / divisor, float(np.finfo(np.float32).tiny))
-
-    def fade(self, model: TweedieNMF, state: ChainState) -> None:
-        """Count the parameters of those components that are left, where some fade."""
-        if model.shares_rates:
-            part = np.multiply(*column_sums(state))
-            left = int(np.count_nonzero(part > EVEN * part.mean()))
-            self.parameters = left * (sum(self.data.shape) - left)
-
-    def settle(self, estimate: float, last: bool = True) -> None:
-        """Fix φ = 1 for counts that the point fit does not show to be no Poisson counts.
-
-        Pearson's statistic of Poisson counts has a variance of (2 + 1/μ) for
-        each degree of freedom; five standard errors away from 1 is plain enough. A fit on
-        its way may yet come closer: unless it is the ``last``, others may be looked at.
-        """
-        if self.settled:
-            return
-        freedom = self.count - self.parameters
-        enough = freedom >= max(0.1 * self.count, FEWEST)
-        error = math.sqrt((2 + 1 / typical_value(self.data)) / max(freedom, 1))
-        if self.counts and not (enough and abs(estimate - 1) > NEARLY_POISSON + 5 * error):
-            self.fixed = 1.0
-        self.settled = last or self.fixed is not None
-
-
-def _free_parameters(shape: tuple[int, int], model: TweedieNMF) -> int:
-    """Count entries that move, less one for each way to mix components free on both sides."""
-    moving = [np.ones(model.n_components, bool) if mask is None else ~mask for mask in model.frozen]
-    count = sum(length * int(own.sum()) for length, own in zip(shape, moving, strict=True))
-    return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
-
-
-FEWEST = 100
-"""Degrees of freedom without which counts are taken to be Poisson."""
-NEARLY_POISSON = 0.1
-"""Counts whose dispersion is this near 1, or not surely further off, are taken to be Poisson."""
-
-
 def run_updates(
     data: BlockedData,
-    model: TweedieNMF,
+    model: GammaFactors,
     state: ChainState,
     executor: Executor,
     rule: DispersionRule,
@@ -286,26 +213,28 @@ def run_updates(
     how much it counts against the likelihood depends on φ. After 60 iterations φ
     stays as it is, and only then can the objective be compared with itself.
     """
-    likelihood, floor = model.likelihood, mean_floor(data, model.likelihood)
-    hyper = model.resolve(data.mean, rule.fixed or 1.0)
-    hyper = hyper._replace(dispersion=0.0 if rule.fixed is None else hyper.dispersion)
+    floor = mean_floor(data, model.likelihood)
+    hyper = model.resolve(data.mean, rule.fixed or 1.0)._replace(dispersion=rule.first)
     history: list[tuple[int, float]] = []
     fit = Fit(-math.inf, math.inf)
     for iteration in range(1, iterations + 1):
         if iteration > LAST_LOOK or rule.settled:
             hyper = relevance(data, model, state, hyper)
+        law, _ = model.at(hyper)
         for factor in (0, 1):
             update(data, model, state, executor, hyper, factor)
         finished = False
         if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, iterations):
-            fit = evaluate(executor, data, state, likelihood, floor)
             rule.fade(model, state)
-            phi = rule.estimate(fit) if iteration <= LAST_LOOK else hyper.dispersion
+            if iteration <= LAST_LOOK:
+                fit, phi = rule.look(executor, state, floor)
+            else:
+                fit, phi = evaluate(executor, data, state, law, floor), hyper.dispersion
             if iteration >= LAST_LOOK:
                 rule.settle(rule.estimate(fit), last=False)
                 phi = rule.fixed or phi
             hyper = hyper._replace(dispersion=phi)
-            value = objective(state, hyper, fit, model.frozen)
+            value = objective(model, state, hyper, fit)
             if iteration > LAST_LOOK + FIT_EVERY and tol:
                 before = history[-1][1]
                 finished = before - value <= tol * abs(before)
@@ -319,14 +248,15 @@ def run_updates(
 
 def update(
     data: BlockedData,
-    model: TweedieNMF,
+    model: GammaFactors,
     state: ChainState,
     executor: Executor,
     hyper: Hyperparameters,
     factor: int,
 ) -> None:
-    """Update one factor; the dispersion says how much its prior counts."""
-    likelihood, frozen, power = model.likelihood, model.frozen[factor], model.likelihood.exponent
+    """Update one factor; φ says how much its prior counts."""
+    likelihood, hyper = model.at(hyper)
+    frozen, power = model.frozen[factor], likelihood.exponent
     side, bands = (("rows", state.rows), ("columns", state.cols))[factor]
     rate, shape = hyper.prior(factor)
     penalty, pull = hyper.dispersion * rate, hyper.dispersion * (shape - 1.0)
@@ -346,7 +276,7 @@ def update(
             theta *= ratio if power == 1.0 else ratio**power
 
 
-def totals_of(model: TweedieNMF, state: ChainState) -> list[Totals]:
+def totals_of(model: GammaFactors, state: ChainState) -> list[Totals]:
     """Sum up the free entries of both factors as the conditionals of their priors need it."""
     found = []
     shapes, sums = (model.shape_w, model.shape_h), column_sums(state)
@@ -367,7 +297,7 @@ def totals_of(model: TweedieNMF, state: ChainState) -> list[Totals]:
 
 
 def relevance(
-    data: BlockedData, model: TweedieNMF, state: ChainState, hyper: Hyperparameters
+    data: BlockedData, model: GammaFactors, state: ChainState, hyper: Hyperparameters
 ) -> Hyperparameters:
     """Set rates that both factors share to their means given these, so that components fade.
 
@@ -379,22 +309,17 @@ def relevance(
     return hyper._replace(rate_w=rates, rate_h=rates)
 
 
-def objective(
-    state: ChainState,
-    hyper: Hyperparameters,
-    fit: Fit,
-    frozen: tuple[Mask, Mask] = (None, None),
-) -> float:
+def objective(model: GammaFactors, state: ChainState, hyper: Hyperparameters, fit: Fit) -> float:
     """Return what the updates bring down at a given φ.
 
     Σ d_β(v|μ) + φ (λ_w ΣW + λ_h ΣH - (a_w - 1) Σ log W - (a_h - 1) Σ log H), the
     penalties over the entries that are not frozen. Of rates that follow the factors, with
     (α + n_k) / (b + S_k), it is (α + n_k) log (b + S_k), the density without these rates.
     """
-    prior = 0.0
+    prior, (_, hyper) = 0.0, model.at(hyper)
     for factor, bands in enumerate((state.rows, state.cols)):
         rate, shape = hyper.prior(factor)
-        free = _moving(bands, frozen[factor])
+        free = _moving(bands, model.frozen[factor])
         if isinstance(rate, np.ndarray):
             length = sum(len(values) for values in free)
             prior -= (SHARED / 2 + shape * length) * float(np.sum(np.log(rate)))
@@ -414,14 +339,6 @@ def _moving(bands: list[FactorBand], frozen: Mask) -> list[Array]:
 
 def _total(parts: list[Array]) -> float:
     return float(sum(float(values.sum(dtype=np.float64)) for values in parts))
-
-
-def column_sums(state: ChainState) -> list[Array]:
-    """Add up the columns of W and of H, (K,) each."""
-    return [
-        np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
-        for bands in (state.rows, state.cols)
-    ]
 
 
 def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None:
@@ -461,7 +378,7 @@ def even_out(state: ChainState) -> None:
             band.values *= band.values.dtype.type(scale)
 
 
-def start_state(data: BlockedData, model: TweedieNMF, seed: int, chain: int) -> ChainState:
+def start_state(data: BlockedData, model: GammaFactors, seed: int, chain: int) -> ChainState:
     """Random positive factors under which μ has about the mean of the data.
 
     Frozen components have their values, in the grid's order of rows and columns, and

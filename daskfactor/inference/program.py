@@ -224,6 +224,14 @@ def refresh_metric(
             set_metric(band, hyper, factor, frozen[factor])
 
 
+def column_sums(state: ChainState) -> list[Array]:
+    """Add up the columns of W and of H, (K,) each."""
+    return [
+        np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
+        for bands in (state.rows, state.cols)
+    ]
+
+
 # -- passes over all blocks ----------------------------------------------------------------
 
 
@@ -277,6 +285,26 @@ def evaluate(
 
     table = np.concatenate(executor.map(one_row, range(data.grid.blocks), "log-likelihood"))
     return Fit(*table.sum(axis=0).tolist())
+
+
+def tally(data: BlockedData, executor: Executor) -> tuple[Array, Array]:
+    """Count how often each value is observed: (values, counts), ascending."""
+
+    def one_row(row: int, work: Workspace) -> tuple[Array, Array]:
+        del work
+        found: list[tuple[Array, Array]] = [(np.zeros(0), np.zeros(0))]
+        for col in range(data.grid.blocks):
+            for values, zeros in observed_values(data.view(row, col)):
+                found += [np.unique(values, return_counts=True), (np.zeros(1), np.array([zeros]))]
+        return _added(found)
+
+    return _added(executor.map(one_row, range(data.grid.blocks), "tally"))
+
+
+def _added(found: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
+    values, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    values, where = np.unique(values, return_inverse=True)
+    return values, np.bincount(where, counts)
 
 
 def normalizer(

@@ -15,7 +15,7 @@ import daskfactor
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DaskfactorError, DataError, ModelError, OptionError, StoreFormatError
+from daskfactor.errors import DaskfactorError, DataError, OptionError, StoreFormatError
 from daskfactor.executors import Choice, Executor, Trial, choose_executor, make_executor
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.inference.langevin import PSGLD
@@ -262,12 +262,6 @@ def check_data(model: Any, data: BlockedData) -> None:
     data.refuse_weights(type(model).__name__)
     model.check_values(data.minimum, data.maximum)
     model.check_shape(data.shape)
-    if data.unstored == "zero" and model.likelihood.zeros is None:
-        raise ModelError(
-            f"with {model.likelihood} every zero of a sparse matrix costs as much as a stored "
-            f"entry ({data.shape[0]} x {data.shape[1]} cells); use a law whose zeros cost "
-            'nothing, such as beta=1 or beta=2, pass unstored="missing", or pass a dense array'
-        )
     largest = max(abs(data.maximum), abs(data.minimum))
     powers = model.likelihood.steepest_power
     limit = float(np.finfo(data.dtype).max) ** (0.8 / powers)

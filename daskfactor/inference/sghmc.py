@@ -223,8 +223,6 @@ class GaussianChain(Chain):
         self.model, self.data = cast("GaussianMF", setting.model), setting.data
         self.linked = [at for at, own in enumerate(self.model.covariates) if own is not None]
         self.links: Arrays = {}
-        self.noise_sum = 0.0
-        self.noise_draws = 0
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
         """Draw from the prior, whose scales fit mean and variance of the data."""
@@ -244,9 +242,8 @@ class GaussianChain(Chain):
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters; the noise is the mean over the draws, as predictions take it."""
-        noise = self.noise_sum / self.noise_draws if self.noise_draws else self.hyper.noise
         values = {
-            "dispersion": noise,
+            "dispersion": self.mean_dispersion,
             "precision_w": float(np.mean(self.hyper.precision_w)),
             "precision_h": float(np.mean(self.hyper.precision_h)),
         }
@@ -280,13 +277,6 @@ class GaussianChain(Chain):
                 before = self.means.get(f"{name}_mean", np.zeros_like(link))
                 mean = before + (link - before) / (draw + 1)
                 self.means = self.means | {f"{name}_mean": mean}
-
-    def _between(self, run: TrackRun, start: int) -> None:
-        setting, stop = self.setting, run.cycle
-        draws = sum(setting.options.draw_index(cycle) is not None for cycle in range(start, stop))
-        self.noise_sum += draws * self.hyper.noise
-        self.noise_draws += draws
-        super()._between(run, start)
 
     def _learn(self, run: TrackRun) -> None:
         fit, tuning = run.fits[run.cycle - 1], run.cycle <= self.setting.frozen_from

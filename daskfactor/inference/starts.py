@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
+from daskfactor.inference.dispersion import DispersionRule
 from daskfactor.inference.multiplicative import (
     FIT_EVERY,
     LAST_LOOK,
-    DispersionRule,
     OnStep,
     PointFit,
     mean_floor,
@@ -21,7 +21,7 @@ from daskfactor.inference.multiplicative import (
     update,
 )
 from daskfactor.inference.program import Fit, evaluate
-from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
+from daskfactor.models.tweedie import GammaFactors, Hyperparameters
 
 Array = NDArray[Any]
 
@@ -53,7 +53,7 @@ class Climb(NamedTuple):
 
 def climb(
     data: BlockedData,
-    model: TweedieNMF,
+    model: GammaFactors,
     state: ChainState,
     executor: Executor,
     rule: DispersionRule,
@@ -77,7 +77,7 @@ def climb(
         return Climb(point, least, 0.0)
     (_, before), (_, now) = point.objective[-2:]
     done, phi = least, rule.estimate(point.fit)
-    rise = (before - now) / phi / max(rule.parameters, 1)
+    rise = (before - now) / model.likelihood.at(phi)[1] / max(rule.parameters, 1)
     enough = ENOUGH if rise > BEHIND else BEHIND
     enough = FADED if model.shares_rates else enough
     while rise > enough and done + FIT_EVERY <= most:
@@ -85,14 +85,14 @@ def climb(
         phi = rule.fixed or phi
         hyper = relevance(data, model, state, point.hyper._replace(dispersion=phi))
         fit = point.fit
-        before = now = objective(state, hyper, fit, model.frozen)
+        before = now = objective(model, state, hyper, fit)
         for _ in range(FIT_EVERY // TRIO):
             fit, now = _extrapolate(data, model, state, executor, hyper, now)
         done += FIT_EVERY // TRIO * TRIO
         rule.fade(model, state)
         # What fading components leave unexplained must not make the others fade.
         phi = min(phi, rule.estimate(fit)) if model.shares_rates else rule.estimate(fit)
-        rise = (before - now) / phi / max(rule.parameters, 1)
+        rise = (before - now) / model.likelihood.at(phi)[1] / max(rule.parameters, 1)
         point = PointFit(state, hyper, fit, [*point.objective, (done, now)])
         tell(done)
     return Climb(point, done, rise)
@@ -100,7 +100,7 @@ def climb(
 
 def _extrapolate(
     data: BlockedData,
-    model: TweedieNMF,
+    model: GammaFactors,
     state: ChainState,
     executor: Executor,
     hyper: Hyperparameters,
@@ -123,9 +123,9 @@ def _extrapolate(
         return [band.values.astype(np.float64) for band in bands]
 
     def look() -> tuple[Fit, float]:
-        fit = evaluate(executor, data, state, model.likelihood, mean_floor(data, model.likelihood))
-        rates = relevance(data, model, state, hyper)
-        return fit, objective(state, rates, fit, model.frozen)
+        law, _ = model.at(hyper)
+        fit = evaluate(executor, data, state, law, mean_floor(data, law))
+        return fit, objective(model, state, relevance(data, model, state, hyper), fit)
 
     start, first, second = [band.values.astype(np.float64) for band in bands], step(), step()
     change = [one - zero for zero, one in zip(start, first, strict=True)]

@@ -9,13 +9,21 @@ from typing import Any
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.gaussian import GaussianAdditive, GaussianMF
+from daskfactor.models.negative_binomial import NegativeBinomialNMF
 from daskfactor.models.settings import FactorModel, StoredModel
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 
 MODELS: dict[str, type[StoredModel]] = {
     model.__name__: model
-    for model in (TweedieNMF, GaussianMF, SILFNMF, AllocationModel, GaussianAdditive)
+    for model in (
+        TweedieNMF,
+        NegativeBinomialNMF,
+        GaussianMF,
+        SILFNMF,
+        AllocationModel,
+        GaussianAdditive,
+    )
 }
 
 

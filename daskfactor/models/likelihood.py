@@ -5,8 +5,9 @@ predictions and evidences ask it what they need; nothing outside this package lo
 law itself. `Tweedie` is the law of the models here. Another one is a frozen dataclass that
 derives from `Likelihood`, with a model that has it.
 
-Symbols: ``v`` observation, ``mu`` its mean, ``phi`` the dispersion. A likelihood has the
-density ``exp(-deviance(v, mu) / phi + log_normalizer(v, phi))``.
+Symbols: ``v`` observation, ``mu`` its mean. A likelihood has the density
+``exp(-deviance(v, mu) / phi + log_normalizer(v, dispersion))``, with phi as `Likelihood.at`
+has it: the dispersion itself, unless that is a number of the law's own.
 """
 
 from abc import ABC, abstractmethod
@@ -86,6 +87,13 @@ class Likelihood(ABC):
         """Tell whether cells that sparse data do not store are visited, if those are ``zeros``."""
         return zeros and self.zeros is None
 
+    def at(self, dispersion: float) -> tuple["Likelihood", float]:
+        """Give the law at a dispersion, and φ, which divides its divergences.
+
+        The dispersion is φ itself, or one of the law's `numbers`, and φ is 1.
+        """
+        return self, dispersion
+
     @property
     def exponent(self) -> float:
         """The power under which the multiplicative update never lets the deviance rise."""
@@ -137,9 +145,9 @@ class Likelihood(ABC):
 
     def log_density(self, v: ArrayLike, mu: ArrayLike, dispersion: float) -> Array:
         """Logarithm of the normalised density, element by element."""
-        base = self.log_normalizer(v, dispersion)
+        base, (law, phi) = self.log_normalizer(v, dispersion), self.at(dispersion)
         with np.errstate(invalid="ignore"):
-            value = base - self.deviance(v, mu) / dispersion
+            value = base - law.deviance(v, mu) / phi
         return np.where(base == -np.inf, -np.inf, value)
 
     def observation_variance(

@@ -118,20 +118,25 @@ def draw_prior_shape(rng: np.random.Generator) -> float:
     return -math.log(rng.uniform(high, low))
 
 
-def draw_shape(
-    log_density: Callable[[float], float], shape: float, rng: np.random.Generator
+def draw_positive(
+    log_density: Callable[[float], float],
+    value: float,
+    rng: np.random.Generator,
+    bounds: tuple[float, float] = (LEAST_SHAPE, LARGEST_SHAPE),
 ) -> float:
-    """Draw a from a density, given up to a factor, by slice sampling of log a.
+    """Draw a from Exponential(1) times a likelihood, by slice sampling of log a.
 
     Source: Neal 2003, "Slice sampling", section 4, stepping out.
     """
 
     def of_log(x: float) -> float:
-        inside = math.log(LEAST_SHAPE) < x < math.log(LARGEST_SHAPE)
+        inside = math.log(bounds[0]) < x < math.log(bounds[1])
         return log_density(math.exp(x)) + x - math.exp(x) if inside else -math.inf
 
-    x = math.log(shape)
+    x = math.log(value)
     level = of_log(x) - rng.exponential()
+    if not math.isfinite(level):
+        return value  # the chain has diverged, and will be seen to have
     low = x - WIDTH * rng.random()
     high = low + WIDTH
     while of_log(low) > level:

@@ -19,8 +19,8 @@ from daskfactor.models.rates import (
     Gamma,
     Totals,
     alone,
+    draw_positive,
     draw_prior_shape,
-    draw_shape,
     relevant,
     shared,
 )
@@ -324,7 +324,7 @@ class GammaFactors(FactorModel):
 
     def of_divergence(self, divergence: NDArray[Any]) -> OfDivergence:
         """Take ℓ(d) = -d / φ and its derivatives."""
-        flat, phi = np.zeros(len(divergence)), float(self.dispersion)
+        flat, (_, phi) = np.zeros(len(divergence)), self.likelihood.at(float(self.dispersion))
         return OfDivergence(-divergence / phi, flat - 1.0 / phi, flat)
 
     @property
@@ -338,6 +338,11 @@ class GammaFactors(FactorModel):
         """Shapes of the priors on W and H; 1 in place of one that is learnt."""
         w, h = (1.0 if a == "auto" else a for a in (self.shape_w, self.shape_h))
         return w, h
+
+    def at(self, hyper: Hyperparameters) -> tuple[Likelihood, Hyperparameters]:
+        """Give the law at these, and them with φ, which divides it, for the dispersion."""
+        law, phi = self.likelihood.at(hyper.dispersion)
+        return law, hyper._replace(dispersion=phi)
 
     def with_numbers(self, mean: float, dispersion: float) -> Self:
         """Give the model with the numbers of `resolve` for every ``"auto"``."""
@@ -493,7 +498,7 @@ class GammaFactors(FactorModel):
                     tried = [shape if side == factor else drawn[side] for side in (0, 1)]
                     return self.log_marginal(mean, (tried[0], tried[1]), totals)
 
-                drawn[factor] = draw_shape(density, drawn[factor], rng)
+                drawn[factor] = draw_positive(density, drawn[factor], rng)
         return drawn[0], drawn[1]
 
     def log_marginal(

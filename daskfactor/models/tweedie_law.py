@@ -104,7 +104,7 @@ class Density(NamedTuple):
     sample: Callable[[np.random.Generator, Array, float, float], Array]
 
 
-def _stirling(x: Array) -> Array:
+def stirling(x: Array) -> Array:
     """What Stirling's formula misses: log Gamma(x) - (x - 1/2) log x + x - log(2 pi) / 2."""
     with np.errstate(all="ignore"):
         near = special.gammaln(x) - (x - 0.5) * np.log(x) + x - 0.5 * _LOG_TWO_PI
@@ -119,12 +119,12 @@ def _normal_normalizer(v: Array, phi: float, beta: float) -> Array:
 
 def _poisson_normalizer(v: Array, phi: float, beta: float) -> Array:
     count = v / phi
-    return np.asarray(-0.5 * (_LOG_TWO_PI + np.log(count)) - _stirling(count))
+    return np.asarray(-0.5 * (_LOG_TWO_PI + np.log(count)) - stirling(count))
 
 
 def _gamma_normalizer(v: Array, phi: float, beta: float) -> Array:
     shape = np.asarray(1.0 / phi)
-    constant = 0.5 * (np.log(shape) - _LOG_TWO_PI) - _stirling(shape)
+    constant = 0.5 * (np.log(shape) - _LOG_TWO_PI) - stirling(shape)
     return np.asarray(constant - np.log(v))
 
 
@@ -167,7 +167,7 @@ def _compound_sum(v: Array, phi: float, beta: float) -> Array:
     counted = counts >= 1.0
     counts = np.where(counted, counts, 1.0)
     log_terms = -(1.0 + slope) * divergence(counts, largest, 1.0)
-    log_terms -= _stirling(counts) + _stirling(counts * slope)
+    log_terms -= stirling(counts) + stirling(counts * slope)
     log_terms = np.where(counted, log_terms + np.log(stride), -np.inf)
     total = special.logsumexp(log_terms, axis=1)
     return np.asarray(total + 0.5 * np.log(slope) - _LOG_TWO_PI, dtype=np.float64)
@@ -460,7 +460,7 @@ class Tweedie(Likelihood):
         return divergence(v, mu, self.beta)
 
     def variance(self, mu: ArrayLike, dispersion: float) -> Array:
-        phi = _positive(dispersion)
+        phi = checked_dispersion(dispersion)
         with np.errstate(divide="ignore"):  # infinite at a mean of 0 for beta > 2
             return np.asarray(phi * np.asarray(mu, dtype=np.float64) ** (2.0 - self.beta))
 
@@ -502,7 +502,7 @@ class Tweedie(Likelihood):
         Şimşekli et al. 2017, section 2; Dunn and Smyth 2005, "Series evaluation of
         Tweedie exponential dispersion model densities".
         """
-        phi, law = _positive(dispersion), self._density()
+        phi, law = checked_dispersion(dispersion), self._density()
         v = np.asarray(v, dtype=np.float64)
         real = law.support == "real"
         value = law.log_normalizer(v if real else np.where(v > 0, v, 1.0), phi, self.beta)
@@ -512,7 +512,7 @@ class Tweedie(Likelihood):
         return np.where(np.isnan(v), np.nan, value)
 
     def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: float) -> Array:
-        mu, phi = np.asarray(mu, dtype=np.float64), _positive(dispersion)
+        mu, phi = np.asarray(mu, dtype=np.float64), checked_dispersion(dispersion)
         return np.asarray(self._density().sample(rng, mu, phi, self.beta))
 
     def _density(self) -> Density:
@@ -574,7 +574,7 @@ class Tweedie(Likelihood):
         ModelError
             If the dispersion is not positive.
         """
-        phi = _positive(dispersion)
+        phi = checked_dispersion(dispersion)
         if not 0.0 < level < 1.0:
             raise OptionError(
                 f"level must lie strictly between 0 and 1, got {level!r}; 0.9 is 90 %"
@@ -622,7 +622,8 @@ class Tweedie(Likelihood):
         return constant - float((values / (self.beta - 1) - 1 / self.beta).sum())
 
 
-def _positive(dispersion: float) -> float:
+def checked_dispersion(dispersion: float) -> float:
+    """A dispersion as a plain float; refuse one that is not positive and finite."""
     phi = float(dispersion)
     if not 0.0 < phi < np.inf:
         raise ModelError(f"the dispersion must be positive and finite, got {dispersion!r}")

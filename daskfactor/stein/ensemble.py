@@ -19,7 +19,8 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Algorithm
-from daskfactor.inference.multiplicative import DispersionRule, run_updates
+from daskfactor.inference.dispersion import DispersionRule
+from daskfactor.inference.multiplicative import run_updates
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import memory_budget
 from daskfactor.models.tweedie import TweedieNMF

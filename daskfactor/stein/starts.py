@@ -20,12 +20,8 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.multiplicative import (
-    DispersionRule,
-    initial_state,
-    run_updates,
-    typical_value,
-)
+from daskfactor.inference.dispersion import DispersionRule, typical_value
+from daskfactor.inference.multiplicative import initial_state, run_updates
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator

@@ -28,6 +28,7 @@ class Case(NamedTuple):
 
 WARM = {"warm_start": 3}
 POISSON = dfac.TweedieNMF(2, dispersion=1.0)
+OVERDISPERSED = dfac.NegativeBinomialNMF(2)
 LEARNT = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="component", shape_w="auto")
 SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
 LINKED = dfac.GaussianMF(
@@ -101,6 +102,9 @@ CASES = {
         POISSON,
         (*BAD_STEPS, *BAD_WARM, {"steps": 0}, {"target_accept": 1}),
     ),
+    "PSGLD negative binomial": Case(dfac.PSGLD(**WARM), OVERDISPERSED),
+    "PSGRRLD negative binomial": Case(dfac.PSGRRLD(**WARM), OVERDISPERSED),
+    "HMC negative binomial": Case(dfac.HMC(steps=2, **WARM), OVERDISPERSED),
     "PSGLD learnt": Case(dfac.PSGLD(**WARM), LEARNT),
     "Gibbs learnt": Case(dfac.Gibbs(**WARM), LEARNT),
     "BlockHMC learnt": Case(dfac.BlockHMC(steps=2, **WARM), SHARED),

@@ -71,7 +71,7 @@ def test_objective_falls_at_every_iteration_that_is_kept(beta, share):
     assert len(values) > 10
     assert np.all(np.diff(values) < 0)
     fit = evaluate(SerialExecutor(), data, point.state, Tweedie(beta), 1e-6 * data.mean)
-    assert objective(point.state, point.hyper, fit) == pytest.approx(values[-1], rel=1e-6)
+    assert objective(model, point.state, point.hyper, fit) == pytest.approx(values[-1], rel=1e-6)
 
 
 @pytest.mark.parametrize("beta", [1.0, 2.0])

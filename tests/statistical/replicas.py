@@ -21,8 +21,9 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.executors import Executor, SerialExecutor
 from daskfactor.inference.base import RunOptions, Sampler, Setting
 from daskfactor.inference.calibration import block_diagonal
+from daskfactor.models.negative_binomial import NegativeBinomialNMF
 from daskfactor.models.tweedie import TweedieNMF
-from tests.statistical.exact import Case
+from tests.statistical.exact import NEGATIVE_BINOMIAL, Case
 
 Array = NDArray[Any]
 
@@ -86,15 +87,12 @@ def run_tracks(
     unstored = None if dense else "missing"
     executor = executor or SerialExecutor()
     with as_blocks(V, blocks or min(case.V.shape), dtype="float64", unstored=unstored) as data:
-        model = TweedieNMF(
-            case.K,
-            beta=case.beta,
-            dispersion=case.dispersion,
-            rate_w=case.rate_w,
-            rate_h=case.rate_h,
-            shape_w=case.shape_w,
-            shape_h=case.shape_h,
-        )
+        settings = case._asdict()
+        beta, *_ = (settings.pop(name) for name in ("beta", "V", "name"))
+        if beta == NEGATIVE_BINOMIAL:
+            model: Any = NegativeBinomialNMF(settings.pop("K"), **settings)
+        else:
+            model = TweedieNMF(settings.pop("K"), beta=beta, **settings)
         options = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
         cells = cells_of(case.V.shape, copies)
         chain = sampler.chain(Setting(data, model, sampler, options, executor, cells), 0)

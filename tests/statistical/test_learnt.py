@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 import daskfactor as dfac
-from daskfactor.models.rates import draw_shape
+from daskfactor.models.rates import draw_positive
 from daskfactor.models.tweedie import GammaFactors
 from daskfactor.results.diagnose import convergence
 
@@ -133,7 +133,7 @@ def no_count(shapes: Any, totals: Any) -> Any:
 
 def of_log(density: Any, shape: float, rng: Any) -> float:
     """The density of log a taken for that of a."""
-    return draw_shape(lambda a: density(a) - 2.0 * np.log(a), shape, rng)
+    return draw_positive(lambda a: density(a) - 2.0 * np.log(a), shape, rng)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def of_log(density: Any, shape: float, rng: Any) -> float:
     [
         (BY_ROW, "_weights", no_count),
         (SHARED, "_weights", no_count),
-        (SHAPED, "draw_shape", of_log),
+        (SHAPED, "draw_positive", of_log),
     ],
     ids=["rows", "shared", "shape"],
 )

@@ -1,0 +1,183 @@
+"""The dispersion of a run: fixed, estimated from fits, or drawn with the factors."""
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+
+from daskfactor.data.blocks import BlockedData
+from daskfactor.executors.base import Executor
+from daskfactor.executors.state import ChainState
+from daskfactor.inference.program import Fit, column_sums, evaluate, normalizer, tally
+from daskfactor.models.rates import EVEN, draw_positive
+from daskfactor.models.tweedie import GammaFactors
+
+Array = NDArray[Any]
+
+SEARCHED = 1e-4, 1e4
+"""Dispersions between which a point estimate's is looked for."""
+NEAR = 0.01
+"""How near the logarithm of a point estimate's dispersion is to the best one."""
+DRAWN = 1e-8, 1e8
+"""Dispersions between which draws are."""
+
+
+def typical_value(data: BlockedData) -> float:
+    """Return a positive size of the entries: their mean, or 1 if that is not positive."""
+    return float(data.mean) if data.mean > 0 else 1.0
+
+
+class DispersionRule:
+    """The rule for φ: fixed by the user, 1 for counts, or Pearson's statistic.
+
+    φ̂ = Σ (v - μ)² μ^(β-2) / N at draws of the chain. The spread of the draws
+    makes up for the degrees of freedom that the factors use; at a point estimate
+    the divisor is N less the number of parameters.
+
+    ``assumed``: what a sampler takes φ to be, whatever the model says.
+    """
+
+    drawn = False
+    """Whether chains draw it, given their states."""
+
+    def __init__(
+        self, model: GammaFactors, data: BlockedData, assumed: float | None = None
+    ) -> None:
+        self.model, self.data = model, data
+        self.count = data.total_observed
+        components = min(model.n_components, *data.shape)
+        self.parameters = components * (sum(data.shape) - components)
+        if model.fixed != (None, None):
+            self.parameters = _free_parameters(data.shape, model)
+        self.counts = model.likelihood.counts and bool(data.is_integer)
+        self.fixed = assumed
+        if assumed is None and model.dispersion != "auto":
+            self.fixed = float(model.dispersion)
+        self.settled = self.fixed is not None
+
+    @property
+    def first(self) -> float:
+        """What φ is taken to be before there is a fit: 0, under which the prior counts nothing."""
+        return 0.0 if self.fixed is None else self.fixed
+
+    def look(self, executor: Executor, state: ChainState, floor: float) -> tuple[Fit, float]:
+        """Evaluate a point estimate, and estimate φ from its fit."""
+        fit = evaluate(executor, self.data, state, self.model.likelihood, floor)
+        return fit, self.estimate(fit)
+
+    def normalizer(self, executor: Executor, dispersion: float) -> float:
+        """Return what the fit leaves out of the log-likelihood; 0 where it takes a series."""
+        law = self.model.likelihood
+        return normalizer(self.data, dispersion, law, executor) if law.closed_form else 0.0
+
+    def estimate(self, fit: Fit, at_point: bool = True) -> float:
+        """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
+        if self.fixed is not None:
+            return self.fixed
+        divisor: float = self.count
+        if at_point:  # never below a tenth of the entries
+            divisor = max(self.count - self.parameters, 0.1 * self.count)
+        return max(fit.pearson / divisor, float(np.finfo(np.float32).tiny))
+
+    def fade(self, model: GammaFactors, state: ChainState) -> None:
+        """Count the parameters of those components that are left, where some fade."""
+        if model.shares_rates:
+            part = np.multiply(*column_sums(state))
+            left = int(np.count_nonzero(part > EVEN * part.mean()))
+            self.parameters = left * (sum(self.data.shape) - left)
+
+    def settle(self, estimate: float, last: bool = True) -> None:
+        """Fix φ = 1 for counts that the point fit does not show to be no Poisson counts.
+
+        Pearson's statistic of Poisson counts has a variance of (2 + 1/μ) for
+        each degree of freedom; five standard errors away from 1 is plain enough. A fit on
+        its way may yet come closer: unless it is the ``last``, others may be looked at.
+        """
+        if self.settled:
+            return
+        freedom = self.count - self.parameters
+        enough = freedom >= max(0.1 * self.count, FEWEST)
+        error = math.sqrt((2 + 1 / typical_value(self.data)) / max(freedom, 1))
+        if self.counts and not (enough and abs(estimate - 1) > NEARLY_POISSON + 5 * error):
+            self.fixed = 1.0
+        self.settled = last or self.fixed is not None
+
+
+class LearntDispersion(DispersionRule):
+    """The dispersion as one of a law's own numbers, given its conditional: found, or drawn.
+
+    log p(V | W, H, α) - α, the prior being Exponential(1)
+    """
+
+    drawn = True
+    found = 1.0
+    counted: tuple[Array, Array] | None = None
+
+    @property
+    def first(self) -> float:
+        return self.found
+
+    def estimate(self, fit: Fit, at_point: bool = True) -> float:
+        del fit, at_point
+        return self.found
+
+    def normalizer(self, executor: Executor, dispersion: float) -> float:
+        self.counted = self.counted or tally(self.data, executor)
+        values, numbers = self.counted
+        return float(numbers @ self.model.likelihood.log_normalizer(values, dispersion))
+
+    def log_likelihood(
+        self, executor: Executor, state: ChainState, floor: float, dispersion: float
+    ) -> float:
+        """Return log p(V | W, H, α); a pass over the data."""
+        law, phi = self.model.likelihood.at(dispersion)
+        fit = evaluate(executor, self.data, state, law, floor)
+        return fit.negative_divergence / phi + self.normalizer(executor, dispersion)
+
+    def look(self, executor: Executor, state: ChainState, floor: float) -> tuple[Fit, float]:
+        """Find the dispersion at which the conditional is largest, and evaluate at it."""
+
+        def loss(x: float) -> float:
+            return math.exp(x) - self.log_likelihood(executor, state, floor, math.exp(x))
+
+        ends = math.log(SEARCHED[0]), math.log(SEARCHED[1])
+        best = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": NEAR})
+        self.found = math.exp(best.x)
+        law, _ = self.model.likelihood.at(self.found)
+        return evaluate(executor, self.data, state, law, floor), self.found
+
+    def draw(
+        self,
+        executor: Executor,
+        state: ChainState,
+        floor: float,
+        dispersion: float,
+        rng: np.random.Generator,
+    ) -> float:
+        """Draw the dispersion from its conditional; each density is a pass over the data."""
+        density = partial(self.log_likelihood, executor, state, floor)
+        return draw_positive(density, dispersion, rng, DRAWN)
+
+
+def dispersion_rule(
+    model: GammaFactors, data: BlockedData, assumed: float | None = None
+) -> DispersionRule:
+    """Make the rule of a model; ``assumed`` is what a sampler takes the dispersion to be."""
+    learnt = any(own.name == "dispersion" for own in model.learnt)
+    return (LearntDispersion if learnt else DispersionRule)(model, data, assumed)
+
+
+def _free_parameters(shape: tuple[int, int], model: GammaFactors) -> int:
+    """Count entries that move, less one for each way to mix components free on both sides."""
+    moving = [np.ones(model.n_components, bool) if mask is None else ~mask for mask in model.frozen]
+    count = sum(length * int(own.sum()) for length, own in zip(shape, moving, strict=True))
+    return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
+
+
+FEWEST = 100
+"""Degrees of freedom without which counts are taken to be Poisson."""
+NEARLY_POISSON = 0.1
+"""Counts whose dispersion is this near 1, or not surely further off, are taken to be Poisson."""

@@ -1,0 +1,158 @@
+"""Negative binomial counts against exact posteriors, of factors and of the dispersion."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import special, stats
+
+import daskfactor as dfac
+from daskfactor.inference.chain import TweedieChain
+from daskfactor.inference.dispersion import LearntDispersion
+from daskfactor.models import negative_binomial
+from tests.statistical.exact import NEGATIVE_BINOMIAL, Case, exact_posterior
+from tests.statistical.replicas import replicate_sparse, run_copies
+from tests.statistical.test_gibbs import Distance
+from tests.statistical.test_posteriors import Distance as Biased
+
+pytestmark = pytest.mark.statistical
+
+Array = NDArray[Any]
+FIXED = Case("negative-binomial", np.array([[4.0], [0.0], [9.0]]), NEGATIVE_BINOMIAL, 0.7)
+
+
+SMALL_STEP = dfac.PSGLD(step=0.03)
+
+
+def distance(kind: Any, sampler: Any, draws: int) -> Any:
+    moments = run_copies(FIXED, sampler, copies=1024, tune=draws, draws=draws, blocks=1)[0]
+    if kind is Biased:
+        return kind(moments, FIXED)
+    return kind(moments, exact_posterior(FIXED.V, FIXED.beta, FIXED.dispersion))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampler", "draws"),
+    [(Biased, SMALL_STEP, 1000), (Distance, dfac.BlockHMC(warm_start=5), 250)],
+    ids=["PSGLD", "BlockHMC"],
+)
+def test_exact_posteriors_at_a_dispersion(kind: Any, sampler: Any, draws: int) -> None:
+    found = distance(kind, sampler, draws)
+    assert found.error < 0.025, "too few draws for the tolerances to mean anything"
+    assert found.passes, str(found)
+
+
+def test_the_wrong_sign_of_the_curvature_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The term of (v + r) / (r + mu) in the slope, kernels made anew from it."""
+
+    class Turned(negative_binomial.NegativeBinomial):
+        def __hash__(self) -> int:
+            return 1
+
+        def entry(self, arithmetic: Any) -> Any:
+            entry = super().entry(arithmetic)
+
+            def weight(v: Any, mu: Any, alpha: float) -> Any:
+                one, a = type(mu)(1), type(mu)(alpha)
+                slope = v / mu + (one + a * v) / (one + a * mu)
+                return slope / (v - mu + type(mu)(1e-9))
+
+            return entry._replace(weight=weight)
+
+    monkeypatch.setattr(negative_binomial, "NegativeBinomial", Turned)
+    found = distance(Biased, SMALL_STEP, 100)
+    assert found.rms > 0.5
+
+
+COPIES = 30
+TALL = np.array([[4.0, 0.0], [0.0, 3.0], [9.0, 2.0], [1.0, 8.0], [5.0, 5.0], [2.0, 0.0]])
+
+
+@lru_cache
+def exact_dispersion() -> tuple[float, float]:
+    """Mean and sd of log α given copies of a matrix: exp(-α) Z(α)^copies on a grid.
+
+    Z integrates over both entries of H, and over the entry of W of each row in turn.
+    """
+    y, x = np.linspace(-9.0, 3.8, 90), np.linspace(-4.0, 2.5, 66)
+    prior = y - np.exp(y) + np.log(y[1] - y[0])  # of the logarithm of an Exponential(1) number
+    log_mu = y[:, None] + y[None, :]
+    log_density = np.zeros(x.size)
+    for at, alpha in enumerate(np.exp(x)):
+        law = stats.nbinom(1 / alpha, 1 / (1 + alpha * np.exp(log_mu)))
+        each = {v: law.logpmf(v) for v in np.unique(TALL)}
+        total = prior[:, None] + prior[None, :]
+        for row in TALL:
+            both = [np.exp(each[v] + 0.5 * prior[:, None]) for v in row]
+            total = total + np.log(both[0].T @ both[1])
+        log_density[at] = COPIES * special.logsumexp(total) - alpha + x[at]
+    weight = np.exp(log_density - special.logsumexp(log_density))
+    mean = float(weight @ x)
+    return mean, float(np.sqrt(weight @ (x - mean) ** 2))
+
+
+def drawn_dispersions(sampler: Any, draws: int) -> Array:
+    """Log α at draws, from one chain of all copies."""
+    model = dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=1.0)
+    trace = dfac.sample(
+        dfac.as_blocks(replicate_sparse(TALL, COPIES), 1, unstored="missing", dtype="f8"),
+        model,
+        sampler,
+        draws=draws,
+        tune=200,
+        random_seed=3,
+        executor="serial",
+        progressbar=False,
+    )
+    return np.asarray(np.log(trace["posterior"]["dispersion"].values[0]))
+
+
+def error_of(x: Array) -> float:
+    """Standard error of a mean, from batches."""
+    batches = x[: x.size // 30 * 30].reshape(30, -1).mean(axis=1)
+    return float(batches.std(ddof=1) / np.sqrt(30))
+
+
+CHAINS = [
+    (dfac.BlockHMC(warm_start=5), 600),
+    (dfac.HMC(warm_start=5), 600),
+    (dfac.PSGLD(step=0.02, warm_start=5), 4000),
+]
+
+
+@pytest.mark.parametrize(("sampler", "draws"), CHAINS, ids=lambda own: type(own).__name__)
+def test_draws_of_the_dispersion_have_its_exact_posterior(sampler: Any, draws: int) -> None:
+    x, (mean, sd) = drawn_dispersions(sampler, draws), exact_dispersion()
+    assert error_of(x) < 0.1 * sd, "too few draws for the tolerances to mean anything"
+    assert abs(x.mean() - mean) < 5 * error_of(x) + (0.05 * sd if sampler.biased else 0)
+    square = (x - mean) ** 2
+    assert abs(square.mean() - sd**2) < 5 * error_of(square) + (
+        0.1 * sd**2 if sampler.biased else 0
+    )
+
+
+def held_law(chain: Any) -> Any:
+    """Another law than that of the present dispersion."""
+    return chain.model.likelihood.at(4.0)[0]
+
+
+def without_normalizer(rule: Any, executor: Any, dispersion: float) -> float:
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "bug"),
+    [
+        (TweedieChain, "law", property(held_law)),
+        (LearntDispersion, "normalizer", without_normalizer),
+    ],
+    ids=["kernels keep the first dispersion", "no normaliser"],
+)
+def test_planted_bugs_are_seen(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, bug: Any
+) -> None:
+    monkeypatch.setattr(place, name, bug)
+    x, (mean, sd) = drawn_dispersions(dfac.BlockHMC(warm_start=5), 600), exact_dispersion()
+    assert abs(x.mean() - mean) > 5 * error_of(x) + 0.3 * sd
