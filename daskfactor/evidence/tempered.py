@@ -29,8 +29,8 @@ Vector = NDArray[np.float64]
 
 Choice = Sampler | Literal["exact"]
 
-LEAST_TUNED = 0.3
-"""Least share of the tuning, and of the draws of a sampler, that a low temperature takes."""
+LEAST_DRAWN = 0.3
+"""Least share of the draws of a sampler that a low temperature takes."""
 BATCHES = 12
 """Parts of tuning, after each of which the proposal's length is looked at."""
 LEAST_ACCEPTED = 0.25
@@ -157,7 +157,6 @@ def temperature_series(
         return FitSeries(np.array(fits))
     if isinstance(choice, Sampler):
         return _sampled_fits(model, data, choice, (seed, number), t, (draws, tune, every))
-    tune = round(tune * max(share, LEAST_TUNED))
     return _moved_fits(model, data, sides, rng, t, (draws, tune, every))
 
 

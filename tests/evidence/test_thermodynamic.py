@@ -82,11 +82,11 @@ def test_frozen_components_and_all_laws():
         assert np.isfinite(evidence(X + 1, model, method).value)
 
 
-def test_large_problems_are_left_to_paths():
+def test_large_problems_are_left_to_langevin_chains():
     method = dfac.ThermodynamicIntegration()
     with dfac.as_blocks(X) as data:
         assert method.choice(data, MODEL) == "exact"
-        assert method.choice(data, dfac.TweedieNMF(10**6)) == dfac.BlockHMC()
+        assert method.choice(data, dfac.TweedieNMF(10**6)) == dfac.PSGRRLD()
 
 
 def test_dispersion_is_one_for_counts_and_estimated_else():

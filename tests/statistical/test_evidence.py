@@ -1,10 +1,13 @@
 """Evidences against exact ones: quadrature, enumeration, closed forms."""
 
+import warnings
+
 import numpy as np
 import pytest
 from scipy.special import gammaln, logsumexp
 
 import daskfactor as dfac
+from daskfactor.errors import SamplingWarning
 from tests.evidence.exact_evidence import one_component_by_quadrature, poisson_by_enumeration
 
 pytestmark = pytest.mark.statistical
@@ -56,6 +59,20 @@ def test_tiny_counts_by_enumeration(components):
     model = dfac.TweedieNMF(components, rate_w=1.0, rate_h=1.0)
     found = dfac.log_evidence(X, model, random_seed=components, **QUIET)
     assert abs(found.value - exact) < min(0.6, 5 * found.total_error)
+
+
+@pytest.mark.parametrize(("beta", "dispersion"), [(2.0, 1.0), (0.0, 0.3)])
+def test_short_runs_claim_what_they_miss_by(beta, dispersion):
+    """Of forty, nineteen in twenty are to lie within two errors, and two thirds within one."""
+    exact = one_component_by_quadrature(SMALL, beta, dispersion)
+    model = dfac.TweedieNMF(1, beta=beta, dispersion=dispersion, rate_w=1.0, rate_h=1.0)
+    method = dfac.ThermodynamicIntegration(draws=300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        found = [dfac.log_evidence(SMALL, model, method, random_seed=n, **QUIET) for n in range(40)]
+    z = np.array([abs(one.value - exact) / one.total_error for one in found])
+    assert (z < 2).sum() >= 36
+    assert (z < 1).sum() >= 22
 
 
 LAWS = [
