@@ -28,8 +28,11 @@ def fit(
     store: o.Store,
     components: o.Components,
     model: Annotated[
-        Literal["tweedie", "gaussian"],
-        Option(help="tweedie: non-negative; gaussian: real-valued, with biases."),
+        Literal["tweedie", "negative-binomial", "gaussian"],
+        Option(
+            help="tweedie: non-negative; negative-binomial: the same for counts that vary more "
+            "than Poisson's; gaussian: real-valued, with biases."
+        ),
     ] = "tweedie",
     beta: o.Beta = None,
     row_covariates: Annotated[
@@ -84,18 +87,20 @@ def fit(
     """
     if monitor not in (None, "missing"):
         raise OptionError(f"--monitor takes only 'missing', got {monitor!r}")
-    if beta is not None and model == "gaussian":
-        raise OptionError(f"--beta belongs to --model tweedie, got {beta:g} with gaussian")
+    if beta is not None and model != "tweedie":
+        raise OptionError(f"--beta belongs to --model tweedie, got {beta:g} with {model}")
     sides = {"covariates_w": row_covariates, "covariates_h": column_covariates}
     linked = {name: _read(file) for name, file in sides.items() if file is not None}
     if linked and model != "gaussian":
         raise OptionError("--row-covariates and --column-covariates belong to --model gaussian")
     source = _read(input)
-    law: Any = (
-        dfac.GaussianMF(components, **linked)
-        if model == "gaussian"
-        else dfac.TweedieNMF(components, beta=1.0 if beta is None else beta)
-    )
+    law: Any
+    if model == "gaussian":
+        law = dfac.GaussianMF(components, **linked)
+    elif model == "negative-binomial":
+        law = dfac.NegativeBinomialNMF(components)
+    else:
+        law = dfac.TweedieNMF(components, beta=1.0 if beta is None else beta)
     empty = allow_empty or bool(linked)
     data = dfac.as_blocks(
         source, blocks, unstored=unstored, balance=balance, allow_empty=empty, dtype=dtype

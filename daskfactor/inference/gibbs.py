@@ -122,7 +122,7 @@ class Gibbs(Sampler):
         if not model.likelihood.counts:
             raise ModelError(
                 f"Gibbs() samples Poisson counts, beta=1, and the model has {model.likelihood}; "
-                "use PSGLD() for any other power"
+                "use PSGLD() or BlockHMC() for any other law"
             )
         if model.dispersion not in ("auto", 1.0):
             raise ModelError(

@@ -107,7 +107,7 @@ OBSERVED: Final = _table(
 )
 RATES: Final = _table(
     "constant_data",
-    ("dispersion", "", "real", "dispersion of the Tweedie model"),
+    ("dispersion", "", "real", "dispersion of an observation"),
     ("rate_w", "", "real", "prior rate of W"),
     ("rate_h", "", "real", "prior rate of H"),
 )
