@@ -57,8 +57,9 @@ class StoredModel:
         return replace(self, **changed)
 
     def with_dispersion(self, dispersion: float) -> Self:
-        """The same with this in place of a dispersion that is ``"auto"``."""
-        if getattr(self, "dispersion", None) != "auto":
+        """The same with this in place of a dispersion that was estimated; not of one drawn."""
+        drawn = {own.name for own in self.learnt}
+        if getattr(self, "dispersion", None) != "auto" or "dispersion" in drawn:
             return self
         changed: dict[str, Any] = {"dispersion": dispersion}
         return replace(self, **changed)
