@@ -724,7 +724,7 @@ class TweedieChain(Chain):
             components = "1 component gives" if K == 1 else f"{K} components give"
             cause = (
                 "they need more components, or are no Poisson counts; compare with a larger "
-                "n_components"
+                "n_components and with NegativeBinomialNMF"
                 if phi > 1
                 # More components could only fit them more closely.
                 else "they are no Poisson counts, as counts without their zeros are not, or have "
