@@ -56,14 +56,6 @@ class StoredModel:
         changed: dict[str, Any] = {"n_components": n_components}
         return replace(self, **changed)
 
-    def with_dispersion(self, dispersion: float) -> Self:
-        """The same with this in place of a dispersion that was estimated; not of one drawn."""
-        drawn = {own.name for own in self.learnt}
-        if getattr(self, "dispersion", None) != "auto" or "dispersion" in drawn:
-            return self
-        changed: dict[str, Any] = {"dispersion": dispersion}
-        return replace(self, **changed)
-
     def check_settled(self, purpose: str) -> None:
         """Refuse priors that are learnt with the factors; ``purpose`` begins the sentence.
 
@@ -241,6 +233,14 @@ class FactorModel(StoredModel, ABC):
     fixed: tuple[Any, Any] = (None, None)
     frozen: tuple[Any, Any] = (None, None)
     covariates: tuple[Any, Any] = (None, None)
+
+    def with_dispersion(self, dispersion: float) -> Self:
+        """The same with this in place of a dispersion that was estimated; not of one drawn."""
+        drawn = {own.name for own in self.learnt}
+        if getattr(self, "dispersion", None) != "auto" or "dispersion" in drawn:
+            return self
+        changed: dict[str, Any] = {"dispersion": dispersion}
+        return replace(self, **changed)
 
     @property
     @abstractmethod
