@@ -181,8 +181,8 @@ class Ensemble(ParticleMethod):
         if self.optimizer == "multiplicative":
             return self
         hindrance = None
-        if law.beta != 2.0:
-            hindrance = f"it brings down ‖V - WH‖², and the model has beta={law.beta:g}"
+        if not law.likelihood.real_valued:
+            hindrance = f"it brings down ‖V - WH‖², and the model has {law.likelihood}"
         elif (law.shape_w, law.shape_h) != (1.0, 1.0):
             hindrance = "its penalties are linear, and the model has gamma priors"
         elif data.n_missing:
