@@ -43,7 +43,7 @@ from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.langevin import accumulate_moments, langevin_step
 from daskfactor.kernels.philox import Address, fill_normals
-from daskfactor.kernels.views import Workspace
+from daskfactor.kernels.views import NO_WEIGHTS, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 
 Array = NDArray[Any]
@@ -61,17 +61,17 @@ from daskfactor.kernels.dense import dense_kernels
 from daskfactor.models.tweedie_law import Tweedie
 from daskfactor.kernels.langevin import accumulate_moments, langevin_step
 from daskfactor.kernels.philox import Address
-from daskfactor.kernels.views import Workspace
+from daskfactor.kernels.views import NO_WEIGHTS, Workspace
 start, start_cpu = time.perf_counter(), time.process_time()
 W, H, V = (np.ones(shape, np.float32) for shape in ((8, 4), (6, 4), (8, 6)))
 k, work = dense_kernels(Tweedie(1.0)), Workspace()
 tiles, (GW, GH) = work.tiles(8, 6, 4), work.gradients(8, 6, 4)
 cells, out, key = np.zeros(1, np.int32), np.zeros(2), np.zeros(2, np.uint32)
-k.gradient((V, 0, 0), W, H, 1.0, (1e-6, ()), (GW, GH), tiles)
-k.gradient_curvature((V, 0, 0), W, H, 1.0, (1e-6, ()), (GW, GH, W, H), tiles)
-k.multiplicative_rows((V, 0, 0), W, H, (1e-6, ()), (GW, GW), tiles)
-k.multiplicative_cols((V, 0, 0), W, H, (1e-6, ()), (GH, GH), tiles)
-k.evaluate((V, 0, 0), W, H, (1e-6, ()), out, (cells, cells, out[:1], out[:1], 1), tiles)
+k.gradient((V, 0, 0, NO_WEIGHTS), W, H, 1.0, (1e-6, ()), (GW, GH), tiles)
+k.gradient_curvature((V, 0, 0, NO_WEIGHTS), W, H, 1.0, (1e-6, ()), (GW, GH, W, H), tiles)
+k.multiplicative_rows((V, 0, 0, NO_WEIGHTS), W, H, (1e-6, ()), (GW, GW), tiles)
+k.multiplicative_cols((V, 0, 0, NO_WEIGHTS), W, H, (1e-6, ()), (GH, GH), tiles)
+k.evaluate((V, 0, 0, NO_WEIGHTS), W, H, (1e-6, ()), out, (cells, cells, out[:1], out[:1], 1), tiles)
 langevin_step(W, W, W, 0.1, (1.0, 1.0), Address(key, 0, 0), False)
 accumulate_moments(W, 1, W, W)
 print(time.perf_counter() - start, time.process_time() - start_cpu)
@@ -147,17 +147,17 @@ def gradient_functions(m: int, n: int, components: int, dtype: Any) -> Timed:
     for beta in BETAS:
         kernel = dense_kernels(Tweedie(beta)).gradient
         timed[f"gradient, beta={beta:g}"] = lambda kernel=kernel: kernel(
-            (V, 0, 0), W, H, 1.0, (1e-6, ()), (GW, GH), tiles
+            (V, 0, 0, NO_WEIGHTS), W, H, 1.0, (1e-6, ()), (GW, GH), tiles
         )
     k = dense_kernels(Tweedie(1.0))
     timed["gradient_curvature, beta=1"] = lambda: k.gradient_curvature(
-        (V, 0, 0), W, H, 1.0, (1e-6, ()), (GW, GH, CW, CH), tiles
+        (V, 0, 0, NO_WEIGHTS), W, H, 1.0, (1e-6, ()), (GW, GH, CW, CH), tiles
     )
     timed["multiplicative_rows, beta=1"] = lambda: k.multiplicative_rows(
-        (V, 0, 0), W, H, (1e-6, ()), (CW, GW), tiles
+        (V, 0, 0, NO_WEIGHTS), W, H, (1e-6, ()), (CW, GW), tiles
     )
     timed["evaluate, beta=1"] = lambda: k.evaluate(
-        (V, 0, 0), W, H, (1e-6, ()), out, (cells, cells, out, out, 1), tiles
+        (V, 0, 0, NO_WEIGHTS), W, H, (1e-6, ()), out, (cells, cells, out, out, 1), tiles
     )
     return timed
 

@@ -31,7 +31,8 @@ def _parts(
     K, shape = W.shape[1], (view.m, view.n, W.shape[1], W.dtype)
     law, out = (floor, likelihood.numbers), work.gradients(*shape)
     if isinstance(view, SparseBlock) and not likelihood.visits_all(view.zeros):
-        return sparse_kernels(likelihood, view.zeros, K), law, out, work.sums(K, W.dtype)
+        kernels = sparse_kernels(likelihood, view.zeros, K, view.weights is not None)
+        return kernels, law, out, work.sums(K, W.dtype)
     return dense_kernels(likelihood), law, out, work.tiles(*shape)
 
 

@@ -27,12 +27,14 @@ from daskfactor.kernels.views import (
     Watched,
     entry_kernels,
     floored,
+    weighed,
+    weight_row,
     written_row,
 )
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
-Window = tuple[Array, Any, Any]
+Window = tuple[Array, Any, Any, Any]
 Scratch = tuple[Array, Array, Array]
 
 
@@ -41,8 +43,8 @@ def dense_kernels(likelihood: Likelihood) -> BlockKernels:
     """Kernels of one likelihood, made once and compiled when first called.
 
     ``block`` is (V, row0, col0), or (indptr, indices, values) of a sparse block whose unstored
-    entries are zeros, and ``work`` two tiles (T, n) and a line (n,). Compilation takes about
-    half a second for each kernel and dtype.
+    entries are zeros, with weights of cells or `NO_WEIGHTS` behind them, and ``work`` two tiles
+    (T, n) and two lines (2, n). Compilation takes about half a second for each kernel and dtype.
     """
     return BlockKernels(
         gradient=_gradient(likelihood, False),
@@ -69,23 +71,26 @@ def _terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
     def terms(
         block: Window, row: int, tile: Array, tile2: Array, scale: float, law: Law, spare: Array
     ) -> None:
-        first, second, third = block
+        first, second, third, weights = block
         floor, numbers = law
         real = tile.dtype.type
         for i in range(tile.shape[0]):
-            data, line = written_row(first, second, third, row + i, spare), tile[i]
+            data, line = written_row(first, second, third, row + i, spare[0]), tile[i]
+            q = weight_row(first, second, weights, row + i, spare[1])
             if curved:
                 line2 = tile2[i]
             for j in range(line.size):
                 v = real(data[j])
                 mu = floored(line[j], floor)
-                w = weight(v, mu, *numbers)
+                w, seen = weight(v, mu, *numbers), v == v
                 if residual:
-                    line[j] = real(scale) * (v - mu) * w if v == v else real(0)
+                    found = weighed(real(scale) * (v - mu) * w, q, j, seen)
                 else:
-                    line[j] = ratio(v, mu, w, *numbers) if v == v else real(0)
+                    found = weighed(ratio(v, mu, w, *numbers), q, j, seen)
+                line[j] = found if seen else real(0)
                 if curved:
-                    line2[j] = curvature(real(1), v, mu, w, *numbers) if v == v else real(0)
+                    found = weighed(curvature(real(1), v, mu, w, *numbers), q, j, seen)
+                    line2[j] = found if seen else real(0)
 
     return terms
 
@@ -157,17 +162,21 @@ def _slope(likelihood: Likelihood, by_rows: bool, fitted: bool) -> Kernel:
     @jit
     def terms(block: Window, row: int, tile: Array, law: Law, fits: Array, spare: Array) -> None:
         """Set tile to (v - mu) w, and fits -= deviances of its rows, or of its columns."""
-        first, second, third = block
+        first, second, third, weights = block
         floor, numbers = law
         real = tile.dtype.type
         for i in range(tile.shape[0]):
-            data, line = written_row(first, second, third, row + i, spare), tile[i]
+            data, line = written_row(first, second, third, row + i, spare[0]), tile[i]
+            q = weight_row(first, second, weights, row + i, spare[1])
             total = 0.0
             for j in range(line.size):
                 v, mu = real(data[j]), floored(line[j], floor)
-                line[j] = (v - mu) * weight(v, mu, *numbers) if v == v else real(0)
+                seen = v == v
+                slope = weighed((v - mu) * weight(v, mu, *numbers), q, j, seen)
+                line[j] = slope if seen else real(0)
                 if fitted:
-                    found = np.float64(deviance(v if v == v else mu, mu, *numbers))
+                    d = deviance(v if seen else mu, mu, *numbers)
+                    found = np.float64(weighed(d, q, j, seen))
                     if by_rows:
                         total += found
                     else:
@@ -219,18 +228,21 @@ def _evaluation(likelihood: Likelihood) -> Kernel:
     @jit
     def fit(block: Window, row: int, tile: Array, law: Law, out: Array, spare: Array) -> None:
         """out[0] -= sum of deviances, out[1] += sum of (v - mu)**2 w, of a tile of means."""
-        first, second, third = block
+        first, second, third, weights = block
         floor, numbers = law
         real = tile.dtype.type
         total = pearson = 0.0
         for i in range(tile.shape[0]):
-            data, line = written_row(first, second, third, row + i, spare), tile[i]
+            data, line = written_row(first, second, third, row + i, spare[0]), tile[i]
+            q = weight_row(first, second, weights, row + i, spare[1])
             for j in range(line.size):
                 mu = floored(line[j], floor)
                 v = real(data[j])
-                v = v if v == v else mu  # a missing entry adds d(mu | mu) = 0
-                total += np.float64(deviance(v, mu, *numbers))
-                pearson += np.float64((v - mu) * (v - mu) * weight(v, mu, *numbers))
+                seen = v == v
+                v = v if seen else mu  # a missing entry adds d(mu | mu) = 0
+                total += np.float64(weighed(deviance(v, mu, *numbers), q, j, seen))
+                square = (v - mu) * (v - mu) * weight(v, mu, *numbers)
+                pearson += np.float64(weighed(square, q, j, seen))
         out[0] -= total
         out[1] += pearson
 

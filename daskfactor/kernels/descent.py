@@ -40,7 +40,15 @@ from daskfactor.kernels.linalg import (
     multiply_add,
     store_row,
 )
-from daskfactor.kernels.views import Law, cell_at, entry_kernels, floored, row_cells
+from daskfactor.kernels.views import (
+    Law,
+    cell_at,
+    entry_kernels,
+    floored,
+    own_weights,
+    row_cells,
+    weighed,
+)
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -52,11 +60,12 @@ def _pull(likelihood: Likelihood) -> Callable[..., Scalar]:
     weight = entry_kernels(likelihood).weight
 
     @inline
-    def pull(v: Scalar, mu: Scalar, step: Scalar, law: Law) -> Scalar:
+    def pull(v: Scalar, mu: Scalar, step: Scalar, law: Law, own: Array, at: int) -> Scalar:
         real = type(mu)
         floor, numbers = law
         mean = floored(mu, floor)
-        return min(max(step * weight(v, mean, *numbers) * (v - mean), real(-1)), real(1))
+        move = weighed(step * weight(v, mean, *numbers) * (v - mean), own, at, True)
+        return min(max(move, real(-1)), real(1))
 
     return pull
 
@@ -188,7 +197,7 @@ def descent_kernel(
 
     @jit
     def descent(
-        block: tuple[Array, Any, Any],
+        block: tuple[Array, Any, Any, Any],
         order: Array,
         factors: tuple[Array, Array],
         shares: tuple[Array, Array],
@@ -196,7 +205,7 @@ def descent_kernel(
         step: float,
         law: Law,
     ) -> None:
-        first, second, third = block
+        first, second, third, weights = block
         W, H = factors
         share_w, share_h = shares
         col_w, col_h = columns
@@ -211,7 +220,8 @@ def descent_kernel(
                 j, stored = cell_at(first, second, third, i, at)
                 v = real(stored)
                 if v == v:
-                    e = pull(v, dot_row(K, w, H, j), real(step), law)
+                    own = own_weights(first, weights, i)
+                    e = pull(v, dot_row(K, w, H, j), real(step), law, own, at)
                     meet(K, e, a, real(step) * share_h[j], w, H, j, col_w, col_h)
             store_row(K, w, W, i)
 

@@ -145,7 +145,7 @@ def allocate(
     SW, SH : (m, K) and (n, K), float64
     """
     c = np.empty(W.shape[1])
-    _allocate(view.arguments, (W, H), offsets, key, sweep, c, (SW, SH))
+    _allocate(view.arguments[:3], (W, H), offsets, key, sweep, c, (SW, SH))
 
 
 @jit_exact
@@ -193,11 +193,11 @@ def add_rates(view: AnyBlock, rows: bool, other: Array, rates: Wide) -> None:
     else:
         few = torn = _any_missing(view.block)
     if few:  # over observed cells alone: nothing cancels, however few they are
-        _add_rates(view.arguments, rows, False, other, rates)
+        _add_rates(view.arguments[:3], rows, False, other, rates)
         return
     rates += other.sum(axis=0, dtype=np.float64)
     if torn:
-        _add_rates(view.arguments, rows, True, other, rates)
+        _add_rates(view.arguments[:3], rows, True, other, rates)
 
 
 @jit_exact
@@ -227,7 +227,7 @@ def log_likelihood(view: AnyBlock, W: Wide, H: Wide) -> float:
     """
     rates = np.zeros(W.shape)
     add_rates(view, True, H, rates)
-    return float(_log_fit(view.arguments, W, H)) - float((W * rates).sum())
+    return float(_log_fit(view.arguments[:3], W, H)) - float((W * rates).sum())
 
 
 @inline

@@ -4,8 +4,9 @@
 
 What the data say of a row are two sums over its observed entries, in double precision:
 
-    G_i = sum_j h_j h_j',    t_i = sum_j v_ij h_j
+    G_i = sum_j q_ij h_j h_j',    t_i = sum_j q_ij v_ij h_j
 
+q are the weights of cells, 1 where there are none.
 G_i is kept as its upper triangle, row after row. Columns of x that do not move are taken to
 the left-hand side; for those that do
 
@@ -27,7 +28,15 @@ from scipy import sparse
 
 from daskfactor.kernels.jit import inline, jit_exact
 from daskfactor.kernels.philox import Address, fill_normals
-from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, cell_at, row_cells
+from daskfactor.kernels.views import (
+    AnyBlock,
+    BlockView,
+    SparseBlock,
+    cell_at,
+    own_weights,
+    row_cells,
+    weighed,
+)
 
 Scalar = Any
 Array = NDArray[Any]
@@ -51,55 +60,72 @@ def _place(a: Scalar, b: Scalar, K: int) -> Scalar:
 
 
 @inline
-def _add_products(h: Wide, sign: Scalar, gram: Wide) -> None:
-    """Add h_1 h_1' + ... + h_4 h_4', or take it off."""
+def _add_products(h: Wide, factors: Wide, gram: Wide) -> None:
+    """Add f_1 h_1 h_1' + ... + f_4 h_4 h_4'."""
     K = h.shape[1]
     start = 0
     for a in range(K):
-        p, q, r, s = sign * h[0, a], sign * h[1, a], sign * h[2, a], sign * h[3, a]
+        p, q = factors[0] * h[0, a], factors[1] * h[1, a]
+        r, s = factors[2] * h[2, a], factors[3] * h[3, a]
         for b in range(a, K):
             gram[start + b] += p * h[0, b] + q * h[1, b] + r * h[2, b] + s * h[3, b]
         start += K - 1 - a
 
 
+@inline
+def _factor(
+    first: Array, weights: Array, zeros: bool, rest: bool, i: int, at: int, seen: bool
+) -> Scalar:
+    """What an entry adds its product by: its weight less what the whole has of it already."""
+    if weights.ndim == 3:
+        return (-1.0 if rest else 1.0) if seen != rest else 0.0
+    else:
+        own = np.float64(own_weights(first, weights, i)[at]) if seen else 0.0
+        return own - 1.0 if zeros else own
+
+
 @jit_exact
 def _add_grams(
-    block: tuple[Array, Any, Any], zeros: bool, other: Array, whole: Wide, grams: Wide, h: Wide
+    block: tuple[Array, Any, Any, Any], zeros: bool, other: Array, whole: Wide, grams: Wide, h: Wide
 ) -> None:
     """Add up over a row's observed entries; if nearly all are, take the others off the whole."""
-    first, second, third = block
+    first, second, third, weights = block
+    factors = np.zeros(TOGETHER)
     for i in range(grams.shape[0]):
         begin, end = row_cells(first, i, other.shape[0])
         missing = 0
         for at in range(begin, end):
             missing += np.isnan(cell_at(first, second, third, i, at)[1])
-        rest = zeros or (first.ndim == 2 and 2 * missing < end - begin)
-        sign = -1.0 if rest else 1.0
+        most = weights.ndim == 3 and first.ndim == 2 and 2 * missing < end - begin
+        rest = zeros or most
         if rest:
             grams[i] += whole
         held = 0
         for at in range(begin, end):
             j, v = cell_at(first, second, third, i, at)
-            if np.isnan(v) == rest:
+            factor = _factor(first, weights, zeros, rest, i, at, not np.isnan(v))
+            if factor != 0.0:
+                factors[held] = factor
                 for k in range(h.shape[1]):
                     h[held, k] = other[j, k]
                 held += 1
                 if held == TOGETHER:
-                    _add_products(h, sign, grams[i])
+                    _add_products(h, factors, grams[i])
                     held = 0
         if held:
             h[held:] = 0.0
-            _add_products(h, sign, grams[i])
+            _add_products(h, factors, grams[i])
 
 
 @jit_exact
-def _add_targets(block: tuple[Array, Any, Any], other: Array, targets: Wide) -> None:
-    first, second, third = block
+def _add_targets(block: tuple[Array, Any, Any, Any], other: Array, targets: Wide) -> None:
+    first, second, third, weights = block
     for i in range(targets.shape[0]):
         begin, end = row_cells(first, i, other.shape[0])
         for at in range(begin, end):
             j, v = cell_at(first, second, third, i, at)
             if not np.isnan(v):
+                v = weighed(np.float64(v), own_weights(first, weights, i), at, True)
                 for k in range(targets.shape[1]):
                     targets[i, k] += np.float64(v) * np.float64(other[j, k])
 
@@ -107,10 +133,15 @@ def _add_targets(block: tuple[Array, Any, Any], other: Array, targets: Wide) -> 
 def turned(view: AnyBlock) -> AnyBlock:
     """Turn a block's columns into the rows of a copy."""
     if not isinstance(view, SparseBlock):
-        return BlockView(np.ascontiguousarray(view.block.T), 0, 0, view.n, view.m)
-    rows = sparse.csr_array((view.values, view.indices, view.indptr), shape=(view.m, view.n))
-    cols = rows.tocsc()
-    return SparseBlock(cols.indptr, cols.indices, cols.data, view.n, view.m, view.zeros)
+        weights = None if view.weights is None else np.ascontiguousarray(view.weights.T)
+        return BlockView(np.ascontiguousarray(view.block.T), 0, 0, view.n, view.m, weights)
+    pattern, shape = (view.indices, view.indptr), (view.m, view.n)
+    cols = sparse.csr_array((view.values, *pattern), shape=shape).tocsc()
+    weights = view.weights
+    if weights is not None:
+        weights = sparse.csr_array((weights, *pattern), shape=shape).tocsc().data
+    rest = view.n, view.m, view.zeros, weights
+    return SparseBlock(cols.indptr, cols.indices, cols.data, *rest)
 
 
 def add_equations(view: AnyBlock, other: Array, grams: Wide, targets: Wide) -> Wide:
@@ -133,7 +164,7 @@ def add_equations(view: AnyBlock, other: Array, grams: Wide, targets: Wide) -> W
     if zeros or not isinstance(view, SparseBlock):
         wide = other.astype(np.float64)
         whole += (wide.T @ wide)[np.triu_indices(K)]
-        if not np.isnan(stored).any():
+        if view.weights is None and not np.isnan(stored).any():
             grams += whole
             return grams
     if len(grams) < len(targets):

@@ -36,13 +36,20 @@ from daskfactor.kernels.linalg import (
     prefetch_row,
     store_row,
 )
-from daskfactor.kernels.views import BlockKernels, Kernel, Law, Watched, entry_kernels, floored
+from daskfactor.kernels.views import (
+    BlockKernels,
+    Kernel,
+    Law,
+    Watched,
+    entry_kernels,
+    floored,
+)
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Scalar = Any
 EntryRule = Callable[..., tuple[Scalar, Scalar]]
-Rows = tuple[Array, Array, Array]
+Rows = tuple[Array, Array, Array, Any]
 Scratch = tuple[Array, Array, Array]
 
 CHUNK = 256
@@ -57,6 +64,8 @@ class Rules(NamedTuple):
     step    (v, mu, law, scale) -> what it adds to (scale R, C)
     ratio   (v, mu, law) -> what it adds to (Q, C) of a multiplicative update
     fit     (v, mu, law) -> what it adds to the sums of deviance and Pearson terms
+
+    Those of blocks with weights take the entry's as one more argument.
     """
 
     step: EntryRule
@@ -147,10 +156,60 @@ def _rules_beyond_linear(fit_observed: EntryRule) -> Rules:
     return Rules(step, ratio, fit)
 
 
+@inline
+def _none(mu: Scalar) -> Scalar:
+    return type(mu)(0)
+
+
+@inline
+def _one(mu: Scalar) -> Scalar:
+    return type(mu)(1)
+
+
+@inline
+def _same(mu: Scalar) -> Scalar:
+    return mu
+
+
+def _rules_by_weight(observed: Rules, zeros: str | None) -> Rules:
+    """What an observation adds by its weight, beyond the zero of weight 1 that is added already.
+
+    That zero has the curvature C0, which is 1 or mu, R = -C0, C0 mu as Pearson term and its
+    share of that as deviance.
+    """
+    curvature = {None: _none, "constant": _one, "linear": _same}[zeros]
+    share, no_floor = 0.5 if zeros == "linear" else 1.0, zeros == "linear"
+    step_observed, ratio_observed, fit_observed = observed
+
+    @inline
+    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar, own: Scalar) -> tuple[Scalar, Scalar]:
+        zero = curvature(mu)
+        a, c = step_observed(v, mu, (mu if no_floor else law[0], law[1]), scale)
+        own = own if v == v else type(mu)(0)
+        return a * own + scale * zero, c * own - zero
+
+    @inline
+    def ratio(v: Scalar, mu: Scalar, law: Law, own: Scalar) -> tuple[Scalar, Scalar]:
+        q, c = ratio_observed(v, mu, (mu if no_floor else law[0], law[1]))
+        own = own if v == v else type(mu)(0)
+        return q * own, c * own - curvature(mu)
+
+    @inline
+    def fit(v: Scalar, mu: Scalar, law: Law, own: Scalar) -> tuple[Scalar, Scalar]:
+        zero = np.float64(curvature(mu)) * np.float64(mu)
+        deviance, pearson = fit_observed(v, mu, (mu if no_floor else law[0], law[1]))
+        own = own if v == v else type(mu)(0)
+        return deviance * own - share * zero, pearson * own - zero
+
+    return Rules(step, ratio, fit)
+
+
 @lru_cache(maxsize=64)
-def entry_rules(likelihood: Likelihood, zeros: bool) -> Rules:
+def entry_rules(likelihood: Likelihood, zeros: bool, weights: bool = False) -> Rules:
     """Rules of one likelihood, shared by its kernels of every K."""
     observed = _rules_of_observed(likelihood)
+    if weights:
+        return _rules_by_weight(observed, likelihood.zeros if zeros else None)
     if not zeros:
         return observed
     beyond = _rules_beyond_constant if likelihood.zeros == "constant" else _rules_beyond_linear
@@ -276,24 +335,26 @@ def zero_rules(likelihood: Likelihood, zeros: bool) -> ZeroRules:
 
 
 @lru_cache(maxsize=256)
-def sparse_kernels(likelihood: Likelihood, zeros: bool, K: int) -> BlockKernels:
+def sparse_kernels(
+    likelihood: Likelihood, zeros: bool, K: int, weights: bool = False
+) -> BlockKernels:
     """Kernels of one likelihood and K components, compiled when first called.
 
-    ``block`` is (indptr, indices, values) and ``work`` (gram, sums, wide). ``zeros`` says
-    what an entry is that is not stored: an observed zero (only where `Likelihood.zeros`
-    says how they add up) or missing. Compilation takes about half a second for each
-    kernel, K and dtype.
+    ``block`` is (indptr, indices, values, weights) and ``work`` (gram, sums, wide). ``zeros``
+    says what an entry is that is not stored: an observed zero (only where `Likelihood.zeros`
+    says how they add up) or missing; ``weights`` whether cells have any. Compilation takes
+    about half a second for each kernel, K and dtype.
     """
     return BlockKernels(
-        gradient=_gradient(likelihood, zeros, K, False),
-        gradient_curvature=_gradient(likelihood, zeros, K, True),
-        multiplicative_rows=_multiplicative(likelihood, zeros, K, True),
-        multiplicative_cols=_multiplicative(likelihood, zeros, K, False),
-        slope_rows=_slope(likelihood, zeros, K, True, False),
-        slope_cols=_slope(likelihood, zeros, K, False, False),
-        fitted_slope_rows=_slope(likelihood, zeros, K, True, True),
-        fitted_slope_cols=_slope(likelihood, zeros, K, False, True),
-        evaluate=_evaluate(likelihood, zeros, K),
+        gradient=_gradient(likelihood, zeros, K, weights, False),
+        gradient_curvature=_gradient(likelihood, zeros, K, weights, True),
+        multiplicative_rows=_multiplicative(likelihood, zeros, K, weights, True),
+        multiplicative_cols=_multiplicative(likelihood, zeros, K, weights, False),
+        slope_rows=_slope(likelihood, zeros, K, weights, True, False),
+        slope_cols=_slope(likelihood, zeros, K, weights, False, False),
+        fitted_slope_rows=_slope(likelihood, zeros, K, weights, True, True),
+        fitted_slope_cols=_slope(likelihood, zeros, K, weights, False, True),
+        evaluate=_evaluate(likelihood, zeros, K, weights),
     )
 
 
@@ -302,8 +363,9 @@ def _clear(rows: Array) -> None:
     rows[:, :] = 0
 
 
-def _gradient(likelihood: Likelihood, zeros: bool, K: int, curved: bool) -> Kernel:
-    step, zero_part = entry_rules(likelihood, zeros).step, zero_rules(likelihood, zeros).part
+def _gradient(likelihood: Likelihood, zeros: bool, K: int, weights: bool, curved: bool) -> Kernel:
+    step = entry_rules(likelihood, zeros, weights).step
+    zero_part = zero_rules(likelihood, zeros).part
 
     @jit
     def gradient(
@@ -315,7 +377,7 @@ def _gradient(likelihood: Likelihood, zeros: bool, K: int, curved: bool) -> Kern
         out: tuple[Array, ...],
         work: Scratch,
     ) -> None:
-        indptr, indices, values = block
+        indptr, indices, values, own = block
         gram, sums, _ = work
         GW, GH = out[0], out[1]
         _clear(GW)
@@ -341,7 +403,10 @@ def _gradient(likelihood: Likelihood, zeros: bool, K: int, curved: bool) -> Kern
                 if curved:
                     prefetch_row(K, CH, later)
                 mu = dot_row(K, w, H, j)
-                a, c = step(real(values[p]), mu, law, real(scale))
+                if weights:
+                    a, c = step(real(values[p]), mu, law, real(scale), own[p])
+                else:
+                    a, c = step(real(values[p]), mu, law, real(scale))
                 add_row(K, a, H, j, gw)
                 add_to_row(K, a, w, GH, j)
                 if curved and c != 0:
@@ -354,14 +419,17 @@ def _gradient(likelihood: Likelihood, zeros: bool, K: int, curved: bool) -> Kern
     return gradient
 
 
-def _multiplicative(likelihood: Likelihood, zeros: bool, K: int, by_rows: bool) -> Kernel:
-    ratio, zero_part = entry_rules(likelihood, zeros).ratio, zero_rules(likelihood, zeros).part
+def _multiplicative(
+    likelihood: Likelihood, zeros: bool, K: int, weights: bool, by_rows: bool
+) -> Kernel:
+    ratio = entry_rules(likelihood, zeros, weights).ratio
+    zero_part = zero_rules(likelihood, zeros).part
 
     @jit
     def multiplicative(
         block: Rows, W: Array, H: Array, law: Law, out: tuple[Array, Array], work: Scratch
     ) -> None:
-        indptr, indices, values = block
+        indptr, indices, values, own = block
         gram, sums, _ = work
         num, den = out
         real, last = W.dtype.type, indices.size - 1
@@ -382,7 +450,10 @@ def _multiplicative(likelihood: Likelihood, zeros: bool, K: int, by_rows: bool) 
                 if not by_rows:
                     prefetch_row(K, num, later)
                     prefetch_row(K, den, later)
-                q, c = ratio(real(values[p]), dot_row(K, w, H, j), law)
+                if weights:
+                    q, c = ratio(real(values[p]), dot_row(K, w, H, j), law, own[p])
+                else:
+                    q, c = ratio(real(values[p]), dot_row(K, w, H, j), law)
                 if by_rows:
                     add_row(K, q, H, j, above)
                     if c != 0:
@@ -410,8 +481,10 @@ def _take_off(share: float, own: Array, part: Array, gradient: Array, fits: Arra
             fits[i] -= share * total
 
 
-def _slope(likelihood: Likelihood, zeros: bool, K: int, by_rows: bool, fitted: bool) -> Kernel:
-    step, _, fit = entry_rules(likelihood, zeros)
+def _slope(
+    likelihood: Likelihood, zeros: bool, K: int, weights: bool, by_rows: bool, fitted: bool
+) -> Kernel:
+    step, _, fit = entry_rules(likelihood, zeros, weights)
     zero_part, _, share = zero_rules(likelihood, zeros)
 
     @jit
@@ -423,14 +496,14 @@ def _slope(likelihood: Likelihood, zeros: bool, K: int, by_rows: bool, fitted: b
         out: tuple[Array, Array],
         work: tuple[Array, Array, Array, Array],
     ) -> None:
-        indptr, indices, values = block
+        indptr, indices, values, own = block
         gradient, fits = out
         part, gram, sums, _ = work
         if zeros:
-            own, other = (W, H) if by_rows else (H, W)
+            mine, other = (W, H) if by_rows else (H, W)
             _clear(part)
-            zero_part(1.0, own, other, part, gram, sums)
-            _take_off(share, own, part, gradient, fits)
+            zero_part(1.0, mine, other, part, gram, sums)
+            _take_off(share, mine, part, gradient, fits)
         real, last = W.dtype.type, indices.size - 1
         w, g = stack_array(K, W.dtype), stack_array(K, W.dtype)
         for i in range(W.shape[0]):
@@ -444,13 +517,19 @@ def _slope(likelihood: Likelihood, zeros: bool, K: int, by_rows: bool, fitted: b
                 if not by_rows:
                     prefetch_row(K, gradient, later)
                 v, mu = real(values[p]), dot_row(K, w, H, j)
-                a, _ = step(v, mu, law, real(1))
+                if weights:
+                    a, _ = step(v, mu, law, real(1), own[p])
+                else:
+                    a, _ = step(v, mu, law, real(1))
                 if by_rows:
                     add_row(K, a, H, j, g)
                 else:
                     add_to_row(K, a, w, gradient, j)
                 if fitted:
-                    found, _ = fit(v, mu, law)
+                    if weights:
+                        found, _ = fit(v, mu, law, own[p])
+                    else:
+                        found, _ = fit(v, mu, law)
                     if by_rows:
                         total += found
                     else:
@@ -479,16 +558,19 @@ def _monitor(K: int) -> Kernel:
     return monitor
 
 
-def _fits(likelihood: Likelihood, zeros: bool) -> Kernel:
-    fit = entry_rules(likelihood, zeros).fit
+def _fits(likelihood: Likelihood, zeros: bool, weights: bool) -> Kernel:
+    fit = entry_rules(likelihood, zeros, weights).fit
 
     @jit
-    def fits(values: Array, means: Array, law: Law) -> tuple[float, float]:
+    def fits(values: Array, own: Array, means: Array, law: Law) -> tuple[float, float]:
         """Sums over a chunk: logarithms and powers need a loop of their own to be vectors."""
         real = means.dtype.type
         total = pearson = 0.0
         for p in range(values.size):
-            deviance, square = fit(real(values[p]), means[p], law)
+            if weights:
+                deviance, square = fit(real(values[p]), means[p], law, own[p])
+            else:
+                deviance, square = fit(real(values[p]), means[p], law)
             total += deviance
             pearson += square
         return total, pearson
@@ -496,11 +578,11 @@ def _fits(likelihood: Likelihood, zeros: bool) -> Kernel:
     return fits
 
 
-def _evaluate(likelihood: Likelihood, zeros: bool, K: int) -> Kernel:
+def _evaluate(likelihood: Likelihood, zeros: bool, K: int, weights: bool) -> Kernel:
     zero_fit, monitor, fits = (
         zero_rules(likelihood, zeros).fit,
         _monitor(K),
-        _fits(likelihood, zeros),
+        _fits(likelihood, zeros, weights),
     )
 
     @jit
@@ -513,7 +595,7 @@ def _evaluate(likelihood: Likelihood, zeros: bool, K: int) -> Kernel:
         cells: Watched,
         work: Scratch,
     ) -> None:
-        indptr, indices, values = block
+        indptr, indices, values, own = block
         _, sums, wide = work
         monitor(W, H, cells)
         last = indices.size - 1
@@ -524,12 +606,18 @@ def _evaluate(likelihood: Likelihood, zeros: bool, K: int) -> Kernel:
             load_row(K, W, i, w)
             for p in range(indptr[i], indptr[i + 1]):
                 if p - begin == CHUNK:
-                    deviances, squares = fits(values[begin:p], means, law)
+                    if weights:
+                        deviances, squares = fits(values[begin:p], own[begin:p], means, law)
+                    else:
+                        deviances, squares = fits(values[begin:p], own, means, law)
                     total, pearson, begin = total + deviances, pearson + squares, p
                 later = np.intp(indices[min(p + AHEAD, last)])
                 prefetch_row(K, H, later)
                 means[p - begin] = dot_row(K, w, H, np.intp(indices[p]))
-        deviances, squares = fits(values[begin:], means, law)
+        if weights:
+            deviances, squares = fits(values[begin:], own[begin:], means, law)
+        else:
+            deviances, squares = fits(values[begin:], own, means, law)
         total, pearson = total + deviances, pearson + squares
         out[0] -= total
         out[1] += pearson

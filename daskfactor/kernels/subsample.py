@@ -23,7 +23,16 @@ from numpy.typing import NDArray
 from daskfactor.kernels.jit import inline, jit, jit_exact, stack_array
 from daskfactor.kernels.linalg import add_to_row, dot_row, load_row, prefetch_row
 from daskfactor.kernels.philox import Address, philox4x32
-from daskfactor.kernels.views import AnyBlock, Law, SparseBlock, entry_kernels, floored
+from daskfactor.kernels.views import (
+    AnyBlock,
+    Law,
+    SparseBlock,
+    entry_kernels,
+    floored,
+    own_weights,
+    weighed,
+    weights_or_none,
+)
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -58,14 +67,18 @@ def candidate(count: int, draw: int, attempt: int, address: Address) -> int:
 @inline
 def _look_up(
     first: Array, second: Any, third: Any, n: int, zeros: bool, at: int
-) -> tuple[Scalar, Scalar, Scalar]:
-    """Row, column and value of a candidate: a stored entry, or a cell of n columns."""
+) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+    """Row, column and value of a candidate: a stored entry, or a cell of n columns.
+
+    Last comes the place in the row, or among all stored entries, -1 if it is not stored.
+    """
     if first.ndim == 2:
         i = at // n
         j = at - i * n
-        return i, j, first[second + i, third + j]
+        return i, j, first[second + i, third + j], j
     elif not zeros:
-        return np.searchsorted(first, at, side="right") - 1, np.int64(second[at]), third[at]
+        row = np.searchsorted(first, at, side="right") - 1
+        return row, np.int64(second[at]), third[at], at
     else:
         i = at // n
         j = at - i * n
@@ -78,18 +91,25 @@ def _look_up(
             else:
                 high = middle
         found = low < end and np.int64(second[low]) == j
-        return i, j, third[low] if found else third.dtype.type(0)
+        return i, j, third[low] if found else third.dtype.type(0), low if found else np.int64(-1)
+
+
+@inline
+def _keep_weight(first: Array, weights: Array, i: int, place: int, own: Array, t: int) -> None:
+    """Note the weight of draw t; 1 of what is not stored."""
+    if weights.ndim < 3:
+        own[t] = own.dtype.type(1) if place < 0 else own_weights(first, weights, i)[place]
 
 
 @jit_exact
 def _draw(
-    block: tuple[Array, Any, Any],
+    block: tuple[Array, Any, Any, Any],
     n: int,
     zeros: bool,
     count: int,
     start: int,
     cells: Array,
-    out: tuple[Array, Array, Array],
+    out: tuple[Array, Array, Array, Array],
     address: Address,
 ) -> None:
     """Draws ``start``, ``start + 1``, ... of a block with at least one observed entry.
@@ -100,43 +120,44 @@ def _draw(
     zeros : whether what a sparse block does not store is an observed zero
     count : how many candidates there are
     cells : (draws,) int64, scratch
-    out : rows, columns and values (draws,), overwritten: cells in the block
+    out : rows, columns, values and weights, if any (draws,), overwritten: cells in the block
     address : of the random words
     """
-    first, second, third = block
-    rows, cols, values = out
+    first, second, third, weights = block
+    rows, cols, values, own = out
     for t in range(cells.size):  # apart, so that it vectorises
         cells[t] = candidate(count, start + t, 0, address)
     for t in range(cells.size):
         attempt, at = 0, cells[t]
         while True:  # one look-up in the code, so that it is inlined once
-            i, j, v = _look_up(first, second, third, n, zeros, at)
+            i, j, v, place = _look_up(first, second, third, n, zeros, at)
             if v == v:
                 break
             attempt += 1
             at = candidate(count, start + t, attempt, address)
         rows[t], cols[t], values[t] = i, j, v
+        _keep_weight(first, weights, i, place, own, t)
 
 
 @lru_cache(maxsize=128)
 def entry_gradients(likelihood: Likelihood, K: int, curved: bool) -> Kernel:
     """Make ``add(entries, W, H, scale, law, (GW, GH))`` of one likelihood and K.
 
-    For entries (rows, cols, values), each (count,): GW[i] += r H[j] and GH[j] += r W[i]
-    with r = scale (v - mu) w or, ``curved``, r = scale curvature.
+    For entries (rows, cols, values, weights), each (count,): GW[i] += r H[j] and
+    GH[j] += r W[i] with r = scale (v - mu) w or, ``curved``, r = scale curvature, by weight.
     """
     weight, curve, _, _, _ = entry_kernels(likelihood)
 
     @jit
     def add(
-        entries: tuple[Array, Array, Array],
+        entries: tuple[Array, Array, Array, Array],
         W: Array,
         H: Array,
         scale: float,
         law: Law,
         out: tuple[Array, Array],
     ) -> None:
-        rows, cols, values = entries
+        rows, cols, values, weights = entries
         floor, numbers = law
         GW, GH = out
         real, last = W.dtype.type, rows.size - 1
@@ -152,6 +173,7 @@ def entry_gradients(likelihood: Likelihood, K: int, curved: bool) -> Kernel:
                 a = curve(real(scale), v, mu, weight(v, mu, *numbers), *numbers)
             else:
                 a = real(scale) * (v - mu) * weight(v, mu, *numbers)
+            a = weighed(a, weights, t, True)
             add_to_row(K, a, w, GH, j)
             load_row(K, H, j, w)
             add_to_row(K, a, w, GW, i)
@@ -161,8 +183,8 @@ def entry_gradients(likelihood: Likelihood, K: int, curved: bool) -> Kernel:
 
 def drawn_entries(
     view: AnyBlock, count: int, address: Address
-) -> Iterator[tuple[Array, Array, Array]]:
-    """Draws 0, ..., count - 1 of a block in chunks: rows, columns and values.
+) -> Iterator[tuple[Array, Array, Array, Array]]:
+    """Draws 0, ..., count - 1 of a block in chunks: rows, columns, values and weights, if any.
 
     The block must hold at least one observed entry. A chunk lasts until the next one.
     """
@@ -172,11 +194,12 @@ def drawn_entries(
         zeros, kind = view.zeros, view.values.dtype
         candidates = candidates if zeros else view.values.size
     found = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size, kind)
+    weights = None if view.weights is None else np.empty(size, view.weights.dtype)
     cells = np.empty(size, np.int64)
     for start in range(0, count, CHUNK):
         end = min(CHUNK, count - start)
         rows, cols, values = (each[:end] for each in found)
-        out = (rows, cols, values)
+        out = (rows, cols, values, weights_or_none(None if weights is None else weights[:end]))
         _draw(view.arguments, view.n, zeros, candidates, start, cells[:end], out, address)
         yield out
 

@@ -34,6 +34,15 @@ WIDE_ROWS = 64
 TILE_BYTES = 4 * 1024 * 1024
 
 
+NO_WEIGHTS = np.empty((0, 0, 0))
+"""What kernels take for the weights of cells without any: its number of dimensions tells."""
+
+
+def weights_or_none(weights: Array | None) -> Array:
+    """Weights of the cells of a block as kernels take them."""
+    return NO_WEIGHTS if weights is None else weights
+
+
 class BlockView(NamedTuple):
     """A block inside a C-contiguous array: ``array[row0:row0 + m, col0:col0 + n]``.
 
@@ -53,9 +62,9 @@ class BlockView(NamedTuple):
         return self.array[self.row0 : self.row0 + self.m, self.col0 : self.col0 + self.n]
 
     @property
-    def arguments(self) -> tuple[Array, int, int]:
+    def arguments(self) -> tuple[Array, int, int, Array]:
         """The block as kernels take it."""
-        return self.array, self.row0, self.col0
+        return self.array, self.row0, self.col0, weights_or_none(self.weights)
 
 
 class SparseBlock(NamedTuple):
@@ -88,9 +97,9 @@ class SparseBlock(NamedTuple):
     weights: Array | None = None
 
     @property
-    def arguments(self) -> tuple[Array, Array, Array]:
+    def arguments(self) -> tuple[Array, Array, Array, Array]:
         """The block as kernels take it."""
-        return self.indptr, self.indices, self.values
+        return self.indptr, self.indices, self.values, weights_or_none(self.weights)
 
 
 AnyBlock = BlockView | SparseBlock
@@ -106,7 +115,8 @@ class BlockKernels(NamedTuple):
 
     Outputs and ``work`` are the caller's arrays; nothing is allocated. In all of them
     mu = max(W H.T, floor), M is 1 where V is observed, w = weight(V, mu), and products of
-    arrays are entry by entry. ``law`` is a :data:`Law`.
+    arrays are entry by entry. ``law`` is a :data:`Law`. Where cells have weights, those take the
+    place of M: of residuals, curvatures, ratios, deviances and Pearson terms alike.
 
     gradient(block, W, H, scale, law, (GW, GH), work)
         R = scale M (V - mu) w;  GW = R H,  GH = R.T W.
@@ -191,6 +201,38 @@ def written_row(first: Array, second: Any, third: Any, i: int, out: Array) -> Ar
 
 
 @inline
+def weight_row(first: Array, second: Any, weights: Array, i: int, out: Array) -> Array:
+    """Weights of row i of a block as `written_row` has it: `NO_WEIGHTS` if there are none."""
+    if weights.ndim == 3:
+        return weights
+    elif first.ndim == 2:
+        return weights[i]
+    else:
+        out[:] = 1
+        for p in range(first[i], first[i + 1]):
+            out[second[p]] = weights[p]
+        return out
+
+
+@inline
+def own_weights(first: Array, weights: Array, i: int) -> Array:
+    """Weights of row i of a block by the places that `row_cells` gives."""
+    if first.ndim == 2 and weights.ndim == 2:
+        return weights[i]
+    else:
+        return weights
+
+
+@inline
+def weighed(x: Scalar, weights: Array, at: int, seen: bool) -> Scalar:
+    """The product with a weight, 0 where nothing is seen; ``x`` itself where there are none."""
+    if weights.ndim == 3:
+        return x
+    else:
+        return x * weights[at] if seen else type(x)(0)
+
+
+@inline
 def floored(mu: Scalar, floor: Scalar) -> Scalar:
     """The larger of the two; NaN stays NaN, so that a divergence can be seen."""
     least = type(mu)(floor)
@@ -252,10 +294,10 @@ class Workspace:
     def tiles(
         self, m: int, n: int, K: int, dtype: DTypeLike | None = None
     ) -> tuple[Array, Array, Array]:
-        """Two tiles (T, n) and a line (n,), the scratch of a block whose cells are all visited."""
+        """Two tiles (T, n) and two lines, the scratch of a block whose cells are all visited."""
         rows = tile_rows(m, n, K, np.dtype(self._dtype if dtype is None else dtype).itemsize)
         tiles = self._view("tile", dtype, rows, n), self._view("tile2", dtype, rows, n)
-        return (*tiles, self._view("line", dtype, n))
+        return (*tiles, self._view("line", dtype, 2, n))
 
     def sums(self, K: int, dtype: DTypeLike | None = None) -> tuple[Array, Array, Array]:
         """Scratch of a sparse block: gram (K, K); in float64 sums (2, K, K) and wide (64, K)."""

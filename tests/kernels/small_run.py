@@ -11,7 +11,7 @@ from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.langevin import accumulate_moments, cir_step, langevin_step
 from daskfactor.kernels.philox import Address, fill_normals
 from daskfactor.kernels.sparse import sparse_kernels
-from daskfactor.kernels.views import Workspace
+from daskfactor.kernels.views import NO_WEIGHTS, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 
 KEY = np.array([7, 11], np.uint32)
@@ -67,16 +67,16 @@ def dense_results(dtype, beta):
     k, tiles = dense_kernels(Tweedie(beta)), Workspace(dtype).tiles(3, 5, 3)
     GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
     GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))
-    k.gradient_curvature((V, 1, 2), W, H, 2.0, LAW, (GW, GH, CW, CH), tiles)
+    k.gradient_curvature((V, 1, 2, NO_WEIGHTS), W, H, 2.0, LAW, (GW, GH, CW, CH), tiles)
     results = [GW.copy(), GH.copy(), CW, CH]
-    k.gradient((V, 2, 3), W, H, 2.0, LAW, (GW, GH), tiles)
-    k.multiplicative_rows((V, 1, 2), W, H, LAW, (num_w, den_w), tiles)
-    k.multiplicative_cols((V, 1, 2), W, H, LAW, (num_h, den_h), tiles)
+    k.gradient((V, 2, 3, NO_WEIGHTS), W, H, 2.0, LAW, (GW, GH), tiles)
+    k.multiplicative_rows((V, 1, 2, NO_WEIGHTS), W, H, LAW, (num_w, den_w), tiles)
+    k.multiplicative_cols((V, 1, 2, NO_WEIGHTS), W, H, LAW, (num_h, den_h), tiles)
     out, mean, m2 = np.zeros(2), np.zeros(3), np.zeros(3)
     rows, cols = np.array([0, 4, 6], np.int32), np.array([4, 0, 4], np.int32)
-    k.evaluate((V, 1, 2), W, H, LAW, out, (rows, cols, mean, m2, 1), tiles)
+    k.evaluate((V, 1, 2, NO_WEIGHTS), W, H, LAW, out, (rows, cols, mean, m2, 1), tiles)
     results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
-    results += slopes(k, (V, 1, 2), W, H, tiles)
+    results += slopes(k, (V, 1, 2, NO_WEIGHTS), W, H, tiles)
     return {f"dense/{beta}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
 
 
@@ -86,7 +86,8 @@ def sparse_results(dtype, beta, zeros):
     W, H = (rng.gamma(2.0, size=(rows, 7)).astype(dtype) for rows in (4, 5))
     values = rng.gamma(2.0, size=6).astype(dtype)
     values[4] = np.nan
-    block = np.array([0, 2, 2, 5, 6], np.int32), np.array([0, 4, 1, 2, 3, 4], np.uint16), values
+    pattern = np.array([0, 2, 2, 5, 6], np.int32), np.array([0, 4, 1, 2, 3, 4], np.uint16)
+    block = (*pattern, values, NO_WEIGHTS)
     k, last = sparse_kernels(Tweedie(beta), zeros, 7), Workspace(dtype).sums(7)
     GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
     GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))

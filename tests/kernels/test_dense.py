@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskfactor.kernels.dense import dense_kernels
-from daskfactor.kernels.views import Workspace
+from daskfactor.kernels.views import NO_WEIGHTS, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels import reference
 
@@ -31,9 +31,9 @@ class Problem:
         H = rng.gamma(2.0, size=(n, K)) / (2 * K) + 0.01
         self.block = (V.astype(dtype), *offset, W.astype(dtype), H.astype(dtype))
         self.shapes = {"m": (m, K), "n": (n, K)}
-        self.window = self.block[:3]
+        self.window = (*self.block[:3], NO_WEIGHTS)
         tiles = (np.full((tile or m, n), np.nan, dtype) for _ in range(2))
-        self.tiles = (*tiles, np.full(n, np.nan, dtype))
+        self.tiles = (*tiles, np.full((2, n), np.nan, dtype))
 
     def outputs(self, *axes):
         """Filled arrays for the kernel and for the twin, so that a missed write shows."""
@@ -146,7 +146,7 @@ def test_deviance_has_no_cancellation(beta, dtype, tolerance, distance):
     out, none = np.zeros(2), np.zeros(0, np.int32)
     arguments = (out, (none, none, np.zeros(0), np.zeros(0), 1), scratch(3, dtype))
     dense_kernels(Tweedie(beta)).evaluate(
-        (v, 0, 0), np.ones((1, 1), dtype), mu.T.copy(), LAW, *arguments
+        (v, 0, 0, NO_WEIGHTS), np.ones((1, 1), dtype), mu.T.copy(), LAW, *arguments
     )
     wide_v, wide_mu = v.astype(np.longdouble), mu.astype(np.longdouble)
     exact = deviance_by_definition(wide_v, wide_mu, beta).sum()
@@ -172,7 +172,9 @@ def test_deviance_of_a_zero(beta):
     v, W = np.zeros((1, 1)), np.full((1, 1), 2.5)
     out, none = np.zeros(2), np.zeros(0, np.int32)
     arguments = (out, (none, none, np.zeros(0), np.zeros(0), 1), scratch(1, float))
-    dense_kernels(Tweedie(beta)).evaluate((v, 0, 0), W, np.ones((1, 1)), LAW, *arguments)
+    dense_kernels(Tweedie(beta)).evaluate(
+        (v, 0, 0, NO_WEIGHTS), W, np.ones((1, 1)), LAW, *arguments
+    )
     np.testing.assert_allclose(-out[0], 2.5**beta / beta, rtol=1e-13)
     np.testing.assert_allclose(out[1], 2.5**beta, rtol=1e-13)
 

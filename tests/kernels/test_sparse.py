@@ -39,7 +39,7 @@ def call(name, block, beta, W, H):
     out = [np.full_like(W if axis == "m" else H, 7.0) for axis in axes]
     scratch = Workspace().sums(W.shape[1], W.dtype)
     kernel = getattr(sparse_kernels(Tweedie(beta), block.zeros, W.shape[1]), name)
-    kernel(block[:3], W, H, *scalars[:-1], LAW, tuple(out), scratch)
+    kernel(block.arguments, W, H, *scalars[:-1], LAW, tuple(out), scratch)
     return out
 
 
@@ -47,7 +47,7 @@ def exact(name, block, beta, W, H):
     """The same from the twin, in float64."""
     scalars, axes = KERNELS[name]
     out = [np.full((W if axis == "m" else H).shape, 7.0) for axis in axes]
-    arguments = (*block[:3], W.astype(float), H.astype(float), *scalars, *out)
+    arguments = (*block.arguments, W.astype(float), H.astype(float), *scalars, *out)
     getattr(reference_sparse, name)(*arguments, beta, block.zeros)
     return out
 
@@ -66,10 +66,10 @@ def evaluation(block, beta, W, H, cells=NONE):
     copies = [tuple(np.copy(part) for part in cells[:4]) for _ in range(2)]
     scratch = Workspace().sums(W.shape[1], W.dtype)
     kernel = sparse_kernels(Tweedie(beta), block.zeros, W.shape[1]).evaluate
-    kernel(block[:3], W, H, LAW, ours, (*copies[0], cells[4]), scratch)
+    kernel(block.arguments, W, H, LAW, ours, (*copies[0], cells[4]), scratch)
     wide = (W.astype(float), H.astype(float))
     reference_sparse.evaluate(
-        *block[:3], *wide, FLOOR, theirs, *copies[1], cells[4], beta, block.zeros
+        *block.arguments, *wide, FLOOR, theirs, *copies[1], cells[4], beta, block.zeros
     )
     return (ours, *copies[0][2:]), (theirs, *copies[1][2:])
 
@@ -251,9 +251,9 @@ def test_no_floor_for_real_valued_factors():
     GW, GH = np.empty_like(W), np.empty_like(H)
     scratch = Workspace().sums(K, np.float32)
     kernel = sparse_kernels(Tweedie(2.0), False, K).gradient
-    kernel(block[:3], W, H, 1.0, (-np.inf, ()), (GW, GH), scratch)
+    kernel(block.arguments, W, H, 1.0, (-np.inf, ()), (GW, GH), scratch)
     expected = [np.empty_like(W), np.empty_like(H)]
-    reference_sparse.gradient(*block[:3], W, H, 1.0, -np.inf, *expected, 2.0, False)
+    reference_sparse.gradient(*block.arguments, W, H, 1.0, -np.inf, *expected, 2.0, False)
     np.testing.assert_allclose(GW, expected[0], atol=1e-4)
     np.testing.assert_allclose(GH, expected[1], atol=1e-4)
 
@@ -270,7 +270,7 @@ def test_a_diverged_factor_shows(beta, zeros):
 
 def test_read_only_data():
     block = sparse_block(np.float32, 20, 10, zeros=False)
-    for part in block[:3]:
+    for part in block.arguments:
         part.flags.writeable = False
     check("gradient", block, 1.0, *factor_pair(np.float32, 20, 10, K), 1e-5)
 

@@ -1,0 +1,143 @@
+"""Kernels on cells with weights: a weight of n is a cell n times over, whatever the kernel."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from daskfactor.kernels import blockwise
+from daskfactor.kernels.descent import descent_kernel
+from daskfactor.kernels.regression import add_equations, triangle, turned
+from daskfactor.kernels.subsample import add_subsample, block_address
+from daskfactor.kernels.views import AnyBlock, BlockView, Workspace
+from daskfactor.models.tweedie_law import Tweedie
+from tests.kernels.sparse_problem import FLOOR, dense_view, factor_pair, sparse_block
+
+Array = NDArray[Any]
+M, N, K = 53, 31, 3
+MOST = 3
+W, H = factor_pair(np.float64, M, N, K)
+CASES = pytest.mark.parametrize(
+    ("beta", "kind"),
+    [(2.0, "dense"), (2.0, "missing"), (1.0, "zero"), (2.0, "zero")],
+)
+
+
+def block_of(kind: str) -> AnyBlock:
+    """A block with missing cells, and weights of 0 to 3; NaN where a cell is missing."""
+    block: AnyBlock = sparse_block(np.float64, M, N, kind == "zero")
+    if kind == "dense":
+        block = dense_view(sparse_block(np.float64, M, N, True), np.float64)
+    values = block.block if isinstance(block, BlockView) else block.values
+    weights = np.random.default_rng(3).integers(0, MOST + 1, values.shape).astype(float)
+    return block._replace(weights=np.where(np.isnan(values), np.nan, weights))
+
+
+def copies(block: AnyBlock) -> list[AnyBlock]:
+    """Blocks without weights in which, together, a cell is as often as its weight says."""
+    found: list[AnyBlock] = []
+    for level in range(1, MOST + 1):
+        with np.errstate(invalid="ignore"):
+            kept = block.weights >= level
+        if isinstance(block, BlockView):
+            found.append(BlockView(np.where(kept, block.block, np.nan), 0, 0, M, N))
+        elif block.zeros and level == 1:
+            found.append(block._replace(values=np.where(kept, block.values, np.nan), weights=None))
+        else:
+            full = np.full((M, N), np.nan)
+            rows = np.repeat(np.arange(M), np.diff(block.indptr))
+            full[rows[kept], block.indices[kept]] = block.values[kept]
+            found.append(BlockView(full, 0, 0, M, N))
+    return found
+
+
+def everything(block: AnyBlock, beta: float) -> dict[str, Array]:
+    """What all kernels of a law give for a block."""
+    work, law = Workspace(np.float64), Tweedie(beta)
+    curvatures = np.zeros_like(W), np.zeros_like(H)
+    found = dict(enumerate(blockwise.gradient(block, law, W, H, 2.0, FLOOR, work)))
+    found = {f"gradient {side}": own.copy() for side, own in found.items()}
+    again = blockwise.gradient(block, law, W, H, 2.0, FLOOR, work, curvatures)
+    found |= {f"gradient again {side}": own.copy() for side, own in enumerate(again)}
+    found |= {f"curvature {side}": own for side, own in enumerate(curvatures)}
+    for by_rows, own in ((True, W), (False, H)):
+        num, den = np.zeros_like(own), np.zeros_like(own)
+        blockwise.multiplicative(block, law, by_rows, W, H, FLOOR, (num, den), work)
+        slope, fits, plain = np.zeros_like(own), np.zeros(len(own)), np.zeros_like(own)
+        blockwise.slope(block, law, by_rows, W, H, FLOOR, slope, fits, work)
+        blockwise.slope(block, law, by_rows, W, H, FLOOR, plain, None, work)
+        names = ("numerator", "denominator", "slope", "fits", "slope alone")
+        parts = (num, den, slope, fits, plain)
+        found |= {f"{name} {by_rows}": part for name, part in zip(names, parts, strict=True)}
+    sums = np.zeros(2)
+    blockwise.evaluate(block, law, W, H, FLOOR, sums, None, work)
+    found["fit"] = sums
+    if beta == 2:
+        for mine, other in ((block, H), (turned(block), W)):
+            targets = np.zeros((mine.m, K))
+            grams = add_equations(mine, other, np.zeros((1, triangle(K))), targets)
+            found[f"grams {mine.m}"] = np.broadcast_to(grams, (mine.m, triangle(K)))
+            found[f"targets {mine.m}"] = targets
+    return found
+
+
+@CASES
+def test_a_weight_says_how_often_a_cell_counts(beta: float, kind: str) -> None:
+    block = block_of(kind)
+    ours = everything(block, beta)
+    alone = [everything(copy, beta) for copy in copies(block)]
+    for name, found in ours.items():
+        wanted = sum(own[name] for own in alone)
+        scale = max(np.abs(own[name]).max() for own in alone)
+        np.testing.assert_allclose(found / scale, wanted / scale, atol=1e-12, rtol=0, err_msg=name)
+
+
+@CASES
+def test_weights_of_one_are_none(beta: float, kind: str) -> None:
+    block = block_of(kind)._replace(weights=None)
+    values = block.block if isinstance(block, BlockView) else block.values
+    plain, ones = (
+        everything(block, beta),
+        everything(block._replace(weights=np.ones_like(values)), beta),
+    )
+    for name, found in ones.items():
+        np.testing.assert_allclose(found, plain[name], rtol=1e-11, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["dense", "missing", "zero"])
+def test_entries_that_are_drawn_count_by_weight(kind: str) -> None:
+    block, law = block_of(kind), Tweedie(1.0)
+    factors, draws = (W, H), (4000, block_address(np.array([1, 2], np.uint32), 5, 0))
+    weighed, plain = [
+        [(np.zeros_like(W), np.zeros_like(H)), (np.zeros_like(W), np.zeros_like(H))]
+        for _ in range(2)
+    ]
+    cells: Any = block
+    add_subsample(cells, law, factors, draws, 1.0, FLOOR, weighed[0], (weighed[1], 1.0))
+    twice = block._replace(weights=2 * np.ones_like(block.weights))
+    if kind == "zero":  # what is not stored has weight 1 all the same
+        twice = block._replace(weights=np.ones_like(block.weights))
+    for view, out in ((twice, weighed), (block._replace(weights=None), plain)):
+        for part in (*out[0], *out[1]):
+            part[:] = 0
+        add_subsample(view, law, factors, draws, 1.0, FLOOR, out[0], (out[1], 1.0))
+    factor = 1 if kind == "zero" else 2
+    for ours, theirs in zip((*weighed[0], *weighed[1]), (*plain[0], *plain[1]), strict=True):
+        np.testing.assert_allclose(ours, factor * theirs, rtol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["dense", "missing"])
+def test_a_descent_moves_by_weight(kind: str) -> None:
+    block, law = block_of(kind), Tweedie(2.0)
+    order, table = np.arange(M), np.ones((3, K))
+    kernel = descent_kernel(law, True, K, True)
+    found = []
+    for view, step in ((block._replace(weights=np.full_like(block.weights, 0.5)), 2e-3),
+                       (block._replace(weights=None), 1e-3)):  # fmt: skip
+        w, h = W.copy(), H.copy()
+        none = np.zeros(M), np.zeros(N)
+        kernel(view.arguments, order, (w, h), none, (table, table), step, (FLOOR, ()))
+        found.append((w, h))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
