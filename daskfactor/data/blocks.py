@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.data.adapters import open_source
 from daskfactor.data.grid import Block, inverse
 from daskfactor.data.known import Known, Labels, Mass, stored_cells
-from daskfactor.data.loading import Decoder, read, weighed, without
+from daskfactor.data.loading import WEIGHTS, Decoder, read, weighed, without
 from daskfactor.data.storage import (
     ArrayFile,
     Extent,
@@ -133,8 +133,8 @@ class BlockedData:
         stored = statistics.n_stored
         self.n_stored = self.grid.areas if stored is None else stored
         self.weights, self.weighting = weights, statistics.kind
-        counts = self.n_observed, self.row_observed, self.col_observed
-        self.mass: Mass = statistics.mass or Mass(*counts)  # type: ignore[arg-type]  # whole
+        counts: Any = self.row_observed, self.col_observed
+        self.mass = statistics.mass or Mass(self.n_observed, *counts, *counts)  # type: ignore[arg-type]
         self.total_mass = float(self.mass.blocks.sum())
         if weights is not None:
             self.fingerprint += f" {self.weighting} {weights.fingerprint}"
@@ -148,6 +148,16 @@ class BlockedData:
     def observed_key(self) -> bytes:
         """`n_observed` as bytes, int64 row by row: one object, whose hash is taken once."""
         return np.ascontiguousarray(self.n_observed, np.int64).tobytes()
+
+    @cached_property
+    def mass_key(self) -> bytes:
+        """Weights of observed cells by block as bytes, float64 row by row."""
+        return np.ascontiguousarray(self.mass.blocks, np.float64).tobytes()
+
+    @property
+    def effective(self) -> float:
+        """How many observations there are: cells, by weight if a weight says how often."""
+        return self.total_mass if self.weighting == WEIGHTS else self.total_observed
 
     @property
     def in_memory(self) -> bool:

@@ -183,11 +183,16 @@ def _label(dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:
 
 
 class Mass(NamedTuple):
-    """Sums of the weights of observed cells: of every block (B, B), row (I,) and column (J,)."""
+    """Sums of the weights of observed cells: of every block (B, B), row (I,) and column (J,).
+
+    And of their squares, of rows and of columns.
+    """
 
     blocks: NDArray[np.float64]
     rows: NDArray[np.float64]
     cols: NDArray[np.float64]
+    row_squares: NDArray[np.float64]
+    col_squares: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -262,7 +267,8 @@ class StatisticsBuilder:
         self._low, self._high = math.nan, math.nan
         self._is_integer = True
         self._weighing = weighing
-        self._mass = Mass(np.zeros(square), np.zeros(height), np.zeros(width))
+        sides = np.zeros(height), np.zeros(width)
+        self._mass = Mass(np.zeros(square), *sides, *(np.zeros_like(side) for side in sides))
 
     def scan(self, block: Block, view: AnyBlock) -> None:
         """Add one block."""
@@ -312,8 +318,11 @@ class StatisticsBuilder:
             if weights is not None:
                 q = np.where(observed, weights[start : start + height], 0).astype(np.float64)
                 self._weigh(block, dense_cells(first, cols.start, width), q)
-                self._mass.rows[first : first + tile.shape[0]] += q.sum(1)
+                here = slice(first, first + tile.shape[0])
+                self._mass.rows[here] += q.sum(1)
                 self._mass.cols[cols] += q.sum(0)
+                self._mass.row_squares[here] += (q * q).sum(1)
+                self._mass.col_squares[cols] += (q * q).sum(0)
             if not everything:
                 tile[~observed] = 0
             self._is_integer = self._is_integer and bool((tile == np.rint(tile)).all())
@@ -357,11 +366,12 @@ class StatisticsBuilder:
         seen, zeros = ~np.isnan(view.values), int(self._zeros)
         q = np.where(seen, view.weights, 0).astype(np.float64)
         self._weigh(block, partial(cell_of, self._grid, self._layout, block, view), q)
-        q -= zeros
         self._mass.blocks[block] += zeros * (view.m * view.n - q.size)
-        index = np.repeat(np.arange(view.m), np.diff(view.indptr))
-        self._mass.rows[rows] += zeros * view.n + np.bincount(index, q, view.m)
-        self._mass.cols[cols] += zeros * view.m + np.bincount(view.indices, q, view.n)
+        index, columns = stored_cells(view)
+        by_rows, by_cols = (self._mass.rows, self._mass.row_squares), self._mass[2::2]
+        for own, of_rows, of_cols in zip((q, q * q), by_rows, by_cols, strict=True):
+            of_rows[rows] += zeros * view.n + np.bincount(index, own - zeros, view.m)
+            of_cols[cols] += zeros * view.m + np.bincount(columns, own - zeros, view.n)
 
     def _count(self, block: Block, view: SparseBlock, held_out: NDArray[np.bool_] | None) -> None:
         rows, cols = self._grid.slices(block)

@@ -216,6 +216,8 @@ class Outline:
         Whether every thread needs a buffer for the block it works on.
     keeps_copy
         Whether results may keep a dense copy of the matrix.
+    weighed
+        Whether cells have weights, which take as much again.
     """
 
     grid: Grid
@@ -227,6 +229,7 @@ class Outline:
     loading: int = 0
     buffered: bool = False
     keeps_copy: bool = False
+    weighed: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -241,7 +244,12 @@ class Outline:
     @property
     def sizes(self) -> NDArray[np.int64]:
         """Bytes of every block, wherever it is, (B, B)."""
-        return block_bytes(self.grid, self.dtype, self.n_stored if self.is_sparse else None)
+        found = block_bytes(self.grid, self.dtype, self.n_stored if self.is_sparse else None)
+        return 2 * found if self.weighed else found
+
+    def with_weights(self) -> "Outline":
+        """The same with weights of cells."""
+        return replace(self, held=2 * self.held, loading=2 * self.loading, weighed=True)
 
 
 def outline(
@@ -269,7 +277,7 @@ def outline(
         copied = not (V.is_sparse or V.source.lazy)
         return Outline(
             V.grid, V.dtype, V.unstored, V.n_stored, V.n_missing,
-            buffered=not V.in_memory, keeps_copy=copied,
+            buffered=not V.in_memory, keeps_copy=copied, weighed=V.weights is not None,
         )  # fmt: skip
     limit, store = memory_budget(memory_limit), _store_at(V)
     if store is not None:

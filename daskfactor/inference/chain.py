@@ -660,7 +660,7 @@ class TweedieChain(Chain):
         self.hyper = Hyperparameters(hyper.dispersion, rates[0], rates[1], *shapes)
         self.log_hyper = model.log_hyperprior(mean, shapes, drawn)
         if model.shares_rates:
-            about = hyper.dispersion, mean, self.setting.data.total_observed
+            about = hyper.dispersion, mean, self.setting.data.total_mass
             self.effective = model.effective_components(totals, *about)
 
     def learnt(self, run: TrackRun) -> Arrays:

@@ -232,6 +232,8 @@ def estimate_cost(
         memory_limit=given.memory_limit,
         entries=given.entries,
     )
+    if given.uncertainty is not None and not data.weighed:
+        data = data.with_weights()
     plain, model = cast("BlockedData", data), model.sized(data.shape)
     plan = plan_run(plain, model, sampler, given.keep, seed=0, **lengths)
     setting = Setting(plain, model, sampler, plan, cast("Executor", None))

@@ -47,7 +47,7 @@ class DispersionRule:
         self, model: GammaFactors, data: BlockedData, assumed: float | None = None
     ) -> None:
         self.model, self.data = model, data
-        self.count = data.total_observed
+        self.count = data.effective
         components = min(model.n_components, *data.shape)
         self.parameters = components * (sum(data.shape) - components)
         if model.fixed != (None, None):

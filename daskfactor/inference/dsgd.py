@@ -301,7 +301,8 @@ class StochasticDescent:
         again = tuple(op._replace(action=Action.EVALUATE) for op in first.ops)
         stratum = first, first._replace(ops=again)
         length = mean_square(self.state.rows) + mean_square(self.state.cols)
-        unit = self.model.likelihood.unit(typical_value(self.data)) / length
+        weight = self.data.total_mass / self.data.total_observed
+        unit = self.model.likelihood.unit(typical_value(self.data)) / (length * weight)
         found: dict[int, float] = {}
 
         def trial(exponent: int) -> None:

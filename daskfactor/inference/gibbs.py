@@ -132,7 +132,8 @@ class Gibbs(Sampler):
             )
 
     def check_data(self, data: BlockedData) -> None:
-        """Refuse what are no counts."""
+        """Refuse what are no counts, and weights: a share of a count is none."""
+        data.refuse_weights("Gibbs() of counts")
         if not data.is_integer:
             raise DataError(
                 "Gibbs() takes whole numbers, got data with fractions; round or rescale them to "

@@ -80,12 +80,13 @@ def allotment(
 
 
 @lru_cache(maxsize=64)
-def evenness(observed: bytes) -> tuple[list[float], list[float]]:
+def evenness(mass: bytes) -> tuple[list[float], list[float]]:
     """Tell for every row and column band how evenly its observed entries lie in its blocks.
 
-    1 - variance / mean² over the band's blocks, at least 0; ``observed`` as for `allotment`.
+    1 - variance / mean² over the band's blocks, at least 0; ``mass`` are these entries by
+    weight, float64, row by row.
     """
-    counts = np.frombuffer(observed, np.int64)
+    counts = np.frombuffer(mass, np.float64)
     counts = counts.reshape(2 * (math.isqrt(counts.size),))
     spread = (
         counts.var(axis=axis) / np.maximum(counts.mean(axis=axis), 0.1) ** 2 for axis in (1, 0)
@@ -331,7 +332,7 @@ class PSGLD(LangevinSampler):
     def _evenness(self, op: Op, data: BlockedData) -> tuple[float, float]:
         # A cycle of uneven steps in any order narrows the posterior: a cycle that pulls back at
         # the rates k_1 to k_B keeps the variance with k (1 - Var k / k²) in place of their mean k.
-        rows, columns = evenness(data.observed_key)
+        rows, columns = evenness(data.mass_key)
         return rows[op.block.row], columns[op.block.col]
 
     def block_step(

@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors import Executor
 from daskfactor.inference.base import RunOptions, Setting, chosen, in_callers_order
 from daskfactor.inference.langevin import PSGLD
@@ -31,6 +32,7 @@ def optimize(
     client: Any = None,
     blocks: int | None = None,
     unstored: str | None = None,
+    uncertainty: Any = None,
     executor: str | Executor = "auto",
     callback: OnEvent | None = None,
 ) -> xr.Dataset:
@@ -47,7 +49,7 @@ def optimize(
         :class:`TweedieNMF`, the latter for a :class:`GaussianMF`.
     random_seed
         Seed of the random start.
-    progressbar, client, blocks, unstored, executor, callback
+    progressbar, client, blocks, unstored, uncertainty, executor, callback
         As for :func:`sample`.
 
     Returns
@@ -75,6 +77,8 @@ def optimize(
         model,
         blocks,
         unstored,
+        reading={"uncertainty": uncertainty},
+        weighed=True,
         random_seed=random_seed,
         progressbar=progressbar,
         client=client,
@@ -82,6 +86,8 @@ def optimize(
         callback=callback,
     ) as run:
         started = time.perf_counter()
+        if run.data.weighting == UNCERTAINTY:
+            model = model.with_uncertainty()
 
         def on_step(done: int, total: int) -> None:
             run.on_event(RunEvent("warm start", done, total))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
@@ -288,14 +289,15 @@ def evaluate(
 
 
 def tally(data: BlockedData, executor: Executor) -> tuple[Array, Array]:
-    """Count how often each value is observed: (values, counts), ascending."""
+    """Count how often each value is observed, by weight: (values, counts), ascending."""
 
     def one_row(row: int, work: Workspace) -> tuple[Array, Array]:
         del work
         found: list[tuple[Array, Array]] = [(np.zeros(0), np.zeros(0))]
         for col in range(data.grid.blocks):
-            for values, zeros in observed_values(data.view(row, col)):
-                found += [np.unique(values, return_counts=True), (np.zeros(1), np.array([zeros]))]
+            for values, weights, zeros in observed_values(data.view(row, col)):
+                own = values, np.ones(values.size) if weights is None else weights
+                found += [_added([own]), (np.zeros(1), np.array([zeros]))]
         return _added(found)
 
     return _added(executor.map(one_row, range(data.grid.blocks), "tally"))
@@ -310,14 +312,22 @@ def _added(found: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
 def normalizer(
     data: BlockedData, dispersion: float, likelihood: Likelihood, executor: Executor
 ) -> float:
-    """Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries, for every law with a density."""
+    """Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries, for every law with a density.
+
+    By weight, if cells have any; those from uncertainties divide φ instead.
+    """
 
     def one_row(row: int, work: Workspace) -> float:
         del work
         total = 0.0
         for col in range(data.grid.blocks):
-            for values, zeros in observed_values(data.view(row, col)):
-                total += float(likelihood.log_normalizer(values, dispersion).sum())
+            for values, weights, zeros in observed_values(data.view(row, col)):
+                if weights is None:
+                    total += float(likelihood.log_normalizer(values, dispersion).sum())
+                elif data.weighting == UNCERTAINTY:
+                    total += float(likelihood.log_normalizer(values, dispersion / weights).sum())
+                else:
+                    total += float(weights @ likelihood.log_normalizer(values, dispersion))
                 if zeros:
                     total += zeros * float(likelihood.log_normalizer(np.zeros(1), dispersion)[0])
         return total

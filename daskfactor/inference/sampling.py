@@ -17,6 +17,7 @@ import daskfactor
 from daskfactor.checks import warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import diagonal_sizes
+from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor, SerialExecutor
@@ -74,6 +75,7 @@ def sample(
     client: Any = None,
     blocks: int | None = None,
     unstored: str | None = None,
+    uncertainty: Any = None,
     executor: str | Executor = "auto",
     callback: OnEvent | None = None,
 ) -> xr.DataTree:
@@ -124,6 +126,12 @@ def sample(
     unstored
         What an entry that sparse input does not store means: ``"zero"`` or
         ``"missing"``.
+    uncertainty
+        Standard deviation of every cell, for a model with a normal law (a
+        :class:`TweedieNMF` with ``beta=2``, a :class:`GaussianMF`); infinite makes a cell
+        missing. Forms as for :func:`as_blocks`, which takes ``weights`` for other laws, too.
+        The dispersion of the model, 1 if it is ``"auto"``, scales the variances. Means and
+        variances of the data, from which ``"auto"`` rates are chosen, stay unweighted.
     executor
         ``"auto"``: threads of this process (``"threads"``), or with a client whatever
         suits its workers and the time a block takes (``"ring"`` or ``"tasks"``);
@@ -158,6 +166,8 @@ def sample(
         model,
         blocks,
         unstored,
+        reading={"uncertainty": uncertainty},
+        weighed=True,
         random_seed=random_seed,
         progressbar=progressbar,
         client=client,
@@ -167,6 +177,8 @@ def sample(
         data = held.data
         model = model.sized(data.shape)
         sampler.check_data(data)
+        if data.weighting == UNCERTAINTY:
+            model = model.with_uncertainty()
         options = plan_run(data, model, sampler, keep, seed=held.seed, **lengths)
         # Refuses a schedule that this grid cannot have, before anything is written.
         sampler.schedule.cycle(
@@ -366,13 +378,15 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     """Run a 3 x 3 matrix through the same kernels, once per kind of run and process."""
     dtype, data, model = setting.options.dtype, setting.data, setting.model
     sampler = setting.sampler.for_compilation()
-    kind = (type(model), model.likelihood, dtype, data.is_sparse and data.unstored, sampler)
+    weights = None if data.weights is None else (np.ones(3), np.ones(3))
+    kept = data.is_sparse and data.unstored, weights is None
+    kind = (type(model), model.likelihood, dtype, *kept, sampler)
     if kind in _compiled:
         return
     on_event(RunEvent("compile", 0, 1, message="once per process"))
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)
     matrix = sparse.csr_array(TINY) if data.is_sparse else TINY
-    with as_blocks(matrix, 1, dtype=dtype, unstored=data.unstored) as tiny:
+    with as_blocks(matrix, 1, dtype=dtype, unstored=data.unstored, weights=weights) as tiny:
         cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
         small = model.for_compilation()
         chain = sampler.chain(Setting(tiny, small, sampler, options, SerialExecutor(), cells), 0)
@@ -443,6 +457,7 @@ def described(
         "mean": data.mean,
         "fingerprint": data.fingerprint,
         "unstored": data.unstored,
+        "weighting": data.weighting,
         "balance": data.row_order is not None,
         "allow_empty": bool(empty),
     }

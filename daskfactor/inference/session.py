@@ -14,6 +14,7 @@ from xarray import DataTree
 import daskfactor
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands, Block, Grid
+from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DaskfactorError, DataError, OptionError, StoreFormatError
 from daskfactor.executors import Choice, Executor, Trial, choose_executor, make_executor
@@ -143,6 +144,7 @@ def session(
     *,
     reading: Mapping[str, Any] | None = None,
     check: Callable[[BlockedData], None] | None = None,
+    weighed: bool = False,
     **options: Unpack[Options],
 ) -> Iterator[Session[BlockedData]]:
     """Open what a verb on a matrix needs: ``with session(V, model, ...) as run``.
@@ -157,6 +159,8 @@ def session(
         More options of `as_blocks`, such as ``{"dtype": "float64"}``.
     check
         Refuses data; left out, whether the model can have produced them.
+    weighed
+        Whether the verb takes weights of cells into account.
     options
         As the verbs have them.
 
@@ -172,6 +176,8 @@ def session(
         data = as_blocks(V, blocks, unstored=unstored, **reading)
         if data is not V:
             stack.callback(data.close)
+        if not weighed:
+            data.refuse_weights("this")
         (check or partial(check_data, model.sized(data.shape)))(data)
         return data, "{} x {}".format(*data.shape)
 
@@ -210,6 +216,12 @@ def session_again(
     """
     saved = json.loads(run.attrs["data"])
     described = json.loads(run.attrs["run"])
+    weighting = saved.get("weighting")
+    if weighting is not None and getattr(V, "weighting", None) != weighting:
+        raise DataError(
+            f"the run at {run.path} was made from data with {weighting} of cells, which are not "
+            f"kept with it; pass them again: resume(path, V=as_blocks(V, {weighting}=...))"
+        )
     source = _source_again(run, described["source"]) if V is None else V
 
     def check(data: BlockedData) -> None:
@@ -223,7 +235,10 @@ def session_again(
     reading = {name: saved[name] for name in ("balance", "allow_empty") if name in saved}
     reading |= {"dtype": described["options"]["dtype"], "memory_limit": memory_limit}
     unstored = saved.get("unstored")
-    with session(source, model, grid, unstored, reading=reading, check=check, **options) as found:
+    given = session(
+        source, model, grid, unstored, reading=reading, check=check, weighed=True, **options
+    )
+    with given as found:
         yield found
 
 
@@ -259,7 +274,8 @@ def _source_again(run: Begun, source: dict[str, Any]) -> Any:
 
 def check_data(model: Any, data: BlockedData) -> None:
     """Refuse values that the law cannot have produced, and what precision or memory cannot hold."""
-    data.refuse_weights(type(model).__name__)
+    if data.weighting == UNCERTAINTY:
+        model.with_uncertainty()
     model.check_values(data.minimum, data.maximum)
     model.check_shape(data.shape)
     largest = max(abs(data.maximum), abs(data.minimum))

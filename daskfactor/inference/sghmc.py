@@ -10,7 +10,7 @@ sum of squares. Every draw of them has an address, (seed, chain, cycle).
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
@@ -48,6 +48,7 @@ from daskfactor.inference.program import (
     Program,
     evaluate,
     learn_metric,
+    normalizer,
     prepare_state,
     unshifted,
 )
@@ -108,14 +109,19 @@ def automatic_momentum_step(blocks: int, n_components: int) -> ConstantStep:
     return ConstantStep(CYCLE_STEP * min(1.0, n_components / 2) / blocks**2)
 
 
-def observation_weights(observed: Array, n_components: int) -> Array:
+def observation_weights(observed: Array, n_components: int, squares: Array | None = None) -> Array:
     """Weigh the data of rows for their metric, by their observed entries (n,): (n, 1).
 
     n + 0.3 (K + 2 √(nK)): the observations of a row span at most n directions, in which
-    the largest curvature is up to (√n + √K)² times an entry's (Marchenko and Pastur).
+    the largest curvature is up to (√n + √K)² times an entry's (Marchenko and Pastur). Of cells
+    with weights n is the sum of these and, given their summed ``squares``, a row counts
+    as n² / squares entries of weight squares / n.
     """
     n = np.asarray(observed, dtype=np.float64)
-    spread = SPREAD * (n_components + 2.0 * np.sqrt(n * n_components))
+    heavy = np.ones_like(n)
+    if squares is not None:
+        np.divide(squares, n, out=heavy, where=n > 0)
+    spread = SPREAD * (n_components * heavy + 2.0 * np.sqrt(n * heavy * n_components))
     return (n + np.where(n > 0, spread, 0.0))[:, None]
 
 
@@ -130,7 +136,7 @@ def warm_start(
     """Draw the first state from the prior, momentum at rest, with its hyperparameters."""
     nothing = [np.zeros((length, model.n_components)) for length in data.shape]
     fit = evaluate(executor, data, _packed(data, model, nothing), model.likelihood, NO_FLOOR)
-    hyper = model.start(data.mean, data.variance or fit.pearson / data.total_observed)
+    hyper = model.start(data.mean, data.variance or fit.pearson / data.total_mass)
     factors = []
     for number, precisions in enumerate((hyper.precision_w, hyper.precision_h)):
         rng = generator(seed, chain, Stream.START, number)
@@ -145,10 +151,12 @@ def warm_start(
 
 def _weigh(state: ChainState, data: BlockedData, model: GaussianMF) -> None:
     """Give every band the weights of its rows, one column."""
-    for bands, observed in ((state.rows, data.row_observed), (state.cols, data.col_observed)):
+    _, rows, cols, row_squares, col_squares = data.mass
+    sides = (state.rows, rows, row_squares), (state.cols, cols, col_squares)
+    for bands, observed, squares in sides:
         for band in bands:
-            own = observed[band.offset : band.offset + len(band.values)]
-            weights = observation_weights(own, model.n_components)
+            own = slice(band.offset, band.offset + len(band.values))
+            weights = observation_weights(observed[own], model.n_components, squares[own])
             band.arrays["weights"] = weights.astype(band.values.dtype)
 
 
@@ -280,6 +288,8 @@ class GaussianChain(Chain):
 
     def _learn(self, run: TrackRun) -> None:
         fit, tuning = run.fits[run.cycle - 1], run.cycle <= self.setting.frozen_from
+        if not math.isfinite(fit.pearson):
+            return  # the segment is run again
         self.hyper = self.draw_hyper(self.hyper, run.state, fit, run.cycle, tuning)
 
     def learnt(self, run: TrackRun) -> Arrays:
@@ -292,7 +302,7 @@ class GaussianChain(Chain):
         for factor in self.linked:
             name = LINK_PRECISIONS[factor]
             found[name] = np.asarray(getattr(self.hyper, name))
-        count = self.data.total_observed
+        count = self.data.total_mass
         effective = self.model.effective_components(self.hyper, count, self.data.shape)
         return found | {EFFECTIVE.name: np.asarray(effective)}
 
@@ -300,15 +310,22 @@ class GaussianChain(Chain):
         return log_prior_constant(self.model, self.hyper, self.setting.data.shape)
 
     def _ran_away(self, run: TrackRun) -> bool:
-        count = self.setting.data.total_observed
+        count = self.setting.data.total_mass
         variance = 1.0 / (BIAS_SHARE * self.priors.row_bias_precision)  # of the data
         limit = RUNAWAY * variance * count
         return any(fit.pearson > limit for fit in run.fits.values())
 
     def _lp(self, fit: Fit) -> float:
         """Return -Σ (v - μ)² / (2φ) - n/2 log(2πφ)."""
-        noise, count = self.hyper.noise, self.setting.data.total_observed
+        noise, count = self.hyper.noise, self.setting.data.effective
+        if self.data.weights is not None:
+            return -0.5 * fit.pearson / noise - 0.5 * count * math.log(noise) + self.constant
         return -0.5 * fit.pearson / noise - 0.5 * count * math.log(2 * math.pi * noise)
+
+    @cached_property
+    def constant(self) -> float:
+        """What log-likelihoods of cells with weights have besides their residuals, at noise 1."""
+        return normalizer(self.data, 1.0, self.model.likelihood, self.setting.executor)
 
     # -- hyperparameters -------------------------------------------------------
 
@@ -327,7 +344,7 @@ class GaussianChain(Chain):
         rng = generator(self.setting.options.seed, self.number, Stream.HYPER, cycle)
         if self.model.noise == "auto":
             rate = 0.5 * fit.pearson + NOISE_RATE * self.priors.noise
-            noise = 1.0 / _gamma(rng, 1.0 + 0.5 * self.data.total_observed, rate)
+            noise = 1.0 / _gamma(rng, 1.0 + 0.5 * self.data.effective, rate)
             hyper = hyper._replace(noise=float(noise))
         hyper = self._draw_links(hyper, state, rng)
         hyper = self._draw_precisions(hyper, state, rng)
@@ -421,14 +438,14 @@ class GaussianChain(Chain):
         """Learn the mean squares of the factors where data are, against their prior variances."""
         K, data, ratios = self.model.n_components, self.data, []
         for bands, observed, precision, old in (
-            (state.cols, data.col_observed, hyper.precision_h, hyper.ratio_w),
-            (state.rows, data.row_observed, hyper.precision_w, hyper.ratio_h),
+            (state.cols, data.mass.cols, hyper.precision_h, hyper.ratio_w),
+            (state.rows, data.mass.rows, hyper.precision_w, hyper.ratio_h),
         ):
             total = 0.0
             for band in bands:
                 counts = observed[band.offset : band.offset + len(band.values)].astype(np.float64)
                 total += float((counts @ band.values[:, :K].astype(np.float64) ** 2).sum())
-            latest = total / data.total_observed / float(np.sum(1.0 / np.asarray(precision)))
+            latest = total / data.total_mass / float(np.sum(1.0 / np.asarray(precision)))
             ratio = old + LEARN * (latest - old)
             ratios.append(min(max(ratio, LEAST_RATIO), LARGEST_RATIO))
         return hyper._replace(ratio_w=ratios[0], ratio_h=ratios[1])

@@ -136,18 +136,24 @@ def evaluate(
     kernels.evaluate(view.arguments, W, H, law, out, cells, scratch)
 
 
-def observed_values(view: AnyBlock) -> Iterator[tuple[NDArray[np.float64], int]]:
-    """Observed entries in slabs: ``(values, zeros)``.
+def observed_values(
+    view: AnyBlock,
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64] | None, int]]:
+    """Observed entries in slabs: ``(values, weights, zeros)``.
 
-    ``values`` are observed stored entries in float64, ``zeros`` is how many
-    observed zeros that are not stored belong to the slab.
+    ``values`` are observed stored entries in float64, ``weights`` theirs, if cells have any, and
+    ``zeros`` is how many observed zeros that are not stored belong to the slab.
     """
     if isinstance(view, SparseBlock):
         stored, step = view.values, SLAB
         if view.zeros and stored.size < view.m * view.n:
-            yield np.empty(0), view.m * view.n - stored.size
+            none = np.empty(0)
+            yield none, None if view.weights is None else none, view.m * view.n - stored.size
     else:
         stored, step = view.block, max(1, SLAB // max(1, view.n))
     for start in range(0, len(stored), step):
         wide = stored[start : start + step].astype(np.float64)
-        yield wide[~np.isnan(wide)], 0
+        seen, weights = ~np.isnan(wide), None
+        if view.weights is not None:
+            weights = view.weights[start : start + step][seen].astype(np.float64)
+        yield wide[seen], weights, 0

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -220,6 +220,9 @@ class GaussianMF(FactorModel):
     def component_names(self) -> tuple[str, ...]:
         extra = ("row_bias", "column_bias") if self.biases else ("level",)
         return (*map(str, range(self.n_components)), *extra)
+
+    def with_uncertainty(self) -> Self:
+        return replace(self, noise=1.0) if self.noise == "auto" else self
 
     def for_compilation(self) -> Self:
         return type(self)(2)

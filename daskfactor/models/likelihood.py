@@ -68,6 +68,9 @@ class Likelihood(ABC):
         Whole numbers have dispersion 1 unless they say otherwise: Poisson counts.
     real_valued
         Means and observations may have any sign.
+    normal
+        The law is normal, and the dispersion the variance at every mean: cells may have
+        standard deviations of their own.
     majorizer
         Powers (m, n): with r the ratio of a new entry to the old one, the majoriser of the
         summed deviance has the slope den r^m - num r^n over r.
@@ -79,6 +82,7 @@ class Likelihood(ABC):
     zeros: Literal["constant", "linear"] | None = None
     counts: bool = False
     real_valued: bool = False
+    normal: bool = False
     has_density: bool = True
     closed_form: bool = True
     majorizer: tuple[float, float] = (1.0, 0.0)
@@ -130,8 +134,11 @@ class Likelihood(ABC):
         """Variance of an observation."""
 
     @abstractmethod
-    def log_normalizer(self, v: ArrayLike, dispersion: float) -> Array:
-        """Part of the log-density that is free of the mean; minus infinity off the support."""
+    def log_normalizer(self, v: ArrayLike, dispersion: Any) -> Array:
+        """Part of the log-density that is free of the mean; minus infinity off the support.
+
+        Under a normal law each observation may have a dispersion of its own.
+        """
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: float) -> Array:

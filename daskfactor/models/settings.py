@@ -293,6 +293,14 @@ class FactorModel(StoredModel, ABC):
         del shape
         return self
 
+    def with_uncertainty(self) -> Self:
+        """The model of cells that have standard deviations: what scales them is 1 if ``"auto"``."""
+        raise ModelError(
+            f"uncertainty of cells takes the place of the dispersion of a normal law, and "
+            f"{type(self).__name__} has none of its own; use TweedieNMF(beta=2) or GaussianMF, or "
+            "pass weights to as_blocks, which are factors of log-likelihoods"
+        )
+
     def for_compilation(self) -> Self:
         """The same with two components and nothing to choose: what kernels are compiled with."""
         return self.with_components(2)

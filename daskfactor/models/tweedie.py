@@ -256,6 +256,15 @@ class GammaFactors(FactorModel):
         for name, own in zip(FIXED, self.fixed, strict=True):
             check_length(name, own, shape)
 
+    def with_uncertainty(self) -> Self:
+        if not self.likelihood.normal:
+            raise ModelError(
+                "uncertainty of cells takes the place of the dispersion of a normal law, beta=2, "
+                f"and the model has {self.likelihood}; take beta=2, or pass weights to as_blocks, "
+                "which are factors of log-likelihoods"
+            )
+        return replace(self, dispersion=1.0) if self.dispersion == "auto" else self
+
     def for_compilation(self) -> Self:
         free: dict[str, Any] = dict.fromkeys(FIXED) | {"shape_w": 1.0, "shape_h": 1.0}
         return replace(self, n_components=2, dispersion=1.0, rate_w=1.0, rate_h=1.0, **free)

@@ -401,6 +401,7 @@ class Tweedie(Likelihood):
         zeros = {1.0: "constant", 2.0: "linear"}.get(beta)
         settings: dict[str, Any] = {"beta": beta, "zeros": zeros, "counts": beta == 1.0}
         settings |= {"real_valued": beta == 2.0, "closed_form": beta in _CLOSED}
+        settings |= {"normal": beta == 2.0}
         settings |= {"has_density": density(beta) is not None}
         settings |= {"majorizer": (1.0, beta - 1.0) if beta <= 1.0 else (beta, 1.0)}
         for name, value in settings.items():  # a frozen dataclass is set through object
@@ -464,7 +465,7 @@ class Tweedie(Likelihood):
         with np.errstate(divide="ignore"):  # infinite at a mean of 0 for beta > 2
             return np.asarray(phi * np.asarray(mu, dtype=np.float64) ** (2.0 - self.beta))
 
-    def log_normalizer(self, v: ArrayLike, dispersion: float) -> Array:
+    def log_normalizer(self, v: ArrayLike, dispersion: Any) -> Array:
         r"""Compute the part of the log-density that is free of the mean, element by element.
 
         .. math:: \log p(v|\mu) = -d_\beta(v|\mu) / \phi + \log c(v, \phi)
@@ -489,7 +490,7 @@ class Tweedie(Likelihood):
             Observations, any shape. NaN gives NaN; a value outside the support gives
             minus infinity.
         dispersion
-            Dispersion, positive.
+            Dispersion, positive; one number, or, under a normal law, one for each value.
 
         Raises
         ------
@@ -622,8 +623,13 @@ class Tweedie(Likelihood):
         return constant - float((values / (self.beta - 1) - 1 / self.beta).sum())
 
 
-def checked_dispersion(dispersion: float) -> float:
-    """A dispersion as a plain float; refuse one that is not positive and finite."""
+def checked_dispersion(dispersion: Any) -> Any:
+    """A dispersion as a plain float; refuse one that is not positive and finite.
+
+    Numbers of cells, which were checked with the data, stay an array.
+    """
+    if isinstance(dispersion, np.ndarray):
+        return dispersion.astype(np.float64)
     phi = float(dispersion)
     if not 0.0 < phi < np.inf:
         raise ModelError(f"the dispersion must be positive and finite, got {dispersion!r}")

@@ -514,6 +514,15 @@ def _model_of(tree: xr.DataTree, of: Of | None) -> tuple[Any, float, Of]:
             "this trace does not say its model (attributes 'model' and 'dispersion'); "
             "pass the result of daskfactor.sample or the path of its store"
         ) from error
+    weighting = json.loads(tree.attrs.get("data", "{}")).get("weighting")
+    if observed and weighting == "uncertainty":
+        if of == "observation":
+            raise OptionError(
+                "of='observation' needs the uncertainty of each cell, and the run did not keep "
+                "those that it was given; pass of='mean' for intervals of the mean, and add the "
+                "uncertainty's square to its variance"
+            )
+        return model, dispersion, "mean"
     if of == "observation" and not observed:
         raise OptionError(
             "of='observation' needs a law of new observations, and a SILFNMF has none: it only "

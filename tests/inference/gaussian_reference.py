@@ -27,17 +27,17 @@ Array = NDArray[np.float64]
 
 
 def exact_one_component(
-    V: Array, noise: float, precision_w: float, precision_h: float, level: float
+    V: Array, noise: float | Array, precision_w: float, precision_h: float, level: float
 ) -> tuple[Array, Array]:
     """Posterior mean and variance of ``level + w_i h_j``: two columns, quadrature over H.
 
-    Given H the rows are independent and Gaussian.
+    Given H the rows are independent and Gaussian. ``noise`` may be that of every cell.
     """
     nodes = np.linspace(-6, 6, 401) / np.sqrt(precision_h)
     h = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), axis=-1).reshape(-1, 2)
     residual, seen = np.nan_to_num(V - level), ~np.isnan(V)
-    precision = precision_w + (h**2 @ seen.T) / noise
-    centre = (h @ residual.T) / noise / precision
+    precision = precision_w + h**2 @ (seen / noise).T
+    centre = h @ (residual / noise).T / precision
     log_weight = -0.5 * precision_h * (h**2).sum(axis=1)
     log_weight += (0.5 * centre**2 * precision - 0.5 * np.log(precision)).sum(axis=1)
     weight = np.exp(log_weight - log_weight.max())
@@ -224,10 +224,11 @@ def cell_moments(state: ChainState, count: int) -> tuple[Array, Array]:
     return mean, variance
 
 
-def block_copies(V: Array, copies: int) -> BlockedData:
+def block_copies(V: Array, copies: int, uncertainty: Array | None = None) -> BlockedData:
     """Independent copies of a small problem along the diagonal, one matrix to the sampler."""
     rows, cols = V.shape
     whole = np.full((rows * copies, cols * copies), np.nan)
     for copy in range(copies):
         whole[copy * rows : (copy + 1) * rows, copy * cols : (copy + 1) * cols] = V
-    return as_blocks(whole, 2, dtype="float64", allow_empty=True)
+    sigma = None if uncertainty is None else np.tile(uncertainty, (copies, copies))
+    return as_blocks(whole, 2, dtype="float64", allow_empty=True, uncertainty=sigma)

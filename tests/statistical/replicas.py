@@ -77,25 +77,29 @@ def run_tracks(
     blocks: int | None = None,
     dense: bool = False,
     executor: Executor | None = None,
+    sigma: Array | None = None,
 ) -> list[Draws]:
     """What every copy gave, for each of the sampler's tracks (fine, coarse).
 
     ``blocks`` are bands a side, by default as many as cut through every row or column;
-    ``draws`` count the fine track's.
+    ``draws`` count the fine track's; ``sigma`` are uncertainties of the cells.
     """
-    V = (replicate if dense else replicate_sparse)(case.V, copies)
-    unstored = None if dense else "missing"
+    copied = replicate if dense else replicate_sparse
+    V = copied(case.V, copies)
+    options: dict[str, Any] = {"unstored": None if dense else "missing", "dtype": "float64"}
+    if sigma is not None:
+        options["uncertainty"] = copied(np.where(np.isnan(case.V), np.nan, sigma), copies)
     executor = executor or SerialExecutor()
-    with as_blocks(V, blocks or min(case.V.shape), dtype="float64", unstored=unstored) as data:
+    with as_blocks(V, blocks or min(case.V.shape), **options) as data:
         settings = case._asdict()
         beta, *_ = (settings.pop(name) for name in ("beta", "V", "name"))
         if beta == NEGATIVE_BINOMIAL:
             model: Any = NegativeBinomialNMF(settings.pop("K"), **settings)
         else:
             model = TweedieNMF(settings.pop("K"), beta=beta, **settings)
-        options = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
+        plan = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
         cells = cells_of(case.V.shape, copies)
-        chain = sampler.chain(Setting(data, model, sampler, options, executor, cells), 0)
+        chain = sampler.chain(Setting(data, model, sampler, plan, executor, cells), 0)
         chain.start()
         for end in chain.setting.ends:
             chain.advance(end)
