@@ -124,7 +124,7 @@ CLOSURES = """
 import sys
 import numpy as np
 from daskfactor.kernels.sparse import sparse_kernels
-from daskfactor.kernels.views import Workspace
+from daskfactor.kernels.views import NO_WEIGHTS, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 for K in (int(text) for text in sys.argv[1:]):
     W, H = np.full((2, K), 0.7), np.full((3, K), 0.4)
@@ -132,7 +132,7 @@ for K in (int(text) for text in sys.argv[1:]):
     space = Workspace(np.float64)
     GW, GH = space.gradients(2, 3, K)
     kernels = sparse_kernels(Tweedie(1.0), True, K)
-    kernels.gradient(block, W, H, 1.0, (1e-6, ()), (GW, GH), space.sums(K))
+    kernels.gradient((*block, NO_WEIGHTS), W, H, 1.0, (1e-6, ()), (GW, GH), space.sums(K))
     print(K, GW.tolist(), GH.tolist())
 """
 

@@ -193,10 +193,10 @@ def test_continuous_in_beta(limit, distance):
 @EVERY_BETA
 def test_gradient_is_the_slope_of_the_log_likelihood(beta):
     problem = Problem(beta, np.float64, 6, 5, 2)
-    V, row0, col0, W, H = problem.block
+    W, H = problem.block[3:]
     GW, GH = problem.outputs("m", "n")[0]
     kernel = dense_kernels(Tweedie(beta)).gradient
-    kernel((V, row0, col0), W, H, 1.0, LAW, (GW, GH), problem.tiles)
+    kernel(problem.window, W, H, 1.0, LAW, (GW, GH), problem.tiles)
     for factor, grad in ((W, GW), (H, GH)):
         width = 1e-5
         slopes = []
@@ -215,7 +215,7 @@ def test_data_may_have_another_dtype():
     for data in (whole, whole.astype(np.float32)):
         GW, GH = problem.outputs("m", "n")[0]
         kernel = dense_kernels(Tweedie(1.0)).gradient
-        kernel((data, *rest[:2]), *rest[2:], 1.0, LAW, (GW, GH), problem.tiles)
+        kernel((data, *rest[:2], NO_WEIGHTS), *rest[2:], 1.0, LAW, (GW, GH), problem.tiles)
         results.append(GW)
     np.testing.assert_array_equal(*results)
 

@@ -3,6 +3,7 @@ import pytest
 import scipy.sparse as sp
 
 from daskfactor.kernels.descent import descent_kernel
+from daskfactor.kernels.views import NO_WEIGHTS
 from daskfactor.models.tweedie_law import Tweedie
 
 BETAS = (2.0, 1.0, 0.5, 0.0, -1.0, 0.3)
@@ -14,7 +15,9 @@ K = 5
 def visit(beta, block, order, W, H, share_w, share_h, col_w, col_h, *rest, projected=True):
     kernel = descent_kernel(Tweedie(beta), projected, W.shape[1])
     step, floor = rest
-    kernel(block, order, (W, H), (share_w, share_h), (col_w, col_h), step, (floor, ()))
+    kernel(
+        (*block, NO_WEIGHTS), order, (W, H), (share_w, share_h), (col_w, col_h), step, (floor, ())
+    )
 
 
 def problem(dtype, seed=0):

@@ -47,7 +47,7 @@ def exact(name, block, beta, W, H):
     """The same from the twin, in float64."""
     scalars, axes = KERNELS[name]
     out = [np.full((W if axis == "m" else H).shape, 7.0) for axis in axes]
-    arguments = (*block.arguments, W.astype(float), H.astype(float), *scalars, *out)
+    arguments = (*block[:3], W.astype(float), H.astype(float), *scalars, *out)
     getattr(reference_sparse, name)(*arguments, beta, block.zeros)
     return out
 
@@ -69,7 +69,7 @@ def evaluation(block, beta, W, H, cells=NONE):
     kernel(block.arguments, W, H, LAW, ours, (*copies[0], cells[4]), scratch)
     wide = (W.astype(float), H.astype(float))
     reference_sparse.evaluate(
-        *block.arguments, *wide, FLOOR, theirs, *copies[1], cells[4], beta, block.zeros
+        *block[:3], *wide, FLOOR, theirs, *copies[1], cells[4], beta, block.zeros
     )
     return (ours, *copies[0][2:]), (theirs, *copies[1][2:])
 
@@ -253,7 +253,7 @@ def test_no_floor_for_real_valued_factors():
     kernel = sparse_kernels(Tweedie(2.0), False, K).gradient
     kernel(block.arguments, W, H, 1.0, (-np.inf, ()), (GW, GH), scratch)
     expected = [np.empty_like(W), np.empty_like(H)]
-    reference_sparse.gradient(*block.arguments, W, H, 1.0, -np.inf, *expected, 2.0, False)
+    reference_sparse.gradient(*block[:3], W, H, 1.0, -np.inf, *expected, 2.0, False)
     np.testing.assert_allclose(GW, expected[0], atol=1e-4)
     np.testing.assert_allclose(GH, expected[1], atol=1e-4)
 
@@ -270,7 +270,7 @@ def test_a_diverged_factor_shows(beta, zeros):
 
 def test_read_only_data():
     block = sparse_block(np.float32, 20, 10, zeros=False)
-    for part in block.arguments:
+    for part in block[:3]:
         part.flags.writeable = False
     check("gradient", block, 1.0, *factor_pair(np.float32, 20, 10, K), 1e-5)
 
