@@ -155,7 +155,7 @@ def test_deviance_has_no_cancellation(beta, dtype, tolerance, distance):
 
 
 def scratch(n, dtype):
-    return np.zeros((1, n), dtype), np.zeros((1, n), dtype), np.zeros(n, dtype)
+    return np.zeros((1, n), dtype), np.zeros((1, n), dtype), np.zeros((2, n), dtype)
 
 
 def deviance_by_definition(v, mu, beta):

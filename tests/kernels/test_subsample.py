@@ -52,7 +52,7 @@ VIEWS = {
 
 
 def draws(view: AnyBlock, count: int, address: Address) -> list[Array]:
-    pieces = [[part.copy() for part in piece] for piece in drawn_entries(view, count, address)]
+    pieces = [[part.copy() for part in piece[:3]] for piece in drawn_entries(view, count, address)]
     return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
