@@ -297,7 +297,7 @@ class GaussianMF(FactorModel):
         return PriorDraw(packed[0], packed[1].T, noise, {} if settled else learnt)
 
     def effective_components(
-        self, hyper: GaussianHyper, observed: int, shape: tuple[int, int]
+        self, hyper: GaussianHyper, observed: float, shape: tuple[int, int]
     ) -> float:
         """Count the components that data of this shape support, by variances 1 / (λ_w λ_h)."""
         variances = 1.0 / np.multiply(hyper.precision_w, hyper.precision_h)

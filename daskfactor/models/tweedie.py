@@ -540,7 +540,7 @@ class GammaFactors(FactorModel):
         return weights[0] + weights[1], totals[0].total + totals[1].total
 
     def effective_components(
-        self, totals: Sequence[Totals], dispersion: float, mean: float, observed: int
+        self, totals: Sequence[Totals], dispersion: float, mean: float, observed: float
     ) -> float:
         """Count the components that data of this mean support; ``totals`` by component.
 
