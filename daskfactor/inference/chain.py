@@ -38,7 +38,7 @@ from daskfactor.inference.program import (
     shares,
     take_fits,
 )
-from daskfactor.inference.starts import BEHIND, climb
+from daskfactor.inference.starts import FAR, climb
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import EFFECTIVE, held
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
@@ -719,7 +719,7 @@ class TweedieChain(Chain):
     def warnings(self) -> tuple[str | None, str | None]:
         of_model = of_sampler = None
         phi, K = self.hyper.dispersion, self.model.n_components
-        behind = self.climb[1] > BEHIND  # and then the dispersion may yet come down
+        behind = self.climb[1] > FAR  # and then the dispersion may yet come down
         if self.rule.counts and self.rule.fixed is None and not behind:
             components = "1 component gives" if K == 1 else f"{K} components give"
             cause = (

@@ -31,6 +31,8 @@ which a warm start goes on, and below which it then ends.
 
 The draws of a posterior lie half a nat per parameter below its mode.
 """
+FAR = 1.0
+"""Rise at which a warm start that had to end is told: tuning makes up for smaller ones."""
 FADED = 1e-4
 """The same where components fade: what two of them share goes over to one ever so slowly."""
 TRIO = 3
