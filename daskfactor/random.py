@@ -33,6 +33,7 @@ class Stream(IntEnum):
     TEMPERATURE = 6
     THINNING = 7
     SIMULATION = 8
+    SCALE = 9
 
 
 def resolve_seed(random_seed: int | None) -> int:

@@ -199,6 +199,9 @@ class Sampler(Algorithm, ABC):
         Whether it samples powers of the likelihood.
     dispersion
         What it takes the dispersion to be; None: the model's own.
+    rescales
+        Whether the scale that W and H of a component share is drawn between cycles; not where
+        masses are learnt, which could not follow it without leaving another law invariant.
     learns_every
         Cycles between draws of hyperparameters that a model has learnt; None: it draws none.
     """
@@ -213,6 +216,7 @@ class Sampler(Algorithm, ABC):
     tempers: ClassVar[bool] = True
     dispersion: ClassVar[float | None] = None
     learns_every: ClassVar[int | None] = 1
+    rescales: ClassVar[bool] = False
     warm_start: int | Literal["auto"] = 0
 
     def __post_init__(self) -> None:
@@ -395,6 +399,8 @@ SEGMENT_FLOPS = 2e11
 LONGEST_SEGMENT = 500
 HYPER_EVERY = 10
 """Cycles of the Langevin samplers between draws of hyperparameters: each ends a plan."""
+SCALE_EVERY = 20
+"""Cycles between draws of scales where there are no hyperparameters to draw."""
 TUNE_SEGMENTS = 10
 FROZEN_FROM = 0.8
 """Share of tuning after which a single chain's metric and dispersion stay as they are."""
@@ -515,8 +521,10 @@ class Setting:
 
     @property
     def learns_every(self) -> int:
-        """Cycles between draws of hyperparameters; all of them where there are none."""
-        return (self.model.learnt and self.sampler.learns_every) or self.options.cycles
+        """Cycles between draws of hyperparameters, and of the scale that W and H share."""
+        if self.model.learnt and self.sampler.learns_every:
+            return self.sampler.learns_every
+        return SCALE_EVERY if self.sampler.rescales else self.options.cycles
 
     @property
     def visits_all(self) -> bool:

@@ -32,6 +32,7 @@ from daskfactor.inference.program import (
     RATE,
     Fit,
     Program,
+    band_prior,
     column_sums,
     prepare_state,
     refresh_metric,
@@ -40,6 +41,7 @@ from daskfactor.inference.program import (
 )
 from daskfactor.inference.starts import FAR, climb
 from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.rates import draw_scales
 from daskfactor.models.settings import EFFECTIVE, held
 from daskfactor.models.tweedie import Hyperparameters, TweedieNMF
 from daskfactor.random import Stream, generator, noise_key
@@ -346,7 +348,7 @@ class Chain(ABC):
                 run.state.cells = place_cells(data.grid, *cells, data.dtype)
 
     def _run_segment(self, run: TrackRun, end: int, tell: OnShare) -> None:
-        every = self.setting.learns_every
+        every = self.setting.learns_every // run.track.coarseness
         for stop in (*range(run.cycle - run.cycle % every + every, end, every), end):
             start = run.cycle
             self._run_cycles(run, stop, tell)
@@ -584,6 +586,8 @@ class TweedieChain(Chain):
                 band.counts["curvature"] = 1
         if model.learnt:
             self._draw_priors(self.tracks[0], 0)
+        if setting.sampler.rescales:
+            self._rescale(self.tracks[0], 0)
         self._follow_dispersion()
 
     def _heat(self, state: ChainState) -> None:
@@ -625,7 +629,42 @@ class TweedieChain(Chain):
             for run in self.tracks:
                 refresh_metric(run.state, self.tempered, self.model.frozen)
 
-    # -- what is learnt of the priors ------------------------------------------
+    # -- what is drawn of scales and priors ------------------------------------
+
+    def _between(self, run: TrackRun, start: int) -> None:
+        super()._between(run, start)
+        fine = run.cycle * run.track.coarseness
+        if self.setting.sampler.rescales and fine % self.setting.learns_every == 0:
+            self._rescale(run, fine)
+
+    def _rescale(self, run: TrackRun, fine: int) -> None:
+        """Draw how W and H share the scale of every component that moves in both.
+
+        W_k → c_k W_k and H_k → H_k / c_k with c_k from its conditional, at a fine cycle; what a
+        coupled track draws there has the same place in its own conditional. Draws that were
+        recorded stay as they are.
+        """
+        K, state = self.model.n_components, run.state
+        sides, totals = (state.rows, state.cols), []
+        for factor, bands in enumerate(sides):
+            parts = (band_prior(band, self.hyper, factor)[0] * band.values for band in bands)
+            totals.append(np.sum([part.sum(axis=0, dtype=np.float64) for part in parts], axis=0))
+        free = (totals[0] > 0) & (totals[1] > 0)
+        for mask in self.model.frozen:
+            free &= True if mask is None else ~mask
+        shapes = self.hyper.shape_w, self.hyper.shape_h
+        rows, columns = self.setting.data.shape
+        uniform = generator(self.setting.options.seed, self.number, Stream.SCALE, fine).random(K)
+        scale = np.ones(K)
+        taken = totals[0][free], totals[1][free], uniform[free]
+        scale[free] = draw_scales(shapes[0] * rows - shapes[1] * columns, *taken)
+        for factor, (bands, own) in enumerate(zip(sides, (scale, 1.0 / scale), strict=True)):
+            for band in bands:
+                band.values *= own.astype(band.values.dtype)
+                rate = np.asarray(band_prior(band, self.hyper, factor)[0], band.values.dtype)
+                for name, rest in (("curvature", 0.0), ("metric", rate)):
+                    if name in band.arrays:
+                        band.arrays[name][:] = (band.arrays[name] - rest) / own + rest
 
     def _learn(self, run: TrackRun) -> None:
         self._draw_priors(run, run.cycle)

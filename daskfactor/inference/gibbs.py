@@ -111,6 +111,7 @@ class Gibbs(Sampler):
     step: ClassVar[ConstantStep] = ConstantStep(1.0)  # type: ignore[misc]
     dispersion: ClassVar[float | None] = 1.0
     biased: ClassVar[bool] = False
+    rescales: ClassVar[bool] = True
     tempers: ClassVar[bool] = False
     schedule: ClassVar[Schedule] = Passes(PASSES)  # type: ignore[misc]
 
@@ -215,6 +216,7 @@ class GaussianGibbs(Gibbs):
 
     chain = GaussianChain
     nonnegative: ClassVar[bool] = False
+    rescales: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

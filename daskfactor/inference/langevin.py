@@ -111,6 +111,7 @@ class LangevinSampler(Sampler):
 
     chain = TweedieChain
     learns_every: ClassVar[int | None] = HYPER_EVERY
+    rescales: ClassVar[bool] = True
     step: Step
     preconditioner: Preconditioner
     transition: Transition

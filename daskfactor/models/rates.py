@@ -37,6 +37,8 @@ EVEN, SUPPORT = 0.1, 3.0
 or as much information of another law."""
 WIDTH = 0.5
 """First width of a slice of log a."""
+DEEP, GRID = 40.0, 1001
+"""Nats below its mode down to which a density is followed, and points of the way."""
 
 
 class Totals(NamedTuple):
@@ -148,3 +150,39 @@ def draw_positive(
         if of_log(new) > level:
             return math.exp(new)
         low, high = (new, high) if new < x else (low, new)
+
+
+def draw_scales(power: float, rise: Array, fall: Array, uniform: Array) -> Array:
+    """Draw c from p(c) ∝ c^(power - 1) exp(-rise c - fall / c), a number of each uniform one.
+
+    W_k → c W_k and H_k → H_k / c change no mean, and that is what the gamma priors leave of c,
+    with power = a_w I - a_h J, rise = Σ_i λ_w w_ik and fall = Σ_j λ_h h_kj: the density along
+    the orbit, times the volume c^(I - J) and the measure dc / c that the group of scales leaves
+    as it is (Liu and Sabatti 2000, "Generalised Gibbs sampler and multigrid Monte Carlo for
+    Bayesian computation", theorem 1).
+
+    The distribution function of x = log c is inverted on a grid. Around the mode of x the log
+    density, which is concave, falls by R (e^x - 1 - x) + F (e^-x - 1 + x).
+    """
+    root = np.hypot(power, 2.0 * np.sqrt(rise * fall))
+    mode = np.where(power > 0, (root + power) / (2.0 * rise), 2.0 * fall / (root - min(power, 0.0)))
+    up, down = rise * mode, fall / mode
+
+    def depth(x: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return np.asarray(up * (np.expm1(x) - x) + down * (np.expm1(-x) + x))
+
+    ends = []
+    for sign in (-1.0, 1.0):
+        x = sign / np.sqrt(up + down)
+        while (shallow := depth(x) < DEEP).any():
+            x = np.where(shallow, 2.0 * x, x)
+        ends.append(x)
+    x = np.linspace(ends[0], ends[1], GRID)
+    density = np.exp(-depth(x))
+    total = np.zeros_like(x)
+    np.cumsum(0.5 * (density[1:] + density[:-1]), axis=0, out=total[1:])
+    drawn = [
+        np.interp(u * own[-1], own, at) for u, own, at in zip(uniform, total.T, x.T, strict=True)
+    ]
+    return np.asarray(mode * np.exp(drawn))

@@ -13,6 +13,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
+from daskfactor.inference import base
 from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, known
 
 Array = NDArray[Any]
@@ -34,6 +35,12 @@ SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="componen
 LINKED = dfac.GaussianMF(
     2, covariates_w=np.arange(14.0).reshape(7, 2), covariates_h=sparse.eye_array(6, format="csr")
 )
+
+
+@pytest.fixture(autouse=True)
+def scales_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short runs draw them, too."""
+    monkeypatch.setattr(base, "SCALE_EVERY", 4)
 
 
 class OwnStep:
