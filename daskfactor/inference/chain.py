@@ -348,7 +348,7 @@ class Chain(ABC):
                 run.state.cells = place_cells(data.grid, *cells, data.dtype)
 
     def _run_segment(self, run: TrackRun, end: int, tell: OnShare) -> None:
-        every = self.setting.learns_every // run.track.coarseness
+        every = self.setting.learns_every
         for stop in (*range(run.cycle - run.cycle % every + every, end, every), end):
             start = run.cycle
             self._run_cycles(run, stop, tell)
@@ -587,7 +587,7 @@ class TweedieChain(Chain):
         if model.learnt:
             self._draw_priors(self.tracks[0], 0)
         if setting.sampler.rescales:
-            self._rescale(self.tracks[0], 0)
+            self._rescale(self.tracks[0])
         self._follow_dispersion()
 
     def _heat(self, state: ChainState) -> None:
@@ -633,16 +633,14 @@ class TweedieChain(Chain):
 
     def _between(self, run: TrackRun, start: int) -> None:
         super()._between(run, start)
-        fine = run.cycle * run.track.coarseness
-        if self.setting.sampler.rescales and fine % self.setting.learns_every == 0:
-            self._rescale(run, fine)
+        if self.setting.sampler.rescales and run.cycle % self.setting.learns_every == 0:
+            self._rescale(run)
 
-    def _rescale(self, run: TrackRun, fine: int) -> None:
+    def _rescale(self, run: TrackRun) -> None:
         """Draw how W and H share the scale of every component that moves in both.
 
-        W_k → c_k W_k and H_k → H_k / c_k with c_k from its conditional, at a fine cycle; what a
-        coupled track draws there has the same place in its own conditional. Draws that were
-        recorded stay as they are.
+        W_k → c_k W_k and H_k → H_k / c_k with c_k from its conditional; the metric follows.
+        Draws that were recorded stay as they are.
         """
         K, state = self.model.n_components, run.state
         sides, totals = (state.rows, state.cols), []
@@ -654,7 +652,9 @@ class TweedieChain(Chain):
             free &= True if mask is None else ~mask
         shapes = self.hyper.shape_w, self.hyper.shape_h
         rows, columns = self.setting.data.shape
-        uniform = generator(self.setting.options.seed, self.number, Stream.SCALE, fine).random(K)
+        uniform = generator(self.setting.options.seed, self.number, Stream.SCALE, run.cycle).random(
+            K
+        )
         scale = np.ones(K)
         taken = totals[0][free], totals[1][free], uniform[free]
         scale[free] = draw_scales(shapes[0] * rows - shapes[1] * columns, *taken)

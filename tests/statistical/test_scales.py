@@ -53,7 +53,7 @@ def moved(rng: np.random.Generator) -> tuple[list[Array], list[Array]]:
             rate, shape = made.hyper.prior(factor)
             band.values[:] = rng.gamma(shape, 1 / rate, band.values.shape)
             before.append(band.values.copy())
-        made._rescale(run, 20)
+        made._rescale(run)
         return before, [band.values for band in run.state.bands()]
 
 
