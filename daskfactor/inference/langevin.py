@@ -377,6 +377,7 @@ class Pair(LangevinSampler):
     """Two coupled chains of a sampler on whole or partial gradients, with half a step and one."""
 
     biased: ClassVar[bool] = False  # of first order: the combination of both chains
+    rescales: ClassVar[bool] = False  # each chain would draw its own scales
     tracks: ClassVar[tuple[Track, ...]] = (
         Track("fine", "posterior", 1),
         Track("coarse", "posterior_coarse", 2),
