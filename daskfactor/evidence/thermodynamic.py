@@ -55,7 +55,7 @@ rule (4, 4 and 2), because ladders that are usual are too short for it: with the
 error of Gaussian directions far from their prior is up to four times too small."""
 USUAL = {
     "exact": (1000, 200, 1),
-    "BlockHMC": (400, 200, 1),
+    "judge": (400, 200, 1),
     "sampler": (400, 400, 5),
     "vector": (16000, 1000, 1),
 }
@@ -370,9 +370,7 @@ class ThermodynamicIntegration(EvidenceMethod):
 
     def _lengths(self, kind: str) -> tuple[int, int, int]:
         """Draws, tuning cycles and thinning, of which None stands for the usual ones."""
-        given = zip(
-            (self.draws, self.tune, self.every), USUAL.get(kind, USUAL["sampler"]), strict=True
-        )
+        given = zip((self.draws, self.tune, self.every), USUAL[kind], strict=True)
         draws, tune, every = (usual if own is None else own for own, usual in given)
         return draws, tune, every
 
@@ -398,7 +396,10 @@ class ThermodynamicIntegration(EvidenceMethod):
         data, model = problem.data, problem.model
         choice = self.choice(data, model)
         exact = choice == "exact"
-        lengths = self._lengths(choice if isinstance(choice, str) else choice.name)
+        kind = "exact"
+        if isinstance(choice, Sampler):
+            kind = "judge" if choice.judges else "sampler"
+        lengths = self._lengths(kind)
         sides = both_sides(data, model.likelihood) if exact else None
         one = partial(temperature_series, model, data, choice, sides, problem.seed, lengths)
         items = [(i, t, self._share(t, exact)) for i, t in enumerate(self._ladder.tolist())]

@@ -195,6 +195,9 @@ class Sampler(Algorithm, ABC):
         What it tells of a draw besides density, step and divergence.
     biased
         Whether draws are off by an amount that shrinks with the step.
+    judges
+        Whether its draws are exact for all data of the models that it takes, and come soon
+        enough for others to be judged by them.
     tempers
         Whether it samples powers of the likelihood.
     dispersion
@@ -213,6 +216,7 @@ class Sampler(Algorithm, ABC):
     nonnegative: ClassVar[bool] = True
     statistics: ClassVar[tuple[Variable, ...]] = ()
     biased: ClassVar[bool] = True
+    judges: ClassVar[bool] = False
     tempers: ClassVar[bool] = True
     dispersion: ClassVar[float | None] = None
     learns_every: ClassVar[int | None] = 1

@@ -18,7 +18,6 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-import daskfactor
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.executors import Executor
@@ -28,6 +27,7 @@ from daskfactor.inference.base import (
     Setting,
     algorithm_from_dict,
     checked_sampler,
+    known,
 )
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
 from daskfactor.inference.session import Options, session_again
@@ -147,7 +147,9 @@ def discretization_bias(
     sampler = algorithm_from_dict(Sampler, described["sampler"], "the run was made by a sampler")
     model = _settled(model_from_dict(described["model"]), tree)
     pair = None if model.learnt else sampler.pair()
-    follower = checked_sampler(model, pair or getattr(daskfactor, model.exact_sampler)())
+    exact = (kind().suited(model) for kind in known(Sampler).values())
+    judge = next(found for found in exact if found is not None and found.judges)
+    follower = checked_sampler(model, pair or judge)
     each = follower.coarseness
     options = Options(
         random_seed=seed,

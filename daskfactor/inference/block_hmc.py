@@ -269,6 +269,7 @@ class BlockHMC(HMC):
     """
 
     chain = BlockHMCChain
+    judges: ClassVar[bool] = True
     by_rows: ClassVar[bool] = True
     steps: int = 4
 

@@ -215,6 +215,7 @@ class GaussianGibbs(Gibbs):
     """What `Gibbs` is for real-valued models: rows from their normal conditionals."""
 
     chain = GaussianChain
+    judges: ClassVar[bool] = True
     nonnegative: ClassVar[bool] = False
     rescales: ClassVar[bool] = False
 

@@ -160,7 +160,6 @@ class GaussianMF(FactorModel):
 
     nonnegative: ClassVar[bool] = False
     default_sampler: ClassVar[str] = "SGHMC"
-    exact_sampler: ClassVar[str] = "Gibbs"
     default_optimizer: ClassVar[str] = "DSGD"
 
     n_components: int = field(metadata=COUNT)

@@ -199,8 +199,6 @@ class FactorModel(StoredModel, ABC):
         The model has a law of new observations.
     default_sampler, default_optimizer
         Public names of the classes that ``sample`` and ``optimize`` take where none is named.
-    exact_sampler
-        That of a sampler without bias, whatever the data.
     has_scores
         The posterior is a function of the summed divergence and of the factors, so that
         `of_divergence`, `priors`, `with_numbers` and `for_optimizers` answer; particles can be
@@ -222,7 +220,6 @@ class FactorModel(StoredModel, ABC):
     nonnegative: ClassVar[bool] = True
     has_observations: ClassVar[bool] = True
     default_sampler: ClassVar[str] = "PSGLD"
-    exact_sampler: ClassVar[str] = "BlockHMC"
     default_optimizer: ClassVar[str] = "MultiplicativeUpdates"
     has_scores: ClassVar[bool] = False
     simplex: ClassVar[bool] = False
