@@ -457,7 +457,7 @@ def described(
         "mean": data.mean,
         "fingerprint": data.fingerprint,
         "unstored": data.unstored,
-        "weighting": data.weighting,
+        **({} if data.weighting is None else {"weighting": data.weighting}),
         "balance": data.row_order is not None,
         "allow_empty": bool(empty),
     }
