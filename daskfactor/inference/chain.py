@@ -544,6 +544,8 @@ class TweedieChain(Chain):
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
         self.log_hyper = self.effective = 0.0
+        self.gauge: list[float] | None = None
+        """Half the log of ΣW_k / ΣH_k at the scale that the metric is of, (K,)."""
         self.floor = mean_floor(setting.data, setting.model.likelihood)
         self.fits: tuple[float, float] | None = None
         """Minus the divergence at the start, and where the chain is now."""
@@ -639,8 +641,9 @@ class TweedieChain(Chain):
     def _rescale(self, run: TrackRun) -> None:
         """Draw how W and H share the scale of every component that moves in both.
 
-        W_k → c_k W_k and H_k → H_k / c_k with c_k from its conditional; the metric follows.
-        Draws that were recorded stay as they are.
+        W_k → c_k W_k and H_k → H_k / c_k with c_k from its conditional. The metric is taken to
+        where the chain now is, with what the chain has drifted since the last time, lest that add
+        up in the metric. Draws that were recorded stay as they are.
         """
         K, state = self.model.n_components, run.state
         sides, totals = (state.rows, state.cols), []
@@ -658,9 +661,15 @@ class TweedieChain(Chain):
         scale = np.ones(K)
         taken = totals[0][free], totals[1][free], uniform[free]
         scale[free] = draw_scales(shapes[0] * rows - shapes[1] * columns, *taken)
-        for factor, (bands, own) in enumerate(zip(sides, (scale, 1.0 / scale), strict=True)):
+        here = np.zeros(K)
+        here[free] = 0.5 * np.log(np.divide(*(own[free] for own in column_sums(state))))
+        begun = here if self.gauge is None else np.array(self.gauge)
+        self.gauge = (here + np.log(scale)).tolist()
+        metric = np.where(free, np.exp(self.gauge - begun), 1.0)
+        moves = (scale, metric), (1.0 / scale, 1.0 / metric)
+        for factor, (bands, (move, own)) in enumerate(zip(sides, moves, strict=True)):
             for band in bands:
-                band.values *= own.astype(band.values.dtype)
+                band.values *= move.astype(band.values.dtype)
                 rate = np.asarray(band_prior(band, self.hyper, factor)[0], band.values.dtype)
                 for name, rest in (("curvature", 0.0), ("metric", rate)):
                     if name in band.arrays:
@@ -739,6 +748,7 @@ class TweedieChain(Chain):
             "normalizer": self.normalizer,
             "fits": self.fits,
             "climb": self.climb,
+            "gauge": self.gauge,
             "noise": [self.noise_sum, self.noise_draws],
         }
 
@@ -752,6 +762,7 @@ class TweedieChain(Chain):
         self.noise_sum, self.noise_draws = memory.get("noise", (0.0, 0))
         fits = memory.get("fits")  # runs of older versions have neither
         self.fits = None if fits is None else (fits[0], fits[1])
+        self.gauge = memory.get("gauge")
         iterations, rise = memory.get("climb", self.climb)
         self.climb = iterations, rise
 

@@ -88,3 +88,25 @@ def test_another_volume_is_seen(volume: float, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(chain, "draw_scales", wrong)
     assert worst_shift() > 5
+
+
+def test_the_metric_stays_with_the_scale() -> None:
+    """After a thousand cycles of a large step it has gone wherever the factors went."""
+    V = np.random.default_rng(5).poisson(1.0, (20, 15)).astype(float)
+    sampler, model = dfac.PSGLD(0.5, transition="euler"), dfac.TweedieNMF(2, dispersion=1.0)
+    with dfac.as_blocks(V, 2, dtype="float64") as data:
+        options = RunOptions(1000, 100, 1, 1, 0, "moments", 0, "float64")
+        made: Any = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
+        made.start()
+        found = []
+        for end in (100, 1100):
+            made.advance(end)
+            state, rate = made.tracks[0].state, made.hyper.rate_w
+            ratios = [
+                np.log((state.gather("rows", name) - less).sum(axis=0))
+                - np.log((state.gather("columns", name) - less).sum(axis=0))
+                for name, less in ((None, 0.0), ("metric", rate))
+            ]
+            found.append(sum(ratios))
+            made.forget()
+    np.testing.assert_allclose(found[1], found[0], atol=1e-3)
