@@ -8,6 +8,7 @@ import json
 import math
 from typing import Any, Final, Literal
 
+import dask
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -204,7 +205,8 @@ def told_trend(tree: xr.DataTree) -> str | None:
     spread, model = math.inf, stored_model(tree)
     if model is not None and "data" in tree.attrs:
         spread = model.density_spread(tuple(json.loads(tree.attrs["data"])["shape"]))
-    found = trend(stats["lp"].transpose("chain", "draw").values, spread)
+    with dask.config.set(scheduler="threads"):  # a client that is about may have no workers
+        found = trend(stats["lp"].transpose("chain", "draw").values, spread)
     if found is None:
         return None
     verb, size = "rose" if found.change > 0 else "fell", abs(found.change)
