@@ -25,10 +25,10 @@ from daskfactor.data.grid import Reshuffled
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.inference.base import RunOptions, Setting
-from daskfactor.inference.chain import TweedieChain
 from daskfactor.inference.dsgd import DSGD, StochasticDescent
 from daskfactor.inference.langevin import PSGLD
+from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
 

@@ -31,7 +31,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.executors import LanesExecutor
-from daskfactor.inference.base import RunOptions, Setting
+from daskfactor.inference.setting import RunOptions, Setting
 
 
 def base(path: str | None) -> sparse.coo_array:

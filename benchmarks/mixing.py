@@ -32,10 +32,11 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference.base import RunOptions, Sampler, Setting
-from daskfactor.inference.chain import TweedieChain
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.langevin import PSGLD
+from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.diagnose import addressed_cells, convergence
 

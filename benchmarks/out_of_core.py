@@ -30,9 +30,9 @@ import zarr
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import LanesExecutor
-from daskfactor.inference.base import RunOptions, Setting
-from daskfactor.inference.chain import TweedieChain
 from daskfactor.inference.langevin import PSGLD
+from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models.tweedie import TweedieNMF
 
 BLOCKS = 8

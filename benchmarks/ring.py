@@ -37,7 +37,7 @@ from daskfactor.inference.base import ConstantStep
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.program import Program, prepare_state
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie
 
 SCHEDULES: dict[str, Any] = {

@@ -28,7 +28,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.executors import make_executor
-from daskfactor.inference.base import RunOptions, Setting
+from daskfactor.inference.setting import RunOptions, Setting
 
 BLOCKS = 4
 TWIN = "single, another"

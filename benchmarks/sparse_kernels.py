@@ -45,7 +45,7 @@ from daskfactor.inference.program import Program, prepare_state
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.views import SparseBlock, Workspace
-from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie
 
 Array = NDArray[Any]

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 import daskfactor as dfac
-from daskfactor.inference import base
+from daskfactor.inference import setting
 
 SETTINGS: dict[str, Any] = {"random_seed": 11, "progressbar": False, "monitor": "missing"}
 SAMPLERS = [dfac.PSGLD(warm_start=10), dfac.PSGRRLD(warm_start=10)]
-base.LONGEST_SEGMENT = 40  # checkpoints more often than a run this small would have
+setting.LONGEST_SEGMENT = 40  # checkpoints more often than a run this small would have
 
 
 def data() -> np.ndarray:

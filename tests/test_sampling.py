@@ -201,7 +201,7 @@ def test_lp_is_the_log_posterior_density_of_the_draw() -> None:
 @pytest.mark.parametrize(("keep", "draws"), [("draws", 20), ("moments", None), ("auto", 5)])
 def test_what_is_kept(keep: str, draws: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """``auto`` under a small budget keeps evenly spaced draws, and moments of all."""
-    monkeypatch.setattr("daskfactor.inference.base.DRAWS_BUDGET", 5 * (23 + 17) * 2 * 4)
+    monkeypatch.setattr("daskfactor.inference.setting.DRAWS_BUDGET", 5 * (23 + 17) * 2 * 4)
     settings = {**QUICK, "draws": 20}
     tree = dfac.sample(counts(), dfac.TweedieNMF(2), **settings, keep=keep)
     full = dfac.sample(counts(), dfac.TweedieNMF(2), **settings, keep="draws")
@@ -224,7 +224,7 @@ def test_auto_never_keeps_more_than_the_budget_and_always_statistics(
     sampler: dfac.PSGLD, chains: int, affordable: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = (23 + 17) * 2 * 4 * chains * sum(1 / track.coarseness for track in sampler.tracks)
-    monkeypatch.setattr("daskfactor.inference.base.DRAWS_BUDGET", affordable * one)
+    monkeypatch.setattr("daskfactor.inference.setting.DRAWS_BUDGET", affordable * one)
     tree = dfac.sample(
         counts(), dfac.TweedieNMF(2), sampler, chains=chains, **{**QUICK, "draws": 20}
     )
@@ -254,7 +254,7 @@ def interrupted(store: Path, after: int) -> None:
 def test_an_interrupted_run_goes_on_with_or_without_more_draws(
     tmp_path: Path, more: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daskfactor.inference.base.LONGEST_SEGMENT", 10)
+    monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 10)
     interrupted(tmp_path / "run.zarr", 25)
     begun = dfac.open_run(tmp_path / "run.zarr")
     done = begun["posterior"].sizes["draw"]

@@ -26,13 +26,13 @@ from daskfactor.errors import SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
-from daskfactor.inference.base import RunOptions, Setting
-from daskfactor.inference.chain import TweedieChain
 from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.program import COLUMNS, ROWS, Program
+from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.linalg import log_permanent
 from daskfactor.kernels.multinomial import Wide, log_likelihood
-from daskfactor.models.tweedie import gamma_log_density
+from daskfactor.models.gamma_factors import gamma_log_density
 from daskfactor.progress import Phase, RunEvent
 from daskfactor.random import Stream, generator
 

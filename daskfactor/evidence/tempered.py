@@ -15,8 +15,9 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.evidence.base import EvidenceProblem
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.state import make_state
-from daskfactor.inference.base import RunOptions, Sampler, Setting
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.program import evaluate
+from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.kernels.rowwise import LONGEST, SMALLEST, Entries, Prior, Target, row_kernels
 from daskfactor.kernels.views import AnyBlock, SparseBlock
 from daskfactor.models.likelihood import Likelihood

@@ -1,27 +1,25 @@
-"""Say what an algorithm is, find it by name, and say what is asked of a run by it."""
+"""Say what an algorithm is, and find it by name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-import xarray as xr
 from numpy.typing import NDArray
 
 import daskfactor
-from daskfactor.checks import positive_number, warn, whole_number
+from daskfactor.checks import positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import SCHEDULES, Schedule
-from daskfactor.errors import DataWarning, OptionError, StoreFormatError
-from daskfactor.executors.base import Executor
+from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.kernels.views import Workspace
 from daskfactor.models import check_model
+from daskfactor.models.gamma_factors import clipped_gamma_log_density
 from daskfactor.models.settings import FactorModel
-from daskfactor.models.tweedie import clipped_gamma_log_density
 from daskfactor.results.schema import Variable
 
 if TYPE_CHECKING:
@@ -37,6 +35,8 @@ METRIC = ("metric", "curvature", "gathered")
 """The majoriser's metric, and what it is learnt from."""
 TUNING = METRIC[1:]
 """Arrays that only tuning needs."""
+HYPER_EVERY = 10
+"""Cycles of the Langevin samplers between draws of hyperparameters: each ends a plan."""
 
 
 StepSize = Callable[[int], float]
@@ -384,292 +384,3 @@ def _made(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return KINDS[value["type"]](**{name: own for name, own in value.items() if name != "type"})
-
-
-# -- what is asked of a run: its options, its timetable, and all that its chains share -------
-
-Keep = Literal["auto", "draws", "moments"]
-Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-MONITOR = (
-    'monitor takes None, "missing", a boolean mask of the shape of V, or a pair (rows, columns) '
-    "of integer positions"
-)
-
-DRAWS_BUDGET = 2**30
-"""Bytes that draws may take under ``keep="auto"``."""
-SEGMENT_BYTES = 2**28
-SEGMENT_FLOPS = 2e11
-LONGEST_SEGMENT = 500
-HYPER_EVERY = 10
-"""Cycles of the Langevin samplers between draws of hyperparameters: each ends a plan."""
-SCALE_EVERY = 20
-"""Cycles between draws of scales where there are no hyperparameters to draw."""
-TUNE_SEGMENTS = 10
-FROZEN_FROM = 0.8
-"""Share of tuning after which a single chain's metric and dispersion stay as they are."""
-MOST_PASSES, FEWEST_PASSES = 100, 20
-DEAR_PASS = 1e9
-"""Entries times components from which on a warm start takes fewer passes."""
-LONGEST_WARM_START, CHEAP_PASS = 2000, 100
-"""Passes that it takes at most, and by how much cheaper than a dear pass they are for that."""
-FLOPS_PER_NORMAL = 150
-SPARSE_PENALTY = 5
-"""Cost of an operation on a stored entry, in units of one inside a matrix product."""
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Say how long a run is and what it keeps; plain values, written into the results.
-
-    ``keep_every`` is the number of draws between kept ones; 0 keeps none.
-    """
-
-    draws: int
-    tune: int
-    chains: int
-    thin: int
-    seed: int
-    keep: Keep
-    keep_every: int
-    dtype: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @property
-    def cycles(self) -> int:
-        """Count cycles of the finest track of each chain, tuning included."""
-        return self.tune + self.draws * self.thin
-
-    @property
-    def spacing(self) -> int:
-        """Draws from one that results tell of to the next; all have statistics if none is kept."""
-        return self.keep_every or 1
-
-    @property
-    def index(self) -> NDArray[np.int64]:
-        """Return the cycles whose draws the results hold or tell of, in order."""
-        numbers = np.arange(1, self.draws // self.spacing + 1, dtype=np.int64)
-        return self.tune + self.thin * self.spacing * numbers - 1
-
-    def draw_index(self, cycle: int) -> int | None:
-        """Return the number of the draw that a cycle ends with, or None."""
-        after = cycle - self.tune + 1
-        return after // self.thin - 1 if after > 0 and after % self.thin == 0 else None
-
-    def place(self, cycle: int) -> int | None:
-        """Return where in `index` the draw is that a cycle ends with, or None."""
-        draw = self.draw_index(cycle)
-        return None if draw is None or (draw + 1) % self.spacing else draw // self.spacing
-
-
-def checked_lengths(sampler: Sampler, **lengths: Any) -> dict[str, int]:
-    """Give ``draws``, ``tune``, ``chains`` and ``thin`` as whole numbers that a run can have."""
-    found = {
-        name: whole_number(name, value, 0 if name == "tune" else 1)
-        for name, value in lengths.items()
-    }
-    sampler.check_lengths(found["draws"], found["tune"])
-    return found
-
-
-def plan_run(
-    data: BlockedData, model: FactorModel, sampler: Sampler, keep: str, seed: int, **lengths: int
-) -> RunOptions:
-    """Decide how many draws are kept; ``lengths`` are those of `checked_lengths`.
-
-    Under ``"auto"`` it is as many as the memory for draws has room for, evenly spaced; none if
-    that would leave no draw of a coarse track.
-    """
-    if keep not in ("auto", "draws", "moments"):
-        raise OptionError(f'keep must be "auto", "draws" or "moments", got {keep!r}')
-    draws, every = lengths["draws"], int(keep == "draws")
-    shares = sum(1 / track.coarseness for track in sampler.tracks)
-    rows = sum(data.shape) + model.n_covariates
-    each = rows * model.width * data.dtype.itemsize * lengths["chains"] * shares
-    affordable = int(DRAWS_BUDGET / max(each, 1))
-    if keep == "auto" and affordable:
-        every = -(-draws // min(affordable, draws))
-        every = every if every <= draws // sampler.coarseness else 0
-    return RunOptions(**lengths, seed=seed, keep=keep, keep_every=every, dtype=str(data.dtype))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The data, model, sampler and timetable that all chains of a run share.
-
-    ``cells`` are positions in the caller's order; ``temperature`` is the power t
-    of the likelihood in p(V | W, H)^t p(W, H), 1 for the posterior.
-    """
-
-    data: BlockedData
-    model: FactorModel
-    sampler: Sampler
-    options: RunOptions
-    executor: Executor
-    cells: Cells | None = None
-    temperature: float | None = None
-
-    @property
-    def split(self) -> int:
-        """Fine cycle at which a pair's coarse track leaves the fine one's state."""
-        return self.options.tune // 2 // self.sampler.coarseness * self.sampler.coarseness
-
-    @property
-    def frozen_from(self) -> int:
-        """Cycle from which metric and dispersion no longer change."""
-        if len(self.sampler.tracks) > 1:
-            return self.split
-        return int(self.options.tune * FROZEN_FROM)
-
-    @property
-    def learns_every(self) -> int:
-        """Cycles between draws of hyperparameters, and of the scale that W and H share."""
-        if self.model.learnt and self.sampler.learns_every:
-            return self.sampler.learns_every
-        return SCALE_EVERY if self.sampler.rescales else self.options.cycles
-
-    @property
-    def visits_all(self) -> bool:
-        """Whether a pass visits every cell, as in dense data."""
-        data = self.data
-        zeros = data.unstored == "zero"
-        return not data.is_sparse or self.model.likelihood.visits_all(zeros)
-
-    @property
-    def warm_passes(self) -> tuple[int, int]:
-        """Passes of the warm start, at least and at most: fewer where a pass is dear."""
-        entries = int(self.data.n_stored.sum())
-        if self.visits_all:
-            entries = self.data.shape[0] * self.data.shape[1]
-        asked = self.sampler.warm_start
-        if asked != "auto":
-            return asked, asked
-        dear = DEAR_PASS / max(1, entries * self.model.n_components)
-        least = min(MOST_PASSES, max(FEWEST_PASSES, int(MOST_PASSES * dear)))
-        return least, max(least, int(LONGEST_WARM_START * min(1.0, dear / CHEAP_PASS)))
-
-    @property
-    def work(self) -> float:
-        """Floating-point operations of a cycle, or what takes as long; from sizes alone."""
-        data, width = self.data, self.model.width
-        own = self.sampler.work(data.grid.blocks)
-        passes = own.passes + own.passes_per_column * width
-        if self.visits_all:
-            return passes * 8.0 * data.shape[0] * data.shape[1] * width
-        entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())
-        noise = FLOPS_PER_NORMAL * data.grid.blocks * sum(data.shape)
-        return passes * (entries + noise) * width
-
-    @cached_property
-    def ends(self) -> tuple[int, ...]:
-        """Fine cycles at which segments end, where results are written and all is saved.
-
-        About a second's work lies between them, bounded in memory. They depend on sizes
-        only, never on a clock, so that every machine checks for divergence at the same cycles.
-        """
-        options, coarseness = self.options, self.sampler.coarseness
-        length = min(SEGMENT_FLOPS / max(self.work, 1.0), LONGEST_SEGMENT)
-        if options.keep_every:
-            # All chains hold their draws until the segment is written.
-            rows = sum(self.data.shape) + self.model.n_covariates
-            draw = rows * self.model.width * np.dtype(options.dtype).itemsize
-            kept = draw / (options.thin * options.keep_every) * options.chains
-            length = min(length, SEGMENT_BYTES / kept)
-        step = max(1, int(length) // coarseness) * coarseness
-        tenths = (options.tune * number // TUNE_SEGMENTS for number in range(1, TUNE_SEGMENTS))
-        ends = {
-            *(end // coarseness * coarseness for end in tenths),
-            *range(step, options.tune, step),
-            *range(options.tune + step, options.cycles, step),
-            *(self.split, options.tune, options.cycles),
-        }
-        return tuple(sorted(end for end in ends if 0 < end <= options.cycles))
-
-    @cached_property
-    def told(self) -> tuple[Any, Any]:
-        """Covariates of those rows, and of those columns, that have data; None: there are none."""
-        data, found = self.data, []
-        sides = ("rows", data.row_observed), ("columns", data.col_observed)
-        for (side, counts), own in zip(sides, self.model.covariates, strict=True):
-            seen = in_callers_order(data, side, counts) > 0
-            found.append(own if own is None or seen.all() else own.at(seen))
-        return found[0], found[1]
-
-    @property
-    def placed_cells(self) -> Cells | None:
-        """Monitored cells as positions on the grid, which may be in an order of its own."""
-        if self.cells is None:
-            return None
-        orders = self.data.row_order, self.data.col_order
-        rows, cols = (
-            own if order is None else np.argsort(order)[own]
-            for own, order in zip(self.cells, orders, strict=True)
-        )
-        return rows, cols
-
-
-def in_callers_order(data: BlockedData, side: str, values: Array, axis: int = 0) -> Array:
-    """Put rows (or columns) of a factor in the order in which the caller numbers them."""
-    order = data.row_order if side == "rows" else data.col_order
-    return values if order is None else np.take(values, np.argsort(order), axis=axis)
-
-
-def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
-    """Find row and column positions of the cells to watch, in the caller's order.
-
-    Parameters
-    ----------
-    monitor
-        None, ``"missing"`` for every missing cell, a boolean mask (I, J), or a
-        pair of integer arrays of equal length.
-
-    Raises
-    ------
-    OptionError
-        For anything else, and for positions outside the matrix.
-    """
-    if monitor is None:
-        return None
-    if isinstance(monitor, str):
-        if monitor != "missing":
-            raise OptionError(f"{MONITOR}; got {monitor!r}")
-        if data.n_missing == 0:
-            warn('monitor="missing", but no cell is missing: nothing is monitored', DataWarning)
-        cells = data.missing_cells()
-    elif isinstance(monitor, tuple) and len(monitor) == 2:
-        cells = _positions(monitor, data.shape)
-    else:
-        if isinstance(monitor, xr.DataArray):
-            monitor = monitor.transpose(data.labels.row_dim, data.labels.col_dim)
-        mask = np.asarray(monitor)
-        if mask.dtype != np.bool_ or mask.shape != data.shape:
-            raise OptionError(
-                f"{MONITOR}; got an array of dtype {mask.dtype} and shape {mask.shape}, "
-                f"V has shape {data.shape}"
-            )
-        rows, cols = np.nonzero(mask)
-        cells = rows.astype(np.int64), cols.astype(np.int64)
-    return cells if cells[0].size else None
-
-
-def _positions(pair: tuple[Any, Any], shape: tuple[int, int]) -> Cells:
-    """Check a pair of positions."""
-    arrays = []
-    for name, values, size in zip(("rows", "columns"), pair, shape, strict=True):
-        index = np.atleast_1d(np.asarray(values))
-        if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
-            raise OptionError(f"{MONITOR}; got {name} of dtype {index.dtype}, shape {index.shape}")
-        if index.size and not (index.min() >= 0 and index.max() < size):
-            raise OptionError(
-                f"monitored {name} must lie between 0 and {size - 1}, got {index.min()} to "
-                f"{index.max()}"
-            )
-        arrays.append(index.astype(np.int64))
-    if arrays[0].size != arrays[1].size:
-        raise OptionError(
-            f"monitored rows and columns must be of equal length, got {arrays[0].size} and "
-            f"{arrays[1].size}"
-        )
-    return arrays[0], arrays[1]

@@ -21,16 +21,10 @@ from numpy.typing import NDArray
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.executors import Executor
-from daskfactor.inference.base import (
-    RunOptions,
-    Sampler,
-    Setting,
-    algorithm_from_dict,
-    checked_sampler,
-    known,
-)
+from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, known
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
 from daskfactor.inference.session import Options, session_again
+from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models import model_from_dict
 from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed

@@ -23,10 +23,11 @@ from daskfactor.data.grid import Passes
 from daskfactor.executors.plan import CycleOptions, Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, Track, Work
-from daskfactor.inference.chain import Chain, TrackRun, TweedieChain
+from daskfactor.inference.chain import Chain, TrackRun
 from daskfactor.inference.hmc import HMC, DualAveraging, first_step
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.program import ROWS, Program, band_prior
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import leapfrog_drift, leapfrog_kick
 from daskfactor.kernels.philox import fill_normals

@@ -21,8 +21,9 @@ from daskfactor.checks import is_number, whole_number
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
 from daskfactor.executors import Executor
-from daskfactor.inference.base import Sampler, checked_lengths, checked_sampler
+from daskfactor.inference.base import Sampler, checked_sampler
 from daskfactor.inference.sampling import sample
+from daskfactor.inference.setting import checked_lengths
 from daskfactor.models.settings import FactorModel
 from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
 from daskfactor.random import Stream, generator, resolve_seed

@@ -14,8 +14,9 @@ from daskfactor.checks import whole_number
 from daskfactor.data.sources import Outline, outline
 from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
-from daskfactor.inference.base import Sampler, Setting, checked_lengths, checked_sampler, plan_run
+from daskfactor.inference.base import Sampler, checked_sampler
 from daskfactor.inference.sampling import SMALL_DATA, sample
+from daskfactor.inference.setting import Setting, checked_lengths, plan_run
 from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.views import tile_rows
 from daskfactor.models.settings import FactorModel

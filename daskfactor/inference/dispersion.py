@@ -12,8 +12,8 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
 from daskfactor.inference.program import Fit, column_sums, evaluate, normalizer, tally
+from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.rates import EVEN, draw_positive
-from daskfactor.models.tweedie import GammaFactors
 
 Array = NDArray[Any]
 

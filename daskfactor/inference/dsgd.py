@@ -20,6 +20,7 @@ from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_pla
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.base import Bands, check_schedule
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
+from daskfactor.inference.gaussian_chain import NO_FLOOR, column_table, warm_start
 from daskfactor.inference.multiplicative import (
     OnStep,
     Optimizer,
@@ -29,7 +30,6 @@ from daskfactor.inference.multiplicative import (
     start_state,
 )
 from daskfactor.inference.program import Fit, Program, evaluate, take_fits
-from daskfactor.inference.sghmc import NO_FLOOR, column_table, warm_start
 from daskfactor.kernels.descent import descent_kernel
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.likelihood import Likelihood

@@ -16,9 +16,10 @@ from daskfactor.errors import DataError, ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Bands, ConstantStep, Sampler, Track, Work
-from daskfactor.inference.chain import Chain, TweedieChain
+from daskfactor.inference.chain import Chain
+from daskfactor.inference.gaussian_chain import GaussianChain, column_table, quadratic_form
 from daskfactor.inference.program import COLUMNS, ROWS, SHIFT, Program, unshifted
-from daskfactor.inference.sghmc import GaussianChain, column_table, quadratic_form
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
 from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
 from daskfactor.kernels.variates import fill_gamma

@@ -13,19 +13,12 @@ from daskfactor.data.grid import Block, Passes, Schedule
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
 from daskfactor.executors.state import BlockCells, ChainState, FactorBand
-from daskfactor.inference.base import (
-    MOMENTS,
-    Bands,
-    ConstantStep,
-    Sampler,
-    Setting,
-    StepSize,
-    Track,
-    Work,
-)
-from daskfactor.inference.chain import Chain, OnShare, TrackRun, TweedieChain
+from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, Sampler, StepSize, Track, Work
+from daskfactor.inference.chain import Chain, OnShare, TrackRun
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.program import Fit, Program, band_prior, take_fits
+from daskfactor.inference.setting import Setting
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments, leapfrog_drift, leapfrog_kick
 from daskfactor.kernels.philox import fill_normals

@@ -42,8 +42,8 @@ from daskfactor.inference.base import (
     check_schedule,
     checked_step,
 )
-from daskfactor.inference.chain import TweedieChain
 from daskfactor.inference.program import Program, learn_metric
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.langevin import cir_step, langevin_step, mean_share
 from daskfactor.kernels.subsample import add_subsample, block_address
 from daskfactor.kernels.views import Workspace

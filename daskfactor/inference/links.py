@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
-from daskfactor.inference.base import Setting, in_callers_order
 from daskfactor.inference.program import SHIFT, unshifted
+from daskfactor.inference.setting import Setting, in_callers_order
 from daskfactor.machine import single_threaded_blas
 
 Array = NDArray[Any]

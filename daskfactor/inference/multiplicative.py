@@ -17,10 +17,10 @@ from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
 from daskfactor.inference.program import Fit, column_sums, evaluate, shares
+from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import SHARED, Totals, log_sum
 from daskfactor.models.settings import Mask, held
-from daskfactor.models.tweedie import GammaFactors, Hyperparameters
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]

@@ -10,10 +10,11 @@ import xarray as xr
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors import Executor
-from daskfactor.inference.base import RunOptions, Setting, chosen, in_callers_order
+from daskfactor.inference.base import chosen
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import Optimizer, PointFit
 from daskfactor.inference.session import session, verb
+from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF

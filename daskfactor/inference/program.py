@@ -23,9 +23,9 @@ from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.langevin import accumulate_moments
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.views import Workspace
+from daskfactor.models.gamma_factors import Hyperparameters, Rate
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import Mask
-from daskfactor.models.tweedie import Hyperparameters, Rate
 
 Array = NDArray[Any]
 RATE = "rate"

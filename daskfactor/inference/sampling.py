@@ -21,18 +21,16 @@ from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor, SerialExecutor
-from daskfactor.inference.base import (
+from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler
+from daskfactor.inference.chain import Arrays, learnt_variables
+from daskfactor.inference.session import Options, as_begun, session, session_again, verb
+from daskfactor.inference.setting import (
     RunOptions,
-    Sampler,
     Setting,
-    algorithm_from_dict,
     checked_lengths,
-    checked_sampler,
     monitored_cells,
     plan_run,
 )
-from daskfactor.inference.chain import Arrays, learnt_variables
-from daskfactor.inference.session import Options, as_begun, session, session_again, verb
 from daskfactor.machine import machine_attrs
 from daskfactor.models import model_from_dict
 from daskfactor.models.settings import FactorModel

@@ -23,7 +23,7 @@ from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import initial_state, mean_floor
 from daskfactor.inference.program import Program, prepare_state
 from daskfactor.machine import available_memory
-from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.store import RunStore

@@ -21,7 +21,7 @@ from daskfactor.inference.multiplicative import (
     update,
 )
 from daskfactor.inference.program import Fit, evaluate
-from daskfactor.models.tweedie import GammaFactors, Hyperparameters
+from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 
 Array = NDArray[Any]
 

@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from daskfactor.errors import DataError
+from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.likelihood import Array, Entry, Likelihood, Scalar
 from daskfactor.models.settings import Learnt
-from daskfactor.models.tweedie import GammaFactors
 from daskfactor.models.tweedie_law import POISSON, checked_dispersion, stirling
 
 _LOG_2 = math.log(2.0)

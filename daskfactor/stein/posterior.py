@@ -15,16 +15,10 @@ from daskfactor.checks import truth, warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError, SamplingWarning
 from daskfactor.executors import Executor
-from daskfactor.inference.base import algorithm_from_dict, chosen, in_callers_order
+from daskfactor.inference.base import algorithm_from_dict, chosen
 from daskfactor.inference.sampling import PathText, described
-from daskfactor.inference.session import (
-    Options,
-    Session,
-    as_begun,
-    session,
-    session_again,
-    verb,
-)
+from daskfactor.inference.session import Options, Session, as_begun, session, session_again, verb
+from daskfactor.inference.setting import in_callers_order
 from daskfactor.machine import memory_budget
 from daskfactor.models import model_from_dict
 from daskfactor.progress import OnEvent, Phase, RunEvent

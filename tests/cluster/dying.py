@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.inference import base
+from daskfactor.inference import setting
 from tests.cluster.support import cluster
 
 SETTINGS: dict[str, Any] = {
@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 }
 SAMPLER = dfac.PSGLD(warm_start=4)
 MODEL = dfac.TweedieNMF(3, dispersion=1.0)
-base.LONGEST_SEGMENT = 6  # checkpoints more often than a run this small would have
+setting.LONGEST_SEGMENT = 6  # checkpoints more often than a run this small would have
 
 
 def data() -> sparse.csr_array:

@@ -11,15 +11,11 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, place_cells
-from daskfactor.inference.base import ConstantStep, RunOptions, Sampler, Setting
+from daskfactor.inference.base import ConstantStep, Sampler
+from daskfactor.inference.gaussian_chain import NO_FLOOR, GaussianChain, warm_start
 from daskfactor.inference.program import Fit, Program
-from daskfactor.inference.sghmc import (
-    NO_FLOOR,
-    SGHMC,
-    GaussianChain,
-    automatic_momentum_step,
-    warm_start,
-)
+from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.inference.sghmc import SGHMC, automatic_momentum_step
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from daskfactor.random import Stream, generator, noise_key
 

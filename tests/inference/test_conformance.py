@@ -13,7 +13,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
-from daskfactor.inference import base
+from daskfactor.inference import setting
 from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, known
 
 Array = NDArray[Any]
@@ -40,7 +40,7 @@ LINKED = dfac.GaussianMF(
 @pytest.fixture(autouse=True)
 def scales_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short runs draw them, too."""
-    monkeypatch.setattr(base, "SCALE_EVERY", 4)
+    monkeypatch.setattr(setting, "SCALE_EVERY", 4)
 
 
 class OwnStep:
@@ -250,7 +250,7 @@ def test_every_executor_and_seed(name: str) -> None:
 def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daskfactor.inference.base.LONGEST_SEGMENT", 4)
+    monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 4)
 
     def press(event: dfac.RunEvent) -> None:
         if event.phase == "draw" and event.done > 5:

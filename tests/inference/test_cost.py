@@ -16,12 +16,13 @@ from daskfactor.data.grid import NestedReshuffled
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference.base import RunOptions, Setting, checked_sampler
+from daskfactor.inference.base import checked_sampler
 from daskfactor.inference.block_hmc import BlockHMC
 from daskfactor.inference.cost import estimate_cost
 from daskfactor.inference.gibbs import GaussianGibbs, Gibbs
 from daskfactor.inference.langevin import PSGLD, PSGRRLD
 from daskfactor.inference.sampling import sample
+from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF

@@ -10,19 +10,18 @@ from daskfactor import as_blocks
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.base import RunOptions, Setting
-from daskfactor.inference.program import Fit
-from daskfactor.inference.sghmc import (
+from daskfactor.inference.gaussian_chain import (
     HOLD,
-    SGHMC,
     GaussianChain,
-    automatic_momentum_step,
     column_table,
     log_prior_constant,
     observation_weights,
     quadratic_form,
     warm_start,
 )
+from daskfactor.inference.program import Fit
+from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.inference.sghmc import SGHMC, automatic_momentum_step
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from tests.inference.gaussian_reference import Found, chain_of, run_chain
 

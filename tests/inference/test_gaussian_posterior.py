@@ -11,8 +11,9 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Bands
-from daskfactor.inference.program import Program
-from daskfactor.inference.sghmc import COLUMNS, SGHMC, column_table, warm_start
+from daskfactor.inference.gaussian_chain import column_table, warm_start
+from daskfactor.inference.program import COLUMNS, Program
+from daskfactor.inference.sghmc import SGHMC
 from daskfactor.models.gaussian import GaussianMF
 from tests.inference.gaussian_reference import (
     block_copies,

@@ -13,8 +13,9 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference.base import RunOptions, Sampler, Setting, algorithm_from_dict
+from daskfactor.inference.base import Sampler, algorithm_from_dict
 from daskfactor.inference.gibbs import Gibbs
+from daskfactor.inference.setting import RunOptions, Setting
 
 QUIET: dict[str, Any] = {"progressbar": False, "random_seed": 5}
 

@@ -11,8 +11,8 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference.base import RunOptions, Setting
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
+from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.results.sink import Sink
 from tests.inference.test_conformance import LEARNT, SHARED, WARM, counts
 

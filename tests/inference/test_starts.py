@@ -8,9 +8,9 @@ import pytest
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference import base, chain, starts
+from daskfactor.inference import setting, starts, tweedie_chain
 from daskfactor.inference.multiplicative import DispersionRule, start_state
-from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.gamma_factors import Hyperparameters
 
 K = 3
 
@@ -55,13 +55,13 @@ def test_a_number_of_passes_stays_that_number(monkeypatch: Any):
         found.append(starts.climb(*given))
         return found[-1]
 
-    monkeypatch.setattr(chain, "climb", noted)
+    monkeypatch.setattr(tweedie_chain, "climb", noted)
     V = counts(1e5)[0]
     for sampler in (dfac.PSGLD(warm_start=120), dfac.PSGLD()):
         draw(V, sampler, draws=1, tune=0, dispersion=1.0)
     fixed, automatic = (one.iterations for one in found[-2:])
     assert fixed == 120
-    assert 200 < automatic < base.LONGEST_WARM_START
+    assert 200 < automatic < setting.LONGEST_WARM_START
 
 
 def test_extrapolated_updates_come_further_than_plain_ones():
@@ -73,7 +73,7 @@ def test_extrapolated_updates_come_further_than_plain_ones():
 
 
 def test_a_warm_start_that_ends_too_early_is_told(monkeypatch: Any):
-    monkeypatch.setattr(base, "LONGEST_WARM_START", 120)
+    monkeypatch.setattr(setting, "LONGEST_WARM_START", 120)
     with pytest.warns(SamplingWarning, match=r"after 118 passes.*warm_start=1180"):
         draw(counts(1e5)[0], draws=5, tune=5)
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from daskfactor.errors import DataError, ModelError
-from daskfactor.models.tweedie import Hyperparameters, TweedieNMF, gamma_log_density
+from daskfactor.models.gamma_factors import Hyperparameters, gamma_log_density
+from daskfactor.models.tweedie import TweedieNMF
 
 positive = st.one_of(st.just("auto"), st.floats(1e-6, 1e6))
 

@@ -21,7 +21,7 @@ from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.calibration import block_diagonal
 from daskfactor.inference.program import prepare_state
-from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.gamma_factors import Hyperparameters
 
 Rng = np.random.Generator
 Array = NDArray[np.float64]

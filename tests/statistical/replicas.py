@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import Executor, SerialExecutor
-from daskfactor.inference.base import RunOptions, Sampler, Setting
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.calibration import block_diagonal
+from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.negative_binomial import NegativeBinomialNMF
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import NEGATIVE_BINOMIAL, Case

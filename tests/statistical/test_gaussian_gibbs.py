@@ -11,10 +11,11 @@ from daskfactor import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.plan import CycleOptions, Op, build_plan
 from daskfactor.executors.state import FactorBand, make_state
-from daskfactor.inference.base import Bands, RunOptions, Setting
+from daskfactor.inference.base import Bands
+from daskfactor.inference.gaussian_chain import NO_FLOOR, column_table
 from daskfactor.inference.gibbs import GRAMS, GaussianGibbs
 from daskfactor.inference.program import COLUMNS, ROWS, Program, prepare_state
-from daskfactor.inference.sghmc import NO_FLOOR, column_table
+from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from daskfactor.models.tweedie_law import NORMAL

@@ -12,7 +12,7 @@ from daskfactor.inference.base import Bands
 from daskfactor.inference.gibbs import ALLOCATED, RATES, Gibbs, gathered
 from daskfactor.inference.program import Program
 from daskfactor.kernels.multinomial import add_rates
-from daskfactor.models.tweedie import Hyperparameters
+from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie
 from tests.statistical.allocations import Priors, posterior
 from tests.statistical.exact import CASES, Case, reference_posterior

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from scipy import special
 
 import daskfactor as dfac
+from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.rates import draw_positive
-from daskfactor.models.tweedie import GammaFactors
 from daskfactor.results.diagnose import convergence
 
 pytestmark = pytest.mark.statistical
@@ -148,6 +148,6 @@ def of_log(density: Any, shape: float, rng: Any) -> float:
 def test_planted_bugs_are_seen(
     law: dfac.TweedieNMF, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"daskfactor.models.tweedie.{name}", bug)
+    monkeypatch.setattr(f"daskfactor.models.gamma_factors.{name}", bug)
     z = z_scores(law)
     assert max(map(abs, z.values())) > 5, z

@@ -10,11 +10,13 @@ from daskfactor import as_blocks
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.state import ChainState, make_state
-from daskfactor.inference.base import RunOptions, Sampler, Setting
+from daskfactor.inference.base import Sampler
+from daskfactor.inference.gaussian_chain import Counted, GaussianChain, column_table
 from daskfactor.inference.gibbs import GaussianGibbs
 from daskfactor.inference.links import LINKS, telling
 from daskfactor.inference.program import Fit, prepare_state
-from daskfactor.inference.sghmc import SGHMC, Counted, GaussianChain, column_table
+from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.inference.sghmc import SGHMC
 from daskfactor.kernels.langevin import sums_of_squares
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from tests.inference.gaussian_reference import gibbs

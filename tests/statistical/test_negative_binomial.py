@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 import daskfactor as dfac
-from daskfactor.inference.chain import TweedieChain
 from daskfactor.inference.dispersion import LearntDispersion
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models import negative_binomial
 from tests.statistical.exact import NEGATIVE_BINOMIAL, Case, exact_posterior
 from tests.statistical.replicas import replicate_sparse, run_copies

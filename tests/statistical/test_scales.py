@@ -9,8 +9,8 @@ from scipy import stats
 
 import daskfactor as dfac
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference import chain
-from daskfactor.inference.base import RunOptions, Setting
+from daskfactor.inference import tweedie_chain
+from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.rates import draw_scales
 
 pytestmark = pytest.mark.statistical
@@ -86,7 +86,7 @@ def test_another_volume_is_seen(volume: float, monkeypatch: pytest.MonkeyPatch) 
     def wrong(power: float, *given: Any) -> Array:
         return draw_scales(power + volume * (3 - 2), *given)
 
-    monkeypatch.setattr(chain, "draw_scales", wrong)
+    monkeypatch.setattr(tweedie_chain, "draw_scales", wrong)
     assert worst_shift() > 5
 
 

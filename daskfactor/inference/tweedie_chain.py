@@ -1,0 +1,368 @@
+"""A chain of a model with gamma priors: its start, its metric, its priors and its warnings."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.inference.base import TUNING
+from daskfactor.inference.chain import Arrays, Chain, TrackRun
+from daskfactor.inference.dispersion import dispersion_rule, typical_value
+from daskfactor.inference.multiplicative import (
+    OnStep,
+    balance,
+    even_out,
+    mean_floor,
+    start_state,
+    totals_of,
+)
+from daskfactor.inference.program import (
+    RATE,
+    Fit,
+    band_prior,
+    column_sums,
+    prepare_state,
+    refresh_metric,
+    shares,
+)
+from daskfactor.inference.setting import Setting, in_callers_order
+from daskfactor.inference.starts import FAR, climb
+from daskfactor.models.gamma_factors import Hyperparameters
+from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.rates import draw_scales
+from daskfactor.models.settings import EFFECTIVE, held
+from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.random import Stream, generator
+
+Array = NDArray[Any]
+HEATING = 10
+"""Sweeps from the mode of a posterior to the bulk of one of its powers."""
+RUNAWAY = 1e3
+"""A chain whose average μ is this many times the data's is taken to have diverged."""
+FALL = 3.0
+"""Nats per parameter below its start at which a chain no longer samples the posterior.
+
+A posterior lies about half a nat per parameter below its mode.
+"""
+
+
+class TweedieChain(Chain):
+    """A chain of a `TweedieNMF`: multiplicative warm start, the majoriser's metric, φ."""
+
+    hyper: Hyperparameters
+    model: TweedieNMF
+
+    def __init__(self, setting: Setting, number: int) -> None:
+        super().__init__(setting, number)
+        self.model = cast("TweedieNMF", setting.model)
+        self.rule: Any = dispersion_rule(self.model, setting.data, setting.sampler.dispersion)
+        self.hyper = Hyperparameters(1.0, 1.0, 1.0)
+        self.normalizer = 0.0
+        self.log_hyper = self.effective = 0.0
+        self.gauge: list[float] | None = None
+        """Half the log of ΣW_k / ΣH_k at the scale that the metric is of, (K,)."""
+        self.floor = mean_floor(setting.data, setting.model.likelihood)
+        self.fits: tuple[float, float] | None = None
+        """Minus the divergence at the start, and where the chain is now."""
+        self.climb = (0, 0.0)
+        """Iterations of an automatic warm start, and how fast the density rose at its end."""
+
+    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
+        """Start from multiplicative updates, balanced, with the metric there.
+
+        The run's first chain decides for all whether counts are Poisson.
+        """
+        setting = self.setting
+        data, model, executor = setting.data, self.model, setting.executor
+        if isinstance(first, TweedieChain):
+            self.rule.fixed, self.rule.settled = first.rule.fixed, first.rule.settled
+        state = start_state(data, model, setting.options.seed, self.number)
+        passes = setting.warm_passes
+        if passes[1]:
+            free = model.without_spikes()
+            found = climb(data, free, state, executor, self.rule, passes, on_step)
+            fit = found.point.fit
+            if setting.sampler.warm_start == "auto":
+                self.climb = found.iterations, found.rise
+        else:
+            fit, _ = self.rule.look(executor, state, self.floor)
+        self.fits = fit.negative_divergence, fit.negative_divergence
+        estimate = self.rule.estimate(fit)
+        self.rule.settle(estimate)
+        self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
+        balance(state, model.frozen)
+        if model.shares_rates and model.fixed == (None, None):
+            even_out(state)
+        if setting.temperature is not None:
+            self._heat(state)
+        prepare_state(state, setting.sampler.arrays)
+        self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
+        if "metric" in setting.sampler.arrays:
+            for _, band, denominator in self._denominators(state):
+                band.arrays["curvature"][:] = denominator
+                band.counts["curvature"] = 1
+        if model.learnt:
+            self._draw_priors(self.tracks[0], 0)
+        if setting.sampler.rescales:
+            self._rescale(self.tracks[0])
+        self._follow_dispersion()
+
+    def _heat(self, state: ChainState) -> None:
+        """Take a state from the mode of the posterior to the bulk of p(V | W, H)^t p(W, H).
+
+        Entries are drawn from Gamma(t θ num / φ + a, t den / φ + λ), in which numerator and
+        denominator are those of the multiplicative update: the prior at t = 0, and with one
+        component and β = 1 the full conditional at every t.
+        """
+        setting, law, phi = self.setting, self.law, self.tempered.dispersion
+        rng = generator(setting.options.seed, self.number, Stream.TEMPERATURE)
+        for factor, side in HEATING * [(0, "rows"), (1, "columns")]:
+            rate, shape = self.tempered.prior(factor)
+            found = shares(setting.executor, setting.data, state, side, law, self.floor)
+            for band, own in zip((state.rows, state.cols)[factor], found, strict=True):
+                num, den = (np.maximum(each.astype(np.float64), 0.0) / phi for each in own)
+                drawn = rng.standard_gamma(band.values * num + shape) / (den + rate)
+                with held(band.values, self.model.frozen[factor]):
+                    band.values[:] = np.maximum(drawn, np.finfo(band.values.dtype).tiny)
+
+    def _denominators(self, state: ChainState) -> Iterator[tuple[int, FactorBand, Array]]:
+        """Give the multiplicative update's denominators, with their factor and band."""
+        setting, law = self.setting, self.law
+        for factor, side in enumerate(("rows", "columns")):
+            found = shares(setting.executor, setting.data, state, side, law, self.floor)
+            for band, (_, denominator) in zip((state.rows, state.cols)[factor], found, strict=True):
+                yield factor, band, denominator
+
+    def _follow_dispersion(self) -> None:
+        """Recompute what depends on the dispersion: the metric, and the normaliser if it is known.
+
+        Where it would cost a series per entry log-likelihoods are relative ones.
+        """
+        self._refresh_metrics()
+        self.normalizer = self.rule.normalizer(self.setting.executor, self.hyper.dispersion)
+
+    def _refresh_metrics(self) -> None:
+        if "metric" in self.setting.sampler.arrays:
+            for run in self.tracks:
+                refresh_metric(run.state, self.tempered, self.model.frozen)
+
+    # -- what is drawn of scales and priors ------------------------------------
+
+    def _between(self, run: TrackRun, start: int) -> None:
+        super()._between(run, start)
+        if self.setting.sampler.rescales and run.cycle % self.setting.learns_every == 0:
+            self._rescale(run)
+
+    def _rescale(self, run: TrackRun) -> None:
+        """Draw how W and H share the scale of every component that moves in both.
+
+        W_k → c_k W_k and H_k → H_k / c_k with c_k from its conditional. The metric is taken to
+        where the chain now is, with what the chain has drifted since the last time, lest that add
+        up in the metric. Draws that were recorded stay as they are.
+        """
+        K, state = self.model.n_components, run.state
+        sides, totals = (state.rows, state.cols), []
+        for factor, bands in enumerate(sides):
+            parts = (band_prior(band, self.hyper, factor)[0] * band.values for band in bands)
+            totals.append(np.sum([part.sum(axis=0, dtype=np.float64) for part in parts], axis=0))
+        free = (totals[0] > 0) & (totals[1] > 0)
+        for mask in self.model.frozen:
+            free &= True if mask is None else ~mask
+        shapes = self.hyper.shape_w, self.hyper.shape_h
+        rows, columns = self.setting.data.shape
+        uniform = generator(self.setting.options.seed, self.number, Stream.SCALE, run.cycle).random(
+            K
+        )
+        scale = np.ones(K)
+        taken = totals[0][free], totals[1][free], uniform[free]
+        scale[free] = draw_scales(shapes[0] * rows - shapes[1] * columns, *taken)
+        here = np.zeros(K)
+        here[free] = 0.5 * np.log(np.divide(*(own[free] for own in column_sums(state))))
+        begun = here if self.gauge is None else np.array(self.gauge)
+        self.gauge = (here + np.log(scale)).tolist()
+        metric = np.where(free, np.exp(self.gauge - begun), 1.0)
+        moves = (scale, metric), (1.0 / scale, 1.0 / metric)
+        for factor, (bands, (move, own)) in enumerate(zip(sides, moves, strict=True)):
+            for band in bands:
+                band.values *= move.astype(band.values.dtype)
+                rate = np.asarray(band_prior(band, self.hyper, factor)[0], band.values.dtype)
+                for name, rest in (("curvature", 0.0), ("metric", rate)):
+                    if name in band.arrays:
+                        band.arrays[name][:] = (band.arrays[name] - rest) / own + rest
+
+    def _learn(self, run: TrackRun) -> None:
+        self._draw_priors(run, run.cycle)
+        if self.rule.drawn and len(self.tracks) == 1:
+            address = self.setting.options.seed, self.number, Stream.HYPER, run.cycle, 1
+            place, rng = (self.setting.executor, run.state, self.floor), generator(*address)
+            drawn = self.rule.draw(*place, self.hyper.dispersion, rng)
+            self.hyper = self.hyper._replace(dispersion=drawn)
+            self._follow_dispersion()
+        else:
+            self._refresh_metrics()
+
+    def _draw_priors(self, run: TrackRun, cycle: int) -> None:
+        """Draw shapes and rates of the priors from their conditionals, given a state."""
+        model, mean, hyper = self.model, self.setting.data.mean, self.hyper
+        rng = generator(self.setting.options.seed, self.number, Stream.HYPER, cycle)
+        totals = totals_of(model, run.state)
+        shapes = hyper.shape_w, hyper.shape_h
+        shapes = model.draw_shapes(mean, shapes, totals, rng)
+        drawn = model.draw_rates(mean, shapes, totals, rng)
+        rates: list[Any] = list(model.rates_under(mean, shapes))
+        for factor, bands in enumerate((run.state.rows, run.state.cols)):
+            own = drawn[factor]
+            if own is None:
+                continue
+            if model.rates_of[factor] == "component":
+                rates[factor] = tuple(map(float, own))
+                continue
+            for band in bands:
+                here = slice(band.offset, band.offset + len(band.values))
+                band.arrays[RATE] = own[here, None].copy()
+        self.hyper = Hyperparameters(hyper.dispersion, rates[0], rates[1], *shapes)
+        self.log_hyper = model.log_hyperprior(mean, shapes, drawn)
+        if model.shares_rates:
+            about = hyper.dispersion, mean, self.setting.data.total_mass
+            self.effective = model.effective_components(totals, *about)
+
+    def learnt(self, run: TrackRun) -> Arrays:
+        found: Arrays = {}
+        for own in self.model.learnt:
+            if own.dims in (("row",), ("column",)):
+                side = "rows" if own.dims == ("row",) else "columns"
+                values = run.state.gather(side, RATE)[:, 0]
+                found[own.name] = in_callers_order(self.setting.data, side, values)
+            elif own is EFFECTIVE:
+                found[own.name] = np.asarray(self.effective)
+            else:
+                name = "rate_w" if own.name == "rate" else own.name
+                found[own.name] = np.asarray(getattr(self.hyper, name))
+        return found
+
+    def _prior_constant(self) -> float:
+        return self.log_hyper - (self.hyper.dispersion if self.rule.drawn else 0.0)
+
+    def attrs(self) -> dict[str, float]:
+        """Return hyperparameters; of those that are learnt the draws tell."""
+        given = self.hyper._asdict()
+        learnt = {own.name for own in self.model.learnt} - {"dispersion"}
+        if self.rule.drawn:
+            given["dispersion"] = self.mean_dispersion
+        if learnt:  # rates that are chosen may follow shapes that are learnt
+            names = ("rate_w", "rate_h")
+            learnt |= {name for name in names if isinstance(getattr(self.model, name), str)}
+        return {name: value for name, value in given.items() if name not in learnt}
+
+    def memory(self) -> dict[str, Any]:
+        return {
+            "hyper": list(self.hyper),
+            "log_hyper": self.log_hyper,
+            "effective": self.effective,
+            "fixed": self.rule.fixed,
+            "normalizer": self.normalizer,
+            "fits": self.fits,
+            "climb": self.climb,
+            "gauge": self.gauge,
+            "noise": [self.noise_sum, self.noise_draws],
+        }
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        values: Any = [tuple(own) if isinstance(own, list) else own for own in memory["hyper"]]
+        self.hyper = Hyperparameters(*values)
+        self.log_hyper = memory.get("log_hyper", 0.0)  # runs of older versions have none
+        self.effective = memory.get("effective", 0.0)
+        self.rule.fixed = memory["fixed"]
+        self.normalizer = memory["normalizer"]
+        self.noise_sum, self.noise_draws = memory.get("noise", (0.0, 0))
+        fits = memory.get("fits")  # runs of older versions have neither
+        self.fits = None if fits is None else (fits[0], fits[1])
+        self.gauge = memory.get("gauge")
+        iterations, rise = memory.get("climb", self.climb)
+        self.climb = iterations, rise
+
+    def warnings(self) -> tuple[str | None, str | None]:
+        of_model = of_sampler = None
+        phi, K = self.hyper.dispersion, self.model.n_components
+        behind = self.climb[1] > FAR  # and then the dispersion may yet come down
+        if self.rule.counts and self.rule.fixed is None and not behind:
+            components = "1 component gives" if K == 1 else f"{K} components give"
+            cause = (
+                "they need more components, or are no Poisson counts; compare with a larger "
+                "n_components and with NegativeBinomialNMF"
+                if phi > 1
+                # More components could only fit them more closely.
+                else "they are no Poisson counts, as counts without their zeros are not, or have "
+                "too many components; compare with a smaller n_components"
+            )
+            of_model = (
+                f"around the means that {components} them, the counts vary {phi:.3g} times as much "
+                f"as Poisson counts, and the dispersion was set to that: {cause}, or pass "
+                "dispersion=1.0 for Poisson counts all the same"
+            )
+        begun, now = self.fits or (0.0, 0.0)
+        phi = self.model.at(self.hyper)[1].dispersion
+        fall = (begun - now) / phi / (sum(self.setting.data.shape) * K)
+        if fall > FALL and self.setting.warm_passes[1]:
+            of_sampler = (
+                f"the log-likelihood is {fall:.1f} nats per parameter below that of the start, "
+                "where a posterior would be less than one: the step is too large for data as "
+                "informative as these, and the draws are spread too widely; choose a smaller step "
+                'or fewer blocks, or use PSGLD(transition="cir") or LangevinDynamics()'
+            )
+        elif behind:
+            of_sampler = (
+                f"the warm start ended after {self.climb[0]} passes, its limit for data of this "
+                f"size, while the log density still rose by {self.climb[1]:.2g} nats per parameter "
+                "in 20 of them: draws may not have come as far as the posterior; pass a sampler "
+                f"with warm_start={10 * self.climb[0]}, or a larger tune"
+            )
+        return of_model, of_sampler
+
+    @property
+    def law(self) -> Likelihood:
+        return self.model.at(self.hyper)[0]
+
+    @property
+    def tempered(self) -> Hyperparameters:
+        """Return hyperparameters of p(V | W, H)^t p(W, H), φ / t for the dispersion."""
+        power = 1.0 if self.setting.temperature is None else self.setting.temperature
+        _, divided = self.model.at(self.hyper)
+        return divided._replace(dispersion=divided.dispersion / power)
+
+    def _ran_away(self, run: TrackRun) -> bool:
+        data, (rows, cols) = self.setting.data, column_sums(run.state)
+        average = float(rows @ cols) / (data.shape[0] * data.shape[1])
+        size = max(typical_value(data), abs(data.maximum), abs(data.minimum))
+        return bool(average > RUNAWAY * size)
+
+    def _adapt(self, end: int) -> None:
+        """Estimate the dispersion anew while tuning; free what is for tuning alone after it."""
+        fine = self.tracks[0]
+        if self.fits is not None and fine.fits:
+            latest = fine.fits[max(fine.fits)].negative_divergence
+            self.fits = self.fits[0], latest
+        if end <= self.setting.frozen_from and self.rule.fixed is None and not self.rule.drawn:
+            estimate = self.rule.estimate(fine.fits[fine.cycle - 1], at_point=False)
+            self.hyper = self.hyper._replace(dispersion=estimate)
+            self._follow_dispersion()
+        if end >= self.setting.options.tune:
+            for band in (band for run in self.tracks for band in run.state.bands()):
+                for name in TUNING if not self.model.learnt else TUNING[1:]:
+                    band.arrays.pop(name, None)  # rates that move take the metric with them
+
+    @property
+    def estimate(self) -> float | None:
+        tuning = self.cycle <= self.setting.frozen_from
+        estimated = self.rule.fixed is None and not self.rule.drawn
+        return self.hyper.dispersion if tuning and estimated else None
+
+    def take_dispersion(self, dispersion: float) -> None:
+        if dispersion != self.hyper.dispersion:
+            self.hyper = self.hyper._replace(dispersion=dispersion)
+            self._follow_dispersion()
+
+    def _lp(self, fit: Fit) -> float:
+        return fit.negative_divergence / self.model.at(self.hyper)[1].dispersion + self.normalizer
