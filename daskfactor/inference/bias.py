@@ -141,9 +141,7 @@ def discretization_bias(
     sampler = algorithm_from_dict(Sampler, described["sampler"], "the run was made by a sampler")
     model = _settled(model_from_dict(described["model"]), tree)
     pair = None if model.learnt else sampler.pair()
-    exact = (kind().suited(model) for kind in known(Sampler).values())
-    judge = next(found for found in exact if found is not None and found.judges)
-    follower = checked_sampler(model, pair or judge)
+    follower = checked_sampler(model, pair or _judge(model))
     each = follower.coarseness
     options = Options(
         random_seed=seed,
@@ -175,6 +173,13 @@ def discretization_bias(
         {name: one.kind for name, one in before.items()},
         {"method": "exact" if pair is None else "coupled", "draws": lengths[0], "tune": lengths[1]},
     )
+
+
+def _judge(model: Any) -> Sampler:
+    """Return the first sampler whose draws of this model others are judged by."""
+    kinds: dict[str, type[Sampler]] = known(Sampler)
+    suited = (kind().suited(model) for kind in kinds.values())
+    return next(found for found in suited if found is not None and found.judges)
 
 
 def _settled(model: Any, tree: xr.DataTree) -> Any:

@@ -23,6 +23,10 @@ NEAR = 0.01
 """How near the logarithm of a point estimate's dispersion is to the best one."""
 DRAWN = 1e-8, 1e8
 """Dispersions between which draws are."""
+FEWEST = 100
+"""Degrees of freedom without which counts are taken to be Poisson."""
+NEARLY_POISSON = 0.1
+"""Counts whose dispersion is this near 1, or not surely further off, are taken to be Poisson."""
 
 
 def typical_value(data: BlockedData) -> float:
@@ -175,9 +179,3 @@ def _free_parameters(shape: tuple[int, int], model: GammaFactors) -> int:
     moving = [np.ones(model.n_components, bool) if mask is None else ~mask for mask in model.frozen]
     count = sum(length * int(own.sum()) for length, own in zip(shape, moving, strict=True))
     return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
-
-
-FEWEST = 100
-"""Degrees of freedom without which counts are taken to be Poisson."""
-NEARLY_POISSON = 0.1
-"""Counts whose dispersion is this near 1, or not surely further off, are taken to be Poisson."""

@@ -172,9 +172,8 @@ class TweedieChain(Chain):
             free &= True if mask is None else ~mask
         shapes = self.hyper.shape_w, self.hyper.shape_h
         rows, columns = self.setting.data.shape
-        uniform = generator(self.setting.options.seed, self.number, Stream.SCALE, run.cycle).random(
-            K
-        )
+        address = self.setting.options.seed, self.number, Stream.SCALE, run.cycle
+        uniform = generator(*address).random(K)
         scale = np.ones(K)
         taken = totals[0][free], totals[1][free], uniform[free]
         scale[free] = draw_scales(shapes[0] * rows - shapes[1] * columns, *taken)
