@@ -39,8 +39,9 @@ def resume(
         what was planned is finished in any case. Of particles, whose weights are those of
         a whole set, only those that were planned can be had.
     V
-        The data again, needed if they were neither in memory nor read from a
-        path when the run began.
+        The data again, needed if they were neither dense in memory nor read from a
+        path when the run began. So are their uncertainties or weights, which come with
+        data from :func:`as_blocks`: dense ones in memory and those on a path are found again.
     progressbar, client, executor, memory_limit, callback
         As for :func:`sample`.
 

@@ -200,7 +200,7 @@ class Pairing:
             raw = LoadOptions(grid, dtype, False, options.limit, allow_empty=True, layout=own)
             self._raw = sparse_data(weighed(found, given.rule, dtype), raw)
         self.weighing = given.refuse(source, dtype, self._at)
-        self._info = replace(found.info, location=None, rule=given.rule)
+        self._info = replace(found.info, rule=given.rule)
         entries = int(self._raw.n_stored.sum()) if self._raw else found.entries or 0
         fits = sparse_bytes(grid, entries, dtype) <= options.limit
         self._storage = Storage(grid, "missing", file=None if fits else ArrayFile())

@@ -439,12 +439,18 @@ def described(
     """Give the part of a `RunSpec` that tells of data and origin; ``attrs`` go in as well.
 
     ``options`` has ``seed`` and ``dtype``. Results keep the data if they are dense, in memory,
-    and small or for a store.
+    and small or for a store; and with them the weights of their cells, or these alone if they
+    are small and nothing says where to read them again.
     """
-    labels, source = data.labels, data.source
+    labels, source, weights = data.labels, data.source, data.weights
     small = data.shape[0] * data.shape[1] * data.dtype.itemsize <= SMALL_DATA
     kept = (stored or small) and not (data.is_sparse or source.lazy)
     place = {"kind": source.kind, "location": source.location}
+    beside = None
+    if weights is not None:
+        place["weights"] = where = weights.source.location
+        if kept or (small and where is None and not data.is_sparse):
+            beside = weights.to_numpy()
     run = {"options": options, "model": model, "sampler": sampler, "source": place}
     empty = (data.row_observed == 0).any() or (data.col_observed == 0).any()
     about = {
@@ -467,6 +473,7 @@ def described(
         },
         "dtype": options["dtype"],
         "observed": data.to_numpy() if kept else None,
+        "weights": beside,
         "attrs": {
             "inference_library": "daskfactor",
             "inference_library_version": daskfactor.__version__,

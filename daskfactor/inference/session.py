@@ -13,6 +13,7 @@ from xarray import DataTree
 
 import daskfactor
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.cells import StoredWeights
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
@@ -216,12 +217,7 @@ def session_again(
     """
     saved = json.loads(run.attrs["data"])
     described = json.loads(run.attrs["run"])
-    weighting = saved.get("weighting")
-    if weighting is not None and getattr(V, "weighting", None) != weighting:
-        raise DataError(
-            f"the run at {run.path} was made from data with {weighting} of cells, which are not "
-            f"kept with it; pass them again: resume(path, V=as_blocks(V, {weighting}=...))"
-        )
+    weights = _weights_again(run, saved, described["source"], V)
     source = _source_again(run, described["source"]) if V is None else V
 
     def check(data: BlockedData) -> None:
@@ -233,7 +229,7 @@ def session_again(
 
     grid = Grid(Bands(tuple(saved["row_offsets"])), Bands(tuple(saved["column_offsets"])))
     reading = {name: saved[name] for name in ("balance", "allow_empty") if name in saved}
-    reading |= {"dtype": described["options"]["dtype"], "memory_limit": memory_limit}
+    reading |= {"dtype": described["options"]["dtype"], "memory_limit": memory_limit, **weights}
     unstored = saved.get("unstored")
     given = session(
         source, model, grid, unstored, reading=reading, check=check, weighed=True, **options
@@ -260,16 +256,46 @@ def as_begun(run: RunStore) -> Iterator[None]:
 
 def _source_again(run: Begun, source: dict[str, Any]) -> Any:
     """Find the data as they were kept in a stored run, or the place that they were read from."""
-    tree = run.tree()
-    if "observed_data" in tree.children:
-        # By threads of this process: a client that is about may have no workers left.
-        return tree["observed_data"]["V"].load(scheduler="threads")
+    kept = _kept(run, "V")
+    if kept is not None:
+        return kept
     if source["location"] is None:
         raise DataError(
             f"the run at {run.path} was made from a {source['kind']} object that is not kept with "
             "it; pass the data again: resume(path, V=...)"
         )
     return source["location"]
+
+
+def _kept(run: Begun, name: str) -> Any:
+    """Read what a stored run keeps beside its results, the data or their weights, if it does."""
+    tree = run.tree()
+    if name not in (tree["observed_data"].data_vars if "observed_data" in tree.children else ()):
+        return None
+    # By threads of this process: a client that is about may have no workers left.
+    return tree["observed_data"][name].load(scheduler="threads")
+
+
+def _weights_again(
+    run: Begun, saved: dict[str, Any], source: dict[str, Any], V: Any
+) -> dict[str, Any]:
+    """Find the weights that cells had, as an argument of `as_blocks`; none if ``V`` has them."""
+    weighting = saved.get("weighting")
+    if weighting is None or getattr(V, "weighting", None) == weighting:
+        return {}
+    kept = _kept(run, "weights")
+    if kept is not None:
+        return {"weights": StoredWeights(weighting, kept.values)}
+    if source.get("weights") is not None:
+        return {weighting: source["weights"]}
+    options = [f"blocks={len(saved['row_offsets']) - 1}"]
+    options += [f'unstored="{saved["unstored"]}"'] if saved["unstored"] else []
+    options += ["balance=True"] if saved["balance"] else []
+    raise DataError(
+        f"the run at {run.path} was made from data with {weighting} of cells, which it does not "
+        "keep and which were read from no path; pass the data with them again: resume(path, "
+        f"V=as_blocks(V, {', '.join(options)}, {weighting}=...))"
+    )
 
 
 def check_data(model: Any, data: BlockedData) -> None:

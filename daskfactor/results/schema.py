@@ -105,6 +105,9 @@ DISCREPANCIES: Final = _table(
 OBSERVED: Final = _table(
     "observed_data", ("V", "{row} {column}", "data", "the data; NaN = missing")
 )
+WEIGHED: Final = _table(
+    "observed_data", ("weights", "{row} {column}", "data", "weight of a cell, 1 / sigma^2 of sigma")
+)
 RATES: Final = _table(
     "constant_data",
     ("dispersion", "", "real", "dispersion of an observation"),
@@ -130,7 +133,7 @@ def _own_names(variables: Iterable[Variable]) -> frozenset[str]:
     return frozenset({*own, *(dim for dims in own.values() for dim in dims)} - {ROW, COLUMN})
 
 
-_FACTOR_NAMES = _own_names((*DRAWS, *STREAMED, *OBSERVED)) | set(FEATURES)
+_FACTOR_NAMES = _own_names((*DRAWS, *STREAMED, *OBSERVED, *WEIGHED)) | set(FEATURES)
 _CELL_NAMES = _own_names(MONITORED) | set(CELL_INDICES)
 
 
@@ -230,8 +233,8 @@ class RunSpec:
         Cycle number of each kept draw; 0, 1, 2, ... when not given.
     components : tuple of str, (K,), optional
         Names of the components; 0, 1, 2, ... when not given.
-    observed : array (I, J), optional
-        The data, when they are to travel with the run.
+    observed, weights : array (I, J), optional
+        The data, and the weights of their cells, when they are to travel with the run.
     attrs : mapping
         JSON-able attributes of the root.
 
@@ -258,6 +261,7 @@ class RunSpec:
     monitor_columns: NDArray[np.integer[Any]] | None = None
     draw_index: NDArray[np.integer[Any]] | None = None
     observed: NDArray[Any] | None = None
+    weights: NDArray[Any] | None = None
     components: tuple[str, ...] | None = None
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -289,6 +293,7 @@ class RunSpec:
             *(TUNING if self.warmup_draws else ()),
             *(DISCREPANCIES if weighted else ()),
             *(() if self.observed is None else OBSERVED),
+            *(() if self.weights is None else WEIGHED),
             *self.constants,
         )
 
@@ -370,7 +375,7 @@ def layouts(spec: RunSpec) -> dict[str, Layout]:
     data = spec.dtype if spec.observed is None else spec.observed.dtype
     dtypes = {"factor": spec.dtype, "real": "f8", "count": "i8", "flag": "?", "data": data}
     known = {variable: spec.attrs.get(variable.name) for variable in spec.constants}
-    known |= dict.fromkeys(OBSERVED, spec.observed)
+    known |= dict.fromkeys(OBSERVED, spec.observed) | dict.fromkeys(WEIGHED, spec.weights)
     found = {}
     for variable in spec.variables:
         inner = spec.names(variable.group)

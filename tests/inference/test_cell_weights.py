@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import zarr
 
 import daskfactor as dfac
+from daskfactor.data.convert import convert
 from daskfactor.errors import DataError, ModelError, OptionError
 
 RNG = np.random.default_rng(6)
@@ -77,29 +78,48 @@ def test_stored_entries_with_theirs_make_the_posterior_that_cells_make(
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8)
 
 
-def test_a_run_goes_on_with_the_same_uncertainties_alone(tmp_path: Path) -> None:
-    sampler = dfac.PSGLD(warm_start=3)
-    whole = dfac.sample(V, NMF, sampler, blocks=3, uncertainty=SIGMA, **QUICK)
-    short, store = QUICK | {"draws": 2}, tmp_path / "run.zarr"
-    dfac.sample(V, NMF, sampler, blocks=3, uncertainty=SIGMA, store=store, **short)
-    with pytest.raises(DataError, match="pass them again"):
-        dfac.resume(store, 4, progressbar=False)
-    with pytest.raises(DataError, match="pass them again"):
-        dfac.resume(store, 4, V=V, progressbar=False)
-    others = dfac.as_blocks(V, 3, uncertainty=2 * SIGMA)
+def forms(folder: Path, form: str) -> tuple[Any, dict[str, Any]]:
+    """The same data and uncertainties, in memory or where they are read from again."""
+    if form == "array beside path":
+        zarr.create_array(str(folder / "v"), data=V, chunks=(8, 6))
+        return str(folder / "v"), {"uncertainty": SIGMA}
+    if form == "paths":
+        for name, values in (("v", V), ("sigma", SIGMA)):
+            zarr.create_array(str(folder / name), data=values, chunks=(8, 6))
+        return str(folder / "v"), {"uncertainty": str(folder / "sigma")}
+    if form == "stores":
+        for name, values in (("v", V), ("sigma", SIGMA)):
+            convert(stored(values), folder / name, unstored="missing", blocks=3, progressbar=False)
+        return str(folder / "v"), {"uncertainty": str(folder / "sigma")}
+    if form == "sparse":
+        return stored(V), {"uncertainty": stored(SIGMA), "unstored": "missing"}
+    return V, {"uncertainty": SIGMA}
+
+
+@pytest.mark.parametrize("form", ["memory", "array beside path", "paths", "stores"])
+def test_a_run_finds_its_weights_again(form: str, tmp_path: Path) -> None:
+    values, options = forms(tmp_path, form)
+    options |= QUICK | {"blocks": 3, "sampler": dfac.PSGLD(warm_start=3)}
+    dfac.sample(values, NMF, store=tmp_path / "run.zarr", **options | {"draws": 2})
+    found = dfac.resume(tmp_path / "run.zarr", 4, progressbar=False)
+    same(found, dfac.sample(values, NMF, **options))
+    if form != "stores":
+        same(found, dfac.sample(V, NMF, **options | {"uncertainty": SIGMA}))
+
+
+def test_a_run_whose_weights_are_nowhere_says_what_to_pass(tmp_path: Path) -> None:
+    values, options = forms(tmp_path, "sparse")
+    store, short = tmp_path / "run.zarr", QUICK | {"draws": 2, "blocks": 3}
+    dfac.sample(values, NMF, store=store, **short, **options)
+    for given in (None, values):
+        with pytest.raises(DataError, match=r"as_blocks\(V, blocks=3, unstored=\"missing\", unc"):
+            dfac.resume(store, 4, V=given, progressbar=False)
+    other = dfac.as_blocks(values, 3, unstored="missing", uncertainty=stored(2 * SIGMA))
     with pytest.raises(DataError, match="not those"):
-        dfac.resume(store, 4, V=others, progressbar=False)
-    data = dfac.as_blocks(V, 3, uncertainty=SIGMA)
-    same(dfac.resume(store, 4, V=data, progressbar=False), whole)
-
-
-def test_zarr_arrays_side_by_side(tmp_path: Path) -> None:
-    for name, values in (("v", V), ("sigma", SIGMA)):
-        zarr.create_array(str(tmp_path / name), data=values, chunks=(8, 6))
-    sigma = str(tmp_path / "sigma")
-    options: dict[str, Any] = QUICK | {"blocks": 3}
-    first = dfac.sample(str(tmp_path / "v"), NMF, uncertainty=sigma, **options)
-    same(first, dfac.sample(V, NMF, uncertainty=SIGMA, **options))
+        dfac.resume(store, 4, V=other, progressbar=False)
+    data = dfac.as_blocks(values, 3, **options)
+    found = dfac.resume(store, 4, V=data, progressbar=False)
+    same(found, dfac.sample(data, NMF, **QUICK))
 
 
 def test_optimizers_come_closer_by_uncertainty() -> None:

@@ -20,11 +20,12 @@ Array = NDArray[Any]
 
 
 class Case(NamedTuple):
-    """A sampler and its model; options of its class that it must refuse."""
+    """A sampler and its model; options of its class that it must refuse; weights of cells."""
 
     sampler: Sampler
     model: Any
     refused: tuple[dict[str, Any], ...] = ()
+    weights: tuple[Any, Any] | None = None
 
 
 WARM = {"warm_start": 3}
@@ -32,6 +33,8 @@ POISSON = dfac.TweedieNMF(2, dispersion=1.0)
 OVERDISPERSED = dfac.NegativeBinomialNMF(2)
 LEARNT = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="component", shape_w="auto")
 SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
+NORMAL = dfac.TweedieNMF(2, beta=2.0, dispersion=1.0)
+UNEVEN = np.linspace(0.2, 3.0, 7), np.array([1.0, 4.0, 0.5, 2.0, 0.1, 1.5])
 LINKED = dfac.GaussianMF(
     2, covariates_w=np.arange(14.0).reshape(7, 2), covariates_h=sparse.eye_array(6, format="csr")
 )
@@ -123,6 +126,12 @@ CASES = {
     ),
     "SGHMC squares": Case(dfac.SGHMC(friction=0.5, **WARM), POISSON),
     "SGHMC learnt": Case(dfac.SGHMC(**WARM), SHARED),
+    "PSGLD weights": Case(dfac.PSGLD(**WARM), POISSON, weights=UNEVEN),
+    "PSGLD negative binomial weights": Case(dfac.PSGLD(**WARM), OVERDISPERSED, weights=UNEVEN),
+    "SGLD weights": Case(dfac.SGLD(**WARM), NORMAL, weights=UNEVEN),
+    "BlockHMC weights": Case(dfac.BlockHMC(steps=2, **WARM), NORMAL, weights=UNEVEN),
+    "Gibbs weights": Case(dfac.Gibbs(), dfac.GaussianMF(2), weights=UNEVEN),
+    "SGHMC weights": Case(dfac.SGHMC(), dfac.GaussianMF(2), weights=UNEVEN),
 }
 
 DRAWS, TUNE = 6, 10
@@ -153,7 +162,10 @@ def draw(name: str, V: Any = None, **options: Any) -> xr.DataTree:
         "monitor": "missing",
     }
     model = options.pop("model", case.model)
-    return dfac.sample(counts() if V is None else V, model, case.sampler, **settings | options)
+    V = counts() if V is None else V
+    if case.weights is not None:
+        V = dfac.as_blocks(V, 2, unstored=options.get("unstored"), weights=case.weights)
+    return dfac.sample(V, model, case.sampler, **settings | options)
 
 
 def same(one: xr.DataTree, other: xr.DataTree) -> bool:
@@ -230,9 +242,10 @@ def test_lp_is_the_log_posterior_density_of_the_draw(name: str) -> None:
     seen = ~np.isnan(V)
     for at in (0, DRAWS - 1):
         W, H = (tree["posterior"][factor].values[0, at] for factor in ("W", "H"))
-        wanted = log_density(V[seen], (W @ H)[seen], 1.0, 1.0).sum() + model.log_prior(
-            W, H, 0.7, 0.4
-        )
+        each = log_density(V[seen], (W @ H)[seen], 1.0, 1.0)
+        if (weights := CASES[name].weights) is not None:
+            each = each * np.outer(*weights)[seen]
+        wanted = each.sum() + model.log_prior(W, H, 0.7, 0.4)
         assert tree["sample_stats"]["lp"].values[0, at] == pytest.approx(wanted, rel=1e-5)
 
 

@@ -16,7 +16,7 @@ REGISTRY: tuple[Variable, ...] = (
     *(schema.DENSITY, schema.OBJECTIVE, *schema.STEPS, *schema.PARTICLES, *HMC.statistics),
     *schema.TUNING,
     *schema.DISCREPANCIES,
-    *schema.OBSERVED,
+    *(*schema.OBSERVED, *schema.WEIGHED),
     *(*schema.RATES, *schema.THRESHOLD),
 )
 _KINDS = {"factor": "f", "real": "f", "count": "iu", "flag": "b", "data": "biuf"}
