@@ -47,6 +47,7 @@ from daskfactor.results.trace import (
     relative,
     require_draws,
 )
+from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
 Positions = NDArray[np.int64]
@@ -74,6 +75,7 @@ def predict(
     *,
     interval: float = 0.9,
     of: Of | None = None,
+    uncertainty: Any = None,
 ) -> xr.Dataset:
     r"""Posterior mean, standard deviation and interval of any cells, lazily.
 
@@ -104,7 +106,14 @@ def predict(
     of
         ``"observation"``: ``sd`` and interval are those of a new observation, noise
         included. ``"mean"``: those of its mean mu. Left out: the first, where the model
-        has a law of observations, and a `SILFNMF` has none.
+        has a law of observations, and a `SILFNMF` has none; where cells have uncertainties,
+        if they are known.
+    uncertainty
+        Standard deviation of a new observation of each of these cells, for a run that had
+        uncertainties of cells: one number, an array of the shape of the result, or a DataArray,
+        which is matched by label. Left out: the run's own, which it keeps with its
+        ``observed_data``, as it does where they were dense in memory. Both are scaled by the
+        dispersion.
 
     Returns
     -------
@@ -125,7 +134,7 @@ def predict(
     _check_options(interval, of)
     tree = require_draws(trace, "a prediction")
     dims = factor_dims(tree)
-    model, dispersion, of = _model_of(tree, of)
+    model, dispersion, of = _model_of(tree, of, uncertainty)
     cells = select(tree, dims, rows, columns)
     fine = draws_of(tree["posterior"].to_dataset(), cells, draw_weights(tree))
     own = wanted = per_cell(moments, fine)
@@ -134,12 +143,16 @@ def predict(
         wanted = extrapolated_moments(own, coarse, model.nonnegative)
     mean, variance = wanted
     if of == "observation":
-        law = {"likelihood": model.likelihood, "dispersion": dispersion, "interval": interval}
+        phi: Any = dispersion
+        if has_uncertainty(tree):
+            phi = phi * variances(tree, cells, uncertainty, mean)
         sd, lower, upper = map_blocks(
             _of_observation,
             mean,
             variance,
-            **law,
+            phi,
+            likelihood=model.likelihood,
+            interval=interval,
             new_axis=0,
             chunks=((3,), *mean.chunks),
             dtype=np.float64,
@@ -503,7 +516,7 @@ def _check_options(interval: float, of: str | None) -> None:
         raise OptionError(f"of must be 'observation' or 'mean', got {of!r}; or leave it out")
 
 
-def _model_of(tree: xr.DataTree, of: Of | None) -> tuple[Any, float, Of]:
+def _model_of(tree: xr.DataTree, of: Of | None, uncertainty: Any) -> tuple[Any, float, Of]:
     """The model of a run, its dispersion, and what the interval is about."""
     try:
         model = model_from_dict(json.loads(tree.attrs["model"]))
@@ -514,13 +527,11 @@ def _model_of(tree: xr.DataTree, of: Of | None) -> tuple[Any, float, Of]:
             "this trace does not say its model (attributes 'model' and 'dispersion'); "
             "pass the result of daskfactor.sample or the path of its store"
         ) from error
-    weighting = json.loads(tree.attrs.get("data", "{}")).get("weighting")
-    if observed and weighting == "uncertainty":
+    if not knows_variances(tree, uncertainty):
         if of == "observation":
             raise OptionError(
-                "of='observation' needs the uncertainty of each cell, and the run did not keep "
-                "those that it was given; pass of='mean' for intervals of the mean, and add the "
-                "uncertainty's square to its variance"
+                "of='observation' needs the uncertainty of each of these cells, and the run did "
+                "not keep those that it was given; pass them as uncertainty=, or of='mean'"
             )
         return model, dispersion, "mean"
     if of == "observation" and not observed:
@@ -532,7 +543,7 @@ def _model_of(tree: xr.DataTree, of: Of | None) -> tuple[Any, float, Of]:
 
 
 def _of_observation(
-    mean: Array, variance: Array, likelihood: Likelihood, dispersion: float, interval: float
+    mean: Array, variance: Array, dispersion: Any, likelihood: Likelihood, interval: float
 ) -> Array:
     """Standard deviation, lower and upper end for a new observation."""
     total = likelihood.observation_variance(mean, variance, dispersion)
@@ -551,7 +562,9 @@ def _moved(
 
 
 @reads_here
-def monitored(trace: Trace, *, interval: float = 0.9, of: Of | None = None) -> xr.Dataset:
+def monitored(
+    trace: Trace, *, interval: float = 0.9, of: Of | None = None, uncertainty: Any = None
+) -> xr.Dataset:
     r"""Mean, standard deviation and interval at the cells that the run monitored.
 
     .. math:: m = \sum_c n_c m_c / n, \qquad
@@ -563,7 +576,7 @@ def monitored(trace: Trace, *, interval: float = 0.9, of: Of | None = None) -> x
     ----------
     trace
         Result of a run with ``monitor=``, or the path of its store.
-    interval, of
+    interval, of, uncertainty
         As in `predict`. With ``of="mean"`` the interval is that of a gamma law
         (normal, for real-valued models) with the streamed mean and variance.
 
@@ -583,11 +596,15 @@ def monitored(trace: Trace, *, interval: float = 0.9, of: Of | None = None) -> x
         raise OptionError(
             "this run monitored no cells: none were asked for with monitor=, or none was missing"
         )
-    model, dispersion, of = _model_of(tree, of)
+    model, dispersion, of = _model_of(tree, of, uncertainty)
     group = tree["monitor"].to_dataset().load()
     mean, variance = _pooled(group)
     if of == "observation":
-        sd, lower, upper = _of_observation(mean, variance, model.likelihood, dispersion, interval)
+        phi: Any = dispersion
+        if has_uncertainty(tree):
+            cells = group[CELL_INDICES[0]], group[CELL_INDICES[1]]
+            phi = phi * variances(tree, cells, uncertainty, mean).compute()
+        sd, lower, upper = _of_observation(mean, variance, phi, model.likelihood, interval)
     else:
         sd = np.sqrt(variance)
         lower, upper = _matched_interval(mean, variance, model.nonnegative, interval)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import xarray as xr
 import zarr
 
 import daskfactor as dfac
@@ -145,10 +146,78 @@ def test_what_takes_no_weights_says_so() -> None:
         dfac.log_evidence(data, poisson, progressbar=False)
     with pytest.raises(ModelError, match="take beta=2"):
         dfac.sample(counts, poisson, uncertainty=1.0, **QUICK)
-    trace = dfac.sample(V, NMF, uncertainty=SIGMA, monitor="missing", **QUICK)
-    with pytest.raises(OptionError, match="needs the uncertainty"):
-        dfac.predict(trace, of="observation")
-    assert dfac.predict(trace).attrs["of"] == dfac.monitored(trace).attrs["of"] == "mean"
+
+
+@pytest.mark.parametrize("model", [NMF, REAL], ids=["non-negative", "real"])
+def test_a_new_observation_has_the_uncertainty_of_its_cell(model: Any) -> None:
+    """Held-out observations with uneven, known sigma lie in 90 % of the intervals."""
+    rng = np.random.default_rng(4)
+    mu = rng.gamma(2, 1, (90, 2)) @ rng.gamma(2, 1, (2, 80))
+    sigma = np.exp(rng.normal(0.5, 1.0, mu.shape))
+    truth = xr.DataArray(mu + sigma * rng.normal(size=mu.shape), dims=("day", "species"))
+    hidden = rng.random(mu.shape) < 0.3
+    sampler = dfac.BlockHMC() if model is NMF else dfac.SGHMC()
+    options: dict[str, Any] = {"random_seed": 1, "progressbar": False, "monitor": "missing"}
+    trace = dfac.sample(
+        truth.where(~hidden), model, sampler, 150, 150, uncertainty=sigma, **options
+    )
+    whole, cells = dfac.predict(trace).load(), dfac.monitored(trace)
+    assert whole.attrs["of"] == cells.attrs["of"] == "observation"
+    inside = (truth >= whole["lower"]) & (truth <= whole["upper"])
+    large = sigma > np.median(sigma)
+    for part in (hidden & large, hidden & ~large):
+        assert 0.87 < inside.values[part].mean() < 0.93
+    at = cells["row_index"].values, cells["column_index"].values
+    for name, share in (("mean", 0.02), ("lower", 0.05), ("upper", 0.05)):
+        assert np.abs(cells[name] - whole[name].values[at]).max() < share * sigma[at].max()
+    inside_there = (truth.values[at] >= cells["lower"]) & (truth.values[at] <= cells["upper"])
+    assert 0.88 < inside_there.mean() < 0.92
+
+
+def test_uncertainties_of_predicted_cells_are_the_runs_own_or_given(tmp_path: Path) -> None:
+    days, species = np.arange(24) * 3, [f"s{j}" for j in range(18)]
+    labelled = xr.DataArray(V, {"day": days, "species": species}, ("day", "species"))
+    sigma = labelled.copy(data=SIGMA)
+    run = tmp_path / "run.zarr"
+    options = QUICK | {"monitor": "missing", "store": run}
+    trace = dfac.sample(labelled, NMF, uncertainty=sigma, **options)
+    own, mean = dfac.predict(trace).load(), dfac.predict(trace, of="mean").load()
+    np.testing.assert_allclose(own["sd"] ** 2, mean["sd"] ** 2 + SIGMA**2, rtol=1e-4)
+    some = {"rows": days[[5, 2]], "columns": ["s7", "s1", "s4"]}
+    points = [xr.DataArray(own_labels, dims="cell") for own_labels in (days[[5, 2]], ["s7", "s1"])]
+    for wanted, given in (
+        ({}, sigma[::-1, ::-1]),
+        (some, None),
+        (some, sigma),
+        (some, SIGMA[np.ix_([5, 2], [7, 1, 4])]),
+        (some | {"rows": 15}, SIGMA[5, [7, 1, 4]]),
+        (some | {"rows": 15}, None),
+        ({"rows": points[0], "columns": points[1]}, SIGMA[[5, 2], [7, 1]]),
+        ({"rows": points[0], "columns": points[1]}, None),
+    ):
+        found = dfac.predict(run, **wanted, uncertainty=given)
+        selected = own.sel(day=wanted.get("rows", days), species=wanted.get("columns", species))
+        assert found["sd"].dims == selected["sd"].dims
+        np.testing.assert_allclose(found["sd"], selected["sd"], rtol=1e-5)
+    twice = dfac.predict(trace, uncertainty=2 * sigma)
+    np.testing.assert_allclose(twice["sd"] ** 2 - own["sd"] ** 2, 3 * SIGMA**2, rtol=1e-4)
+    cells = dfac.monitored(trace)
+    given = SIGMA[cells["row_index"], cells["column_index"]]
+    np.testing.assert_allclose(dfac.monitored(run, uncertainty=given)["sd"], cells["sd"], rtol=1e-5)
+    with pytest.raises(DataError, match=r"of their shape, \(2, 3\)"):
+        dfac.predict(run, **some, uncertainty=SIGMA)
+    with pytest.raises(OptionError, match="one dispersion for all"):
+        dfac.predict(dfac.sample(V, NMF, **QUICK), uncertainty=SIGMA)
+
+
+def test_uncertainties_that_a_run_did_not_keep_are_asked_for() -> None:
+    data = dfac.as_blocks(stored(V), 3, unstored="missing", uncertainty=stored(SIGMA))
+    trace = dfac.sample(data, NMF, monitor=(np.arange(3), np.arange(3)), **QUICK)
+    for verb in (dfac.predict, dfac.monitored):
+        with pytest.raises(OptionError, match="pass them as uncertainty="):
+            verb(trace, of="observation")
+        assert verb(trace).attrs["of"] == "mean"
+        assert verb(trace, uncertainty=2.0).attrs["of"] == "observation"
 
 
 def test_weights_count_observations_in_the_dispersion() -> None:

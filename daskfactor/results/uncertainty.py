@@ -1,0 +1,99 @@
+"""Uncertainties of cells in predictions: those that a run keeps, or others for these cells."""
+
+import json
+from typing import Any, Final
+
+import dask.array as da
+import numpy as np
+import xarray as xr
+
+from daskfactor.errors import DataError, OptionError
+
+Lazy = Any  # dask.array.Array
+
+# dask's functions carry no types.
+asarray: Final[Any] = da.asarray
+broadcast_to: Final[Any] = da.broadcast_to
+
+
+def has_uncertainty(tree: xr.DataTree) -> bool:
+    """Tell whether the run was given uncertainties of cells."""
+    weighting = json.loads(tree.attrs.get("data", "{}")).get("weighting")
+    return bool(weighting == "uncertainty")
+
+
+def knows_variances(tree: xr.DataTree, given: Any) -> bool:
+    """Tell whether nothing lacks for the variance of a new observation of every cell.
+
+    Raises
+    ------
+    OptionError
+        If uncertainties are given for a run without.
+    """
+    if has_uncertainty(tree):
+        return given is not None or kept_weights(tree) is not None
+    if given is None:
+        return True
+    raise OptionError(
+        "uncertainty is for runs that were given the uncertainty of cells, and this one has one "
+        "dispersion for all of them; leave uncertainty out"
+    )
+
+
+def kept_weights(tree: xr.DataTree) -> Any:
+    """Weights of all cells (I, J), as far as the results keep them; None: they do not."""
+    if "observed_data" in tree.children and "weights" in tree["observed_data"].data_vars:
+        return tree["observed_data"]["weights"].data
+    return None
+
+
+def variances(
+    tree: xr.DataTree, cells: tuple[xr.DataArray, xr.DataArray], given: Any, mean: Any
+) -> Lazy:
+    """Squares of the uncertainties of a grid of cells (r, c), or of single ones (p,), lazily.
+
+    Parameters
+    ----------
+    tree
+        A trace.
+    cells
+        Positions of rows and columns under the user's names and labels, or of single cells if
+        they share their dimension.
+    given
+        What takes the place of what the run keeps, as for `predict`.
+    mean
+        Array of the shape, and with the chunks, that they are to have.
+
+    Raises
+    ------
+    DataError
+        If what is given does not have the shape or the labels of the cells.
+    """
+    chunks = getattr(mean, "chunks", mean.shape)
+    if given is None:
+        weights = asarray(kept_weights(tree))
+        rows, columns = (np.atleast_1d(at.values) for at in cells)
+        paired = bool(set(cells[0].dims) & set(cells[1].dims))
+        own = weights.vindex[rows, columns] if paired else weights[rows][:, columns]
+        return da.divide(1.0, own.astype(np.float64)).rechunk(chunks)
+    shape = tuple(at.size for at in cells if at.ndim)[: mean.ndim]
+    try:
+        if isinstance(given, xr.DataArray):
+            given = _by_label(given, cells, shape)
+        sigma = broadcast_to(asarray(given).astype(np.float64), shape)
+    except ValueError as error:
+        raise DataError(
+            f"uncertainty of the predicted cells must be one number, an array of their shape, "
+            f"{shape}, or a DataArray with their dimensions, got shape {np.shape(given)}"
+        ) from error
+    return (sigma**2).reshape(mean.shape).rechunk(chunks)
+
+
+def _by_label(
+    given: xr.DataArray, cells: tuple[xr.DataArray, xr.DataArray], shape: tuple[int, ...]
+) -> Any:
+    """Values in the order of the cells; NaN where none has the label of a cell."""
+    dims = dict.fromkeys(dim for at in cells for dim in at.dims)
+    coords = {dim: at.coords[dim] for at in cells for dim in at.dims if dim in at.coords}
+    plan = xr.DataArray(da.empty(shape), coords, tuple(dims))
+    return xr.align(plan, given, join="left")[1].broadcast_like(plan).transpose(*plan.dims).data
