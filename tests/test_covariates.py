@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from scipy import sparse, stats
@@ -66,6 +67,29 @@ def test_links_are_in_the_results_under_their_labels(tmp_path: Path) -> None:
     moments = dfac.sample(V, model, **QUICK, keep="moments")
     xr.testing.assert_equal(moments["posterior_moments"].to_dataset(), means.to_dataset().compute())
     assert (draws["link_precision_w"] > 0).all()
+
+
+def test_covariates_are_found_by_the_labels_of_the_data(tmp_path: Path) -> None:
+    people, days = [f"p{i}" for i in range(40)], np.arange("2020-01", "2022-07", dtype="M8[M]")
+    data = xr.DataArray(V, {"person": people, "day": days.astype("M8[ns]")}, ("person", "day"))
+    more = pd.DataFrame(np.r_[X, X[:5] + 1], index=[*people, *"abcde"])[::-1]
+    turned = xr.DataArray(Y, {"day": days.astype("M8[s]")}, ("day", "trait"))[::-1]
+    model = dfac.GaussianMF(2, covariates_w=more, covariates_h=turned)
+    known = dfac.sample(data, MODEL, **QUICK)
+    short = QUICK | {"draws": 2}
+    dfac.sample(data, model, store=tmp_path / "run.zarr", **short)
+    found = dfac.resume(tmp_path / "run.zarr", 4, progressbar=False)
+    for name in ("W", "H", "link_w", "link_h"):
+        np.testing.assert_array_equal(found["posterior"][name], known["posterior"][name])
+    by_position = dfac.sample(V, dfac.GaussianMF(2, covariates_w=pd.DataFrame(X)), **QUICK)
+    again = dfac.sample(data, dfac.GaussianMF(2, covariates_w=pd.DataFrame(X)), **QUICK)
+    np.testing.assert_array_equal(again["posterior"]["W"], by_position["posterior"]["W"])
+    for wrong, message in (
+        (more.drop("p7"), r"covariates_w lacks 1 of the data's 40 rows, the first of them 'p7'"),
+        (pd.concat([more, more[:2]]), r"more than one row labelled 'e'"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            dfac.sample(data, dfac.GaussianMF(2, covariates_w=wrong), **QUICK)
 
 
 @pytest.mark.parametrize("sampler", [dfac.SGHMC(), dfac.Gibbs()], ids=lambda own: own.name)

@@ -137,11 +137,8 @@ class Asked:
 
     def _agree(self, found: Source, source: Source) -> None:
         """Refuse labels that are not those of V."""
-        for axis in ("row", "col"):
-            own, other = (
-                getattr(labels, f"{axis}_coords").get(getattr(labels, f"{axis}_dim"))
-                for labels in (found.labels, source.labels)
-            )
+        pairs = zip(found.labels.index, source.labels.index, strict=True)
+        for axis, (own, other) in zip(("row", "column"), pairs, strict=True):
             if own is not None and other is not None and not np.array_equal(own, other):
                 raise DataError(
                     f"the labels of the {self.kind}'s {axis}s are not those of V, or in another "

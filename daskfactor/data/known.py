@@ -62,6 +62,11 @@ class Labels:
                 f"got {', '.join(names)}; rename them, for example with DataArray.rename"
             )
 
+    @property
+    def index(self) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        """The labels of rows and of columns; None where there are none."""
+        return self.row_coords.get(self.row_dim), self.col_coords.get(self.col_dim)
+
     def row(self, index: int) -> str:
         """How a message calls one row: its number and its label."""
         return f"row {index}{_label(self.row_dim, self.row_coords, index)}"

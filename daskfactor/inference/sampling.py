@@ -173,7 +173,7 @@ def sample(
         callback=callback,
     ) as held:
         data = held.data
-        model = model.sized(data.shape)
+        model = model.sized(data.shape, data.labels.index)
         sampler.check_data(data)
         if data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()

@@ -179,7 +179,7 @@ def session(
             stack.callback(data.close)
         if not weighed:
             data.refuse_weights("this")
-        (check or partial(check_data, model.sized(data.shape)))(data)
+        (check or partial(check_data, model.sized(data.shape, data.labels.index)))(data)
         return data, "{} x {}".format(*data.shape)
 
     def choose(client: Any, data: BlockedData) -> Choice:

@@ -39,6 +39,8 @@ class Covariates(StoredArrays):
         run whose arrays have not been read.
     names
         Of the F covariates; None: they are known by number.
+    labels
+        Of the n rows, by which those of the data are found; None: by position.
 
     References
     ----------
@@ -49,6 +51,7 @@ class Covariates(StoredArrays):
     shape: tuple[int, int]
     values: Any = None
     names: tuple[str, ...] | None = None
+    labels: Array | None = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Covariates):
@@ -155,7 +158,40 @@ class Covariates(StoredArrays):
     def at(self, rows: Array) -> "Covariates":
         """Return those of some rows, given by position or mask."""
         values = self.values[rows]
-        return Covariates(values.shape, values, self.names)
+        labels = None if self.labels is None else self.labels[rows]
+        return Covariates(values.shape, values, self.names, labels)
+
+    def matching(self, name: str, labels: Array | None) -> "Covariates":
+        """Return those of the rows (or columns) of data with these labels, in their order.
+
+        By position where either has no labels, or both have the same.
+
+        Raises
+        ------
+        ModelError
+            If a label is missing among those of the covariates, or is there more than once.
+        """
+        if self.labels is None or labels is None:
+            return self
+        own, wanted = _keys(self.labels), _keys(labels)
+        if own == wanted:
+            return self
+        place = {label: at for at, label in enumerate(own)}
+        side, remedy = _side(name), "or drop the labels to match by position"
+        if len(place) < len(own):
+            twice = next(label for at, label in enumerate(own) if place[label] != at)
+            raise ModelError(
+                f"{name} has more than one row labelled {twice!r}, and its rows are matched to the "
+                f"data's {side} by label; keep one of each, {remedy}"
+            )
+        lost = [label for label in wanted if label not in place]
+        if lost:
+            raise ModelError(
+                f"{name} lacks {len(lost)} of the data's {len(wanted)} {side}, the first of them "
+                f"{lost[0]!r} (its own labels begin with {own[0]!r}); give all of them "
+                f"covariates, {remedy}"
+            )
+        return self.at(np.array([place[label] for label in wanted]))
 
     def check_length(self, name: str, length: int) -> None:
         """Refuse covariates that are not one row for each row (or column) of the data.
@@ -208,7 +244,7 @@ def checked_covariates(name: str, given: Any) -> Covariates | None:
             f"{name} must be finite, and {gone} of its entries are NaN, infinite or masked; fill "
             "them in, for example with the mean of their column, and add a column that marks them"
         )
-    return Covariates((values.shape[0], values.shape[1]), values, _names(given))
+    return Covariates((values.shape[0], values.shape[1]), values, _names(given), _labels(given))
 
 
 def _names(given: Any) -> tuple[str, ...] | None:
@@ -217,6 +253,20 @@ def _names(given: Any) -> tuple[str, ...] | None:
     if hasattr(given, "dims") and hasattr(given, "indexes"):
         labels = given.indexes.get(given.dims[1])
     return None if labels is None else tuple(map(str, labels))
+
+
+def _labels(given: Any) -> Array | None:
+    """Labels of the rows of an xarray.DataArray or a pandas.DataFrame; None: they are numbered."""
+    index = getattr(given, "index", None)
+    if hasattr(given, "dims") and hasattr(given, "indexes"):
+        index = given.indexes.get(given.dims[0])
+    numbered = index is None or callable(index) or type(index).__name__ == "RangeIndex"
+    return None if numbered else np.asarray(index)
+
+
+def _keys(labels: Array) -> list[Any]:
+    """Labels as plain values that are equal where they mean the same."""
+    return list((labels.astype("M8[ns]") if labels.dtype.kind == "M" else labels).tolist())
 
 
 def _side(name: str) -> str:

@@ -138,7 +138,9 @@ class GaussianMF(FactorModel):
     covariates_w, covariates_h
         Covariates of the rows, (I, F), and of the columns, (J, F), in the order of the data:
         a NumPy array, a scipy sparse matrix, a DataFrame, or a DataArray with the dimension
-        of the rows (columns) first; labels of F are kept. They are taken as they are: one
+        of the rows (columns) first; labels of F are kept. Where both the data and the last
+        two have labels of rows (columns), these are matched, in any order, and what the data
+        have no row of is left out. They are taken as they are: one
         prior goes for all, so bring them to one scale, such as standard deviations, and take
         means off those that are not one-hot.
     link_precision_w, link_precision_h
@@ -215,6 +217,13 @@ class GaussianMF(FactorModel):
         for name, own, length in zip(LINKED, self.covariates, shape, strict=True):
             if own is not None:
                 own.check_length(name, length)
+
+    def sized(self, shape: Sequence[int], labels: tuple[Any, Any] = (None, None)) -> Self:
+        sides = zip(LINKED, self.covariates, labels, strict=True)
+        found: dict[str, Any] = {
+            name: own.matching(name, wanted) for name, own, wanted in sides if own is not None
+        }
+        return replace(self, **found) if found else self
 
     def component_names(self) -> tuple[str, ...]:
         extra = ("row_bias", "column_bias") if self.biases else ("level",)

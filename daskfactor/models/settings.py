@@ -285,9 +285,9 @@ class FactorModel(StoredModel, ABC):
     def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse data whose rows or columns the model does not fit."""
 
-    def sized(self, shape: Sequence[int]) -> Self:
-        """The model with a number of components, for data of this shape."""
-        del shape
+    def sized(self, shape: Sequence[int], labels: tuple[Any, Any] = (None, None)) -> Self:
+        """The model with a number of components, for data of this shape with these labels."""
+        del shape, labels
         return self
 
     def with_uncertainty(self) -> Self:
