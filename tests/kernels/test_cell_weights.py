@@ -11,6 +11,8 @@ from daskfactor.kernels.descent import descent_kernel
 from daskfactor.kernels.regression import add_equations, triangle, turned
 from daskfactor.kernels.subsample import add_subsample, block_address
 from daskfactor.kernels.views import AnyBlock, BlockView, Workspace
+from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels.sparse_problem import FLOOR, dense_view, factor_pair, sparse_block
 
@@ -18,9 +20,14 @@ Array = NDArray[Any]
 M, N, K = 53, 31, 3
 MOST = 3
 W, H = factor_pair(np.float64, M, N, K)
+NORMAL, POISSON, OVERDISPERSED = Tweedie(2.0), Tweedie(1.0), NegativeBinomial(0.6)
 CASES = pytest.mark.parametrize(
-    ("beta", "kind"),
-    [(2.0, "dense"), (2.0, "missing"), (1.0, "zero"), (2.0, "zero")],
+    ("law", "kind"),
+    [
+        *((NORMAL, "dense"), (NORMAL, "missing"), (POISSON, "zero"), (NORMAL, "zero")),
+        *((OVERDISPERSED, kind) for kind in ("dense", "missing", "zero")),
+    ],
+    ids=str,
 )
 
 
@@ -52,9 +59,9 @@ def copies(block: AnyBlock) -> list[AnyBlock]:
     return found
 
 
-def everything(block: AnyBlock, beta: float) -> dict[str, Array]:
+def everything(block: AnyBlock, law: Likelihood) -> dict[str, Array]:
     """What all kernels of a law give for a block."""
-    work, law = Workspace(np.float64), Tweedie(beta)
+    work = Workspace(np.float64)
     curvatures = np.zeros_like(W), np.zeros_like(H)
     found = dict(enumerate(blockwise.gradient(block, law, W, H, 2.0, FLOOR, work)))
     found = {f"gradient {side}": own.copy() for side, own in found.items()}
@@ -73,7 +80,7 @@ def everything(block: AnyBlock, beta: float) -> dict[str, Array]:
     sums = np.zeros(2)
     blockwise.evaluate(block, law, W, H, FLOOR, sums, None, work)
     found["fit"] = sums
-    if beta == 2:
+    if law is NORMAL:
         for mine, other in ((block, H), (turned(block), W)):
             targets = np.zeros((mine.m, K))
             grams = add_equations(mine, other, np.zeros((1, triangle(K))), targets)
@@ -83,10 +90,10 @@ def everything(block: AnyBlock, beta: float) -> dict[str, Array]:
 
 
 @CASES
-def test_a_weight_says_how_often_a_cell_counts(beta: float, kind: str) -> None:
+def test_a_weight_says_how_often_a_cell_counts(law: Likelihood, kind: str) -> None:
     block = block_of(kind)
-    ours = everything(block, beta)
-    alone = [everything(copy, beta) for copy in copies(block)]
+    ours = everything(block, law)
+    alone = [everything(copy, law) for copy in copies(block)]
     for name, found in ours.items():
         wanted = sum(own[name] for own in alone)
         scale = max(np.abs(own[name]).max() for own in alone)
@@ -94,12 +101,12 @@ def test_a_weight_says_how_often_a_cell_counts(beta: float, kind: str) -> None:
 
 
 @CASES
-def test_weights_of_one_are_none(beta: float, kind: str) -> None:
+def test_weights_of_one_are_none(law: Likelihood, kind: str) -> None:
     block = block_of(kind)._replace(weights=None)
     values = block.block if isinstance(block, BlockView) else block.values
     plain, ones = (
-        everything(block, beta),
-        everything(block._replace(weights=np.ones_like(values)), beta),
+        everything(block, law),
+        everything(block._replace(weights=np.ones_like(values)), law),
     )
     for name, found in ones.items():
         np.testing.assert_allclose(found, plain[name], rtol=1e-11, atol=1e-9, err_msg=name)

@@ -78,18 +78,19 @@ def run_tracks(
     blocks: int | None = None,
     dense: bool = False,
     executor: Executor | None = None,
-    sigma: Array | None = None,
+    **cells: Array,
 ) -> list[Draws]:
     """What every copy gave, for each of the sampler's tracks (fine, coarse).
 
     ``blocks`` are bands a side, by default as many as cut through every row or column;
-    ``draws`` count the fine track's; ``sigma`` are uncertainties of the cells.
+    ``draws`` count the fine track's; ``cells`` are the ``uncertainty`` or the ``weights`` of
+    the cells of a copy.
     """
     copied = replicate if dense else replicate_sparse
     V = copied(case.V, copies)
     options: dict[str, Any] = {"unstored": None if dense else "missing", "dtype": "float64"}
-    if sigma is not None:
-        options["uncertainty"] = copied(np.where(np.isnan(case.V), np.nan, sigma), copies)
+    for kind, given in cells.items():
+        options[kind] = copied(np.where(np.isnan(case.V), np.nan, given), copies)
     executor = executor or SerialExecutor()
     with as_blocks(V, blocks or min(case.V.shape), **options) as data:
         settings = case._asdict()
@@ -99,8 +100,8 @@ def run_tracks(
         else:
             model = TweedieNMF(settings.pop("K"), beta=beta, **settings)
         plan = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
-        cells = cells_of(case.V.shape, copies)
-        chain = sampler.chain(Setting(data, model, sampler, plan, executor, cells), 0)
+        watched = cells_of(case.V.shape, copies)
+        chain = sampler.chain(Setting(data, model, sampler, plan, executor, watched), 0)
         chain.start()
         for end in chain.setting.ends:
             chain.advance(end)

@@ -66,12 +66,43 @@ def test_the_wrong_sign_of_the_curvature_is_seen(monkeypatch: pytest.MonkeyPatch
     assert found.rms > 0.5
 
 
+OFTEN = np.array([[3.0], [2.0], [0.25]])
+
+
+def counted_often() -> dict[str, Any]:
+    """The moments under weights n, by quadrature: the cell n times, p(v | w h)^n."""
+    x, dx = np.polynomial.legendre.leggauss(400)
+    w, dw = 10.0 * (1 + x) ** 2, 20.0 * (1 + x) * dx  # from 0 to 40, closer near 0
+    alpha, rows = FIXED.dispersion, []
+    for v, n in zip(FIXED.V[:, 0], OFTEN[:, 0], strict=True):
+        law = stats.nbinom(1 / alpha, 1 / (1 + alpha * np.outer(w, w)))
+        density = np.exp(n * law.logpmf(v) - w[:, None]) * dw[:, None]  # (w, h)
+        rows.append([(w[:, None] ** power * density).sum(axis=0) for power in range(3)])
+    whole = np.prod([row[0] for row in rows], axis=0) * np.exp(-w) * dw
+    parts = [[whole @ (row[m] / row[0] * w**m) / whole.sum() for row in rows] for m in (1, 2)]
+    mean, square = (np.array(part)[:, None] for part in parts)
+    sum_w = sum(whole @ (row[1] / row[0]) for row in rows) / whole.sum()
+    return {"mean_mu": mean, "var_mu": square - mean**2, "sum_w": sum_w}
+
+
+@pytest.mark.parametrize("weights", [OFTEN, np.ones((3, 1))], ids=["weights", "none"])
+def test_a_weight_says_how_often_a_cell_counts(weights: Array) -> None:
+    settings: dict[str, Any] = {"copies": 1024, "tune": 250, "draws": 250, "blocks": 1}
+    moments = run_copies(FIXED, dfac.BlockHMC(warm_start=5), weights=weights, **settings)[0]
+    found = Distance(moments, counted_often())
+    assert found.error < 0.025
+    assert found.passes == (weights is OFTEN), str(found)
+
+
 COPIES = 30
 TALL = np.array([[4.0, 0.0], [0.0, 3.0], [9.0, 2.0], [1.0, 8.0], [5.0, 5.0], [2.0, 0.0]])
 
 
+TWICE = np.array([[2.0, 1.0], [1.0, 0.5], [3.0, 1.0], [1.0, 2.0], [0.5, 1.0], [2.0, 2.0]])
+
+
 @lru_cache
-def exact_dispersion() -> tuple[float, float]:
+def exact_dispersion(weighed: bool = False) -> tuple[float, float]:
     """Mean and sd of log α given copies of a matrix: exp(-α) Z(α)^copies on a grid.
 
     Z integrates over both entries of H, and over the entry of W of each row in turn.
@@ -84,8 +115,9 @@ def exact_dispersion() -> tuple[float, float]:
         law = stats.nbinom(1 / alpha, 1 / (1 + alpha * np.exp(log_mu)))
         each = {v: law.logpmf(v) for v in np.unique(TALL)}
         total = prior[:, None] + prior[None, :]
-        for row in TALL:
-            both = [np.exp(each[v] + 0.5 * prior[:, None]) for v in row]
+        for row, counts in zip(TALL, TWICE if weighed else np.ones_like(TALL), strict=True):
+            pairs = zip(row, counts, strict=True)
+            both = [np.exp(n * each[v] + 0.5 * prior[:, None]) for v, n in pairs]
             total = total + np.log(both[0].T @ both[1])
         log_density[at] = COPIES * special.logsumexp(total) - alpha + x[at]
     weight = np.exp(log_density - special.logsumexp(log_density))
@@ -93,11 +125,14 @@ def exact_dispersion() -> tuple[float, float]:
     return mean, float(np.sqrt(weight @ (x - mean) ** 2))
 
 
-def drawn_dispersions(sampler: Any, draws: int) -> Array:
+def drawn_dispersions(sampler: Any, draws: int, weights: Array | None = None) -> Array:
     """Log α at draws, from one chain of all copies."""
+    often = None if weights is None else replicate_sparse(weights, COPIES)
     model = dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=1.0)
     trace = dfac.sample(
-        dfac.as_blocks(replicate_sparse(TALL, COPIES), 1, unstored="missing", dtype="f8"),
+        dfac.as_blocks(
+            replicate_sparse(TALL, COPIES), 1, unstored="missing", dtype="f8", weights=often
+        ),
         model,
         sampler,
         draws=draws,
@@ -122,9 +157,15 @@ CHAINS = [
 ]
 
 
-@pytest.mark.parametrize(("sampler", "draws"), CHAINS, ids=lambda own: type(own).__name__)
-def test_draws_of_the_dispersion_have_its_exact_posterior(sampler: Any, draws: int) -> None:
-    x, (mean, sd) = drawn_dispersions(sampler, draws), exact_dispersion()
+@pytest.mark.parametrize(
+    ("sampler", "draws", "weights"),
+    [*((*chain, None) for chain in CHAINS), (*CHAINS[0], TWICE)],
+    ids=["BlockHMC", "HMC", "PSGLD", "weights"],
+)
+def test_draws_of_the_dispersion_have_its_exact_posterior(
+    sampler: Any, draws: int, weights: Array | None
+) -> None:
+    x, (mean, sd) = drawn_dispersions(sampler, draws, weights), exact_dispersion(weights is TWICE)
     assert error_of(x) < 0.1 * sd, "too few draws for the tolerances to mean anything"
     assert abs(x.mean() - mean) < 5 * error_of(x) + (0.05 * sd if sampler.biased else 0)
     square = (x - mean) ** 2

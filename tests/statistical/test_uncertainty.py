@@ -60,7 +60,7 @@ EXACT = exact_posterior(CASE.V, SIGMA)
 
 
 def found(sampler: Sampler, sigma: Array = SIGMA, **settings: Any) -> Any:
-    return run_copies(CASE, sampler, sigma=sigma, **settings)[0]
+    return run_copies(CASE, sampler, uncertainty=sigma, **settings)[0]
 
 
 @pytest.mark.parametrize("dense", [False, True])
