@@ -304,7 +304,9 @@ def _memory(
     checkpoint = chains * (tuning if options.tune else drawing)
     draw = int(chains * sum(factors / track.coarseness for track in sampler.tracks))
     size = data.shape[0] * data.shape[1] * itemsize
-    observed = size if data.keeps_copy and (place.stored or size <= SMALL_DATA) else 0
+    kept = data.keeps_copy and (place.stored or size <= SMALL_DATA)
+    beside = data.weighed and (kept or (size <= SMALL_DATA and not data.is_sparse))
+    observed = size * (int(kept) + int(beside))
     moments = chains * (2 * factors + 16 * cells)
     result = (len(options.index) * draw if options.keep_every else 0) + moments + observed
     waiting = _most_waiting(setting) * draw
