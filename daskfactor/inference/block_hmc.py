@@ -7,7 +7,10 @@ fits; the last block of a pass that a band meets has all the others' shares befo
 the band and lets it drift. The first pass of a path begins it, the last one decides.
 
 Under a gamma prior of shape a < 1, whose density is infinite at zero, a path is one of y = θ^a:
-exp(-λ θ) is all that the prior leaves of the density of y, finite and level at zero.
+exp(-λ θ) is all that the prior leaves of the density of y, finite and level at zero. Under
+other priors chains of a power posterior p(V|θ)^t p(θ) go along y = log θ: where t v < 1 counts
+hardly keep an entry from zero, but the slope of their log-likelihood is infinite there, so that
+paths of θ itself that lead there are refused, and draws miss small entries.
 """
 
 import math
@@ -44,8 +47,8 @@ GRADIENT, FITS, START, ENERGY = "gradient", "fits", "start", "energy"
 PLACE, MOMENTUM, SPREAD = "place", "momentum", "spread"
 PATH = (GRADIENT, FITS, START, ENERGY, PLACE, MOMENTUM, SPREAD)
 """What a band has along a path alone."""
-ADAPTED = "adapted"
-"""Counts the cycles that step and mass were learnt from."""
+ADAPTED, LOGARITHMS = "adapted", "logarithms"
+"""Counts the cycles that step and mass were learnt from; 1 if paths are those of log θ."""
 ACCEPTANCE = "acceptance"
 
 JITTER = 0.1
@@ -56,9 +59,16 @@ HEADWAY, RECENT = 9, 3.0
 """Cycles that the first mass counts as; weights grow with the square of the cycle's number."""
 
 
-def steepness(theta: Array, shape: float) -> Array | float:
-    """Return dθ/dy: θ^(1 - a) / a for a shape a < 1, and 1 for others."""
-    return theta ** (1.0 - shape) / shape if shape < 1 else 1.0
+def steepness(theta: Array, power: float) -> Array | float:
+    """Return dθ/dy of y = θ^p: θ^(1 - p) / p; of y = log θ, which p = 0 stands for, θ."""
+    if power == 1:
+        return 1.0
+    return theta ** (1.0 - power) / power if power else theta
+
+
+def power_of(band: FactorBand, shape: float) -> float:
+    """Return p of the paths y = θ^p of a band whose prior has this shape."""
+    return shape if shape < 1 else 1.0 - band.counts[LOGARITHMS]
 
 
 class BlockHMCChain(TweedieChain):
@@ -75,7 +85,8 @@ class BlockHMCChain(TweedieChain):
             rate, shape = band_prior(band, self.tempered, factor)
             c = denominator / self.tempered.dispersion + rate
             near = band.values + 1.0 / c
-            band.arrays[MASS][:] = c / near * steepness(near, shape) ** 2
+            band.counts[LOGARITHMS] = int(self.setting.temperature is not None)
+            band.arrays[MASS][:] = c / near * steepness(near, power_of(band, shape)) ** 2
             band.arrays[STEPS] = np.repeat([[begin, begin, 0.0]], len(band.values), axis=0)
             band.counts[ADAPTED] = 0
 
@@ -109,9 +120,9 @@ class Path(NamedTuple):
     cycle: int
 
     @property
-    def shape(self) -> float:
-        """Shape of the band's prior."""
-        return float(self.program.hyper.prior(self.factor)[1])
+    def power(self) -> float:
+        """The p of y = θ^p, or 0 for log θ."""
+        return power_of(self.band, float(self.program.hyper.prior(self.factor)[1]))
 
     def numbers(self, width: int, stream: int, dtype: Any = np.float64) -> Array:
         """Draw normal numbers, a row for each of the band's."""
@@ -121,7 +132,7 @@ class Path(NamedTuple):
 
     def begin(self, adapt: bool) -> None:
         """Draw momenta and steps, and note where the path begins."""
-        band, arrays, shape = self.band, self.band.arrays, self.shape
+        band, arrays = self.band, self.band.arrays
         arrays[START], dtype = band.values.copy(), band.values.dtype
         arrays[MOMENTUM] = self.numbers(band.values.shape[1], 0, dtype)
         size: Any = self.sampler.step
@@ -132,16 +143,18 @@ class Path(NamedTuple):
         frozen = self.program.frozen[self.factor]
         if frozen is not None:
             arrays[SPREAD][:, frozen] = 0
-        if shape < 1:
-            arrays[PLACE] = self._place(shape)
+        if self.power != 1:
+            arrays[PLACE] = self._place()
         arrays[ENERGY] = self.energy()
         if adapt:
             self._learn_mass()
 
-    def _place(self, shape: float) -> Array:
-        """Return θ^a; where θ has no number for so small a power, y is level below it."""
+    def _place(self) -> Array:
+        """Return y; where θ has no number for so small a power, y is level below it."""
         values, smallest = self.band.values, np.finfo(self.band.values.dtype).tiny
-        place = np.asarray(values**shape)
+        if not self.power:
+            return np.asarray(np.log(np.maximum(values, smallest)))
+        place = np.asarray(values**self.power)
         lost = values <= smallest
         if lost.any():
             place[lost] *= ndtr(self.numbers(values.shape[1], WITHIN))[lost]
@@ -163,18 +176,21 @@ class Path(NamedTuple):
         band, phi = self.band, self.program.hyper.dispersion
         taken = band, self.factor, band.arrays[GRADIENT], phi
         gradient, (rate, shape) = self.program.prior_of(*taken)
-        steep = spread * steepness(band.values, shape)
-        rest = share, 1.0 / phi, rate, max(shape, 1.0)
+        steep = spread * steepness(band.values, self.power)
+        rest = share, 1.0 / phi, rate, 1.0 + shape - self.power
         leapfrog_kick(band.values, momentum, gradient, steep, *rest)
 
     def drift(self) -> None:
         """Let the band drift; its gradient is to be summed anew where it leads."""
-        values, arrays = self.band.values, self.band.arrays
+        values, arrays, power = self.band.values, self.band.arrays, self.power
         place = arrays.get(PLACE, values)
-        leapfrog_drift(place, arrays[MOMENTUM], arrays[SPREAD], 1.0)
+        if power:
+            leapfrog_drift(place, arrays[MOMENTUM], arrays[SPREAD], 1.0)
+        else:  # log θ has no border
+            place += arrays[SPREAD] * arrays[MOMENTUM]
         if place is not values:
             with held(values, self.program.frozen[self.factor]):
-                values[:] = place ** (1.0 / self.shape)
+                values[:] = place ** (1.0 / power) if power else np.exp(place)
         arrays[GRADIENT][:] = 0
         arrays[FITS][:] = 0
 
@@ -189,8 +205,8 @@ class Path(NamedTuple):
             prior = np.sum((rate if frozen is None else rate[:, ~frozen]) * wide, axis=1)
         else:
             prior = rate * wide.sum(axis=1)
-        if shape > 1:
-            prior -= (shape - 1.0) * np.log(wide).sum(axis=1)
+        if shape != self.power:
+            prior -= (shape - self.power) * np.log(wide).sum(axis=1)
         moving = 0.5 * np.square(momentum).sum(axis=1)
         return np.asarray(prior + moving - band.arrays[FITS] / self.program.hyper.dispersion)
 
@@ -200,7 +216,7 @@ class Path(NamedTuple):
         change = self.energy() - arrays[ENERGY]
         _, first, second = self.numbers(3, CHANCE).T
         back = ~(change < 0.5 * (first**2 + second**2))  # exponential; NaN goes back
-        if self.shape < 1:
+        if self.power != 1:
             with held(band.values, self.program.frozen[self.factor]):
                 np.maximum(band.values, np.finfo(band.values.dtype).tiny, out=band.values)
         band.values[back] = arrays[START][back]
@@ -235,7 +251,8 @@ class BlockHMC(HMC):
 
     with a step ε of its own and accepts where they lead by a test of its own. θ < 0 is the
     mirror image of -θ: an entry that passes zero comes back with its momentum turned. Under
-    priors of shape a < 1 the path is one of θ^a. The mass m of an entry is the mean square of
+    priors of shape a < 1 the path is one of θ^a, and at the temperatures of an evidence one of
+    log θ. The mass m of an entry is the mean square of
     its gradient, which is the information, and at zero what the prior and the data push with.
 
     Steps and masses are learnt while tuning, in every cycle of it, and then kept: a few hundred

@@ -9,8 +9,13 @@ from scipy.special import gammaln, logsumexp
 from tests.models.laws import log_density
 
 
-def one_component_by_quadrature(V, beta, dispersion, rates=(1.0, 1.0), shapes=(1.0, 1.0)):
-    """Log p(V) of K = 1 for a matrix of two rows, NaN missing: sums over grids of logs."""
+def one_component_by_quadrature(
+    V, beta, dispersion, rates=(1.0, 1.0), shapes=(1.0, 1.0), power=1.0
+):
+    """Log p(V) of K = 1 for a matrix of two rows, NaN missing: sums over grids of logs.
+
+    Of the likelihood's ``power`` t, log of the integral of p(V | W, H)^t p(W, H).
+    """
     grid = np.linspace(-14.0, 5.0, 191)
     step = grid[1] - grid[0]
     values = np.exp(grid)
@@ -24,7 +29,7 @@ def one_component_by_quadrature(V, beta, dispersion, rates=(1.0, 1.0), shapes=(1
     mu = np.multiply.outer(values, values)  # w by h
     for column in V.T:
         fits = [
-            np.zeros_like(mu) if np.isnan(v) else log_density(v, mu, dispersion, beta)
+            np.zeros_like(mu) if np.isnan(v) else power * log_density(v, mu, dispersion, beta)
             for v in column
         ]
         # a sum over h of exp(a + b) for every pair of w: products of matrices

@@ -1,17 +1,25 @@
 """`BlockHMC` against exact posteriors, and planted bugs that must not pass."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from daskfactor.data.sources import as_blocks
+from daskfactor.evidence.tempered import _sampled_fits
+from daskfactor.evidence.thermodynamic import standard_error
+from daskfactor.executors import SerialExecutor
 from daskfactor.executors.plan import Op
 from daskfactor.inference import block_hmc
-from daskfactor.inference.block_hmc import ENERGY, MASS, BlockHMC, Path
+from daskfactor.inference.block_hmc import ENERGY, LOGARITHMS, MASS, BlockHMC, Path
+from daskfactor.inference.program import normalizer
+from daskfactor.models.tweedie import TweedieNMF
+from tests.evidence.exact_evidence import one_component_by_quadrature
 from tests.statistical.allocations import Priors, posterior
 from tests.statistical.exact import Case, reference_posterior
-from tests.statistical.replicas import run_copies
+from tests.statistical.replicas import replicate_sparse, run_copies
 from tests.statistical.test_full_batch import drift_without_turning
 from tests.statistical.test_gibbs import BY_NAME, Distance
 
@@ -97,3 +105,78 @@ def test_every_planted_bug_is_seen(
     monkeypatch.setattr(block_hmc, name, bug)
     found = distance(case, sampler)
     assert not found.passes, str(found)
+
+
+# -- power posteriors p(V | θ)^t p(θ), as evidences need them ----------------------
+
+TEMPERED = [
+    BY_NAME["poisson-small"],
+    BY_NAME["poisson-gaps"],
+    BY_NAME["poisson-small"]._replace(name="shapes", shape_w=1.5, shape_h=0.5),
+    BY_NAME["compound"],
+    BY_NAME["gamma-gaps"],
+    BY_NAME["gaussian-skewed"],
+]
+PATHS = 150
+
+
+def mean_log_likelihood(case: Case, t: float) -> float:
+    """E_t[log p(V|θ)], the slope of the power posterior's log normaliser, by quadrature."""
+    settings = (case.rate_w, case.rate_h), (case.shape_w, case.shape_h)
+    low, high = (
+        one_component_by_quadrature(case.V, case.beta, case.dispersion, *settings, power)
+        for power in (t * 0.999, t * 1.001)
+    )
+    return (high - low) / (0.002 * t)
+
+
+def off_by(case: Case, t: float, copies: int = 400) -> tuple[float, float]:
+    """How far the mean log-likelihood of paths is off, and its error, in standard deviations."""
+    settings = case._asdict()
+    beta, V, _ = (settings.pop(name) for name in ("beta", "V", "name"))
+    model = TweedieNMF(settings.pop("K"), beta=beta, **settings)
+    V, options = replicate_sparse(V, copies), {"unstored": "missing", "dtype": "float64"}
+    with as_blocks(V, 2, **options) as data:
+        law, phi = model.likelihood.at(case.dispersion)
+        level = normalizer(data, phi, law, SerialExecutor())
+        found = _sampled_fits(model, data, BlockHMC(), (0, 1), t, (PATHS, 100, 1)).fine
+    own = found / case.dispersion + level
+    miss = own.mean() / copies - mean_log_likelihood(case, t)
+    deviation = own.std() / math.sqrt(copies)
+    return miss / deviation, standard_error(own) / copies / deviation
+
+
+@pytest.mark.parametrize("t", [0.01, 0.03, 0.1, 1.0])
+@pytest.mark.parametrize("case", TEMPERED, ids=lambda case: case.name)
+def test_log_likelihoods_of_power_posteriors(case: Case, t: float) -> None:
+    miss, error = off_by(case, t)
+    assert error < 0.02
+    assert abs(miss) < 4 * error, f"{miss:.4f} sd, error {error:.4f}"
+
+
+class PathsOfTheta(Path):
+    """Those of ordinary runs."""
+
+    def begin(self, adapt: bool) -> None:
+        self.band.counts[LOGARITHMS] = 0
+        super().begin(adapt)
+
+
+class DensityOfThetaInLogs(Path):
+    """The density of θ taken for that of log θ."""
+
+    def energy(self) -> Array:
+        return np.asarray(super().energy() + np.log(self.band.values).sum(axis=1))
+
+
+@pytest.mark.parametrize("bug", [PathsOfTheta, DensityOfThetaInLogs])
+def test_what_hardly_reaches_small_entries_is_seen(
+    bug: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the right paths pass, of as many copies."""
+    case, t = BY_NAME["poisson-gaps"], 0.03
+    miss, error = off_by(case, t, 2000)
+    assert abs(miss) < 4 * error
+    monkeypatch.setattr(block_hmc, "Path", bug)
+    miss, error = off_by(case, t, 2000)
+    assert abs(miss) > 5 * error
