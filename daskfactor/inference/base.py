@@ -199,7 +199,8 @@ class Sampler(Algorithm, ABC):
         Whether its draws are exact for all data of the models that it takes, and come soon
         enough for others to be judged by them.
     tempers
-        Whether it samples powers of the likelihood.
+        Whether it samples powers of the likelihood, as evidences need them, soon enough for
+        their claims.
     dispersion
         What it takes the dispersion to be; None: the model's own.
     rescales
@@ -330,6 +331,13 @@ def known(base: Any) -> dict[str, Any]:
     values = (getattr(daskfactor, name) for name in dir(daskfactor))
     kinds = (value for value in values if isinstance(value, type) and issubclass(value, base))
     return {kind.__name__: kind for kind in kinds}
+
+
+def judge(model: Any) -> Sampler:
+    """Return the first sampler whose draws of this model others are judged by."""
+    kinds: dict[str, type[Sampler]] = known(Sampler)
+    suited = (kind().suited(model) for kind in kinds.values())
+    return next(found for found in suited if found is not None and found.judges)
 
 
 def algorithm_from_dict(base: Any, values: dict[str, Any], made_by: str) -> Any:

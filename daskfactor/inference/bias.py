@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.executors import Executor
-from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, known
+from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, judge
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
 from daskfactor.inference.session import Options, session_again
 from daskfactor.inference.setting import RunOptions, Setting
@@ -141,7 +141,7 @@ def discretization_bias(
     sampler = algorithm_from_dict(Sampler, described["sampler"], "the run was made by a sampler")
     model = _settled(model_from_dict(described["model"]), tree)
     pair = None if model.learnt else sampler.pair()
-    follower = checked_sampler(model, pair or _judge(model))
+    follower = checked_sampler(model, pair or judge(model))
     each = follower.coarseness
     options = Options(
         random_seed=seed,
@@ -173,13 +173,6 @@ def discretization_bias(
         {name: one.kind for name, one in before.items()},
         {"method": "exact" if pair is None else "coupled", "draws": lengths[0], "tune": lengths[1]},
     )
-
-
-def _judge(model: Any) -> Sampler:
-    """Return the first sampler whose draws of this model others are judged by."""
-    kinds: dict[str, type[Sampler]] = known(Sampler)
-    suited = (kind().suited(model) for kind in kinds.values())
-    return next(found for found in suited if found is not None and found.judges)
 
 
 def _settled(model: Any, tree: xr.DataTree) -> Any:

@@ -177,7 +177,7 @@ class Path(NamedTuple):
         taken = band, self.factor, band.arrays[GRADIENT], phi
         gradient, (rate, shape) = self.program.prior_of(*taken)
         steep = spread * steepness(band.values, self.power)
-        rest = share, 1.0 / phi, rate, 1.0 + shape - self.power
+        rest = share, 1.0 / phi, rate, 1.0 + (shape - self.power)
         leapfrog_kick(band.values, momentum, gradient, steep, *rest)
 
     def drift(self) -> None:
@@ -288,6 +288,7 @@ class BlockHMC(HMC):
 
     chain = BlockHMCChain
     judges: ClassVar[bool] = True
+    tempers: ClassVar[bool] = True
     by_rows: ClassVar[bool] = True
     steps: int = 4
 

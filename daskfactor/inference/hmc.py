@@ -299,6 +299,7 @@ class HMC(Sampler):
         statistic("acceptance_rate", "acceptance probability of the proposal"),
     )
     biased: ClassVar[bool] = False
+    tempers: ClassVar[bool] = False  # one test for all entries: chains hardly move where t is low
     by_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

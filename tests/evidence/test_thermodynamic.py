@@ -82,11 +82,11 @@ def test_frozen_components_and_all_laws():
         assert np.isfinite(evidence(X + 1, model, method).value)
 
 
-def test_large_problems_are_left_to_langevin_chains():
+def test_large_problems_are_left_to_the_sampler_that_judges_others():
     method = dfac.ThermodynamicIntegration()
     with dfac.as_blocks(X) as data:
         assert method.choice(data, MODEL) == "exact"
-        assert method.choice(data, dfac.TweedieNMF(10**6)) == dfac.PSGRRLD()
+        assert method.choice(data, dfac.TweedieNMF(10**6)) == dfac.BlockHMC()
 
 
 def test_dispersion_is_one_for_counts_and_estimated_else():
@@ -153,8 +153,14 @@ def test_what_has_no_evidence_is_refused():
         evidence(model=dfac.GaussianMF(2))
     with pytest.raises(ModelError, match="no density"):
         evidence(model=dfac.TweedieNMF(2, beta=3.0))
-    with pytest.raises(ModelError, match="does not sample powers"):
-        evidence(method=dfac.ThermodynamicIntegration(sampler=dfac.Gibbs()))
+    for sampler in (dfac.Gibbs(), dfac.HMC()):
+        with pytest.raises(ModelError, match="does not sample powers"):
+            evidence(method=dfac.ThermodynamicIntegration(sampler=sampler))
+    for sampler in (dfac.PSGLD(), dfac.PSGRRLD(), dfac.SGHMC()):
+        with pytest.raises(ModelError, match="steps of a finite size"):
+            evidence(
+                X + 1, dfac.TweedieNMF(2, beta=0.0), dfac.ThermodynamicIntegration(sampler=sampler)
+            )
     with pytest.raises(OptionError, match="method must be"):
         evidence(method="ti")
     with pytest.raises(DataError, match="allows no negative data"):

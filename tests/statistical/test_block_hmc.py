@@ -85,7 +85,7 @@ class DensityOfTheta(Path):
 
     def energy(self) -> Array:
         logs = np.log(np.maximum(self.band.values, 1e-30)).sum(axis=1)
-        return np.asarray(super().energy() - (self.shape - 1) * logs)
+        return np.asarray(super().energy() - (self.power - 1) * logs)
 
 
 @pytest.mark.parametrize(
