@@ -38,7 +38,7 @@ from daskfactor.results.diagnose import (
 )
 from daskfactor.results.schema import COARSE, factor_dims
 from daskfactor.results.sink import Sink
-from daskfactor.results.summary import is_biased
+from daskfactor.results.summary import Judged, is_biased
 from daskfactor.results.trace import Trace, is_particles, require_draws
 
 Array = NDArray[np.float64]
@@ -61,20 +61,15 @@ class Kept(NamedTuple):
         return self.held
 
 
-class Bias(xr.Dataset):  # type: ignore[no-untyped-call]
-    """What :func:`discretization_bias` returns: a Dataset whose print is a table and a verdict."""
+class Bias(Judged):  # type: ignore[no-untyped-call]
+    """What :func:`discretization_bias` returns: how far means are off, and what to do."""
 
     __slots__ = ()
 
-    @property
-    def verdict(self) -> str:
-        """How far means are off, and what to do."""
-        return str(self.attrs["verdict"])
-
-    def __repr__(self) -> str:
-        if "verdict" not in self.attrs or not {"bias", "error"} <= set(self.data_vars):
-            return super().__repr__()
-        return f"{self.to_dataframe().round(3).to_string()}\n\n{self.verdict}"
+    def _table(self) -> str | None:
+        if not {"bias", "error"} <= set(self.data_vars):
+            return None
+        return str(self.to_dataframe().round(3).to_string())
 
 
 def discretization_bias(

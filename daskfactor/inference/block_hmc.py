@@ -341,7 +341,7 @@ class BlockHMC(HMC):
             arrays[GRADIENT], arrays[FITS] = np.zeros_like(band.values), np.zeros(len(band.values))
         sums = arrays[GRADIENT], arrays[FITS] if ends else None
         block = data.view(*op.block), program.likelihood, factor == ROWS, *factors, program.floor
-        blockwise.slope(*block, *sums, workspace)
+        blockwise.slope(*block, sums, workspace)
         if position < blocks - 1:
             return
         path = Path(self, program, band, factor, op.cycle)

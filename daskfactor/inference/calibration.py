@@ -30,6 +30,7 @@ from daskfactor.random import Stream, generator, resolve_seed
 from daskfactor.results.diagnose import addressed_cells, effective_size
 from daskfactor.results.ranks import Uniformity, uniformity
 from daskfactor.results.schema import BIASED
+from daskfactor.results.summary import Judged
 
 Array = NDArray[Any]
 
@@ -57,22 +58,17 @@ CAUSES: Final = (
 """What that means for a sampler without, and with, the bias of a finite step."""
 
 
-class Calibration(xr.Dataset):  # type: ignore[no-untyped-call]
-    """What :func:`calibrate` returns: a Dataset whose print is a verdict and a table."""
+class Calibration(Judged):  # type: ignore[no-untyped-call]
+    """What :func:`calibrate` returns: whether ranks are uniform, and what it means if not."""
 
     __slots__ = ()
 
-    @property
-    def verdict(self) -> str:
-        """Whether ranks are uniform, and what it means if they are not."""
-        return str(self.attrs["verdict"])
-
-    def __repr__(self) -> str:
+    def _table(self) -> str | None:
         columns = ["levels", "ess", *Uniformity._fields]
-        if "verdict" not in self.attrs or not set(columns) <= set(self.data_vars):
-            return super().__repr__()
+        if not set(columns) <= set(self.data_vars):
+            return None
         table = self[columns].to_dataframe().round(dict.fromkeys(columns, 4) | {"ess": 0})
-        return f"{table.to_string()}\n\n{self.verdict}"
+        return str(table.to_string())
 
 
 class Task(NamedTuple):

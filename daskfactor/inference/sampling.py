@@ -155,7 +155,10 @@ def sample(
 
     Notes
     -----
-    Şimşekli et al. 2017 (P-SGLD, P-SGRRLD); Şimşekli et al. 2015.
+    Şimşekli et al. 2017 (P-SGLD, P-SGRRLD); Şimşekli et al. 2015. The Langevin samplers but
+    :class:`PSGRRLD`, and :class:`Gibbs` of counts, also draw the scale that W and H of a
+    component share, W_k → c W_k and H_k → H_k / c, from its conditional: every 20 cycles, or
+    as often as they draw learnt hyperparameters.
     """
     sampler = checked_sampler(model, sampler)
     lengths = checked_lengths(sampler, draws=draws, tune=tune, chains=chains, thin=thin)

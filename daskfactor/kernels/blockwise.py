@@ -91,22 +91,23 @@ def slope(
     W: Array,
     H: Array,
     floor: float,
-    gradient: Array,
-    fits: NDArray[np.float64] | None,
+    out: tuple[Array, NDArray[np.float64] | None],
     work: Workspace,
 ) -> None:
     """Add the block's share of one side's gradient, and of the fit of each of its rows.
 
-    ``gradient`` += R H (m, K) for the row factor, or R.T W (n, K) for the column factor, with
-    R = M (V - mu) w; ``fits``, if any, (m,) or (n,), -= M deviance summed over the other side.
+    ``out`` is (gradient, fits): gradient += R H (m, K) for the row factor, or R.T W (n, K) for
+    the column factor, with R = M (V - mu) w; fits, if not None, (m,) or (n,), -= M deviance
+    summed over the other side.
     """
-    kernels, law, out, scratch = _parts(view, likelihood, W, floor, work)
+    kernels, law, buffers, scratch = _parts(view, likelihood, W, floor, work)
+    gradient, fits = out
     if fits is None:
         add = kernels.slope_rows if by_rows else kernels.slope_cols
     else:
         add = kernels.fitted_slope_rows if by_rows else kernels.fitted_slope_cols
     found = gradient, NO_FITS if fits is None else fits
-    add(view.arguments, W, H, law, found, (out[0 if by_rows else 1], *scratch))
+    add(view.arguments, W, H, law, found, (buffers[0 if by_rows else 1], *scratch))
 
 
 def evaluate(

@@ -8,7 +8,17 @@ import numpy as np
 import xarray as xr
 
 from daskfactor.errors import OptionError
-from daskfactor.plots.canvas import ACCENT, INK, QUIET, WARN, headline, new_figure, save, tidy
+from daskfactor.plots.canvas import (
+    ACCENT,
+    INK,
+    QUIET,
+    WARN,
+    check_table,
+    headline,
+    new_figure,
+    save,
+    tidy,
+)
 from daskfactor.results.ranks import band
 
 if TYPE_CHECKING:
@@ -46,11 +56,8 @@ def calibration_plot(
     OptionError
         If it is no such result, or matplotlib is not installed.
     """
-    if not {"rank", "levels", "p"} <= set(calibration.data_vars):
-        raise OptionError(
-            "calibration_plot takes what calibrate returned, got a dataset with "
-            f"{sorted(map(str, calibration))}"
-        )
+    whole = {"rank", "levels", "p"} <= set(calibration.data_vars)
+    check_table(calibration, whole, "calibration_plot", "calibrate")
     shown = calibration.isel(quantity=calibration["levels"].values > 0).isel(quantity=slice(most))
     count = shown.sizes["quantity"]
     if not count:

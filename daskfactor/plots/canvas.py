@@ -62,6 +62,20 @@ def group(tree: xr.DataTree, name: str) -> xr.Dataset:
     return tree.children[name].to_dataset()
 
 
+def check_table(table: xr.Dataset, whole: bool, purpose: str, maker: str) -> None:
+    """Refuse a dataset that is not the ``whole`` of what ``maker`` returned.
+
+    Raises
+    ------
+    OptionError
+        If it is not.
+    """
+    if not whole:
+        raise OptionError(
+            f"{purpose} takes what {maker} returned, got a dataset with {sorted(map(str, table))}"
+        )
+
+
 def chain_colors(count: int) -> list[str]:
     """Colors that keep chains apart, also for color-blind readers."""
     palette = ["#20639b", "#d1682b", "#3b8f5c", "#8e5aa8", "#a88a12", "#5b6770"]

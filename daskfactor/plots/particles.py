@@ -17,6 +17,7 @@ from daskfactor.plots.canvas import (
     FloatArray,
     bare,
     chain_colors,
+    check_table,
     color_bar,
     component_titles,
     group,
@@ -257,11 +258,8 @@ def top_entries_plot(
     ----------
     Masood and Doshi-Velez, figure 5.
     """
-    if not {"label", "value", "share"} <= set(top.data_vars):
-        raise OptionError(
-            "top_entries_plot takes what top_entries returned, got a dataset with "
-            f"{sorted(map(str, top))}"
-        )
+    whole = {"label", "value", "share"} <= set(top.data_vars)
+    check_table(top, whole, "top_entries_plot", "top_entries")
     mass = top["weight"].transpose("chain", "draw")
     rows = heaviest(mass, whole_number("particles", particles, 1))
     chosen = component_positions(top, components)[: _MOST_ROWS if components is None else None]
@@ -355,11 +353,8 @@ def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) 
     ----------
     Masood and Doshi-Velez, figures 6 and 8.
     """
-    if not {"value", "best_draw", "best_chain"} <= set(scores.data_vars):
-        raise OptionError(
-            "scores_plot takes what downstream returned, got a dataset with "
-            f"{sorted(map(str, scores))}"
-        )
+    whole = {"value", "best_draw", "best_chain"} <= set(scores.data_vars)
+    check_table(scores, whole, "scores_plot", "downstream")
     names = [str(name) for name in scores["score"].values]
     mass = scores["weight"].transpose("chain", "draw")
     values = scores["value"].transpose("chain", "draw", "score").values.reshape(mass.size, -1)

@@ -8,7 +8,6 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import (
     ACCENT,
     INK,
@@ -16,6 +15,7 @@ from daskfactor.plots.canvas import (
     WARN,
     FloatArray,
     chain_colors,
+    check_table,
     group,
     headline,
     legend,
@@ -187,11 +187,8 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
     OptionError
         If it is not such a table, or matplotlib is not installed.
     """
-    if "log_evidence" not in table or "best" not in table.attrs:
-        raise OptionError(
-            "plot_ranks takes what select_rank returned, got a dataset with "
-            f"{sorted(map(str, table))}"
-        )
+    whole = "log_evidence" in table and "best" in table.attrs
+    check_table(table, whole, "plot_ranks", "select_rank")
     scored = "held_out_log_score" in table
     figure = new_figure(6.4, 5.2 if scored else 3.2)
     axes = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]

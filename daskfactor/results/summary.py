@@ -69,24 +69,39 @@ MOSTLY: Final = 0.5
 State = Literal["good", "few", "apart"]
 
 
-class Summary(xr.Dataset):  # type: ignore[no-untyped-call]
-    """What :func:`summarize` returns: a Dataset whose print is a verdict and a table."""
+class Judged(xr.Dataset):  # type: ignore[no-untyped-call]
+    """A Dataset whose print is a table and a verdict, as long as it has what the table shows."""
 
     __slots__ = ()
 
     @property
     def verdict(self) -> str:
-        """What has converged, what has not, what to do."""
+        """What the numbers mean, and what to do."""
         return str(self.attrs["verdict"])
 
+    def _table(self) -> str | None:
+        """Return what is printed above the verdict; None if variables for it are missing."""
+        raise NotImplementedError
+
     def __repr__(self) -> str:
-        of_particles = {"mean", "sd", "one_particle", "kind"} <= set(self.variables)
-        if of_particles and "verdict" in self.attrs and self["mean"].dims == ("functional",):
-            return "\n".join([*_particle_lines(self), "", *self.verdict.split("\n")])
-        whole = {"rhat", "ess_bulk", "ess_tail", "kind"} <= set(self.variables)
-        if not whole or "verdict" not in self.attrs or self["rhat"].dims != ("functional",):
-            return super().__repr__()
-        return "\n".join([*_chain_lines(self), "", *self.verdict.split("\n")])
+        table = self._table() if "verdict" in self.attrs else None
+        return super().__repr__() if table is None else f"{table}\n\n{self.verdict}"
+
+
+class Summary(Judged):  # type: ignore[no-untyped-call]
+    """What :func:`summarize` returns: what has converged, what has not, what to do."""
+
+    __slots__ = ()
+
+    def _table(self) -> str | None:
+        for name, others, lines in (
+            ("mean", {"sd", "one_particle", "kind"}, _particle_lines),
+            ("rhat", {"ess_bulk", "ess_tail", "kind"}, _chain_lines),
+        ):
+            whole = {name, *others} <= set(self.variables)
+            if whole and self[name].dims == ("functional",):
+                return "\n".join(lines(self))
+        return None
 
 
 @reads_here

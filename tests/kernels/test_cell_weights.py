@@ -72,8 +72,8 @@ def everything(block: AnyBlock, law: Likelihood) -> dict[str, Array]:
         num, den = np.zeros_like(own), np.zeros_like(own)
         blockwise.multiplicative(block, law, by_rows, W, H, FLOOR, (num, den), work)
         slope, fits, plain = np.zeros_like(own), np.zeros(len(own)), np.zeros_like(own)
-        blockwise.slope(block, law, by_rows, W, H, FLOOR, slope, fits, work)
-        blockwise.slope(block, law, by_rows, W, H, FLOOR, plain, None, work)
+        blockwise.slope(block, law, by_rows, W, H, FLOOR, (slope, fits), work)
+        blockwise.slope(block, law, by_rows, W, H, FLOOR, (plain, None), work)
         names = ("numerator", "denominator", "slope", "fits", "slope alone")
         parts = (num, den, slope, fits, plain)
         found |= {f"{name} {by_rows}": part for name, part in zip(names, parts, strict=True)}

@@ -20,7 +20,8 @@ def found(view: Any, beta: float, by_rows: bool, W: Array, H: Array, fitted: boo
     gradient = np.full_like(W if by_rows else H, 7.0)
     fits = np.full(len(gradient), 3.0)
     work, law = Workspace(W.dtype), Tweedie(beta)
-    blockwise.slope(view, law, by_rows, W, H, FLOOR, gradient, fits if fitted else None, work)
+    out = gradient, fits if fitted else None
+    blockwise.slope(view, law, by_rows, W, H, FLOOR, out, work)
     return gradient, fits
 
 

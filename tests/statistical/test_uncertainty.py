@@ -95,10 +95,10 @@ def test_other_samplers(sampler: Sampler, settings: dict[str, Any]) -> None:
 
 def unweighed_fit(*args: Any) -> None:
     """The weight forgotten in the deviance."""
-    view, *rest, gradient, fits, work = args
-    right_slope(view, *rest, gradient, None, work)
+    view, *rest, (gradient, fits), work = args
+    right_slope(view, *rest, (gradient, None), work)
     if fits is not None:
-        right_slope(view._replace(weights=None), *rest, np.zeros_like(gradient), fits, work)
+        right_slope(view._replace(weights=None), *rest, (np.zeros_like(gradient), fits), work)
 
 
 right_slope = blockwise.slope
