@@ -1,5 +1,7 @@
 """Thermodynamic integration as users meet it; what it computes is in tests/statistical."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -67,10 +69,13 @@ def test_samplers_of_the_package_walk_the_ladder(sampler):
     method = dfac.ThermodynamicIntegration(
         temperatures=4, draws=200, tune=40, every=4, sampler=sampler
     )
-    found = evidence(method=method)
+    exact = sampler == dfac.BlockHMC()
+    with nullcontext() if exact else pytest.warns(SamplingWarning, match="bias of"):
+        found = evidence(method=method)
+        other = evidence(method=method, executor="lanes")
     assert found.trace.attrs["sampler"] == sampler.name
     assert abs(found.value - evidence().value) < 3
-    assert evidence(method=method, executor="lanes").value == found.value
+    assert other.value == found.value
 
 
 def test_frozen_components_and_all_laws():
