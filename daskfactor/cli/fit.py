@@ -26,7 +26,7 @@ def _read(text: str) -> Any:
 def fit(
     input: o.Input,  # noqa: A002 - the name that the help shows
     store: o.Store,
-    components: o.Components,
+    components: o.Rank,
     model: Annotated[
         Literal["tweedie", "negative-binomial", "gaussian"],
         Option(
@@ -80,6 +80,8 @@ def fit(
     predicted. Ctrl-C loses nothing that is in the store.
 
         daskfactor fit counts.csv --store run.zarr -k 10
+
+        daskfactor fit counts.csv --store run.zarr -k auto
 
         daskfactor fit data.npz:V --store run.zarr -k 20 --beta 2 --chains 4
 

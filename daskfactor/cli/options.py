@@ -34,6 +34,16 @@ Overwrite = Annotated[
     bool, Option("--overwrite", help="Replace what the store holds, a run or data.")
 ]
 Components = Annotated[int, Option("--components", "-k", min=1, help="Rank K.")]
+Rank = Annotated[
+    Any,
+    Option(
+        "--components",
+        "-k",
+        parser=lambda text: text if text == "auto" else _rank(text),
+        metavar="K|auto",
+        help="Rank K; auto begins with many components, of which those fade that are not needed.",
+    ),
+]
 Blocks = Annotated[
     int | None, Option(min=1, help="Bands per side; chosen from the data if left out.")
 ]
@@ -69,6 +79,13 @@ Json = Annotated[
     bool, Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
 Debug = Annotated[bool, Option("--debug", help="Show the full traceback of an error.")]
+
+
+def _rank(text: str) -> int:
+    """Read a rank, which may also be called for with ``auto``."""
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor 'auto'")
+    return int(text)
 
 
 def sampler_named(text: str) -> Any:

@@ -239,7 +239,7 @@ def summary_of(tree: "xr.DataTree", store: str) -> tuple[dict[str, Any], Any]:
             summary["draws_done"] = int(tree["posterior_moments"]["count"].min())
         finished = summary["draws"] is None or summary["draws_done"] >= summary["draws"]
         more = f"daskfactor resume {store} --draws 500"
-    summary |= _health(tree)
+    summary |= _health(tree) | _components(tree)
     lines = _lines(summary)
     if not finished:
         summary["resume"] = f"daskfactor resume {store}"
@@ -277,6 +277,17 @@ def _particles(tree: "xr.DataTree") -> dict[str, Any]:
     }
 
 
+def _components(tree: "xr.DataTree") -> dict[str, Any]:
+    """Sum up how many components the data support, where a run learnt that."""
+    name = "effective_components"
+    if "posterior" not in tree.children or name not in tree["posterior"]:
+        return {}
+    drawn = tree["posterior"][name]
+    if not drawn.size:
+        return {}
+    return {name: [int(drawn.quantile(share, method="nearest")) for share in (0.05, 0.5, 0.95)]}
+
+
 def _health(tree: "xr.DataTree") -> dict[str, Any]:
     """Count divergences, and measure level and drift of the log density; None without draws."""
     stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else {}
@@ -302,10 +313,16 @@ def _lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     made = f"seed {summary['random_seed']}, {summary['dtype']}, executor {summary['executor']}"
     if summary["sampling_time"] is not None:
         made += f", {summary['sampling_time']:.1f} s"
+    supported = []
+    if "effective_components" in summary:
+        low, middle, high = summary["effective_components"]
+        text = f"the data support {middle} (5 to 95 % of draws: {low} to {high})"
+        supported.append(("components", text))
     return [
         ("data", _data(summary["data"])),
         ("model", _call(summary["model"])),
         ("resolved", _resolved(summary)),
+        *supported,
         ("sampler", _call(summary["sampler"])),
         ("run", _run(summary)),
         ("weights", _weights(particles)) if particles else ("health", _health_line(summary)),

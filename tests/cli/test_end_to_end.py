@@ -92,6 +92,18 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(table, monkeypatc
         )
 
 
+def test_the_number_of_components_may_be_left_to_the_run(table):
+    options = ("--store", "run.zarr", "--draws", 6, "--tune", 4, "--blocks", 1)
+    fitted = json.loads(succeed("fit", table, *options, "-k", "auto", "--json"))
+    low, middle, high = fitted["effective_components"]
+    assert 1 <= low <= middle <= high <= ROWS
+    assert f"the data support {middle} (5 to 95 %" in " ".join(succeed("info", "run.zarr").split())
+    for text in ("0", "many", "2.5"):
+        refused = call("fit", table, "--store", "x.zarr", "-k", text)
+        assert refused.exit_code == 2
+        assert "is neither a whole number" in " ".join(refused.output.split())
+
+
 def test_errors_leave_no_store_behind(table, tmp_path):
     (tmp_path / "bad.csv").write_text("1,2\n-3,4\n")
     result = call("fit", "bad.csv", "--store", "bad.zarr", "-k", 1)
