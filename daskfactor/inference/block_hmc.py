@@ -29,7 +29,7 @@ from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, Track, Work
 from daskfactor.inference.chain import Chain, TrackRun
 from daskfactor.inference.hmc import HMC, DualAveraging, first_step
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.program import ROWS, Program, band_prior
+from daskfactor.inference.program import ROWS, Program, band_prior, law_of
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import leapfrog_drift, leapfrog_kick
@@ -340,7 +340,8 @@ class BlockHMC(HMC):
         if number % visits == 0 and position == 0:
             arrays[GRADIENT], arrays[FITS] = np.zeros_like(band.values), np.zeros(len(band.values))
         sums = arrays[GRADIENT], arrays[FITS] if ends else None
-        block = data.view(*op.block), program.likelihood, factor == ROWS, *factors, program.floor
+        law = law_of(program.likelihood, bands[1])
+        block = data.view(*op.block), law, factor == ROWS, *factors, program.floor
         blockwise.slope(*block, sums, workspace)
         if position < blocks - 1:
             return

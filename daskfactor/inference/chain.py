@@ -37,14 +37,14 @@ def learnt_variables(setting: Setting) -> tuple[Variable, ...]:
     """
     kept, names = setting.options.keep_every, {"row": ROW, "column": COLUMN}
     found = []
-    for name, own, doc in setting.model.learnt:
+    for name, own, doc, averaged, _ in setting.model.learnt:
         dims, linked = [names.get(dim, dim) for dim in own], bool(set(own) & set(FEATURES))
+        kind: Kind = "factor" if linked else "real"
         if kept or not (linked or names.keys() & set(own)):
-            kind: Kind = "factor" if linked else "real"
             found.append(Variable("posterior", name, ("chain", "draw", *dims), kind, doc))
-        if linked:
+        if linked or averaged:
             doc = f"mean over cycles: {doc}"
-            found.append(Variable(MOMENTS, f"{name}_mean", ("chain", *dims), "factor", doc))
+            found.append(Variable(MOMENTS, f"{name}_mean", ("chain", *dims), kind, doc))
     return tuple(found)
 
 
@@ -214,6 +214,11 @@ class Chain(ABC):
         draws = sum(draw is not None for draw in spent)
         self.noise_sum += draws * self.hyper.dispersion
         self.noise_draws += draws
+        averaged = [own.name for own in self.setting.model.learnt if own.averaged and draws]
+        for name in averaged:
+            value, share = self.learnt(run)[name], draws / self.noise_draws
+            before = self.means.get(f"{name}_mean", value)
+            self.means = self.means | {f"{name}_mean": before + share * (value - before)}
         # A segment's end must leave no trace in the draws.
         if self.setting.model.learnt and run.cycle % self.setting.learns_every == 0:
             self._learn(run)

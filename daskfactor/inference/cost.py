@@ -16,7 +16,7 @@ from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
 from daskfactor.inference.base import Sampler, checked_sampler
 from daskfactor.inference.sampling import SMALL_DATA, sample
-from daskfactor.inference.setting import Setting, checked_lengths, plan_run
+from daskfactor.inference.setting import Setting, checked_lengths, learnt_bytes, plan_run
 from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.views import tile_rows
 from daskfactor.models.settings import FactorModel
@@ -297,12 +297,14 @@ def _memory(
     pairs = zip(data.shape, setting.model.covariates, strict=True)
     linked = [length for length, own in pairs if own is not None]
     shifts = sum(linked) * width * itemsize
+    own = learnt_bytes(cast("BlockedData", data), setting.model)
+    shifts += own  # rates and dispersions of rows or columns travel with bands
     tuning, drawing = (int(tracks * n * factors) + shifts for n in sampler.carried(width))
     if setting.model.learnt and "curvature" in sampler.arrays:
         drawing += tracks * factors  # rates that move take the metric with them
     gathered = sampler.gathered(width)
     checkpoint = chains * (tuning if options.tune else drawing)
-    draw = int(chains * sum(factors / track.coarseness for track in sampler.tracks))
+    draw = int(chains * (own + sum(factors / track.coarseness for track in sampler.tracks)))
     size = data.shape[0] * data.shape[1] * itemsize
     kept = data.keeps_copy and (place.stored or size <= SMALL_DATA)
     beside = data.weighed and (kept or (size <= SMALL_DATA and not data.is_sparse))
@@ -383,7 +385,9 @@ def _operations(setting: Setting, place: _Place) -> tuple[dict[str, Any], int]:
         "ring": plans * options.chains * place.workers,
         "lanes": 0,
     }
-    passes = cycles + EVALUATION * evaluations + 1.5 * setting.warm_passes[0]
+    drawn = options.cycles // every * sum(own.passes for own in setting.model.learnt)
+    drawn /= max(1.0, sampler.work(blocks).passes)
+    passes = cycles + EVALUATION * (evaluations + drawn) + 1.5 * setting.warm_passes[0]
     flops = setting.work * options.chains * passes
     longest = max(stop - start for start, stop in itertools.pairwise([0, *stops]))
     return {

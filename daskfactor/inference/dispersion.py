@@ -11,9 +11,18 @@ from scipy.optimize import minimize_scalar
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.program import Fit, column_sums, evaluate, normalizer, tally
+from daskfactor.inference.program import (
+    DISPERSION,
+    Fit,
+    column_sums,
+    evaluate,
+    fit_columns,
+    normalizer,
+    tally,
+    tally_columns,
+)
 from daskfactor.models.gamma_factors import GammaFactors
-from daskfactor.models.rates import EVEN, draw_positive
+from daskfactor.models.rates import EVEN, Common, draw_each, draw_positive
 
 Array = NDArray[Any]
 
@@ -27,6 +36,8 @@ FEWEST = 100
 """Degrees of freedom without which counts are taken to be Poisson."""
 NEARLY_POISSON = 0.1
 """Counts whose dispersion is this near 1, or not surely further off, are taken to be Poisson."""
+WIDTH = 4.0
+"""Width of the intervals that columns' are drawn from, in units of their common spread."""
 
 
 def typical_value(data: BlockedData) -> float:
@@ -58,9 +69,16 @@ class DispersionRule:
             self.parameters = _free_parameters(data.shape, model)
         self.counts = model.likelihood.counts and bool(data.is_integer)
         self.fixed = assumed
-        if assumed is None and model.dispersion != "auto":
+        if assumed is None and not isinstance(model.dispersion, str):
             self.fixed = float(model.dispersion)
         self.settled = self.fixed is not None
+
+    def begin(self, state: ChainState, dispersion: float) -> None:
+        """Give bands what they keep of the dispersion, at the start of a chain."""
+
+    def log_prior(self, state: ChainState, dispersion: float) -> float:
+        """Return the log prior density of what is drawn."""
+        return 0.0
 
     @property
     def first(self) -> float:
@@ -124,6 +142,9 @@ class LearntDispersion(DispersionRule):
     def first(self) -> float:
         return self.found
 
+    def log_prior(self, state: ChainState, dispersion: float) -> float:
+        return -dispersion
+
     def estimate(self, fit: Fit, at_point: bool = True) -> float:
         del fit, at_point
         return self.found
@@ -166,12 +187,72 @@ class LearntDispersion(DispersionRule):
         return draw_positive(density, dispersion, rng, DRAWN)
 
 
+class ColumnDispersions(LearntDispersion):
+    """A dispersion α_j for every column, which the column's band keeps: log α_j ~ N(m, s²).
+
+    m and s are drawn anew whenever the dispersions are. A point estimate has one for all
+    columns, with which chains start.
+    """
+
+    prior = Common(2.0, 1.0, -0.58, 1.0)
+    """Of a column alone it is about as wide as Exponential(1), and has its mean logarithm."""
+    tallied: tuple[Array, Array, Array] | None = None
+    columns: Array | None = None
+
+    def begin(self, state: ChainState, dispersion: float) -> None:
+        for band in state.cols:
+            band.arrays[DISPERSION] = np.full((len(band.values), 1), dispersion)
+
+    def log_prior(self, state: ChainState, dispersion: float) -> float:
+        """Return the log prior density of the logarithms."""
+        return self.prior.log_marginal(np.log(state.gather("columns", DISPERSION)[:, 0]))
+
+    def normalizers(self, executor: Executor, dispersions: Array) -> Array:
+        """Return what the fits of columns leave out of their log-likelihoods, (J,)."""
+        self.tallied = self.tallied or tally_columns(self.data, executor)
+        columns, values, counts = self.tallied
+        terms = self.model.likelihood.log_normalizer(values, dispersions[columns])
+        return np.bincount(columns, counts * terms, self.data.shape[1])
+
+    def normalizer(self, executor: Executor, dispersion: float) -> float:
+        if self.columns is None:
+            return super().normalizer(executor, dispersion)
+        return float(self.normalizers(executor, self.columns).sum())
+
+    def draw(
+        self,
+        executor: Executor,
+        state: ChainState,
+        floor: float,
+        dispersion: float,
+        rng: np.random.Generator,
+    ) -> float:
+        """Draw all dispersions from their conditionals, and return their geometric mean."""
+        x = np.log(state.gather("columns", DISPERSION)[:, 0])
+        m, s = self.prior.given(x).draw(rng)
+        place = executor, self.data, state, self.model.likelihood, floor
+
+        def log_density(x: Array) -> Array:
+            tried = np.exp(np.clip(x, *np.log(DRAWN)))
+            found = fit_columns(*place, tried) + self.normalizers(executor, tried)
+            return np.asarray(found - 0.5 * ((x - m) / s) ** 2)
+
+        x = draw_each(log_density, x, WIDTH * s, rng)
+        self.columns = np.exp(x)
+        for band in state.cols:
+            here = slice(band.offset, band.offset + len(band.values))
+            band.arrays[DISPERSION] = self.columns[here, None].copy()
+        return float(np.exp(x.mean()))
+
+
 def dispersion_rule(
     model: GammaFactors, data: BlockedData, assumed: float | None = None
 ) -> DispersionRule:
     """Make the rule of a model; ``assumed`` is what a sampler takes the dispersion to be."""
-    learnt = any(own.name == "dispersion" for own in model.learnt)
-    return (LearntDispersion if learnt else DispersionRule)(model, data, assumed)
+    dims = [own.dims for own in model.learnt if own.name == "dispersion"]
+    if not dims:
+        return DispersionRule(model, data, assumed)
+    return (ColumnDispersions if dims[0] else LearntDispersion)(model, data, assumed)
 
 
 def _free_parameters(shape: tuple[int, int], model: GammaFactors) -> int:

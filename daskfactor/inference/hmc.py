@@ -16,7 +16,7 @@ from daskfactor.executors.state import BlockCells, ChainState, FactorBand
 from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, Sampler, StepSize, Track, Work
 from daskfactor.inference.chain import Chain, OnShare, TrackRun
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.program import Fit, Program, band_prior, take_fits
+from daskfactor.inference.program import Fit, Program, band_prior, law_of, take_fits
 from daskfactor.inference.setting import Setting
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import blockwise
@@ -344,7 +344,8 @@ class HMC(Sampler):
         are added up and nothing moves.
         """
         view, (rows, cols) = data.view(*op.block), bands
-        block = (view, program.likelihood, rows.values, cols.values, op.scale, program.floor)
+        law = law_of(program.likelihood, cols)
+        block = (view, law, rows.values, cols.values, op.scale, program.floor)
         shares = blockwise.gradient(*block, workspace)
         last_block = op.iteration % data.grid.blocks == data.grid.blocks - 1
         for factor, band in enumerate(bands):

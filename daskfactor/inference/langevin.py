@@ -42,7 +42,7 @@ from daskfactor.inference.base import (
     check_schedule,
     checked_step,
 )
-from daskfactor.inference.program import Program, learn_metric
+from daskfactor.inference.program import Program, law_of, learn_metric
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.langevin import cir_step, langevin_step, mean_share
 from daskfactor.kernels.subsample import add_subsample, block_address
@@ -575,7 +575,7 @@ class SGLD(LangevinSampler):
             curvature = gathered, weight / self.work(blocks).moves
         add_subsample(
             data.view(*op.block),
-            program.likelihood,
+            law_of(program.likelihood, cols),
             (rows.values, cols.values),
             (count, block_address(np.array(program.key, dtype=np.uint32), number, block)),
             weight / program.hyper.dispersion,

@@ -30,6 +30,8 @@ from daskfactor.models.settings import Mask
 Array = NDArray[Any]
 RATE = "rate"
 """Array of a band whose rows have a prior rate each: one column, in double precision."""
+DISPERSION = "dispersion"
+"""Array of a band of columns that have a dispersion each: one column, in double precision."""
 ROWS, COLUMNS = 0, 1
 """The two factors in the address of the noise: W and H."""
 SHIFT = "shift"
@@ -116,7 +118,8 @@ class Program:
         """Return the block's share of the gradients of the log-likelihood, scaled by ``op``."""
         scale = op.scale / self.hyper.dispersion
         view, (rows, cols) = data.view(*op.block), bands
-        block = (view, self.likelihood, rows.values, cols.values, scale, self.floor)
+        law = law_of(self.likelihood, cols)
+        block = (view, law, rows.values, cols.values, scale, self.floor)
         return blockwise.gradient(*block, workspace, curvatures)
 
     def update(
@@ -140,15 +143,15 @@ class Program:
             cells.count += 1
             watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
         sums, view = np.zeros(2), data.view(*op.block)
-        factors = rows.values, cols.values
-        blockwise.evaluate(view, self.likelihood, *factors, self.floor, sums, watched, workspace)
+        law, factors = law_of(self.likelihood, cols), (rows.values, cols.values)
+        blockwise.evaluate(view, law, *factors, self.floor, sums, watched, workspace)
         return Evaluation(op.cycle, op.block, sums)
 
     def touches(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation reads or writes."""
         if op.action != Action.UPDATE:
             return ()
-        return (*self.algorithm.reads(), RATE, SHIFT, *self.changes(op))
+        return (*self.algorithm.reads(), RATE, SHIFT, DISPERSION, *self.changes(op))
 
     def changes(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation writes."""
@@ -173,6 +176,12 @@ class Program:
                 band.draws.append(band.values.copy())
             if op.wanted.evaluate:
                 band.sums[op.cycle] = self.algorithm.log_prior(self, band, factor)
+
+
+def law_of(likelihood: Likelihood, columns: FactorBand) -> Likelihood:
+    """Return the law of a block: at the dispersions of its columns, if these have their own."""
+    own = columns.arrays.get(DISPERSION)
+    return likelihood if own is None else likelihood.at(own[:, 0].copy())[0]
 
 
 def unshifted(band: FactorBand) -> Array:
@@ -262,8 +271,9 @@ def shares(
         for other in range(data.grid.blocks):
             row, col = (number, other) if by_rows else (other, number)
             factors = state.rows[row].values, state.cols[col].values
+            law = law_of(likelihood, state.cols[col])
             blockwise.multiplicative(
-                data.view(row, col), likelihood, by_rows, *factors, floor, share, work
+                data.view(row, col), law, by_rows, *factors, floor, share, work
             )
         return share
 
@@ -279,13 +289,58 @@ def evaluate(
         values = state.rows[row].values
         sums = np.zeros((len(state.cols), 2))
         for col, band in enumerate(state.cols):
-            blockwise.evaluate(
-                data.view(row, col), likelihood, values, band.values, floor, sums[col], None, work
-            )
+            view, law = data.view(row, col), law_of(likelihood, band)
+            blockwise.evaluate(view, law, values, band.values, floor, sums[col], None, work)
         return sums
 
     table = np.concatenate(executor.map(one_row, range(data.grid.blocks), "log-likelihood"))
     return Fit(*table.sum(axis=0).tolist())
+
+
+def fit_columns(
+    executor: Executor,
+    data: BlockedData,
+    state: ChainState,
+    likelihood: Likelihood,
+    floor: float,
+    dispersions: Array,
+) -> Array:
+    """Return minus the divergence of every column at a dispersion of its own, (J,)."""
+
+    def one_band(number: int, work: Workspace) -> Array:
+        band = state.cols[number]
+        fits, unused = np.zeros(len(band.values)), np.zeros_like(band.values)
+        law, _ = likelihood.at(dispersions[band.offset : band.offset + fits.size].copy())
+        for row, other in enumerate(state.rows):
+            block = data.view(row, number), law, False, other.values, band.values
+            blockwise.slope(*block, floor, (unused, fits), work)
+        return fits
+
+    found = executor.map(one_band, range(data.grid.blocks), "log-likelihood-of-columns")
+    return np.concatenate(found)
+
+
+def tally_columns(data: BlockedData, executor: Executor) -> tuple[Array, Array, Array]:
+    """Count how often a column has each positive value, by weight: (columns, values, counts)."""
+
+    def one_band(number: int, work: Workspace) -> tuple[Array, ...]:
+        del work
+        found = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))]
+        for row in range(data.grid.blocks):
+            for values, weights, _, columns in observed_values(data.view(row, number)):
+                own = np.ones(values.size) if weights is None else weights
+                keep = values > 0
+                found.append((columns[keep], values[keep], own[keep]))
+        at, values, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        known, which = np.unique(values, return_inverse=True)
+        pairs, each = np.unique(at * max(known.size, 1) + which, return_inverse=True)
+        where, value = np.divmod(pairs, max(known.size, 1))
+        offset = data.grid.cols.offsets[number]
+        return where + offset, known[value], np.bincount(each, weights, pairs.size)
+
+    found = executor.map(one_band, range(data.grid.blocks), "tally-columns")
+    at, values, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return at, values, counts
 
 
 def tally(data: BlockedData, executor: Executor) -> tuple[Array, Array]:
@@ -295,7 +350,7 @@ def tally(data: BlockedData, executor: Executor) -> tuple[Array, Array]:
         del work
         found: list[tuple[Array, Array]] = [(np.zeros(0), np.zeros(0))]
         for col in range(data.grid.blocks):
-            for values, weights, zeros in observed_values(data.view(row, col)):
+            for values, weights, zeros, _ in observed_values(data.view(row, col)):
                 own = values, np.ones(values.size) if weights is None else weights
                 found += [_added([own]), (np.zeros(1), np.array([zeros]))]
         return _added(found)
@@ -321,7 +376,7 @@ def normalizer(
         del work
         total = 0.0
         for col in range(data.grid.blocks):
-            for values, weights, zeros in observed_values(data.view(row, col)):
+            for values, weights, zeros, _ in observed_values(data.view(row, col)):
                 if weights is None:
                     total += float(likelihood.log_normalizer(values, dispersion).sum())
                 elif data.weighting == UNCERTAINTY:

@@ -1,5 +1,6 @@
 """What is asked of a run: its options, its timetable, and all that its chains share."""
 
+import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -98,6 +99,13 @@ def checked_lengths(sampler: Sampler, **lengths: Any) -> dict[str, int]:
     return found
 
 
+def learnt_bytes(data: BlockedData, model: FactorModel) -> int:
+    """Count the bytes that a draw of what is learnt takes beside the factors and links."""
+    sizes = {"row": data.shape[0], "column": data.shape[1], "component": model.n_components}
+    each = (own.dims for own in model.learnt if sizes.keys() >= set(own.dims))
+    return sum(8 * math.prod(sizes[dim] for dim in dims) for dims in each)
+
+
 def plan_run(
     data: BlockedData, model: FactorModel, sampler: Sampler, keep: str, seed: int, **lengths: int
 ) -> RunOptions:
@@ -111,7 +119,8 @@ def plan_run(
     draws, every = lengths["draws"], int(keep == "draws")
     shares = sum(1 / track.coarseness for track in sampler.tracks)
     rows = sum(data.shape) + model.n_covariates
-    each = rows * model.width * data.dtype.itemsize * lengths["chains"] * shares
+    each = rows * model.width * data.dtype.itemsize * shares + learnt_bytes(data, model)
+    each *= lengths["chains"]
     affordable = int(DRAWS_BUDGET / max(each, 1))
     if keep == "auto" and affordable:
         every = -(-draws // min(affordable, draws))
@@ -199,6 +208,7 @@ class Setting:
             # All chains hold their draws until the segment is written.
             rows = sum(self.data.shape) + self.model.n_covariates
             draw = rows * self.model.width * np.dtype(options.dtype).itemsize
+            draw += learnt_bytes(self.data, self.model)
             kept = draw / (options.thin * options.keep_every) * options.chains
             length = min(length, SEGMENT_BYTES / kept)
         step = max(1, int(length) // coarseness) * coarseness

@@ -19,6 +19,7 @@ from daskfactor.inference.multiplicative import (
     totals_of,
 )
 from daskfactor.inference.program import (
+    DISPERSION,
     RATE,
     Fit,
     band_prior,
@@ -91,6 +92,7 @@ class TweedieChain(Chain):
         self.fits = fit.negative_divergence, fit.negative_divergence
         estimate = self.rule.estimate(fit)
         self.rule.settle(estimate)
+        self.rule.begin(state, estimate)
         self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
         balance(state, model.frozen)
         if model.shares_rates and model.fixed == (None, None):
@@ -232,7 +234,8 @@ class TweedieChain(Chain):
         for own in self.model.learnt:
             if own.dims in (("row",), ("column",)):
                 side = "rows" if own.dims == ("row",) else "columns"
-                values = run.state.gather(side, RATE)[:, 0]
+                name = DISPERSION if own.name == "dispersion" else RATE
+                values = run.state.gather(side, name)[:, 0]
                 found[own.name] = in_callers_order(self.setting.data, side, values)
             elif own is EFFECTIVE:
                 found[own.name] = np.asarray(self.effective)
@@ -242,7 +245,8 @@ class TweedieChain(Chain):
         return found
 
     def _prior_constant(self) -> float:
-        return self.log_hyper - (self.hyper.dispersion if self.rule.drawn else 0.0)
+        own = self.rule.log_prior(self.tracks[0].state, self.hyper.dispersion)
+        return float(self.log_hyper + own)
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters; of those that are learnt the draws tell."""
@@ -266,9 +270,12 @@ class TweedieChain(Chain):
             "climb": self.climb,
             "gauge": self.gauge,
             "noise": [self.noise_sum, self.noise_draws],
+            **self.means,
         }
 
     def recall(self, memory: dict[str, Any]) -> None:
+        means = (f"{own.name}_mean" for own in self.model.learnt if own.averaged)
+        self.means = {name: memory[name] for name in means if name in memory}
         values: Any = [tuple(own) if isinstance(own, list) else own for own in memory["hyper"]]
         self.hyper = Hyperparameters(*values)
         self.log_hyper = memory.get("log_hyper", 0.0)  # runs of older versions have none

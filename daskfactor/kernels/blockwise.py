@@ -139,17 +139,18 @@ def evaluate(
 
 def observed_values(
     view: AnyBlock,
-) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64] | None, int]]:
-    """Observed entries in slabs: ``(values, weights, zeros)``.
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64] | None, int, NDArray[np.int64]]]:
+    """Observed entries in slabs: ``(values, weights, zeros, columns)``.
 
     ``values`` are observed stored entries in float64, ``weights`` theirs, if cells have any, and
-    ``zeros`` is how many observed zeros that are not stored belong to the slab.
+    ``zeros`` is how many observed zeros that are not stored belong to the slab. ``columns`` are
+    those of the entries inside the block.
     """
     if isinstance(view, SparseBlock):
         stored, step = view.values, SLAB
         if view.zeros and stored.size < view.m * view.n:
-            none = np.empty(0)
-            yield none, None if view.weights is None else none, view.m * view.n - stored.size
+            none, rest = np.empty(0), view.m * view.n - stored.size
+            yield none, None if view.weights is None else none, rest, np.empty(0, np.int64)
     else:
         stored, step = view.block, max(1, SLAB // max(1, view.n))
     for start in range(0, len(stored), step):
@@ -157,4 +158,8 @@ def observed_values(
         seen, weights = ~np.isnan(wide), None
         if view.weights is not None:
             weights = view.weights[start : start + step][seen].astype(np.float64)
-        yield wide[seen], weights, 0
+        if isinstance(view, SparseBlock):
+            columns = view.indices[start : start + step][seen].astype(np.int64)
+        else:
+            columns = np.nonzero(seen)[1]
+        yield wide[seen], weights, 0, columns

@@ -27,6 +27,7 @@ from daskfactor.kernels.views import (
     Watched,
     entry_kernels,
     floored,
+    law_at,
     weighed,
     weight_row,
     written_row,
@@ -72,7 +73,6 @@ def _terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
         block: Window, row: int, tile: Array, tile2: Array, scale: float, law: Law, spare: Array
     ) -> None:
         first, second, third, weights = block
-        floor, numbers = law
         real = tile.dtype.type
         for i in range(tile.shape[0]):
             data, line = written_row(first, second, third, row + i, spare[0]), tile[i]
@@ -80,6 +80,7 @@ def _terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
             if curved:
                 line2 = tile2[i]
             for j in range(line.size):
+                floor, numbers = law_at(law, j)
                 v = real(data[j])
                 mu = floored(line[j], floor)
                 w, seen = weight(v, mu, *numbers), v == v
@@ -163,13 +164,13 @@ def _slope(likelihood: Likelihood, by_rows: bool, fitted: bool) -> Kernel:
     def terms(block: Window, row: int, tile: Array, law: Law, fits: Array, spare: Array) -> None:
         """Set tile to (v - mu) w, and fits -= deviances of its rows, or of its columns."""
         first, second, third, weights = block
-        floor, numbers = law
         real = tile.dtype.type
         for i in range(tile.shape[0]):
             data, line = written_row(first, second, third, row + i, spare[0]), tile[i]
             q = weight_row(first, second, weights, row + i, spare[1])
             total = 0.0
             for j in range(line.size):
+                floor, numbers = law_at(law, j)
                 v, mu = real(data[j]), floored(line[j], floor)
                 seen = v == v
                 slope = weighed((v - mu) * weight(v, mu, *numbers), q, j, seen)
@@ -229,13 +230,13 @@ def _evaluation(likelihood: Likelihood) -> Kernel:
     def fit(block: Window, row: int, tile: Array, law: Law, out: Array, spare: Array) -> None:
         """out[0] -= sum of deviances, out[1] += sum of (v - mu)**2 w, of a tile of means."""
         first, second, third, weights = block
-        floor, numbers = law
         real = tile.dtype.type
         total = pearson = 0.0
         for i in range(tile.shape[0]):
             data, line = written_row(first, second, third, row + i, spare[0]), tile[i]
             q = weight_row(first, second, weights, row + i, spare[1])
             for j in range(line.size):
+                floor, numbers = law_at(law, j)
                 mu = floored(line[j], floor)
                 v = real(data[j])
                 seen = v == v

@@ -43,6 +43,7 @@ from daskfactor.kernels.views import (
     Watched,
     entry_kernels,
     floored,
+    law_at,
 )
 from daskfactor.models.likelihood import Likelihood
 
@@ -404,9 +405,9 @@ def _gradient(likelihood: Likelihood, zeros: bool, K: int, weights: bool, curved
                     prefetch_row(K, CH, later)
                 mu = dot_row(K, w, H, j)
                 if weights:
-                    a, c = step(real(values[p]), mu, law, real(scale), own[p])
+                    a, c = step(real(values[p]), mu, law_at(law, j), real(scale), own[p])
                 else:
-                    a, c = step(real(values[p]), mu, law, real(scale))
+                    a, c = step(real(values[p]), mu, law_at(law, j), real(scale))
                 add_row(K, a, H, j, gw)
                 add_to_row(K, a, w, GH, j)
                 if curved and c != 0:
@@ -450,10 +451,11 @@ def _multiplicative(
                 if not by_rows:
                     prefetch_row(K, num, later)
                     prefetch_row(K, den, later)
+                mu, at = dot_row(K, w, H, j), law_at(law, j)
                 if weights:
-                    q, c = ratio(real(values[p]), dot_row(K, w, H, j), law, own[p])
+                    q, c = ratio(real(values[p]), mu, at, own[p])
                 else:
-                    q, c = ratio(real(values[p]), dot_row(K, w, H, j), law)
+                    q, c = ratio(real(values[p]), mu, at)
                 if by_rows:
                     add_row(K, q, H, j, above)
                     if c != 0:
@@ -518,18 +520,18 @@ def _slope(
                     prefetch_row(K, gradient, later)
                 v, mu = real(values[p]), dot_row(K, w, H, j)
                 if weights:
-                    a, _ = step(v, mu, law, real(1), own[p])
+                    a, _ = step(v, mu, law_at(law, j), real(1), own[p])
                 else:
-                    a, _ = step(v, mu, law, real(1))
+                    a, _ = step(v, mu, law_at(law, j), real(1))
                 if by_rows:
                     add_row(K, a, H, j, g)
                 else:
                     add_to_row(K, a, w, gradient, j)
                 if fitted:
                     if weights:
-                        found, _ = fit(v, mu, law, own[p])
+                        found, _ = fit(v, mu, law_at(law, j), own[p])
                     else:
-                        found, _ = fit(v, mu, law)
+                        found, _ = fit(v, mu, law_at(law, j))
                     if by_rows:
                         total += found
                     else:
@@ -562,15 +564,17 @@ def _fits(likelihood: Likelihood, zeros: bool, weights: bool) -> Kernel:
     fit = entry_rules(likelihood, zeros, weights).fit
 
     @jit
-    def fits(values: Array, own: Array, means: Array, law: Law) -> tuple[float, float]:
+    def fits(
+        values: Array, own: Array, columns: Array, means: Array, law: Law
+    ) -> tuple[float, float]:
         """Sums over a chunk: logarithms and powers need a loop of their own to be vectors."""
         real = means.dtype.type
         total = pearson = 0.0
         for p in range(values.size):
             if weights:
-                deviance, square = fit(real(values[p]), means[p], law, own[p])
+                deviance, square = fit(real(values[p]), means[p], law_at(law, columns[p]), own[p])
             else:
-                deviance, square = fit(real(values[p]), means[p], law)
+                deviance, square = fit(real(values[p]), means[p], law_at(law, columns[p]))
             total += deviance
             pearson += square
         return total, pearson
@@ -606,18 +610,14 @@ def _evaluate(likelihood: Likelihood, zeros: bool, K: int, weights: bool) -> Ker
             load_row(K, W, i, w)
             for p in range(indptr[i], indptr[i + 1]):
                 if p - begin == CHUNK:
-                    if weights:
-                        deviances, squares = fits(values[begin:p], own[begin:p], means, law)
-                    else:
-                        deviances, squares = fits(values[begin:p], own, means, law)
+                    part = own[begin:p] if weights else own
+                    deviances, squares = fits(values[begin:p], part, indices[begin:p], means, law)
                     total, pearson, begin = total + deviances, pearson + squares, p
                 later = np.intp(indices[min(p + AHEAD, last)])
                 prefetch_row(K, H, later)
                 means[p - begin] = dot_row(K, w, H, np.intp(indices[p]))
-        if weights:
-            deviances, squares = fits(values[begin:], own[begin:], means, law)
-        else:
-            deviances, squares = fits(values[begin:], own, means, law)
+        part = own[begin:] if weights else own
+        deviances, squares = fits(values[begin:], part, indices[begin:], means, law)
         total, pearson = total + deviances, pearson + squares
         out[0] -= total
         out[1] += pearson

@@ -29,6 +29,7 @@ from daskfactor.kernels.views import (
     SparseBlock,
     entry_kernels,
     floored,
+    law_at,
     own_weights,
     weighed,
     weights_or_none,
@@ -158,7 +159,6 @@ def entry_gradients(likelihood: Likelihood, K: int, curved: bool) -> Kernel:
         out: tuple[Array, Array],
     ) -> None:
         rows, cols, values, weights = entries
-        floor, numbers = law
         GW, GH = out
         real, last = W.dtype.type, rows.size - 1
         w = stack_array(K, W.dtype)
@@ -167,6 +167,7 @@ def entry_gradients(likelihood: Likelihood, K: int, curved: bool) -> Kernel:
             prefetch_row(K, H, np.intp(cols[later]))
             prefetch_row(K, GH, np.intp(cols[later]))
             load_row(K, W, i, w)
+            floor, numbers = law_at(law, j)
             mu = floored(dot_row(K, w, H, j), floor)
             v = real(values[t])
             if curved:

@@ -10,10 +10,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 from numpy.typing import DTypeLike, NDArray
 
 from daskfactor.kernels import polynomials
-from daskfactor.kernels.jit import inline
+from daskfactor.kernels.jit import INLINE_OPTIONS, inline
 from daskfactor.models.likelihood import Entry, Likelihood
 
 Array = NDArray[Any]
@@ -106,8 +108,11 @@ AnyBlock = BlockView | SparseBlock
 """What the kernels take, dense or sparse."""
 Watched = tuple[NDArray[np.int32], NDArray[np.int32], Array, Array, int]
 """Monitored cells of a block, see `BlockKernels`."""
-Law = tuple[float, tuple[float, ...]]
-"""What kernels are told of a law when they run: the smallest mean, and `Likelihood.numbers`."""
+Law = tuple[float, tuple[Any, ...]]
+"""What kernels are told of a law when they run: the smallest mean, and `Likelihood.numbers`.
+
+The law of a block may have one number of its own for every column: an array (n,).
+"""
 
 
 class BlockKernels(NamedTuple):
@@ -237,6 +242,25 @@ def floored(mu: Scalar, floor: Scalar) -> Scalar:
     """The larger of the two; NaN stays NaN, so that a divergence can be seen."""
     least = type(mu)(floor)
     return least if mu < least else mu
+
+
+def law_at(law: Any, j: Any) -> Any:
+    """The law of column j of a block."""
+    by_column = any(isinstance(own, np.ndarray) for own in law[1])
+    return _of_column(law, j) if by_column else law
+
+
+def _of_column(law: Any, j: Any) -> Any:
+    return law[0], (law[1][0][j],)
+
+
+def _of_all(law: Any, j: Any) -> Any:
+    return law
+
+
+@overload(law_at, jit_options=INLINE_OPTIONS)
+def _law_at(law: Any, j: Any) -> Any:
+    return _of_column if any(isinstance(own, types.Array) for own in law[1]) else _of_all
 
 
 @lru_cache(maxsize=64)

@@ -421,7 +421,7 @@ class GammaFactors(FactorModel):
         ModelError
             If the dispersion that results is not positive and finite.
         """
-        phi = dispersion if self.dispersion == "auto" else self.dispersion
+        phi = dispersion if isinstance(self.dispersion, str) else self.dispersion
         phi, shapes = checked_number("dispersion", phi), self.starting_shapes
         return Hyperparameters(phi, *self.rates_under(mean, shapes), *shapes)
 
@@ -549,7 +549,7 @@ class GammaFactors(FactorModel):
         """
         lengths = [max(float(own.entries.max()), 1.0) for own in totals]
         part = totals[0].total * totals[1].total / (lengths[0] * lengths[1])
-        unit = dispersion * self.likelihood.unit(mean)
+        unit = float(self.likelihood.variance(mean, dispersion))
         return relevant(part, observed * mean / unit, sum(lengths))
 
 

@@ -58,7 +58,8 @@ class Likelihood(ABC):
     Attributes
     ----------
     numbers
-        Numbers that may change while kernels stay, which take them when they run.
+        Numbers that may change while kernels stay, which take them when they run; one of them
+        may be an array, with a number for each column of the block.
     zeros
         How zeros that are not stored add up: the curvature of a zero is 1 at every mean
         (``"constant"``) or the mean itself (``"linear"``), so that column sums or Gram
@@ -78,7 +79,7 @@ class Likelihood(ABC):
         Whether `log_density` and `sample` are known, and without a series per entry.
     """
 
-    numbers: tuple[float, ...] = ()
+    numbers: tuple[Any, ...] = ()
     zeros: Literal["constant", "linear"] | None = None
     counts: bool = False
     real_valued: bool = False
@@ -91,10 +92,11 @@ class Likelihood(ABC):
         """Tell whether cells that sparse data do not store are visited, if those are ``zeros``."""
         return zeros and self.zeros is None
 
-    def at(self, dispersion: float) -> tuple["Likelihood", float]:
+    def at(self, dispersion: Any) -> tuple["Likelihood", float]:
         """Give the law at a dispersion, and φ, which divides its divergences.
 
-        The dispersion is φ itself, or one of the law's `numbers`, and φ is 1.
+        The dispersion is φ itself, or one of the law's `numbers`, and φ is 1; then columns may
+        have one each, (J,).
         """
         return self, dispersion
 

@@ -12,20 +12,24 @@ Near v = mu, where these cancel, with t(x) = log(1 + x) - x, x = v / mu - 1 and 
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from daskfactor.errors import DataError
+from daskfactor.errors import DataError, ModelError
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.likelihood import Array, Entry, Likelihood, Scalar
-from daskfactor.models.settings import Learnt
+from daskfactor.models.settings import Learnt, checked_positive
 from daskfactor.models.tweedie_law import POISSON, checked_dispersion, stirling
 
 _LOG_2 = math.log(2.0)
+DENSITIES = 8
+"""Log-likelihoods, each a pass over the data, that a draw of the dispersion takes; measured."""
+DISPERSION = {"check": partial(checked_positive, words=("column",))}
 
 
 def _weight(v: Scalar, mu: Scalar, alpha: float) -> Scalar:
@@ -41,6 +45,15 @@ def _ratio(v: Scalar, mu: Scalar, w: Scalar, alpha: float) -> Scalar:
     return v / mu
 
 
+def _checked(dispersion: Any) -> Any:
+    """Refuse a dispersion, or one of several, that is not positive and finite."""
+    if np.ndim(dispersion):
+        checked_dispersion(np.min(dispersion))
+        checked_dispersion(np.max(dispersion))
+        return dispersion
+    return checked_dispersion(dispersion)
+
+
 @dataclass(frozen=True)
 class NegativeBinomial(Likelihood):
     """The law with the variance ``mu + alpha mu**2``; Poisson's for ``alpha`` near 0.
@@ -48,19 +61,19 @@ class NegativeBinomial(Likelihood):
     Parameters
     ----------
     dispersion
-        ``alpha``, one over the law's size r; positive.
+        ``alpha``, one over the law's size r; positive. Or one for each column, (J,).
     """
 
-    dispersion: float = field(default=1.0, compare=False)
+    dispersion: Any = field(default=1.0, compare=False)
 
     def __str__(self) -> str:
         return "a negative binomial law"
 
     @property
-    def numbers(self) -> tuple[float, ...]:  # type: ignore[override]
+    def numbers(self) -> tuple[Any, ...]:  # type: ignore[override]
         return (self.dispersion,)
 
-    def at(self, dispersion: float) -> tuple[Self, float]:
+    def at(self, dispersion: Any) -> tuple[Self, float]:
         return replace(self, dispersion=dispersion), 1.0
 
     def entry(self, arithmetic: Any) -> Entry:
@@ -101,20 +114,21 @@ class NegativeBinomial(Likelihood):
         alpha = self.dispersion
         with np.errstate(divide="ignore", invalid="ignore"):
             growth = np.log1p(alpha * v) - np.log1p(alpha * mu)
-            return np.asarray(special.rel_entr(v, mu) - (v + 1.0 / alpha) * growth)
+            found = special.rel_entr(v, mu) - (v + 1.0 / alpha) * growth
+        return np.asarray(found, dtype=np.float64)
 
-    def variance(self, mu: ArrayLike, dispersion: float) -> Array:
+    def variance(self, mu: ArrayLike, dispersion: Any) -> Array:
         mu = np.asarray(mu, dtype=np.float64)
-        return np.asarray(mu + checked_dispersion(dispersion) * mu**2)
+        return np.asarray(mu + _checked(dispersion) * mu**2)
 
     def observation_variance(
-        self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float
+        self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: Any
     ) -> Array:
         r"""Total variance of a new observation: :math:`m + \alpha (m^2 + s^2) + s^2`, exactly."""
-        spread = dispersion * np.asarray(variance_of_mean, dtype=np.float64)
-        return super().observation_variance(mean, variance_of_mean, dispersion) + spread
+        own = super().observation_variance(mean, variance_of_mean, dispersion)
+        return np.asarray(own + dispersion * np.asarray(variance_of_mean, dtype=np.float64))
 
-    def log_normalizer(self, v: ArrayLike, dispersion: float) -> Array:
+    def log_normalizer(self, v: ArrayLike, dispersion: Any) -> Array:
         r"""Logarithm of p(v | v), element by element; minus infinity below zero.
 
         .. math:: -\tfrac12 \log(2 \pi v (1 + \alpha v)) + s(v + r) - s(r) - s(v)
@@ -122,20 +136,21 @@ class NegativeBinomial(Likelihood):
         with s what Stirling's formula misses, so that nothing cancels for a large r. Between
         whole numbers the formula is the same, and the density not normalised.
         """
-        alpha, size = checked_dispersion(dispersion), np.asarray(1.0 / dispersion)
+        alpha = _checked(dispersion)
+        size = 1.0 / np.asarray(alpha)
         v = np.asarray(v, dtype=np.float64)
         positive = np.where(v > 0, v, 1.0)
         value = stirling(positive + size) - stirling(size) - 0.5 * np.log1p(alpha * positive)
         value = np.where(v > 0, value + POISSON.log_normalizer(positive, 1.0), 0.0)
         return np.where(np.isnan(v), np.nan, np.where(v < 0, -np.inf, value))
 
-    def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: float) -> Array:
+    def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: Any) -> Array:
         mu = np.asarray(mu, dtype=np.float64)
-        rates = rng.standard_gamma(1.0 / checked_dispersion(dispersion), size=mu.shape)
+        rates = rng.standard_gamma(1.0 / np.asarray(_checked(dispersion)), size=mu.shape)
         return np.asarray(rng.poisson(dispersion * rates * mu), dtype=np.float64)
 
     def interval(
-        self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float, level: float = 0.9
+        self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: Any, level: float = 0.9
     ) -> tuple[Array, Array]:
         """Equal-tailed interval for a new count at every cell.
 
@@ -169,7 +184,11 @@ class NegativeBinomialNMF(GammaFactors):
         The dispersion α of all cells, as DESeq2, scanpy and statsmodels name it: one over the
         size r. ``"auto"`` draws it with the factors, from its full conditional under
         α ~ Exponential(1); point estimates maximise that conditional, and evidences take α
-        from one. :class:`PSGRRLD` keeps what it is when its two chains part.
+        from one. :class:`PSGRRLD` keeps what it is when its two chains part. ``"column"`` draws
+        one for every column (a gene, a word): logarithms are normal around a mean that is drawn
+        as well, so that columns of few counts are near the others. A draw of all of them takes
+        about eight passes over the data, and the chain remembers how often a column has
+        each value.
     rate_w, rate_h, shape_w, shape_h, fixed_w, fixed_h
         As for :class:`TweedieNMF`.
 
@@ -179,16 +198,31 @@ class NegativeBinomialNMF(GammaFactors):
         If one of them is not allowed.
     """
 
+    _: KW_ONLY
+    dispersion: float | Literal["auto", "column"] = field(  # type: ignore[assignment]
+        default="auto", metadata=DISPERSION
+    )
+
     @property
     def learnt(self) -> tuple[Learnt, ...]:
-        own = Learnt("dispersion", (), "dispersion of a count")
-        return (*super().learnt, *((own,) if self.dispersion == "auto" else ()))
+        if not isinstance(self.dispersion, str):
+            return super().learnt
+        own = Learnt("dispersion", (), "dispersion of a count", passes=DENSITIES)
+        if self.dispersion == "column":
+            own = own._replace(dims=("column",), doc="dispersion of a column", averaged=True)
+        return *super().learnt, own
 
     def check_settled(self, purpose: str) -> None:
-        """Refuse priors that are learnt: a point estimate tells the dispersion."""
+        """Refuse priors that are learnt: a point estimate tells one dispersion, not columns'."""
+        if self.dispersion == "column":
+            raise ModelError(
+                f"{purpose} takes one dispersion for all cells, and the model has one for every "
+                'column; pass dispersion="auto", or draw from the posterior with sample()'
+            )
         super(NegativeBinomialNMF, replace(self, dispersion=1.0)).check_settled(purpose)
 
     @property
     def likelihood(self) -> Likelihood:
         """The negative binomial law, at the dispersion if that is a number."""
-        return NegativeBinomial(1.0 if self.dispersion == "auto" else self.dispersion)
+        known = not isinstance(self.dispersion, str)
+        return NegativeBinomial(self.dispersion if known else 1.0)

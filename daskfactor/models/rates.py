@@ -16,6 +16,12 @@ so that the prior mean of μ is the mean of the data.
 
 A shape is drawn with the rates integrated out, which are drawn after it: shape and rate of few
 entries hold each other fast. Its own prior is Exponential(1).
+
+Dispersions of columns, positive numbers that no rate is conjugate to, have logarithms
+
+    x_j ~ N(m, s²),   m | s² ~ N(c, s² / k),   s² ~ InverseGamma(a, b)
+
+so that those of which the data say little are near the others' (`Common`).
 """
 
 import math
@@ -37,6 +43,8 @@ EVEN, SUPPORT = 0.1, 3.0
 or as much information of another law."""
 WIDTH = 0.5
 """First width of a slice of log a."""
+TRIES = 10
+"""Points of a slice that are tried, each of them at the price of a pass over the data."""
 DEEP, GRID = 40.0, 1001
 """Nats below its mode down to which a density is followed, and points of the way."""
 
@@ -77,6 +85,39 @@ class Gamma(NamedTuple):
         grown = self.shape + weight
         constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
         return float(np.sum(constant + gammaln(grown) - grown * np.log(self.rate + total)))
+
+
+class Common(NamedTuple):
+    """The prior of numbers x_j ~ N(m, s²) whose m and s² are learnt from all of them.
+
+    Alone, a number has a t law around ``centre`` of 2 ``shape`` degrees of freedom.
+    """
+
+    shape: float
+    scale: float
+    centre: float
+    weight: float
+
+    def given(self, x: Array) -> "Common":
+        """Return the law of m and s² given the numbers, of the same form."""
+        n, mean = x.size, float(x.mean())
+        weight, gap = self.weight + n, mean - self.centre
+        spread = float(np.sum((x - mean) ** 2)) + self.weight * n / weight * gap**2
+        centre = (self.weight * self.centre + n * mean) / weight
+        return Common(self.shape + 0.5 * n, self.scale + 0.5 * spread, centre, weight)
+
+    def draw(self, rng: np.random.Generator) -> tuple[float, float]:
+        """Draw m and s."""
+        s = math.sqrt(self.scale / rng.gamma(self.shape))
+        return self.centre + s / math.sqrt(self.weight) * rng.standard_normal(), s
+
+    def log_marginal(self, x: Array) -> float:
+        """Return log p(x), m and s² integrated out."""
+        after = self.given(x)
+        result = math.lgamma(after.shape) - math.lgamma(self.shape)
+        result += self.shape * math.log(self.scale) - after.shape * math.log(after.scale)
+        result += 0.5 * math.log(self.weight / after.weight)
+        return result - 0.5 * x.size * math.log(2.0 * math.pi)
 
 
 def relevant(part: Array, information: float, entries: float) -> float:
@@ -150,6 +191,30 @@ def draw_positive(
         if of_log(new) > level:
             return math.exp(new)
         low, high = (new, high) if new < x else (low, new)
+
+
+def draw_each(
+    log_density: Callable[[Array], Array], x: Array, width: float, rng: np.random.Generator
+) -> Array:
+    """Draw every number from a density of its own, by slice sampling of all of them together.
+
+    An interval of this width, laid around each number at random, shrinks towards it until a
+    point of the slice is met, or stays where it is after `TRIES`: the way from one point of
+    a slice to another is as likely as the way back, however long it may be.
+
+    Source: Neal 2003, "Slice sampling", section 4, without stepping out.
+    """
+    level = log_density(x) - rng.exponential(size=x.size)
+    low = x - width * rng.random(x.size)
+    high, left = low + width, np.ones(x.size, bool)
+    for _ in range(TRIES):
+        new = np.where(left, rng.uniform(low, high), x)
+        met = left & (log_density(new) > level)
+        low, high = np.where(new < x, new, low), np.where(new > x, new, high)
+        x, left = np.where(met, new, x), left & ~met
+        if not left.any():
+            break
+    return x
 
 
 def draw_scales(power: float, rise: Array, fall: Array, uniform: Array) -> Array:

@@ -158,12 +158,15 @@ class Learnt(NamedTuple):
     """A hyperparameter that is drawn with the factors.
 
     ``dims`` is empty, or ``"component"``, ``"row"`` or ``"column"``: it is one number, or has
-    one for each of these.
+    one for each of these. ``averaged``: predictions go by its mean, which is kept even where
+    draws are not. ``passes``: how many passes over the data a draw takes, about.
     """
 
     name: str
     dims: tuple[str, ...]
     doc: str
+    averaged: bool = False
+    passes: int = 0
 
 
 class PriorDraw(NamedTuple):

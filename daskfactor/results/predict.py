@@ -34,7 +34,14 @@ from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.machine import single_threaded_blas
 from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.results.schema import CELL_INDICES, COARSE, beside, factor_dims, own_names
+from daskfactor.results.schema import (
+    CELL_INDICES,
+    COARSE,
+    MOMENTS,
+    beside,
+    factor_dims,
+    own_names,
+)
 from daskfactor.results.trace import (
     Running,
     Trace,
@@ -144,6 +151,8 @@ def predict(
     mean, variance = wanted
     if of == "observation":
         phi: Any = dispersion
+        if np.ndim(dispersion):  # along the last axis of what is asked for
+            phi = from_array(dispersion[np.atleast_1d(cells[1].values)], mean.chunks[-1:])
         if has_uncertainty(tree):
             phi = phi * variances(tree, cells, uncertainty, mean)
         sd, lower, upper = map_blocks(
@@ -516,12 +525,14 @@ def _check_options(interval: float, of: str | None) -> None:
         raise OptionError(f"of must be 'observation' or 'mean', got {of!r}; or leave it out")
 
 
-def _model_of(tree: xr.DataTree, of: Of | None, uncertainty: Any) -> tuple[Any, float, Of]:
-    """The model of a run, its dispersion, and what the interval is about."""
+def _model_of(tree: xr.DataTree, of: Of | None, uncertainty: Any) -> tuple[Any, Any, Of]:
+    """The model of a run, its dispersion or those of columns, and what the interval is about."""
     try:
         model = model_from_dict(json.loads(tree.attrs["model"]))
         observed = model.has_observations
-        dispersion = float(tree.attrs["dispersion"]) if observed else float("nan")
+        dispersion: Any = float(tree.attrs["dispersion"]) if observed else float("nan")
+        if MOMENTS in tree.children and "dispersion_mean" in tree[MOMENTS]:
+            dispersion = tree[MOMENTS].to_dataset()["dispersion_mean"].values.mean(axis=0)
     except (KeyError, TypeError, ValueError) as error:
         raise StoreFormatError(
             "this trace does not say its model (attributes 'model' and 'dispersion'); "
@@ -601,6 +612,8 @@ def monitored(
     mean, variance = _pooled(group)
     if of == "observation":
         phi: Any = dispersion
+        if np.ndim(dispersion):
+            phi = dispersion[group["column_index"].values]
         if has_uncertainty(tree):
             cells = group[CELL_INDICES[0]], group[CELL_INDICES[1]]
             phi = phi * variances(tree, cells, uncertainty, mean).compute()

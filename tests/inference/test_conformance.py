@@ -31,6 +31,8 @@ class Case(NamedTuple):
 WARM = {"warm_start": 3}
 POISSON = dfac.TweedieNMF(2, dispersion=1.0)
 OVERDISPERSED = dfac.NegativeBinomialNMF(2)
+BY_COLUMN = dfac.NegativeBinomialNMF(2, dispersion="column")
+BOTH_BY_COLUMN = dfac.NegativeBinomialNMF(2, dispersion="column", rate_h="column")
 LEARNT = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="component", shape_w="auto")
 SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
 NORMAL = dfac.TweedieNMF(2, beta=2.0, dispersion=1.0)
@@ -115,6 +117,8 @@ CASES = {
     "PSGLD negative binomial": Case(dfac.PSGLD(**WARM), OVERDISPERSED),
     "PSGRRLD negative binomial": Case(dfac.PSGRRLD(**WARM), OVERDISPERSED),
     "HMC negative binomial": Case(dfac.HMC(steps=2, **WARM), OVERDISPERSED),
+    "PSGLD columns": Case(dfac.PSGLD(**WARM), BOTH_BY_COLUMN),
+    "BlockHMC columns": Case(dfac.BlockHMC(steps=2, **WARM), BY_COLUMN),
     "PSGLD learnt": Case(dfac.PSGLD(**WARM), LEARNT),
     "Gibbs learnt": Case(dfac.Gibbs(**WARM), LEARNT),
     "BlockHMC learnt": Case(dfac.BlockHMC(steps=2, **WARM), SHARED),

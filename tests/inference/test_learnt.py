@@ -67,6 +67,14 @@ def test_moments_alone_come_with_the_rates_of_components() -> None:
         dfac.align(tree)
 
 
+def test_room_for_draws_counts_the_rates_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draw is 13 rows of two entries in single precision, and seven rates in double."""
+    factors, model = (7 + 6) * 2 * 4, dfac.TweedieNMF(2, dispersion=1.0, rate_w="row")
+    for each, kept in ((factors, 3), (factors + 7 * 8, 6)):
+        monkeypatch.setattr("daskfactor.inference.setting.DRAWS_BUDGET", 6 * each)
+        assert draw(model, keep="auto")["posterior"].sizes["draw"] == kept
+
+
 def test_aligned_components_keep_their_rates() -> None:
     tree = draw(SHARED, draws=20)
     posterior = tree["posterior"].to_dataset()

@@ -19,11 +19,23 @@ def counts(rows: int = 60, columns: int = 50) -> np.ndarray:
     return rng.poisson(mu * rng.gamma(1 / ALPHA, ALPHA, mu.shape)).astype(np.float32)
 
 
+def uneven(rows: int = 60, columns: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """Counts of which every column has a dispersion of its own, and those."""
+    rng = np.random.default_rng(0)
+    alpha = np.exp(rng.normal(-1.0, 1.0, columns))
+    mu = rng.gamma(1.0, 1.0, (rows, K)) @ rng.gamma(1.0, 1.5, (K, columns))
+    return rng.poisson(mu * rng.gamma(1 / alpha, alpha, mu.shape)).astype(np.float32), alpha
+
+
 def test_a_sparse_matrix_gives_the_bits_of_the_dense_one() -> None:
     """Rows are written out one by one; under beta=0.5 as well, whose zeros do not add up."""
     V = counts(20, 15)
     V[3, 4] = np.nan
-    for model in (dfac.NegativeBinomialNMF(K), dfac.TweedieNMF(K, beta=0.5, dispersion=1.0)):
+    for model in (
+        dfac.NegativeBinomialNMF(K),
+        dfac.NegativeBinomialNMF(K, dispersion="column"),
+        dfac.TweedieNMF(K, beta=0.5, dispersion=1.0),
+    ):
         for sampler in (dfac.PSGLD(warm_start=3), dfac.BlockHMC(steps=2, warm_start=3)):
             dense, zeros = (
                 dfac.sample(own, model, sampler, draws=4, tune=10, blocks=2, **options, **QUIET)
@@ -50,6 +62,75 @@ def test_the_dispersion_is_found_and_intervals_hold_what_poissons_do_not() -> No
             assert trace.attrs["dispersion"] == pytest.approx(alpha.mean(), rel=1e-6)
     assert inside["NegativeBinomialNMF"] > 0.88
     assert inside["TweedieNMF"] < 0.85
+
+
+BY_COLUMN = dfac.NegativeBinomialNMF(K, dispersion="column")
+
+
+def test_every_column_has_its_dispersion_in_the_callers_order() -> None:
+    V, alpha = uneven()
+    V[:, 7] = 0.0
+    V[0, 7] = 1.0
+    order = np.argsort(-V.sum(axis=0))  # so that blocks are evened out
+    data = dfac.as_blocks(sparse.csr_array(V[:, order]), 3, unstored="zero", balance=True)
+    assert data.col_order is not None
+    sampler = dfac.BlockHMC()
+    trace = dfac.sample(data, BY_COLUMN, sampler, draws=150, tune=100, **QUIET)
+    drawn = np.log(trace["posterior"]["dispersion"].values[0])
+    assert trace["posterior"]["dispersion"].dims == ("chain", "draw", "column")
+    z = (drawn.mean(axis=0) - np.log(alpha[order])) / drawn.std(axis=0)
+    assert np.delete(z, np.argmax(order == 7)).std() < 1.4
+    assert np.corrcoef(drawn.mean(axis=0), np.log(alpha[order]))[0, 1] > 0.8
+    spread = drawn.std(axis=0)[np.argmax(order == 7)]  # one count says next to nothing
+    assert spread > 1.5 * np.median(drawn.std(axis=0))
+    means = trace["posterior_moments"]["dispersion_mean"].values[0]
+    np.testing.assert_allclose(means, np.exp(drawn).mean(axis=0), rtol=1e-6)
+
+
+def test_predictions_have_the_dispersion_of_their_column() -> None:
+    V, _ = uneven(20, 12)
+    cells = np.arange(12), np.arange(12)
+    settings: dict[str, Any] = {"draws": 20, "tune": 20, "monitor": cells, **QUIET}
+    trace = dfac.sample(V, BY_COLUMN, **settings)
+    drawn = trace["posterior"]
+    mu = drawn["W"].values[0] @ drawn["H"].values[0]
+    alpha = drawn["dispersion"].values[0].mean(axis=0)
+    mean, var = mu.mean(axis=0), mu.var(axis=0)
+    wanted = np.sqrt(mean + alpha * (mean**2 + var) + var)
+    np.testing.assert_allclose(dfac.predict(trace)["sd"], wanted, rtol=1e-4)
+    part = dfac.predict(trace, rows=[3, 1], columns=[5, 0, 2])["sd"]
+    np.testing.assert_allclose(part, wanted[[3, 1]][:, [5, 0, 2]], rtol=1e-4)
+    assert float(dfac.predict(trace, 3, 5)["sd"]) == pytest.approx(wanted[3, 5], rel=1e-4)
+    own = dfac.monitored(trace)["sd"]
+    np.testing.assert_allclose(own, wanted[cells], rtol=1e-3)
+    moments = dfac.sample(V, BY_COLUMN, keep="moments", **settings)
+    assert "posterior" not in moments.children or "dispersion" not in moments["posterior"]
+    np.testing.assert_array_equal(dfac.monitored(moments)["sd"], own)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda V: dfac.optimize(V, BY_COLUMN, **QUIET),
+        lambda V: dfac.log_evidence(V, BY_COLUMN, **QUIET),
+        lambda V: dfac.select_rank(V, BY_COLUMN, [1, 2], **QUIET),
+        lambda V: dfac.sample(V, BY_COLUMN, dfac.PSGRRLD(), **QUIET),
+    ],
+    ids=["optimize", "log_evidence", "select_rank", "PSGRRLD"],
+)
+def test_what_takes_one_dispersion_says_so(call: Any) -> None:
+    with pytest.raises(ModelError, match=r'the model has one for every column; pass dispersion="a'):
+        call(counts(8, 6))
+
+
+def test_draws_of_dispersions_cost_passes_and_room() -> None:
+    V, cost = np.ones((40, 30), np.float32), dfac.estimate_cost
+    fixed, drawn, each = (
+        cost(V, dfac.NegativeBinomialNMF(K, dispersion=own), draws=100, tune=100)
+        for own in (1.0, "auto", "column")
+    )
+    assert drawn.flops == each.flops > 1.1 * fixed.flops
+    assert each.result - drawn.result == 100 * 8 * 29  # thirty numbers in place of one
 
 
 @pytest.mark.parametrize("method", [dfac.MultiplicativeUpdates(), dfac.DSGD()])

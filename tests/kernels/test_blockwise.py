@@ -81,10 +81,12 @@ def test_evaluate(beta, zeros):
 @pytest.mark.parametrize("zeros", [False, True])
 def test_observed_values(zeros):
     block = sparse_block(np.float32, 150, 90, zeros)
-    values, _, unstored = zip(*observed_values(block), strict=True)
+    values, _, unstored, columns = zip(*observed_values(block), strict=True)
     found = np.concatenate(values)
     assert found.dtype == np.float64
     expected = dense_view(block).block
+    totals = np.bincount(np.concatenate(columns), found, expected.shape[1])
+    np.testing.assert_allclose(totals, np.nansum(expected, axis=0, dtype=np.float64))
     expected = expected[~np.isnan(expected)]
     assert found.size + sum(unstored) == expected.size
     np.testing.assert_allclose(found.sum(), expected.sum(), rtol=1e-12)
@@ -95,10 +97,11 @@ def test_observed_values_of_a_dense_block_in_slabs():
     array = np.arange(2.0 * SLAB).reshape(4, -1)
     array[1, 5] = np.nan
     slabs = list(observed_values(BlockView(array, 1, 0, 3, array.shape[1])))
-    assert [values.size for values, _, _ in slabs] == [SLAB - 1, SLAB // 2]
-    assert all(zeros == 0 for _, _, zeros in slabs)
+    assert [values.size for values, *_ in slabs] == [SLAB - 1, SLAB // 2]
+    assert all(zeros == 0 for _, _, zeros, _ in slabs)
+    assert [columns[0] for *_, columns in slabs] == [0, 0]
     expected = array[1:][~np.isnan(array[1:])]
-    np.testing.assert_array_equal(np.concatenate([values for values, _, _ in slabs]), expected)
+    np.testing.assert_array_equal(np.concatenate([values for values, *_ in slabs]), expected)
 
 
 @pytest.mark.parametrize("work", [Workspace(), Workspace(np.float64)])
@@ -139,7 +142,7 @@ def test_memory_grows_with_rows_and_columns_only(beta, zeros):
     blockwise.gradient(block, Tweedie(beta), W, H, 1.0, FLOOR, work)
     blockwise.multiplicative(block, Tweedie(beta), True, W, H, FLOOR, (W.copy(), W.copy()), work)
     blockwise.evaluate(block, Tweedie(beta), W, H, FLOOR, out, None, work)
-    assert sum(count for *_, count in observed_values(block)) == (m * n - 1000 if zeros else 0)
+    assert sum(found[2] for found in observed_values(block)) == (m * n - 1000 if zeros else 0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     compiler = 30e6  # what compiling leaves behind; a tile of one row in ten would be 160 MB

@@ -1,0 +1,135 @@
+"""Dispersions of two columns against their exact posterior, by quadrature."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import special, stats
+
+import daskfactor as dfac
+from daskfactor.inference import dispersion, program
+from daskfactor.inference.dispersion import ColumnDispersions
+from daskfactor.models.rates import Common
+
+pytestmark = pytest.mark.statistical
+
+Array = NDArray[Any]
+V = np.array([[4, 0], [0, 3], [9, 2], [1, 8], [5, 5], [2, 0], [14, 1], [3, 0]], np.float64)
+W = np.array([0.5, 0.8, 2.0, 1.0, 1.0, 0.4, 1.5, 0.7])
+"""Of one component, frozen: given the dispersions, the two entries of H are independent."""
+DRAWS = 1000
+
+
+def log_prior(x: Array) -> Array:
+    """Log p(x_1, x_2) on a grid, m and s integrated out numerically: (x, x)."""
+    m, log_s2 = np.linspace(-12.0, 12.0, 241)[:, None], np.linspace(-3.5, 4.0, 151)
+    s2 = np.exp(log_s2)
+    outer = stats.invgamma.logpdf(s2, 2, scale=1.0) + log_s2 + np.log(m[1] - m[0])
+    outer = outer + stats.norm.logpdf(m, -0.58, np.sqrt(s2)) + np.log(log_s2[1] - log_s2[0])
+    each = stats.norm.pdf(x[:, None, None], m, np.sqrt(s2))
+    found = (each * np.exp(outer)).reshape(x.size, -1) @ each.reshape(x.size, -1).T
+    return np.asarray(np.log(found))
+
+
+@lru_cache
+def exact() -> tuple[Array, Array]:
+    """Means and covariance of log α_1 and log α_2."""
+    x, y = np.linspace(-9.0, 5.0, 113), np.linspace(-6.0, 5.0, 200)
+    alpha, h = np.exp(x)[:, None], np.exp(y)
+    log_density = log_prior(x)
+    for column, axis in ((0, 1), (1, 0)):
+        total = y - h + np.zeros_like(alpha)  # of the logarithm of an Exponential(1) number
+        for v, w in zip(V[:, column], W, strict=True):
+            total = total + stats.nbinom.logpmf(v, 1 / alpha, 1 / (1 + alpha * w * h))
+        log_density = log_density + np.expand_dims(special.logsumexp(total, axis=1), axis)
+    weight = np.exp(log_density - special.logsumexp(log_density))
+    grid = np.stack(np.meshgrid(x, x, indexing="ij")).reshape(2, -1)
+    mean = grid @ weight.ravel()
+    gap = grid - mean[:, None]
+    return mean, gap * weight.ravel() @ gap.T
+
+
+def test_the_prior_of_all_is_what_its_integral_says() -> None:
+    x = np.array([-3.0, -1.0, 0.4])
+    wanted = log_prior(x)
+    for i, j in ((0, 1), (2, 2), (1, 2)):
+        found = ColumnDispersions.prior.log_marginal(x[[i, j]])
+        assert found == pytest.approx(wanted[i, j], abs=2e-3)
+
+
+def drawn(draws: int) -> Array:
+    model = dfac.NegativeBinomialNMF(1, dispersion="column", fixed_w=W[:, None], rate_h=1.0)
+    trace = dfac.sample(
+        dfac.as_blocks(V, 1, dtype="f8"),
+        model,
+        dfac.BlockHMC(warm_start=5),
+        draws=draws,
+        tune=100,
+        random_seed=3,
+        executor="serial",
+        progressbar=False,
+    )
+    return np.asarray(np.log(trace["posterior"]["dispersion"].values[0]))
+
+
+def errors(x: Array) -> Array:
+    """Standard errors of means, from batches."""
+    batches = x[: len(x) // 30 * 30].reshape(30, -1, x.shape[1]).mean(axis=1)
+    return np.asarray(batches.std(axis=0, ddof=1) / np.sqrt(30))
+
+
+def compared(x: Array) -> tuple[Array, Array]:
+    """Both numbers, their squares and their product around the exact means; what these are."""
+    mean, covariance = exact()
+    gap = x - mean
+    found = np.column_stack([gap, gap**2, gap[:, :1] * gap[:, 1:]])
+    return found, np.array([0.0, 0.0, *np.diag(covariance), covariance[0, 1]])
+
+
+def enough(found: Array) -> bool:
+    """Whether there are draws enough for the tolerances to mean anything."""
+    return bool(np.all(errors(found)[:2] < 0.1 * np.sqrt(np.diag(exact()[1]))))
+
+
+def agrees(found: Array, wanted: Array) -> bool:
+    return bool(np.all(np.abs(found.mean(axis=0) - wanted) < 5 * errors(found)))
+
+
+def test_draws_have_the_exact_posterior() -> None:
+    found, wanted = compared(drawn(DRAWS))
+    assert enough(found)
+    assert agrees(found, wanted), (found.mean(axis=0) - wanted) / errors(found)
+
+
+def apart(self: Any, x: Array) -> Any:
+    return self
+
+
+def other_law(likelihood: Any, columns: Any) -> Any:
+    return likelihood.at(20.0)[0]
+
+
+def without(self: Any, executor: Any, dispersions: Array) -> Array:
+    return np.zeros_like(dispersions)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "bug"),
+    [
+        (Common, "given", apart),
+        (program, "law_of", other_law),
+        (ColumnDispersions, "normalizers", without),
+        (dispersion, "WIDTH", 0.02),
+    ],
+    ids=["columns do not share", "kernels take another", "no normaliser", "they hardly move"],
+)
+def test_planted_bugs_are_seen(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, bug: Any
+) -> None:
+    monkeypatch.setattr(place, name, bug)
+    if name == "law_of":
+        monkeypatch.setattr("daskfactor.inference.block_hmc.law_of", bug)
+    found, wanted = compared(drawn(DRAWS))
+    assert not (enough(found) and agrees(found, wanted))
