@@ -29,7 +29,7 @@ from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
 from daskfactor.random import Stream, generator, resolve_seed
 from daskfactor.results.diagnose import addressed_cells, effective_size
 from daskfactor.results.ranks import Uniformity, uniformity
-from daskfactor.results.schema import BIASED
+from daskfactor.results.schema import BIASED, FEATURES
 from daskfactor.results.summary import Judged
 
 Array = NDArray[Any]
@@ -109,13 +109,16 @@ def calibrate(
     the posterior of the data is sampled. Ranks of the true factors' functions among those
     of the draws are uniform if everything is right: law, prior, sampler, and the length of the
     run. Among the functions are the likelihood of the data, which sees what single
-    cells do not, some cells of W H, and the sums of W and of H, which the priors alone hold in
-    place. Draws are thinned until they are nearly independent.
+    cells do not, some cells of W H, the sums of W and of H, which the priors alone hold in
+    place, and what the model learns. Draws are thinned until they are nearly independent.
 
     Parameters
     ----------
     model
-        With a number for a dispersion that would be estimated, which has no prior.
+        With a number for a dispersion that would be estimated, which has no prior. What is
+        drawn with the factors (dispersions, rates, shapes, precisions, links) is drawn from its
+        own prior. Only the level of a :class:`GaussianMF` has none that could be drawn from: it
+        is the mean, and ranks under shifts of all data are the same.
     shape
         Rows and columns of the data, (I, J); small ones show most for the time.
     sampler
@@ -176,6 +179,9 @@ def calibrate(
         raise OptionError(f"moments must be a mean and a positive variance, got {moments!r}")
     seed = resolve_seed(random_seed)
     chosen = addressed_cells((rows, cols), whole_number("cells", cells, 0), seed)
+    model = model.sized((rows, cols))
+    if sampler.dispersion is not None:
+        model = model.with_dispersion(sampler.dispersion)
     task = Task(model, (rows, cols), moments, missing, chosen)
     each = _together(task, together, replications, draws)
     counts = [each] * (replications // each) + [replications % each] * bool(replications % each)
@@ -251,9 +257,15 @@ def _replicate(
         np.concatenate([posterior[name].values[0], own[None]])
         for name, own in (("W", true.W), ("H", true.H))
     )
-    found = _quantities(task, W, H, V)
-    for name, own in true.learnt.items():  # components have no order: the mean over them
-        values = np.concatenate([posterior[name].values[0], np.asarray(own)[None]])
+    learnt = {
+        name: np.concatenate([posterior[name].values[0], np.asarray(own)[None]])
+        for name, own in true.learnt.items()
+    }
+    found = _quantities(task, W, H, V, learnt.get("noise", learnt.get("dispersion")))
+    links = {own.name for own in task.model.learnt if set(own.dims) & set(FEATURES)}
+    for name, values in learnt.items():  # components have no order: the mean over them
+        if name in links:  # nor a sign
+            values = values**2
         found[name] = np.nanmean(values.reshape(len(W), -1, count), axis=1)
     return found
 
@@ -278,15 +290,31 @@ def _means(W: Array, H: Array, count: int) -> Array:
     return np.asarray(np.einsum("dick,dkjc->dcij", W, H, optimize=True))
 
 
-def _quantities(task: Task, W: Array, H: Array, V: Array) -> dict[str, Array]:
-    """Return what is ranked at draws of W (draw, row, k) and of H: (draw, replication) each."""
+def _fits(task: Task, V: Array, mu: Array, dispersions: Array | None) -> Array:
+    """Return log p(V | μ) of every draw and replication; but for a constant if that is one."""
+    law = task.model.likelihood
+    with np.errstate(all="ignore"):
+        if dispersions is None:
+            found = -law.deviance(V, mu)
+        else:
+            pairs = zip(mu, map(float, dispersions), strict=True)
+            found = np.array([law.log_density(V, one, own) for one, own in pairs])
+    return np.asarray(np.where(np.isnan(V), 0.0, found).sum(axis=(2, 3)))
+
+
+def _quantities(
+    task: Task, W: Array, H: Array, V: Array, dispersions: Array | None
+) -> dict[str, Array]:
+    """Return what is ranked at draws of W (draw, row, k) and of H: (draw, replication) each.
+
+    ``dispersions`` are those of the draws, (draw,), if they are drawn.
+    """
     count, (rows, cols), K = len(V), task.cells, task.model.n_components
     step, parts = max(1, SLAB // V.size), []
     for start in range(0, len(W), step):
-        mu = _means(W[start : start + step], H[start : start + step], count)
-        with np.errstate(all="ignore"):
-            losses = task.model.likelihood.deviance(V, mu)
-        fits = -np.where(np.isnan(V), 0.0, losses).sum(axis=(2, 3))
+        some = slice(start, start + step)
+        mu = _means(W[some], H[some], count)
+        fits = _fits(task, V, mu, None if dispersions is None else dispersions[some])
         parts.append(np.concatenate([fits[..., None], mu[:, :, rows, cols]], axis=2))
     cells = [f"mu[{i},{j}]" for i, j in zip(rows, cols, strict=True)]
     values = np.moveaxis(np.concatenate(parts), 2, 0)

@@ -302,13 +302,9 @@ class GammaFactors(FactorModel):
     def draw_prior(
         self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
     ) -> PriorDraw:
-        """Draw both factors; frozen components are what they are."""
+        """Draw what is learnt and both factors; frozen components are what they are."""
         del variance
-        if self.dispersion == "auto":
-            raise ModelError(
-                'dispersion="auto" is estimated from the data and has no prior to be drawn from; '
-                "pass a number, 1.0 for Poisson counts"
-            )
+        dispersion = self.draw_prior_dispersion(rng)
         shapes = [draw_prior_shape(rng) if a == "auto" else a for a in (self.shape_w, self.shape_h)]
         learnt: dict[str, Any] = {
             f"shape_{letter}": a
@@ -329,7 +325,25 @@ class GammaFactors(FactorModel):
             factors.append(rng.gamma(a, 1.0 / rate, (length, self.n_components)))
             if own is not None:
                 own.put(factors[-1], slice(None))
-        return PriorDraw(factors[0], factors[1].T, float(self.dispersion), learnt)
+        if any(own.name == "dispersion" for own in self.learnt):
+            learnt["dispersion"] = dispersion
+        return PriorDraw(factors[0], factors[1].T, dispersion, learnt)
+
+    def draw_prior_dispersion(self, rng: np.random.Generator) -> float:
+        """Draw the dispersion from its prior; a number is what it is.
+
+        Raises
+        ------
+        ModelError
+            If it is estimated from the data.
+        """
+        del rng
+        if self.dispersion == "auto":
+            raise ModelError(
+                'dispersion="auto" is estimated from the data and has no prior to be drawn from; '
+                "pass a number, 1.0 for Poisson counts"
+            )
+        return float(self.dispersion)
 
     def of_divergence(self, divergence: NDArray[Any]) -> OfDivergence:
         """Take ℓ(d) = -d / φ and its derivatives."""

@@ -267,7 +267,7 @@ class GaussianMF(FactorModel):
     def draw_prior(
         self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
     ) -> PriorDraw:
-        """Draw noise, precisions, factors and biases.
+        """Draw noise, precisions, links, factors and biases.
 
         The level, whose prior is flat, is the mean: ranks under shifts of all data are the same.
         """
@@ -296,6 +296,8 @@ class GaussianMF(FactorModel):
                 link /= np.sqrt(ridge * np.append(around, of_bias))
                 shift = covariates.predicted(link)
                 factor, bias = factor + shift[:, :K], bias + shift[:, K]
+                learnt[f"link_{own}"] = np.zeros((len(link), self.width))
+                learnt[f"link_{own}"][:, self.moving(own == "h")] = link[:, : K + self.biases]
             packed.append(self.pack(side, factor, bias, mean))
             learnt[f"precision_{own}"] = np.full(self.width, math.nan)
             learnt[f"precision_{own}"][:K] = around

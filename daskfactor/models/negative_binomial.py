@@ -212,6 +212,12 @@ class NegativeBinomialNMF(GammaFactors):
             own = own._replace(dims=("column",), doc="dispersion of a column", averaged=True)
         return *super().learnt, own
 
+    def draw_prior_dispersion(self, rng: np.random.Generator) -> float:
+        """Draw α ~ Exponential(1)."""
+        if self.dispersion == "auto":
+            return float(rng.exponential())
+        return super().draw_prior_dispersion(rng)
+
     def check_settled(self, purpose: str) -> None:
         """Refuse priors that are learnt: a point estimate tells one dispersion, not columns'."""
         if self.dispersion == "column":
