@@ -1,10 +1,12 @@
 """What `calibrate` takes, refuses, returns and draws; `tests/statistical` says what it sees."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import daskfactor as dfac
 from daskfactor import plots
@@ -17,7 +19,8 @@ SAMPLER = dfac.Gibbs(warm_start=2)
 def calibrate(model: Any = MODEL, **options: Any) -> Any:
     settings: dict[str, Any] = {"replications": 12, "draws": 60, "tune": 10, "random_seed": 1}
     quiet = {"progressbar": False, "executor": "serial"}
-    return dfac.calibrate(model, sampler=SAMPLER, **{"shape": (3, 4)} | quiet | settings | options)
+    usual = {"shape": (3, 4), "sampler": SAMPLER}
+    return dfac.calibrate(model, **usual | quiet | settings | options)
 
 
 def test_what_it_returns() -> None:
@@ -61,7 +64,10 @@ def test_few_draws_say_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"model": dfac.TweedieNMF(2)}, 'dispersion="auto" is estimated'),
+        (
+            {"model": dfac.TweedieNMF(2), "sampler": dfac.BlockHMC()},
+            'dispersion="auto" is estimated from the data and has no prior',
+        ),
         ({"shape": 5}, "shape must be two whole numbers.*got 5"),
         ({"shape": (3, 0)}, "at least 1, got 0"),
         ({"missing": 1.0}, "below 1, got 1.0"),
@@ -112,6 +118,53 @@ def test_what_is_learnt_is_drawn(biases: bool) -> None:
         assert drawn.H[3].mean() == pytest.approx(5.0, abs=5 * drawn.H[3].std() / 3000**0.5)
     fixed = dfac.GaussianMF(2, biases=False, noise=1.0, precision_w=1.0, precision_h=1.0)
     assert not fixed.draw_prior(rng, (3, 4), 5.0, 4.0).learnt
+
+
+def test_a_dispersion_of_counts_is_drawn() -> None:
+    rng, model = np.random.default_rng(0), dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=1.0)
+    drawn = [model.draw_prior(rng, (1, 1), 1.0, 1.0) for _ in range(2000)]
+    alpha = np.array([own.dispersion for own in drawn])
+    assert stats.kstest(alpha, "expon").pvalue > 1e-3
+    assert [own.learnt["dispersion"] for own in drawn] == alpha.tolist()
+    given = replace(model, dispersion=0.3).draw_prior(rng, (1, 1), 1.0, 1.0)
+    assert (given.dispersion, dict(given.learnt)) == (0.3, {})
+
+
+def test_links_are_drawn_with_what_they_add() -> None:
+    X, rng = np.random.default_rng(1).normal(size=(500, 2)), np.random.default_rng(0)
+    model = dfac.GaussianMF(2, covariates_w=X, link_precision_w=1e-4, precision_w=1.0)
+    drawn = model.draw_prior(rng, (500, 3), 5.0, 4.0)
+    link = drawn.learnt["link_w"]
+    assert link.shape == (2, model.width)
+    away = drawn.W - X @ link
+    np.testing.assert_allclose(away[:, :2].std(axis=0), 1.0, rtol=0.2)
+    np.testing.assert_array_equal(link[:, 3], 0.0)  # the constant that column biases meet
+    assert np.abs(link[:, :3]).min() > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "sampler", "names"),
+    [
+        (dfac.TweedieNMF(2), dfac.Gibbs(2), ()),
+        (dfac.TweedieNMF("auto", dispersion=1.0), dfac.Gibbs(2), ("rate",)),
+        (dfac.NegativeBinomialNMF(1), dfac.BlockHMC(warm_start=2), ("dispersion",)),
+        (
+            dfac.TweedieNMF(1, dispersion=1.0, rate_w="row", shape_h="auto"),
+            dfac.BlockHMC(warm_start=2),
+            ("rate_w", "shape_h"),
+        ),
+        (
+            dfac.GaussianMF(1, covariates_h=np.eye(4)[:, :2]),
+            dfac.Gibbs(),
+            ("noise", "precision_w", "link_h", "link_precision_h"),
+        ),
+    ],
+    ids=["nothing", "components", "dispersion", "rows", "links"],
+)
+def test_what_a_model_learns_is_ranked(model: Any, sampler: Any, names: tuple[str, ...]) -> None:
+    found = calibrate(model, sampler=sampler, replications=10, draws=30, tune=5)
+    assert set(names) <= set(found["quantity"].values)
+    assert np.isfinite(found["ess"]).all()
 
 
 def test_the_plot_has_two_axes_for_each_quantity(tmp_path: Any) -> None:

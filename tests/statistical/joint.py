@@ -25,7 +25,7 @@ from daskfactor.inference.chain import TrackRun
 from daskfactor.inference.links import LINKS
 from daskfactor.inference.program import RATE, SHIFT
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.models.settings import EFFECTIVE, PriorDraw
+from daskfactor.models.settings import PriorDraw
 
 Rng = np.random.Generator
 Array = NDArray[np.float64]
@@ -116,9 +116,7 @@ def put_gaussian(chain: Any, true: PriorDraw) -> None:
         changed["column_bias_precision"] = float(learnt["precision_h"][K + 1])
     chain.hyper = chain.hyper._replace(**changed)
     state = chain.tracks[0].state
-    for bands, name, own in zip(
-        (state.rows, state.cols), LINKS, model.covariates, strict=True
-    ):
+    for bands, name, own in zip((state.rows, state.cols), LINKS, model.covariates, strict=True):
         if own is not None:
             chain.links = chain.links | {name: learnt[name]}
             shift = own.predicted(learnt[name])
@@ -126,11 +124,13 @@ def put_gaussian(chain: Any, true: PriorDraw) -> None:
                 band.arrays[SHIFT] = shift[band.offset : band.offset + len(band.values)]
 
 
-def here(chain: Any) -> PriorDraw:
-    """The chain's state as a draw of the prior."""
+def here(chain: Any, true: PriorDraw) -> PriorDraw:
+    """The chain's state as a draw of the prior, with what this draws of hyperparameters."""
     run = chain.tracks[0]
     W, H = (run.state.gather(side) for side in ("rows", "columns"))
-    return PriorDraw(W, H.T, float(chain.hyper.dispersion), chain.learnt(run))
+    learnt = chain.learnt(run)
+    own = {name: learnt[name] for name in true.learnt}
+    return PriorDraw(W, H.T, float(chain.hyper.dispersion), own)
 
 
 def follow(case: Joint, chain: Any, true: PriorDraw, rng: Rng) -> Any:
@@ -164,7 +164,7 @@ def scores(case: Joint) -> dict[str, float]:
             chain = follow(case, chain, true, rng)
             chain.advance(TUNE + cycle + 1)
             chain.forget()
-            true = here(chain)
+            true = here(chain, true)
             total = total + functions(case, true)[1]
         assert not chain.divergences
         rounds.append(total / case.rounds)
@@ -199,9 +199,7 @@ def functions(case: Joint, true: PriorDraw) -> tuple[list[str], Array]:
     found["w h"] = (w[:, 0] * h[:, 0]).mean(axis=1)
     found["mu mu"] = m[:, 0, 0] * m[:, -1, -1]
     found["w mu"] = w[:, 0, 0] * m[:, 0, 0]
-    for name, own in sorted(true.learnt.items()):
-        if name == EFFECTIVE.name:
-            continue
+    for name, own in true.learnt.items():
         values = np.asarray(own, np.float64)
         if name in LINKS:
             values = np.arctan(values**2)

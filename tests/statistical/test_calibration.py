@@ -1,5 +1,6 @@
 """`calibrate` on every pair of a model and an exact sampler, and planted bugs that it sees."""
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -7,56 +8,75 @@ import numpy as np
 import pytest
 
 import daskfactor as dfac
+from daskfactor.inference import block_hmc
 from daskfactor.inference.base import Sampler
+from daskfactor.inference.dispersion import LearntDispersion
 from daskfactor.inference.program import Program
+from daskfactor.models import gamma_factors
 from daskfactor.models.settings import PriorDraw
+from tests.statistical.test_block_hmc import MovingMass, NoTest
+from tests.statistical.test_full_batch import drift_without_turning
+from tests.statistical.test_learnt import no_count
+from tests.statistical.test_negative_binomial import without_normalizer
 
 pytestmark = pytest.mark.statistical
 
+ALL = bool(os.environ.get("DASKFACTOR_ALL_CALIBRATIONS"))
+"""Whether to calibrate all pairs, which takes ten minutes or more; else those that are cheap."""
+
+WARM = {"warm_start": 5}
+GIBBS, BLOCK_HMC, HMC = dfac.Gibbs(**WARM), dfac.BlockHMC(**WARM), dfac.HMC(**WARM)
 POISSON = dfac.TweedieNMF(2, dispersion=1.0, rate_w=1.0, rate_h=0.5)
 FIXED = dfac.GaussianMF(1, noise=0.5, precision_w=1.0, precision_h=2.0, biases=False)
-WARM = {"warm_start": 5}
+BY_ROW = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="column")
+SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
+SHAPED = dfac.TweedieNMF(1, dispersion=1.0, rate_w="component", shape_h="auto")
+COUNTS = dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=0.5)
+LINKED = dfac.GaussianMF(1, covariates_w=np.eye(4)[:, :2], covariates_h=np.ones((3, 1)))
+
+EACH: dict[str, Any] = {"replications": 200, "blocks": 1}
+"""Where a model has numbers that all rows and columns share every replication is a run: dear.
+
+`test_joint.py` has all these pairs, too, and takes a second for each.
+"""
+OF_MEAN_4: dict[str, Any] = {"moments": (4.0, 1.0)}
 PAIRS: dict[str, tuple[Any, Sampler, dict[str, Any]]] = {
-    "Gibbs": (POISSON, dfac.Gibbs(**WARM), {"missing": 0.3}),
+    "Gibbs": (POISSON, GIBBS, {"missing": 0.3}),
     "Gibbs, auto rates": (
         dfac.TweedieNMF(2, dispersion=1.0, shape_w=0.6, shape_h=2.0),
-        dfac.Gibbs(**WARM),
-        {"moments": (4.0, 1.0)},
+        GIBBS,
+        OF_MEAN_4,
     ),
-    "BlockHMC": (POISSON, dfac.BlockHMC(**WARM), {"blocks": 2}),
-    "BlockHMC, normal": (replace(POISSON, beta=2.0), dfac.BlockHMC(**WARM), {"missing": 0.3}),
+    "Gibbs, rates of rows": (BY_ROW, GIBBS, OF_MEAN_4),
+    "Gibbs, rates of components": (SHARED, GIBBS, OF_MEAN_4 | EACH),
+    "Gibbs, shapes": (SHAPED, GIBBS, OF_MEAN_4 | EACH),
+    "BlockHMC": (POISSON, BLOCK_HMC, {"blocks": 2}),
+    "BlockHMC, normal": (replace(POISSON, beta=2.0), BLOCK_HMC, {"missing": 0.3}),
     "BlockHMC, gamma": (
         dfac.TweedieNMF(2, beta=0.0, dispersion=0.3, rate_w=2.0, rate_h=2.0, shape_w=2.0),
-        dfac.BlockHMC(**WARM),
-        {"replications": 150},
+        BLOCK_HMC,
+        {"replications": 200},
     ),
     "BlockHMC, compound": (
         replace(POISSON, beta=0.5, shape_w=0.5),
-        dfac.BlockHMC(**WARM),
-        {"replications": 150},
+        BLOCK_HMC,
+        {"replications": 200},
     ),
-    "HMC": (POISSON, dfac.HMC(**WARM), {"together": 10, "replications": 50, "draws": 400}),
+    "BlockHMC, rates of rows": (BY_ROW, BLOCK_HMC, OF_MEAN_4),
+    "BlockHMC, rates of components": (SHARED, BLOCK_HMC, OF_MEAN_4 | EACH | {"draws": 500}),
+    "BlockHMC, shapes": (SHAPED, BLOCK_HMC, OF_MEAN_4 | EACH | {"draws": 500}),
+    "BlockHMC, negative binomial": (
+        dfac.NegativeBinomialNMF(2, dispersion=0.5, rate_w=1.0, rate_h=0.5),
+        BLOCK_HMC,
+        {"replications": 200},
+    ),
+    "BlockHMC, its dispersion": (COUNTS, BLOCK_HMC, EACH),
+    "HMC": (POISSON, HMC, {"together": 10, "replications": 200, "draws": 400}),
+    "HMC, rates of components": (SHARED, HMC, OF_MEAN_4 | EACH | {"draws": 500}),
+    "HMC, its dispersion": (COUNTS, HMC, EACH | {"draws": 400}),
     "Gibbs, real-valued": (FIXED, dfac.Gibbs(), {"missing": 0.2}),
-    "Gibbs, all sampled": (
-        dfac.GaussianMF(1),
-        dfac.Gibbs(),
-        {"replications": 20, "draws": 200, "tune": 80},
-    ),
-    "Gibbs, rates of rows": (
-        dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="column"),
-        dfac.Gibbs(**WARM),
-        {"moments": (4.0, 1.0)},
-    ),
-    "Gibbs, rates of components": (
-        dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component"),
-        dfac.Gibbs(**WARM),
-        {"moments": (4.0, 1.0), "replications": 20, "draws": 200},
-    ),
-    "Gibbs, shapes": (
-        dfac.TweedieNMF(1, dispersion=1.0, rate_w="component", shape_h="auto"),
-        dfac.Gibbs(**WARM),
-        {"moments": (4.0, 1.0), "replications": 20, "draws": 200},
-    ),
+    "Gibbs, all sampled": (dfac.GaussianMF(1), dfac.Gibbs(), EACH),
+    "Gibbs, covariates": (LINKED, dfac.Gibbs(), EACH),
 }
 """Of every model with a prior and every sampler that is exact for it."""
 
@@ -67,7 +87,14 @@ def calibrated(model: Any, sampler: Sampler, **options: Any) -> Any:
     return dfac.calibrate(model, (4, 3), sampler, **quiet, **settings | options)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+CHEAP = [
+    name
+    for name, (_, _, options) in PAIRS.items()
+    if options.get("blocks") != 1 and "together" not in options
+]
+
+
+@pytest.mark.parametrize("name", PAIRS if ALL else CHEAP)
 def test_exact_samplers_are_calibrated(name: str) -> None:
     model, sampler, options = PAIRS[name]
     found = calibrated(model, sampler, **options)
@@ -83,6 +110,31 @@ class Hot(dfac.BlockHMC):
     def block_step(self, program: Program, *rest: Any) -> None:
         hyper = program.hyper._replace(dispersion=1.3 * program.hyper.dispersion)
         super().block_step(replace(program, hyper=hyper), *rest)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "bug", "pair", "replications"),
+    [
+        (block_hmc, "Path", NoTest, (POISSON, dfac.BlockHMC(step=1.1, **WARM)), 200),
+        (block_hmc, "leapfrog_drift", drift_without_turning, (POISSON, BLOCK_HMC), 400),
+        (block_hmc, "Path", MovingMass, (POISSON, BLOCK_HMC), 400),
+        (gamma_factors, "_weights", no_count, (BY_ROW, GIBBS), 400),
+        (LearntDispersion, "normalizer", without_normalizer, (COUNTS, BLOCK_HMC), 12),
+    ],
+    ids=[
+        "no Metropolis test",
+        "reflection without turning",
+        "a metric that moves",
+        "no Jacobian of the rates",
+        "no normaliser of the dispersion",
+    ],
+)
+def test_planted_bugs_are_seen(
+    place: Any, name: str, bug: Any, pair: Any, replications: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, name, bug)
+    found = calibrated(*pair, replications=replications, blocks=1)
+    assert not found.attrs["calibrated"], str(found)
 
 
 def test_a_temperature_is_seen() -> None:
