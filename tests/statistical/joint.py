@@ -35,7 +35,8 @@ TUNE = 60
 class Joint(NamedTuple):
     """What is tested: a model and a sampler, on problems of a shape, and for how long.
 
-    ``copies`` problems are in one matrix; ``chains`` of these.
+    ``copies`` problems are in one matrix; ``chains`` of these. ``temperature`` may be 1, under
+    which a sampler moves as under any other, and the posterior is the same.
     """
 
     model: Any
@@ -48,6 +49,7 @@ class Joint(NamedTuple):
     gaps: tuple[tuple[int, int], ...] = ()
     blocks: int = 1
     seed: int = 0
+    temperature: float | None = None
 
     @property
     def whole(self) -> tuple[int, int]:
@@ -77,7 +79,8 @@ def chain_at(case: Joint, true: PriorDraw, number: int, rng: Rng) -> Any:
     data.mean, data.variance = case.moments
     options = RunOptions(case.rounds, TUNE, 1, 1, case.seed, "moments", 0, "float64")
     sampler = checked_sampler(case.model, case.sampler)
-    return sampler.chain(Setting(data, case.model, sampler, options, SerialExecutor()), number)
+    run: Any = data, case.model, sampler, options, SerialExecutor()
+    return sampler.chain(Setting(*run, temperature=case.temperature), number)
 
 
 def put(chain: Any, true: PriorDraw, moments: tuple[float, float]) -> None:

@@ -60,6 +60,7 @@ CASES = {
     "Gibbs, shapes": shared(SHAPED, GIBBS),
     "BlockHMC": local(POISSON, BLOCK_HMC),
     "BlockHMC, bold": local(POISSON, BOLD),
+    "BlockHMC, logarithms": local(POISSON, BLOCK_HMC, temperature=1.0),
     "BlockHMC, normal": local(power(2.0, 1.0), BLOCK_HMC),
     "BlockHMC, gamma": local(power(0.0, 0.5, shape_w=2.0), BLOCK_HMC),
     "BlockHMC, compound": local(power(0.5, 1.0, shape_w=0.5), BLOCK_HMC),
