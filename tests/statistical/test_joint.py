@@ -38,6 +38,14 @@ BY_ROW = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="column")
 SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
 SHAPED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", shape_w="auto", shape_h="auto")
 COUNTS = dfac.NegativeBinomialNMF(2, **RATES)
+FROZEN = dfac.TweedieNMF(
+    2,
+    dispersion=1.0,
+    rate_w="row",
+    rate_h=0.8,
+    shape_h=0.6,
+    fixed_w=np.random.default_rng(2).gamma(2.0, 0.5, (2 * COPIES, 1)),
+)
 LINKED = dfac.GaussianMF(1, covariates_w=ROWS_X, covariates_h=COLUMNS_X)
 
 
@@ -57,6 +65,7 @@ CASES = {
     "Gibbs": local(dfac.TweedieNMF(2, dispersion=1.0, shape_w=0.6, **RATES), GIBBS),
     "Gibbs, rates of rows and columns": local(BY_ROW, GIBBS),
     "Gibbs, rates of components": shared(SHARED, GIBBS),
+    "Gibbs, frozen": local(FROZEN, GIBBS),
     "Gibbs, shapes": shared(SHAPED, GIBBS),
     "BlockHMC": local(POISSON, BLOCK_HMC),
     "BlockHMC, bold": local(POISSON, BOLD),
@@ -66,6 +75,7 @@ CASES = {
     "BlockHMC, compound": local(power(0.5, 1.0, shape_w=0.5), BLOCK_HMC),
     "BlockHMC, rates of rows and columns": local(BY_ROW, BLOCK_HMC),
     "BlockHMC, rates of components": shared(SHARED, BLOCK_HMC),
+    "BlockHMC, frozen": local(FROZEN, BLOCK_HMC),
     "BlockHMC, shapes": shared(SHAPED, BLOCK_HMC),
     "BlockHMC, negative binomial": local(
         dfac.NegativeBinomialNMF(2, dispersion=0.5, **RATES), BLOCK_HMC
