@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import positive_number
+from daskfactor.checks import positive_number, warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Reshuffled, Schedule
-from daskfactor.errors import OptionError
+from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
@@ -46,6 +46,9 @@ LOOKS = (5, 10, 15)
 """Iterations at which the dispersion is estimated; after the last it stays."""
 LOOK_FLOOR = 1e-2
 """Smallest μ for that, as a share of the data's mean: a projected μ may be zero."""
+UNEVEN = {True: 0.2, False: 0.01}
+"""Share of cells that count by their weights, below which a descent is doubted: of non-negative
+factors, which it sets to zero for good, and of others. Measured against converged fits."""
 PATIENCE = 5
 """Iterations over which the objective must fall by more than ``tol``."""
 MOST_TRIALS = 12
@@ -89,7 +92,9 @@ class DSGD(Optimizer):
     -----
     Gemulla, Nijkamp, Haas and Sismanis 2011, "Large-scale matrix factorization
     with distributed stochastic gradient descent", sections 3 to 5. ε r is clipped to
-    ±1, so that entries of tiny mean do not throw their rows far off. On few entries
+    ±1, so that entries of tiny mean do not throw their rows far off; where cells have
+    weights, steps are implicit in its place (Toulis and Airoldi 2017, "Asymptotic and
+    finite-sample properties of estimators based on stochastic gradients"). On few entries
     a row, the noise of single entries makes the bold driver stop short of where
     :class:`MultiplicativeUpdates` arrives.
     """
@@ -133,6 +138,16 @@ class DSGD(Optimizer):
                 "DSGD visits stored entries one by one, but here every entry that is not stored "
                 'is an observed zero; use MultiplicativeUpdates, or pass unstored="missing" if '
                 "that is what such an entry means"
+            )
+        squares = float(data.mass.row_squares.sum()) * data.total_observed
+        share = data.total_mass**2 / squares if data.weighting is not None else 1.0
+        if share < UNEVEN[model.nonnegative]:
+            other = "MultiplicativeUpdates()" if model.nonnegative else "sample()"
+            warn(
+                f"the {data.weighting} of cells are so uneven that they count as {share:.2g} of "
+                "their number would with equal ones, and DSGD, which takes one step for all of "
+                f"them, may end far from the best fit; use {other}",
+                DataWarning,
             )
         descent = StochasticDescent(data, model, self, executor, seed)
         for iteration in range(1, self.max_iter + 1):

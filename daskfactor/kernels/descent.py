@@ -10,9 +10,16 @@ the same old rows:
 This is the update of Gemulla et al. 2011, section 3, but for the clip: a row
 never moves further than the row it meets is long, so that an entry whose mean
 is near zero cannot throw both to the end of the world. At ordinary entries the
-clip does not act. P(x) = 1 for a projected model (exponential priors; what
-falls below zero is set to zero), P(x) = x - m for a real-valued one (Gaussian
-priors around m). Columns of both may be frozen.
+clip does not act. Where cells have weights q, the step is that of the residual as the step
+itself leaves it (implicit descent):
+
+    e = s (v - mu) / (1 + s (|W[i]|**2 + |H[j]|**2)),    s = step q mu**(beta - 2)
+
+so that an entry of any weight moves its mean to its value and not beyond, and the step can be
+one that suits the others (Toulis and Airoldi 2017, section 2).
+
+P(x) = 1 for a projected model (exponential priors; what falls below zero is set to zero),
+P(x) = x - m for a real-valued one (Gaussian priors around m). Columns of both may be frozen.
 
 Rows are visited in the given order, entries of a row from left to right. A
 thread owns its block, so nothing races. Both rows of an entry are read, moved and
@@ -47,7 +54,6 @@ from daskfactor.kernels.views import (
     floored,
     own_weights,
     row_cells,
-    weighed,
 )
 from daskfactor.models.likelihood import Likelihood
 
@@ -60,14 +66,30 @@ def _pull(likelihood: Likelihood) -> Callable[..., Scalar]:
     weight = entry_kernels(likelihood).weight
 
     @inline
-    def pull(v: Scalar, mu: Scalar, step: Scalar, law: Law, own: Array, at: int) -> Scalar:
+    def pull(
+        v: Scalar, mu: Scalar, step: Scalar, law: Law, own: Array, at: int, size: Scalar
+    ) -> Scalar:
         real = type(mu)
         floor, numbers = law
         mean = floored(mu, floor)
-        move = weighed(step * weight(v, mean, *numbers) * (v - mean), own, at, True)
-        return min(max(move, real(-1)), real(1))
+        if own.ndim == 3:
+            move = step * weight(v, mean, *numbers) * (v - mean)
+            return min(max(move, real(-1)), real(1))
+        else:
+            push = step * weight(v, mean, *numbers) * own[at]
+            return push * (v - mean) / (real(1) + push * size)
 
     return pull
+
+
+@inline
+def _squares(w: Array, H: Array, j: int, own: Array) -> Scalar:
+    """The squared lengths of w and H[j], together; 0 where cells have no weights."""
+    total = w.dtype.type(0)
+    if own.ndim < 3:
+        for k in range(w.size):
+            total += w[k] * w[k] + H[j, k] * H[j, k]
+    return total
 
 
 @lru_cache(maxsize=3)
@@ -221,7 +243,8 @@ def descent_kernel(
                 v = real(stored)
                 if v == v:
                     own = own_weights(first, weights, i)
-                    e = pull(v, dot_row(K, w, H, j), real(step), law, own, at)
+                    size = _squares(w, H, j, own)
+                    e = pull(v, dot_row(K, w, H, j), real(step), law, own, at, size)
                     meet(K, e, a, real(step) * share_h[j], w, H, j, col_w, col_h)
             store_row(K, w, W, i)
 

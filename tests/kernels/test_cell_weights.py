@@ -134,17 +134,31 @@ def test_entries_that_are_drawn_count_by_weight(kind: str) -> None:
         np.testing.assert_allclose(ours, factor * theirs, rtol=1e-11)
 
 
+@pytest.mark.parametrize("law", [NORMAL, POISSON, OVERDISPERSED], ids=str)
 @pytest.mark.parametrize("kind", ["dense", "missing"])
-def test_a_descent_moves_by_weight(kind: str) -> None:
-    block, law = block_of(kind), Tweedie(2.0)
-    order, table = np.arange(M), np.ones((3, K))
+def test_a_descent_takes_implicit_steps_by_weight(kind: str, law: Likelihood) -> None:
+    block, step = block_of(kind), 0.7
+    order, table, no_pull = np.arange(M)[::-1].copy(), np.ones((3, K)), (np.zeros(M), np.zeros(N))
+    w, h = W.copy(), H.copy()
     kernel = descent_kernel(law, True, K, True)
-    found = []
-    for view, step in ((block._replace(weights=np.full_like(block.weights, 0.5)), 2e-3),
-                       (block._replace(weights=None), 1e-3)):  # fmt: skip
-        w, h = W.copy(), H.copy()
-        none = np.zeros(M), np.zeros(N)
-        kernel(view.arguments, order, (w, h), none, (table, table), step, (FLOOR, ()))
-        found.append((w, h))
-    for ours, theirs in zip(*found, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    kernel(block.arguments, order, (w, h), no_pull, (table, table), step, (FLOOR, law.numbers))
+    values, weights = block.block if kind == "dense" else None, block.weights
+    if values is None:
+        full, often = np.full((M, N), np.nan), np.full((M, N), np.nan)
+        rows = np.repeat(np.arange(M), np.diff(block.indptr))
+        full[rows, block.indices], often[rows, block.indices] = block.values, weights
+        values, weights = full, often
+    wanted, other = W.copy(), H.copy()
+    for i in order:
+        for j in np.flatnonzero(~np.isnan(values[i])):
+            old_w, old_h = wanted[i].copy(), other[j].copy()
+            mu = max(old_w @ old_h, FLOOR)
+            slope = (law.deviance(values[i, j], mu * (1 - 1e-6)) -
+                     law.deviance(values[i, j], mu * (1 + 1e-6))) / (2e-6 * mu)  # fmt: skip
+            size = old_w @ old_w + old_h @ old_h
+            push = step * weights[i, j] * slope / (values[i, j] - mu)
+            e = push * (values[i, j] - mu) / (1 + push * size)
+            wanted[i] = np.maximum(old_w + e * old_h, 0)
+            other[j] = np.maximum(old_h + e * old_w, 0)
+    np.testing.assert_allclose(w, wanted, rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(h, other, rtol=2e-4, atol=1e-6)
