@@ -216,7 +216,9 @@ def _together(task: Task, together: Any, replications: int, draws: int) -> int:
     """Return how many replications share a run."""
     rng = np.random.default_rng(0)
     alone = task.model.draw_prior(rng, task.shape, *task.moments)  # refuses a model without a prior
-    local = {own.name for own in task.model.learnt if own.dims in (("row",), ("column",))}
+    # Dispersions of columns have a prior that all of them share; rates of rows have not.
+    own = (own.name for own in task.model.learnt if own.dims in (("row",), ("column",)))
+    local = {name for name in own if name != "dispersion"}
     joined = local.issuperset(alone.learnt)
     joined &= (*task.model.fixed, *task.model.covariates) == (None,) * 4
     if together != "auto":
@@ -297,7 +299,7 @@ def _fits(task: Task, V: Array, mu: Array, dispersions: Array | None) -> Array:
         if dispersions is None:
             found = -law.deviance(V, mu)
         else:
-            pairs = zip(mu, map(float, dispersions), strict=True)
+            pairs = zip(mu, dispersions, strict=True)
             found = np.array([law.log_density(V, one, own) for one, own in pairs])
     return np.asarray(np.where(np.isnan(V), 0.0, found).sum(axis=(2, 3)))
 
@@ -307,7 +309,7 @@ def _quantities(
 ) -> dict[str, Array]:
     """Return what is ranked at draws of W (draw, row, k) and of H: (draw, replication) each.
 
-    ``dispersions`` are those of the draws, (draw,), if they are drawn.
+    ``dispersions`` are those of the draws, (draw,) or (draw, column), if they are drawn.
     """
     count, (rows, cols), K = len(V), task.cells, task.model.n_components
     step, parts = max(1, SLAB // V.size), []

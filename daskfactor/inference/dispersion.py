@@ -22,7 +22,8 @@ from daskfactor.inference.program import (
     tally_columns,
 )
 from daskfactor.models.gamma_factors import GammaFactors
-from daskfactor.models.rates import EVEN, Common, draw_each, draw_positive
+from daskfactor.models.negative_binomial import OF_COLUMNS
+from daskfactor.models.rates import EVEN, draw_each, draw_positive
 
 Array = NDArray[Any]
 
@@ -194,8 +195,7 @@ class ColumnDispersions(LearntDispersion):
     columns, with which chains start.
     """
 
-    prior = Common(2.0, 1.0, -0.58, 1.0)
-    """Of a column alone it is about as wide as Exponential(1), and has its mean logarithm."""
+    prior = OF_COLUMNS
     tallied: tuple[Array, Array, Array] | None = None
     columns: Array | None = None
 

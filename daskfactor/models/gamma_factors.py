@@ -304,7 +304,7 @@ class GammaFactors(FactorModel):
     ) -> PriorDraw:
         """Draw what is learnt and both factors; frozen components are what they are."""
         del variance
-        dispersion = self.draw_prior_dispersion(rng)
+        dispersion = self.draw_prior_dispersion(rng, shape[1])
         shapes = [draw_prior_shape(rng) if a == "auto" else a for a in (self.shape_w, self.shape_h)]
         learnt: dict[str, Any] = {
             f"shape_{letter}": a
@@ -329,15 +329,15 @@ class GammaFactors(FactorModel):
             learnt["dispersion"] = dispersion
         return PriorDraw(factors[0], factors[1].T, dispersion, learnt)
 
-    def draw_prior_dispersion(self, rng: np.random.Generator) -> float:
-        """Draw the dispersion from its prior; a number is what it is.
+    def draw_prior_dispersion(self, rng: np.random.Generator, columns: int) -> Any:
+        """Draw the dispersion from its prior, or one for each column; a number is what it is.
 
         Raises
         ------
         ModelError
             If it is estimated from the data.
         """
-        del rng
+        del rng, columns
         if self.dispersion == "auto":
             raise ModelError(
                 'dispersion="auto" is estimated from the data and has no prior to be drawn from; '

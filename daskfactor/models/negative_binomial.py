@@ -23,6 +23,7 @@ from scipy import special
 from daskfactor.errors import DataError, ModelError
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.likelihood import Array, Entry, Likelihood, Scalar
+from daskfactor.models.rates import Common
 from daskfactor.models.settings import Learnt, checked_positive
 from daskfactor.models.tweedie_law import POISSON, checked_dispersion, stirling
 
@@ -30,6 +31,11 @@ _LOG_2 = math.log(2.0)
 DENSITIES = 8
 """Log-likelihoods, each a pass over the data, that a draw of the dispersion takes; measured."""
 DISPERSION = {"check": partial(checked_positive, words=("column",))}
+OF_COLUMNS = Common(2.0, 1.0, -0.58, 1.0)
+"""Prior of the logarithms of columns' dispersions.
+
+Of a column alone it is about as wide as Exponential(1), and has its mean logarithm.
+"""
 
 
 def _weight(v: Scalar, mu: Scalar, alpha: float) -> Scalar:
@@ -48,8 +54,8 @@ def _ratio(v: Scalar, mu: Scalar, w: Scalar, alpha: float) -> Scalar:
 def _checked(dispersion: Any) -> Any:
     """Refuse a dispersion, or one of several, that is not positive and finite."""
     if np.ndim(dispersion):
-        checked_dispersion(np.min(dispersion))
-        checked_dispersion(np.max(dispersion))
+        checked_dispersion(np.min(dispersion, initial=1.0))  # of none, too
+        checked_dispersion(np.max(dispersion, initial=1.0))
         return dispersion
     return checked_dispersion(dispersion)
 
@@ -212,11 +218,14 @@ class NegativeBinomialNMF(GammaFactors):
             own = own._replace(dims=("column",), doc="dispersion of a column", averaged=True)
         return *super().learnt, own
 
-    def draw_prior_dispersion(self, rng: np.random.Generator) -> float:
-        """Draw α ~ Exponential(1)."""
+    def draw_prior_dispersion(self, rng: np.random.Generator, columns: int) -> Any:
+        """Draw α ~ Exponential(1), or those of columns."""
+        if self.dispersion == "column":
+            m, s = OF_COLUMNS.draw(rng)
+            return np.exp(m + s * rng.standard_normal(columns))
         if self.dispersion == "auto":
             return float(rng.exponential())
-        return super().draw_prior_dispersion(rng)
+        return super().draw_prior_dispersion(rng, columns)
 
     def check_settled(self, purpose: str) -> None:
         """Refuse priors that are learnt: a point estimate tells one dispersion, not columns'."""

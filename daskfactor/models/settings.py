@@ -177,14 +177,14 @@ class PriorDraw(NamedTuple):
     W, H
         (I, width) and (width, J), in double precision.
     dispersion
-        Of the law of an observation.
+        Of the law of an observation: a number, or one for each column, (J,).
     learnt
         What was drawn of `FactorModel.learnt`, by name.
     """
 
     W: NDArray[np.float64]
     H: NDArray[np.float64]
-    dispersion: float
+    dispersion: Any
     learnt: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -130,6 +130,18 @@ def test_a_dispersion_of_counts_is_drawn() -> None:
     assert (given.dispersion, dict(given.learnt)) == (0.3, {})
 
 
+def test_dispersions_of_columns_are_drawn_around_what_they_share() -> None:
+    rng = np.random.default_rng(0)
+    model = dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=1.0, dispersion="column")
+    drawn = [model.draw_prior(rng, (1, 2), 1.0, 1.0).dispersion for _ in range(2000)]
+    logs = np.log(drawn)
+    scaled = (logs[:, 0] + 0.58) / np.sqrt(1.0 / 2.0 * (1.0 + 1.0 / 1.0))
+    assert stats.kstest(scaled, "t", (4,)).pvalue > 1e-3
+    assert np.corrcoef(stats.rankdata(logs, axis=0).T)[0, 1] == pytest.approx(0.5, abs=0.08)
+    with pytest.raises(OptionError, match="together=2 puts"):
+        calibrate(model, sampler=dfac.BlockHMC(), together=2)
+
+
 def test_links_are_drawn_with_what_they_add() -> None:
     X, rng = np.random.default_rng(1).normal(size=(500, 2)), np.random.default_rng(0)
     model = dfac.GaussianMF(2, covariates_w=X, link_precision_w=1e-4, precision_w=1.0)

@@ -154,3 +154,10 @@ def test_every_cell_of_a_sparse_matrix_counts_beforehand() -> None:
 def test_gibbs_says_why_not() -> None:
     with pytest.raises(ModelError, match=r"has a negative binomial law; use PSGLD\(\)"):
         dfac.sample(counts(), dfac.NegativeBinomialNMF(K), dfac.Gibbs(), **QUIET)
+
+
+def test_columns_without_any_count_have_dispersions() -> None:
+    model = dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=1.0, dispersion="column")
+    trace = dfac.sample(np.zeros((3, 4)), model, draws=5, tune=5, random_seed=0, progressbar=False)
+    assert np.isfinite(trace["posterior"]["dispersion"]).all()
+    assert np.isfinite(trace["sample_stats"]["lp"]).all()

@@ -23,7 +23,7 @@ from daskfactor.inference.base import Sampler, checked_sampler
 from daskfactor.inference.calibration import block_diagonal
 from daskfactor.inference.chain import TrackRun
 from daskfactor.inference.links import LINKS
-from daskfactor.inference.program import RATE, SHIFT
+from daskfactor.inference.program import DISPERSION, RATE, SHIFT
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.settings import PriorDraw
 
@@ -103,7 +103,12 @@ def put(chain: Any, true: PriorDraw, moments: tuple[float, float]) -> None:
             for band in bands:
                 here = slice(band.offset, band.offset + len(band.values))
                 band.arrays[RATE] = own[here, None].copy()
-    chain.hyper = type(chain.hyper)(true.dispersion, *rates, *shapes)
+    if np.ndim(true.dispersion):
+        for band in state.cols:
+            here = slice(band.offset, band.offset + len(band.values))
+            band.arrays[DISPERSION] = true.dispersion[here, None].copy()
+    typical = float(np.exp(np.mean(np.log(true.dispersion))))
+    chain.hyper = type(chain.hyper)(typical, *rates, *shapes)
 
 
 def put_gaussian(chain: Any, true: PriorDraw) -> None:
@@ -133,7 +138,7 @@ def here(chain: Any, true: PriorDraw) -> PriorDraw:
     W, H = (run.state.gather(side) for side in ("rows", "columns"))
     learnt = chain.learnt(run)
     own = {name: learnt[name] for name in true.learnt}
-    return PriorDraw(W, H.T, float(chain.hyper.dispersion), own)
+    return PriorDraw(W, H.T, own.get("dispersion", chain.hyper.dispersion), own)
 
 
 def follow(case: Joint, chain: Any, true: PriorDraw, rng: Rng) -> Any:

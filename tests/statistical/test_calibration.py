@@ -73,6 +73,7 @@ PAIRS: dict[str, tuple[Any, Sampler, dict[str, Any]]] = {
         {"replications": 200},
     ),
     "BlockHMC, its dispersion": (COUNTS, BLOCK_HMC, EACH),
+    "BlockHMC, dispersions of columns": (replace(COUNTS, dispersion="column"), BLOCK_HMC, EACH),
     "HMC": (POISSON, HMC, {"together": 10, "replications": 200, "draws": 400}),
     "HMC, rates of components": (SHARED, HMC, OF_MEAN_4 | EACH | {"draws": 500}),
     "HMC, its dispersion": (COUNTS, HMC, EACH | {"draws": 400}),

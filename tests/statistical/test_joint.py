@@ -38,6 +38,7 @@ BY_ROW = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="column")
 SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
 SHAPED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", shape_w="auto", shape_h="auto")
 COUNTS = dfac.NegativeBinomialNMF(2, **RATES)
+OF_COLUMNS = dfac.NegativeBinomialNMF(2, dispersion="column", **RATES)
 FROZEN = dfac.TweedieNMF(
     2,
     dispersion=1.0,
@@ -81,6 +82,7 @@ CASES = {
         dfac.NegativeBinomialNMF(2, dispersion=0.5, **RATES), BLOCK_HMC
     ),
     "BlockHMC, its dispersion": shared(COUNTS, BLOCK_HMC),
+    "BlockHMC, dispersions of columns": shared(OF_COLUMNS, BLOCK_HMC),
     "HMC, rates of rows and columns": shared(BY_ROW, HMC),
     "HMC, rates of components": shared(SHARED, HMC),
     "HMC, its dispersion": shared(COUNTS, HMC),
