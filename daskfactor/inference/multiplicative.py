@@ -299,13 +299,14 @@ def totals_of(model: GammaFactors, state: ChainState) -> list[Totals]:
 def relevance(
     data: BlockedData, model: GammaFactors, state: ChainState, hyper: Hyperparameters
 ) -> Hyperparameters:
-    """Set rates that both factors share to their means given these, so that components fade.
+    """Set rates that both factors share by their means given these, so that components fade.
 
     Source: Tan and Févotte 2013, algorithm 1.
     """
     if not model.shares_rates:
         return hyper
-    rates = model.mean_relevance(data.mean, totals_of(model, state))
+    about = hyper.dispersion, data.mean, data.total_mass
+    rates = model.mean_relevance(totals_of(model, state), *about)
     return hyper._replace(rate_w=rates, rate_h=rates)
 
 

@@ -542,12 +542,29 @@ class GammaFactors(FactorModel):
             result += priors[0].log_marginal(*self._shared(weights, totals))
         return result
 
-    def mean_relevance(self, mean: float, totals: Sequence[Totals]) -> tuple[float, ...]:
-        """Return the conditional means of rates that both factors share."""
+    def mean_relevance(
+        self, totals: Sequence[Totals], dispersion: float, mean: float, observed: float
+    ) -> tuple[float, ...]:
+        """Return the conditional means of rates that both factors share, for a point estimate.
+
+        A density gains by all entries of a component that go to zero together, and a point does
+        not see that they have less room there: it would give up components that data of few
+        counts do support. So rates are at most what a component has that explains one count, or
+        as much information of another law, for each of its entries.
+        """
         shapes = self.starting_shapes
-        weights = _weights(shapes, totals)
-        rates = shared(*self.rates_under(mean, shapes)).mean(*self._shared(weights, totals))
+        weights, prior = _weights(shapes, totals), shared(*self.rates_under(mean, shapes))
+        entries, information = self._information(totals, dispersion, mean, observed)
+        least = entries * math.sqrt(entries / information)
+        rates = prior._replace(rate=max(prior.rate, least)).mean(*self._shared(weights, totals))
         return tuple(map(float, rates))
+
+    def _information(
+        self, totals: Sequence[Totals], dispersion: float, mean: float, observed: float
+    ) -> tuple[float, float]:
+        """Return entries of a component, and what N observations say of a unit of the mean."""
+        lengths = (max(float(own.entries.max()), 1.0) for own in totals)
+        return sum(lengths), observed * mean / float(self.likelihood.variance(mean, dispersion))
 
     @staticmethod
     def _shared(weights: Any, totals: Sequence[Totals]) -> tuple[Any, Any]:
@@ -561,10 +578,10 @@ class GammaFactors(FactorModel):
         The N observations say N μ_k m / (φ V(m)) of a component whose part of the mean m is
         μ_k, with φ V(m) the variance there: of counts, how many of them it explains.
         """
-        lengths = [max(float(own.entries.max()), 1.0) for own in totals]
-        part = totals[0].total * totals[1].total / (lengths[0] * lengths[1])
-        unit = float(self.likelihood.variance(mean, dispersion))
-        return relevant(part, observed * mean / unit, sum(lengths))
+        rows, columns = (max(float(own.entries.max()), 1.0) for own in totals)
+        part = totals[0].total * totals[1].total / (rows * columns)
+        entries, information = self._information(totals, dispersion, mean, observed)
+        return relevant(part, information, entries)
 
 
 def _weights(shapes: tuple[float, float], totals: Sequence[Totals]) -> list[NDArray[np.float64]]:

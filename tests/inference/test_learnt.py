@@ -150,6 +150,16 @@ def low_rank(rank: int, shape: tuple[int, int] = (80, 60)) -> Any:
     return rng.poisson(20 * mu / mu.mean()).astype(np.float32)
 
 
+def test_few_counts_do_not_make_components_fade_that_they_support() -> None:
+    """Mean 1, six counts for each entry: the mode of the posterior alone has four components."""
+    rng = np.random.default_rng([0, 10])
+    mu = rng.gamma(0.5, 1.0, (200, 10)) @ rng.gamma(0.5, 1.0, (10, 150))
+    V = rng.poisson(mu / mu.mean()).astype(np.float32)
+    settings: dict[str, Any] = {**SETTINGS, "draws": 40, "tune": 60, "blocks": 1}
+    tree = dfac.sample(V, dfac.TweedieNMF("auto", dispersion=1.0), **settings)
+    assert 9 <= np.median(tree["posterior"]["effective_components"]) <= 11
+
+
 @pytest.mark.parametrize("rank", [2, 5])
 def test_the_number_of_components_is_found(rank: int) -> None:
     settings: dict[str, Any] = {**SETTINGS, "draws": 60, "tune": 60}
