@@ -54,9 +54,9 @@ def _sequence(seed: int, chain: int, stream: Stream, *address: int) -> np.random
     return np.random.SeedSequence(seed, spawn_key=(chain, int(stream), *address))
 
 
-def noise_key(seed: int, chain: int) -> Key:
-    """Two 32-bit words that key the noise of one chain."""
-    words = _sequence(seed, chain, Stream.NOISE).generate_state(2, np.uint32)
+def noise_key(seed: int, chain: int, stream: Stream = Stream.NOISE) -> Key:
+    """Two 32-bit words that key the noise of one chain, or what it starts with."""
+    words = _sequence(seed, chain, stream).generate_state(2, np.uint32)
     return Key(words.astype(np.uint32))
 
 

@@ -36,9 +36,9 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 import daskfactor as dfac
 from daskfactor.demos import load_digits
 from daskfactor.errors import SamplingWarning
+from daskfactor.inference.singular import learn_transfer
 from daskfactor.results.compare import pairwise_distances
 from daskfactor.stein import discrepancy, stein_weights
-from daskfactor.stein.starts import learn_transfer
 
 Array = NDArray[np.floating]
 

@@ -55,6 +55,17 @@ def fit(
             "langevin, sgld: for comparison; sghmc: for gaussian.",
         ),
     ] = None,
+    init: Annotated[
+        str,
+        Option(
+            metavar="KIND|RUN",
+            help="Where chains begin: multiplicative, random, q-transform, nndsvd, nndsvdar, or "
+            "the store of a run, whose last draws are taken.",
+        ),
+    ] = "auto",
+    starts: Annotated[
+        int, Option(min=1, help="Short starts of each chain, of which the best goes on.")
+    ] = 1,
     blocks: o.Blocks = None,
     unstored: o.Meaning = None,
     balance: o.Balance = False,
@@ -116,6 +127,8 @@ def fit(
             tune=tune,
             chains=chains,
             thin=thin,
+            init=init,
+            starts=starts,
             random_seed=seed,
             keep=keep,
             monitor=monitor,
@@ -168,7 +181,7 @@ def particles(
         components, beta=beta, threshold="auto" if threshold is None else threshold
     )
     method = dfac.Ensemble(
-        start=start.replace("-", "_"),  # type: ignore[arg-type]
+        start=start.replace("-", "_"),
         max_iter=max_iter,
     )
     data = dfac.as_blocks(source, blocks, unstored=unstored, dtype=dtype)

@@ -16,6 +16,7 @@ from daskfactor.data.grid import SCHEDULES, Schedule
 from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
+from daskfactor.kernels.philox import Address
 from daskfactor.kernels.views import Workspace
 from daskfactor.models import check_model
 from daskfactor.models.gamma_factors import clipped_gamma_log_density
@@ -301,6 +302,12 @@ class Sampler(Algorithm, ABC):
         """Do what an update of a block does to its two bands, in place.
 
         In a cycle's last operation (``op.last``) it ends with ``program.finish_cycle``.
+        """
+
+    def stir(self, band: FactorBand, address: Address, shape: float = 1.0) -> None:
+        """Draw what a band carries besides values, where these are a draw; as after a cycle.
+
+        ``shape`` is that of its gamma prior.
         """
 
     def reads(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from daskfactor.inference.base import StepSize, Track
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.program import Fit, Program, take_fits
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
+from daskfactor.kernels.philox import Address
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.schema import COLUMN, FEATURES, MOMENTS, ROW, Kind, Variable
@@ -203,6 +204,13 @@ class Chain(ABC):
     def tempered(self) -> Any:
         """Hyperparameters of p(V | W, H)^t p(W, H), with what divides divergences."""
         return self.hyper
+
+    def _stir(self, state: ChainState, shapes: tuple[float, float] = (1.0, 1.0)) -> None:
+        """Let a state whose values are a draw have the momentum of one."""
+        key = noise_key(self.setting.options.seed, self.number, Stream.START)
+        for factor, (bands, shape) in enumerate(zip((state.rows, state.cols), shapes, strict=True)):
+            for band in bands:
+                self.setting.sampler.stir(band, Address(key, 0, factor, band.offset), shape)
 
     def _prior_constant(self) -> float:
         """Return the part of the log prior density that bands do not record."""

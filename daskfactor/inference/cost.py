@@ -15,6 +15,7 @@ from daskfactor.data.sources import Outline, outline
 from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
 from daskfactor.inference.base import Sampler, checked_sampler
+from daskfactor.inference.inits import Init
 from daskfactor.inference.sampling import SMALL_DATA, sample
 from daskfactor.inference.setting import Setting, checked_lengths, learnt_bytes, plan_run
 from daskfactor.kernels.blockwise import SLAB
@@ -237,7 +238,8 @@ def estimate_cost(
         data = data.with_weights()
     plain, model = cast("BlockedData", data), model.sized(data.shape)
     plan = plan_run(plain, model, sampler, given.keep, seed=0, **lengths)
-    setting = Setting(plain, model, sampler, plan, cast("Executor", None))
+    init = Init(starts=whole_number("starts", given.starts, 1))
+    setting = Setting(plain, model, sampler, plan, cast("Executor", None), init=init)
     executor, client = given.executor, given.client
     if executor == "auto":
         executor = "threads" if client is None else choose_executor(client, plain, model.width).name
@@ -387,7 +389,11 @@ def _operations(setting: Setting, place: _Place) -> tuple[dict[str, Any], int]:
     }
     drawn = options.cycles // every * sum(own.passes for own in setting.model.learnt)
     drawn /= max(1.0, sampler.work(blocks).passes)
-    passes = cycles + EVALUATION * (evaluations + drawn) + 1.5 * setting.warm_passes[0]
+    passes = (
+        cycles
+        + EVALUATION * (evaluations + drawn)
+        + 1.5 * (setting.warm_passes[0] + setting.init.iterations)
+    )
     flops = setting.work * options.chains * passes
     longest = max(stop - start for start, stop in itertools.pairwise([0, *stops]))
     return {

@@ -130,7 +130,13 @@ class DSGD(Optimizer):
             )
 
     def fit(
-        self, data: BlockedData, model: Any, executor: Executor, seed: int, on_step: OnStep
+        self,
+        data: BlockedData,
+        model: Any,
+        executor: Executor,
+        seed: int,
+        on_step: OnStep,
+        state: ChainState | None = None,
     ) -> PointFit:
         """Descend; refuse data most of whose observed entries are not stored."""
         if data.unstored == "zero":
@@ -149,7 +155,7 @@ class DSGD(Optimizer):
                 f"them, may end far from the best fit; use {other}",
                 DataWarning,
             )
-        descent = StochasticDescent(data, model, self, executor, seed)
+        descent = StochasticDescent(data, model, self, executor, seed, state)
         for iteration in range(1, self.max_iter + 1):
             descent.advance(iteration)
             on_step(iteration, self.max_iter)
@@ -200,20 +206,26 @@ class StochasticDescent:
     """
 
     def __init__(
-        self, data: BlockedData, model: Any, method: DSGD, executor: Executor, seed: int
+        self,
+        data: BlockedData,
+        model: Any,
+        method: DSGD,
+        executor: Executor,
+        seed: int,
+        state: ChainState | None = None,
     ) -> None:
         self.data, self.model, self.method = data, model, method
         self.executor, self.seed = executor, seed
         self.hyper: Any
         if model.nonnegative:
             self.rule, self.floor = dispersion_rule(model, data), mean_floor(data, model.likelihood)
-            self.state = start_state(data, model, seed, 0)
+            self.state = state or start_state(data, model, seed, 0)
             hyper = model.resolve(data.mean, self.rule.fixed or 1.0)
             self.hyper = hyper._replace(dispersion=self.rule.first)
         else:
             law = TweedieNMF(model.n_components, beta=2.0, dispersion=model.noise)
             self.rule, self.floor = DispersionRule(law, data), NO_FLOOR
-            self.state, self.hyper = warm_start(data, model, seed, 0, executor)
+            self.state, self.hyper = warm_start(data, model, seed, 0, executor, state=state)
             for band in self.state.bands():
                 band.arrays.clear()
                 band.counts.clear()

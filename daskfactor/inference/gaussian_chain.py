@@ -17,6 +17,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, make_state
 from daskfactor.inference.base import MOMENTS
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
+from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.links import LINKS, draw_link, telling
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.program import (
@@ -29,6 +30,7 @@ from daskfactor.inference.program import (
     prepare_state,
 )
 from daskfactor.inference.setting import Setting
+from daskfactor.inference.starts import given_state
 from daskfactor.kernels.langevin import sums_of_squares
 from daskfactor.models.gaussian import BIAS_SHARE, NOISE_RATE, GaussianHyper, GaussianMF
 from daskfactor.models.settings import EFFECTIVE
@@ -73,8 +75,12 @@ def warm_start(
     chain: int,
     executor: Executor,
     arrays: tuple[str, ...] = ("momentum", "weights", *MOMENTS),
+    state: ChainState | None = None,
 ) -> tuple[ChainState, GaussianHyper]:
-    """Draw the first state from the prior, momentum at rest, with its hyperparameters."""
+    """Prepare a first state, momentum at rest; without one it is drawn from the prior.
+
+    With the hyperparameters that there are before there is a state.
+    """
     nothing = [np.zeros((length, model.n_components)) for length in data.shape]
     fit = evaluate(executor, data, _packed(data, model, nothing), model.likelihood, NO_FLOOR)
     hyper = model.start(data.mean, data.variance or fit.pearson / data.total_mass)
@@ -83,7 +89,7 @@ def warm_start(
         rng = generator(seed, chain, Stream.START, number)
         size = data.shape[number], model.n_components
         factors.append(rng.normal(size=size) / np.sqrt(precisions))
-    state = _packed(data, model, factors)
+    state = state or _packed(data, model, factors)
     prepare_state(state, [name for name in arrays if name != "weights"])
     if "weights" in arrays:
         _weigh(state, data, model)
@@ -174,13 +180,17 @@ class GaussianChain(Chain):
         self.links: Arrays = {}
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
-        """Draw from the prior, whose scales fit mean and variance of the data."""
+        """Draw from the prior, whose scales fit mean and variance of the data, or take a result.
+
+        Given the latter, hyperparameters are drawn.
+        """
         del on_step, first
-        setting = self.setting
+        setting, given = self.setting, None
         seed, arrays = setting.options.seed, setting.sampler.arrays
-        state, self.hyper = warm_start(
-            setting.data, self.model, seed, self.number, setting.executor, arrays
-        )
+        if setting.init.W is not None:
+            given = given_state(self.data, self.model, setting.init, self.number)
+        start = self.data, self.model, seed, self.number, setting.executor, arrays
+        state, self.hyper = warm_start(*start, given)
         self.priors = self.hyper
         self.links = {
             name: np.zeros((own.shape[1], self.model.width))
@@ -188,6 +198,11 @@ class GaussianChain(Chain):
             if own is not None
         }
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
+        if given is not None:
+            fit = evaluate(setting.executor, self.data, state, self.model.likelihood, NO_FLOOR)
+            self.hyper = self.draw_hyper(self.hyper, state, fit, 0, tuning=False)
+            if setting.init.kind == DRAWS:
+                self._stir(state)
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters; the noise is the mean over the draws, as predictions take it."""

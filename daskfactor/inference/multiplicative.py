@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,8 +97,15 @@ class PointFit(NamedTuple):
 
 
 class Optimizer(Algorithm, ABC):
-    """A way to a point estimate; a subclass has the fields ``max_iter`` and ``tol``."""
+    """A way to a point estimate; a subclass has the fields ``max_iter`` and ``tol``.
 
+    Attributes
+    ----------
+    multiplicative
+        Whether its own iterations are multiplicative updates.
+    """
+
+    multiplicative: ClassVar[bool] = False
     max_iter: int
     tol: float
 
@@ -113,9 +120,17 @@ class Optimizer(Algorithm, ABC):
 
     @abstractmethod
     def fit(
-        self, data: BlockedData, model: Any, executor: Executor, seed: int, on_step: OnStep
+        self,
+        data: BlockedData,
+        model: Any,
+        executor: Executor,
+        seed: int,
+        on_step: OnStep,
+        state: ChainState | None = None,
     ) -> PointFit:
-        """Iterate from a random start; ``on_step`` is told how many are done, of how many.
+        """Iterate; ``on_step`` is told how many iterations are done, of how many.
+
+        It begins with ``state``, which may change in place, or with random factors.
 
         Raises
         ------
@@ -152,6 +167,7 @@ class MultiplicativeUpdates(Optimizer):
     of both sums. Exact zeros stay zero.
     """
 
+    multiplicative: ClassVar[bool] = True
     max_iter: int = 300
     tol: float = 1e-4
 
@@ -173,9 +189,15 @@ class MultiplicativeUpdates(Optimizer):
                 )
 
     def fit(
-        self, data: BlockedData, model: Any, executor: Executor, seed: int, on_step: OnStep
+        self,
+        data: BlockedData,
+        model: Any,
+        executor: Executor,
+        seed: int,
+        on_step: OnStep,
+        state: ChainState | None = None,
     ) -> PointFit:
-        state, rule = start_state(data, model, seed, 0), dispersion_rule(model, data)
+        state, rule = state or start_state(data, model, seed, 0), dispersion_rule(model, data)
         return run_updates(data, model, state, executor, rule, self.max_iter, self.tol, on_step)
 
 
@@ -185,13 +207,13 @@ def mean_floor(data: BlockedData, likelihood: Likelihood) -> float:
 
 
 def initial_state(
-    data: BlockedData, n_components: int, seed: int, chain: int, stream: Stream = Stream.START
+    data: BlockedData, n_components: int, seed: int, chain: int, attempt: int = 0
 ) -> ChainState:
     """Random positive factors under which μ has about the mean of the data."""
     size = math.sqrt(typical_value(data) / n_components)
     factors = []
     for side, length in enumerate(data.shape):
-        rng = generator(seed, chain, stream, side)
+        rng = generator(seed, chain, Stream.START, side, *([attempt] if attempt else []))
         factor = size * (0.5 + rng.random((length, n_components)))
         factors.append(factor.astype(data.dtype))
     return make_state(data.grid, factors[0], factors[1])
@@ -379,16 +401,27 @@ def even_out(state: ChainState) -> None:
             band.values *= band.values.dtype.type(scale)
 
 
-def start_state(data: BlockedData, model: GammaFactors, seed: int, chain: int) -> ChainState:
+def start_state(
+    data: BlockedData, model: GammaFactors, seed: int, chain: int, attempt: int = 0
+) -> ChainState:
     """Random positive factors under which μ has about the mean of the data.
 
-    Frozen components have their values, in the grid's order of rows and columns, and
-    the free ones are on their scale.
+    Of those of an ``attempt``, from 0; frozen components have their values.
     """
-    state = initial_state(data, model.n_components, seed, chain)
+    state = initial_state(data, model.n_components, seed, chain, attempt)
+    return with_fixed(state, data, model)
+
+
+def with_fixed(
+    state: ChainState, data: BlockedData, model: Any, rescale: bool = True
+) -> ChainState:
+    """Put the values of frozen components into a state, in the grid's order.
+
+    With ``rescale`` the free ones, which have one scale in both factors, go on theirs.
+    """
     if model.fixed == (None, None):
         return state
-    tilt = model.tilt(data.mean)
+    tilt = model.tilt(data.mean) if rescale else 1.0
     for bands, fixed, order, scale in (
         (state.rows, model.fixed[0], data.row_order, tilt),
         (state.cols, model.fixed[1], data.col_order, 1.0 / tilt),

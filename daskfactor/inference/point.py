@@ -10,11 +10,14 @@ import xarray as xr
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors import Executor
+from daskfactor.executors.state import ChainState
 from daskfactor.inference.base import chosen
+from daskfactor.inference.inits import SHORT, Init, checked_init
 from daskfactor.inference.langevin import PSGLD
-from daskfactor.inference.multiplicative import Optimizer, PointFit
-from daskfactor.inference.session import session, verb
+from daskfactor.inference.multiplicative import OnStep, Optimizer, PointFit
+from daskfactor.inference.session import Session, session, verb
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
+from daskfactor.inference.starts import best_of, state_maker
 from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
@@ -28,6 +31,8 @@ def optimize(
     model: FactorModel,
     method: Optimizer | None = None,
     *,
+    init: Any = "auto",
+    starts: int = 1,
     random_seed: int | None = None,
     progressbar: bool = True,
     client: Any = None,
@@ -48,8 +53,12 @@ def optimize(
     method
         :class:`MultiplicativeUpdates` or :class:`DSGD`; by default the former for a
         :class:`TweedieNMF`, the latter for a :class:`GaussianMF`.
+    init
+        What the method begins with, as for :func:`sample`; ``"auto"`` are random factors.
+    starts
+        Starts of which, after 40 multiplicative updates of each, the best goes on.
     random_seed
-        Seed of the random start.
+        Seed of the random starts.
     progressbar, client, blocks, unstored, uncertainty, executor, callback
         As for :func:`sample`.
 
@@ -90,12 +99,32 @@ def optimize(
         if run.data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
 
+        asked = checked_init(init, starts, model, run.data)
+
         def on_step(done: int, total: int) -> None:
             run.on_event(RunEvent("warm start", done, total))
 
-        point = method.fit(run.data, model, run.executor, run.seed, on_step)
+        state = _opening(run, model, method, asked, on_step)
+        point = method.fit(run.data, model, run.executor, run.seed, on_step, state)
         made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
+        made |= {"init": json.dumps(asked.to_dict())}
         return point_dataset(run.data, model, method, point, made)
+
+
+def _opening(
+    run: Session[BlockedData], model: Any, method: Optimizer, init: Init, on_step: OnStep
+) -> ChainState | None:
+    """Make the state that a method begins with; None: its usual one."""
+    short = init.starts > 1 or (init.kind == "multiplicative" and not method.multiplicative)
+    if not short and init.kind in ("auto", model.inits[0]):
+        return None
+    data, executor = run.data, run.executor
+    make = state_maker(data, model, executor, init, run.seed)
+    if not short:
+        return make(0, 0)
+    states = (make(0, attempt) for attempt in range(init.starts))
+    whole = init.starts * SHORT
+    return best_of(states, data, model, executor, on_step=lambda done: on_step(done, whole))
 
 
 def point_dataset(

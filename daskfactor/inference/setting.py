@@ -14,6 +14,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.inference.base import Sampler
+from daskfactor.inference.inits import USUAL, Init
 from daskfactor.models.settings import FactorModel
 
 Array = NDArray[Any]
@@ -133,7 +134,8 @@ class Setting:
     """The data, model, sampler and timetable that all chains of a run share.
 
     ``cells`` are positions in the caller's order; ``temperature`` is the power t
-    of the likelihood in p(V | W, H)^t p(W, H), 1 for the posterior.
+    of the likelihood in p(V | W, H)^t p(W, H), 1 for the posterior; ``init`` says
+    where chains begin.
     """
 
     data: BlockedData
@@ -143,6 +145,7 @@ class Setting:
     executor: Executor
     cells: Cells | None = None
     temperature: float | None = None
+    init: Init = USUAL
 
     @property
     def split(self) -> int:
@@ -179,6 +182,8 @@ class Setting:
         asked = self.sampler.warm_start
         if asked != "auto":
             return asked, asked
+        if not self.init.climbs:
+            return 0, 0
         dear = DEAR_PASS / max(1, entries * self.model.n_components)
         least = min(MOST_PASSES, max(FEWEST_PASSES, int(MOST_PASSES * dear)))
         return least, max(least, int(LONGEST_WARM_START * min(1.0, dear / CHEAP_PASS)))

@@ -34,6 +34,7 @@ from daskfactor.inference.gaussian_chain import GaussianChain, column_table, qua
 from daskfactor.inference.program import SHIFT, Program, learn_metric, unshifted
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.langevin import drift, kick_drift, refresh
+from daskfactor.kernels.philox import Address
 from daskfactor.kernels.squares import flight, kick_flight, refresh_length
 from daskfactor.kernels.views import Workspace
 
@@ -200,8 +201,15 @@ class SGHMC(Sampler):
         share = 0.5 if op.last else 1.0
         kick_drift(band.values, momentum, gradient, weights, columns, size, share)
         if op.last:
-            refresh(momentum, self.keep, *program.address(band, op.iteration, factor))
+            self._refresh(band, self.keep, program.address(band, op.iteration, factor))
             drift(band.values, momentum, weights, columns, size, share)
+
+    def _refresh(self, band: FactorBand, keep: float, address: Address, shape: float = 1.0) -> None:
+        del shape
+        refresh(band.arrays["momentum"], keep, *address)
+
+    def stir(self, band: FactorBand, address: Address, shape: float = 1.0) -> None:
+        self._refresh(band, 0.0, address, shape)
 
     def reads(self) -> tuple[str, ...]:
         return ("weights",)
@@ -280,13 +288,16 @@ class SquaresSGHMC(SGHMC):
         kick_flight(band.values, along, across, gradient, metric, rate, size, share)
         if not op.last:
             return
-        key, iteration, _, row = program.address(band, op.iteration, factor)
-        refresh(along, self.keep, key, iteration, factor, row)
-        if shape == 1.0:  # one dimension across, of either sign
-            refresh(across, self.keep, key, iteration, factor + 2, row)
-        else:
-            refresh_length(across, self.keep, shape, key, iteration, factor, row)
+        self._refresh(band, self.keep, program.address(band, op.iteration, factor), shape)
         flight(band.values, along, across, metric, share * size)
+
+    def _refresh(self, band: FactorBand, keep: float, address: Address, shape: float = 1.0) -> None:
+        super()._refresh(band, keep, address)
+        key, iteration, factor, row = address
+        if shape == 1.0:  # one dimension across, of either sign
+            refresh(band.arrays[SPIN], keep, key, iteration, factor + 2, row)
+        else:
+            refresh_length(band.arrays[SPIN], keep, shape, *address)
 
     def reads(self) -> tuple[str, ...]:
         return ("metric",)

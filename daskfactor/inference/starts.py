@@ -1,5 +1,10 @@
-"""Where chains start: multiplicative updates that go on for as long as they lead anywhere."""
+"""Where chains start: the best of short fits, and updates for as long as they lead anywhere.
 
+A start is asked for by an `Init`. Its random numbers have the address of chain and attempt, so
+that a first attempt is the same whatever the number of chains and attempts.
+"""
+
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,20 +12,26 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState
-from daskfactor.inference.dispersion import DispersionRule
+from daskfactor.executors.state import ChainState, make_state
+from daskfactor.inference.dispersion import DispersionRule, dispersion_rule
+from daskfactor.inference.inits import KINDS, SHORT, Init
 from daskfactor.inference.multiplicative import (
     FIT_EVERY,
     LAST_LOOK,
     OnStep,
     PointFit,
+    balance,
     mean_floor,
     objective,
     relevance,
     run_updates,
+    start_state,
     update,
+    with_fixed,
 )
 from daskfactor.inference.program import Fit, evaluate
+from daskfactor.inference.setting import Setting
+from daskfactor.inference.singular import prepare_starts
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 
 Array = NDArray[Any]
@@ -39,6 +50,101 @@ TRIO = 3
 """Iterations of an extrapolated step."""
 SHRINK = 1e-3
 """What an extrapolated step leaves of an entry, at least."""
+
+Make = Callable[[int, int], ChainState]
+"""Makes the first state of a chain's attempt, both by number."""
+
+
+def state_maker(
+    data: BlockedData, model: Any, executor: Executor, init: Init, seed: int, chains: int = 1
+) -> Make:
+    """Prepare first states of a kind: what all chains and attempts share is made once, here."""
+    if init.W is not None:
+        return lambda chain, attempt: given_state(data, model, init, chain)
+    if not KINDS[init.kind].numbered:
+        return lambda chain, attempt: start_state(data, model, seed, chain, attempt)
+    law, count = model.without_spikes(), chains * init.starts
+    made = prepare_starts(executor, data, law, init.kind, count, seed, stacked=True)
+
+    def make(chain: int, attempt: int) -> ChainState:
+        W, H = made(chain * init.starts + attempt)
+        state = with_fixed(make_state(data.grid, W, np.ascontiguousarray(H.T)), data, model)
+        balance(state, model.frozen)  # no update leaves zero
+        return state
+
+    return make
+
+
+def given_state(data: BlockedData, model: Any, init: Init, chain: int) -> ChainState:
+    """Make the state of the factors of a result that a chain begins with."""
+    parts = []
+    sides = ("rows", data.row_order), ("columns", data.col_order)
+    for (side, order), values in zip(sides, init.factors(chain), strict=True):
+        placed = model.with_constants(side, values if order is None else values[order], data.mean)
+        parts.append(np.array(placed, data.dtype, order="C"))
+    return with_fixed(make_state(data.grid, *parts), data, model, rescale=False)
+
+
+def first_state(
+    setting: Setting, make: Make, chain: int, on_step: OnStep | None
+) -> tuple[ChainState, OnStep | None]:
+    """Give the state that a chain's warm start goes on from, and what to tell of the latter."""
+    init, data = setting.init, setting.data
+    if init.starts == 1:
+        return make(chain, 0), on_step
+    ahead, most = init.iterations, setting.warm_passes[1]
+
+    def tell(done: int, total: int = most) -> None:
+        if on_step is not None:
+            on_step(ahead + done, ahead + total)
+
+    states = (make(chain, attempt) for attempt in range(init.starts))
+    law: Any = setting.model
+    given = data, law.without_spikes(), setting.executor, setting.sampler.dispersion
+    return best_of(states, *given, lambda done: tell(done - ahead)), tell
+
+
+def best_of(
+    states: Iterable[ChainState],
+    data: BlockedData,
+    model: GammaFactors,
+    executor: Executor,
+    assumed: float | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> ChainState:
+    """Give the state from which a few updates lead to the highest log density, after these.
+
+    Densities are compared two by two at the smaller of both dispersions. ``assumed`` is what a
+    sampler takes the dispersion to be; ``on_step`` is told how many iterations are done in all.
+    """
+    best: PointFit | None = None
+    for number, state in enumerate(states):
+
+        def tell(done: int, total: int, before: int = number * SHORT) -> None:
+            del total
+            if on_step is not None:
+                on_step(before + done)
+
+        rule = dispersion_rule(model, data, assumed)
+        found = run_updates(data, model, state, executor, rule, SHORT, on_step=tell)
+        if best is not None:
+            phi = min(one.hyper.dispersion for one in (best, found))
+            values = [_value(one, phi, data, model, executor) for one in (best, found)]
+            found = found if values[1] < values[0] else best
+        best = found
+    assert best is not None, "there is no start without a state"
+    return best.state
+
+
+def _value(
+    point: PointFit, phi: float, data: BlockedData, model: GammaFactors, executor: Executor
+) -> float:
+    """Return the objective of a point at a dispersion, which the law itself may depend on."""
+    hyper = relevance(data, model, point.state, point.hyper._replace(dispersion=phi))
+    law, fit = model.at(hyper)[0], point.fit
+    if law.numbers:
+        fit = evaluate(executor, data, point.state, law, mean_floor(data, law))
+    return objective(model, point.state, hyper, fit)
 
 
 class Climb(NamedTuple):

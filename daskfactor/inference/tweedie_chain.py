@@ -1,6 +1,7 @@
 """A chain of a model with gamma priors: its start, its metric, its priors and its warnings."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -10,12 +11,12 @@ from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.base import TUNING
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.dispersion import dispersion_rule, typical_value
+from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.multiplicative import (
     OnStep,
     balance,
     even_out,
     mean_floor,
-    start_state,
     totals_of,
 )
 from daskfactor.inference.program import (
@@ -29,7 +30,7 @@ from daskfactor.inference.program import (
     shares,
 )
 from daskfactor.inference.setting import Setting, in_callers_order
-from daskfactor.inference.starts import FAR, climb
+from daskfactor.inference.starts import FAR, Make, climb, first_state, state_maker
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import draw_scales
@@ -71,16 +72,18 @@ class TweedieChain(Chain):
         """Iterations of an automatic warm start, and how fast the density rose at its end."""
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
-        """Start from multiplicative updates, balanced, with the metric there.
+        """Start from multiplicative updates or from a result, with the metric there.
 
-        The run's first chain decides for all whether counts are Poisson.
+        A point is balanced; a draw stays what it is. The run's first chain decides for all
+        whether counts are Poisson.
         """
         setting = self.setting
         data, model, executor = setting.data, self.model, setting.executor
         if isinstance(first, TweedieChain):
             self.rule.fixed, self.rule.settled = first.rule.fixed, first.rule.settled
-        state = start_state(data, model, setting.options.seed, self.number)
-        passes = setting.warm_passes
+        lead, passes = first if isinstance(first, TweedieChain) else self, setting.warm_passes
+        state, on_step = first_state(setting, lead.maker, self.number, on_step)
+        drawn = setting.init.kind == DRAWS and not passes[1]
         if passes[1]:
             free = model.without_spikes()
             found = climb(data, free, state, executor, self.rule, passes, on_step)
@@ -90,16 +93,17 @@ class TweedieChain(Chain):
         else:
             fit, _ = self.rule.look(executor, state, self.floor)
         self.fits = fit.negative_divergence, fit.negative_divergence
-        estimate = self.rule.estimate(fit)
+        estimate = self.rule.estimate(fit, at_point=not drawn)
         self.rule.settle(estimate)
         self.rule.begin(state, estimate)
         self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
-        balance(state, model.frozen)
-        if model.shares_rates and model.fixed == (None, None):
-            even_out(state)
+        if not drawn:
+            self._level(state)
         if setting.temperature is not None:
             self._heat(state)
         prepare_state(state, setting.sampler.arrays)
+        if drawn:
+            self._stir(state, (self.hyper.shape_w, self.hyper.shape_h))
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
         if "metric" in setting.sampler.arrays:
             for _, band, denominator in self._denominators(state):
@@ -110,6 +114,19 @@ class TweedieChain(Chain):
         if setting.sampler.rescales:
             self._rescale(self.tracks[0])
         self._follow_dispersion()
+
+    def _level(self, state: ChainState) -> None:
+        """Share the scale of the components of a point out between both factors."""
+        balance(state, self.model.frozen)
+        if self.model.shares_rates and self.model.fixed == (None, None):
+            even_out(state)
+
+    @cached_property
+    def maker(self) -> Make:
+        """What makes the first states of all chains of the run."""
+        setting, options = self.setting, self.setting.options
+        given = setting.data, self.model, setting.executor, setting.init
+        return state_maker(*given, options.seed, options.chains)
 
     def _heat(self, state: ChainState) -> None:
         """Take a state from the mode of the posterior to the bulk of p(V | W, H)^t p(W, H).

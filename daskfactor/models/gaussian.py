@@ -163,6 +163,7 @@ class GaussianMF(FactorModel):
     nonnegative: ClassVar[bool] = False
     default_sampler: ClassVar[str] = "SGHMC"
     default_optimizer: ClassVar[str] = "DSGD"
+    inits: ClassVar[tuple[str, ...]] = ("prior",)
 
     n_components: int = field(metadata=COUNT)
     _: KW_ONLY
@@ -228,6 +229,10 @@ class GaussianMF(FactorModel):
     def component_names(self) -> tuple[str, ...]:
         extra = ("row_bias", "column_bias") if self.biases else ("level",)
         return (*map(str, range(self.n_components)), *extra)
+
+    def with_constants(self, side: str, factor: Array, mean: float) -> Array:
+        K, bias = self.n_components, self.moving(int(side == "columns"))[-1]
+        return self.pack(side, factor[:, :K], factor[:, bias], mean)
 
     def with_uncertainty(self) -> Self:
         return replace(self, noise=1.0) if self.noise == "auto" else self

@@ -202,6 +202,8 @@ class FactorModel(StoredModel, ABC):
         The model has a law of new observations.
     default_sampler, default_optimizer
         Public names of the classes that ``sample`` and ``optimize`` take where none is named.
+    inits
+        Kinds of start that factors of this kind can have, the usual one first.
     has_scores
         The posterior is a function of the summed divergence and of the factors, so that
         `of_divergence`, `priors`, `with_numbers` and `for_optimizers` answer; particles can be
@@ -224,6 +226,13 @@ class FactorModel(StoredModel, ABC):
     has_observations: ClassVar[bool] = True
     default_sampler: ClassVar[str] = "PSGLD"
     default_optimizer: ClassVar[str] = "MultiplicativeUpdates"
+    inits: ClassVar[tuple[str, ...]] = (
+        "multiplicative",
+        "q_transform",
+        "nndsvd",
+        "nndsvdar",
+        "random",
+    )
     has_scores: ClassVar[bool] = False
     simplex: ClassVar[bool] = False
     has_threshold: ClassVar[bool] = False
@@ -300,6 +309,14 @@ class FactorModel(StoredModel, ABC):
             f"{type(self).__name__} has none of its own; use TweedieNMF(beta=2) or GaussianMF, or "
             "pass weights to as_blocks, which are factors of log-likelihoods"
         )
+
+    def with_constants(self, side: str, factor: Array, mean: float) -> Array:
+        """A factor (n, width) of ``"rows"`` or ``"columns"`` of data with this mean.
+
+        Columns that are constants of the data are as they are there.
+        """
+        del side, mean
+        return factor
 
     def for_compilation(self) -> Self:
         """The same with two components and nothing to choose: what kernels are compiled with."""

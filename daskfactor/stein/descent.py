@@ -37,11 +37,11 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import positive_or, whole_number
 from daskfactor.errors import OptionError
+from daskfactor.inference.singular import Pair, prepare_starts
 from daskfactor.machine import single_threaded_blas
 from daskfactor.stein.ensemble import OnDone, Particle, ParticleMethod, ignore
 from daskfactor.stein.kernel import IMQ, Block, Multiquadric, assemble
-from daskfactor.stein.particles import SIDES, TINY, Pair, Posterior
-from daskfactor.stein.starts import prepare_starts
+from daskfactor.stein.particles import SIDES, TINY, Posterior
 
 Array = NDArray[np.float64]
 

@@ -20,18 +20,20 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.dispersion import DispersionRule
+from daskfactor.inference.inits import KINDS
 from daskfactor.inference.multiplicative import run_updates
+from daskfactor.inference.singular import prepare_starts, silent
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import memory_budget
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein.particles import SIDES, Posterior
-from daskfactor.stein.starts import STARTS, Start, prepare_starts, silent
 
 Array = NDArray[Any]
 Optimizer = Literal["coordinate_descent", "multiplicative"]
 OnDone = Callable[[float], None]
 """Told how many particles are done, a part of one counted as such."""
 
+STARTS: Final = tuple(name for name, kind in KINDS.items() if kind.numbered)
 OPTIMIZERS: Final = ("coordinate_descent", "multiplicative")
 WHOLE: Final = 2**30
 """Bytes of data up to which whole matrices are put together unasked."""
@@ -141,7 +143,7 @@ class Ensemble(ParticleMethod):
     Masood and Doshi-Velez, algorithms 1 to 4; transfer rank 3 in section 6.1.
     """
 
-    start: Start = "q_transform"
+    start: str = "q_transform"
     optimizer: Optimizer | Literal["auto"] = "auto"
     max_iter: int | None = None
     tol: float | None = None
@@ -162,9 +164,9 @@ class Ensemble(ParticleMethod):
 
     def check_count(self, count: int) -> None:
         """Refuse many particles of a start that is always the same."""
-        if self.start == "nndsvd" and count > 1:
+        if not KINDS[self.start].varies and count > 1:
             raise OptionError(
-                f'start="nndsvd" gives one and the same start, {count} particles were asked for; '
+                f'start="{self.start}" gives one and the same start, {count} were asked for; '
                 'take start="nndsvdar" or "q_transform", or particles=1'
             )
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -25,14 +25,13 @@ from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.inference.multiplicative import mean_floor
 from daskfactor.inference.point import chosen_dispersion
+from daskfactor.inference.singular import Pair, Side
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import memory_budget
 from daskfactor.stein.kernel import IMQ, Block, assemble
 
 Array = NDArray[Any]
-Pair = tuple[Array, Array]
-Side = Literal["rows", "columns"]
 Slab = tuple[slice, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 R = TypeVar("R")
 

@@ -19,6 +19,7 @@ from daskfactor.inference.base import algorithm_from_dict, chosen
 from daskfactor.inference.sampling import PathText, described
 from daskfactor.inference.session import Options, Session, as_begun, session, session_again, verb
 from daskfactor.inference.setting import in_callers_order
+from daskfactor.inference.singular import PILOTS, Pair
 from daskfactor.machine import memory_budget
 from daskfactor.models import model_from_dict
 from daskfactor.progress import OnEvent, Phase, RunEvent
@@ -29,8 +30,7 @@ from daskfactor.results.store import RunStore, claim, local_path
 from daskfactor.results.trace import Trace, require_draws
 from daskfactor.stein.ensemble import Ensemble, Particle, ParticleMethod
 from daskfactor.stein.kernel import IMQ, checked_weights, discrepancy, stein_weights
-from daskfactor.stein.particles import Pair, Particles, Posterior, factors_of, on_simplex, read
-from daskfactor.stein.starts import PILOTS
+from daskfactor.stein.particles import Particles, Posterior, factors_of, on_simplex, read
 
 Array = NDArray[Any]
 

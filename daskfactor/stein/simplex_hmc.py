@@ -32,10 +32,11 @@ from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors.state import make_state
 from daskfactor.inference.hmc import DualAveraging, check_leapfrog, first_step
 from daskfactor.inference.program import shares
+from daskfactor.inference.singular import Pair
 from daskfactor.machine import single_threaded_blas
 from daskfactor.random import Stream, generator
 from daskfactor.stein.ensemble import Ensemble, OnDone, Particle, ParticleMethod, ignore
-from daskfactor.stein.particles import SIDES, Pair, Posterior
+from daskfactor.stein.particles import SIDES, Posterior
 
 Array = NDArray[np.float64]
 

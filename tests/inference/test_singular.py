@@ -10,8 +10,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.executors.state import make_state
-from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.stein.starts import (
+from daskfactor.inference.singular import (
     Singular,
     consistent_signs,
     halves,
@@ -23,6 +22,7 @@ from daskfactor.stein.starts import (
     truncated_svd,
     whole_svd,
 )
+from daskfactor.models.tweedie import TweedieNMF
 
 SERIAL = SerialExecutor()
 

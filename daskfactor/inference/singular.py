@@ -1,4 +1,4 @@
-"""Starts of particles: singular vectors, transfer matrices, NNDSVD, random factors.
+"""Factors that chains, descents and particles start from: of singular vectors, or random.
 
 Leading singular vectors are those of data on a grid, missing entries filled in from a fit. The
 solver is scipy's; what it is given are products of the data with a few vectors, summed block by
@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +20,16 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.dispersion import DispersionRule, typical_value
-from daskfactor.inference.multiplicative import initial_state, run_updates
+from daskfactor.inference.dispersion import dispersion_rule, typical_value
+from daskfactor.inference.multiplicative import run_updates, start_state
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
-from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.random import Stream, generator
-from daskfactor.stein.particles import Pair, Side
 
 Array = NDArray[Any]
-Start = Literal["q_transform", "random", "nndsvd", "nndsvdar"]
+Pair = tuple[Array, Array]
+Side = Literal["rows", "columns"]
 
-STARTS: Final[tuple[Start, ...]] = get_args(Start)
 TOLERANCE: Final = 1e-6
 """Relative, of the squared singular values; blocks may be in single precision."""
 SMALL: Final = 2
@@ -359,7 +358,7 @@ def lifted(factor: Array, rng: np.random.Generator) -> Array:
 
 
 def fill_missing(
-    executor: Executor, data: BlockedData, law: TweedieNMF, seed: int
+    executor: Executor, data: BlockedData, law: GammaFactors, seed: int
 ) -> ChainState | None:
     """Factors of a masked fit, whose product fills in missing entries; None if there are none.
 
@@ -367,16 +366,15 @@ def fill_missing(
     """
     if not data.n_missing:
         return None
-    start = initial_state(data, law.n_components, seed, 0)
-    rule = DispersionRule(law, data)
+    start, rule = start_state(data, law, seed, 0), dispersion_rule(law, data)
     return run_updates(data, law, start, executor, rule, FILL_ITERATIONS, 1e-3).state
 
 
 def prepare_starts(
     executor: Executor,
     data: BlockedData,
-    law: TweedieNMF,
-    kind: Start,
+    law: GammaFactors,
+    kind: str,
     count: int,
     seed: int,
     transfer_rank: int = 3,
@@ -408,9 +406,9 @@ def prepare_starts(
     rank = min(transfer_rank, *shape) if kind == "q_transform" else width
     if rank > min(shape) and kind != "random":
         raise OptionError(
-            f'start="{kind}" takes one singular vector a component, {width} of them, and a '
+            f'a start by "{kind}" takes one singular vector a component, {width} of them, and a '
             f"matrix of {shape[0]} x {shape[1]} has {min(shape)}; take fewer components or "
-            'start="q_transform"'
+            '"q_transform"'
         )
     if kind != "random":
         fill = fill_missing(executor, data, law, seed)

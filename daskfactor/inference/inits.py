@@ -1,0 +1,250 @@
+"""What is asked of the place where chains begin: a kind of start, how many, or a result."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from daskfactor.checks import whole_number
+from daskfactor.data.blocks import BlockedData
+from daskfactor.errors import OptionError
+from daskfactor.models.settings import FactorModel
+from daskfactor.results.schema import factor_dims
+from daskfactor.results.trace import draw_weights, require_draws
+
+Array = NDArray[Any]
+
+
+class Kind(NamedTuple):
+    """A kind of start.
+
+    Attributes
+    ----------
+    climbs
+        Whether a sampler's warm start goes on from it where its length is ``"auto"``.
+    varies
+        Whether another number gives another start.
+    numbered
+        Whether `singular.prepare_starts` makes it, for chains and for particles.
+    """
+
+    climbs: bool = True
+    varies: bool = True
+    numbered: bool = False
+
+
+POINT, DRAWS = "optimize", "sample"
+KINDS: Final = {
+    "auto": Kind(),
+    "multiplicative": Kind(),
+    "q_transform": Kind(numbered=True),
+    "random": Kind(numbered=True),
+    "nndsvdar": Kind(numbered=True),
+    "nndsvd": Kind(varies=False, numbered=True),
+    "prior": Kind(climbs=False),
+    POINT: Kind(climbs=False, varies=False),
+    DRAWS: Kind(climbs=False, varies=False),
+}
+"""All kinds of start, those that are results of the verbs of these names with them."""
+SHORT: Final = 40
+"""Iterations after which starts are compared: after 20 the best is often still behind."""
+EQUAL: Final = 1e-5
+"""Relative difference up to which frozen components are those of a result."""
+
+
+@dataclass(frozen=True, eq=False)
+class Init:
+    """Where the chains of a run begin.
+
+    Attributes
+    ----------
+    kind
+        One of `KINDS`; ``"auto"`` is the first that the model names.
+    starts
+        Short starts of each chain, of which the best goes on.
+    drawn
+        Of a result, (chain, draw) positions of what chains begin with, one after the other.
+    W, H
+        Its factors, (n, I, K) and (n, K, J) in the caller's order; None: it is no result, or
+        they are no longer needed.
+    """
+
+    kind: str = "auto"
+    starts: int = 1
+    drawn: tuple[tuple[int, int], ...] = ()
+    W: Array | None = None
+    H: Array | None = None
+
+    @property
+    def climbs(self) -> bool:
+        """Whether an automatic warm start goes on from it."""
+        return KINDS[self.kind].climbs
+
+    @property
+    def iterations(self) -> int:
+        """Multiplicative updates of all starts of a chain before the best goes on."""
+        return self.starts * SHORT if self.starts > 1 else 0
+
+    def factors(self, chain: int) -> tuple[Array, Array]:
+        """Return W (I, K) and Hᵀ (J, K) of a result that a chain begins with."""
+        if self.W is None or self.H is None:
+            raise ValueError("these are no factors of a result")
+        at = chain % len(self.W)
+        return self.W[at], self.H[at].T
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, which are written into results."""
+        return {"kind": self.kind, "starts": self.starts, "drawn": [list(at) for at in self.drawn]}
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays that a run's store keeps beside `to_dict`."""
+        return {} if self.W is None or self.H is None else {"init/W": self.W, "init/H": self.H}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], arrays: Mapping[str, Array]) -> Self:
+        """Make it again from `to_dict` and `arrays`; of a run without either, the usual one."""
+        given = dict(values) | {"drawn": tuple((c, d) for c, d in values.get("drawn", ()))}
+        return cls(**given, W=arrays.get("init/W"), H=arrays.get("init/H"))
+
+
+USUAL: Final = Init()
+
+
+def checked_init(
+    init: Any, starts: Any, model: FactorModel, data: BlockedData, chains: int = 1
+) -> Init:
+    """Give what ``init`` and ``starts`` of a verb ask for.
+
+    Parameters
+    ----------
+    init
+        Name of a kind of start, result of ``optimize`` or of ``sample``, or path of a run store.
+    starts
+        Short starts of each chain.
+    chains
+        How many will begin, each with a draw of its own as long as a result has so many.
+
+    Raises
+    ------
+    OptionError
+        If the model does not start so, a result does not fit the data and the model, or starts
+        would all be the same.
+    """
+    count, known = whole_number("starts", starts, 1), ("auto", *model.inits)
+    name = init.replace("-", "_") if isinstance(init, str) else None
+    if name in known:
+        found = Init(str(name), count)
+    elif isinstance(init, xr.Dataset | xr.DataTree | PathLike) or _is_place(init):
+        found = _of_result(init, model, data, chains)
+    else:
+        names = ", ".join(f'"{own.replace("_", "-")}"' for own in known)
+        raise OptionError(
+            f"init of a {type(model).__name__} must be {names}, a result of optimize or sample, or "
+            f"the path of a run's store, got {init!r}"
+        )
+    kind = model.inits[0] if found.kind == "auto" else found.kind
+    if count > 1 and not (KINDS[kind].climbs and KINDS[kind].varies):
+        other = f'take init="{model.inits[0]}", or ' if KINDS[model.inits[0]].climbs else ""
+        raise OptionError(
+            f"starts={count} are short fits by multiplicative updates from different factors, and "
+            f'there are none where init is "{kind}"; {other}leave starts out'
+        )
+    return found
+
+
+def _is_place(init: object) -> bool:
+    return isinstance(init, str) and ("://" in init or Path(init).exists())
+
+
+def _of_result(result: Any, model: FactorModel, data: BlockedData, chains: int) -> Init:
+    """Read the factors of a result that chains begin with, and check them."""
+    drawn: list[tuple[int, int]] = []
+    if isinstance(result, xr.Dataset) and {"W", "H"} <= set(result.data_vars):
+        kind, group = POINT, result.expand_dims({"chain": 1, "draw": 1})
+        places = [(0, 0)]
+    else:
+        tree = require_draws(result, "a start from it")
+        kind, group = DRAWS, tree["posterior"].to_dataset()
+        places = drawn = _picked(tree, chains)
+    row, column = factor_dims(xr.DataTree.from_dict({"posterior": group}))
+    of_w, of_h = ("chain", "draw", row, "component"), ("chain", "draw", "component", column)
+    found = group[["W", "H"]].transpose(*of_w, column)
+    parts = [found.isel(chain=c, draw=d).compute(scheduler="threads") for c, d in places]
+    W = np.stack([part["W"].transpose(*of_w[2:]).values for part in parts])
+    H = np.stack([part["H"].transpose(*of_h[2:]).values for part in parts])
+    _check_fit(parts[0], (row, column), model, data)
+    _check_values(W, H, model)
+    return Init(kind, 1, tuple(drawn), W, H)
+
+
+def _picked(tree: xr.DataTree, chains: int) -> list[tuple[int, int]]:
+    """Choose draws to begin with: the last of each chain, then evenly back; heavy particles."""
+    weights, sizes = draw_weights(tree), tree["posterior"].sizes
+    count, draws = sizes["chain"], sizes["draw"]
+    if weights is not None:
+        order = np.argsort(-weights, axis=None, kind="stable")
+        heavy = order[: min(chains, int(np.count_nonzero(weights)))]
+        return [(int(at) // draws, int(at) % draws) for at in heavy]
+    apart = draws // -(-chains // count)
+    return [(new % count, draws - 1 - new // count * apart) for new in range(chains)]
+
+
+def _check_fit(
+    found: xr.Dataset, dims: tuple[str, str], model: FactorModel, data: BlockedData
+) -> None:
+    """Refuse factors of other data, or with other components."""
+    labels, sizes = data.labels, found.sizes
+    shape = sizes[dims[0]], sizes["component"], sizes[dims[1]]
+    wanted = data.shape[0], model.width, data.shape[1]
+    if shape != wanted:
+        raise OptionError(
+            "init has factors of {} x {} x {} (rows, components, columns)".format(*shape)
+            + ", data and model need {} x {} x {}; pass a result of such a fit".format(*wanted)
+        )
+    if dims == (labels.col_dim, labels.row_dim) and dims[0] != dims[1]:
+        raise OptionError(
+            f"init has {dims[0]} as rows and {dims[1]} as columns, the data the other way round; "
+            "transpose one of them"
+        )
+    names = model.component_names()
+    if names is not None and list(map(str, found["component"].values)) != list(names):
+        raise OptionError(
+            f"init has components {list(map(str, found['component'].values))}, those of a "
+            f"{type(model).__name__} are {list(names)}; pass a result of this model"
+        )
+    sides = (dims[0], labels.row_coords), (dims[1], labels.col_coords)
+    for dim, coords in sides:
+        for name, values in coords.items():
+            if name not in found.coords or found[name].dims != (dim,):
+                continue
+            if not np.array_equal(found[name].values, np.asarray(values)):
+                raise OptionError(
+                    f"init and the data have different labels {name!r}; pass a result of these "
+                    "data, with rows and columns in this order"
+                )
+
+
+def _check_values(W: Array, H: Array, model: FactorModel) -> None:
+    """Refuse values that the model does not have; frozen components are as the model has them."""
+    for name, values in (("W", W), ("H", H)):
+        if not np.isfinite(values).all() or (model.nonnegative and values.min() < 0):
+            least = "finite and at least 0" if model.nonnegative else "finite"
+            raise OptionError(
+                f"{name} of init must be {least}, got values from {values.min():g} to "
+                f"{values.max():g}; pass a result of this model"
+            )
+    sides = ("fixed_w", W), ("fixed_h", H.swapaxes(1, 2))
+    for (name, values), own in zip(sides, model.fixed, strict=True):
+        if own is None or own.values is None:
+            continue
+        given, held = values[:, :, list(own.frozen)], own.values.T
+        if not np.allclose(given, held, rtol=EQUAL, atol=EQUAL * held.max()):
+            raise OptionError(
+                f"init has other values in the components that {name} of the model freezes; pass "
+                f"a result of this model, or leave {name} out"
+            )

@@ -1,0 +1,378 @@
+"""Where chains and descents begin: kinds of start, the best of several, and results."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.errors import OptionError
+from daskfactor.executors import SerialExecutor
+from daskfactor.inference import starts
+from daskfactor.inference.inits import KINDS, SHORT, Init, checked_init
+from daskfactor.inference.program import evaluate
+from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.models.settings import FactorModel
+
+K = 3
+QUIET: dict[str, Any] = {"progressbar": False, "executor": "serial", "random_seed": 0}
+SHORTLY: dict[str, Any] = QUIET | {"draws": 4, "tune": 4}
+MODEL = dfac.TweedieNMF(K, dispersion=1.0)
+ASKED = [(kind, n) for kind in FactorModel.inits for n in (1, 3) if n == 1 or KINDS[kind].varies]
+"""Kinds and numbers of starts that go together."""
+
+
+def counts(gaps: bool = False) -> Any:
+    rng = np.random.default_rng(0)
+    V = rng.poisson(rng.exponential(size=(30, K)) @ rng.exponential(size=(K, 24))).astype(float)
+    V[:, 0], V[0] = 1, 1
+    return np.where(rng.random(V.shape) < 0.2, np.nan, V) if gaps else V
+
+
+def rain() -> tuple[Any, Any]:
+    """Amounts of rain at 60 stations, from six kinds of weather, and their means."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    try:
+        from starts import rainfall  # type: ignore[import-not-found]
+    finally:
+        sys.path.pop(0)
+    V, mu = rainfall()
+    return V, mu
+
+
+def factors(tree: Any, chain: int = 0, draw: int = -1) -> tuple[Any, Any]:
+    group = tree["posterior"]
+    return group["W"].values[chain, draw], group["H"].values[chain, draw]
+
+
+def begun(V: Any, model: Any, init: Any, sampler: Any, count: int = 1, **reading: Any) -> list[Any]:
+    """W and H of chains that have been started, in the caller's order, the chains, and fits."""
+    found = []
+    with dfac.as_blocks(V, 2, **reading) as data:
+        options = RunOptions(1, 0, count, 1, 0, "draws", 1, str(data.dtype))
+        asked = checked_init(init, 1, model, data, count)
+        setting = Setting(data, model, sampler, options, SerialExecutor(), init=asked)
+        for number in range(count):
+            chain = sampler.chain(setting, number)
+            chain.start()
+            state = chain.tracks[0].state
+            W, Ht = (state.gather(side) for side in ("rows", "columns"))
+            if data.row_order is not None:
+                W, Ht = W[np.argsort(data.row_order)], Ht[np.argsort(data.col_order)]
+            fit = evaluate(SerialExecutor(), data, state, model.likelihood, chain.floor)
+            found.append((W, Ht.T, chain, fit))
+    return found
+
+
+@pytest.fixture(scope="module")
+def trace() -> Any:
+    return dfac.sample(counts(), MODEL, dfac.BlockHMC(), chains=2, **SHORTLY | {"draws": 9})
+
+
+# -- kinds -----------------------------------------------------------------------------------
+
+
+def test_every_kind_that_a_model_names_is_registered() -> None:
+    assert {*FactorModel.inits, *dfac.GaussianMF.inits} < KINDS.keys()
+
+
+@pytest.mark.parametrize(("kind", "count"), ASKED)
+def test_same_bits_on_every_executor_and_from_sparse_data(kind: str, count: int) -> None:
+    V, asked = counts(), {"init": kind.replace("_", "-"), "starts": count, "chains": 2}
+    options = SHORTLY | asked | {"blocks": 3}
+    one = dfac.sample(V, MODEL, **options)
+    assert json.loads(one.attrs["init"]) == {"kind": kind, "starts": count, "drawn": []}
+    for executor in ("threads", "tasks"):
+        other = dfac.sample(V, MODEL, **options | {"executor": executor})
+        for mine, its in zip(factors(one, 1), factors(other, 1), strict=True):
+            np.testing.assert_array_equal(mine, its)
+    method = dfac.MultiplicativeUpdates(max_iter=40, tol=0)
+    asked = QUIET | {"init": kind, "starts": count, "blocks": 3}
+    dense, other = (
+        dfac.optimize(
+            dfac.as_blocks(given, 3, dtype="float64", unstored=zero), MODEL, method, **asked
+        )
+        for given, zero in ((V, None), (sparse.csr_array(V), "zero"))
+    )
+    np.testing.assert_allclose(dense.W @ dense.H, other.W @ other.H, rtol=1e-5)
+
+
+def test_the_usual_start_is_the_multiplicative_one(trace: Any) -> None:
+    V = counts()
+    usual, named = (
+        dfac.sample(V, MODEL, **SHORTLY, **own) for own in ({}, {"init": "multiplicative"})
+    )
+    np.testing.assert_array_equal(factors(usual)[0], factors(named)[0])
+    points = [dfac.optimize(V, MODEL, **QUIET, init=init) for init in ("auto", "multiplicative")]
+    assert points[0].drop_attrs().identical(points[1].drop_attrs())
+    descents = [
+        dfac.optimize(V, MODEL, dfac.DSGD(5), **QUIET, init=i) for i in ("auto", "multiplicative")
+    ]
+    first, second = (float(one["objective"][0]) for one in descents)
+    assert second < 0.9 * first  # it has been brought on
+
+
+def test_kinds_are_different_starts() -> None:
+    found = [
+        begun(counts(), MODEL, kind, dfac.PSGLD(warm_start=0))[0][0] for kind in FactorModel.inits
+    ]
+    for number, one in enumerate(found):
+        assert (one > 0).all()
+        assert all(not np.allclose(one, other, rtol=0.01) for other in found[:number])
+
+
+def test_missing_cells_and_frozen_components() -> None:
+    fixed = np.random.default_rng(1).exponential(size=(30, 1))
+    model = dfac.TweedieNMF(K, dispersion=1.0, fixed_w=fixed)
+    for kind in FactorModel.inits:
+        W = begun(counts(gaps=True), model, kind, dfac.PSGLD(warm_start=5))[0][0]
+        np.testing.assert_array_equal(W[:, 0], fixed[:, 0].astype(np.float32))
+
+
+# -- several starts --------------------------------------------------------------------------
+
+
+def test_the_best_of_several_starts_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+
+    def noted(*given: Any, **options: Any) -> Any:
+        found.append(run(*given, **options))
+        return found[-1]
+
+    run = starts.run_updates
+    monkeypatch.setattr(starts, "run_updates", noted)
+    V, _ = rain()
+    model, none = dfac.TweedieNMF(6, beta=0.5, dispersion=0.3), SerialExecutor()
+    with dfac.as_blocks(V, 2) as data:
+        make = starts.state_maker(data, model, none, Init(starts=4), 2)
+        best = starts.best_of((make(0, n) for n in range(4)), data, model, none)
+    ends = [point.objective[-1] for point in found]
+    assert [iterations for iterations, _ in ends] == [SHORT] * 4
+    values = [value for _, value in ends]
+    assert best is found[int(np.argmin(values))].state
+    assert max(values) > 1.2 * min(values)
+
+
+def test_a_first_attempt_does_not_depend_on_their_number() -> None:
+    with dfac.as_blocks(counts(), 2) as data:
+        for kind in FactorModel.inits:
+            few, many = (
+                starts.state_maker(data, MODEL, SerialExecutor(), Init(kind, count), 5)
+                for count in (1, 3)
+            )
+            np.testing.assert_array_equal(few(0, 0).rows[0].values, many(0, 0).rows[0].values)
+            alike = np.array_equal(many(0, 0).rows[0].values, many(0, 1).rows[0].values)
+            assert alike != KINDS[kind].varies
+
+
+def test_chains_of_rain_leave_bad_modes_by_several_starts() -> None:
+    """Of six seeds three stay in a mode that is wrong without them (three are 1, 3 and 4)."""
+    V, mu = rain()
+    cells = {"keep": "moments", "monitor": np.ones(V.shape, bool), "draws": 100, "tune": 100}
+
+    def error(seed: int, count: int) -> float:
+        options = QUIET | cells | {"random_seed": seed, "starts": count}
+        tree = dfac.sample(V, dfac.TweedieNMF(6, beta=0.5), **options)
+        mean = tree["monitor"]["mean"].values[0].reshape(mu.shape)
+        return float(np.linalg.norm(mean - mu) / np.linalg.norm(mu))
+
+    assert error(1, 1) > 0.25
+    assert max(error(seed, 4) for seed in range(6)) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:around the means")
+def test_a_dispersion_that_is_drawn_is_the_same_for_starts_that_are_compared() -> None:
+    model = dfac.NegativeBinomialNMF(K)
+    tree = dfac.sample(counts(), model, **SHORTLY, starts=2)
+    assert np.isfinite(tree["sample_stats"]["lp"].values).all()
+    point = dfac.optimize(counts(), model.with_dispersion(1.0), **QUIET, starts=2)
+    assert json.loads(point.attrs["init"])["starts"] == 2
+
+
+# -- results ---------------------------------------------------------------------------------
+
+
+def test_a_chain_goes_on_from_the_same_log_density(trace: Any) -> None:
+    for sampler in (dfac.BlockHMC(), dfac.SGHMC(), dfac.PSGLD()):
+        found = begun(counts(), MODEL, trace, sampler.suited(MODEL), 3)
+        hyper = found[0][2].hyper
+        for (W, H, chain, fit), (own, draw) in zip(found, ((0, 8), (1, 8), (0, 4)), strict=True):
+            before = factors(trace, own, draw)
+            np.testing.assert_allclose(W @ H, before[0] @ before[1], rtol=1e-5)
+            if sampler.rescales:  # the scale of components is drawn at the start
+                continue
+            np.testing.assert_array_equal(W, before[0])
+            rates = hyper.rate_w, hyper.rate_h
+            prior = MODEL.log_prior(W.astype(float), H.astype(float), *rates)
+            density = chain._lp(fit)
+            stats = trace["sample_stats"]["lp"].values[own, draw]
+            assert density + prior == pytest.approx(stats, rel=1e-5)
+
+
+def test_a_point_is_where_the_warm_start_would_have_ended() -> None:
+    V, passes = counts(), 100
+    point = dfac.optimize(V, MODEL, dfac.MultiplicativeUpdates(passes, tol=0), **QUIET)
+    plain = dfac.sample(V, MODEL, dfac.PSGLD(warm_start=passes), **SHORTLY)
+    given = dfac.sample(V, MODEL, dfac.PSGLD(), init=point, **SHORTLY)
+    for mine, its in zip(factors(plain), factors(given), strict=True):
+        np.testing.assert_array_equal(mine, its)
+    assert json.loads(given.attrs["init"])["kind"] == "optimize"
+
+
+def test_an_optimizer_goes_on_from_a_result(trace: Any) -> None:
+    V = counts()
+    for method in (dfac.MultiplicativeUpdates(40, tol=0), dfac.DSGD(20)):
+        first = dfac.optimize(V, MODEL, method, **QUIET)
+        second = dfac.optimize(V, MODEL, method, **QUIET, init=first)
+        assert second["objective"][-1] <= first["objective"][-1]
+    assert dfac.optimize(V, MODEL, **QUIET, init=trace).attrs["n_iter"] > 1
+
+
+def test_rows_that_the_grid_permutes_keep_their_places(trace: Any) -> None:
+    V = sparse.csr_array(counts())
+    for W, H, *_ in begun(V, MODEL, trace, dfac.BlockHMC(), unstored="zero", balance=True):
+        np.testing.assert_array_equal(W, factors(trace)[0])
+        np.testing.assert_array_equal(H, factors(trace)[1])
+
+
+def test_frozen_components_win(trace: Any) -> None:
+    W, _ = factors(trace)
+    slightly = W[:, :1].astype(float) * (1 + 1e-7)
+    model = dfac.TweedieNMF(K, dispersion=1.0, fixed_w=slightly)
+    start = begun(counts(), model, trace, dfac.BlockHMC(), dtype="float64")[0][0]
+    np.testing.assert_array_equal(start[:, :1], slightly)
+    np.testing.assert_array_equal(start[:, 1:], W[:, 1:])
+    with pytest.raises(OptionError, match="other values in the components that fixed_w"):
+        begun(counts(), dfac.TweedieNMF(K, fixed_w=W[:, :1] + 0.1), trace, dfac.BlockHMC())
+
+
+def test_particles_begin_with_the_heaviest() -> None:
+    model, found = dfac.SILFNMF(K), None
+    tree = dfac.stein_posterior(counts(), model, particles=4, pilot=2, **QUIET)
+    weights = tree["sample_stats"]["weight"].values[0]
+    with dfac.as_blocks(counts()) as data:
+        found = checked_init(tree, 1, MODEL, data, 2)
+    order = np.argsort(-weights, kind="stable")[: min(2, np.count_nonzero(weights))]
+    assert [draw for _, draw in found.drawn] == order.tolist()
+
+
+def test_real_valued_factors_go_on_with_their_biases() -> None:
+    rng = np.random.default_rng(0)
+    R = rng.normal(size=(40, 2)) @ rng.normal(size=(2, 30)) + rng.normal(size=(40, 30)) / 3
+    model = dfac.GaussianMF(2)
+    first = dfac.sample(R, model, **SHORTLY | {"draws": 200, "tune": 200})
+    for sampler in (dfac.SGHMC(), dfac.Gibbs()):
+        W, _, chain, _ = begun(R, model, first, sampler.suited(model))[0]
+        before = factors(first)[0]
+        np.testing.assert_array_equal(W, before)
+        noise = first["posterior"]["noise"].values
+        assert noise.min() / 1.2 < chain.hyper.noise < noise.max() * 1.2
+        again = dfac.sample(R, model, sampler, init=first, **SHORTLY)
+        densities = first["sample_stats"]["lp"].values[0, 100:]
+        assert (
+            abs(again["sample_stats"]["lp"].values - densities.mean()).max() < 5 * densities.std()
+        )
+    shifted = begun(R + 1, model, first, dfac.SGHMC())[0]
+    np.testing.assert_array_equal(shifted[0][:, -1], 1.0)  # a constant stays one
+    point = dfac.optimize(R, model, **QUIET)
+    again = dfac.optimize(R, model, **QUIET, init=point)
+    assert again["objective"][-1] < 1.001 * point["objective"][-1]
+
+
+# -- stores ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", ["result", "best"])
+def test_a_run_that_was_cut_short_goes_on_without_the_result(
+    asked: str, tmp_path: Path, trace: Any
+) -> None:
+    options = SHORTLY | {"init": trace} if asked == "result" else SHORTLY | {"starts": 2}
+    sampler, path = dfac.PSGLD(warm_start=5), tmp_path / "run.zarr"
+    whole = dfac.sample(counts(), MODEL, sampler, chains=2, **options)
+
+    def stop(event: Any) -> None:
+        if event.phase == "warm start":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dfac.sample(counts(), MODEL, sampler, chains=2, store=path, callback=stop, **options)
+    finished = dfac.resume(path, progressbar=False)
+    for mine, its in zip(factors(whole, 1), factors(finished, 1), strict=True):
+        np.testing.assert_array_equal(mine, its)
+    assert finished.attrs["init"] == whole.attrs["init"]
+
+
+def test_a_store_is_a_start_also_of_the_run_that_takes_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "run.zarr"
+    first = dfac.sample(counts(), MODEL, store=path, **SHORTLY)
+    expected = dfac.sample(counts(), MODEL, init=first, **SHORTLY)
+    found = dfac.sample(counts(), MODEL, init=path, store=path, overwrite=True, **SHORTLY)
+    np.testing.assert_array_equal(factors(found)[0], factors(expected)[0])
+    more = dfac.resume(path, draws=3, progressbar=False)
+    assert json.loads(more.attrs["init"])["drawn"] == [[0, 3]]
+
+
+# -- refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"init": "qtransform"}, r'"multiplicative", "q-transform", .* got \'qtransform\''),
+        ({"init": "prior"}, "init of a TweedieNMF must be"),
+        ({"init": 3}, "init of a TweedieNMF must be .* got 3"),
+        ({"starts": 0}, "starts must be a whole number of at least 1, got 0"),
+        ({"init": "nndsvd", "starts": 2}, 'none where init is "nndsvd"; take'),
+    ],
+)
+def test_what_is_no_start_is_refused(asked: Any, words: str) -> None:
+    for verb in (dfac.sample, dfac.optimize):
+        with pytest.raises(OptionError, match=words):
+            verb(counts(), MODEL, **QUIET, **asked)
+
+
+def test_real_valued_models_have_no_other_starts() -> None:
+    model = dfac.GaussianMF(2)
+    with pytest.raises(OptionError, match='GaussianMF must be "auto", "prior", a result'):
+        dfac.sample(counts(), model, init="q-transform", **QUIET)
+    with pytest.raises(OptionError, match='where init is "prior"; leave starts out'):
+        dfac.sample(counts(), model, starts=2, **QUIET)
+
+
+def test_results_of_other_data_or_models_are_refused(trace: Any) -> None:
+    V = counts()
+    rows = {"draws": 2, "tune": 2, "init": trace}
+    with pytest.raises(OptionError, match=r"30 x 3 x 24 .* need 29 x 3 x 24"):
+        dfac.sample(V[1:], MODEL, **QUIET, **rows)
+    with pytest.raises(OptionError, match="need 30 x 4 x 24"):
+        dfac.sample(V, dfac.TweedieNMF(4), **QUIET, **rows)
+    with pytest.raises(OptionError, match=r'starts=2 .* where init is "sample"'):
+        dfac.sample(V, MODEL, starts=2, **QUIET, **rows)
+    with pytest.raises(OptionError, match=r"components \['0', '1', '2'\], those of a GaussianMF"):
+        dfac.sample(V, dfac.GaussianMF(1), **QUIET, **rows)
+    negative = dfac.optimize(V, dfac.GaussianMF(1), **QUIET)
+    with pytest.raises(OptionError, match="W of init must be finite and at least 0, got values"):
+        dfac.sample(V, MODEL, **QUIET, init=negative)
+    moments = dfac.sample(V, MODEL, **SHORTLY, keep="moments")
+    with pytest.raises(OptionError, match="moments only, but a start from it needs its draws"):
+        dfac.sample(V, MODEL, **QUIET, init=moments)
+
+
+def test_labels_are_compared() -> None:
+    import xarray as xr
+
+    square = counts()[:24]
+    labelled = xr.DataArray(
+        square, dims=("cell", "gene"), coords={"cell": [f"c{n}" for n in range(24)]}
+    )
+    point = dfac.optimize(labelled, MODEL, **QUIET)
+    again = dfac.optimize(labelled, MODEL, **QUIET, init=point)
+    assert list(again["cell"].values) == list(point["cell"].values)
+    with pytest.raises(OptionError, match="different labels 'cell'"):
+        dfac.optimize(labelled[::-1], MODEL, **QUIET, init=point)
+    with pytest.raises(OptionError, match="cell as rows and gene as columns, the data the other"):
+        dfac.optimize(labelled.T, MODEL, **QUIET, init=point)
