@@ -132,3 +132,17 @@ def test_gaussian_additive_curve():
     error = np.hypot(table["standard_error"].values, table["discretization_error"].values)
     assert (miss < 2 * error).sum() >= 9
     assert (miss < 5 * error).all()
+
+
+@pytest.mark.parametrize(("rank", "scale"), [(3, 1.0), (2, 2.5)])
+def test_additive_claims_hold(rank, scale):
+    """The step and the batches leave nothing behind, of data that vary more than the law, too."""
+    law = additive(rank)
+    x = law.mean * rank + scale * (law.generate(np.random.default_rng(3), 500) - law.mean * rank)
+    exact = law.log_evidence(x)
+    method = dfac.ThermodynamicIntegration(draws=4000)
+    found = [dfac.log_evidence(x, law, method, random_seed=seed, **QUIET) for seed in range(20)]
+    miss = np.array([one.value - exact for one in found])
+    sizes = np.array([one.total_error for one in found])
+    assert (np.abs(miss) < 2 * sizes).sum() >= 18
+    assert abs(miss.mean()) < 4 * np.hypot(miss.std() / 20**0.5, 0.01)
