@@ -35,6 +35,7 @@ def fit(
         ),
     ] = "tweedie",
     beta: o.Beta = None,
+    dispersion: o.Dispersion = None,
     row_covariates: Annotated[
         str | None, Option(metavar="FILE", help="Of gaussian: a row of numbers for each row.")
     ] = None,
@@ -52,7 +53,7 @@ def fit(
             metavar="NAME",
             help="psgld; psgrrld: less bias for half as much work again; gibbs: exact, for counts "
             "and for gaussian; blockhmc: exact, for any data; hmc: exact, for small data; "
-            "langevin, sgld: for comparison; sghmc: for gaussian.",
+            "langevin, sgld: for comparison; sghmc: with momentum, the usual one of gaussian.",
         ),
     ] = None,
     init: Annotated[
@@ -100,8 +101,11 @@ def fit(
     """
     if monitor not in (None, "missing"):
         raise OptionError(f"--monitor takes only 'missing', got {monitor!r}")
-    if beta is not None and model != "tweedie":
-        raise OptionError(f"--beta belongs to --model tweedie, got {beta:g} with {model}")
+    asked = {"beta": beta, "dispersion": dispersion}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    for name, value in given.items():
+        if model != "tweedie":
+            raise OptionError(f"--{name} belongs to --model tweedie, got {value:g} with {model}")
     sides = {"covariates_w": row_covariates, "covariates_h": column_covariates}
     linked = {name: _read(file) for name, file in sides.items() if file is not None}
     if linked and model != "gaussian":
@@ -113,7 +117,7 @@ def fit(
     elif model == "negative-binomial":
         law = dfac.NegativeBinomialNMF(components)
     else:
-        law = dfac.TweedieNMF(components, beta=1.0 if beta is None else beta)
+        law = dfac.TweedieNMF(components, **given)
     empty = allow_empty or bool(linked)
     data = dfac.as_blocks(
         source, blocks, unstored=unstored, balance=balance, allow_empty=empty, dtype=dtype
@@ -246,9 +250,7 @@ def select_rank(
             help="Of allocation: a variational lower bound, for more than 1000s of counts.",
         ),
     ] = False,
-    dispersion: Annotated[
-        float | None, Option(help="Of tweedie: 1 for counts, else estimated once, if left out.")
-    ] = None,
+    dispersion: o.Dispersion = None,
     held_out: Annotated[
         float | None,
         Option(
@@ -327,12 +329,14 @@ def select_rank(
 
 
 def _ranks(text: str) -> list[int]:
-    span = re.fullmatch(r"(\d+):(\d+)", text)
+    span = re.fullmatch(r"([1-9]\d*):(\d+)", text)
     if span is not None and int(span[1]) <= int(span[2]):
         return list(range(int(span[1]), int(span[2]) + 1))
-    if re.fullmatch(r"\d+(,\d+)*", text):
+    if re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
         return [int(number) for number in text.split(",")]
-    raise OptionError(f"--ranks is FIRST:LAST or a list such as 2,4,8, got {text!r}")
+    raise OptionError(
+        f"--ranks is FIRST:LAST or a list such as 2,4,8, each at least 1, got {text!r}"
+    )
 
 
 def _compared(table: "xr.Dataset") -> "Table":

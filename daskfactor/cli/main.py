@@ -101,7 +101,19 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
         ("the path given as store=", "the path given as --store"),
     ):
         text = text.replace(python, shell)
+    text = re.sub(r"""as_blocks\(V, (\w+="\w+")\)""", r"\1", text)
+    if "components" in options:
+        text = re.sub(r'\bn_components=("?)(\w+)\1', r"-k \2", text).replace("n_components", "-k")
+    if "sampler" in options:
+        text = text.replace("NegativeBinomialNMF", "--model negative-binomial")
+        text = re.sub(r"\b([A-Z]\w*)\(\)", _sampler_option, text)
     return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?)""", option, text)
+
+
+def _sampler_option(call: re.Match[str]) -> str:
+    from daskfactor.inference.base import Sampler, known
+
+    return f"--sampler {call[1].lower()}" if call[1] in known(Sampler) else call[0]
 
 
 def plain(value: Any) -> Any:

@@ -69,6 +69,9 @@ Cluster = Annotated[
     str | None,
     Option(help="Address of a Dask scheduler, such as tcp://host:8786; its workers do the work."),
 ]
+Dispersion = Annotated[
+    float | None, Option(help="Of tweedie: left out, 1 for counts, estimated for other data.")
+]
 Seed = Annotated[int, Option("--seed", min=0, help="Same seed, data and settings: same draws.")]
 Picture = Annotated[
     Path | None,

@@ -165,6 +165,7 @@ def write(result: "xr.Dataset", kind: str, output: str) -> None:
         with Path(output).open("w", newline="", encoding="utf-8") as file:
             write_csv(result, file)
     elif kind == ".nc":
+        Path(output).open("ab").close()  # HDF5's own words for a refusal are long
         result.to_netcdf(output)
     else:
         if Path(output).exists():
@@ -366,7 +367,9 @@ def _resolved(summary: Mapping[str, Any]) -> str:
         f"learnt by {word}" if isinstance(word, str) and word != "auto" else _figure(rate)
         for word, rate in zip(given, (rate_w, rate_h), strict=True)
     )
-    return f"dispersion {_figure(dispersion)}, prior rates {next(rates)} (W) and {next(rates)} (H)"
+    of_w, of_h = rates
+    told = f"{of_w} (W and H)" if of_w == of_h else f"{of_w} (W) and {of_h} (H)"
+    return f"dispersion {_figure(dispersion)}, prior rates {told}"
 
 
 def _run(summary: Mapping[str, Any]) -> str:

@@ -159,7 +159,9 @@ def open_npz(location: str, wanted: Wanted) -> Source:
         with np.load(opened(location), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, *UNREADABLE) as error:
-        raise DataError(f"{location} is no NumPy archive that can be read: {error}") from error
+        raise DataError(
+            f"{location} is no NumPy archive that can be read: {_why(error)}"
+        ) from error
     dims = usable_dims(*arrays.get("dims", np.array(DEFAULT_DIMS)).tolist())
     labels = Labels(
         *dims, _labels(arrays, dims[0], "row_labels"), _labels(arrays, dims[1], "column_labels")
@@ -220,11 +222,17 @@ def label_file(target: Path, side: str) -> Path:
     return target.with_name(f"{stem}.{side}.txt")
 
 
+def _why(error: Exception) -> str:
+    """What NumPy says, but for advice to load what may be anything."""
+    foreign = any(word in str(error) for word in ("pickle", "Python objects"))
+    return "it holds no numbers, or is no file of NumPy's" if foreign else str(error)
+
+
 def _read_npy(path: Path, name: str | None) -> Any:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except UNREADABLE as error:
-        raise DataError(f"{path} is no NumPy array file that can be read: {error}") from error
+        raise DataError(f"{path} is no NumPy array file that can be read: {_why(error)}") from error
 
 
 def _read_npz(path: Path, name: str | None) -> Any:
@@ -239,10 +247,16 @@ def _read_npz(path: Path, name: str | None) -> Any:
             if names and name in (None, *names):
                 return archive[name or names[0]]
     except UNREADABLE as error:
-        raise DataError(f"{path} is no NumPy archive that can be read: {error}") from error
+        raise DataError(f"{path} is no NumPy archive that can be read: {_why(error)}") from error
     if not names:
         raise DataError(f"{path} holds no array")
     raise DataError(f"{path} has no array {name!r}, only {', '.join(names)}")
+
+
+def _bare_arrays(path: Path) -> list[str]:
+    """Names of the arrays in a zarr group whose dimensions have none, which xarray refuses."""
+    inside = sorted(path.iterdir()) if path.is_dir() else []
+    return [own.name for own in inside if own.is_dir() and zarr_kind(str(own)) == "array"]
 
 
 def _read_labelled(path: Path, name: str | None) -> Any:
@@ -254,8 +268,17 @@ def _read_labelled(path: Path, name: str | None) -> Any:
         zarr_options: Any = {"engine": "zarr", "consolidated": False} if path.is_dir() else {}
         dataset = xr.open_dataset(path, chunks={}, **zarr_options)
     except Exception as error:  # every backend has errors of its own
+        arrays = _bare_arrays(path)
+        if name in arrays:
+            return str(path / name)
+        if arrays:
+            raise DataError(
+                f"{path} holds {len(arrays)} zarr array{'s' if len(arrays) > 1 else ''} "
+                f"({', '.join(arrays)}); name one as {path}:NAME"
+            ) from error
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} cannot be read; give {ARRAYS}. xarray says: {reason}") from error
+        told = "" if "did not find a match" in reason else f". xarray says: {reason}"
+        raise DataError(f"{path} cannot be read; give {ARRAYS}{told}") from error
     # A store lists its arrays in no order of its own.
     names = sorted(map(str, dataset.data_vars))
     matrices = [key for key in names if dataset[key].ndim == 2]

@@ -172,8 +172,9 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """The two sides of a matrix that has any entries."""
     if len(shape) != 2:
         raise DataError(
-            f"the data have {len(shape)} dimensions, shape {tuple(shape)}; a matrix with rows and "
-            "columns is needed, so select or reshape to two dimensions"
+            f"the data have {len(shape)} dimension{'' if len(shape) == 1 else 's'}, shape "
+            f"{tuple(shape)}; a matrix with rows and columns is needed, so select or reshape to "
+            "two dimensions"
         )
     rows, cols = (int(side) for side in shape)
     if not rows or not cols:

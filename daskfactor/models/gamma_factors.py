@@ -396,7 +396,7 @@ class GammaFactors(FactorModel):
         if not 0.0 < mean < np.inf:
             raise DataError(
                 f"cannot choose prior rates for data of mean {mean:g}: it must be positive; "
-                "pass rate_w and rate_h as numbers, or check that the data are not all zero"
+                "check that the data are not all zero, or pass rate_w and rate_h as numbers"
             )
         return float(np.sqrt(self.n_components / mean))
 

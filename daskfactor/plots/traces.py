@@ -140,11 +140,13 @@ def _warmup(ax: "Axes", tree: xr.DataTree, colors: list[str]) -> None:
     for index, color in enumerate(colors):
         ax.plot(cycle, warmup["lp"].isel(chain=index).values, color=color, lw=0.9, alpha=0.5)
     ax.axvspan(0.0, tune, color=QUIET, alpha=0.25, lw=0)
-    # The first few cycles lie so deep that they would flatten all the rest.
+    # The first few cycles lie so deep that they would flatten all the rest; draws are all shown.
     both = warmup["lp"].values, group(tree, "sample_stats")["lp"].values
-    finite = np.concatenate([values[np.isfinite(values)] for values in both])
+    early, drawn = (values[np.isfinite(values)] for values in both)
+    finite = np.concatenate([early, drawn])
     if finite.size:
-        low, high = float(np.quantile(finite, 0.02)), float(finite.max())
+        low = float(min(np.quantile(finite, 0.02), drawn.min(initial=np.inf)))
+        high = float(finite.max())
         margin = 0.08 * (high - low) or 1.0
         ax.set_ylim(low - margin, high + margin)
 

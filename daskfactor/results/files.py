@@ -254,7 +254,7 @@ def writer_lock(run: Path) -> BaseFileLock:
 
 
 @contextlib.contextmanager
-def disk_errors(what: str, path: Path, safe: str) -> Iterator[None]:
+def disk_errors(what: str, path: Path, safe: str, again: str = "resume the run") -> Iterator[None]:
     """Turn an OSError of a write into one sentence that says what is safe.
 
     Parameters
@@ -265,6 +265,8 @@ def disk_errors(what: str, path: Path, safe: str) -> Iterator[None]:
         The store.
     safe
         What survives, as a sentence.
+    again
+        What to do once the disk is mended.
 
     Raises
     ------
@@ -278,7 +280,7 @@ def disk_errors(what: str, path: Path, safe: str) -> Iterator[None]:
     except OSError as error:
         full = error.errno in _DISK_FULL
         cause = "the disk is full" if full else f"the system says: {error.strerror or error}"
-        remedy = "free some space and resume the run" if full else "mend this and resume the run"
+        remedy = f"{'free some space' if full else 'mend this'} and {again}"
         failure = StoreError(f"could not write {what} to {path}, {cause}; {safe}; {remedy}")
         failure.errno = error.errno
         raise failure from error

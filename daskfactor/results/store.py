@@ -133,7 +133,7 @@ class RunStore(Sink):
         old = claim(target, overwrite)
         making = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
         try:
-            with disk_errors("a new run store", target, "nothing was changed"):
+            with disk_errors("a new run store", target, "nothing was changed", "begin again"):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_skeleton(making, spec)
                 if state is not None:

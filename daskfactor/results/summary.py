@@ -305,7 +305,7 @@ def _verdict(
             "priors hold them, and W H does not depend on them."
         )
     if chains == 1:
-        said.append("One chain cannot show that another would end elsewhere: chains=4 can.")
+        said.append("One chain cannot show that another would end elsewhere: four chains can.")
     if biased:
         said.append(
             "The bias of a finite step is not seen here: discretization_bias() estimates it."

@@ -101,16 +101,17 @@ def test_version(invoke):
 
 def test_fit_hands_its_options_on(invoke, matrix, sampled):
     result = fit(
-        invoke, matrix, "--beta", 2, "--draws", 8, "--tune", 6, "--chains", 2, "--thin", 3,
-        "--sampler", "psgrrld", "--blocks", 2, "--seed", 9, "--dtype", "float64",
-        "--executor", "serial", "--keep", "moments", "--monitor", "missing", "--quiet",
+        invoke, matrix, "--beta", 2, "--dispersion", 0.5, "--draws", 8, "--tune", 6,
+        "--chains", 2, "--thin", 3, "--sampler", "psgrrld", "--blocks", 2, "--seed", 9,
+        "--dtype", "float64", "--executor", "serial", "--keep", "moments",
+        "--monitor", "missing", "--quiet",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     (call,) = sampled
     data = call.pop("V")
     assert (data.shape, data.grid.blocks, data.dtype) == ((6, 5), 2, np.float64)
     model = call.pop("model")
-    assert (model.n_components, model.beta) == (3, 2.0)
+    assert (model.n_components, model.beta, model.dispersion) == (3, 2.0, 0.5)
     assert type(call.pop("sampler")) is daskfactor.PSGRRLD
     assert call == {
         "draws": 8, "tune": 6, "chains": 2, "thin": 3, "random_seed": 9,
@@ -311,6 +312,13 @@ def test_fit_replaces_a_run_when_told_to(invoke, matrix, tmp_path):
         ("pass it again: resume(path, V=...)", "again: daskfactor resume RUN --data FILE"),
         ("or use daskfactor.resume to go on", "or use daskfactor resume to go on"),
         ("pass the path given as store=", "pass the path given as --store"),
+        ('or pass as_blocks(V, dtype="float64")', "or pass --dtype float64"),
+        ("use PSGLD() or BlockHMC() here", "use --sampler psgld or --sampler blockhmc here"),
+        ("pass Nobody() or str()", "pass Nobody() or str()"),
+        ("with n_components=5 or a larger n_components.", "with -k 5 or a larger -k."),
+        ('n_components="auto" does not go with it', "-k auto does not go with it"),
+        ("compare with NegativeBinomialNMF", "compare with --model negative-binomial"),
+        ("or pass dispersion=1.0 all the same", "or pass --dispersion 1.0 all the same"),
     ],
 )
 def test_errors_speak_of_options_as_the_shell_has_them(invoke, matrix, sampled, sentence, told):

@@ -107,6 +107,13 @@ def test_an_existing_store_is_left_alone(calls, tmp_path):
     assert not list(target.iterdir())
 
 
+@pytest.mark.parametrize("name", ["p.csv", "p.nc"])
+def test_a_folder_that_takes_nothing_is_told_of_in_one_way(calls, tmp_path, name):
+    result = invoke("-o", tmp_path / "nowhere" / name)
+    assert result.exit_code == 4
+    assert result.stderr.strip().endswith(f"{name}: No such file or directory")
+
+
 @pytest.mark.parametrize("arguments", [["-o", "p.xlsx"], ["--json"]])
 def test_outputs_that_make_no_sense_are_refused_before_the_work(calls, arguments):
     assert invoke(*arguments).exit_code == 3

@@ -54,7 +54,7 @@ def test_json(asked, matrix):
     assert values["best"] == 2
 
 
-@pytest.mark.parametrize("ranks", ["3:1", "a", "1:", "1,,2"])
+@pytest.mark.parametrize("ranks", ["3:1", "a", "1:", "1,,2", "0:3", "0,2"])
 def test_bad_ranks(matrix, ranks):
     result = CliRunner().invoke(app, ["select-rank", matrix, "--ranks", ranks])
     assert result.exit_code == 3

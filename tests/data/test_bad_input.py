@@ -31,10 +31,10 @@ def without(rows: list[int], cols: list[int]) -> np.ndarray:
 
 
 BAD: list[tuple[Any, str]] = [
-    (np.ones(3), r"the data have 1 dimensions, shape \(3,\); a matrix with rows and columns"),
+    (np.ones(3), r"the data have 1 dimension, shape \(3,\); a matrix with rows and columns"),
     (np.ones((2, 2, 2)), "the data have 3 dimensions"),
     (da.ones((2, 2, 2)), "the data have 3 dimensions"),
-    (xr.DataArray(np.ones(3)), "the data have 1 dimensions"),
+    (xr.DataArray(np.ones(3)), "the data have 1 dimension,"),
     (np.ones((0, 4)), "the data are empty, shape 0 x 4"),
     (pd.DataFrame(), "the data are empty, shape 0 x 0"),
     (ONES.astype(complex), "the entries have dtype complex128; they must be real numbers"),

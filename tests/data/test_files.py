@@ -35,9 +35,31 @@ def test_npz_first_or_named(tmp_path):
 def test_pickles_are_never_loaded(tmp_path):
     np.save(tmp_path / "v.npy", np.array([{}], dtype=object), allow_pickle=True)
     np.savez(tmp_path / "v.npz", a=np.array([{}], dtype=object))
-    for name in ("v.npy", "v.npz"):
-        with pytest.raises(DataError, match=r"no NumPy (array file|archive)"):
+    (tmp_path / "w.npy").write_bytes(b"anything at all")
+    for name in ("v.npy", "v.npz", "w.npy"):
+        with pytest.raises(DataError, match=r"no NumPy (array file|archive).*no numbers") as error:
             read_matrix(str(tmp_path / name))
+        assert "allow_pickle" not in str(error.value)
+
+
+@pytest.mark.parametrize("form", [2, 3])
+def test_arrays_of_a_zarr_group_go_by_their_names(tmp_path, form):
+    path = tmp_path / "v.zarr"
+    group = zarr.create_group(path, zarr_format=form)
+    for name in ("a", "b"):
+        group.create_array(name, data=VALUES)
+    np.testing.assert_array_equal(
+        dfac.as_blocks(read_matrix(f"{path}:b"), 1).view(0, 0).block, VALUES
+    )
+    for wrong in (path, f"{path}:c"):
+        with pytest.raises(DataError, match=r"holds 2 zarr arrays \(a, b\); name one as .*:NAME"):
+            read_matrix(str(wrong))
+
+
+def test_a_file_of_no_known_kind_is_told_what_there_is(tmp_path):
+    (tmp_path / "v.jpg").write_bytes(b"anything at all")
+    with pytest.raises(DataError, match=r"v\.jpg cannot be read; give \.npy.*\(\.nc\)$"):
+        read_matrix(str(tmp_path / "v.jpg"))
 
 
 @pytest.mark.parametrize("name", ["v.npy", "v.npz"])

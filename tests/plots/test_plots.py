@@ -52,6 +52,15 @@ def test_trace_plot_draws_every_chain_in_both_panels_and_marks_divergences():
     assert list(mark.get_xdata()) == [tree["sample_stats/draw"].values[3]]
 
 
+def test_trace_plot_cuts_no_draw_off_but_the_first_looks_at_the_fit():
+    tree = fake_run(chains=1, draws=100, warmup=5)
+    tree["sample_stats/lp"][0, 50] -= 1000.0
+    tree["warmup_sample_stats/lp"][0, 0] -= 1e6
+    bottom, _ = plots.trace_plot(tree).axes[0].get_ylim()
+    lowest = float(tree["sample_stats/lp"].min())
+    assert lowest - 1000 < bottom < lowest
+
+
 def test_trace_plot_without_warmup():
     tree = fake_run().filter(lambda node: "warmup" not in node.name if node.name else True)
     assert len(plots.trace_plot(tree).axes) == 2
