@@ -1,7 +1,7 @@
 """Side information of rows or columns: covariates, and the matrix that links them to a factor."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ from scipy import linalg, sparse
 from scipy.sparse.linalg import LinearOperator, cg
 
 from daskfactor.errors import ModelError
-from daskfactor.models.settings import StoredArrays
+from daskfactor.models.settings import Auto, FactorModel, Learnt, StoredArrays
 
 Array = NDArray[Any]
 
@@ -21,6 +21,7 @@ TOLERANCE = 1e-6
 """Residual at which conjugate gradients stop, in units of the right-hand side (Simm et al.)."""
 is_sparse: Callable[[Any], bool] = sparse.issparse
 PARTS = ("data", "indices", "indptr")
+LINKED = ("covariates_w", "covariates_h")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +96,15 @@ class Covariates(StoredArrays):
         return float(np.sum(np.square(entries)) / self.shape[0]) or 1.0
 
     @cached_property
+    def with_ones(self) -> "Covariates":
+        """These and, as the last one, a covariate that is 1 everywhere."""
+        kind = sparse if is_sparse(self.values) else np
+        values = kind.hstack([self.values, np.ones((self.shape[0], 1))])
+        if is_sparse(values):
+            values = sparse.csr_array(values)
+        return Covariates((self.shape[0], self.shape[1] + 1), values)
+
+    @cached_property
     def _spectrum(self) -> tuple[Array, Array]:
         """Eigenvalues (F,) and eigenvectors (F, F) of XᵀX."""
         gram = self.values.T @ self.values
@@ -139,6 +149,13 @@ class Covariates(StoredArrays):
             return np.asarray(vectors @ ((vectors.T @ (X.T @ factor)) / shifted + spread))
         noisy = factor + rng.normal(size=factor.shape) / np.sqrt(precision)
         right = X.T @ noisy + np.sqrt(ridge / precision) * rng.normal(size=size)
+        return self.solve(right, ridge)
+
+    def solve(self, right: Array, ridge: float) -> Array:
+        """Return (XᵀX + λ_β I)⁻¹ R for R of (F, C)."""
+        if self.shape[1] <= MOST_DIRECT:
+            roots, vectors = self._spectrum
+            return np.asarray(vectors @ ((vectors.T @ right) / (roots + ridge)[:, None]))
         return np.stack([self._solve(ridge, column) for column in right.T], axis=1)
 
     def _solve(self, ridge: float, right: Array) -> Array:
@@ -247,6 +264,67 @@ def checked_covariates(name: str, given: Any) -> Covariates | None:
     return Covariates((values.shape[0], values.shape[1]), values, _names(given), _labels(given))
 
 
+class SideInformation(FactorModel):
+    """A model with fields for covariates, and for the precisions of their links."""
+
+    covariates_w: Any
+    covariates_h: Any
+    link_precision_w: float | Auto
+    link_precision_h: float | Auto
+
+    @property
+    def covariates(self) -> tuple[Covariates | None, Covariates | None]:  # type: ignore[override]
+        """Covariates of the rows and of the columns."""
+        return self.covariates_w, self.covariates_h
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse data whose rows or columns are not those of the covariates.
+
+        Raises
+        ------
+        ModelError
+            If they are not.
+        """
+        for name, own, length in zip(LINKED, self.covariates, shape, strict=True):
+            if own is not None:
+                own.check_length(name, length)
+
+    def sized(self, shape: Sequence[int], labels: tuple[Any, Any] = (None, None)) -> Self:
+        """The model for data of this shape and these labels, by which covariates are found."""
+        del shape
+        sides = zip(LINKED, self.covariates, labels, strict=True)
+        found: dict[str, Any] = {
+            name: own.matching(name, wanted) for name, own, wanted in sides if own is not None
+        }
+        return replace(self, **found) if found else self
+
+    @property
+    def starting_ridges(self) -> tuple[float, float]:
+        """Precisions of both links, or the means of their priors where they are drawn.
+
+        These are such that covariates shift a row by one unit of what they shift.
+        """
+        given = self.link_precision_w, self.link_precision_h
+        w, h = (
+            float(own) if own != "auto" else 1.0 if of is None else of.mean_square
+            for own, of in zip(given, self.covariates, strict=True)
+        )
+        return w, h
+
+    def learnt_links(self, effect: str, unit: str = "") -> list[Learnt]:
+        """Name links and their precisions; ``effect`` says what covariates times a link are."""
+        found = []
+        sides = zip("wh", ("row_feature", "column_feature"), self.covariates, strict=True)
+        for side, dim, own in sides:
+            if own is not None:
+                doc = f"link: {effect} of {side.upper()}"
+                found.append(Learnt(f"link_{side}", (dim, "component"), doc))
+                found.append(
+                    Learnt(f"link_precision_{side}", (), f"precision of link_{side}{unit}")
+                )
+        return found
+
+
 def _names(given: Any) -> tuple[str, ...] | None:
     """Labels of the columns of an xarray.DataArray or a pandas.DataFrame."""
     labels = getattr(given, "columns", None)
@@ -271,3 +349,6 @@ def _keys(labels: Array) -> list[Any]:
 
 def _side(name: str) -> str:
     return "rows" if name.endswith("w") else "columns"
+
+
+COVARIATES = {"check": checked_covariates, "arrays": Covariates}

@@ -1,7 +1,7 @@
 """Gaussian models: real-valued matrix factorization with biases, and a sum that tests evidence."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import DataError, ModelError
-from daskfactor.models.covariates import Covariates, checked_covariates
+from daskfactor.models.covariates import COVARIATES, SideInformation
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import relevant
 from daskfactor.models.settings import (
@@ -17,7 +17,6 @@ from daskfactor.models.settings import (
     EFFECTIVE,
     POSITIVE_OR_AUTO,
     Auto,
-    FactorModel,
     Learnt,
     PriorDraw,
     StoredModel,
@@ -93,12 +92,8 @@ def _checked_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-LINKED = ("covariates_w", "covariates_h")
-COVARIATES = {"check": checked_covariates, "arrays": Covariates}
-
-
 @dataclass(frozen=True)
-class GaussianMF(FactorModel):
+class GaussianMF(SideInformation):
     r"""Real-valued matrix factorization with Gaussian priors, for ratings and the like.
 
     .. math:: v_{ij} \sim \mathcal N(\mu_{ij}, \phi), \quad
@@ -185,13 +180,8 @@ class GaussianMF(FactorModel):
             Learnt("precision_h", ("component",), "precision of the prior on a column of H"),
             EFFECTIVE,
         ]
-        sides = zip("wh", ("row_feature", "column_feature"), self.covariates, strict=True)
-        for side, dim, own in sides:
-            if own is not None:
-                doc = f"link: covariates times it are prior means of {side.upper()}"
-                found.append(Learnt(f"link_{side}", (dim, "component"), doc))
-                doc = f"precision of link_{side}, times that of its component"
-                found.append(Learnt(f"link_precision_{side}", (), doc))
+        effect = "covariates times it are prior means"
+        found += self.learnt_links(effect, ", times that of its component")
         return tuple(found)
 
     @property
@@ -204,27 +194,10 @@ class GaussianMF(FactorModel):
         """Columns of the packed factors: ``[W, a, 1]`` and ``[H, 1, b]``, or one less."""
         return self.n_components + (2 if self.biases else 1)
 
-    @property
-    def covariates(self) -> tuple[Covariates | None, Covariates | None]:  # type: ignore[override]
-        """Covariates of the rows and of the columns."""
-        return self.covariates_w, self.covariates_h
-
     def moving(self, factor: int) -> list[int]:
         """Columns of packed W (``factor`` 0) or H (1) that are no constants."""
         K = self.n_components
         return [*range(K), K + factor] if self.biases else list(range(K))
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        for name, own, length in zip(LINKED, self.covariates, shape, strict=True):
-            if own is not None:
-                own.check_length(name, length)
-
-    def sized(self, shape: Sequence[int], labels: tuple[Any, Any] = (None, None)) -> Self:
-        sides = zip(LINKED, self.covariates, labels, strict=True)
-        found: dict[str, Any] = {
-            name: own.matching(name, wanted) for name, own, wanted in sides if own is not None
-        }
-        return replace(self, **found) if found else self
 
     def component_names(self) -> tuple[str, ...]:
         extra = ("row_bias", "column_bias") if self.biases else ("level",)
@@ -261,13 +234,8 @@ class GaussianMF(FactorModel):
             h = product / float(w)
         bias = 1.0 / (BIAS_SHARE * variance)
         noise = NOISE_SHARE * variance if self.noise == "auto" else float(self.noise)
-        pairs = zip((self.link_precision_w, self.link_precision_h), self.covariates, strict=True)
-        links = [
-            float(given) if given != "auto" else 1.0 if own is None else own.mean_square
-            for given, own in pairs
-        ]
         precisions = (float(w),) * K, (float(h),) * K
-        return GaussianHyper(noise, mean, bias, bias, *precisions, 1.0, 1.0, *links)
+        return GaussianHyper(noise, mean, bias, bias, *precisions, 1.0, 1.0, *self.starting_ridges)
 
     def draw_prior(
         self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float

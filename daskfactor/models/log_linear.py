@@ -1,0 +1,151 @@
+r"""Log-linear rates of gamma priors: links to covariates, and Hamiltonian draws of these.
+
+Of one component, with covariates x_i of the rows,
+
+    θ_i ~ Gamma(a, λ exp(-x_i γ)),    γ ~ Normal(0, I / τ),    λ fixed, or λ ~ Gamma(α, b)
+
+so that exp(x_i γ) multiplies the prior mean a / λ of a row. What is drawn is γ, or where λ is
+not fixed (γ, g) with g = -log λ, whose covariate is 1 everywhere. The density is log-concave,
+and the expected information A = a XᵀX + τ I changes with neither θ nor the component: with A
+for the mass, paths are of about unit length in every direction.
+
+Source: McCullagh and Nelder 1989, "Generalized linear models", section 8.3; Neal 2011, "MCMC
+using Hamiltonian dynamics", sections 2 and 4.1.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.models.covariates import Covariates
+from daskfactor.models.rates import Gamma
+
+Array = NDArray[np.float64]
+
+FARTHEST = 60.0
+"""Logarithm of the largest factor by which covariates change a prior mean."""
+MOST_STEPS, NEAR = 25, 0.01
+"""Steps towards the mode at most, and what of the log density may be left to gain."""
+PATH, UNIT = 1.5, 4
+"""Length of a path, in units of the law's width, and numbers up to which its steps are 1 long."""
+SHORTEST, LONGEST = 0.3, 1.2
+"""Every component takes a random share of that: where paths are too long, some are short."""
+
+
+def multiples(covariates: Covariates, link: Array) -> Array:
+    """Return exp(x_i γ_k), (n, K): what covariates multiply prior means by."""
+    return np.asarray(np.exp(np.clip(covariates.predicted(link), -FARTHEST, FARTHEST)))
+
+
+@dataclass(frozen=True)
+class LinkLaw:
+    r"""The conditional of x = (γ, g), or of γ under a fixed λ, of K components at once.
+
+    .. math:: \log p = -\sum_i (a \eta_i + \theta_i e^{-\eta_i}) - \tfrac\tau2 |\gamma|^2
+        - \alpha g - b e^{-g}, \quad \eta = X \gamma + g
+
+    Attributes
+    ----------
+    covariates
+        X of the rows that have data, with ones last where λ is drawn, (n, F').
+    factor
+        Their entries θ, (n, K); times λ where that is fixed.
+    shape, ridge
+        a and τ.
+    level
+        Prior of λ; None where it is fixed.
+    """
+
+    covariates: Covariates
+    factor: Array
+    shape: float
+    ridge: float
+    level: Gamma | None
+
+    @classmethod
+    def of(
+        cls,
+        covariates: Covariates,
+        factor: Array,
+        prior: tuple[float, float],
+        rate: Array | float,
+        level: Gamma | None,
+    ) -> Self:
+        """Make the law of covariates as they are, and of entries; ``prior`` is (a, τ)."""
+        if level is None:
+            return cls(covariates, factor * rate, *prior, None)
+        return cls(covariates.with_ones, factor, *prior, level)
+
+    @cached_property
+    def ridges(self) -> Array:
+        """Prior precisions of x, (F', 1): none of g, which has a law of its own."""
+        column = np.full((self.covariates.shape[1], 1), self.ridge)
+        if self.level is not None:
+            column[-1] = 0.0
+        return column
+
+    def look(self, found: Array) -> tuple[Array, Array]:
+        """Return log p, (K,), and its gradient, (F', K)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            field = self.covariates.predicted(found)
+            ratio = self.factor * np.exp(-field)
+            value = -(self.shape * field + ratio).sum(axis=0)
+            value -= 0.5 * (self.ridges * np.square(found)).sum(axis=0)
+            slope = self.covariates.values.T @ (ratio - self.shape) - self.ridges * found
+            if self.level is not None:
+                pull = self.level.rate * np.exp(-found[-1])
+                value -= self.level.shape * found[-1] + pull
+                slope[-1] += pull - self.level.shape
+        return value, np.asarray(slope)
+
+    def scaled(self, slope: Array) -> Array:
+        """Return A⁻¹ G."""
+        return self.covariates.solve(slope, self.ridge / self.shape) / self.shape
+
+    def centre(self) -> Array:
+        """Return about where the density is largest: by scoring, in shorter steps if need be."""
+        found = np.zeros((self.covariates.shape[1], self.factor.shape[1]))
+        if self.level is not None:
+            among = self.shape * len(self.factor) + self.level.shape
+            found[-1] = np.log((self.factor.sum(axis=0) + self.level.rate) / among)
+        value, slope = self.look(found)
+        share = np.ones(found.shape[1])
+        for _ in range(MOST_STEPS):
+            way = self.scaled(slope)
+            if not ((slope * way).sum(axis=0) > NEAR).any():
+                break
+            there, ahead = self.look(found + share * way)
+            better = there >= value
+            found = np.where(better, found + share * way, found)
+            value, slope = np.where(better, there, value), np.where(better, ahead, slope)
+            share = np.where(better, np.minimum(1.0, 2.0 * share), 0.25 * share)
+        return found
+
+    def energy(self, value: Array, velocity: Array) -> Array:
+        """Return minus the log density of x and of its velocity, Normal(0, A⁻¹)."""
+        field = self.covariates.predicted(velocity)
+        moving = self.shape * np.square(field).sum(axis=0)
+        return np.asarray(0.5 * (moving + self.ridge * np.square(velocity).sum(axis=0)) - value)
+
+    def draw(self, found: Array, rng: np.random.Generator) -> Array:
+        """Draw x given the present one by a path that is refused, or not, for each component."""
+        count, K = found.shape
+        size = min(1.0, (UNIT / count) ** 0.25)
+        steps = math.ceil(PATH / size)
+        size = size * rng.uniform(SHORTEST, LONGEST, K)
+        nothing, precision = np.zeros(self.factor.shape), np.full(K, self.shape)
+        velocity = self.covariates.draw_link(nothing, precision, self.ridge / self.shape, rng)
+        value, slope = self.look(found)
+        before, new = self.energy(value, velocity), found
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(steps):
+                velocity = velocity + 0.5 * size * self.scaled(slope)
+                new = new + size * velocity
+                value, slope = self.look(new)
+                velocity = velocity + 0.5 * size * self.scaled(slope)
+            change = self.energy(value, velocity) - before
+        return np.where(change < rng.exponential(size=K), new, found)

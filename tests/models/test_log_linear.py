@@ -1,0 +1,179 @@
+"""Links of log-linear rates: their law, draws against quadrature, and planted bugs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse, stats
+
+from daskfactor.models import covariates as module
+from daskfactor.models import log_linear
+from daskfactor.models.covariates import Covariates
+from daskfactor.models.log_linear import FARTHEST, LinkLaw, multiples
+from daskfactor.models.rates import Gamma
+
+Array = NDArray[Any]
+RNG = np.random.default_rng(5)
+X = np.array([[0.5], [-1.0], [2.0], [0.1]])
+THETA = np.array([[0.8], [0.1], [9.0], [0.05]])
+SHAPE, RIDGE, LEVEL = 0.7, 0.4, Gamma(2.0, 0.5)
+COPIES = 3000
+
+
+def law(kind: type[LinkLaw] = LinkLaw, level: Gamma | None = None, copies: int = 1) -> LinkLaw:
+    entries = np.repeat(THETA, copies, axis=1)
+    return kind.of(Covariates(X.shape, X), entries, (SHAPE, RIDGE), 1.3, level)
+
+
+def log_density(link: Any, rate: Any) -> Any:
+    """Of one component's entries and its link, by SciPy's gamma law."""
+    rows = zip(X[:, 0], THETA[:, 0], strict=True)
+    parts = [stats.gamma(SHAPE, scale=np.exp(x * link) / rate).logpdf(own) for x, own in rows]
+    return sum(parts) + stats.norm(0, RIDGE**-0.5).logpdf(link)
+
+
+def exact(level: Gamma | None) -> tuple[float, float]:
+    """Mean and variance of the link, on a grid; a drawn rate is summed over."""
+    link = np.linspace(-8, 8, 1601)
+    if level is None:
+        log_p = log_density(link, 1.3)
+    else:
+        rate = np.exp(np.linspace(-7, 5, 801))[:, None]
+        prior = stats.gamma(level.shape, scale=1 / level.rate).logpdf(rate) + np.log(rate)
+        log_p = np.logaddexp.reduce(log_density(link, rate) + prior, axis=0)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    mean = float(p @ link)
+    return mean, float(p @ (link - mean) ** 2)
+
+
+def away(kind: type[LinkLaw], level: Gamma | None) -> float:
+    """Largest z of mean and variance over chains from the same start, after 40 draws."""
+    own, rng = law(kind, level, COPIES), np.random.default_rng(1)
+    found = own.centre()
+    for _ in range(40):
+        found = own.draw(found, rng)
+    link, (mean, variance) = found[0], exact(level)
+    squares = (link - mean) ** 2
+    z = (link.mean() - mean) / np.sqrt(variance / COPIES)
+    return float(max(abs(z), abs(squares.mean() - variance) / (squares.std() / np.sqrt(COPIES))))
+
+
+@pytest.mark.parametrize("level", [None, LEVEL], ids=["fixed", "drawn"])
+def test_draws_follow_the_conditional(level: Gamma | None) -> None:
+    assert away(LinkLaw, level) < 5.0
+
+
+class NoJacobian(LinkLaw):
+    """The rates' own part of the density of the entries left out: a Σ x γ."""
+
+    def look(self, found: Array) -> tuple[Array, Array]:
+        value, slope = super().look(found)
+        field = self.covariates.predicted(found)
+        push = self.covariates.values.sum(axis=0)[:, None]
+        return value + self.shape * field.sum(axis=0), slope + self.shape * push
+
+
+class LevelByRate(LinkLaw):
+    """The density of λ taken for that of log λ."""
+
+    def look(self, found: Array) -> tuple[Array, Array]:
+        value, slope = super().look(found)
+        slope[-1] += 1.0
+        return value + found[-1], slope
+
+
+class NoTest(LinkLaw):
+    """Every path is accepted."""
+
+    def energy(self, value: Array, velocity: Array) -> Array:
+        return np.zeros_like(value)
+
+
+class AtRest(LinkLaw):
+    """The energy of motion left out."""
+
+    def energy(self, value: Array, velocity: Array) -> Array:
+        return -value
+
+
+def test_steps_that_are_often_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for end in ("SHORTEST", "LONGEST"):
+        monkeypatch.setattr(log_linear, end, 1.0)
+    assert away(LinkLaw, LEVEL) < 5.0
+    assert away(NoTest, LEVEL) > 5.0
+    assert away(AtRest, LEVEL) > 5.0
+
+
+@pytest.mark.parametrize(("bug", "level"), [(NoJacobian, None), (LevelByRate, LEVEL)])
+def test_planted_bugs_are_seen(bug: type[LinkLaw], level: Gamma | None) -> None:
+    assert away(bug, level) > 5.0
+
+
+@pytest.mark.parametrize("level", [None, LEVEL], ids=["fixed", "drawn"])
+def test_values_and_slopes(level: Gamma | None) -> None:
+    own = law(level=level)
+    points = [np.array([[0.3], [-0.4]]), np.array([[-1.0], [0.9]])]
+    points = [point[: own.covariates.shape[1]] for point in points]
+    told = []
+    for x in points:
+        rate = 1.3 if level is None else np.exp(-x[-1])
+        told.append(float(np.sum(log_density(x[0], rate))))
+        if level is not None:
+            prior = stats.gamma(level.shape, scale=1 / level.rate).logpdf(rate) + np.log(rate)
+            told[-1] += float(np.sum(prior))
+        slope = own.look(x)[1]
+        for at in range(len(x)):
+            step = np.zeros_like(x)
+            step[at] = 1e-5
+            change = (own.look(x + step)[0] - own.look(x - step)[0]) / 2e-5
+            np.testing.assert_allclose(change, slope[at], rtol=1e-6)
+    values = [float(own.look(x)[0][0]) for x in points]
+    assert values[0] - values[1] == pytest.approx(told[0] - told[1])
+    gain = own.look(own.centre())[1]
+    assert (gain * own.scaled(gain)).sum() < 0.02
+
+
+WIDE = RNG.normal(size=(30, 4)) * [1.0, 3.0, 0.2, 1.0]
+
+
+@pytest.mark.parametrize("most", [1000, 3], ids=["decomposed", "solved"])
+def test_dense_and_sparse_covariates_draw_the_same(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_DIRECT", most)
+    theta = RNG.gamma(1.0, np.exp(WIDE @ RNG.normal(size=(4, 2)) / 3))
+    found = []
+    for values in (WIDE, sparse.csr_array(WIDE)):
+        own = LinkLaw.of(Covariates(WIDE.shape, values), theta, (1.0, 2.0), 1.0, LEVEL)
+        rng, link = np.random.default_rng(3), own.centre()
+        for _ in range(20):
+            link = own.draw(link, rng)
+        found.append(link)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+    assert (found[0] != own.centre()).all()
+
+
+def test_a_start_far_off_comes_down() -> None:
+    """Entries over ten orders of magnitude; the first step of scoring would go far too far."""
+    link = np.array([[4.0, -6.0], [5.0, 0.0], [0.0, 1.0], [2.0, 3.0]])
+    theta = RNG.gamma(1.0, np.exp(WIDE @ link / 2))
+    assert np.ptp(np.log10(theta)) > 10
+    own = LinkLaw.of(Covariates(WIDE.shape, WIDE), theta, (1.0, 1.0), 1.0, LEVEL)
+    slope = own.look(own.centre())[1]
+    assert ((slope * own.scaled(slope)).sum(axis=0) < 0.02).all()
+
+
+def test_what_is_not_finite_does_not_move() -> None:
+    own = law(copies=3)
+    own.factor[0, 1] = np.nan
+    found = own.draw(np.ones((1, 3)), np.random.default_rng(0))
+    assert found[0, 1] == 1.0
+    assert (found[0, [0, 2]] != 1.0).any()
+
+
+def test_prior_means_are_finite() -> None:
+    found = multiples(Covariates(X.shape, X), np.array([[1e9, 0.5]]))
+    assert found[2, 0] == np.exp(FARTHEST)
+    np.testing.assert_allclose(found[:, 1], np.exp(0.5 * X[:, 0]))
