@@ -37,10 +37,10 @@ def fit(
     beta: o.Beta = None,
     dispersion: o.Dispersion = None,
     row_covariates: Annotated[
-        str | None, Option(metavar="FILE", help="Of gaussian: a row of numbers for each row.")
+        str | None, Option(metavar="FILE", help="A row of numbers for each row.")
     ] = None,
     column_covariates: Annotated[
-        str | None, Option(metavar="FILE", help="Of gaussian: a row of numbers for each column.")
+        str | None, Option(metavar="FILE", help="A row of numbers for each column.")
     ] = None,
     draws: Annotated[int, Option(min=1, help="Draws per chain.")] = 500,
     tune: Annotated[int, Option(min=0, help="Cycles before the first draw.")] = 500,
@@ -108,16 +108,14 @@ def fit(
             raise OptionError(f"--{name} belongs to --model tweedie, got {value:g} with {model}")
     sides = {"covariates_w": row_covariates, "covariates_h": column_covariates}
     linked = {name: _read(file) for name, file in sides.items() if file is not None}
-    if linked and model != "gaussian":
-        raise OptionError("--row-covariates and --column-covariates belong to --model gaussian")
     source = _read(input)
     law: Any
     if model == "gaussian":
         law = dfac.GaussianMF(components, **linked)
     elif model == "negative-binomial":
-        law = dfac.NegativeBinomialNMF(components)
+        law = dfac.NegativeBinomialNMF(components, **linked)
     else:
-        law = dfac.TweedieNMF(components, **given)
+        law = dfac.TweedieNMF(components, **given, **linked)
     empty = allow_empty or bool(linked)
     data = dfac.as_blocks(
         source, blocks, unstored=unstored, balance=balance, allow_empty=empty, dtype=dtype

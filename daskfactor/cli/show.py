@@ -362,11 +362,13 @@ def _resolved(summary: Mapping[str, Any]) -> str:
         return f"noise variance {_figure(dispersion)}, precisions sampled"
     if summary["model"].get("type") == "SILFNMF":
         return f"threshold {_figure(summary.get('particles', {}).get('threshold'))}"
-    given = (summary["model"].get(name) for name in ("rate_w", "rate_h"))
-    rates = (
-        f"learnt by {word}" if isinstance(word, str) and word != "auto" else _figure(rate)
-        for word, rate in zip(given, (rate_w, rate_h), strict=True)
-    )
+    model, rates = summary["model"], []
+    for side, rate in (("w", rate_w), ("h", rate_h)):
+        word, linked = model.get(f"rate_{side}"), model.get(f"covariates_{side}") is not None
+        word = "component" if linked and word == "auto" else word
+        learnt = isinstance(word, str) and word != "auto"
+        told = f"learnt by {word}" if learnt else _figure(rate)
+        rates.append(f"{told} and by covariates" if linked else told)
     of_w, of_h = rates
     told = f"{of_w} (W and H)" if of_w == of_h else f"{of_w} (W) and {of_h} (H)"
     return f"dispersion {_figure(dispersion)}, prior rates {told}"

@@ -325,7 +325,8 @@ class Sampler(Algorithm, ABC):
         rate, shape = program.prior(band, factor)
         if mask is not None:
             free = free[:, ~mask]
-            rate = rate[~mask] if isinstance(rate, np.ndarray) and rate.ndim == 1 else rate
+            if isinstance(rate, np.ndarray) and rate.shape[-1] == mask.size:
+                rate = rate[..., ~mask]
         return clipped_gamma_log_density(free, rate, shape)
 
 

@@ -173,7 +173,9 @@ def discretization_bias(
 def _settled(model: Any, tree: xr.DataTree) -> Any:
     """Give the model with the dispersion and the frozen components that the run had."""
     if model.covariates != (None, None):
-        raise ModelError("a bias under covariates cannot be estimated: compare with Gibbs()")
+        raise ModelError(
+            "a bias under covariates cannot be estimated: compare with Gibbs() or BlockHMC()"
+        )
     posterior, arrays = tree["posterior"].to_dataset(), {}
     for name, own in zip(("fixed_w", "fixed_h"), model.fixed, strict=True):
         if own is not None:

@@ -13,6 +13,7 @@ from daskfactor.errors import DivergenceError
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, make_state, place_cells, split_factor
 from daskfactor.inference.base import StepSize, Track
+from daskfactor.inference.links import LINK_PRECISIONS, LINKS
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.program import Fit, Program, take_fits
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
@@ -151,6 +152,9 @@ class Chain(ABC):
         The present hyperparameters.
     floor
         Smallest mean μ that gradients are taken at.
+    links
+        Of factors that have covariates, by the names that results have, and what else there is
+        of them; replaced, never changed.
     means
         Means over the draws of what is learnt, by the names that results have; replaced, never
         changed.
@@ -166,6 +170,7 @@ class Chain(ABC):
         self.divergences: list[int] = []
         self.tracks: list[TrackRun] = []
         self.means: Arrays = {}
+        self.links: Arrays = {}
         self.noise_sum = 0.0
         self.noise_draws = 0
 
@@ -186,6 +191,12 @@ class Chain(ABC):
     @abstractmethod
     def recall(self, memory: dict[str, Any]) -> None:
         """Take over what `memory` gave."""
+
+    def recall_links(self, memory: dict[str, Any]) -> None:
+        """Take over links, and the means of what is learnt, if there are any."""
+        names = (*LINKS, *LINK_PRECISIONS)
+        self.links = {name: memory[name] for name in names if name in memory}
+        self.means = {name: own for name, own in memory.items() if name.endswith("_mean")}
 
     @abstractmethod
     def _lp(self, fit: Fit) -> float:
@@ -360,6 +371,13 @@ class Chain(ABC):
         prior = math.fsum(band.sums[cycle] for band in run.state.bands())
         run.fits[cycle] = fit
         run.densities[cycle] = self._lp(fit) + (self._prior_constant() + prior)
+        draw = run.options.draw_index(cycle)
+        for name in LINKS:
+            if draw is not None and name in self.links:  # the same bits wherever a segment ends
+                link = self.links[name]
+                before = self.means.get(f"{name}_mean", np.zeros_like(link))
+                mean = before + (link - before) / (draw + 1)
+                self.means = self.means | {f"{name}_mean": mean}
 
     def program(self, track: Track) -> Program:
         """Make the block operations of one track at the present hyperparameters."""

@@ -18,7 +18,7 @@ from daskfactor.executors.state import ChainState, make_state
 from daskfactor.inference.base import MOMENTS
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.inits import DRAWS
-from daskfactor.inference.links import LINKS, draw_link, telling
+from daskfactor.inference.links import LINK_PRECISIONS, LINKS, draw_link, telling
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.program import (
     COLUMNS,
@@ -38,7 +38,6 @@ from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
 Counted = tuple[Array, int]
-LINK_PRECISIONS = ("link_precision_w", "link_precision_h")
 NO_FLOOR = -math.inf
 HOLD = 20
 """First cycles at which the hyperparameters stay where they start: the factors, still
@@ -177,7 +176,6 @@ class GaussianChain(Chain):
         super().__init__(setting, number)
         self.model, self.data = cast("GaussianMF", setting.model), setting.data
         self.linked = [at for at, own in enumerate(self.model.covariates) if own is not None]
-        self.links: Arrays = {}
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
         """Draw from the prior, whose scales fit mean and variance of the data, or take a result.
@@ -229,18 +227,7 @@ class GaussianChain(Chain):
         self.hyper = GaussianHyper.from_dict(memory["hyper"])
         self.priors = GaussianHyper.from_dict(memory["priors"])
         self.noise_sum, self.noise_draws = memory["noise"]
-        self.links = {name: memory[name] for name in LINKS if name in memory}
-        means = (f"{name}_mean" for name in LINKS)
-        self.means = {name: memory[name] for name in means if name in memory}
-
-    def _note(self, run: TrackRun, cycle: int, fit: Fit, learnt: Arrays) -> None:
-        super()._note(run, cycle, fit, learnt)
-        draw = run.options.draw_index(cycle)
-        if draw is not None:  # one by one: the same bits wherever a segment ends
-            for name, link in self.links.items():
-                before = self.means.get(f"{name}_mean", np.zeros_like(link))
-                mean = before + (link - before) / (draw + 1)
-                self.means = self.means | {f"{name}_mean": mean}
+        self.recall_links(memory)
 
     def _learn(self, run: TrackRun) -> None:
         fit, tuning = run.fits[run.cycle - 1], run.cycle <= self.setting.frozen_from

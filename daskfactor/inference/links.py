@@ -19,6 +19,7 @@ from daskfactor.machine import single_threaded_blas
 Array = NDArray[Any]
 SIDES = ("rows", "columns")
 LINKS = ("link_w", "link_h")
+LINK_PRECISIONS = ("link_precision_w", "link_precision_h")
 
 
 def draw_link(
@@ -40,23 +41,32 @@ def draw_link(
     ridge, rng
         As for `Covariates.draw_link`.
     """
-    data, model, side = setting.data, setting.model, SIDES[factor]
-    grid, order = ((data.grid.rows, data.row_order), (data.grid.cols, data.col_order))[factor]
     moving: Any = table[3] > 0
-    covariates = model.covariates[factor]
-    values = in_callers_order(data, side, state.gather(side)).astype(np.float64)
-    seen = in_callers_order(data, side, observed(setting, factor))
-    told = setting.told[factor]
-    residual = (values - table[0])[:, moving][seen]
+    covariates, told = setting.model.covariates[factor], setting.told[factor]
+    residual = (telling_rows(setting, state, factor) - table[0])[:, moving]
     link = np.zeros((covariates.shape[1], len(moving)))
     with single_threaded_blas():  # the same bits whatever the machine does meanwhile
         link[:, moving] = told.draw_link(residual, table[1, moving], ridge, rng)
-        shift = covariates.predicted(link).astype(data.dtype)
-    shift = shift if order is None else shift[order]
-    pieces = split_factor(shift, grid.offsets)
-    for band, piece in zip((state.rows, state.cols)[factor], pieces, strict=True):
-        band.arrays[SHIFT] = piece
+        shift = covariates.predicted(link)
+    place(setting, state, factor, SHIFT, shift)
     return link
+
+
+def telling_rows(setting: Setting, state: ChainState, factor: int) -> Array:
+    """Return the rows of a factor that have data, in the caller's order and double precision."""
+    data, side = setting.data, SIDES[factor]
+    seen = in_callers_order(data, side, observed(setting, factor))
+    return in_callers_order(data, side, state.gather(side))[seen].astype(np.float64)
+
+
+def place(setting: Setting, state: ChainState, factor: int, name: str, values: Array) -> None:
+    """Put an array, a row for each of a factor's in the caller's order, into the bands."""
+    data = setting.data
+    grid, order = ((data.grid.rows, data.row_order), (data.grid.cols, data.col_order))[factor]
+    values = values.astype(data.dtype)
+    pieces = split_factor(values if order is None else values[order], grid.offsets)
+    for band, piece in zip((state.rows, state.cols)[factor], pieces, strict=True):
+        band.arrays[name] = piece
 
 
 def observed(setting: Setting, factor: int) -> NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -298,24 +298,34 @@ def update(
             theta *= ratio if power == 1.0 else ratio**power
 
 
-def totals_of(model: GammaFactors, state: ChainState) -> list[Totals]:
-    """Sum up the free entries of both factors as the conditionals of their priors need it."""
+def totals_of(model: GammaFactors, sides: Sequence[Sequence[Array]]) -> list[Totals]:
+    """Sum up the free entries of both factors as the conditionals of their priors need it.
+
+    ``sides`` are the entries of W and of Hᵀ, band by band, in units of what covariates multiply
+    their prior means by.
+    """
     found = []
-    shapes, sums = (model.shape_w, model.shape_h), column_sums(state)
-    for factor, bands in enumerate((state.rows, state.cols)):
+    shapes = model.shape_w, model.shape_h
+    for factor, bands in enumerate(sides):
         mask, by = model.frozen[factor], model.rates_of[factor]
         free = np.ones(model.n_components, bool) if mask is None else ~mask
-        length, logs = sum(len(band.values) for band in bands), 0.0
+        length, logs = sum(map(len, bands)), 0.0
         if shapes[factor] == "auto":
-            logs = math.fsum(log_sum(band.values[:, free]) for band in bands)
-        count, total = length * free.astype(np.float64), np.where(free, sums[factor], 0.0)
+            logs = math.fsum(log_sum(values[:, free]) for values in bands)
+        sums = np.sum([values.sum(axis=0, dtype=np.float64) for values in bands], axis=0)
+        count, total = length * free.astype(np.float64), np.where(free, sums, 0.0)
         if by is None:
             count, total = count.sum(keepdims=True), total.sum(keepdims=True)
         elif by != "component":
-            rows = [band.values[:, free].sum(axis=1, dtype=np.float64) for band in bands]
+            rows = [values[:, free].sum(axis=1, dtype=np.float64) for values in bands]
             count, total = np.full(length, float(free.sum())), np.concatenate(rows)
         found.append(Totals(count, total, logs))
     return found
+
+
+def entries_of(state: ChainState) -> list[list[Array]]:
+    """Give the entries of W and of Hᵀ, band by band."""
+    return [[band.values for band in bands] for bands in (state.rows, state.cols)]
 
 
 def relevance(
@@ -328,7 +338,7 @@ def relevance(
     if not model.shares_rates:
         return hyper
     about = hyper.dispersion, data.mean, data.total_mass
-    rates = model.mean_relevance(totals_of(model, state), *about)
+    rates = model.mean_relevance(totals_of(model, entries_of(state)), *about)
     return hyper._replace(rate_w=rates, rate_h=rates)
 
 

@@ -15,10 +15,12 @@ from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.multiplicative import (
     OnStep,
     balance,
+    entries_of,
     even_out,
     mean_floor,
     totals_of,
 )
+from daskfactor.inference.priors import draw_priors
 from daskfactor.inference.program import (
     DISPERSION,
     RATE,
@@ -223,27 +225,13 @@ class TweedieChain(Chain):
 
     def _draw_priors(self, run: TrackRun, cycle: int) -> None:
         """Draw shapes and rates of the priors from their conditionals, given a state."""
-        model, mean, hyper = self.model, self.setting.data.mean, self.hyper
-        rng = generator(self.setting.options.seed, self.number, Stream.HYPER, cycle)
-        totals = totals_of(model, run.state)
-        shapes = hyper.shape_w, hyper.shape_h
-        shapes = model.draw_shapes(mean, shapes, totals, rng)
-        drawn = model.draw_rates(mean, shapes, totals, rng)
-        rates: list[Any] = list(model.rates_under(mean, shapes))
-        for factor, bands in enumerate((run.state.rows, run.state.cols)):
-            own = drawn[factor]
-            if own is None:
-                continue
-            if model.rates_of[factor] == "component":
-                rates[factor] = tuple(map(float, own))
-                continue
-            for band in bands:
-                here = slice(band.offset, band.offset + len(band.values))
-                band.arrays[RATE] = own[here, None].copy()
-        self.hyper = Hyperparameters(hyper.dispersion, rates[0], rates[1], *shapes)
-        self.log_hyper = model.log_hyperprior(mean, shapes, drawn)
+        setting, model = self.setting, self.model
+        rng = generator(setting.options.seed, self.number, Stream.HYPER, cycle)
+        drawn = draw_priors(setting, run.state, self.hyper, self.links, rng)
+        self.hyper, self.links, self.log_hyper = drawn
         if model.shares_rates:
-            about = hyper.dispersion, mean, self.setting.data.total_mass
+            totals, data = totals_of(model, entries_of(run.state)), setting.data
+            about = self.hyper.dispersion, data.mean, data.total_mass
             self.effective = model.effective_components(totals, *about)
 
     def learnt(self, run: TrackRun) -> Arrays:
@@ -254,6 +242,8 @@ class TweedieChain(Chain):
                 name = DISPERSION if own.name == "dispersion" else RATE
                 values = run.state.gather(side, name)[:, 0]
                 found[own.name] = in_callers_order(self.setting.data, side, values)
+            elif own.name in self.links:
+                found[own.name] = self.links[own.name]
             elif own is EFFECTIVE:
                 found[own.name] = np.asarray(self.effective)
             else:
@@ -287,12 +277,11 @@ class TweedieChain(Chain):
             "climb": self.climb,
             "gauge": self.gauge,
             "noise": [self.noise_sum, self.noise_draws],
+            **self.links,
             **self.means,
         }
 
     def recall(self, memory: dict[str, Any]) -> None:
-        means = (f"{own.name}_mean" for own in self.model.learnt if own.averaged)
-        self.means = {name: memory[name] for name in means if name in memory}
         values: Any = [tuple(own) if isinstance(own, list) else own for own in memory["hyper"]]
         self.hyper = Hyperparameters(*values)
         self.log_hyper = memory.get("log_hyper", 0.0)  # runs of older versions have none
@@ -305,6 +294,7 @@ class TweedieChain(Chain):
         self.gauge = memory.get("gauge")
         iterations, rise = memory.get("climb", self.climb)
         self.climb = iterations, rise
+        self.recall_links(memory)
 
     def warnings(self) -> tuple[str | None, str | None]:
         of_model = of_sampler = None

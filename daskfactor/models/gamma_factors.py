@@ -14,7 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import polygamma
 
 from daskfactor.errors import DataError, ModelError
+from daskfactor.models.covariates import COVARIATES, LINKED, SideInformation
 from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.log_linear import multiples
 from daskfactor.models.rates import (
     Gamma,
     Totals,
@@ -28,7 +30,6 @@ from daskfactor.models.settings import (
     EFFECTIVE,
     POSITIVE_OR_AUTO,
     Auto,
-    FactorModel,
     FixedComponents,
     Learnt,
     Mask,
@@ -90,7 +91,7 @@ def gamma_log_density(factor: ArrayLike, rate: Rate, shape: float = 1.0) -> floa
     if np.any(factor < 0):
         return -np.inf
     if isinstance(rate, np.ndarray):
-        log_rate = float(np.sum(np.log(rate))) / rate.size
+        log_rate = float(np.sum(np.log(rate), dtype=np.float64)) / max(rate.size, 1)
         linear = factor.size * log_rate - float(np.sum(rate * factor, dtype=np.float64))
     else:
         log_rate = math.log(rate)
@@ -137,7 +138,7 @@ class Hyperparameters(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GammaFactors(FactorModel):
+class GammaFactors(SideInformation):
     r"""A non-negative factorization with gamma priors, whatever the law of an observation.
 
     A model of this kind adds its `likelihood` and the settings that this takes; the others
@@ -160,6 +161,10 @@ class GammaFactors(FactorModel):
     shape_h: float | Auto = field(default=1.0, metadata=SHAPE)
     fixed_w: FixedComponents | ArrayLike | None = field(default=None, metadata=COMPONENTS)
     fixed_h: FixedComponents | ArrayLike | None = field(default=None, metadata=COMPONENTS)
+    covariates_w: Any = field(default=None, metadata=COVARIATES)
+    covariates_h: Any = field(default=None, metadata=COVARIATES)
+    link_precision_w: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
+    link_precision_h: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     evidence_data = "matrix"
 
     def __post_init__(self) -> None:
@@ -168,6 +173,12 @@ class GammaFactors(FactorModel):
             self._find_components()
         for name in FIXED:
             self._put({name: checked_fixed(name, getattr(self, name), self.n_components)})
+        for side, rate, own in zip("wh", (self.rate_w, self.rate_h), self.covariates, strict=True):
+            if own is not None and rate in SIDES:
+                raise ModelError(
+                    f"covariates_{side} say what the rates of {rate}s are, so that they do not go "
+                    f'with rate_{side}="{rate}"; leave that out, or pass a number or "component"'
+                )
 
     def _find_components(self) -> None:
         """Let components fade; refuse what says how many there are."""
@@ -190,11 +201,11 @@ class GammaFactors(FactorModel):
 
         3 √n of the shorter side n, at most n and at most 100.
         """
-        del labels
+        found = super().sized(shape, labels)
         if self.n_components != "auto":
-            return self
+            return found
         least = min(shape)
-        return self.with_components(min(least, round(3 * math.sqrt(least)), MOST_COMPONENTS))
+        return found.with_components(min(least, round(3 * math.sqrt(least)), MOST_COMPONENTS))
 
     @property
     def learnt(self) -> tuple[Learnt, ...]:
@@ -204,22 +215,25 @@ class GammaFactors(FactorModel):
             for letter in "wh"
             if getattr(self, f"shape_{letter}") == "auto"
         ]
+        links = self.learnt_links("exponentials of covariates times it multiply prior means")
         if self.shares_rates:
             doc = "rate of the priors on a component of W and of H"
-            return Learnt("rate", ("component",), doc), EFFECTIVE, *shapes
+            return Learnt("rate", ("component",), doc), EFFECTIVE, *shapes, *links
         rates = [
             Learnt(f"rate_{letter}", (kind,), f"rate of the prior on a {kind} of {letter.upper()}")
-            for letter in "wh"
-            if (kind := getattr(self, f"rate_{letter}")) in ("component", *SIDES)
+            for letter, kind in zip("wh", self.rates_of, strict=True)
+            if kind is not None
         ]
-        return *rates, *shapes
+        return *rates, *shapes, *links
 
     def check_settled(self, purpose: str) -> None:
         if self.learnt:
             names = " and ".join(own.name for own in self.learnt)
+            linked = self.covariates != (None, None)
             raise ModelError(
                 f"{purpose} takes priors that are settled, and this model learns {names}; pass "
                 'numbers for rates and shapes, or "auto" for rates'
+                f"{', and leave covariates out' if linked else ''}"
             )
 
     @property
@@ -229,9 +243,13 @@ class GammaFactors(FactorModel):
 
     @property
     def rates_of(self) -> tuple[str | None, str | None]:
-        """What has learnt rates of its own in W and in H; None: a factor has one fixed rate."""
-        rates = self.rate_w, self.rate_h
-        w, h = (rate if rate in ("component", *SIDES) else None for rate in map(str, rates))
+        """What has learnt rates of its own in W and in H; None: a factor has one fixed rate.
+
+        Under ``"auto"`` components have, where there are covariates.
+        """
+        pairs = zip(map(str, (self.rate_w, self.rate_h)), self.covariates, strict=True)
+        asked = ("component" if rate == "auto" and own is not None else rate for rate, own in pairs)
+        w, h = (rate if rate in ("component", *SIDES) else None for rate in asked)
         return w, h
 
     @property
@@ -246,13 +264,14 @@ class GammaFactors(FactorModel):
         return w, h
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse data that ``fixed_w`` and ``fixed_h`` do not belong to.
+        """Refuse data that frozen components or covariates do not belong to.
 
         Raises
         ------
         ModelError
             If the data have another number of rows or columns.
         """
+        super().check_shape(shape)
         for name, own in zip(FIXED, self.fixed, strict=True):
             check_length(name, own, shape)
 
@@ -266,7 +285,7 @@ class GammaFactors(FactorModel):
         return replace(self, dispersion=1.0) if self.dispersion == "auto" else self
 
     def for_compilation(self) -> Self:
-        free: dict[str, Any] = dict.fromkeys(FIXED) | {"shape_w": 1.0, "shape_h": 1.0}
+        free: dict[str, Any] = dict.fromkeys((*FIXED, *LINKED)) | {"shape_w": 1.0, "shape_h": 1.0}
         return replace(self, n_components=2, dispersion=1.0, rate_w=1.0, rate_h=1.0, **free)
 
     def log_prior(self, W: ArrayLike, H: ArrayLike, rate_w: float, rate_h: float) -> float:
@@ -311,16 +330,8 @@ class GammaFactors(FactorModel):
             for letter, a in zip("wh", shapes, strict=True)
             if getattr(self, f"shape_{letter}") == "auto"
         }
-        count = {"component": (1, self.n_components), "row": (shape[0], 1), "column": (shape[1], 1)}
-        rates: list[Any] = list(self.rates_under(mean, (shapes[0], shapes[1])))
-        hyperpriors = self.hyperpriors(mean, (shapes[0], shapes[1]))
-        for side, (prior, of) in enumerate(zip(hyperpriors, self.rates_of, strict=True)):
-            if prior is not None and of is not None:
-                none = np.zeros(count[of])
-                again = self.shares_rates and side == 1
-                rates[side] = rates[0] if again else prior.draw(rng, none, none)
-                learnt["rate" if self.shares_rates else f"rate_{'wh'[side]}"] = rates[side].ravel()
-        factors = []
+        rates, drawn = self._prior_rates(rng, shape, mean, (shapes[0], shapes[1]))
+        learnt, factors = learnt | drawn, []
         for length, rate, a, own in zip(shape, rates, shapes, self.fixed, strict=True):
             factors.append(rng.gamma(a, 1.0 / rate, (length, self.n_components)))
             if own is not None:
@@ -328,6 +339,37 @@ class GammaFactors(FactorModel):
         if any(own.name == "dispersion" for own in self.learnt):
             learnt["dispersion"] = dispersion
         return PriorDraw(factors[0], factors[1].T, dispersion, learnt)
+
+    def _prior_rates(
+        self,
+        rng: np.random.Generator,
+        shape: tuple[int, int],
+        mean: float,
+        shapes: tuple[float, float],
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Draw rates that the entries of W and of Hᵀ are repeated to; and what of it is learnt."""
+        learnt: dict[str, Any] = {}
+        count = {"component": (1, self.n_components), "row": (shape[0], 1), "column": (shape[1], 1)}
+        rates: list[Any] = list(self.rates_under(mean, shapes))
+        hyperpriors = self.hyperpriors(mean, shapes)
+        for side, (prior, of) in enumerate(zip(hyperpriors, self.rates_of, strict=True)):
+            if prior is not None and of is not None:
+                none = np.zeros(count[of])
+                again = self.shares_rates and side == 1
+                rates[side] = rates[0] if again else prior.draw(rng, none, none)
+                learnt["rate" if self.shares_rates else f"rate_{'wh'[side]}"] = rates[side].ravel()
+        sides = zip("wh", self.covariates, self.starting_ridges, strict=True)
+        for side, (letter, covariates, ridge) in enumerate(sides):
+            if covariates is not None:
+                name = f"link_precision_{letter}"
+                if getattr(self, name) == "auto":
+                    ridge = learnt[name] = ridge * rng.exponential()
+                link = rng.normal(size=(covariates.shape[1], self.n_components)) / math.sqrt(ridge)
+                if (mask := self.frozen[side]) is not None:
+                    link[:, mask] = 0.0
+                rates[side] = rates[side] / multiples(covariates, link)
+                learnt[f"link_{letter}"] = link
+        return rates, learnt
 
     def draw_prior_dispersion(self, rng: np.random.Generator, columns: int) -> Any:
         """Draw the dispersion from its prior, or one for each column; a number is what it is.

@@ -197,6 +197,8 @@ class NegativeBinomialNMF(GammaFactors):
         each value.
     rate_w, rate_h, shape_w, shape_h, fixed_w, fixed_h
         As for :class:`TweedieNMF`.
+    covariates_w, covariates_h, link_precision_w, link_precision_h
+        As for :class:`TweedieNMF`.
 
     Raises
     ------

@@ -52,6 +52,20 @@ class TweedieNMF(GammaFactors):
         on one side or on both. ``"auto"`` rates then put the free entries on the scale
         of the frozen ones: the prior mean of W is the mean of ``fixed_w``, or else that
         of H the mean of ``fixed_h``.
+    covariates_w, covariates_h
+        Covariates :math:`x_i` of the rows, (I, F), and of the columns, (J, F), as for
+        :class:`GaussianMF`. They multiply prior means by :math:`\exp(x_i \cdot \gamma_k)`:
+
+        .. math:: w_{ik} \sim \mathrm{Gamma}(a_w, \lambda_k e^{-x_i \cdot \gamma_k}), \quad
+            \gamma_k \sim \mathcal N(0, I / \tau)
+
+        with links :math:`\gamma` that are sampled with the factors, so that a row (column)
+        without any data is predicted from its covariates. ``"auto"`` rates are then those of
+        components, each factor's own. How far rows scatter around what covariates say is
+        the shape: ``shape_w="auto"`` learns it.
+    link_precision_w, link_precision_h
+        :math:`\tau` of the links; ``"auto"`` samples it under an exponential prior, by whose
+        mean covariates change prior means by a factor of about e.
 
     Raises
     ------
@@ -61,7 +75,8 @@ class TweedieNMF(GammaFactors):
     References
     ----------
     Şimşekli et al. 2017, section 2; Şimşekli et al. 2015, section 4. Learnt rates: Gopalan,
-    Hofman and Blei 2015; Tan and Févotte 2013.
+    Hofman and Blei 2015; Tan and Févotte 2013. Log-linear rates:
+    :mod:`daskfactor.models.log_linear`.
     """
 
     _: KW_ONLY

@@ -263,7 +263,8 @@ def align(
         )
     tree = require_draws(tree, "an alignment")
     weights = draw_weights(tree)
-    matching = partial(match, law=law_of(tree), threshold=threshold, by=by)
+    law = law_of(tree)
+    matching = partial(match, law=law, threshold=threshold, by=by)
     groups = {name: node.to_dataset() for name, node in tree.children.items()}
     groups.pop(MOMENTS, None)
     if reference is None:
@@ -280,8 +281,9 @@ def align(
         others = (key for key, own in groups[name].data_vars.items() if "component" in own.dims)
         parts = dict.fromkeys(others, np.ones_like(found.factor))
         parts |= {"W": found.factor, "H": 1.0 / found.factor}
-        links = {"link_w": parts["W"], "link_h": parts["H"]}  # prior means of them
-        parts |= {link: scale for link, scale in links.items() if link in parts}
+        if law.signed:  # links add to prior means of W; of gamma priors, to logarithms of these
+            links = {"link_w": parts["W"], "link_h": parts["H"]}
+            parts |= {link: scale for link, scale in links.items() if link in parts}
         groups[name] = groups[name].assign(
             {
                 part: _rearranged(groups[name][part], found.permutation, scale)

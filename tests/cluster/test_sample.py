@@ -69,7 +69,9 @@ def test_the_draws_of_one_process(executor: str, rates: Any, client: Client) -> 
 def test_what_bands_gather_travels_with_them(sampler: Sampler, client: Client) -> None:
     law = dfac.TweedieNMF(3, shape_w=2.0, dispersion=1.0)
     linked = dfac.GaussianMF(3, covariates_w=np.arange(120.0).reshape(60, 2))
-    models: list[Any] = [law, linked] if sampler.name == "Gibbs" else [law]
+    rates = dfac.TweedieNMF(3, dispersion=1.0, covariates_w=np.arange(60.0)[:, None] / 60)
+    more = {"Gibbs": [linked, rates], "BlockHMC": [rates]}
+    models: list[Any] = [law, *more.get(sampler.name, [])]
     for model in models:
         arguments = (counts(), model, sampler, 6, 4)
         here = dfac.sample(*arguments, executor="serial", monitor="missing", **SETTINGS)

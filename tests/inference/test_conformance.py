@@ -40,6 +40,12 @@ UNEVEN = np.linspace(0.2, 3.0, 7), np.array([1.0, 4.0, 0.5, 2.0, 0.1, 1.5])
 LINKED = dfac.GaussianMF(
     2, covariates_w=np.arange(14.0).reshape(7, 2), covariates_h=sparse.eye_array(6, format="csr")
 )
+LOG_LINEAR = dfac.TweedieNMF(
+    2,
+    dispersion=1.0,
+    covariates_w=np.cos(np.arange(14.0)).reshape(7, 2),
+    covariates_h=sparse.eye_array(6, format="csr"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +129,10 @@ CASES = {
     "Gibbs learnt": Case(dfac.Gibbs(**WARM), LEARNT),
     "BlockHMC learnt": Case(dfac.BlockHMC(steps=2, **WARM), SHARED),
     "SGHMC covariates": Case(dfac.SGHMC(), LINKED),
+    "PSGLD log-linear": Case(dfac.PSGLD(**WARM), LOG_LINEAR),
+    "Gibbs log-linear": Case(dfac.Gibbs(**WARM), LOG_LINEAR),
+    "HMC log-linear": Case(dfac.HMC(steps=2, **WARM), LOG_LINEAR),
+    "BlockHMC log-linear": Case(dfac.BlockHMC(steps=2, **WARM), LOG_LINEAR),
     "SGHMC": Case(
         dfac.SGHMC(),
         dfac.GaussianMF(2),

@@ -1,0 +1,164 @@
+"""What gamma priors learn, drawn between segments: links to covariates, shapes and rates.
+
+One after the other: the link of every factor that has covariates, given rates and shapes; its
+precision; shapes, with learnt rates integrated out; rates. Rows without any data are integrated
+out of all that wherever there are covariates, as in `daskfactor.inference.links`, and drawn from
+their prior after it.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.executors.state import ChainState
+from daskfactor.inference.links import (
+    LINK_PRECISIONS,
+    LINKS,
+    observed,
+    place,
+    telling_rows,
+)
+from daskfactor.inference.multiplicative import entries_of, totals_of
+from daskfactor.inference.program import RATE
+from daskfactor.inference.setting import Setting
+from daskfactor.machine import single_threaded_blas
+from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
+from daskfactor.models.log_linear import LinkLaw, multiples
+from daskfactor.models.settings import held
+
+Array = NDArray[Any]
+Links = dict[str, Array]
+"""Links by their names in results, (F, K), and precisions of links."""
+
+
+class Drawn(NamedTuple):
+    """Hyperparameters, links, and the log prior density of what of these is learnt."""
+
+    hyper: Hyperparameters
+    links: Links
+    log_density: float
+
+
+def draw_priors(
+    setting: Setting,
+    state: ChainState,
+    hyper: Hyperparameters,
+    links: Links,
+    rng: np.random.Generator,
+) -> Drawn:
+    """Draw what the priors learn, given a state, in whose bands what belongs there is put.
+
+    These are rates that entries do not share with their component, and rows without data.
+    ``links`` are the present ones; none: they start where their density is largest.
+    """
+    model, mean = _model(setting), setting.data.mean
+    sides, log_density, links = entries_of(state), 0.0, dict(links)
+    linked = [factor for factor, own in enumerate(model.covariates) if own is not None]
+    for factor in linked:
+        found, theta = _draw_link(setting, state, factor, hyper, links, rng)
+        links |= found
+        sides[factor] = [theta]
+        log_density += _log_prior(model, factor, links)
+    shapes = hyper.shape_w, hyper.shape_h
+    totals = totals_of(model, sides)
+    shapes = model.draw_shapes(mean, shapes, totals, rng)
+    drawn = model.draw_rates(mean, shapes, totals, rng)
+    rates: list[Any] = list(model.rates_under(mean, shapes))
+    for factor, bands in enumerate((state.rows, state.cols)):
+        own = drawn[factor]
+        if own is not None and model.rates_of[factor] == "component":
+            rates[factor] = tuple(map(float, own))
+        elif own is not None:
+            for band in bands:
+                here = slice(band.offset, band.offset + len(band.values))
+                band.arrays[RATE] = own[here, None].copy()
+    hyper = Hyperparameters(hyper.dispersion, rates[0], rates[1], *shapes)
+    for factor in linked:
+        _tell_rows(setting, state, factor, hyper, links, rng)
+    return Drawn(hyper, links, log_density + model.log_hyperprior(mean, shapes, drawn))
+
+
+def _model(setting: Setting) -> GammaFactors:
+    model: Any = setting.model
+    return model  # type: ignore[no-any-return]  # chains of such models alone come here
+
+
+def _free(model: GammaFactors, factor: int) -> NDArray[np.bool_]:
+    """Which components have a prior."""
+    mask = model.frozen[factor]
+    return np.ones(model.n_components, bool) if mask is None else ~mask
+
+
+def _draw_link(
+    setting: Setting,
+    state: ChainState,
+    factor: int,
+    hyper: Hyperparameters,
+    links: Links,
+    rng: np.random.Generator,
+) -> tuple[Links, Array]:
+    """Draw a link and its precision; with the entries of rows that have data, less its effect.
+
+    τ ~ Gamma(1 + n / 2, 1 / τ⁰ + ½ Σ γ²) for n numbers γ. Where both factors share rates, these
+    are held, and elsewhere drawn along.
+    """
+    model, told = _model(setting), setting.told[factor]
+    free, start = _free(model, factor), model.starting_ridges[factor]
+    rate, shape = hyper.prior(factor)
+    rate = np.broadcast_to(np.asarray(rate, np.float64), free.shape)[free]
+    level = None
+    if not model.shares_rates:
+        level = model.hyperpriors(setting.data.mean, (hyper.shape_w, hyper.shape_h))[factor]
+    name, of_name = LINKS[factor], LINK_PRECISIONS[factor]
+    ridge = float(links.get(of_name, start))
+    theta = telling_rows(setting, state, factor)
+    with single_threaded_blas():  # the same bits whatever the machine does meanwhile
+        law = LinkLaw.of(told, theta[:, free], (shape, ridge), rate, level)
+        if name in links:
+            now = links[name][:, free]
+            now = now if level is None else np.vstack([now, -np.log(rate)])
+        else:
+            now = law.centre()
+        link = np.zeros((told.shape[1], free.size))
+        link[:, free] = law.draw(now, rng)[: len(link)]
+        theta = theta / multiples(told, link)
+    if getattr(model, of_name) == "auto":
+        squares = 1.0 / start + 0.5 * float(np.square(link).sum())
+        ridge = rng.gamma(1.0 + 0.5 * len(link) * free.sum()) / squares
+    return {name: link, of_name: np.asarray(ridge)}, theta
+
+
+def _log_prior(model: GammaFactors, factor: int, links: Links) -> float:
+    """Return the log prior density of a link, and of its precision where that is drawn."""
+    link, ridge = links[LINKS[factor]], float(links[LINK_PRECISIONS[factor]])
+    count, start = len(link) * int(_free(model, factor).sum()), model.starting_ridges[factor]
+    result = 0.5 * count * math.log(ridge / (2 * math.pi))
+    result -= 0.5 * ridge * float(np.square(link).sum())
+    if getattr(model, LINK_PRECISIONS[factor]) == "auto":
+        result -= math.log(start) + ridge / start
+    return result
+
+
+def _tell_rows(
+    setting: Setting,
+    state: ChainState,
+    factor: int,
+    hyper: Hyperparameters,
+    links: Links,
+    rng: np.random.Generator,
+) -> None:
+    """Give every row its rates, and draw rows without data under these."""
+    model, (rate, shape) = _model(setting), hyper.prior(factor)
+    covariates: Any = model.covariates[factor]
+    with single_threaded_blas():
+        rates = rate / multiples(covariates, links[LINKS[factor]])
+    place(setting, state, factor, RATE, rates)
+    seen = observed(setting, factor)
+    for band in (state.rows, state.cols)[factor]:
+        rows = np.flatnonzero(~seen[band.offset : band.offset + len(band.values)])
+        drawn = rng.standard_gamma(shape, (rows.size, model.n_components))
+        tiny = np.finfo(band.values.dtype).tiny
+        with held(band.values, model.frozen[factor]):
+            band.values[rows] = np.maximum(drawn / band.arrays[RATE][rows], tiny)

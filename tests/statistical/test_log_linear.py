@@ -1,0 +1,93 @@
+"""Log-linear rates in whole runs, against quadrature, and planted bugs that must not pass."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import special
+
+import daskfactor as dfac
+from daskfactor.inference import priors
+from daskfactor.inference.base import Sampler
+from daskfactor.results.diagnose import convergence
+from tests.models.test_log_linear import NoJacobian
+
+pytestmark = pytest.mark.statistical
+
+Array = NDArray[Any]
+NAN = np.nan
+V = np.array([[6.0, 9.0], [0.0, 2.0], [NAN, NAN], [1.0, 0.0], [12.0, 8.0], [3.0, 4.0]])
+X = np.array([[1.0], [-0.5], [0.8], [-1.5], [1.2], [0.4]])
+MODEL = dfac.TweedieNMF(1, dispersion=1.0, rate_h=0.8, shape_w=1.4, covariates_w=X)
+
+
+@cache
+def exact() -> dict[str, float]:
+    """Posterior means, on a grid of γ, log λ and log Σh; w, τ and the ratio of both h aside."""
+    seen = ~np.isnan(V[:, 0])
+    prior = MODEL.hyperpriors(float(V[seen].mean()), (1.4, 1.0))[0]
+    assert prior is not None
+    link = np.linspace(-5, 6, 221)[:, None, None]
+    log_rate = np.linspace(-6, 5, 89)[None, :, None]
+    log_total = np.linspace(-1, 5, 81)[None, None, :]
+    rate, total, first = np.exp(log_rate), np.exp(log_total), 1 / MODEL.starting_ridges[0]
+    # τ ~ Exponential(first) is summed over; a grid of logarithms has them as Jacobian.
+    log_p = -1.5 * np.log(first + 0.5 * link**2) + prior.shape * log_rate - prior.rate * rate
+    log_p = log_p + (np.nansum(V) + 2) * log_total - 0.8 * total
+    found, means = [], []
+    for x, counts in zip(X[:, 0], V.sum(axis=1), strict=True):
+        own = rate * np.exp(-x * link)
+        if np.isnan(counts):  # a row without data: log w, whose mean is always finite
+            means.append(special.digamma(1.4) - np.log(own))
+            continue
+        log_p = log_p + 1.4 * np.log(own) - (counts + 1.4) * np.log(own + total)
+        means.append((counts + 1.4) / (own + total) * total)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    found = {f"row {i}": float((p * mean).sum()) for i, mean in enumerate(means)}
+    log_precision = special.digamma(1.5) - np.log(first + 0.5 * link**2)
+    ends = {"link": link, "link squared": link**2, "log rate": log_rate}
+    ends |= {"log precision": log_precision}
+    return found | {name: float((p * own).sum()) for name, own in ends.items()}
+
+
+def z_scores(sampler: Sampler, draws: int) -> dict[str, float]:
+    """How far the means of a run are from the exact ones, in standard errors by the ESS."""
+    settings: dict[str, Any] = {"random_seed": 4, "executor": "serial", "progressbar": False}
+    tree = dfac.sample(V, MODEL, sampler, draws, 200, 2, blocks=1, **settings)
+    drawn = tree["posterior"].to_dataset()
+    W, H = (drawn[name].values.astype(float) for name in "WH")
+    series = {f"row {i}": W[:, :, i, 0] * H[:, :, 0].sum(axis=-1) for i in range(len(V))}
+    series["row 2"] = np.log(W[:, :, 2, 0])
+    link = drawn["link_w"].values[..., 0, 0].astype(float)
+    series |= {"link": link, "link squared": link**2}
+    series["log rate"] = np.log(drawn["rate_w"].values[..., 0])
+    series["log precision"] = np.log(drawn["link_precision_w"].values)
+    wanted, found = exact(), {}
+    for name, values in series.items():
+        worth = convergence(values)[1]
+        assert worth > 200, (name, worth)
+        found[name] = float((values.mean() - wanted[name]) / (values.std() / np.sqrt(worth)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "sampler", [dfac.Gibbs(), dfac.BlockHMC(steps=3)], ids=lambda own: own.name
+)
+def test_exact_posteriors(sampler: Sampler) -> None:
+    z = z_scores(sampler, 2500)
+    assert max(map(abs, z.values())) < 5, z
+
+
+def test_a_wrong_jacobian_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priors, "LinkLaw", NoJacobian)
+    z = z_scores(dfac.Gibbs(), 1000)
+    assert max(map(abs, z.values())) > 5, z
+
+
+def test_rates_of_a_former_link_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priors, "_tell_rows", lambda *given: None)
+    z = z_scores(dfac.Gibbs(), 1000)
+    assert max(map(abs, z.values())) > 5, z
