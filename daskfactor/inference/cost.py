@@ -41,6 +41,8 @@ OPERATION_BYTES = 512
 """A planned block update with its address and its share of the evaluations."""
 TASK_BYTES = 4096
 """A task in a Dask graph."""
+LINK_BYTES = (3 * 8, 9 * 8)
+"""Bytes for each entry of a factor while its link is drawn: real-valued, and with gamma priors."""
 DENSITY_BYTES = 128
 """What a thread takes for log-densities, for each entry of a slab."""
 CELL_BYTES = 48
@@ -326,9 +328,9 @@ def _memory(
     threads = place.lanes * (task + DENSITY_BYTES * min(SLAB, int(data.n_stored.max())))
     usual = data.grid.blocks**2 * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
     usual += cells * CELL_BYTES * (chains + 1) * tracks + (0 if place.elsewhere else threads)
-    # The settings that are arrays, and a link's draw: a factor and its means, in double precision.
-    usual += sum(array.nbytes for array in setting.model.arrays().values())
-    usual += 3 * 8 * width * max(linked, default=0)
+    # The settings that are arrays, those of rows with data, and a link's draw.
+    usual += 2 * sum(array.nbytes for array in setting.model.arrays().values())
+    usual += LINK_BYTES[setting.model.nonnegative] * width * max(linked, default=0)
     copies = COPIES if place.elsewhere or tasks else 0
     states = chains + 1 + copies
     usual += (1 + copies) * int(gathered * factors)  # of the one chain that is in a cycle

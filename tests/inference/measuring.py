@@ -95,10 +95,17 @@ def sparse_case(*shape, unstored="missing", form="csr", **options):
 
 
 SHORT = {"draws": 8, "tune": 8}
+COVARIATES = np.random.default_rng(2).normal(size=(100_000, 20))
 CASES = {
     "dense, few draws": (
         numpy_case(20_000, 1_000),
         TweedieNMF(64, dispersion=1.0),
+        cheap(),
+        SHORT | {"keep": "moments"},
+    ),
+    "covariates": (
+        sparse_case(100_000, 300, 400_000),
+        TweedieNMF(32, dispersion=1.0, covariates_w=COVARIATES),
         cheap(),
         SHORT | {"keep": "moments"},
     ),
@@ -230,6 +237,7 @@ CASES = {
 def compile_kernels(case):
     """Run a case on tiny data, so that kernels and imports are not counted."""
     make, model, sampler, options = case
+    model = model.for_compilation()
     options = options | {"draws": 2, "tune": 2}
     if sp.issparse(make()[0]):
         for unstored in ("zero", "missing"):

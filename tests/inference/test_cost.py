@@ -29,7 +29,7 @@ from daskfactor.models.tweedie import TweedieNMF
 
 SLACK = 64 * 2**20
 """What the interpreter, numba and the C library may take besides."""
-QUICK = ("copied into memory", "scratch, store")
+QUICK = ("copied into memory", "scratch, store", "covariates")
 KINDS = (
     "dense, few draws",
     "dense, many draws",
