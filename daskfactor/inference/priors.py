@@ -7,19 +7,13 @@ their prior after it.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.links import (
-    LINK_PRECISIONS,
-    LINKS,
-    observed,
-    place,
-    telling_rows,
-)
+from daskfactor.inference.links import LINK_PRECISIONS, LINKS, observed, place, telling_rows
 from daskfactor.inference.multiplicative import entries_of, totals_of
 from daskfactor.inference.program import RATE
 from daskfactor.inference.setting import Setting
@@ -53,7 +47,7 @@ def draw_priors(
     These are rates that entries do not share with their component, and rows without data.
     ``links`` are the present ones; none: they start where their density is largest.
     """
-    model, mean = _model(setting), setting.data.mean
+    model, mean = cast("GammaFactors", setting.model), setting.data.mean
     sides, log_density, links = entries_of(state), 0.0, dict(links)
     linked = [factor for factor, own in enumerate(model.covariates) if own is not None]
     for factor in linked:
@@ -80,11 +74,6 @@ def draw_priors(
     return Drawn(hyper, links, log_density + model.log_hyperprior(mean, shapes, drawn))
 
 
-def _model(setting: Setting) -> GammaFactors:
-    model: Any = setting.model
-    return model  # type: ignore[no-any-return]  # chains of such models alone come here
-
-
 def _free(model: GammaFactors, factor: int) -> NDArray[np.bool_]:
     """Which components have a prior."""
     mask = model.frozen[factor]
@@ -104,7 +93,7 @@ def _draw_link(
     τ ~ Gamma(1 + n / 2, 1 / τ⁰ + ½ Σ γ²) for n numbers γ. Where both factors share rates, these
     are held, and elsewhere drawn along.
     """
-    model, told = _model(setting), setting.told[factor]
+    model, told = cast("GammaFactors", setting.model), setting.told[factor]
     free, start = _free(model, factor), model.starting_ridges[factor]
     rate, shape = hyper.prior(factor)
     rate = np.broadcast_to(np.asarray(rate, np.float64), free.shape)[free]
@@ -150,7 +139,7 @@ def _tell_rows(
     rng: np.random.Generator,
 ) -> None:
     """Give every row its rates, and draw rows without data under these."""
-    model, (rate, shape) = _model(setting), hyper.prior(factor)
+    model, (rate, shape) = setting.model, hyper.prior(factor)
     covariates: Any = model.covariates[factor]
     with single_threaded_blas():
         rates = rate / multiples(covariates, links[LINKS[factor]])
