@@ -113,6 +113,9 @@ def test_covariates_are_found_by_the_labels_of_the_data(tmp_path: Path) -> None:
     found = dfac.resume(tmp_path / "run.zarr", 4, progressbar=False)
     for name in ("W", "H", "link_w", "link_h"):
         np.testing.assert_array_equal(found["posterior"][name], known["posterior"][name])
+    for count in (2, "auto"):
+        rates = dfac.TweedieNMF(count, covariates_w=more).sized(V.shape, (np.array(people), None))
+        assert rates.covariates_w == RATES.covariates_w
     by_position = dfac.sample(V, dfac.GaussianMF(2, covariates_w=pd.DataFrame(X)), **QUICK)
     again = dfac.sample(data, dfac.GaussianMF(2, covariates_w=pd.DataFrame(X)), **QUICK)
     np.testing.assert_array_equal(again["posterior"]["W"], by_position["posterior"]["W"])
