@@ -75,7 +75,7 @@ def z_scores(model: dfac.TweedieNMF, sampler: Sampler, draws: int = 2500) -> dic
     wanted, found = exact(model), {}
     for name, values in series.items():
         worth = convergence(values)[1]
-        assert worth > 200, (name, worth)
+        assert worth > 100, (name, worth)
         found[name] = float((values.mean() - wanted[name]) / (values.std() / np.sqrt(worth)))
     return found
 
