@@ -29,7 +29,7 @@ from daskfactor.models.tweedie_law import POISSON, checked_dispersion, stirling
 
 _LOG_2 = math.log(2.0)
 DENSITIES = 8
-"""Log-likelihoods, each a pass over the data, that a draw of the dispersion takes; measured."""
+"""Log-likelihoods, each a pass over the data, that a draw takes; 6 to 10 were measured."""
 DISPERSION = {"check": partial(checked_positive, words=("column",))}
 OF_COLUMNS = Common(2.0, 1.0, -0.58, 1.0)
 """Prior of the logarithms of columns' dispersions.
@@ -193,7 +193,7 @@ class NegativeBinomialNMF(GammaFactors):
         from one. :class:`PSGRRLD` keeps what it is when its two chains part. ``"column"`` draws
         one for every column (a gene, a word): logarithms are normal around a mean that is drawn
         as well, so that columns of few counts are near the others. A draw of all of them takes
-        about eight passes over the data, and the chain remembers how often a column has
+        about ten passes over the data, and the chain remembers how often a column has
         each value.
     rate_w, rate_h, shape_w, shape_h, fixed_w, fixed_h
         As for :class:`TweedieNMF`.
