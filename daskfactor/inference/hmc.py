@@ -34,6 +34,8 @@ REACH = math.log(10.0)
 """Steps that are tried gravitate to ten times the first one: large ones are cheap to try."""
 
 
+LEARN_EVERY, RECENT = 5, 3.0
+"""Cycles of tuning between looks at the widths of entries; later ones count more."""
 FIRST_STEP = 0.5
 """Step that tuning begins with, for one entry; d of them take d^(-1/4) as much."""
 JITTER = 0.2
@@ -120,19 +122,24 @@ class HMCChain(TweedieChain):
         self.acceptance: dict[int, float] = {}
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
-        """Start as other chains do, and set S = 1/√m: the width of Gamma(cθ + 1, c).
-
-        1/m = (θ + 1/c) / c, with c the denominator of the multiplicative update at the
-        start; 0 where an entry is frozen.
-        """
+        """Start as other chains do, with the widths of entries there."""
         super().start(on_step, first)
+        self._learn_spread(self.tracks[0].state, 1.0)
+
+    def _learn_spread(self, state: ChainState, weight: float) -> None:
+        """Average S² = 1/m over states: the variance of Gamma(cθ + 1, c).
+
+        1/m = (θ + 1/c) / c, with c the denominator of the multiplicative update; 0 where an
+        entry is frozen. At a mode alone c would be far too large near zero for β < 1.
+        """
         hyper = self.tempered
-        for factor, band, denominator in self._denominators(self.tracks[0].state):
+        for factor, band, denominator in self._denominators(state):
             c = denominator / hyper.dispersion + band_prior(band, hyper, factor)[0]
-            band.arrays["spread"][:] = np.sqrt((band.values + 1.0 / c) / c)
+            spread, own = band.arrays["spread"], (band.values + 1.0 / c) / c
+            spread[:] = np.sqrt((1.0 - weight) * spread**2 + weight * own)
             frozen = self.model.frozen[factor]
             if frozen is not None:
-                band.arrays["spread"][:, frozen] = 0
+                spread[:, frozen] = 0
 
     def _follow_dispersion(self) -> None:
         super()._follow_dispersion()
@@ -176,6 +183,8 @@ class HMCChain(TweedieChain):
         if self.fit is None:  # gradient and fit where the chain starts
             self.fit = self._run(run, run.cycle, 1, CycleOptions(adapt=True, evaluate=True))
         for cycle in range(run.cycle, end):
+            if cycle < self.setting.options.tune and cycle % LEARN_EVERY == 0:
+                self._learn_spread(run.state, RECENT / (cycle // LEARN_EVERY + RECENT))
             self._cycle(run, cycle)
             self._record(run, cycle, self._wanted(run, cycle, end))
             run.cycle = cycle + 1
@@ -259,8 +268,8 @@ class HMC(Sampler):
 
     and accepts where they lead with probability min(1, e^-ΔE); otherwise the draw is
     repeated. θ < 0 is the mirror image of -θ: an entry that passes zero comes back with
-    its momentum turned. The mass m of an entry is the curvature of the log posterior at
-    the mode, 1 / m = (θ + 1/c) / c with c the denominator of the multiplicative update.
+    its momentum turned. The mass m of an entry is one over its variance as it is known while
+    tuning, 1 / m = mean of (θ + 1/c) / c with c the denominator of the multiplicative update.
 
     Parameters
     ----------

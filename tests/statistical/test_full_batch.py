@@ -72,9 +72,21 @@ def test_hmc_is_exact(name: str) -> None:
     assert found.passes, str(found)
 
 
+@pytest.mark.parametrize("learnt", [True, False])
+def test_hmc_comes_to_means_whose_mode_is_zero(
+    learnt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With masses as they are at the mode an entry near zero takes hardly a step."""
+    if not learnt:
+        monkeypatch.setattr("daskfactor.inference.hmc.LEARN_EVERY", 10**9)
+    settings = {"copies": 32, "tune": 200, "draws": 1500, "blocks": 1, "dense": True}
+    found = run("compound-two", HMC(), **settings)
+    assert (found.rms < 0.1 and min(found.ratios.ravel()) > 0.7) == learnt, str(found)
+
+
 def test_hmc_stays_exact_at_a_step_at_which_it_rejects_two_thirds() -> None:
     """Whatever leapfrog steps do wrong; with half of ΔE the variance is 1.15 times too large."""
-    sampler = HMC(step=0.8, steps=6)
+    sampler = HMC(step=0.7, steps=6)
     found = distance("gaussian", sampler, copies=16, tune=50, draws=1500, blocks=1)
     assert found.rms < 0.05, str(found)
     assert found.passes, str(found)
