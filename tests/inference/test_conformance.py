@@ -146,6 +146,7 @@ CASES = {
     "BlockHMC weights": Case(dfac.BlockHMC(steps=2, **WARM), NORMAL, weights=UNEVEN),
     "Gibbs weights": Case(dfac.Gibbs(), dfac.GaussianMF(2), weights=UNEVEN),
     "SGHMC weights": Case(dfac.SGHMC(), dfac.GaussianMF(2), weights=UNEVEN),
+    "SGHMC negative binomial": Case(dfac.SGHMC(**WARM), OVERDISPERSED),
 }
 
 DRAWS, TUNE = 6, 10

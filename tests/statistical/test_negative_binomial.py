@@ -154,6 +154,7 @@ CHAINS = [
     (dfac.BlockHMC(warm_start=5), 600),
     (dfac.HMC(warm_start=5), 600),
     (dfac.PSGLD(step=0.02, warm_start=5), 4000),
+    (dfac.SGHMC(warm_start=5), 4000),
 ]
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskfactor.data.grid import Reshuffled
+from daskfactor.data.grid import Proportional, Reshuffled
 from daskfactor.executors.plan import Op
 from daskfactor.inference import sghmc
 from daskfactor.inference.program import Program
-from daskfactor.inference.sghmc import SquaresSGHMC
+from daskfactor.inference.sghmc import SQUARES_LENGTH, SquaresSGHMC
 from tests.statistical.allocations import Priors, posterior
 from tests.statistical.exact import Case, reference_posterior
 from tests.statistical.replicas import run_copies
@@ -28,6 +28,8 @@ CASES = [
     SPIKES,
     SKEWED._replace(name="gaussian-shapes", shape_w=3.0, shape_h=0.5),
     BY_NAME["poisson"]._replace(name="poisson-shapes", shape_w=0.6, shape_h=1.6),
+    BY_NAME["gamma"]._replace(name="gamma-three", K=3),
+    BY_NAME["poisson-gaps"]._replace(name="poisson-three-gaps", K=3),
 ]
 
 
@@ -48,6 +50,20 @@ def distance(case: Case, sampler: SquaresSGHMC, **settings: Any) -> Distance:
 def test_exact_posteriors(case: Case) -> None:
     """At the automatic step, as near as samplers without a step are held to."""
     found = distance(case, SquaresSGHMC(warm_start=5))
+    assert found.passes, str(found)
+
+
+def test_the_length_for_large_data_is_too_long_for_tiny_ones() -> None:
+    """Of more than two components, too: variances are several times too large."""
+    found = distance(CASES[-2], SquaresSGHMC((SQUARES_LENGTH / 2) ** 2, warm_start=5))
+    assert min(found.ratios.ravel()) > 3, str(found)
+
+
+@pytest.mark.parametrize("schedule", [Reshuffled(), Proportional()])
+def test_random_orders_of_the_parts(schedule: Any) -> None:
+    """Parts drawn with replacement at the step of others would double the variance."""
+    sampler = SquaresSGHMC(schedule=schedule, warm_start=5)
+    found = distance(BY_NAME["poisson-two-gaps"], sampler, copies=1024, tune=300, draws=1500)
     assert found.passes, str(found)
 
 
