@@ -83,6 +83,7 @@ def warm_up(components: int) -> None:
         dfac.sample(
             dfac.as_blocks(tiny.tocsr(), unstored=unstored, allow_empty=True),
             dfac.TweedieNMF(components, dispersion=1.0),
+            dfac.PSGLD(),
             draws=2,
             tune=2,
             progressbar=False,
