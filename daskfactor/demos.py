@@ -227,7 +227,8 @@ def run(
         warnings.simplefilter("ignore", DataWarning)
         watched = cells_to_watch(images, erased)
         asked = {"draws": 80, "tune": 320, "thin": 4, **options, **common}
-        tree = daskfactor.sample(observed, model, monitor=watched, **asked)
+        sampler = daskfactor.PSGLD()
+        tree = daskfactor.sample(observed, model, sampler, monitor=watched, **asked)
     sampled = time.perf_counter()
     point = daskfactor.optimize(observed, model, daskfactor.MultiplicativeUpdates(), **common)
     W, H = (np.asarray(point[name].values, dtype=np.float64) for name in ("W", "H"))

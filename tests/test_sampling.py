@@ -420,7 +420,7 @@ def test_attributes_describe_the_run() -> None:
     tree = dfac.sample(counts(), dfac.TweedieNMF(2), **QUICK)
     assert tree.attrs["inference_library"] == "daskfactor"
     assert json.loads(tree.attrs["model"])["n_components"] == 2
-    assert json.loads(tree.attrs["sampler"])["type"] == "PSGLD"
+    assert json.loads(tree.attrs["sampler"])["type"] == "BlockHMC"
     assert json.loads(tree.attrs["data"])["shape"] == [23, 17]
     assert {"cpu", "blas", "random_seed", "sampling_time"} <= set(tree.attrs)
 
@@ -516,7 +516,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         V0,
         {"sampler": "psgld"},
         OptionError,
-        r"sampler must be one of .*, PSGLD\(\.\.\.\), .* got 'psgld'",
+        r'sampler must be "auto" or one of .*, PSGLD\(\.\.\.\), .* got .psgld.',
     ),
 }
 

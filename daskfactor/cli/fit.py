@@ -55,7 +55,7 @@ def fit(
             "and for gaussian; blockhmc: exact, for any data; hmc: exact, for small data; "
             "langevin, sgld: for comparison; sghmc: with momentum, the usual one of gaussian.",
         ),
-    ] = None,
+    ] = "auto",
     init: Annotated[
         str,
         Option(

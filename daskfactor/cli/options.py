@@ -92,7 +92,9 @@ def _rank(text: str) -> int:
 
 
 def sampler_named(text: str) -> Any:
-    """Make the sampler whose name begins with ``text``, in letters of any case."""
+    """Make the sampler whose name begins with ``text``, in letters of any case; leave "auto"."""
+    if text.lower() == "auto":
+        return "auto"
     from daskfactor.inference.base import Sampler, known
 
     samplers = known(Sampler)

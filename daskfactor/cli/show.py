@@ -202,6 +202,7 @@ SETTINGS = (
     "keep",
     "dtype",
     "executor",
+    "sampler_reason",
     "random_seed",
     "sampling_time",
     "created_at",
@@ -324,11 +325,15 @@ def _lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("model", _call(summary["model"])),
         ("resolved", _resolved(summary)),
         *supported,
-        ("sampler", _call(summary["sampler"])),
+        ("sampler", _call(summary["sampler"]) + _chosen(summary["sampler_reason"])),
         ("run", _run(summary)),
         ("weights", _weights(particles)) if particles else ("health", _health_line(summary)),
         ("made", f"{made}, daskfactor {summary['daskfactor']}, {summary['created_at']}"),
     ]
+
+
+def _chosen(reason: str | None) -> str:
+    return "" if reason in (None, "as asked for") else f", chosen: {reason}"
 
 
 def _data(data: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """`as_blocks`: any kind of matrix becomes `BlockedData`; and what that takes, from metadata."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike, fspath
@@ -205,8 +206,9 @@ class Outline:
     grid, dtype, unstored, n_stored
         As those of `BlockedData`; of a sparse source that has not been read,
         ``n_stored`` is the same for blocks of one size.
-    n_missing
-        Missing cells, or None if that is not known without reading.
+    n_missing, mean
+        Missing cells, or None if that is not known without reading; the mean of the others,
+        NaN if it is not known, in a sparse source as if every stored entry were 1.
     held
         Bytes of blocks that a run keeps in the memory of its process, the caller's
         own arrays not counted.
@@ -225,6 +227,7 @@ class Outline:
     unstored: str | None
     n_stored: NDArray[np.int64]
     n_missing: int | None
+    mean: float = math.nan
     held: int = 0
     loading: int = 0
     buffered: bool = False
@@ -276,7 +279,7 @@ def outline(
     if isinstance(V, BlockedData):
         copied = not (V.is_sparse or V.source.lazy)
         return Outline(
-            V.grid, V.dtype, V.unstored, V.n_stored, V.n_missing,
+            V.grid, V.dtype, V.unstored, V.n_stored, V.n_missing, V.mean,
             buffered=not V.in_memory, keeps_copy=copied, weighed=V.weights is not None,
         )  # fmt: skip
     limit, store = memory_budget(memory_limit), _store_at(V)
@@ -299,6 +302,7 @@ def outline(
         meaning,
         np.ceil(count * (grid.areas / cells)).astype(np.int64),  # they are taken to lie evenly
         cells - count if meaning == "missing" else 0,
+        count / (count if meaning == "missing" else cells),
         held,
         _sparse_loading(source, V, grid, balance, count, held, limit),
         buffered=not held,
@@ -320,7 +324,13 @@ def _of_store(
             "read: pass as_blocks(V, blocks) instead"
         )
     found = Outline(
-        grid, dtype, data.unstored, data.n_stored, data.n_missing, buffered=not data.in_memory
+        grid,
+        dtype,
+        data.unstored,
+        data.n_stored,
+        data.n_missing,
+        data.mean,
+        buffered=not data.in_memory,
     )
     largest = READING * int(found.sizes.max()) * cpu_count()
     return replace(found, held=min(data.nbytes, limit) + largest)
@@ -330,13 +340,18 @@ def _of_dense(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Outli
     """Of a dense matrix: used where it is, decoded into memory, or into a scratch file."""
     borrowed, size, working = _needs(source, grid, dtype, limit)
     held = size if not borrowed and size + working <= limit else 0
+    missing: int | None = None
+    mean = math.nan
+    if source.array is not None:
+        missing, mean = _told_of(source.array)
     scan = SCAN_BYTES * max(TILE_ENTRIES, *grid.cols.sizes)
     return Outline(
         grid,
         dtype,
         None,
         grid.areas,
-        None if source.array is None else _missing_of(source.array),
+        missing,
+        mean,
         held,
         scan + (0 if borrowed else held + working),
         buffered=not (borrowed or held),
@@ -374,13 +389,15 @@ def _stored_entries(V: Any) -> int:
     )
 
 
-def _missing_of(array: NDArray[Any]) -> int:
-    """Missing entries of an array in memory, a few rows at a time."""
-    if array.dtype.kind != "f":
-        return 0
+def _told_of(array: NDArray[Any]) -> tuple[int, float]:
+    """Missing entries of an array in memory, and the mean of the others, a few rows at a time."""
     rows = max(1, TILE_ENTRIES // array.shape[1])
-    parts = (array[start : start + rows] for start in range(0, array.shape[0], rows))
-    return sum(int(np.count_nonzero(np.isnan(part))) for part in parts)
+    missing, total = 0, 0.0
+    for start in range(0, array.shape[0], rows):
+        part = array[start : start + rows]
+        missing += int(np.count_nonzero(np.isnan(part)))
+        total += float(np.nansum(part, dtype=np.float64))
+    return missing, total / max(1, array.size - missing)
 
 
 def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) -> BlockedData:

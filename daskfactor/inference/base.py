@@ -1,7 +1,9 @@
 """Say what an algorithm is, and find it by name."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
@@ -13,7 +15,7 @@ import daskfactor
 from daskfactor.checks import positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import SCHEDULES, Schedule
-from daskfactor.errors import OptionError, StoreFormatError
+from daskfactor.errors import DataError, ModelError, OptionError, StoreFormatError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.kernels.philox import Address
@@ -209,6 +211,8 @@ class Sampler(Algorithm, ABC):
         masses are learnt, which could not follow it without leaving another law invariant.
     learns_every
         Cycles between draws of hyperparameters that a model has learnt; None: it draws none.
+    merit
+        Why ``sampler="auto"`` chooses it, in a few words.
     """
 
     chain: ClassVar[type["Chain"]]
@@ -223,6 +227,7 @@ class Sampler(Algorithm, ABC):
     dispersion: ClassVar[float | None] = None
     learns_every: ClassVar[int | None] = 1
     rescales: ClassVar[bool] = False
+    merit: ClassVar[str] = ""
     warm_start: int | Literal["auto"] = 0
 
     def __post_init__(self) -> None:
@@ -243,6 +248,15 @@ class Sampler(Algorithm, ABC):
     def check_data(self, data: BlockedData) -> None:
         """Raise DataError if these data are not ones that the sampler is right for."""
         del data
+
+    def worth(self, model: Any, data: Any) -> float:
+        """Tell how well it suits a model and `Outline` or `BlockedData`; 0: only if asked for.
+
+        About as many times as draws of `PSGLD` a second of its draws are worth, as
+        ``benchmarks/automatic.py`` measures it; more if they are exact and soon there.
+        """
+        del model, data
+        return 0.0
 
     def check_lengths(self, draws: int, tune: int) -> None:
         """Raise OptionError if a track cannot take its share of so many cycles."""
@@ -372,9 +386,12 @@ def chosen(base: Any, given: object, usual: str, argument: str) -> Any:
 
 
 def checked_sampler(model: FactorModel, sampler: object) -> Sampler:
-    """Give the sampler, or a model's own; refuse what does not go together."""
+    """Give the sampler as it samples a model; refuse what does not go together."""
     check_model(model)
-    given: Sampler = chosen(Sampler, sampler, model.default_sampler, "sampler")
+    if not isinstance(sampler, Sampler):
+        names = ", ".join(f"{name}(...)" for name in known(Sampler))
+        raise OptionError(f'sampler must be "auto" or one of {names}, got {sampler!r}')
+    given: Sampler = sampler
     found = given.suited(model)
     if found is None:
         right = [name for name, kind in known(Sampler).items() if kind().suited(model)]
@@ -384,6 +401,50 @@ def checked_sampler(model: FactorModel, sampler: object) -> Sampler:
         )
     found.check_model(model)
     return found
+
+
+def visits_all(model: FactorModel, data: Any) -> bool:
+    """Whether a pass over the data visits every cell, as in dense ones."""
+    zeros = data.unstored == "zero"
+    return not data.is_sparse or model.likelihood.visits_all(zeros)
+
+
+def pass_size(model: FactorModel, data: Any) -> float:
+    """Count entries that a pass visits, times components."""
+    cells = data.shape[0] * data.shape[1] if visits_all(model, data) else data.n_stored.sum()
+    return float(cells) * model.n_components
+
+
+def told_each(model: FactorModel, data: Any) -> float:
+    """Count observed cells for each number of the factors; of counts, what was counted.
+
+    A mean that is not known without reading, NaN, is taken for 1.
+    """
+    cells = data.shape[0] * data.shape[1] - (data.n_missing or 0)
+    mean = data.mean if model.likelihood.counts and not math.isnan(data.mean) else 1.0
+    return float(cells * mean / (sum(data.shape) * model.n_components))
+
+
+def asked_sampler(model: FactorModel, sampler: object) -> Sampler | None:
+    """Check a sampler that was asked for; None: ``"auto"``, so that `best_sampler` chooses."""
+    if sampler is None or (isinstance(sampler, str) and sampler == "auto"):
+        check_model(model)
+        return None
+    return checked_sampler(model, sampler)
+
+
+def best_sampler(model: FactorModel, data: Any) -> Sampler:
+    """Choose the sampler that says of itself that it suits a model and an outline of data best."""
+    takers = []
+    for kind in known(Sampler).values():
+        own: Sampler | None = kind().suited(model)
+        with suppress(ModelError, DataError, OptionError):
+            if own is not None:
+                own.check_model(model)
+                if isinstance(data, BlockedData):
+                    own.check_data(data)
+                takers.append(own)
+    return max(takers, key=lambda own: own.worth(model, data))
 
 
 def _options(algorithm: Any) -> list[str]:

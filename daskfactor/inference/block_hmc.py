@@ -25,7 +25,15 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Passes
 from daskfactor.executors.plan import CycleOptions, Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, Track, Work
+from daskfactor.inference.base import (
+    MOMENTS,
+    Bands,
+    ConstantStep,
+    Track,
+    Work,
+    pass_size,
+    told_each,
+)
 from daskfactor.inference.chain import Chain, TrackRun
 from daskfactor.inference.hmc import HMC, DualAveraging, first_step
 from daskfactor.inference.multiplicative import OnStep
@@ -108,6 +116,13 @@ class BlockHMCChain(TweedieChain):
         bands, rows = self.tracks[0].state.bands(), sum(self.setting.data.shape)
         totals = [math.fsum(band.sums[cycle, ACCEPTANCE] for band in bands) for cycle in cycles]
         return {"acceptance_rate": np.array(totals) / rows}
+
+
+QUICK, BEARABLE, ROW_PRICE = 4e5, 1e7, 20
+"""Entries times components up to which a cycle takes 2 ms, and 50 ms; a row counts as 20 cells."""
+INFORMED = 1.0
+"""Observations for each number of the factors from which paths are worth their price."""
+EXACT, BESIDE = 10.0, 2.0
 
 
 class Path(NamedTuple):
@@ -289,12 +304,20 @@ class BlockHMC(HMC):
     chain = BlockHMCChain
     judges: ClassVar[bool] = True
     tempers: ClassVar[bool] = True
+    merit: ClassVar[str] = "exact, and quick enough on data of this size"
     by_rows: ClassVar[bool] = True
     steps: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "schedule", Passes(2 * (self.steps + 1)))
+
+    def worth(self, model: Any, data: Any) -> float:
+        """Most where a run takes seconds; else as measured, while it does not take hours."""
+        size = pass_size(model, data) + ROW_PRICE * sum(data.shape) * model.n_components
+        if size <= QUICK and told_each(model, data) >= INFORMED:
+            return EXACT
+        return BESIDE if size <= BEARABLE else 0.0
 
     def work(self, blocks: int) -> Work:
         """Count two thirds of a gradient for each visit; fits at both ends of a path."""

@@ -21,7 +21,7 @@ from daskfactor.checks import is_number, whole_number
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
 from daskfactor.executors import Executor
-from daskfactor.inference.base import Sampler, checked_sampler
+from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.setting import checked_lengths
 from daskfactor.models.settings import FactorModel
@@ -87,7 +87,7 @@ class Task(NamedTuple):
 def calibrate(
     model: FactorModel,
     shape: tuple[int, int],
-    sampler: Sampler | None = None,
+    sampler: Sampler | Literal["auto"] | None = "auto",
     *,
     replications: int = 200,
     draws: int = 500,
@@ -165,9 +165,9 @@ def calibrate(
     algorithms with simulation-based calibration", algorithms 1 and 2. A step of finite size
     shows, too, with enough replications.
     """
-    sampler = checked_sampler(model, sampler)
+    asked = asked_sampler(model, sampler)
     replications = whole_number("replications", replications, 10)
-    lengths = checked_lengths(sampler, draws=draws, tune=tune)
+    lengths = checked_lengths(asked, draws=draws, tune=tune)
     sizes = list(np.atleast_1d(np.asarray(shape, dtype=object)))
     if len(sizes) != 2:
         raise OptionError(f"shape must be two whole numbers, rows and columns, got {shape!r}")
@@ -180,8 +180,10 @@ def calibrate(
     seed = resolve_seed(random_seed)
     chosen = addressed_cells((rows, cols), whole_number("cells", cells, 0), seed)
     model = model.sized((rows, cols))
-    if sampler.dispersion is not None:
-        model = model.with_dispersion(sampler.dispersion)
+    with as_blocks(np.full((rows, cols), moments[0])) as like:
+        taken = asked or best_sampler(model, like)
+    if taken.dispersion is not None:
+        model = model.with_dispersion(taken.dispersion)
     task = Task(model, (rows, cols), moments, missing, chosen)
     each = _together(task, together, replications, draws)
     counts = [each] * (replications // each) + [replications % each] * bool(replications % each)
@@ -197,15 +199,15 @@ def calibrate(
             rng = generator(seed, number, Stream.SIMULATION)
             run |= {"random_seed": int(rng.integers(2**63))}
             run |= {"callback": on_event if len(counts) == 1 else None}
-            found.append(_replicate(task, sampler, count, blocks, rng, run | lengths))
+            found.append(_replicate(task, taken, count, blocks, rng, run | lengths))
             on_event(RunEvent("replications", sum(counts[: number + 1]), replications))
     values = {name: [one[name] for one in found] for name in found[0]}
     about = {
         "model": json.dumps(model.to_dict()),
-        "sampler": json.dumps(sampler.to_dict()),
+        "sampler": json.dumps(taken.to_dict()),
         "missing": missing,
         "random_seed": str(seed),
-        BIASED: int(sampler.biased),
+        BIASED: int(taken.biased),
     }
     return _judge(
         {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, lengths | about

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast, get_type_hints
 
 import numpy as np
 from dask.system import cpu_count
@@ -14,7 +14,7 @@ from daskfactor.checks import whole_number
 from daskfactor.data.sources import Outline, outline
 from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
-from daskfactor.inference.base import Sampler, checked_sampler
+from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
 from daskfactor.inference.inits import Init
 from daskfactor.inference.sampling import SMALL_DATA, sample
 from daskfactor.inference.setting import Setting, checked_lengths, learnt_bytes, plan_run
@@ -176,7 +176,7 @@ class Cost:
 def estimate_cost(
     V: Any,
     model: FactorModel,
-    sampler: Sampler | None = None,
+    sampler: Sampler | Literal["auto"] | None = "auto",
     draws: int = 500,
     tune: int = 500,
     chains: int = 1,
@@ -225,8 +225,8 @@ def estimate_cost(
     asked = signature(estimate_cost).bind(V, model, sampler, draws, tune, chains, thin, **options)
     asked.apply_defaults()  # a TypeError has named what nobody takes
     given = SimpleNamespace(**asked.arguments)
-    sampler = checked_sampler(model, sampler)
-    lengths = checked_lengths(sampler, draws=draws, tune=tune, chains=chains, thin=thin)
+    wanted = asked_sampler(model, sampler)
+    lengths = checked_lengths(wanted, draws=draws, tune=tune, chains=chains, thin=thin)
     data = outline(
         V,
         blocks=given.blocks,
@@ -239,9 +239,10 @@ def estimate_cost(
     if given.uncertainty is not None and not data.weighed:
         data = data.with_weights()
     plain, model = cast("BlockedData", data), model.sized(data.shape)
-    plan = plan_run(plain, model, sampler, given.keep, seed=0, **lengths)
+    taken = wanted or best_sampler(model, data)
+    plan = plan_run(plain, model, taken, given.keep, seed=0, **lengths)
     init = Init(starts=whole_number("starts", given.starts, 1))
-    setting = Setting(plain, model, sampler, plan, cast("Executor", None), init=init)
+    setting = Setting(plain, model, taken, plan, cast("Executor", None), init=init)
     executor, client = given.executor, given.client
     if executor == "auto":
         executor = "threads" if client is None else choose_executor(client, plain, model.width).name

@@ -15,7 +15,7 @@ from daskfactor.data.grid import Passes, Schedule
 from daskfactor.errors import DataError, ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import Bands, ConstantStep, Sampler, Track, Work
+from daskfactor.inference.base import Bands, ConstantStep, Sampler, Track, Work, told_each
 from daskfactor.inference.chain import Chain
 from daskfactor.inference.gaussian_chain import GaussianChain, column_table, quadratic_form
 from daskfactor.inference.program import COLUMNS, ROWS, SHIFT, Program, unshifted
@@ -41,6 +41,8 @@ def gathered(band: FactorBand, name: str) -> Wide:
     return band.arrays[name]
 
 
+FEW_COUNTS, WORTH = 1.5, 20.0
+"""Counts for each number of the factors up to which draws are nearly independent."""
 LARGEST_COUNT = 2**31
 """Counts up to which binomials are drawn without loss."""
 
@@ -114,6 +116,7 @@ class Gibbs(Sampler):
     biased: ClassVar[bool] = False
     rescales: ClassVar[bool] = True
     tempers: ClassVar[bool] = False
+    merit: ClassVar[str] = "exact, and quick where counts are few"
     schedule: ClassVar[Schedule] = Passes(PASSES)  # type: ignore[misc]
 
     def suited(self, model: Any) -> Sampler:
@@ -146,6 +149,11 @@ class Gibbs(Sampler):
                 f"Gibbs() takes counts up to 2**31, got one of {data.maximum:.6g}; use PSGLD(), "
                 "or count in larger units"
             )
+
+    def worth(self, model: Any, data: Any) -> float:
+        """Most where counts are few: of c for each number of the factors, 1 / (1 + c) a draw."""
+        few = told_each(model, data) <= FEW_COUNTS
+        return WORTH if few and model.dispersion == self.dispersion else 0.0
 
     def work(self, blocks: int) -> Work:
         """A sweep is one step; random numbers are dear."""
@@ -236,6 +244,8 @@ class GaussianGibbs(Gibbs):
         """A sweep is one step; the price of an entry grows as K²."""
         del blocks
         return Work(1, PASSES, WORK_OF_ROWS, WORK_PER_COLUMN)
+
+    worth = Sampler.worth
 
     def gathered(self, width: int) -> float:
         """Count a triangle for each row, and its products with the data, in double precision."""

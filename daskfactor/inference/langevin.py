@@ -303,6 +303,12 @@ class PSGLD(LangevinSampler):
     transition: Transition = "moments"
     transitions: ClassVar[tuple[Transition, ...]] = ("moments", "euler", "cir")
     whole: ClassVar[bool] = False
+    merit: ClassVar[str] = "it takes priors of any shape, at one pass over the data a draw"
+
+    def worth(self, model: Any, data: Any) -> float:
+        """It is what others are measured by."""
+        del model, data
+        return 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -376,6 +382,7 @@ def half_step(base: StepSize, iteration: int) -> float:
 class Pair(LangevinSampler):
     """Two coupled chains of a sampler on whole or partial gradients, with half a step and one."""
 
+    worth = Sampler.worth
     biased: ClassVar[bool] = False  # of first order: the combination of both chains
     rescales: ClassVar[bool] = False  # each chain would draw its own scales
     tracks: ClassVar[tuple[Track, ...]] = (

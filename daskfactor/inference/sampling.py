@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from os import PathLike, fspath
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import xarray as xr
@@ -21,7 +21,13 @@ from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor, SerialExecutor
-from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler
+from daskfactor.inference.base import (
+    Sampler,
+    algorithm_from_dict,
+    asked_sampler,
+    best_sampler,
+    checked_sampler,
+)
 from daskfactor.inference.chain import Arrays, learnt_variables
 from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.session import Options, as_begun, session, session_again, verb
@@ -59,7 +65,7 @@ SMALL_DATA = 2**28
 def sample(
     V: Any,
     model: FactorModel,
-    sampler: Sampler | None = None,
+    sampler: Sampler | Literal["auto"] | None = "auto",
     draws: int = 500,
     tune: int = 500,
     chains: int = 1,
@@ -96,8 +102,11 @@ def sample(
     model
         What the data are taken to be.
     sampler
-        :class:`PSGLD` (the default), :class:`PSGRRLD` or :class:`SGHMC`; :class:`SGHMC` (the
-        default) or :class:`Gibbs` for a :class:`GaussianMF`.
+        ``"auto"`` chooses by model, size and counts, the same everywhere: :class:`BlockHMC`,
+        which is exact, where a pass over the data is quick; :class:`Gibbs`, exact too, for
+        Poisson counts (``dispersion=1``) that are few; else :class:`SGHMC`, whose passes are
+        worth most, or :class:`PSGLD` under priors of shapes below ½. The results say which,
+        and why. Or a sampler, such as ``PSGLD(step=0.1)``.
     draws, tune
         Cycles to draw from (times ``thin``) and cycles to tune and burn in before.
     chains
@@ -178,8 +187,8 @@ def sample(
     component share, W_k → c W_k and H_k → H_k / c, from its conditional: every 20 cycles, or
     as often as they draw learnt hyperparameters.
     """
-    sampler = checked_sampler(model, sampler)
-    lengths = checked_lengths(sampler, draws=draws, tune=tune, chains=chains, thin=thin)
+    asked = asked_sampler(model, sampler)
+    lengths = checked_lengths(asked, draws=draws, tune=tune, chains=chains, thin=thin)
     with session(
         V,
         model,
@@ -195,21 +204,24 @@ def sample(
     ) as held:
         data = held.data
         model = model.sized(data.shape, data.labels.index)
-        sampler.check_data(data)
+        taken = asked or best_sampler(model, data)
+        if asked is None:
+            held.on_event(RunEvent("load", 1, 1, message=f"{taken.name}: {taken.merit}"))
+        taken.check_data(data)
         if data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
-        asked = checked_init(init, starts, model, data, lengths["chains"])
-        options = plan_run(data, model, sampler, keep, seed=held.seed, **lengths)
+        origin = checked_init(init, starts, model, data, lengths["chains"])
+        options = plan_run(data, model, taken, keep, seed=held.seed, **lengths)
         # Refuses a schedule that this grid cannot have, before anything is written.
-        sampler.schedule.cycle(
+        taken.schedule.cycle(
             data.grid.blocks, diagonal_sizes(data.n_observed), np.random.default_rng(0)
         )
         cells = monitored_cells(monitor, data)
-        setting = Setting(data, model, sampler, options, held.executor, cells, init=asked)
-        spec = run_spec(setting, store is not None)
+        setting = Setting(data, model, taken, options, held.executor, cells, init=origin)
+        spec = run_spec(setting, store is not None, "as asked for" if asked else taken.merit)
         sink = Sink(spec)
         if store is not None:
-            state = model.arrays() | asked.arrays(), NOT_STARTED
+            state = model.arrays() | origin.arrays(), NOT_STARTED
             sink = RunStore.create(fspath(store), spec, overwrite=overwrite, state=state)
         with sink:
             _carry_out(setting, sink, held.on_event, {}, NOT_STARTED)
@@ -421,14 +433,15 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
 # -- what results tell of a run ------------------------------------------------------------
 
 
-def run_spec(setting: Setting, stored: bool) -> RunSpec:
-    """Write down before the first draw what the results will hold."""
+def run_spec(setting: Setting, stored: bool, reason: str = "as asked for") -> RunSpec:
+    """Write down before the first draw what the results will hold, and why by this sampler."""
     data, model, sampler, options = setting.data, setting.model, setting.sampler, setting.options
     cells: tuple[Any, Any] = setting.cells or (None, None)
     parts = model.to_dict(), sampler.to_dict(), options.to_dict()
     lengths = ("keep", "keep_every", "draws", "tune", "thin", "chains")
     attrs = {name: getattr(options, name) for name in lengths} | {BIASED: int(sampler.biased)}
     attrs["init"] = json.dumps(setting.init.to_dict())
+    attrs["sampler_reason"] = reason
     return RunSpec(
         shape=(*data.shape, model.width),
         chains=options.chains,

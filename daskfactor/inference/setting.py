@@ -13,7 +13,7 @@ from daskfactor.checks import warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
-from daskfactor.inference.base import Sampler
+from daskfactor.inference.base import Sampler, pass_size, visits_all
 from daskfactor.inference.inits import USUAL, Init
 from daskfactor.models.settings import FactorModel
 
@@ -90,13 +90,14 @@ class RunOptions:
         return None if draw is None or (draw + 1) % self.spacing else draw // self.spacing
 
 
-def checked_lengths(sampler: Sampler, **lengths: Any) -> dict[str, int]:
+def checked_lengths(sampler: Sampler | None, **lengths: Any) -> dict[str, int]:
     """Give ``draws``, ``tune``, ``chains`` and ``thin`` as whole numbers that a run can have."""
     found = {
         name: whole_number(name, value, 0 if name == "tune" else 1)
         for name, value in lengths.items()
     }
-    sampler.check_lengths(found["draws"], found["tune"])
+    if sampler is not None:
+        sampler.check_lengths(found["draws"], found["tune"])
     return found
 
 
@@ -169,22 +170,17 @@ class Setting:
     @property
     def visits_all(self) -> bool:
         """Whether a pass visits every cell, as in dense data."""
-        data = self.data
-        zeros = data.unstored == "zero"
-        return not data.is_sparse or self.model.likelihood.visits_all(zeros)
+        return visits_all(self.model, self.data)
 
     @property
     def warm_passes(self) -> tuple[int, int]:
         """Passes of the warm start, at least and at most: fewer where a pass is dear."""
-        entries = int(self.data.n_stored.sum())
-        if self.visits_all:
-            entries = self.data.shape[0] * self.data.shape[1]
         asked = self.sampler.warm_start
         if asked != "auto":
             return asked, asked
         if not self.init.climbs:
             return 0, 0
-        dear = DEAR_PASS / max(1, entries * self.model.n_components)
+        dear = DEAR_PASS / max(1.0, pass_size(self.model, self.data))
         least = min(MOST_PASSES, max(FEWEST_PASSES, int(MOST_PASSES * dear)))
         return least, max(least, int(LONGEST_WARM_START * min(1.0, dear / CHEAP_PASS)))
 

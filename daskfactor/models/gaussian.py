@@ -156,7 +156,6 @@ class GaussianMF(SideInformation):
     """
 
     nonnegative: ClassVar[bool] = False
-    default_sampler: ClassVar[str] = "SGHMC"
     default_optimizer: ClassVar[str] = "DSGD"
     inits: ClassVar[tuple[str, ...]] = ("prior",)
 

@@ -200,8 +200,8 @@ class FactorModel(StoredModel, ABC):
         Factors and means are not negative.
     has_observations
         The model has a law of new observations.
-    default_sampler, default_optimizer
-        Public names of the classes that ``sample`` and ``optimize`` take where none is named.
+    default_optimizer
+        Public name of the class that ``optimize`` takes where none is named.
     inits
         Kinds of start that factors of this kind can have, the usual one first.
     has_scores
@@ -224,7 +224,6 @@ class FactorModel(StoredModel, ABC):
 
     nonnegative: ClassVar[bool] = True
     has_observations: ClassVar[bool] = True
-    default_sampler: ClassVar[str] = "PSGLD"
     default_optimizer: ClassVar[str] = "MultiplicativeUpdates"
     inits: ClassVar[tuple[str, ...]] = (
         "multiplicative",
