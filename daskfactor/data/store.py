@@ -328,7 +328,7 @@ class StoreWriter:
         if not self._overwrite:
             raise StoreError(
                 f"{self.location} exists already; give another name, or allow it to be replaced "
-                "with overwrite=True (--overwrite)"
+                "with overwrite=True"
             )
 
     def _put(self, name: str, array: NDArray[Any]) -> None:

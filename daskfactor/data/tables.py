@@ -273,7 +273,9 @@ def _lines_of(path: Path) -> list[tuple[int, list[str]]]:
 def _numbers(path: Path, line: int, fields: list[str], first: int) -> list[float]:
     for position, field in enumerate(fields[first:], start=first + 1):
         if not _is_number(field):
-            raise DataError(f"{path}, line {line}, field {position}: {field!r} is no number")
+            entries = "; a table with a line for each entry is for daskfactor convert"
+            hint = entries if len(fields) == 3 and _is_number(fields[2]) else ""
+            raise DataError(f"{path}, line {line}, field {position}: {field!r} is no number{hint}")
     return [
         float("nan") if field.lower() in _NO_NUMBER else float(field) for field in fields[first:]
     ]

@@ -100,7 +100,8 @@ def test_labelled_tables(tmp_path, text, rows, columns):
         ("", "is empty"),
         ("x,y\n", "no line of numbers"),
         ("1,2\n3\n", "line 2 has 1 fields, the lines before it 2"),
-        ("x,y\n1,2\n3,four\n", "line 3, field 2: 'four' is no number"),
+        ("x,y\n1,2\n3,four\n", "line 3, field 2: 'four' is no number$"),
+        ("user,film,stars\nu1,f1,5\n", "'f1' is no number; a table .* is for daskfactor convert"),
         ("x,y,z\n1,2\n", "3 names in its header, but 2 columns"),
     ],
 )
