@@ -104,7 +104,7 @@ def test_fit_hands_its_options_on(invoke, matrix, sampled):
         invoke, matrix, "--beta", 2, "--dispersion", 0.5, "--draws", 8, "--tune", 6,
         "--chains", 2, "--thin", 3, "--sampler", "psgrrld", "--blocks", 2, "--seed", 9,
         "--dtype", "float64", "--executor", "serial", "--keep", "moments",
-        "--monitor", "missing", "--quiet",
+        "--monitor", "missing", "--quiet", "--init", "q-transform", "--starts", 2,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     (call,) = sampled
@@ -117,6 +117,7 @@ def test_fit_hands_its_options_on(invoke, matrix, sampled):
         "draws": 8, "tune": 6, "chains": 2, "thin": 3, "random_seed": 9,
         "executor": "serial", "keep": "moments", "monitor": "missing",
         "progressbar": False, "store": "run.zarr", "client": None, "overwrite": False,
+        "init": "q-transform", "starts": 2,
     }  # fmt: skip
 
 

@@ -104,6 +104,19 @@ def test_the_number_of_components_may_be_left_to_the_run(table):
         assert "is neither a whole number" in " ".join(refused.output.split())
 
 
+def test_a_run_begins_where_another_ended(table):
+    succeed("fit", table, "--store", "one.zarr", *OPTIONS, "--starts", 2)
+    succeed("fit", table, "--store", "two.zarr", *OPTIONS, "--init", "one.zarr")
+    kinds = [
+        json.loads(daskfactor.open_run(f"{name}.zarr").attrs["init"]) for name in ("one", "two")
+    ]
+    assert kinds[0] == {"kind": "auto", "starts": 2, "drawn": []}
+    assert kinds[1] == {"kind": "sample", "starts": 1, "drawn": [[0, 11]]}
+    refused = call("fit", table, "--store", "x.zarr", *OPTIONS, "--init", "elsewhere")
+    assert refused.exit_code == 3
+    assert "or the path of a run's store, got 'elsewhere'" in " ".join(refused.output.split())
+
+
 def test_errors_leave_no_store_behind(table, tmp_path):
     (tmp_path / "bad.csv").write_text("1,2\n-3,4\n")
     result = call("fit", "bad.csv", "--store", "bad.zarr", "-k", 1)

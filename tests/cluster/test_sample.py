@@ -53,6 +53,17 @@ def test_the_draws_of_one_process(executor: str, rates: Any, client: Client) -> 
     assert same(there, here)
 
 
+@pytest.mark.parametrize("executor", ["ring", "tasks"])
+def test_the_starts_of_one_process(executor: str, client: Client) -> None:
+    arguments = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 3, 2)
+    point = dfac.optimize(counts(), dfac.TweedieNMF(3), progressbar=False, executor="serial")
+    for asked in ({"init": "q-transform", "starts": 2}, {"init": point}):
+        here = dfac.sample(*arguments, executor="serial", **SETTINGS, **asked)
+        assert same(
+            dfac.sample(*arguments, executor=executor, client=client, **SETTINGS, **asked), here
+        )
+
+
 @pytest.mark.parametrize(
     "sampler",
     [
