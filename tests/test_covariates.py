@@ -242,6 +242,6 @@ def test_what_is_not_for_covariates_says_so(tmp_path: Path) -> None:
         dfac.optimize(COUNTS, RATES, progressbar=False)
     with pytest.raises(ModelError, match="covariates_h say what the rates of columns are"):
         dfac.TweedieNMF(2, covariates_h=Y, rate_h="column")
-    trace = dfac.sample(COUNTS, RATES, **QUICK)
+    trace = dfac.sample(COUNTS, RATES, dfac.PSGLD(), **QUICK)
     with pytest.raises(ModelError, match=r"compare with Gibbs\(\) or BlockHMC\(\)"):
         dfac.discretization_bias(trace, COUNTS)
