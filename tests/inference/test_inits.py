@@ -176,7 +176,7 @@ def test_chains_of_rain_leave_bad_modes_by_several_starts() -> None:
 
     def error(seed: int, count: int) -> float:
         options = QUIET | cells | {"random_seed": seed, "starts": count}
-        tree = dfac.sample(V, dfac.TweedieNMF(6, beta=0.5), **options)
+        tree = dfac.sample(V, dfac.TweedieNMF(6, beta=0.5), dfac.PSGLD(), **options)
         mean = tree["monitor"]["mean"].values[0].reshape(mu.shape)
         return float(np.linalg.norm(mean - mu) / np.linalg.norm(mu))
 
