@@ -303,7 +303,7 @@ def _memory(
     linked = [length for length, own in pairs if own is not None]
     shifts = sum(linked) * width * itemsize
     own = learnt_bytes(cast("BlockedData", data), setting.model)
-    shifts += own  # rates and dispersions of rows or columns travel with bands
+    shifts += learnt_bytes(cast("BlockedData", data), setting.model, banded=True)
     tuning, drawing = (int(tracks * n * factors) + shifts for n in sampler.carried(width))
     if setting.model.learnt and "curvature" in sampler.arrays:
         drawing += tracks * factors  # rates that move take the metric with them

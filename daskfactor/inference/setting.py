@@ -101,10 +101,14 @@ def checked_lengths(sampler: Sampler | None, **lengths: Any) -> dict[str, int]:
     return found
 
 
-def learnt_bytes(data: BlockedData, model: FactorModel) -> int:
-    """Count the bytes that a draw of what is learnt takes beside the factors and links."""
+def learnt_bytes(data: BlockedData, model: FactorModel, banded: bool = False) -> int:
+    """Count the bytes that a draw of what is learnt takes beside the factors and links.
+
+    ``banded``: only of what travels with bands, because rows or columns have their own.
+    """
     sizes = {"row": data.shape[0], "column": data.shape[1], "component": model.n_components}
     each = (own.dims for own in model.learnt if sizes.keys() >= set(own.dims))
+    each = (dims for dims in each if not banded or {"row", "column"} & set(dims))
     return sum(8 * math.prod(sizes[dim] for dim in dims) for dims in each)
 
 
