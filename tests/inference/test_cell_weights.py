@@ -107,6 +107,9 @@ def test_a_run_finds_its_weights_again(form: str, tmp_path: Path) -> None:
     same(found, dfac.sample(values, NMF, **options))
     if form != "stores":
         same(found, dfac.sample(V, NMF, **options | {"uncertainty": SIGMA}))
+    else:  # which hold single precision
+        options |= {"uncertainty": stored(SIGMA.astype("f4")), "unstored": "missing"}
+        same(found, dfac.sample(stored(V), NMF, **options))
 
 
 def test_a_run_whose_weights_are_nowhere_says_what_to_pass(tmp_path: Path) -> None:
