@@ -35,7 +35,7 @@ def fit(
         ),
     ] = "tweedie",
     beta: o.Beta = None,
-    dispersion: o.Dispersion = None,
+    dispersion: o.OwnDispersion = None,
     row_covariates: Annotated[
         str | None, Option(metavar="FILE", help="A row of numbers for each row.")
     ] = None,
@@ -51,9 +51,10 @@ def fit(
         Option(
             parser=o.sampler_named,
             metavar="NAME",
-            help="psgld; psgrrld: less bias for half as much work again; gibbs: exact, for counts "
-            "and for gaussian; blockhmc: exact, for any data; hmc: exact, for small data; "
-            "langevin, sgld: for comparison; sghmc: with momentum, the usual one of gaussian.",
+            help="auto: by model, size and counts; or blockhmc: exact, for any data; gibbs: exact, "
+            "for counts and for gaussian; sghmc: with momentum, for large data; psgld: without; "
+            "psgrrld: its bias is less, for half as much work again; hmc: exact, for small data; "
+            "langevin, sgld: for comparison.",
         ),
     ] = "auto",
     init: Annotated[
@@ -103,9 +104,11 @@ def fit(
         raise OptionError(f"--monitor takes only 'missing', got {monitor!r}")
     asked = {"beta": beta, "dispersion": dispersion}
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    owners = {"beta": ("tweedie",), "dispersion": ("tweedie", "negative-binomial")}
     for name, value in given.items():
-        if model != "tweedie":
-            raise OptionError(f"--{name} belongs to --model tweedie, got {value:g} with {model}")
+        if model not in owners[name]:
+            owner = " or ".join(owners[name])
+            raise OptionError(f"--{name} belongs to --model {owner}, got {value} with {model}")
     sides = {"covariates_w": row_covariates, "covariates_h": column_covariates}
     linked = {name: _read(file) for name, file in sides.items() if file is not None}
     source = _read(input)
@@ -113,7 +116,7 @@ def fit(
     if model == "gaussian":
         law = dfac.GaussianMF(components, **linked)
     elif model == "negative-binomial":
-        law = dfac.NegativeBinomialNMF(components, **linked)
+        law = dfac.NegativeBinomialNMF(components, **given, **linked)
     else:
         law = dfac.TweedieNMF(components, **given, **linked)
     empty = allow_empty or bool(linked)

@@ -84,6 +84,26 @@ Json = Annotated[
 Debug = Annotated[bool, Option("--debug", help="Show the full traceback of an error.")]
 
 
+def _number_or_word(text: str) -> float | str:
+    """Read a number, or leave a word, which the model judges."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+OwnDispersion = Annotated[
+    Any,
+    Option(
+        "--dispersion",
+        parser=_number_or_word,
+        metavar="NUMBER|auto|column",
+        help="Of tweedie: left out, 1 for counts, estimated for other data. Of negative-binomial: "
+        "left out, drawn; column: one for each, drawn.",
+    ),
+]
+
+
 def _rank(text: str) -> int:
     """Read a rank, which may also be called for with ``auto``."""
     if not text.isdecimal() or int(text) < 1:

@@ -117,6 +117,8 @@ def discretization_bias(
     ------
     OptionError
         If the run kept no draws, or its sampler has no such bias.
+    ModelError
+        If the model has covariates.
     DataError
         If ``V`` must be given, or is not what the run was made from.
 

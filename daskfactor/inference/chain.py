@@ -233,11 +233,6 @@ class Chain(ABC):
         draws = sum(draw is not None for draw in spent)
         self.noise_sum += draws * self.hyper.dispersion
         self.noise_draws += draws
-        averaged = [own.name for own in self.setting.model.learnt if own.averaged and draws]
-        for name in averaged:
-            value, share = self.learnt(run)[name], draws / self.noise_draws
-            before = self.means.get(f"{name}_mean", value)
-            self.means = self.means | {f"{name}_mean": before + share * (value - before)}
         # A segment's end must leave no trace in the draws.
         if self.setting.model.learnt and run.cycle % self.setting.learns_every == 0:
             self._learn(run)
@@ -372,12 +367,14 @@ class Chain(ABC):
         run.fits[cycle] = fit
         run.densities[cycle] = self._lp(fit) + (self._prior_constant() + prior)
         draw = run.options.draw_index(cycle)
-        for name in LINKS:
-            if draw is not None and name in self.links:  # the same bits wherever a segment ends
-                link = self.links[name]
-                before = self.means.get(f"{name}_mean", np.zeros_like(link))
-                mean = before + (link - before) / (draw + 1)
-                self.means = self.means | {f"{name}_mean": mean}
+        if draw is None:
+            return
+        averaged = {name: self.links[name] for name in LINKS if name in self.links}
+        averaged |= {o.name: learnt[o.name] for o in self.setting.model.learnt if o.averaged}
+        for name, value in averaged.items():  # the same bits wherever a segment ends
+            before = self.means.get(f"{name}_mean", np.zeros_like(value))
+            mean = before + (value - before) / (draw + 1)
+            self.means = self.means | {f"{name}_mean": mean}
 
     def program(self, track: Track) -> Program:
         """Make the block operations of one track at the present hyperparameters."""

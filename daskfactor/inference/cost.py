@@ -11,6 +11,7 @@ from dask.system import cpu_count
 from dask.utils import format_bytes, format_time
 
 from daskfactor.checks import whole_number
+from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import Outline, outline
 from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
@@ -23,7 +24,6 @@ from daskfactor.kernels.views import tile_rows
 from daskfactor.models.settings import FactorModel
 
 if TYPE_CHECKING:
-    from daskfactor.data.blocks import BlockedData
     from daskfactor.executors.base import Executor
 
 
@@ -187,14 +187,15 @@ def estimate_cost(
 
     peak = max(reading, blocks + 1.3 (states + draws + results + buffers))
 
-    Nothing is read but metadata, except to count the NaN of an array in memory, and
-    no array of the size of the data or the factors is made.
+    Nothing is read but metadata, except to count the NaN of an array in memory and add up the
+    rest, and no array of the size of the data or the factors is made.
 
     Parameters
     ----------
     V, model, sampler, draws, tune, chains, thin
         As for :func:`sample`. Sparse entries are taken to lie evenly; with the result of
-        :func:`as_blocks` they are counted.
+        :func:`as_blocks` they are counted. What ``"auto"`` takes can hang on what is not read
+        here, whether all numbers are whole, for one: it, too, is sure with :func:`as_blocks`.
     options
         All that :func:`sample` takes by name: ``keep``, ``monitor``, ``blocks`` and ``unstored``
         as there; of ``store`` only whether there is one counts; ``client`` and ``executor``,
@@ -239,7 +240,7 @@ def estimate_cost(
     if given.uncertainty is not None and not data.weighed:
         data = data.with_weights()
     plain, model = cast("BlockedData", data), model.sized(data.shape)
-    taken = wanted or best_sampler(model, data)
+    taken = wanted or best_sampler(model, V if isinstance(V, BlockedData) else data)
     plan = plan_run(plain, model, taken, given.keep, seed=0, **lengths)
     init = Init(starts=whole_number("starts", given.starts, 1))
     setting = Setting(plain, model, taken, plan, cast("Executor", None), init=init)

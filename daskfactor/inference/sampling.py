@@ -102,11 +102,14 @@ def sample(
     model
         What the data are taken to be.
     sampler
-        ``"auto"`` chooses by model, size and counts, the same everywhere: :class:`BlockHMC`,
-        which is exact, where a pass over the data is quick; :class:`Gibbs`, exact too, for
-        Poisson counts (``dispersion=1``) that are few; else :class:`SGHMC`, whose passes are
-        worth most, or :class:`PSGLD` under priors of shapes below ½. The results say which,
-        and why. Or a sampler, such as ``PSGLD(step=0.1)``.
+        ``"auto"`` chooses by model, size and counts, the same on every machine:
+        :class:`BlockHMC`, which is exact, where a pass over the data is quick; :class:`Gibbs`,
+        exact too, for Poisson counts (``dispersion=1``) that are few; else :class:`SGHMC`,
+        whose passes are worth most. Where this takes short steps only, or none (priors of
+        shapes below ½ or learnt), :class:`BlockHMC` goes on up to 50 ms a pass, and beyond
+        :class:`PSGLD`. A pass over sparse data visits what is stored: it is quick, where one
+        over the same data as a dense array is not. The results say which, and why. Or a
+        sampler, such as ``PSGLD(step=0.1)``.
     draws, tune
         Cycles to draw from (times ``thin``) and cycles to tune and burn in before.
     chains

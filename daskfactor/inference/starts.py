@@ -1,7 +1,7 @@
 """Where chains start: the best of short fits, and updates for as long as they lead anywhere.
 
 A start is asked for by an `Init`. Its random numbers have the address of chain and attempt, so
-that a first attempt is the same whatever the number of chains and attempts.
+that it is the same whatever the number of chains.
 """
 
 from collections.abc import Callable, Iterable

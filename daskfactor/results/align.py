@@ -291,13 +291,22 @@ def align(
             }
         )
         if name == "posterior":
-            groups[MOMENTS] = moments
+            groups[MOMENTS] = _with_unordered(moments, tree)
     order = groups["alignment"]["permutation"].transpose(..., "component").values
     if (order != np.arange(order.shape[-1])).any():
         groups.pop(STEIN, None)  # that was of the particles in their old order
     aligned = xr.DataTree.from_dict(groups)
     aligned.attrs = dict(tree.attrs)
     return aligned
+
+
+def _with_unordered(moments: xr.Dataset, tree: xr.DataTree) -> xr.Dataset:
+    """Moments of aligned draws, with those of the run that no order of components touches."""
+    if MOMENTS not in tree.children:
+        return moments
+    own = tree[MOMENTS].to_dataset()
+    kept = [name for name, of in own.data_vars.items() if "component" not in of.dims]
+    return moments.assign({name: own[name] for name in kept if name not in moments})
 
 
 def stored_model(tree: xr.DataTree) -> Any:

@@ -120,7 +120,8 @@ def predict(
         uncertainties of cells: one number, an array of the shape of the result, or a DataArray,
         which is matched by label. Left out: the run's own, which it keeps with its
         ``observed_data``, as it does where they were dense in memory. Both are scaled by the
-        dispersion.
+        dispersion. Where the run's own is infinite, so are ``sd`` and the interval: pass one
+        for these cells, or ``of="mean"``.
 
     Returns
     -------

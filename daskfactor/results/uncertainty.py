@@ -75,7 +75,7 @@ def variances(
         rows, columns = (np.atleast_1d(at.values) for at in cells)
         paired = bool(set(cells[0].dims) & set(cells[1].dims))
         own = weights.vindex[rows, columns] if paired else weights[rows][:, columns]
-        return da.divide(1.0, own.astype(np.float64)).rechunk(chunks)
+        return own.map_blocks(_inverse, dtype=np.float64).rechunk(chunks)
     shape = tuple(at.size for at in cells if at.ndim)[: mean.ndim]
     try:
         if isinstance(given, xr.DataArray):
@@ -87,6 +87,12 @@ def variances(
             f"{shape}, or a DataArray with their dimensions, got shape {np.shape(given)}"
         ) from error
     return (sigma**2).reshape(mean.shape).rechunk(chunks)
+
+
+def _inverse(weights: Any) -> Any:
+    """Variances of cells by their weights; infinite where a cell has none."""
+    with np.errstate(divide="ignore"):
+        return 1.0 / weights.astype(np.float64)
 
 
 def _by_label(

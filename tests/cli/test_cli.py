@@ -121,6 +121,15 @@ def test_fit_hands_its_options_on(invoke, matrix, sampled):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("text", "dispersion"), [("column", "column"), ("0.5", 0.5)])
+def test_dispersions_of_counts(text, dispersion, invoke, matrix, sampled):
+    model = ("--model", "negative-binomial")
+    assert fit(invoke, matrix, *model, "--dispersion", text, "--quiet").exit_code == 0
+    assert sampled[0]["model"].dispersion == dispersion
+    refused = fit(invoke, matrix, "--model", "gaussian", "--dispersion", text)
+    assert "belongs to --model tweedie or negative-binomial" in refused.stderr
+
+
 def test_fit_prints_one_json_object_and_nothing_else(invoke, matrix, sampled):
     result = fit(invoke, matrix, "--json")
     summary = json.loads(result.stdout)

@@ -114,6 +114,16 @@ def test_what_a_run_would_cost_is_the_chosen_sampler_s() -> None:
     assert dfac.estimate_cost(V, model).state != dfac.estimate_cost(V, model, dfac.PSGLD()).state
 
 
+def test_a_cost_of_blocks_is_the_chosen_sampler_s_whatever_their_numbers_are() -> None:
+    model = dfac.TweedieNMF(3, **POISSON)
+    for V in (counts(60, 40, 0.05), counts(60, 40, 0.05) * 0.5):
+        with dfac.as_blocks(V, allow_empty=True) as data:
+            cost = dfac.estimate_cost(data, model)
+            own = best_sampler(model, data)
+            assert cost == dfac.estimate_cost(data, model, own)
+            assert own.name == ("Gibbs" if data.is_integer else "SGHMC")
+
+
 def test_another_word_is_refused() -> None:
     with pytest.raises(OptionError, match='"auto" or one of BlockHMC'):
         dfac.sample(counts(4, 3, 4), dfac.TweedieNMF(1), "psgld")  # type: ignore[arg-type]

@@ -232,6 +232,16 @@ def test_uncertainties_of_predicted_cells_are_the_runs_own_or_given(tmp_path: Pa
         dfac.predict(dfac.sample(V, NMF, **QUICK), uncertainty=SIGMA)
 
 
+def test_cells_without_weight_are_predicted_without_a_bound() -> None:
+    sigma = SIGMA.copy()
+    sigma[2, 3] = np.inf
+    trace = dfac.sample(V, NMF, uncertainty=sigma, **QUICK)
+    found = dfac.predict(trace)["sd"].values
+    assert np.argwhere(np.isinf(found)).tolist() == [[2, 3]]
+    assert np.isfinite(dfac.predict(trace, 2, 3, of="mean")["sd"])
+    assert np.isfinite(dfac.predict(trace, 2, 3, uncertainty=1.0)["sd"])
+
+
 def test_uncertainties_that_a_run_did_not_keep_are_asked_for() -> None:
     data = dfac.as_blocks(stored(V), 3, unstored="missing", uncertainty=stored(SIGMA))
     trace = dfac.sample(data, NMF, monitor=(np.arange(3), np.arange(3)), **QUICK)

@@ -101,6 +101,7 @@ def test_predictions_have_the_dispersion_of_their_column() -> None:
     part = dfac.predict(trace, rows=[3, 1], columns=[5, 0, 2])["sd"]
     np.testing.assert_allclose(part, wanted[[3, 1]][:, [5, 0, 2]], rtol=1e-4)
     assert float(dfac.predict(trace, 3, 5)["sd"]) == pytest.approx(wanted[3, 5], rel=1e-4)
+    np.testing.assert_allclose(dfac.predict(dfac.align(trace))["sd"], wanted, rtol=1e-4)
     own = dfac.monitored(trace)["sd"]
     np.testing.assert_allclose(own, wanted[cells], rtol=1e-3)
     moments = dfac.sample(V, BY_COLUMN, keep="moments", **settings)
