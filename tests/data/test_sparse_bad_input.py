@@ -35,7 +35,7 @@ def displaced() -> sp.coo_array:
 
 BAD: list[tuple[Any, str]] = [
     (sp.csr_array((0, 5)), "the data are empty, shape 0 x 5"),
-    (sp.coo_array(np.ones(4)), "the data have 1 dimensions"),
+    (sp.coo_array(np.ones(4)), "the data have 1 dimension, shape"),
     (EYE.astype(complex), "the entries have dtype complex128; they must be real"),
     (sparse.COO.from_numpy(np.ones((2, 2, 2))), "the data have 3 dimensions"),
     (with_entry(2, 3, np.inf), "the entry at row 2, column 3 is inf; entries must be finite"),

@@ -161,7 +161,7 @@ CHAINS = [
 @pytest.mark.parametrize(
     ("sampler", "draws", "weights"),
     [*((*chain, None) for chain in CHAINS), (*CHAINS[0], TWICE)],
-    ids=["BlockHMC", "HMC", "PSGLD", "weights"],
+    ids=["BlockHMC", "HMC", "PSGLD", "SGHMC", "weights"],
 )
 def test_draws_of_the_dispersion_have_its_exact_posterior(
     sampler: Any, draws: int, weights: Array | None
