@@ -8,7 +8,7 @@ the shift of its means beside BlockHMC's, in posterior standard deviations, stan
 
     python benchmarks/automatic.py [--sizes 15x12 150x100] [--means 0.05 0.3 5 50]
         [--components 3 10] [--betas 1 0] [--missing 0.1] [--seconds 3]
-        [--samplers PSGLD SGHMC Gibbs BlockHMC]
+        [--tune 300] [--least 100] [--samplers PSGLD SGHMC Gibbs BlockHMC]
 
 The size, K, beta and mean of the data stand before every line. Of laws other than Poisson's the
 dispersion is such that single entries have the mean's size for their standard deviation.
@@ -16,18 +16,17 @@ dispersion is such that single entries have the mean's size for their standard d
 
 import argparse
 import itertools
-import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-from exact_draws import COLUMNS, worth
+from exact_draws import COLUMNS, erased, race, show
 from numpy.typing import NDArray
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, ModelError
 
 Array = NDArray[Any]
-CELLS, TUNE = 100, 300
 
 
 class Problem(NamedTuple):
@@ -70,41 +69,12 @@ def made_up(problem: Problem, missing: float) -> tuple[Array, Any]:
             n > 0, rng.gamma(np.maximum(n, 1) / power, phi * (1 - beta) * mu ** (1 - beta)), 0
         )
         V = V.astype(np.float32)
-    gone = rng.random(V.shape) < missing
-    V[gone] = np.nan
-    return V, tuple(axis[:: max(1, gone.sum() // CELLS)][:CELLS] for axis in np.nonzero(gone))
-
-
-def race(V: Array, cells: Any, sampler: Any, problem: Problem, seconds: float) -> dict[str, Any]:
-    """Draw for about so many seconds, and say what that was worth."""
-    began: list[float] = []
-
-    def note(event: dfac.RunEvent) -> None:
-        if event.phase == "draw":
-            began.append(time.process_time())
-
-    def run(draws: int, tune: int) -> tuple[Any, float]:
-        began.clear()
-        data = dfac.as_blocks(V, allow_empty=True)
-        options: dict[str, Any] = {"executor": "serial", "random_seed": 0, "progressbar": False}
-        tree = dfac.sample(data, problem.model, sampler, draws, tune, callback=note, **options)
-        return tree, began[-1] - began[0]
-
-    run(2, 2)
-    _, brief = run(30, 0)
-    draws = int(np.clip(seconds / max(brief / 30, 1e-5), 100, 5000))
-    tree, spent = run(draws, TUNE)
-    W, H = (tree["posterior"][name].values.astype(float) for name in ("W", "H"))
-    mu = np.einsum("cdik,cdki->cdi", W[:, :, cells[0]], H[:, :, :, cells[1]])
-    return worth(mu, spent)
+    return V, erased(V, rng.random(V.shape) < missing)
 
 
 def compare(args: argparse.Namespace) -> None:
     """Print the table."""
-    print(
-        f"{'size':10}{'K':>4}{'beta':>5}{'mean':>7}{'':10}"
-        + "".join(f"{name:>17}" for name in (*COLUMNS, "shift, sd"))
-    )
+    print(f"{'':32}" + "".join(f"{name:>18}" for name in (*COLUMNS, "shift, sd")))
     sizes = (tuple(map(int, size.split("x"))) for size in args.sizes)
     for size, *rest in itertools.product(sizes, args.components, args.betas, args.means):
         problem = Problem(*size, *rest)
@@ -112,17 +82,9 @@ def compare(args: argparse.Namespace) -> None:
         found = {}
         for name in args.samplers:
             sampler = getattr(dfac, name)()
-            try:
-                found[name] = race(V, cells, sampler, problem, args.seconds)
-            except (ModelError, DataError):
-                continue
-        right = found.get("BlockHMC")
-        for name, one in found.items():
-            numbers = "".join(f"{one[column]:17.4g}" for column in COLUMNS)
-            shift = float("nan")
-            if right is not None:
-                shift = float(np.sqrt(np.mean(((one["mean"] - right["mean"]) / right["sd"]) ** 2)))
-            print(f"{problem} {name:9}{numbers}{shift:17.3f}", flush=True)
+            with suppress(ModelError, DataError):
+                found[name] = race(V, cells, problem.model, sampler, args, allow_empty=True)
+        show(str(problem), found)
 
 
 def main() -> None:
@@ -133,6 +95,8 @@ def main() -> None:
     parser.add_argument("--betas", nargs="+", type=float, default=[1.0])
     parser.add_argument("--missing", type=float, default=0.1)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--tune", type=int, default=300)
+    parser.add_argument("--least", type=int, default=100, help="draws, at least")
     parser.add_argument("--samplers", nargs="+", default=["PSGLD", "SGHMC", "Gibbs", "BlockHMC"])
     compare(parser.parse_args())
 

@@ -59,7 +59,7 @@ def erased(V: Array, gone: Array) -> Any:
     return tuple(axis[:: max(1, gone.sum() // CELLS)][:CELLS] for axis in np.nonzero(gone))
 
 
-def race(V: Any, cells: Any, sampler: Any, components: int, args: Any) -> dict[str, Any]:
+def race(V: Any, cells: Any, model: Any, sampler: Any, args: Any, **reading: Any) -> dict[str, Any]:
     """Draw for about so many seconds, and say what that was worth."""
     began: list[float] = []
 
@@ -69,8 +69,7 @@ def race(V: Any, cells: Any, sampler: Any, components: int, args: Any) -> dict[s
 
     def run(draws: int, tune: int) -> tuple[Any, float]:
         began.clear()
-        data = dfac.as_blocks(V, 2, unstored="zero" if sparse.issparse(V) else None)
-        model = dfac.TweedieNMF(components, dispersion=1.0)
+        data = dfac.as_blocks(V, **reading)
         options: dict[str, Any] = {"executor": "serial", "random_seed": 0, "progressbar": False}
         tree = dfac.sample(data, model, sampler, draws, tune, callback=note, **options)
         return tree, began[-1] - began[0]
@@ -125,10 +124,11 @@ def faces(args: argparse.Namespace) -> None:
 
 def run_all(V: Any, cells: Any, components: int, args: argparse.Namespace) -> dict[str, Any]:
     """What every sampler gives."""
-    found = {}
+    found, model = {}, dfac.TweedieNMF(components, dispersion=1.0)
+    reading = {"blocks": 2, "unstored": "zero" if sparse.issparse(V) else None}
     for name in args.samplers:
         own = {"steps": args.steps} if name == "BlockHMC" else {}
-        found[name] = race(V, cells, getattr(dfac, name)(**own), components, args)
+        found[name] = race(V, cells, model, getattr(dfac, name)(**own), args, **reading)
     return found
 
 

@@ -54,6 +54,11 @@ class FactorBand:
     draws: list[Array] = field(default_factory=list)
     sums: dict[Any, float] = field(default_factory=dict)
 
+    @property
+    def span(self) -> slice:
+        """Which rows of the whole factor these are, in the grid's order."""
+        return slice(self.offset, self.offset + len(self.values))
+
     def __sizeof__(self) -> int:
         """Return the bytes that Dask is to count, so that workers spill in time."""
         return _nbytes(self.values, *self.arrays.values(), *self.draws)

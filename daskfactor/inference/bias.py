@@ -197,7 +197,7 @@ def _put(chain: Any, tree: xr.DataTree) -> None:
     ):
         placed = values if order is None else values[order]
         for band in bands:
-            band.values[:] = placed[band.offset : band.offset + len(band.values)]
+            band.values[:] = placed[band.span]
 
 
 def _series(tree: xr.DataTree, cells: int) -> dict[str, Series]:

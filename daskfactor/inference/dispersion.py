@@ -240,8 +240,7 @@ class ColumnDispersions(LearntDispersion):
         x = draw_each(log_density, x, WIDTH * s, rng)
         self.columns = np.exp(x)
         for band in state.cols:
-            here = slice(band.offset, band.offset + len(band.values))
-            band.arrays[DISPERSION] = self.columns[here, None].copy()
+            band.arrays[DISPERSION] = self.columns[band.span, None].copy()
         return float(np.exp(x.mean()))
 
 

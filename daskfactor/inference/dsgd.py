@@ -384,7 +384,7 @@ def share_priors(state: ChainState, data: BlockedData, columns: Columns) -> None
     ):
         mode, _, free = table
         for band in bands:
-            own = counts[band.offset : band.offset + len(band.values)]
+            own = counts[band.span]
             share = np.zeros(len(own), band.values.dtype)
             np.divide(1.0, own, out=share, where=own > 0, casting="same_kind")
             band.arrays[SHARE] = share

@@ -101,8 +101,8 @@ def _weigh(state: ChainState, data: BlockedData, model: GaussianMF) -> None:
     sides = (state.rows, rows, row_squares), (state.cols, cols, col_squares)
     for bands, observed, squares in sides:
         for band in bands:
-            own = slice(band.offset, band.offset + len(band.values))
-            weights = observation_weights(observed[own], model.n_components, squares[own])
+            own = observed[band.span], model.n_components, squares[band.span]
+            weights = observation_weights(*own)
             band.arrays["weights"] = weights.astype(band.values.dtype)
 
 
@@ -386,7 +386,7 @@ class GaussianChain(Chain):
         ):
             total = 0.0
             for band in bands:
-                counts = observed[band.offset : band.offset + len(band.values)].astype(np.float64)
+                counts = observed[band.span].astype(np.float64)
                 total += float((counts @ band.values[:, :K].astype(np.float64) ** 2).sum())
             latest = total / data.total_mass / float(np.sum(1.0 / np.asarray(precision)))
             ratio = old + LEARN * (latest - old)

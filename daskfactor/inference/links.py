@@ -87,5 +87,5 @@ def telling(
     for band in (state.rows, state.cols)[factor]:
         rows: Any = slice(None)
         if linked:
-            rows = seen[band.offset : band.offset + len(band.values)]
+            rows = seen[band.span]
         yield band, rows, unshifted(band)[rows]

@@ -439,6 +439,5 @@ def with_fixed(
         for band in bands:
             band.values *= band.values.dtype.type(scale)
             if fixed is not None:
-                here = slice(band.offset, band.offset + len(band.values))
-                fixed.put(band.values, here if order is None else order[here])
+                fixed.put(band.values, band.span if order is None else order[band.span])
     return state

@@ -66,8 +66,7 @@ def draw_priors(
             rates[factor] = tuple(map(float, own))
         elif own is not None:
             for band in bands:
-                here = slice(band.offset, band.offset + len(band.values))
-                band.arrays[RATE] = own[here, None].copy()
+                band.arrays[RATE] = own[band.span, None].copy()
     hyper = Hyperparameters(hyper.dispersion, rates[0], rates[1], *shapes)
     for factor in linked:
         _tell_rows(setting, state, factor, hyper, links, rng)
@@ -146,7 +145,7 @@ def _tell_rows(
     place(setting, state, factor, RATE, rates)
     seen = observed(setting, factor)
     for band in (state.rows, state.cols)[factor]:
-        rows = np.flatnonzero(~seen[band.offset : band.offset + len(band.values)])
+        rows = np.flatnonzero(~seen[band.span])
         drawn = rng.standard_gamma(shape, (rows.size, model.n_components))
         tiny = np.finfo(band.values.dtype).tiny
         with held(band.values, model.frozen[factor]):

@@ -310,7 +310,7 @@ def fit_columns(
     def one_band(number: int, work: Workspace) -> Array:
         band = state.cols[number]
         fits, unused = np.zeros(len(band.values)), np.zeros_like(band.values)
-        law, _ = likelihood.at(dispersions[band.offset : band.offset + fits.size].copy())
+        law, _ = likelihood.at(dispersions[band.span].copy())
         for row, other in enumerate(state.rows):
             block = data.view(row, number), law, False, other.values, band.values
             blockwise.slope(*block, floor, (unused, fits), work)

@@ -28,6 +28,7 @@ from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.store import RunStore
+from daskfactor.results.trace import kept_beside
 
 MOVED: Final = ("balance", "allow_empty", "dtype", "memory_limit")
 """Options that verbs once had, and `as_blocks` alone has now."""
@@ -269,11 +270,9 @@ def _source_again(run: Begun, source: dict[str, Any]) -> Any:
 
 def _kept(run: Begun, name: str) -> Any:
     """Read what a stored run keeps beside its results, the data or their weights, if it does."""
-    tree = run.tree()
-    if name not in (tree["observed_data"].data_vars if "observed_data" in tree.children else ()):
-        return None
+    found = kept_beside(run.tree(), name)
     # By threads of this process: a client that is about may have no workers left.
-    return tree["observed_data"][name].load(scheduler="threads")
+    return None if found is None else found.load(scheduler="threads")
 
 
 def _weights_again(

@@ -112,6 +112,15 @@ def learnt_bytes(data: BlockedData, model: FactorModel, banded: bool = False) ->
     return sum(8 * math.prod(sizes[dim] for dim in dims) for dims in each)
 
 
+def draw_bytes(data: BlockedData, model: FactorModel, share: float = 1.0) -> float:
+    """Count the bytes of a draw of factors, links, and what else is learnt.
+
+    ``share`` is how many factors there are for each draw: more than one where tracks are.
+    """
+    rows = sum(data.shape) + model.n_covariates
+    return rows * model.width * data.dtype.itemsize * share + learnt_bytes(data, model)
+
+
 def plan_run(
     data: BlockedData, model: FactorModel, sampler: Sampler, keep: str, seed: int, **lengths: int
 ) -> RunOptions:
@@ -124,9 +133,7 @@ def plan_run(
         raise OptionError(f'keep must be "auto", "draws" or "moments", got {keep!r}')
     draws, every = lengths["draws"], int(keep == "draws")
     shares = sum(1 / track.coarseness for track in sampler.tracks)
-    rows = sum(data.shape) + model.n_covariates
-    each = rows * model.width * data.dtype.itemsize * shares + learnt_bytes(data, model)
-    each *= lengths["chains"]
+    each = draw_bytes(data, model, shares) * lengths["chains"]
     affordable = int(DRAWS_BUDGET / max(each, 1))
     if keep == "auto" and affordable:
         every = -(-draws // min(affordable, draws))
@@ -211,9 +218,7 @@ class Setting:
         length = min(SEGMENT_FLOPS / max(self.work, 1.0), LONGEST_SEGMENT)
         if options.keep_every:
             # All chains hold their draws until the segment is written.
-            rows = sum(self.data.shape) + self.model.n_covariates
-            draw = rows * self.model.width * np.dtype(options.dtype).itemsize
-            draw += learnt_bytes(self.data, self.model)
+            draw = draw_bytes(self.data, self.model)
             kept = draw / (options.thin * options.keep_every) * options.chains
             length = min(length, SEGMENT_BYTES / kept)
         step = max(1, int(length) // coarseness) * coarseness

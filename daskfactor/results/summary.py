@@ -81,7 +81,7 @@ class Judged(xr.Dataset):  # type: ignore[no-untyped-call]
 
     def _table(self) -> str | None:
         """Return what is printed above the verdict; None if variables for it are missing."""
-        raise NotImplementedError
+        return None
 
     def __repr__(self) -> str:
         table = self._table() if "verdict" in self.attrs else None

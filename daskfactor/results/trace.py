@@ -279,6 +279,13 @@ def is_particles(tree: xr.DataTree) -> bool:
     return bool({"weight", "n_iter"} & set(tree["sample_stats"].data_vars))
 
 
+def kept_beside(tree: xr.DataTree, name: str) -> xr.DataArray | None:
+    """Return the data, ``"V"``, or the ``"weights"`` of their cells, if the results keep them."""
+    if "observed_data" not in tree.children or name not in tree["observed_data"].data_vars:
+        return None
+    return tree["observed_data"].to_dataset()[name]
+
+
 def draw_weights(tree: xr.DataTree) -> Weights | None:
     r"""Probability masses of the draws, or None where all draws count alike.
 

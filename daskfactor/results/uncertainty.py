@@ -1,13 +1,14 @@
 """Uncertainties of cells in predictions: those that a run keeps, or others for these cells."""
 
 import json
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import dask.array as da
 import numpy as np
 import xarray as xr
 
 from daskfactor.errors import DataError, OptionError
+from daskfactor.results.trace import kept_beside
 
 Lazy = Any  # dask.array.Array
 
@@ -31,20 +32,13 @@ def knows_variances(tree: xr.DataTree, given: Any) -> bool:
         If uncertainties are given for a run without.
     """
     if has_uncertainty(tree):
-        return given is not None or kept_weights(tree) is not None
+        return given is not None or kept_beside(tree, "weights") is not None
     if given is None:
         return True
     raise OptionError(
         "uncertainty is for runs that were given the uncertainty of cells, and this one has one "
         "dispersion for all of them; leave uncertainty out"
     )
-
-
-def kept_weights(tree: xr.DataTree) -> Any:
-    """Weights of all cells (I, J), as far as the results keep them; None: they do not."""
-    if "observed_data" in tree.children and "weights" in tree["observed_data"].data_vars:
-        return tree["observed_data"]["weights"].data
-    return None
 
 
 def variances(
@@ -71,7 +65,7 @@ def variances(
     """
     chunks = getattr(mean, "chunks", mean.shape)
     if given is None:
-        weights = asarray(kept_weights(tree))
+        weights = asarray(cast("xr.DataArray", kept_beside(tree, "weights")).data)
         rows, columns = (np.atleast_1d(at.values) for at in cells)
         paired = bool(set(cells[0].dims) & set(cells[1].dims))
         own = weights.vindex[rows, columns] if paired else weights[rows][:, columns]
