@@ -34,12 +34,23 @@ Overwrite = Annotated[
     bool, Option("--overwrite", help="Replace what the store holds, a run or data.")
 ]
 Components = Annotated[int, Option("--components", "-k", min=1, help="Rank K.")]
+
+
+def _rank(text: str) -> int | str:
+    """Read a rank, which may also be called for with ``auto``."""
+    if text == "auto":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor 'auto'")
+    return int(text)
+
+
 Rank = Annotated[
     Any,
     Option(
         "--components",
         "-k",
-        parser=lambda text: text if text == "auto" else _rank(text),
+        parser=_rank,
         metavar="K|auto",
         help="Rank K; auto begins with many components, of which those fade that are not needed.",
     ),
@@ -102,13 +113,6 @@ OwnDispersion = Annotated[
         "left out, drawn; column: one for each, drawn.",
     ),
 ]
-
-
-def _rank(text: str) -> int:
-    """Read a rank, which may also be called for with ``auto``."""
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor 'auto'")
-    return int(text)
 
 
 def sampler_named(text: str) -> Any:

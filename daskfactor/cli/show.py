@@ -287,7 +287,7 @@ def _components(tree: "xr.DataTree") -> dict[str, Any]:
     drawn = tree["posterior"][name]
     if not drawn.size:
         return {}
-    return {name: [int(drawn.quantile(share, method="nearest")) for share in (0.05, 0.5, 0.95)]}
+    return {name: list(map(int, drawn.quantile([0.05, 0.5, 0.95], method="nearest").values))}
 
 
 def _health(tree: "xr.DataTree") -> dict[str, Any]:

@@ -330,8 +330,7 @@ def _h5ad(data: BlockedData, making: Path, target: Path) -> None:
 
 def _index_labels(labels: Labels) -> list[NDArray[Any] | None]:
     """Labels of rows and of columns, texts at a fixed width, None where there are none."""
-    found = [labels.row_coords.get(labels.row_dim), labels.col_coords.get(labels.col_dim)]
     return [
         side.astype(np.str_) if side is not None and side.dtype.kind in "OT" else side
-        for side in found
+        for side in labels.index
     ]

@@ -277,11 +277,7 @@ def outline(
         As from `as_blocks`.
     """
     if isinstance(V, BlockedData):
-        copied = not (V.is_sparse or V.source.lazy)
-        return Outline(
-            V.grid, V.dtype, V.unstored, V.n_stored, V.n_missing, V.mean,
-            buffered=not V.in_memory, keeps_copy=copied, weighed=V.weights is not None,
-        )  # fmt: skip
+        return _of_blocks(V)
     limit, store = memory_budget(memory_limit), _store_at(V)
     if store is not None:
         return _of_store(store, blocks, dtype, limit)
@@ -309,6 +305,15 @@ def outline(
     )
 
 
+def _of_blocks(data: BlockedData) -> Outline:
+    """Of data that are on their blocks already."""
+    copied = not (data.is_sparse or data.source.lazy)
+    return Outline(
+        data.grid, data.dtype, data.unstored, data.n_stored, data.n_missing, data.mean,
+        buffered=not data.in_memory, keeps_copy=copied, weighed=data.weights is not None,
+    )  # fmt: skip
+
+
 def _of_store(
     store: BlockStore, blocks: int | Grid | None, dtype: FloatType, limit: int
 ) -> Outline:
@@ -323,15 +328,7 @@ def _of_store(
             f"{grid.blocks} x {grid.blocks} blocks; its cost on another grid is known once it is "
             "read: pass as_blocks(V, blocks) instead"
         )
-    found = Outline(
-        grid,
-        dtype,
-        data.unstored,
-        data.n_stored,
-        data.n_missing,
-        data.mean,
-        buffered=not data.in_memory,
-    )
+    found = _of_blocks(data)
     largest = READING * int(found.sizes.max()) * cpu_count()
     return replace(found, held=min(data.nbytes, limit) + largest)
 
@@ -340,10 +337,7 @@ def _of_dense(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Outli
     """Of a dense matrix: used where it is, decoded into memory, or into a scratch file."""
     borrowed, size, working = _needs(source, grid, dtype, limit)
     held = size if not borrowed and size + working <= limit else 0
-    missing: int | None = None
-    mean = math.nan
-    if source.array is not None:
-        missing, mean = _told_of(source.array)
+    missing, mean = (None, math.nan) if source.array is None else _told_of(source.array)
     scan = SCAN_BYTES * max(TILE_ENTRIES, *grid.cols.sizes)
     return Outline(
         grid,

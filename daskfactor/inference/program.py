@@ -327,7 +327,7 @@ def tally_columns(data: BlockedData, executor: Executor) -> tuple[Array, Array, 
         del work
         found = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))]
         for row in range(data.grid.blocks):
-            for values, weights, _, columns in observed_values(data.view(row, number)):
+            for values, weights, _, columns in observed_values(data.view(row, number), True):
                 own = np.ones(values.size) if weights is None else weights
                 keep = values > 0
                 found.append((columns[keep], values[keep], own[keep]))

@@ -138,19 +138,20 @@ def evaluate(
 
 
 def observed_values(
-    view: AnyBlock,
+    view: AnyBlock, by_column: bool = False
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64] | None, int, NDArray[np.int64]]]:
     """Observed entries in slabs: ``(values, weights, zeros, columns)``.
 
     ``values`` are observed stored entries in float64, ``weights`` theirs, if cells have any, and
     ``zeros`` is how many observed zeros that are not stored belong to the slab. ``columns`` are
-    those of the entries inside the block.
+    those of the entries inside the block, if they are asked for, and none else.
     """
+    columns = np.empty(0, np.int64)
     if isinstance(view, SparseBlock):
         stored, step = view.values, SLAB
         if view.zeros and stored.size < view.m * view.n:
             none, rest = np.empty(0), view.m * view.n - stored.size
-            yield none, None if view.weights is None else none, rest, np.empty(0, np.int64)
+            yield none, None if view.weights is None else none, rest, columns
     else:
         stored, step = view.block, max(1, SLAB // max(1, view.n))
     for start in range(0, len(stored), step):
@@ -158,8 +159,8 @@ def observed_values(
         seen, weights = ~np.isnan(wide), None
         if view.weights is not None:
             weights = view.weights[start : start + step][seen].astype(np.float64)
-        if isinstance(view, SparseBlock):
+        if by_column and isinstance(view, SparseBlock):
             columns = view.indices[start : start + step][seen].astype(np.int64)
-        else:
+        elif by_column:
             columns = np.nonzero(seen)[1]
         yield wide[seen], weights, 0, columns

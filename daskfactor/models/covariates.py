@@ -219,7 +219,7 @@ class Covariates(StoredArrays):
             If they are not.
         """
         if self.shape[0] != length:
-            side = "rows" if name.endswith("w") else "columns"
+            side = _side(name)
             raise ModelError(
                 f"{name} must have one row for each of the data's {length} {side}, got "
                 f"{self.shape[0]} rows; give all of them covariates, in the order of the data"

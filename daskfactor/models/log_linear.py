@@ -142,10 +142,12 @@ class LinkLaw:
         value, slope = self.look(found)
         before, new = self.energy(value, velocity), found
         with np.errstate(over="ignore", invalid="ignore"):
+            push = 0.5 * size * self.scaled(slope)
             for _ in range(steps):
-                velocity = velocity + 0.5 * size * self.scaled(slope)
+                velocity = velocity + push
                 new = new + size * velocity
                 value, slope = self.look(new)
-                velocity = velocity + 0.5 * size * self.scaled(slope)
+                push = 0.5 * size * self.scaled(slope)
+                velocity = velocity + push
             change = self.energy(value, velocity) - before
         return np.where(change < rng.exponential(size=K), new, found)

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from math import isqrt
 from typing import Any, Final, Literal, NamedTuple
 
+import dask
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -65,6 +66,7 @@ Lazy = Any  # dask.array.Array
 map_blocks: Final[Any] = da.map_blocks
 blockwise: Final[Any] = da.blockwise
 from_array: Final[Any] = da.from_array
+compute: Final[Any] = dask.compute  # type: ignore[attr-defined]
 concatenate: Final[Any] = da.concatenate
 
 BLOCK_BYTES: Final = 64 * 2**20
@@ -151,11 +153,7 @@ def predict(
         wanted = extrapolated_moments(own, coarse, model.nonnegative)
     mean, variance = wanted
     if of == "observation":
-        phi: Any = dispersion
-        if np.ndim(dispersion):  # along the last axis of what is asked for
-            phi = from_array(dispersion[np.atleast_1d(cells[1].values)], mean.chunks[-1:])
-        if has_uncertainty(tree):
-            phi = phi * variances(tree, cells, uncertainty, mean)
+        phi = _noise_of(tree, cells, dispersion, uncertainty, mean)
         sd, lower, upper = map_blocks(
             _of_observation,
             mean,
@@ -554,6 +552,17 @@ def _model_of(tree: xr.DataTree, of: Of | None, uncertainty: Any) -> tuple[Any, 
     return model, dispersion, of or ("observation" if observed else "mean")
 
 
+def _noise_of(tree: xr.DataTree, cells: Any, dispersion: Any, uncertainty: Any, mean: Any) -> Any:
+    """The dispersion of a new observation of each of these cells, or one for all of them."""
+    if np.ndim(dispersion):  # along the last axis of what is asked for
+        dispersion = dispersion[np.atleast_1d(cells[1].values)]
+        if isinstance(mean, da.Array):
+            dispersion = from_array(dispersion, mean.chunks[-1:])
+    if not has_uncertainty(tree):
+        return dispersion
+    return dispersion * variances(tree, cells, uncertainty, mean)
+
+
 def _of_observation(
     mean: Array, variance: Array, dispersion: Any, likelihood: Likelihood, interval: float
 ) -> Array:
@@ -612,12 +621,8 @@ def monitored(
     group = tree["monitor"].to_dataset().load()
     mean, variance = _pooled(group)
     if of == "observation":
-        phi: Any = dispersion
-        if np.ndim(dispersion):
-            phi = dispersion[group["column_index"].values]
-        if has_uncertainty(tree):
-            cells = group[CELL_INDICES[0]], group[CELL_INDICES[1]]
-            phi = phi * variances(tree, cells, uncertainty, mean).compute()
+        cells = group[CELL_INDICES[0]], group[CELL_INDICES[1]]
+        (phi,) = compute(_noise_of(tree, cells, dispersion, uncertainty, mean))
         sd, lower, upper = _of_observation(mean, variance, phi, model.likelihood, interval)
     else:
         sd = np.sqrt(variance)

@@ -81,7 +81,7 @@ def test_evaluate(beta, zeros):
 @pytest.mark.parametrize("zeros", [False, True])
 def test_observed_values(zeros):
     block = sparse_block(np.float32, 150, 90, zeros)
-    values, _, unstored, columns = zip(*observed_values(block), strict=True)
+    values, _, unstored, columns = zip(*observed_values(block, by_column=True), strict=True)
     found = np.concatenate(values)
     assert found.dtype == np.float64
     expected = dense_view(block).block
@@ -96,7 +96,7 @@ def test_observed_values(zeros):
 def test_observed_values_of_a_dense_block_in_slabs():
     array = np.arange(2.0 * SLAB).reshape(4, -1)
     array[1, 5] = np.nan
-    slabs = list(observed_values(BlockView(array, 1, 0, 3, array.shape[1])))
+    slabs = list(observed_values(BlockView(array, 1, 0, 3, array.shape[1]), by_column=True))
     assert [values.size for values, *_ in slabs] == [SLAB - 1, SLAB // 2]
     assert all(zeros == 0 for _, _, zeros, _ in slabs)
     assert [columns[0] for *_, columns in slabs] == [0, 0]
