@@ -32,11 +32,12 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
+from daskfactor.inference.bands import pieces_of, take_values
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.tweedie_chain import TweedieChain
+from daskfactor.inference.tweedie_chain import TweedieChain, take_curvature
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.diagnose import addressed_cells, convergence
 
@@ -84,13 +85,10 @@ class Walk:
         self.chain = TweedieChain(setting, number)
         self.chain.start()
         state = self.chain.tracks[0].state
-        for band in state.rows:
-            band.values[:] = counts.W[band.offset : band.offset + len(band.values)]
-        for band in state.cols:
-            band.values[:] = counts.H.T[band.offset : band.offset + len(band.values)]
+        for factor, whole in enumerate((counts.W, counts.H.T)):
+            state.each(take_values, factor, pieces_of(counts.data.grid, factor, whole))
         if "metric" in sampler.arrays:
-            for _, band, denominator in self.chain._denominators(state):
-                band.arrays["curvature"][:] = denominator
+            self.chain._with_shares(state, take_curvature, "curvature")
             self.chain._follow_dispersion()
         self.cells = addressed_cells(counts.data.shape, CELLS, 0)
         self.seen: list[Array] = []

@@ -3,12 +3,94 @@
 import math
 import sys
 import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
+
+
+class Match(NamedTuple):
+    """Where labels are among others.
+
+    Attributes
+    ----------
+    at
+        Position of each label that is wanted among the known ones, -1 where it is none of them.
+    unwanted
+        Positions of known labels that nobody wants.
+    twice
+        First of the labels on both sides that occurs again among the wanted ones, and among the
+        known ones; None: no label does, or both sides are the same.
+    """
+
+    at: NDArray[np.int64]
+    unwanted: NDArray[np.int64]
+    twice: tuple[Any, Any]
+
+
+def match_labels(wanted: Any, known: Any) -> Match:
+    """Find labels among others, by what they mean: times whatever their units, 1 where 1.0 is.
+
+    Stacked dimensions have a label of each, in any order: a mapping from names to labels, or a
+    MultiIndex. They are found among those of dimensions of the same names alone.
+    """
+    names, own_names = _names(wanted), _names(known)
+    asked, own = _plain(wanted), _plain(known)
+    if names != own_names:
+        nowhere = np.full(len(asked), -1, np.int64)
+        return Match(nowhere, np.arange(len(own)), (None, None))
+    if asked == own:
+        return Match(np.arange(len(own)), np.empty(0, np.int64), (None, None))
+    place = first_places(own)
+    both = place.keys() & set(asked)
+    at = np.array([place.get(label, -1) for label in asked], np.int64)
+    unwanted = np.flatnonzero([label not in both for label in own])
+    return Match(at, unwanted, (_twice(asked, both), _twice(own, both)))
+
+
+def first_places(labels: Sequence[Any]) -> dict[Any, int]:
+    """Where each label is found first."""
+    return {label: at for at, label in reversed([*enumerate(labels)])}
+
+
+def _names(labels: Any) -> list[Any]:
+    """Names of stacked dimensions, in an order of their own; of a single one none."""
+    if getattr(labels, "nlevels", 1) > 1:
+        return sorted(labels.names, key=str)
+    return sorted(labels) if isinstance(labels, Mapping) else []
+
+
+def _of_level(labels: Any, name: Any) -> Any:
+    return labels[name] if isinstance(labels, Mapping) else labels.get_level_values(name)
+
+
+def label_at(labels: Any, at: int) -> str:
+    """How a message calls a label, or those of stacked dimensions at one place."""
+    names = _names(labels)
+    if not names:
+        return repr(np.asarray(labels)[[at]].tolist()[0])
+    return ", ".join(f"{name} {np.asarray(_of_level(labels, name))[at]!s}" for name in names)
+
+
+def _plain(labels: Any) -> list[Any]:
+    """Labels as plain values that are equal where they mean the same."""
+    names = _names(labels)
+    if names:
+        return list(zip(*(_plain(_of_level(labels, name)) for name in names), strict=True))
+    values = np.asarray(labels)
+    return list((values.astype("M8[ns]") if values.dtype.kind == "M" else values).tolist())
+
+
+def _twice(labels: list[Any], both: set[Any]) -> Any:
+    """First of the labels on both sides that occurs more than once."""
+    found = Counter(labels)
+    return next((label for label, count in found.items() if count > 1 and label in both), None)
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
@@ -35,6 +117,32 @@ def truth(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise OptionError(f"{name} must be True or False, got {value!r}")
     return bool(value)
+
+
+def one_of(name: str, value: Any, allowed: Sequence[str | None], advice: str = "") -> None:
+    """Refuse a value that is none of a few words; None is not named in the sentence.
+
+    Raises
+    ------
+    OptionError
+        If it is none of them.
+    """
+    if value not in allowed:
+        *others, last = (f'"{word}"' for word in allowed if word is not None)
+        words = f"{', '.join(others)} or {last}" if others else last
+        raise OptionError(f"{name} must be {words}, got {value!r}{advice}")
+
+
+def inner_share(name: str, value: Any) -> None:
+    """Refuse a value that does not lie between 0 and 1.
+
+    Raises
+    ------
+    OptionError
+        If it is no number, or 0 or 1 or outside.
+    """
+    if not (is_number(value) and 0 < value < 1):
+        raise OptionError(f"{name} must lie strictly between 0 and 1, got {value!r}")
 
 
 def is_number(value: Any) -> bool:
@@ -70,6 +178,93 @@ def positive_or(name: str, value: Any, word: str = "auto") -> Any:
     return value
 
 
+def mask_in_order(
+    mask: Any, dims: Sequence[Any], labels: tuple[Any, Any], allowed: str
+) -> NDArray[Any]:
+    """Turn a DataArray mask to the dimensions of a matrix, and to its labels where both have any.
+
+    Raises
+    ------
+    OptionError
+        If it has other dimensions, or other labels.
+    """
+    if set(mask.dims) != set(dims):
+        raise OptionError(
+            f"{allowed}; got a mask with dimensions {', '.join(map(str, mask.dims))}, and V has "
+            f"{', '.join(map(str, dims))}; rename them, or pass its values"
+        )
+    mask = mask.transpose(*dims)
+    for dim, known in zip(dims, labels, strict=True):
+        own = mask.indexes.get(dim)
+        if own is None or known is None:
+            continue
+        found = match_labels(known, own)
+        if (found.at < 0).any() or found.unwanted.size or found.twice != (None, None):
+            raise OptionError(
+                f"{allowed}; got a mask whose labels of {dim} are not those of V, or not unique "
+                f"and in another order (it begins with {label_at(own, 0)}, V with "
+                f"{label_at(known, 0)}); give it the labels of V, for example with "
+                "reindex_like(V), or pass its values"
+            )
+        mask = mask.isel({dim: found.at})
+    return np.asarray(mask.values)
+
+
+def cell_positions(
+    cells: Any,
+    shape: Sequence[int],
+    dims: Sequence[str],
+    allowed: str,
+    labels: tuple[Any, Any] = (None, None),
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rows and columns of the cells of a matrix that a mask or two lists name.
+
+    Parameters
+    ----------
+    cells
+        A boolean mask (I, J), a DataArray one in any order of its dimensions; or a pair of
+        integer arrays of equal length.
+    shape, dims
+        Of the matrix; names of its dimensions.
+    allowed
+        How a sentence about it begins, such as ``monitor takes ...``.
+    labels
+        Of rows and of columns of the matrix, that those of a mask are matched to.
+
+    Raises
+    ------
+    OptionError
+        For anything else, and for positions outside the matrix.
+    """
+    if not (isinstance(cells, tuple) and len(cells) == 2):
+        named = hasattr(cells, "dims")
+        mask = mask_in_order(cells, dims, labels, allowed) if named else np.asarray(cells)
+        if mask.dtype != np.bool_ or mask.shape != tuple(shape):
+            raise OptionError(
+                f"{allowed}; got an array of dtype {mask.dtype} and shape {mask.shape}, "
+                f"V has shape {tuple(shape)}"
+            )
+        rows, columns = np.nonzero(mask)
+        return rows.astype(np.int64), columns.astype(np.int64)
+    found = []
+    for name, values, size in zip(("rows", "columns"), cells, shape, strict=True):
+        index = np.atleast_1d(np.asarray(values))
+        if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
+            raise OptionError(f"{allowed}; got {name} of dtype {index.dtype}, shape {index.shape}")
+        if index.size and not (index.min() >= 0 and index.max() < size):
+            raise OptionError(
+                f"{allowed}; positions of {name} must lie between 0 and {size - 1}, got "
+                f"{index.min()} to {index.max()}"
+            )
+        found.append(index.astype(np.int64))
+    if found[0].size != found[1].size:
+        raise OptionError(
+            f"{allowed}; rows and columns of a pair must be equally many, got {found[0].size} and "
+            f"{found[1].size}"
+        )
+    return found[0], found[1]
+
+
 def warn(message: str, kind: type[Warning]) -> None:
     """Warn at the line outside this package from which it was called, however deep we are."""
     level, frame = 2, sys._getframe(1)
@@ -77,3 +272,14 @@ def warn(message: str, kind: type[Warning]) -> None:
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in inside:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, kind, stacklevel=level)
+
+
+def require(module: str, extra: str, what: str) -> Any:
+    """Import an optional library, or say in a sentence how to get it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise OptionError(
+            f"{what} are read with {module}, which is not installed here: "
+            f"run  pip install 'daskfactor[{extra}]'"
+        ) from error

@@ -12,6 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 import daskfactor
+from daskfactor.checks import inner_share
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.plots import faces_panel
 
@@ -131,10 +132,7 @@ def erase(images: Images, missing: float, seed: int) -> xr.DataArray:
     OptionError
         If `missing` is not strictly between 0 and 1.
     """
-    if not 0.0 < missing < 1.0:
-        raise OptionError(
-            f"the missing share must lie strictly between 0 and 1, got {missing}: try 0.3"
-        )
+    inner_share("the missing share", missing)
     gone = np.random.default_rng(seed).random(images.truth.shape) < missing
     rows, columns = np.divmod(np.arange(images.truth.shape[0]), images.shape[1])
     return xr.DataArray(

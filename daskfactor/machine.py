@@ -3,12 +3,13 @@
 The number of cores comes from `dask.system`.
 """
 
+import ctypes
 import operator
 import platform
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from daskfactor.errors import OptionError
 
 CGROUP = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
+M_MMAP_THRESHOLD = -3
+"""Number of the option in glibc's malloc.h."""
+MAPPED = 2**20
 
 _lock = threading.Lock()
 _users = 0
@@ -26,9 +30,13 @@ _known: tuple[int, ThreadpoolController] | None = None
 
 
 def memory_budget(limit: int | str | None) -> int:
-    """Bytes that blocks and the pass that makes them may take: as said, or half of what is free."""
+    """Bytes that blocks and the pass that makes them may take: as said, or half of what is free.
+
+    Who says it also has large arrays given back to the system as soon as they are freed.
+    """
     if limit is None:
         return available_memory() // 2
+    _return_freed()
     try:
         if isinstance(limit, str):
             from dask.utils import parse_bytes
@@ -43,6 +51,18 @@ def memory_budget(limit: int | str | None) -> int:
             f"got {limit!r}; leave it out for half of the free memory"
         )
     return number
+
+
+@lru_cache(maxsize=1)
+def _return_freed() -> None:
+    """Let the C library map arrays of a MiB or more by themselves, where it is glibc.
+
+    Otherwise its threshold rises to 32 MiB with the arrays that are freed, and each thread's
+    heap keeps some of what it once had: measured, 400 MB at the peak instead of 240.
+    """
+    with suppress(OSError, AttributeError):
+        if platform.libc_ver()[0] == "glibc":
+            ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, MAPPED)
 
 
 def available_memory() -> int:

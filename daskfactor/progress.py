@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from daskfactor import markup
+
 R = TypeVar("R")
 
 Phase = Literal[
@@ -36,6 +39,7 @@ Phase = Literal[
     "keys",
     "entries",
     "blocks",
+    "rows",
 ]
 
 _MILLION_ENTRIES = ("M entries", 1e-6)
@@ -46,9 +50,12 @@ _UNITS: Final = {
     "keys": _MILLION_ENTRIES,
     "entries": _MILLION_ENTRIES,
     "blocks": _MILLION_ENTRIES,
+    "rows": ("rows", 1.0),
 }
 """What is counted in a phase where it is not cycles, and in which multiple."""
 
+REDRAWN: Final = 0.2
+"""Seconds between two pictures in a notebook."""
 NOTE_WIDTH: Final = 30
 """Characters of a message that fit beside the bar in a terminal of 80."""
 
@@ -109,11 +116,31 @@ def _column(width: int) -> Column:
 
 
 @contextmanager
-def progress_bar(enabled: bool = True) -> Iterator[OnEvent]:
-    """Show a line per phase on standard error: share done, rate, time left, log-likelihood."""
+def progress_bar(enabled: bool = True, callback: OnEvent | None = None) -> Iterator[OnEvent]:
+    """Show a line per phase on standard error: share done, rate, time left, log-likelihood.
+
+    In a notebook the lines are HTML in the cell, for which no widgets are needed. A callback
+    hears of every event, too.
+    """
+    with _lines(enabled) as show:
+        if callback is None:
+            yield show
+            return
+
+        def on_event(event: RunEvent) -> None:
+            show(event)
+            callback(event)
+
+        yield on_event
+
+
+@contextmanager
+def _lines(enabled: bool) -> Iterator[OnEvent]:
+    """Show lines, unless nobody wants them."""
     if not enabled:
         yield ignore
         return
+    console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}", table_column=_column(10)),
         BarColumn(bar_width=10, table_column=_column(10)),
@@ -121,7 +148,8 @@ def progress_bar(enabled: bool = True) -> Iterator[OnEvent]:
         _RateColumn(table_column=_column(13)),
         TimeRemainingColumn(compact=True, table_column=_column(5)),
         TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, max_width=NOTE_WIDTH)),
-        console=Console(stderr=True),
+        console=console,
+        disable=console.is_jupyter,
     )
     tasks: dict[str, Task] = {}
 
@@ -142,5 +170,44 @@ def progress_bar(enabled: bool = True) -> Iterator[OnEvent]:
             note=note or task.fields["note"],
         )
 
-    with bar:
-        yield listen
+    if console.is_jupyter:
+        with _in_cell(bar, listen) as show:
+            yield show
+    else:
+        with bar:
+            yield listen
+
+
+@contextmanager
+def _in_cell(bar: Progress, listen: OnEvent) -> Iterator[OnEvent]:
+    """Show the lines of a bar in the cell of a notebook that is running."""
+    from IPython.display import display
+
+    drawn = 0.0
+    handle = display(_as_html(bar), raw=True, display_id=True)
+
+    def show(event: RunEvent) -> None:
+        nonlocal drawn
+        listen(event)
+        if time.monotonic() - drawn >= REDRAWN:
+            drawn = time.monotonic()
+            handle.update(_as_html(bar), raw=True)
+
+    try:
+        yield show
+    finally:
+        handle.update(_as_html(bar), raw=True)
+
+
+def _as_html(bar: Progress) -> dict[str, str]:
+    """The lines as a display's data, as text also for what shows no HTML."""
+    rows = []
+    for task in bar.tasks:
+        known, left = task.total is not None, task.time_remaining
+        rate, note = _RateColumn().render(task).plain, str(task.fields["note"])
+        percent = f"{task.percentage:.0f} %" if known else ""
+        rest = f"{left:.0f} s left" if left else ""
+        share = task.percentage / 100 if known else None
+        rows.append((task.description, markup.bar(share), percent, rate, rest, note))
+    text = "\n".join("  ".join(filter(None, (row[0], *row[2:]))) for row in rows)
+    return {"text/html": markup.table(rows, numbers=(2, 3)), "text/plain": text}

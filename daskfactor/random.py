@@ -34,6 +34,8 @@ class Stream(IntEnum):
     THINNING = 7
     SIMULATION = 8
     SCALE = 9
+    PREDICTION = 10
+    TRANSFORM = 11
 
 
 def resolve_seed(random_seed: int | None) -> int:

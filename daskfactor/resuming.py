@@ -2,38 +2,34 @@
 
 import json
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Unpack
 
 import xarray as xr
 
 from daskfactor.errors import OptionError
-from daskfactor.executors import Executor
 from daskfactor.inference import sampling
 from daskfactor.inference.sampling import PathText
-from daskfactor.inference.session import Options
-from daskfactor.progress import OnEvent
+from daskfactor.options import Running, verb
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.stein import posterior
 
 
+@verb
 def resume(
     store: PathText,
     draws: int | None = None,
     *,
     V: Any = None,
-    progressbar: bool = True,
-    client: Any = None,
-    executor: str | Executor = "auto",
     memory_limit: int | str | None = None,
-    callback: OnEvent | None = None,
+    **options: Unpack[Running],
 ) -> xr.DataTree:
     """Go on with a run where its store stopped: the same draws as an unbroken run.
 
     Parameters
     ----------
     store
-        The directory that ``sample(store=...)`` or ``stein_posterior(store=...)`` wrote.
+        The directory or URL that ``sample(store=...)`` or ``stein_posterior(store=...)`` wrote.
     draws
         Draws to add to those the store holds; None finishes what was planned, and
         what was planned is finished in any case. Of particles, whose weights are those of
@@ -42,8 +38,10 @@ def resume(
         The data again, needed if they were neither dense in memory nor read from a
         path when the run began. So are their uncertainties or weights, which come with
         data from :func:`as_blocks`: dense ones in memory and those on a path are found again.
-    progressbar, client, executor, memory_limit, callback
-        As for :func:`sample`.
+    memory_limit
+        As for :func:`as_blocks`.
+    options
+        Where it runs, as for :func:`sample`.
 
     Raises
     ------
@@ -55,7 +53,6 @@ def resume(
         If ``draws`` are asked for of a set of particles.
     """
     path = _path(store)
-    options = Options(progressbar=progressbar, client=client, executor=executor, callback=callback)
     with RunStore.open(path) as held:
         described = json.loads(held.attrs["run"])
         if "particles" not in held.attrs:

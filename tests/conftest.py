@@ -1,7 +1,12 @@
 import atexit
+import gc
 import os
+import warnings
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 # Derandomized in CI: a run there fails because of a change, never because of luck.
@@ -16,9 +21,45 @@ if "DASKFACTOR_TESTS_FOLDER" not in os.environ:
     os.environ["DASKFACTOR_TESTS_FOLDER"] = kept.name
 
 # Every kernel is compiled once for all processes of a session, workers and those that tests
-# start: compiling it in each of them takes longer than all that is tested.
-os.environ.setdefault("DASKFACTOR_JIT_CACHE", "1")
-if "NUMBA_CACHE_DIR" not in os.environ:
+# start, and none is left over from other sessions, unless somebody asks for that by the variable.
+if "DASKFACTOR_JIT_CACHE" not in os.environ:
     compiled = TemporaryDirectory(prefix="daskfactor-kernels-", ignore_cleanup_errors=True)
     atexit.register(compiled.cleanup)
-    os.environ["NUMBA_CACHE_DIR"] = compiled.name
+    os.environ["DASKFACTOR_JIT_CACHE"] = compiled.name
+
+# ArviZ writes down once a day that it has warned, and processes that do so at once fail.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    with (
+        FileLock(Path(os.environ["DASKFACTOR_TESTS_FOLDER"]) / "arviz.lock"),
+        warnings.catch_warnings(action="ignore"),
+    ):
+        import arviz  # noqa: F401
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that is loaded by now out of every later search for garbage.
+
+    Compilation makes so many objects that searching takes a seventh of its time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(scope="session")
+def _object_store():
+    moto = pytest.importorskip("moto.server", reason="an S3 server of its own needs moto[server]")
+    del moto
+    from tests.object_store import ObjectStore
+
+    store = ObjectStore()
+    yield store
+    store.stop()
+
+
+@pytest.fixture
+def s3(_object_store, monkeypatch):
+    """An S3 server on loopback, named in the environment as its users have it there."""
+    for name, value in _object_store.environment.items():
+        monkeypatch.setenv(name, value)
+    return _object_store

@@ -10,7 +10,7 @@ import xarray as xr
 from scipy import sparse, stats
 
 import daskfactor as dfac
-from daskfactor.errors import DataError, ModelError, OptionError
+from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
 from daskfactor.models import covariates as module
 
 QUICK: dict[str, Any] = {"draws": 6, "tune": 24, "random_seed": 3, "progressbar": False}
@@ -121,7 +121,36 @@ def test_covariates_are_found_by_the_labels_of_the_data(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again["posterior"]["W"], by_position["posterior"]["W"])
     for wrong, message in (
         (more.drop("p7"), r"covariates_w lacks 1 of the data's 40 rows, the first of them 'p7'"),
-        (pd.concat([more, more[:2]]), r"more than one row labelled 'e'"),
+        (pd.concat([more, more[-2:]]), r"more than one row labelled 'p1'"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            dfac.sample(data, dfac.GaussianMF(2, covariates_w=wrong), **QUICK)
+
+
+def test_covariates_of_stacked_dimensions_are_found_by_the_labels_of_each() -> None:
+    places = pd.MultiIndex.from_product([range(8), list("abcde")], names=["depth", "site"])
+    maps = xr.DataArray(V.reshape(8, 5, 30), {"site": list("abcde")}, ("depth", "site", "day"))
+    with pytest.warns(DataWarning, match="6 of 40 places"):  # those without data are no rows
+        data = dfac.as_blocks(maps, rows=["depth", "site"], allow_empty=True)
+    known = data.labels.keys[0]
+    frame = pd.DataFrame(X, index=places)
+    stacked = (
+        xr.DataArray(
+            X.reshape(8, 5, 3),
+            {"site": list("abcde"), "depth": range(8)},
+            ("depth", "site", "trait"),
+        )
+        .stack(place=("site", "depth"))
+        .T
+    )
+    of = zip(known["depth"], known["site"], strict=True)
+    wanted = X[[list(places).index(place) for place in of]]
+    for given in (frame[::-1], stacked):
+        model = dfac.GaussianMF(2, covariates_w=given).sized(data.shape, data.labels.keys)
+        np.testing.assert_array_equal(model.covariates_w.values, wanted)
+    for wrong, message in (
+        (frame[1:], "lacks 1 of the data's 34 rows, the first of them depth 0, site a"),
+        (frame.set_axis([f"p{i}" for i in range(40)]), "lacks 34 of .* begin with 'p0'"),
     ):
         with pytest.raises(ModelError, match=message):
             dfac.sample(data, dfac.GaussianMF(2, covariates_w=wrong), **QUICK)
@@ -187,7 +216,7 @@ def test_the_order_of_the_data_is_that_of_the_caller(V: Any, model: Any, truth: 
     """Balanced sparse data are in an order of their own; covariates and links are not."""
     rows, cols = np.nonzero(SEEN)
     table = sparse.coo_array((V[SEEN], (rows, cols)), V.shape)
-    options: dict[str, Any] = {"unstored": "missing", "allow_empty": True, "dtype": "float64"}
+    options: dict[str, Any] = {"unstored": "missing", "allow_empty": True}
     found = []
     for balance in (False, True):
         with dfac.as_blocks(table, 3, balance=balance, **options) as data:

@@ -15,7 +15,7 @@ SMALL = {
         *("--picture", "picture.png"),
     ],
     "letters.py": [
-        *("--tokens", "150", "--ranks", "1", "2", "--particles", "4096"),
+        *("--tokens", "300", "--ranks", "1", "2", "--particles", "4096"),
         *("--picture", "picture.png"),
     ],
     "topics.py": [

@@ -2,10 +2,17 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 import daskfactor
+from daskfactor.evidence.base import EvidenceMethod
 from daskfactor.inference.base import Sampler, known
+from daskfactor.inference.multiplicative import Optimizer
+from daskfactor.stein.ensemble import ParticleMethod
 
 ROOT = Path(daskfactor.__file__).parent
 MODULES = {
@@ -136,3 +143,71 @@ def test_no_list_of_algorithms_but_the_registry() -> None:
         if len(meant) > 1:
             lists[name] = sorted(meant)
     assert lists == {}
+
+
+@pytest.mark.parametrize("base", [Sampler, Optimizer, EvidenceMethod, ParticleMethod])
+def test_algorithms_are_in_the_folders_that_their_kind_names(base: type) -> None:
+    public = (getattr(daskfactor, name) for name in daskfactor.__all__)
+    kinds = [kind for kind in public if isinstance(kind, type) and issubclass(kind, base)]
+    assert list(known(base).values()) == sorted(kinds, key=lambda kind: kind.__name__)
+    assert kinds
+
+
+SIDES = {"rows", "cols"}
+NOT_OF_STATES = {"grid", "mass", "cells", "part"}
+"""Whose rows and columns are no bands: of grids, sums and monitored cells, of parts of sums."""
+
+
+def touched_bands(tree: ast.AST) -> list[int]:
+    """Lines that reach for the bands of a state, or for what may be one."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
+        sides = node.attr in SIDES and owner not in NOT_OF_STATES
+        if sides or (node.attr in {"bands", "local"} and owner.endswith("state")):
+            found.append(node.lineno)
+    return sorted(found)
+
+
+def test_bands_of_a_state_that_are_touched_are_found() -> None:
+    text = """
+for band in chain.tracks[0].state.rows:
+    data.grid.rows, cells.cols, own.grid.cols.offsets
+one, other = self.state.bands(), fill.cols[0]
+state.each(sum_columns)
+run().rows
+"""
+    assert touched_bands(ast.parse(text)) == [2, 4, 4, 6]
+
+
+def test_only_executors_touch_the_bands_of_a_state() -> None:
+    """They may lie in other processes: `ChainState.each` goes there."""
+    above = tuple(f"daskfactor.{folder}." for folder in ("inference", "evidence", "stein"))
+    found = [
+        f"{name}:{line}"
+        for name, path in MODULES.items()
+        if name.startswith(above)
+        for line in touched_bands(parsed(path))
+    ]
+    assert found == []
+
+
+FIRST_ANSWER = """
+import sys
+import numpy as np
+import daskfactor as dfac
+V = np.random.default_rng(0).poisson(3.0, (20, 10))
+dfac.sample(V, dfac.TweedieNMF(2, beta=1.0), draws=2, tune=2, progressbar=False)
+print(*sorted({name for name in sys.modules if name.count(".") < 2}))
+"""
+SLOW_TO_LOAD = {"distributed", "matplotlib", "scipy.optimize", "scipy.stats", "sklearn", "zarr"}
+
+
+def test_a_run_in_memory_loads_no_library_that_it_does_not_need() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FIRST_ANSWER]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    loaded = set(done.stdout.split())
+    assert {"numba", "xarray"} <= loaded
+    assert not SLOW_TO_LOAD & loaded

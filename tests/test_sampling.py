@@ -3,6 +3,8 @@
 import inspect
 import json
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import (
@@ -24,6 +27,9 @@ from daskfactor.errors import (
     StoreError,
     StoreFormatError,
 )
+from daskfactor.inference import sampling
+from daskfactor.kernels import blockwise
+from daskfactor.options import Reading
 from daskfactor.results.store import RunStore
 
 QUICK = {"draws": 6, "tune": 10, "random_seed": 3, "progressbar": False}
@@ -58,8 +64,10 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize(("shape", "blocks"), [((23, 17), 4), ((7, 31), 1), ((5, 5), 5)])
+@pytest.mark.parametrize(
+    ("name", "shape", "blocks"),
+    [(name, (23, 17), 4) for name in SAMPLERS] + [("psgld", (7, 31), 1), ("psgrrld", (5, 5), 5)],
+)
 def test_every_executor_draws_the_same_bits(name: str, shape: tuple[int, int], blocks: int) -> None:
     V = counts(*shape)
     trees = [
@@ -78,11 +86,15 @@ def test_every_executor_draws_the_same_bits(name: str, shape: tuple[int, int], b
         assert_same(trees[0], tree)
 
 
-@pytest.mark.parametrize("beta", [2.0, 1.0, 0.5, 0.0, -1.0, 0.3])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("beta", "dtype"),
+    [(beta, "float32") for beta in (2.0, 1.0, 0.5, 0.0, -1.0, 0.3)]
+    + [(beta, "float64") for beta in (1.0, 0.3)],
+)
 def test_every_law_and_precision_runs_and_stays_positive(beta: float, dtype: str) -> None:
-    V = counts() + 1
-    tree = dfac.sample(dfac.as_blocks(V, dtype=dtype), dfac.TweedieNMF(3, beta=beta), **QUICK)
+    V = dfac.as_blocks(counts() + 1, dtype=dtype)
+    sampler = dfac.BlockHMC() if dtype == "float32" else dfac.PSGLD()
+    tree = dfac.sample(V, dfac.TweedieNMF(3, beta=beta), sampler, **QUICK)
     for name in ("W", "H"):
         assert tree["posterior"][name].dtype == dtype
         assert np.all(np.isfinite(tree["posterior"][name]))
@@ -621,6 +633,7 @@ def test_warnings_point_at_the_line_that_asked() -> None:
 def test_verbs_have_the_same_options_in_the_same_order() -> None:
     order = list(inspect.signature(dfac.sample).parameters)
     common = order[order.index("random_seed") :]
+    common.remove("weights")  # those of stein_discrepancy are of particles
     for verb in (
         dfac.optimize,
         dfac.stein_posterior,
@@ -634,7 +647,56 @@ def test_verbs_have_the_same_options_in_the_same_order() -> None:
         assert {"progressbar", "client", "blocks", "unstored", "executor", "callback"} <= set(own)
         with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
             verb(V0, dfac.TweedieNMF(2), colour="red")
+    for wrong, near in (("seed", "random_seed"), ("chain", "chains"), ("progress", "progressbar")):
+        with pytest.raises(TypeError, match=f"'{wrong}'; did you mean '{near}'\\?"):
+            dfac.sample(V0, dfac.TweedieNMF(2), **{wrong: 1})
     assert list(inspect.signature(dfac.estimate_cost).parameters)[: len(order)] == order
+
+
+def test_verbs_read_what_as_blocks_reads_in_the_same_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Read(Exception):
+        pass
+
+    seen: dict[str, Any] = {}
+
+    def read(V: Any, *args: Any, **options: Any) -> None:
+        seen.update(options)
+        raise Read
+
+    for module in ("inference.session", "data.holdout"):
+        monkeypatch.setattr(f"daskfactor.{module}.as_blocks", read)
+    model, pair = dfac.TweedieNMF(2), (np.ones((1, 6, 2)), np.ones((1, 2, 5)))
+    words: dict[str, Any] = {
+        "unstored": "zero", "rows": "a", "columns": "b", "values": "c", "header": True,
+        "table": True, "layer": "x", "mask_var": "y", "storage_options": {"anon": True},
+    }  # fmt: skip
+    assert set(words) == set(Reading.__annotations__)
+    calls: list[Callable[..., Any]] = [
+        partial(dfac.sample, V0, model, blocks=3),
+        partial(dfac.optimize, V0, model, blocks=3),
+        partial(dfac.stein_posterior, V0, model, blocks=3),
+        partial(dfac.stein_discrepancy, pair, V0, model, blocks=3),
+        partial(dfac.log_evidence, V0, model, blocks=3),
+        partial(dfac.select_rank, V0, model, blocks=3),
+        partial(dfac.hold_out, V0),
+    ]
+    for call in calls:
+        seen.clear()
+        with pytest.raises(Read):
+            call(**words)
+        assert seen.items() >= words.items()
+        assert seen.get("blocks", 3) == 3
+
+
+def test_any_verb_takes_an_array_of_several_dimensions() -> None:
+    cube = xr.DataArray(np.arange(1.0, 25.0).reshape(4, 3, 2), dims=("time", "lat", "lon"))
+    held = dfac.hold_out(cube, 0.2, rows="time", random_seed=0)
+    assert held.train.dims == ("time", "lat_lon")
+    point = dfac.optimize(cube, dfac.TweedieNMF(1), rows="time", progressbar=False)
+    new = dfac.transform(point, cube[:2], draws=3, rows="time", progressbar=False)
+    assert dict(new.sizes) == {"chain": 1, "draw": 3, "time": 2, "component": 1}
 
 
 @pytest.mark.parametrize("name", ["balance", "allow_empty", "dtype", "memory_limit"])
@@ -670,3 +732,36 @@ def test_a_run_killed_as_its_store_appears_begins_again(
             dfac.sample(V0, model, store=path, **QUICK)
     found = dfac.resume(path, progressbar=False)
     assert_same(found, dfac.sample(V0, model, **QUICK), but=("observed_data", "constant_data"))
+
+
+def test_kernels_are_compiled_for_the_components_of_the_model_and_no_others(monkeypatch):
+    """Those of sparse blocks are made for a number of columns: half a second for each kernel."""
+    widths, made = set(), blockwise.sparse_kernels
+
+    def spy(likelihood, zeros, K, weights):
+        widths.add(K)
+        return made(likelihood, zeros, K, weights)
+
+    monkeypatch.setattr(blockwise, "sparse_kernels", spy)
+    monkeypatch.setattr(sampling, "_compiled", set())
+    V = sparse.csr_array(np.random.default_rng(0).poisson(1.0, (9, 8)).astype("f4"))
+    options = {"unstored": "zero", "draws": 2, "tune": 2, "random_seed": 0, "progressbar": False}
+    dfac.sample(V, dfac.TweedieNMF(3), dfac.PSGLD(), **options)
+    assert widths == {3}
+    for model in (dfac.GaussianMF(3), dfac.GaussianMF(3, biases=False), dfac.TweedieNMF(1)):
+        assert model.for_compilation(model.n_components).width == model.width
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (
+            ([9999], [0]),
+            r"; positions of rows must lie between 0 and \d+, got 9999",
+        ),
+        (([0, 1], [0]), r"; rows and columns of a pair must be .*, got 2 and 1"),
+    ],
+)
+def test_cells_that_are_none_are_told_in_a_sentence(cells: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        dfac.sample(V0, dfac.TweedieNMF(2), draws=1, monitor=tuple(map(np.array, cells)))

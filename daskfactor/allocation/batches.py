@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.allocation.placement import Placement
@@ -406,7 +406,7 @@ def _renumbered(own: Small, telling: NDArray[np.bool_], root: Wide, axes: list[i
         for axis in axes:
             mine = np.sqrt(own[:, telling]).reshape(root.shape)
             overlap = _rows(root, axis) @ _rows(mine, axis).T
-            _, order = linear_sum_assignment(overlap, maximize=True)
+            _, order = scipy.optimize.linear_sum_assignment(overlap, maximize=True)
             own = np.take(own, order, axis=axis + 1)
     return own
 

@@ -6,7 +6,7 @@ occur; axes along which some draw is hidden are laid out in full, as the fastest
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -16,6 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
 from daskfactor.allocation.counts import Counts, as_counts, distinct, stacked
+from daskfactor.data.files import ANYTHING
+from daskfactor.data.known import free_name
+from daskfactor.data.tables import Wanted
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors import SerialExecutor
 from daskfactor.models.allocation import AllocationModel
@@ -406,15 +409,15 @@ class AllocationMethod(EvidenceMethod):
 
     suits = ("counts",)
 
-    def read(self, V: Any, model: Any) -> tuple[Any, str]:
+    def read(self, V: Any, model: Any, wanted: Wanted = ANYTHING) -> tuple[Any, str]:
         """Read counts."""
-        counts = as_counts(V, model)
+        counts = as_counts(V, model, wanted)
         return counts, f"{counts.total} tokens in {len(counts.values)} cells"
 
     def estimate(self, problem: EvidenceProblem) -> Evidence:
         """Log p(X) of counts."""
         if problem.executor.in_process and self.name not in _compiled:
-            problem.on_event(RunEvent("compile", 0, 1, message="once per process"))
+            problem.on_event(RunEvent("compile", 0, 1, message="kept on disk"))
             model = AllocationModel.nmf(2)
             counts = as_counts(np.array([[1, 0], [1, 1]]), model)
             few = EvidenceProblem(counts, model, 0, SerialExecutor(), ignore)
@@ -438,7 +441,7 @@ class AllocationMethod(EvidenceMethod):
     def _trace(self, compiled: CompiledModel, mean_counts: Vector, columns: Columns) -> xr.Dataset:
         """The tables, and what else the method found, under names that do not clash."""
         data = named_tables(compiled, mean_counts, "table")
-        free = {name: free_name(name, data) for dims, _ in columns.values() for name in dims}
+        free = names_beside(data, [name for dims, _ in columns.values() for name in dims])
         found = {
             name: (tuple(free[dim] for dim in dims), values)
             for name, (dims, values) in columns.items()
@@ -450,14 +453,13 @@ class AllocationMethod(EvidenceMethod):
         )
 
 
+def names_beside(tables: xr.Dataset, names: Iterable[str]) -> dict[str, str]:
+    """Names of dimensions that the tables do not have already, by those that are wanted."""
+    taken = {*map(str, tables.dims), *map(str, tables.coords)}
+    return {name: free_name(name, taken) for name in names}
+
+
 def named_tables(compiled: CompiledModel, mean_counts: ArrayLike, prefix: str) -> xr.Dataset:
     """Posterior mean tables under names that begin with a prefix."""
     tables = compiled.tables(mean_counts)
     return xr.Dataset({f"{prefix}_{name}": table for name, table in tables.items()})
-
-
-def free_name(name: str, data: xr.Dataset) -> str:
-    """Find a name that no dim and no coordinate of the data has."""
-    while name in data.dims or name in data.coords:
-        name += "_"
-    return name

@@ -16,12 +16,14 @@ from daskfactor.data.adapters import (
     is_pydata_sparse,
     is_scipy_sparse,
     meaning_of_fill,
-    open_source,
     zarr_array,
 )
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.files import ANYTHING, is_readable_file, open_input, read_matrix
 from daskfactor.data.known import DEFAULT_DIMS
+from daskfactor.data.sources import as_blocks
 from daskfactor.data.store import BlockStore, is_blocked_store
+from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, OptionError
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator, resolve_seed
@@ -116,7 +118,7 @@ class _Tensor(NamedTuple):
     labels: Mapping[str, NDArray[Any]] = {}
 
 
-def as_counts(X: Any, model: AllocationModel) -> Counts:
+def as_counts(X: Any, model: AllocationModel, wanted: Wanted = ANYTHING) -> Counts:
     """Read the counts of a model from data of any kind.
 
     Parameters
@@ -131,6 +133,8 @@ def as_counts(X: Any, model: AllocationModel) -> Counts:
         `Counts`, which are returned as they are.
     model
         Says how many dimensions there are, and perhaps their sizes.
+    wanted
+        Columns of a table, or a part of an AnnData.
 
     Raises
     ------
@@ -143,7 +147,7 @@ def as_counts(X: Any, model: AllocationModel) -> Counts:
     if isinstance(X, Counts):
         model.check_shape(X.shape)
         return X
-    source = _open(X, model.dims)
+    source = _open(X, model.dims, wanted)
     source = source._replace(dims=source.dims or (None,) * len(source.shape))
     model.check_shape(source.shape)
     dims = tuple(own or name for own, name in zip(source.dims, model.dims, strict=True))
@@ -212,8 +216,8 @@ def _refusal(cell: IntArray, value: Any, dims: tuple[str, ...], source: _Tensor)
     return DataError(f"the count at {', '.join(told)} is {value}; {advice}")
 
 
-def _open(data: Any, wanted: Sequence[str]) -> _Tensor:
-    """Open data of any kind; a DataArray's dims go as ``wanted`` if it has these.
+def _open(data: Any, dims: Sequence[str], wanted: Wanted = ANYTHING) -> _Tensor:
+    """Open data of any kind; a DataArray's dims go as ``dims`` if it has these.
 
     Raises
     ------
@@ -223,13 +227,15 @@ def _open(data: Any, wanted: Sequence[str]) -> _Tensor:
     if isinstance(data, BlockedData):
         data.refuse_weights("AllocationModel")
         return _matrix(from_blocks(data.known, data.view) if data.is_sparse else data)
+    if isinstance(data, str | PathLike) and is_readable_file(fspath(data)):
+        data = read_matrix(fspath(data), wanted)
     if isinstance(data, str | PathLike):
         if not is_blocked_store(fspath(data)):
             return _zarr(zarr_array(fspath(data))[0])
         store = BlockStore(fspath(data))
         return _matrix(from_blocks(store.known, store.read))
     doors: list[tuple[str, str, Callable[[Any], _Tensor]]] = [
-        ("xarray", "DataArray", lambda array: _labelled(array, wanted)),
+        ("xarray", "DataArray", lambda array: _labelled(array, dims)),
         ("dask.array", "Array", _dask),
         ("zarr", "Array", _zarr),
     ]
@@ -239,7 +245,11 @@ def _open(data: Any, wanted: Sequence[str]) -> _Tensor:
     tensor = is_scipy_sparse(data) and len(data.shape) != 2
     if isinstance(data, np.ndarray) or is_pydata_sparse(data) or tensor:
         return _Tensor(data.shape, lambda: iter([_part_of(data)]))
-    return _matrix(open_source(data))
+    source = open_input(data, wanted)
+    if source.shape is None:  # keys are learnt on the way to blocks
+        blocks = as_blocks(source, dtype="float64", unstored="zero", allow_empty=True)
+        source = from_blocks(blocks.known, blocks.view)
+    return _matrix(source)
 
 
 def _part_of(array: Any) -> Part:

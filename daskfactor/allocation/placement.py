@@ -7,7 +7,6 @@ tokens gives Γ(A) / Γ(A + D). Such factors are taken out of the particles' wei
 stand in ``Placement.constant``.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,13 +71,6 @@ class Placement:
     def tokens(self) -> int:
         """Number of tokens T."""
         return int(self.values.sum())
-
-    @property
-    def particle_bytes(self) -> int:
-        """Memory of one particle, without an order of its own."""
-        states = self.network.states
-        counts = self.kind.itemsize * (self.width + self.slots) + 4 * states
-        return counts + 8 * BLOCK * math.ceil(states / BLOCK) + 40
 
 
 class _Registers(NamedTuple):

@@ -37,11 +37,11 @@ from daskfactor.allocation.compiled_model import (
     Columns,
     CompiledModel,
     compile_model,
-    free_name,
     named_tables,
+    names_beside,
 )
 from daskfactor.allocation.placement import place_counts
-from daskfactor.checks import is_number, positive_number, warn, whole_number
+from daskfactor.checks import is_number, one_of, positive_number, warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceProblem
 from daskfactor.kernels.resampling import SCHEMES
@@ -215,9 +215,7 @@ class SequentialMonteCarlo(AllocationMethod):
             ("order", ("shared", "own")),
             ("keep", ("means", "particles")),
         ):
-            if (value := getattr(self, name)) not in allowed:
-                names = ", ".join(repr(item) for item in allowed)
-                raise OptionError(f"{name} must be one of {names}, got {value!r}")
+            one_of(name, getattr(self, name), allowed)
         if not (is_number(self.threshold) and 0 <= self.threshold <= 1):
             raise OptionError(f"threshold must be between 0 and 1, got {self.threshold!r}")
         if not (self.thin is None or (is_number(self.thin) and 0 < self.thin <= 1)):
@@ -362,7 +360,7 @@ def _means(compiled: CompiledModel, free: tuple[str, ...], found: SMCResult) -> 
 def _particle_tables(compiled: CompiledModel, counts: NDArray[np.int32]) -> xr.Dataset:
     """Posterior mean tables given the allocation of every particle."""
     batches = [[named_tables(compiled, own, "particle") for own in batch] for batch in counts]
-    inner, outer = (free_name(name, batches[0][0]) for name in ("particle", "island"))
+    inner, outer = names_beside(batches[0][0], ("particle", "island")).values()
     rows = [xr.concat(tables, inner, join="exact") for tables in batches]
     return xr.concat(rows, outer, join="exact")
 

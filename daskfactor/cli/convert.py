@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
-from daskfactor.errors import OptionError, StoreError
+from daskfactor.errors import StoreError
 
 if TYPE_CHECKING:
     from daskfactor.data.convert import Conversion
@@ -20,38 +20,19 @@ def convert(
         str,
         Argument(
             metavar="SOURCE",
-            help=".csv, .tsv, .mtx (also .gz), .parquet (file or folder), .npz, .h5ad or a store.",
+            help=".csv, .tsv, .mtx (also .gz), .parquet (file or folder), .npz, .h5ad or a store; "
+            "paths or URLs.",
         ),
     ],
     store: Annotated[
         str,
-        Argument(metavar="STORE", help="Store to make, for example data.zarr."),
+        Argument(metavar="STORE", help="Store to make, as data.zarr or s3://bucket/data.zarr."),
     ],
-    unstored: o.Meaning = None,
-    rows: Annotated[
-        str | None,
-        Option(help="Column with row keys: name, or position from 0.", show_default="first"),
-    ] = None,
-    columns: Annotated[
-        str | None, Option(help="Column with column keys.", show_default="second")
-    ] = None,
-    values: Annotated[str | None, Option(help="Column with values.", show_default="third")] = None,
-    count: Annotated[
-        bool, Option("--count", help="No values: count the lines of each cell.")
-    ] = False,
-    header: Annotated[
-        bool | None,
-        Option(
-            "--header/--no-header",
-            help="Whether the first line of a CSV file holds names; found out if left out.",
-        ),
-    ] = None,
+    reading: o.Reading,
     shape: Annotated[
         tuple[int, int] | None,
         Option(help="Rows and columns: keys are positions from 0 then, not names."),
     ] = None,
-    layer: Annotated[str | None, Option(help="Layer of an .h5ad file, not X.")] = None,
-    blocks: o.Blocks = None,
     balance: o.Balance = False,
     dtype: Annotated[o.Precision, Option(help="Type of the values.")] = "float32",
     compression: Annotated[
@@ -83,25 +64,17 @@ def convert(
     The source is read twice and may be larger than memory. An interrupted conversion
     leaves nothing; begin again.
     """
-    if count and values is not None:
-        raise OptionError("--count and --values exclude each other")
     done = dfac.convert(
         source,
         store,
-        rows=rows,
-        columns=columns,
-        values=False if count else values,
-        header=header,
-        layer=layer,
         shape=shape,
-        unstored=unstored,
-        blocks=blocks,
         balance=balance,
         dtype=dtype,
         compression=compression,
         overwrite=overwrite,
         memory_limit=memory,
         progressbar=not quiet,
+        **reading.told(),
     )
     speed = done.entries_per_second
     return {**asdict(done), "entries_per_second": speed}, o.facts(_lines(done))
@@ -164,7 +137,7 @@ def demo(
     images = demos.load_faces() if name == "faces" else demos.load_digits()
     if not overwrite and Path(target).exists():
         raise StoreError(f"{target} exists: add --overwrite, or --store with another name")
-    with o.running(target, quiet):
+    with o.Place(quiet=quiet).running(target):
         found = demos.run(
             images,
             missing=missing,

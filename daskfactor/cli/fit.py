@@ -2,12 +2,15 @@
 
 import re
 from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
+from daskfactor.cli.output import write
 from daskfactor.cli.show import summary_of
 from daskfactor.errors import OptionError
 
@@ -16,47 +19,54 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def _read(text: str) -> Any:
-    """The matrix that an argument names."""
-    from daskfactor.data.files import read_matrix  # NumPy and SciPy would make --help slow
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """The model that `fit` takes the data for."""
 
-    return read_matrix(text)
-
-
-def fit(
-    input: o.Input,  # noqa: A002 - the name that the help shows
-    store: o.Store,
-    components: o.Rank,
     model: Annotated[
         Literal["tweedie", "negative-binomial", "gaussian"],
         Option(
             help="tweedie: non-negative; negative-binomial: the same for counts that vary more "
             "than Poisson's; gaussian: real-valued, with biases."
         ),
-    ] = "tweedie",
-    beta: o.Beta = None,
-    dispersion: o.OwnDispersion = None,
+    ] = "tweedie"
+    beta: o.Beta = None
+    dispersion: o.OwnDispersion = None
     row_covariates: Annotated[
         str | None, Option(metavar="FILE", help="A row of numbers for each row.")
-    ] = None,
+    ] = None
     column_covariates: Annotated[
         str | None, Option(metavar="FILE", help="A row of numbers for each column.")
-    ] = None,
-    draws: Annotated[int, Option(min=1, help="Draws per chain.")] = 500,
-    tune: Annotated[int, Option(min=0, help="Cycles before the first draw.")] = 500,
-    chains: Annotated[int, Option(min=1, help="Independent chains.")] = 1,
-    thin: Annotated[int, Option(min=1, help="Cycles per draw.")] = 1,
-    sampler: Annotated[
-        Any,
-        Option(
-            parser=o.sampler_named,
-            metavar="NAME",
-            help="auto: by model, size and counts; or blockhmc: exact, for any data; gibbs: exact, "
-            "for counts and for gaussian; sghmc: with momentum, for large data; psgld: without; "
-            "psgrrld: its bias is less, for half as much work again; hmc: exact, for small data; "
-            "langevin, sgld: for comparison.",
-        ),
-    ] = "auto",
+    ] = None
+
+    def of(self, components: Any) -> Any:
+        """Make the model."""
+        given = o.belonging(
+            self.model,
+            {
+                "tweedie": {"beta": self.beta},
+                "tweedie or negative-binomial": {"dispersion": self.dispersion},
+            },
+        )
+        sides = {"covariates_w": self.row_covariates, "covariates_h": self.column_covariates}
+        for name, file in sides.items():
+            if file is not None:
+                from daskfactor.data.files import read_matrix
+                from daskfactor.data.tables import Wanted
+
+                given[name] = read_matrix(file, Wanted(table=False))
+        kinds = {"gaussian": dfac.GaussianMF, "negative-binomial": dfac.NegativeBinomialNMF}
+        return kinds.get(self.model, dfac.TweedieNMF)(components, **given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chains:
+    """What `sample` is told of chains: how many, how long, where they begin, what is kept."""
+
+    draws: Annotated[int, Option(min=1, help="Draws per chain.")] = 500
+    tune: Annotated[int, Option(min=0, help="Cycles before the first draw.")] = 500
+    chains: Annotated[int, Option(min=1, help="Independent chains.")] = 1
+    thin: Annotated[int, Option(min=1, help="Cycles per draw.")] = 1
     init: Annotated[
         str,
         Option(
@@ -64,28 +74,45 @@ def fit(
             help="Where chains begin: multiplicative, random, q-transform, nndsvd, nndsvdar, or "
             "the store of a run, whose last draws are taken.",
         ),
-    ] = "auto",
+    ] = "auto"
     starts: Annotated[
         int, Option(min=1, help="Short starts of each chain, of which the best goes on.")
-    ] = 1,
-    blocks: o.Blocks = None,
-    unstored: o.Meaning = None,
+    ] = 1
+    keep: Annotated[
+        o.Keep, Option(help="All draws, only means and variances, or what fits 1 GiB.")
+    ] = "auto"
+    monitor: Annotated[
+        str | None, Option(help="'missing': gather mean and variance of every missing cell.")
+    ] = None
+
+
+Sampler = Annotated[
+    Any,
+    Option(
+        parser=o.sampler_named,
+        metavar="NAME",
+        help="auto: by model, size and counts; or blockhmc: exact, for any data; gibbs: exact, "
+        "for counts and for gaussian; sghmc: with momentum, for large data; psgld: without; "
+        "psgrrld: its bias is less, for half as much work again; hmc: exact, for small data; "
+        "langevin, sgld: for comparison.",
+    ),
+]
+
+
+def fit(
+    matrix: o.Weighed,
+    place: o.Seeded,
+    store: o.Store,
+    components: o.Rank,
+    law: Law,
+    chains: Chains,
+    sampler: Sampler = "auto",
     balance: o.Balance = False,
     allow_empty: Annotated[
         bool, Option("--allow-empty", help="Accept rows and columns with nothing observed.")
     ] = False,
-    seed: o.Seed = 0,
     dtype: o.Arithmetic = "float32",
-    executor: o.Executor = "auto",
-    cluster: o.Cluster = None,
-    keep: Annotated[
-        o.Keep, Option(help="All draws, only means and variances, or what fits 1 GiB.")
-    ] = "auto",
-    monitor: Annotated[
-        str | None, Option(help="'missing': gather mean and variance of every missing cell.")
-    ] = None,
     overwrite: o.Overwrite = False,
-    quiet: o.Quiet = False,
 ) -> o.Answer:
     """Draw factors of a matrix from their posterior and write them to a store.
 
@@ -99,53 +126,89 @@ def fit(
         daskfactor fit data.npz:V --store run.zarr -k 20 --beta 2 --chains 4
 
         daskfactor fit cube.nc:radiance --store run.zarr -k 8 --monitor missing --keep moments
+
+        daskfactor fit cells.h5ad:counts --store run.zarr -k 10 --mask-var highly_variable
+
+        daskfactor fit big.zarr --store run.zarr -k 50 --scheduler tcp://host:8786
+
+        daskfactor fit ratings.csv --store run.zarr -k 20 --model gaussian --unstored missing
+        --rows user --columns film --values stars
     """
-    if monitor not in (None, "missing"):
-        raise OptionError(f"--monitor takes only 'missing', got {monitor!r}")
-    asked = {"beta": beta, "dispersion": dispersion}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    owners = {"beta": ("tweedie",), "dispersion": ("tweedie", "negative-binomial")}
-    for name, value in given.items():
-        if model not in owners[name]:
-            owner = " or ".join(owners[name])
-            raise OptionError(f"--{name} belongs to --model {owner}, got {value} with {model}")
-    sides = {"covariates_w": row_covariates, "covariates_h": column_covariates}
-    linked = {name: _read(file) for name, file in sides.items() if file is not None}
-    source = _read(input)
-    law: Any
-    if model == "gaussian":
-        law = dfac.GaussianMF(components, **linked)
-    elif model == "negative-binomial":
-        law = dfac.NegativeBinomialNMF(components, **given, **linked)
-    else:
-        law = dfac.TweedieNMF(components, **given, **linked)
-    empty = allow_empty or bool(linked)
+    if chains.monitor not in (None, "missing"):
+        raise OptionError(f"--monitor takes only 'missing', got {chains.monitor!r}")
+    model = law.of(components)
     data = dfac.as_blocks(
-        source, blocks, unstored=unstored, balance=balance, allow_empty=empty, dtype=dtype
+        matrix.input,
+        balance=balance,
+        allow_empty=allow_empty or model.covariates != (None, None),
+        dtype=dtype,
+        **matrix.told(),
     )
-    with closing(data), o.running(store, quiet, executor, cluster) as options:
-        tree = dfac.sample(
-            data,
-            law,
-            sampler,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            thin=thin,
-            init=init,
-            starts=starts,
-            random_seed=seed,
-            keep=keep,
-            monitor=monitor,
-            store=store,
-            overwrite=overwrite,
-            **options,
-        )
+    with closing(data), place.running(store) as options:
+        given = asdict(chains) | {"store": store, "overwrite": overwrite} | options
+        tree = dfac.sample(data, model, sampler, **given)
     return summary_of(tree, store)
 
 
+def estimate_cost(
+    matrix: o.Weighed,
+    components: o.Rank,
+    law: Law,
+    chains: Chains,
+    sampler: Sampler = "auto",
+    balance: o.Balance = False,
+    dtype: o.Arithmetic = "float32",
+    store: Annotated[
+        bool, Option("--store/--no-store", help="Whether the run writes a store.")
+    ] = True,
+    executor: o.Executor = "auto",
+    workers: Annotated[
+        int | None, Option(min=1, help="Processes that share the work; 1 if left out.")
+    ] = None,
+    threads: Annotated[
+        int | None, Option(min=1, help="Threads of each; this machine's cores if left out.")
+    ] = None,
+    network: Annotated[
+        str | None, Option(metavar="RATE", help="What a worker sends at once, as '10 Gbit/s'.")
+    ] = None,
+    block_seconds: Annotated[
+        float | None, Option(help="Of an update of the largest block, as a run on a cluster tells.")
+    ] = None,
+    memory: Annotated[
+        str | None, Option(help="Memory for blocks, as 4GiB; half of what is free if left out.")
+    ] = None,
+) -> o.Answer:
+    """Tell what a fit with the same options would take, before it is begun.
+
+    Memory, disk, tasks and time; on several workers what these send each other, and from how
+    many of them on the network is the limit. No entry is read where sizes are known without.
+
+        daskfactor estimate-cost counts.zarr -k 50
+
+        daskfactor estimate-cost counts.zarr -k 50 --workers 16 --threads 8 --network "10 Gbit/s"
+    """
+    cost = dfac.estimate_cost(
+        matrix.input,
+        law.of(components),
+        sampler,
+        balance=balance,
+        dtype=dtype,
+        store=store or None,
+        executor=executor,
+        workers=workers,
+        lanes=threads,
+        network=network,
+        block_seconds=block_seconds,
+        memory_limit=memory,
+        **asdict(chains),
+        **matrix.told(),
+    )
+    return asdict(cost), str(cost)
+
+
 def particles(
-    input: o.Input,  # noqa: A002 - the name that the help shows
+    matrix: o.Matrix,
+    place: o.Seeded,
     store: o.Store,
     components: o.Components,
     count: Annotated[int, Option("--particles", "-m", min=1, help="How many.")] = 50,
@@ -163,14 +226,8 @@ def particles(
     max_iter: Annotated[
         int | None, Option(min=1, help="Iterations of each at most; 200 or 300.")
     ] = None,
-    blocks: o.Blocks = None,
-    unstored: o.Meaning = None,
-    seed: o.Seed = 0,
     dtype: o.Arithmetic = "float32",
-    executor: o.Executor = "auto",
-    cluster: o.Cluster = None,
     overwrite: o.Overwrite = False,
-    quiet: o.Quiet = False,
 ) -> o.Answer:
     """Find many good factorizations of a matrix, and the weight of each.
 
@@ -181,23 +238,18 @@ def particles(
 
         daskfactor info modes.zarr --diagnose
     """
-    source = _read(input)
     model = dfac.SILFNMF(
         components, beta=beta, threshold="auto" if threshold is None else threshold
     )
-    method = dfac.Ensemble(
-        start=start.replace("-", "_"),
-        max_iter=max_iter,
-    )
-    data = dfac.as_blocks(source, blocks, unstored=unstored, dtype=dtype)
-    with closing(data), o.running(store, quiet, executor, cluster) as options:
+    method = dfac.Ensemble(start=start.replace("-", "_"), max_iter=max_iter)
+    data = dfac.as_blocks(matrix.input, dtype=dtype, **matrix.told())
+    with closing(data), place.running(store) as options:
         tree = dfac.stein_posterior(
             data,
             model,
             method,
             particles=count,
             pilot=pilot,
-            random_seed=seed,
             store=store,
             overwrite=overwrite,
             **options,
@@ -207,15 +259,13 @@ def particles(
 
 def resume(
     run: o.Run,
+    place: o.Place,
     draws: Annotated[
         int | None, Option(min=1, help="Draws to add; left out: finish what was planned.")
     ] = None,
     data: Annotated[
         str | None, Option(help="The input again, if the store says that it needs it.")
     ] = None,
-    executor: o.Executor = "auto",
-    cluster: o.Cluster = None,
-    quiet: o.Quiet = False,
 ) -> o.Answer:
     """Go on with a run where it stopped: the draws that an unbroken run would have given.
 
@@ -225,14 +275,14 @@ def resume(
 
         daskfactor resume run.zarr --draws 1000
     """
-    matrix = None if data is None else _read(data)
-    with o.running(run, quiet, executor, cluster) as options:
-        tree = dfac.resume(run, draws=draws, V=matrix, **options)
+    with place.running(run) as options:
+        tree = dfac.resume(run, draws=draws, V=data, **options)
     return summary_of(tree, run)
 
 
 def select_rank(
-    input: o.Input,  # noqa: A002 - the name that the help shows
+    matrix: o.Matrix,
+    place: o.Seeded,
     ranks: Annotated[
         str, Option(help="FIRST:LAST, both included, or a list such as 2,4,8.")
     ] = "1:10",
@@ -266,13 +316,14 @@ def select_rank(
     draws: Annotated[
         int | None, Option(min=10, help="Of tweedie: draws at the full likelihood.")
     ] = None,
-    output: o.Picture = None,
-    blocks: o.Blocks = None,
-    unstored: o.Meaning = None,
-    seed: o.Seed = 0,
-    executor: o.Executor = "auto",
-    cluster: o.Cluster = None,
-    quiet: o.Quiet = False,
+    output: Annotated[
+        Path | None,
+        Option(
+            "--output",
+            "-o",
+            help="Picture to write (.png, .pdf, .svg), or the table (.nc) that report takes.",
+        ),
+    ] = None,
 ) -> o.Answer:
     """Compare numbers of components by their log evidence and by cells left out.
 
@@ -286,17 +337,19 @@ def select_rank(
         daskfactor select-rank data.npz:V --ranks 5,10,20,40 --held-out 0 -o ranks.png
     """
     numbers = _ranks(ranks)
-    data = _read(input)
-    asked = {"beta": beta, "dispersion": dispersion, "held_out": held_out, "draws": draws}
-    asked |= {"temperatures": temperatures, "concentration": concentration, "bound": bound or None}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    for name in given:
-        owner = "allocation" if name in ("concentration", "bound") else "tweedie"
-        if owner != model:
-            raise OptionError(
-                f"--{name.replace('_', '-')} belongs to --model {owner}, got it with {model}; "
-                "leave one of them out"
-            )
+    given = o.belonging(
+        model,
+        {
+            "tweedie": {
+                "beta": beta,
+                "dispersion": dispersion,
+                "held_out": held_out,
+                "temperatures": temperatures,
+                "draws": draws,
+            },
+            "allocation": {"concentration": concentration, "bound": bound or None},
+        },
+    )
     question: Any
     method: Any
     if model == "tweedie":
@@ -311,22 +364,22 @@ def select_rank(
             numbers[0], concentration=given.get("concentration", 1.0)
         )
         method = dfac.VariationalBayes() if bound else dfac.SequentialMonteCarlo()
-    with o.running(None, quiet, executor, cluster) as options:
-        table = dfac.select_rank(
-            data,
+    with place.running() as options:
+        found = dfac.select_rank(
+            matrix.input,
             question,
             numbers,
             method,
             given.get("held_out", "auto"),
-            random_seed=seed,
-            blocks=blocks,
-            unstored=unstored,
+            **matrix.told(),
             **options,
         )
-    if output is not None:
-        dfac.plots.plot_ranks(table, output)
-    values = {str(name): table[name].values for name in ("rank", *table)} | table.attrs
-    return values, _compared(table), table.attrs["verdict"]
+    if output is not None and output.suffix == ".nc":
+        write(found, ".nc", str(output))
+    elif output is not None:
+        dfac.plots.plot_ranks(found, output)
+    told = {str(name): found[name].values for name in ("rank", *found)} | found.attrs
+    return told, _compared(found), found.attrs["verdict"]
 
 
 def _ranks(text: str) -> list[int]:

@@ -9,14 +9,17 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer import Option
+from typer.models import OptionInfo
 
-from daskfactor.cli import convert, fit, show
+from daskfactor.cli import convert, fit, predict, show
 from daskfactor.cli import options as o
 from daskfactor.errors import (
     DaskfactorError,
@@ -93,7 +96,7 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
         if name not in options:
             return match[0]
         told = f"--{name.replace('_', '-')}"
-        return told if value == "True" else f"{told} {value}"
+        return told if value in ("True", "") else f"{told} {value}"
 
     for python, shell in (
         ("resume(path, V=...)", "daskfactor resume RUN --data FILE"),
@@ -107,7 +110,7 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
     if "sampler" in options:
         text = text.replace("NegativeBinomialNMF", "--model negative-binomial")
         text = re.sub(r"\b([A-Z]\w*)\(\)", _sampler_option, text)
-    return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?)""", option, text)
+    return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?|(?=[,; ]))""", option, text)
 
 
 def _sampler_option(call: re.Match[str]) -> str:
@@ -132,22 +135,31 @@ def plain(value: Any) -> Any:
 def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
     """Make a command of a function; it gains ``--json`` and ``--debug``.
 
-    The function returns the values that ``--json`` prints, and what people are shown instead:
-    text or tables; None if it has written its result itself.
+    A parameter whose type is a group of options (a dataclass) becomes these options, under a
+    headline of their own where the group names one. The function returns the values that
+    ``--json`` prints, and what people are shown instead: text or tables; None if it has written
+    its result itself.
     """
-    signature = inspect.signature(function)
-    asks = "as_json" in signature.parameters
-    own = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-        for name, kind in (("as_json", o.Json), ("debug", o.Debug))
-        if name not in signature.parameters
-    ]
-    signature = signature.replace(parameters=[*signature.parameters.values(), *own])
+    taken = inspect.signature(function).parameters
+    groups: dict[str, Any] = {
+        name: p.annotation for name, p in taken.items() if is_dataclass(p.annotation)
+    }
+    options: dict[str, inspect.Parameter] = {}
+    for name, parameter in taken.items():
+        options |= _options_of(groups[name]) if name in groups else {name: parameter}
+    for name, kind in (("as_json", o.Json), ("debug", o.Debug)):
+        options.setdefault(name, _option(name, kind, False))
 
     @wraps(function)
-    def run(*, as_json: bool, debug: bool, **options: Any) -> None:
-        with reporting(signature.parameters, debug):
-            answer = function(**options, **({"as_json": as_json} if asks else {}))
+    def run(*, debug: bool, **given: Any) -> None:
+        as_json = given["as_json"]
+        with reporting(options, debug):
+            together = {
+                name: group(**{own.name: given[own.name] for own in fields(group)})
+                for name, group in groups.items()
+            }
+            own = {name: given[name] for name in taken if name not in groups}
+            answer = function(**own, **together)
             if answer is None:
                 return
             values, *shown = answer
@@ -157,9 +169,27 @@ def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
             for part in shown:
                 typer.echo(part) if isinstance(part, str) else Console().print(part)
 
-    run.__signature__ = signature  # type: ignore[attr-defined]
-    run.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    shown = [p.replace(kind=p.KEYWORD_ONLY) for p in options.values()]
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {name: p.annotation for name, p in options.items()}
     return run
+
+
+def _options_of(group: Any) -> dict[str, inspect.Parameter]:
+    """Give the fields of a group as parameters of a command, with its headline."""
+    found = {}
+    for own in fields(group):
+        usual = inspect.Parameter.empty if own.default is MISSING else own.default
+        hint: Any = own.type
+        kind, about = hint.__origin__, copy(hint.__metadata__[0])
+        if isinstance(about, OptionInfo):
+            about.rich_help_panel = getattr(group, "panel", None)
+        found[own.name] = _option(own.name, Annotated[kind, about], usual)
+    return found
+
+
+def _option(name: str, kind: Any, usual: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=usual, annotation=kind)
 
 
 app = typer.Typer(
@@ -174,12 +204,17 @@ for verb in (
     convert.demo,
     convert.convert,
     fit.fit,
+    fit.estimate_cost,
     fit.resume,
     fit.particles,
-    show.predict,
+    predict.predict,
+    predict.recommend,
+    predict.transform,
     fit.select_rank,
     show.info,
     show.plot,
+    show.report,
+    show.annotate,
 ):
     app.command()(command(verb))
 
@@ -204,7 +239,7 @@ def daskfactor(
     A first look:  `daskfactor demo faces`
 
     Your own data:  `daskfactor fit table.csv --store run.zarr -k 10`,
-    then `info`, `plot` or `predict` run.zarr.
+    then `info`, `plot`, `report` or `predict` run.zarr.
 
     Exit codes: 0 done, 1 unexpected error, 2 wrong usage, 3 data, model or options that
     cannot be used, 4 trouble with a file or store, 5 the chain diverged, 130 interrupted.

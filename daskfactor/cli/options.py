@@ -1,35 +1,87 @@
-"""What several commands share: options, a connection to a cluster, tables."""
+"""What several commands share: options, alone and in groups, a connection to a cluster, tables.
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+A group is a dataclass whose fields are options: a command that has a parameter of its type has all
+of them (`daskfactor.cli.main.command` sees to it) and gets them together.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 from rich import box
 from rich.table import Table
 from typer import Argument, Option
 
+from daskfactor.errors import OptionError
+
 Answer = tuple[Any, ...]
 """What a command returns: the values that ``--json`` prints, then text or tables for people."""
 
+RowKeys = Annotated[
+    str | None,
+    Option(
+        "--rows",
+        help="Of a table with a line for each entry: column with row keys, name or position from "
+        "0; the first if left out. Of an array with more than two dimensions: the one of the rows.",
+    ),
+]
+ColumnKeys = Annotated[
+    str | None,
+    Option(
+        "--columns",
+        help="Of such a table: column with column keys; the second if left out. Of such an array: "
+        "the one of the columns; all others, if one is left out.",
+    ),
+]
+Values = Annotated[
+    str | None,
+    Option("--values", help="Of such a table: column with values; the third if left out."),
+]
+Count = Annotated[
+    bool, Option("--count", help="Of such a table: no values, count the lines of each cell.")
+]
+Header = Annotated[
+    bool | None,
+    Option(
+        "--header/--no-header",
+        help="Whether the first line of a CSV file holds names; found out if left out.",
+    ),
+]
+Long = Annotated[
+    bool | None,
+    Option(
+        "--table/--matrix",
+        help="Whether a table has a line for each entry, or for each row of the matrix; found out "
+        "if left out.",
+    ),
+]
 Precision = Literal["float32", "float64"]
 Unstored = Literal["zero", "missing"]
 Keep = Literal["auto", "draws", "moments"]
 
 Run = Annotated[
     str,
-    Argument(metavar="RUN", help="Store of a run, for example run.zarr."),
+    Argument(metavar="RUN", help="Store of a run, for example run.zarr or s3://bucket/run."),
 ]
 Input = Annotated[
     str,
     Argument(
         metavar="INPUT",
-        help="Matrix: .npy, .npz (dense or scipy sparse), .csv, .tsv, .zarr (also what convert "
-        "wrote) or netCDF; FILE:NAME picks one of several.",
+        help="Matrix: .npy, .npz (dense or scipy sparse), .csv, .tsv, .parquet, .zarr (also what "
+        "convert wrote), netCDF or AnnData (.h5ad, .zarr); FILE:NAME picks one of several, or a "
+        "layer. A .csv, .tsv or .parquet may also have a line for each entry: row key, column "
+        "key, value.",
     ),
 ]
-Store = Annotated[str, Option(help="Store to write, a new directory.")]
+Layer = Annotated[str | None, Option(help="Of an AnnData: a layer, not X.")]
+MaskVar = Annotated[
+    str | None,
+    Option(help="Of an AnnData: boolean column of var that chooses variables."),
+]
+Store = Annotated[str, Option(help="Store to write: a new directory or s3://bucket/run.")]
 Overwrite = Annotated[
     bool, Option("--overwrite", help="Replace what the store holds, a run or data.")
 ]
@@ -76,9 +128,20 @@ Executor = Annotated[
     str,
     Option(metavar="auto|threads|serial|tasks|ring", help="Where blocks are updated; same draws."),
 ]
+Scheduler = Annotated[
+    str | None,
+    Option(
+        metavar="ADDRESS",
+        help="Dask scheduler whose workers do the work, such as tcp://host:8786; for tls:// "
+        "certificates come from Dask's configuration (distributed.comm.tls).",
+    ),
+]
 Cluster = Annotated[
     str | None,
-    Option(help="Address of a Dask scheduler, such as tcp://host:8786; its workers do the work."),
+    Option(
+        metavar="local:N",
+        help="Begin N worker processes on this machine, and end them with the run.",
+    ),
 ]
 Dispersion = Annotated[
     float | None, Option(help="Of tweedie: left out, 1 for counts, estimated for other data.")
@@ -115,6 +178,22 @@ OwnDispersion = Annotated[
 ]
 
 
+def belonging(model: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Give the options that are not None; refuse those that belong to other models."""
+    given = {}
+    for owners, own in options.items():
+        for name, value in own.items():
+            if value is None:
+                continue
+            if model not in owners.split(" or "):
+                raise OptionError(
+                    f"--{name.replace('_', '-')} belongs to --model {owners}, got {value} with "
+                    f"{model}; leave one of them out"
+                )
+            given[name] = value
+    return given
+
+
 def sampler_named(text: str) -> Any:
     """Make the sampler whose name begins with ``text``, in letters of any case; leave "auto"."""
     if text.lower() == "auto":
@@ -129,27 +208,123 @@ def sampler_named(text: str) -> Any:
     return samplers[meant[0]]()
 
 
-@contextmanager
-def running(
-    store: str | None, quiet: bool, executor: str = "auto", cluster: str | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield the arguments that every run takes; after Ctrl-C, say how to go on with its store."""
-    client = None
-    if cluster is not None:
-        from daskfactor.executors import connect
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a matrix is read: what `as_blocks`, `convert` and all verbs on a matrix take by name."""
 
-        client = connect(cluster)
-    try:
-        yield {"progressbar": not quiet, "executor": executor, "client": client}
-    except KeyboardInterrupt:
-        if store is None:
-            raise
-        if "://" in store or Path(store).exists():
-            raise KeyboardInterrupt(f"interrupted; go on with: daskfactor resume {store}") from None
-        raise KeyboardInterrupt("interrupted before anything was written") from None
-    finally:
-        if client is not None:
-            client.close()  # type: ignore[no-untyped-call]
+    panel: ClassVar = "How the input is read"
+
+    blocks: Blocks = None
+    unstored: Meaning = None
+    layer: Layer = None
+    mask_var: MaskVar = None
+    rows: RowKeys = None
+    columns: ColumnKeys = None
+    values: Values = None
+    lines: Count = False
+    header: Header = None
+    table: Long = None
+
+    def told(self) -> dict[str, Any]:
+        """Give the options as arguments of Python."""
+        if self.lines and self.values is not None:
+            raise OptionError("--count and --values exclude each other")
+        names = (own.name for own in fields(Reading) if own.name != "lines")
+        given = {name: getattr(self, name) for name in names}
+        return given | ({"values": False} if self.lines else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix(Reading):
+    """A matrix in a file or a store, and how it is read."""
+
+    input: Input
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighed(Matrix):
+    """The same, and what its cells count for."""
+
+    uncertainty: Annotated[
+        str | None,
+        Option(
+            metavar="FILE|NUMBER",
+            help="Standard deviation of every cell, a matrix in any form of INPUT; inf is missing.",
+        ),
+    ] = None
+    weights: Annotated[
+        str | None,
+        Option(
+            metavar="FILE|NUMBER", help="Factor of every cell's log-likelihood; 0 is a missing one."
+        ),
+    ] = None
+
+    def told(self) -> dict[str, Any]:
+        """Give the options as arguments of Python."""
+        given = {"uncertainty": self.uncertainty, "weights": self.weights}
+        return super().told() | {k: _cellwise(own) for k, own in given.items() if own is not None}
+
+
+def _cellwise(text: str) -> Any:
+    """Read a number for all cells, or a matrix with one for each."""
+    number = _number_or_word(text)
+    if isinstance(number, float):
+        return number
+    from daskfactor.data.files import read_matrix
+    from daskfactor.data.tables import Wanted
+
+    return read_matrix(text, Wanted(table=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a command does its work, and whether it shows how far it is."""
+
+    panel: ClassVar = "How it runs"
+
+    executor: Executor = "auto"
+    scheduler: Scheduler = None
+    cluster: Cluster = None
+    quiet: Quiet = False
+
+    def told(self) -> dict[str, Any]:
+        """Give the options as arguments of Python, but for the cluster."""
+        return {"progressbar": not self.quiet, "executor": self.executor}
+
+    @contextmanager
+    def running(self, store: str | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the arguments that a verb takes; after Ctrl-C, say how to go on with its store."""
+        try:
+            with self._client() as client:
+                yield {**self.told(), "client": client}
+        except KeyboardInterrupt:
+            if store is None:
+                raise
+            begun = "://" in store or Path(store).exists()
+            how = (
+                f"; go on with: daskfactor resume {store}"
+                if begun
+                else " before anything was written"
+            )
+            raise KeyboardInterrupt(f"interrupted{how}") from None
+
+    def _client(self) -> AbstractContextManager[Any]:
+        if self.scheduler is None and self.cluster is None:
+            return nullcontext()
+        from daskfactor.executors.connection import client_of
+
+        return client_of(self.scheduler, self.cluster)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeded(Place):
+    """The same, and what random numbers begin with."""
+
+    seed: Seed = 0
+
+    def told(self) -> dict[str, Any]:
+        """Give the options as arguments of Python, but for the cluster."""
+        return {**super().told(), "random_seed": self.seed}
 
 
 def facts(lines: Iterable[tuple[str, str]], title: str | None = None) -> Table:

@@ -9,18 +9,27 @@ A kind of input is added here alone: a function that makes its `Source`, and a l
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import fspath
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskfactor.data.annotated import (
+    Annotated,
+    Compressed,
+    compressed,
+    open_annotated,
+    part_of,
+)
 from daskfactor.data.entries import (
+    DENSE_PART,
+    LEAST_LINES,
     Piece,
-    backed_pieces,
     canonical,
+    check_pointers,
     compressed_pieces,
     summable,
 )
@@ -31,17 +40,24 @@ from daskfactor.data.known import (
     Known,
     Labels,
     SourceInfo,
+    Stack,
     check_dtype,
     check_shape,
+    countable,
+    free_name,
     matrix_shape,
     storable,
     stored_cells,
+    told,
     usable_dims,
 )
+from daskfactor.data.places import binary, shown, why
 from daskfactor.data.store import zarr_kind
-from daskfactor.errors import DataError, StoreError
+from daskfactor.errors import DaskfactorError, DataError, StoreError
 
 FLOAT = np.dtype(np.float64)
+STRIP = 2**23
+"""Bytes of columns that are read together."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,8 @@ class Source:
         Labels of rows and columns, or, where they are learnt, the names of the dimensions.
     chunks
         Lengths of its chunks of rows and of columns, if it has any.
+    steps
+        Of a copy of it that is cut in another way: lengths of rows and columns to read at once.
     read
         Of a dense source: gives the entries in some rows and columns.
     array
@@ -74,6 +92,9 @@ class Source:
         How many entries a sparse source has, if that is known before they are read.
     unstored
         What a sparse source itself says about entries that it does not store.
+    merges
+        Whether entries may name a cell again, as lines of tables may: they are added up where
+        what is not stored is zero, and else the last one stays.
     """
 
     info: SourceInfo
@@ -87,6 +108,14 @@ class Source:
     matrix: Callable[[bool], Any] | None = None
     entries: int | None = None
     unstored: str | None = None
+    fold: Any = None
+    merges: bool = False
+    steps: Chunks | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse more rows and columns than memory has room to count."""
+        if self.shape is not None:
+            countable(self.shape)
 
     @property
     def is_sparse(self) -> bool:
@@ -168,6 +197,47 @@ def from_chunked(array: Any, kind: str, location: str | None = None) -> Source:
     )
 
 
+def npy_at(location: str) -> Source:
+    """A matrix in a ``.npy`` file at a URL, of which parts are read when they are wanted."""
+    headers = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+    with binary(location) as file:
+        version = np.lib.format.read_magic(file)
+        if version[0] not in headers:
+            raise ValueError(f"its version is {version}")
+        shape, by_column, dtype = headers[version[0]](file)
+        start = file.tell()
+    shape, dtype = matrix_shape(shape), check_dtype(dtype)
+    # Of a file that lies by columns strips of columns are read.
+    width = max(1, STRIP // (shape[0] * dtype.itemsize))
+    return Source(
+        SourceInfo("npy", location, lazy=True),
+        shape,
+        dtype,
+        chunks=expand_chunks(shape, (shape[0], min(width, shape[1]))) if by_column else None,
+        read=partial(_part_of_npy, location, start, shape, dtype, by_column),
+    )
+
+
+def _part_of_npy(
+    location: str,
+    start: int,
+    shape: tuple[int, int],
+    dtype: np.dtype[Any],
+    by_column: bool,
+    rows: slice,
+    cols: slice,
+) -> NDArray[Any]:
+    major, minor, length = (cols, rows, shape[0]) if by_column else (rows, cols, shape[1])
+    size = (major.stop - major.start) * length * dtype.itemsize
+    with binary(location) as file:
+        file.seek(start + major.start * length * dtype.itemsize)
+        raw = file.read(size)
+    if len(raw) < size:
+        raise DataError(f"{location} ends too early; it was cut off, or is still being written")
+    found = np.frombuffer(raw, dtype).reshape(-1, length)[:, minor]
+    return found.T if by_column else found
+
+
 def from_zarr(array: Any, location: str | None = None) -> Source:
     """A zarr array; chunks that its store does not hold have its fill value."""
     stored_at = str(array.store_path)
@@ -179,21 +249,32 @@ def from_zarr(array: Any, location: str | None = None) -> Source:
     return replace(source, labels=Labels(*usable_dims(*names)))
 
 
+def from_location(location: str) -> Source:
+    """What is at a path or URL: an AnnData, or a zarr array."""
+    found = open_annotated(location)
+    return from_zarr(*zarr_array(location)) if found is None else from_annotated(part_of(found))
+
+
 def zarr_array(location: str) -> tuple[Any, str]:
     """The zarr array at a path or URL, and its place, written out in full."""
     import zarr
 
-    if "://" not in location:
-        location = str(Path(location).expanduser().absolute())
+    from daskfactor.data.careful import open_zarr
+
     try:
-        found = zarr.open(store=location, mode="r")
-    except Exception as error:
+        found = open_zarr(location)
+    except DaskfactorError:
+        raise
+    except Exception as error:  # noqa: BLE001 - every store has errors of its own
+        nothing = isinstance(error, FileNotFoundError)
+        reason = "there is nothing of that kind" if nothing else why(error, location)
         raise StoreError(
-            f"no zarr array can be opened at {location} ({type(error).__name__}: {error}); pass "
+            f"no zarr array can be opened at {location} ({reason}); pass "
             "the path or URL of an array or a blocked store that exists and can be read"
-        ) from error
+        ) from shown(error, location)
     if isinstance(found, zarr.Array):
-        return found, location
+        store: Any = found.store
+        return found, store.location
     if zarr_kind(location) == "run":
         raise DataError(
             f"{location} is a run of daskfactor, not data: read its results with open_run, or go "
@@ -208,7 +289,10 @@ def zarr_array(location: str) -> tuple[Any, str]:
 def from_xarray(array: Any) -> Source:
     """A DataArray backed by NumPy, sparse or dask, or by a file that xarray reads lazily."""
     shape = matrix_shape(array.shape)
-    row_dim, col_dim = array.dims
+    names = row_dim, col_dim = array.dims
+    if row_dim == col_dim:  # xarray makes such an array, and can do nothing with it
+        array, col_dim = array.copy(deep=False), f"{row_dim}_"
+        array.variable.dims = row_dim, col_dim
     if is_pydata_sparse(getattr(array.variable, "_data", None)) or array.chunks is not None:
         source = open_source(array.data)
     elif getattr(array.variable, "_in_memory", True):
@@ -224,15 +308,43 @@ def from_xarray(array: Any) -> Source:
             chunks=expand_chunks(shape, sizes) if regular else None,
             read=lambda rows, cols: array.isel({row_dim: rows, col_dim: cols}).to_numpy(),
         )
+    indexes = {dim: array.indexes.get(dim) for dim in array.dims}
+    stacks = {
+        str(dim): _stack(str(dim), index, list(map(str, index.names)))
+        for dim, index in indexes.items()
+        if getattr(index, "nlevels", 1) > 1
+    }
     coords: dict[Any, dict[str, NDArray[Any]]] = {row_dim: {}, col_dim: {}}
     for key, coord in array.coords.items():
         levels = getattr(array.indexes.get(key), "nlevels", 1)
         # The tuples of a MultiIndex cannot be stored; its levels are coordinates of their own.
         if len(coord.dims) == 1 and not (key in array.dims and levels > 1):
             coords[coord.dims[0]][str(key)] = storable(str(key), coord.to_numpy())
+    attrs = {str(key): found for key, coord in array.coords.items() if (found := told(coord.attrs))}
     name = None if array.name is None else str(array.name)
-    labels = Labels(str(row_dim), str(col_dim), coords[row_dim], coords[col_dim], name)
+    sides = coords[row_dim], coords[row_dim if names[0] == names[1] else col_dim]
+    labels = Labels(str(names[0]), str(names[1]), *sides, name, attrs, told(array.attrs), stacks)
     return replace(source, labels=labels, info=replace(source.info, kind="xarray"))
+
+
+def _stack(dim: str, index: Any, names: list[str]) -> Stack:
+    """All labels of each level of a MultiIndex, which xarray and pandas may have without some.
+
+    Raises
+    ------
+    DataError
+        If labels are missing at some of its places.
+    """
+    for name, codes in zip(names, index.codes, strict=True):
+        gone = np.flatnonzero(np.asarray(codes) < 0)
+        if gone.size:
+            raise DataError(
+                f"{gone.size} of the {len(index)} labels of {dim!r} are missing at the level "
+                f"{name!r}, the first at position {gone[0]}; every place needs a label of its own: "
+                "fill them in, drop these places, or drop the index with reset_index"
+            )
+    levels = {n: storable(n, of.to_numpy()) for n, of in zip(names, index.levels, strict=True)}
+    return Stack(levels, maps=False)
 
 
 def from_pandas(frame: Any) -> Source:
@@ -240,41 +352,112 @@ def from_pandas(frame: Any) -> Source:
     matrix_shape(frame.shape)
     wrong = [str(name) for name, dtype in frame.dtypes.items() if dtype.kind not in NUMERIC]
     if wrong:
+        several = len(wrong) > 1
+        what, them = ("columns", "them") if several else ("column", "it")
         raise DataError(
-            f"{len(wrong)} columns of the DataFrame are not numbers: {', '.join(wrong[:NAMED])}; "
-            "drop them, convert them, or make them the index with set_index"
+            f"{len(wrong)} {what} of the DataFrame {'hold' if several else 'holds'} no numbers: "
+            f"{', '.join(wrong[:NAMED])}; drop {them}, convert {them}, or make {them} the index "
+            "with set_index"
         )
     kinds = set(frame.dtypes)
     plain = len(kinds) == 1 and all(isinstance(dtype, np.dtype) for dtype in kinds)
     source = from_numpy(frame.to_numpy() if plain else frame.to_numpy("f8", na_value=np.nan))
     row_dim, col_dim = usable_dims(frame.index.name, frame.columns.name)
-    labels = Labels(
-        row_dim, col_dim, _axis_coords(row_dim, frame.index), _axis_coords(col_dim, frame.columns)
+    row_dim, col_dim = (  # levels may be called row and column
+        free_name(dim, [] if index.nlevels == 1 else _level_names(dim, index))
+        for dim, index in ((row_dim, frame.index), (col_dim, frame.columns))
     )
+    axes = {row_dim: frame.index, col_dim: frame.columns}
+    stacks = {
+        dim: _stack(dim, index, _level_names(dim, index))
+        for dim, index in axes.items()
+        if index.nlevels > 1
+    }
+    rows, cols = (_axis_coords(dim, index) for dim, index in axes.items())
+    labels = Labels(row_dim, col_dim, rows, cols, stacks=stacks)
     return replace(source, labels=labels, info=SourceInfo("pandas"))
 
 
-def from_anndata(annotated: Any) -> Source:
-    """The matrix X of an AnnData object; names of observations and variables become labels."""
-    if annotated.X is None:
+def from_annotated(part: Annotated) -> Source:
+    """One matrix of an AnnData; names of observations and variables become labels."""
+    source = open_source(part.matrix)
+    if source.shape != (part.obs.size, part.var.size):
         raise DataError(
-            "the AnnData object has no X; set it, or pass one of its layers: adata.layers[name]"
+            f"the matrix is {source.shape}, but the AnnData has {part.obs.size} observations and "
+            f"{part.var.size} variables; write it again"
         )
-    source = open_source(annotated.X)
-    obs, var = annotated.obs_names.to_numpy(), annotated.var_names.to_numpy()
-    labels = Labels("obs", "var", {"obs": obs}, {"var": var})
-    return replace(source, labels=labels, info=replace(source.info, kind="anndata"))
+    var = part.var
+    if part.chosen is not None:
+        source, var = masked(source, part.chosen), var[part.chosen]
+    return replace(
+        source,
+        labels=Labels("obs", "var", {"obs": part.obs}, {"var": var}),
+        info=replace(part.info, lazy=part.info.lazy or source.info.lazy),
+        unstored=part.unstored if source.is_sparse else None,
+    )
 
 
-def from_backed(dataset: Any) -> Source:
-    """A sparse dataset of AnnData that is left in its file: read a few rows at a time."""
-    shape = matrix_shape(dataset.shape)
+def from_compressed(matrix: Compressed) -> Source:
+    """Compressed rows or columns that are left in their file: read a piece at a time."""
+
+    def pieces(values: bool, add: bool) -> Iterator[Piece]:
+        held = matrix._replace(indptr=np.asarray(matrix.indptr[:]))
+        length = matrix.shape[matrix.format == "csc"]
+        check_pointers(held.indptr, held.indices, held.data, length)
+        yield from compressed_pieces(held)
+
     return Source(
         SourceInfo("anndata", lazy=True),
-        shape,
-        check_dtype(dataset.dtype),
-        pieces=lambda values, add: backed_pieces(dataset, shape, add),
+        matrix_shape(matrix.shape),
+        check_dtype(matrix.data.dtype),
+        pieces=pieces,
+        entries=int(matrix.data.shape[0]),
     )
+
+
+def masked(source: Source, chosen: NDArray[np.int64]) -> Source:
+    """Some columns of a source, by their positions in ascending order."""
+    assert source.shape is not None
+    (height, width), chunks, matrix = source.shape, source.chunks, source.matrix
+    place = np.full(width, -1, np.int64)
+    place[chosen] = np.arange(chosen.size)
+    if chunks is not None:
+        kept = np.add.reduceat(place >= 0, np.cumsum([0, *chunks[1][:-1]]), dtype=np.int64)
+        chunks = chunks[0], tuple(int(size) for size in kept if size)
+
+    def some(values: bool, add: bool) -> Iterator[Piece]:
+        assert source.pieces is not None
+        for piece in source.pieces(values, add):
+            at = place[np.asarray(piece.cols)]
+            keep = at >= 0
+            rows = np.asarray(piece.rows)[keep]
+            yield Piece(rows, at[keep], None if piece.values is None else piece.values[keep])
+
+    return replace(
+        source,
+        shape=(height, chosen.size),
+        chunks=chunks,
+        array=None,
+        read=None if source.read is None else partial(_masked_region, source, chosen),
+        pieces=None if source.pieces is None else some,
+        matrix=None if matrix is None else lambda add: matrix(add)[:, chosen],
+        entries=None,
+    )
+
+
+def _masked_region(source: Source, chosen: NDArray[np.int64], rows: slice, cols: slice) -> Any:
+    """A region of a masked source: all columns between are read, so few rows at a time."""
+    assert source.read is not None
+    wanted = chosen[cols]
+    first, last = int(wanted[0]), int(wanted[-1]) + 1
+    # Of chunks, whole ones: a part of one costs as much.
+    least = LEAST_LINES if source.chunks is None else max(source.chunks[0])
+    step = max(least, DENSE_PART // (last - first))
+    parts = []
+    for start in range(rows.start, rows.stop, step):
+        lines = slice(start, min(start + step, rows.stop))
+        parts.append(source.read(lines, slice(first, last))[:, wanted - first])
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def from_blocks(known: Known, view: Callable[[int, int], Any]) -> Source:
@@ -303,19 +486,24 @@ def from_blocks(known: Known, view: Callable[[int, int], Any]) -> Source:
 
 
 KINDS: tuple[tuple[str, str, Callable[[Any], Source]], ...] = (
+    (__name__, "Source", lambda source: source),
     ("scipy.sparse", "spmatrix", from_scipy),
     ("scipy.sparse", "sparray", from_scipy),
     ("sparse", "SparseArray", from_pydata),
     ("numpy", "ndarray", from_numpy),
-    ("builtins", "str", lambda place: from_zarr(*zarr_array(place))),
-    ("os", "PathLike", lambda place: from_zarr(*zarr_array(fspath(place)))),
+    ("builtins", "str", from_location),
+    ("os", "PathLike", lambda place: from_location(fspath(place))),
     ("dask.array", "Array", from_dask),
     ("zarr", "Array", from_zarr),
     ("xarray", "DataArray", from_xarray),
     ("pandas", "DataFrame", from_pandas),
-    ("anndata", "AnnData", from_anndata),
-    ("anndata.abc", "CSRDataset", from_backed),
-    ("anndata.abc", "CSCDataset", from_backed),
+    ("anndata", "AnnData", lambda annotated: from_annotated(part_of(annotated))),
+    ("anndata", "Raw", lambda raw: from_annotated(part_of(raw))),
+    ("anndata.abc", "CSRDataset", lambda backed: from_compressed(compressed("", backed.group))),
+    ("anndata.abc", "CSCDataset", lambda backed: from_compressed(compressed("", backed.group))),
+    ("daskfactor.data.annotated", "AnnotatedFile", lambda file: from_annotated(part_of(file))),
+    ("daskfactor.data.annotated", "Annotated", from_annotated),
+    ("daskfactor.data.annotated", "Compressed", from_compressed),
     ("h5py", "Dataset", lambda dataset: from_chunked(dataset, "hdf5")),
 )
 """What `open_source` reads: module and name of a class, and what makes a `Source` of it."""
@@ -383,10 +571,15 @@ def _scipy_of(array: Any) -> Any:
     return sparse.coo_array((values, tuple(coo.coords)), shape=coo.shape)
 
 
+def _level_names(dim: str, index: Any) -> list[str]:
+    """Names of the levels of a MultiIndex of pandas, which need not have any."""
+    return [f"{dim}_{n}" if name is None else str(name) for n, name in enumerate(index.names)]
+
+
 def _axis_coords(dim: str, index: Any) -> dict[str, NDArray[Any]]:
     """Labels of a pandas axis; a plain numbering is no label."""
     if index.nlevels > 1:
-        names = [f"{dim}_{n}" if name is None else str(name) for n, name in enumerate(index.names)]
+        names = _level_names(dim, index)
         levels = [index.get_level_values(n).to_numpy() for n in range(index.nlevels)]
         return {name: storable(name, level) for name, level in zip(names, levels, strict=True)}
     counted = type(index).__name__ == "RangeIndex" and index.name is None

@@ -14,13 +14,13 @@ import uuid
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.data.adapters import open_source
 from daskfactor.data.grid import Block, inverse
 from daskfactor.data.known import Known, Labels, Mass, stored_cells
 from daskfactor.data.loading import WEIGHTS, Decoder, read, weighed, without
@@ -89,7 +89,7 @@ class BlockedData:
     total_observed, n_missing : int
         Observed and missing entries of the whole matrix.
     total, mean, minimum, maximum : float
-        Of the observed values; priors that go by the data go by this mean.
+        Of the observed values.
     variance : float or None
         What such priors take the variance of the data to be; None: what it is.
     is_integer : bool
@@ -143,6 +143,14 @@ class BlockedData:
         self._finalizer = weakref.finalize(self, storage.close)
         self._handle: DataHandle | None = None
         self._unshare: weakref.finalize[..., Any] | None = None
+
+    @property
+    def level(self) -> float:
+        """The size of the values that priors of non-negative factors go by: their mean.
+
+        Half the largest value where that is not positive, as of centred data under a normal law.
+        """
+        return float(self.mean if self.mean > 0 else max(self.mean, self.maximum / 2.0))
 
     @cached_property
     def observed_key(self) -> bytes:
@@ -489,7 +497,7 @@ def _shared(known: Known, storage: Storage) -> tuple[DataHandle, ArrayFile | Non
         token = _token(location, known.statistics.fingerprint, dtype)
         if storage.load is not None:
             return DataHandle(token, "store", location, dtype, None), None
-        if known.source.kind == "zarr":
+        if known.source.kind in ("zarr", "npy"):
             return DataHandle(token, "zarr", location, dtype, known), None
     token = uuid.uuid4().hex
     sweep(scratch_directory())
@@ -498,7 +506,11 @@ def _shared(known: Known, storage: Storage) -> tuple[DataHandle, ArrayFile | Non
         blocks = Storage(known.grid, file=file)
         for block in known.grid.all_blocks():
             blocks.put(block, storage.view(*block))
-        index = pickle.dumps((token, known, blocks.extents))
+        # A file is no place for what opens the URL that they were read from.
+        told = known
+        if location is not None:
+            told = known._replace(source=replace(known.source, location=str(location)))
+        index = pickle.dumps((token, told, blocks.extents))
         extent = file.append(np.frombuffer(index, np.uint8))
     except BaseException:
         file.remove()
@@ -533,11 +545,13 @@ def _mapped(handle: DataHandle, budget: int, weights: BlockedData | None) -> Blo
 
 
 def _from_zarr(handle: DataHandle, budget: int, weights: BlockedData | None) -> BlockedData:
+    from daskfactor.data.files import open_input  # which makes blocks of what it opens
+
     known = handle.facts
     assert isinstance(known, Known)
     grid, dtype = known.grid, known.dtype
     try:
-        source = open_source(handle.location)
+        source = open_input(handle.location)
     except StoreError as error:
         raise _unreachable(handle, error) from error
     if source.is_sparse or source.shape != grid.shape:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daskfactor.checks import is_number
+from daskfactor.checks import is_number, match_labels
 from daskfactor.data.adapters import Source, from_blocks, from_numpy, from_xarray, open_source
 from daskfactor.data.blocks import BlockedData, looked_up
 from daskfactor.data.grid import Block, Grid
@@ -93,6 +93,9 @@ class Asked:
             found = from_blocks(store.known, store.read)
         elif isinstance(given, tuple):
             found = self._of_pair(shape)
+        elif type(given).__name__ == "DataArray" and source.fold is not None:
+            # A fold has compared the labels of every dimension.
+            found = replace(source.fold.like(given, self.kind), labels=source.labels)
         elif type(given).__name__ == "DataArray":
             found = from_xarray(self._like(source))
         elif is_number(given) or (type(given) is np.ndarray and given.ndim != 1):
@@ -137,9 +140,12 @@ class Asked:
 
     def _agree(self, found: Source, source: Source) -> None:
         """Refuse labels that are not those of V."""
-        pairs = zip(found.labels.index, source.labels.index, strict=True)
+        pairs = zip(found.labels.keys, source.labels.keys, strict=True)
         for axis, (own, other) in zip(("row", "column"), pairs, strict=True):
-            if own is not None and other is not None and not np.array_equal(own, other):
+            if own is None or other is None:
+                continue
+            at = match_labels(own, other).at
+            if not np.array_equal(at, np.arange(at.size)):
                 raise DataError(
                     f"the labels of the {self.kind}'s {axis}s are not those of V, or in another "
                     "order; bring them into the order of V, for example with reindex_like(V)"

@@ -8,12 +8,12 @@ import uuid
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from daskfactor.checks import whole_number
+from daskfactor.checks import require, whole_number
 from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, open_store
 from daskfactor.data.files import label_file, open_sparse
@@ -22,9 +22,10 @@ from daskfactor.data.known import Labels
 from daskfactor.data.sources import checked_options
 from daskfactor.data.sparse import LoadOptions, Task, meaning_of_unstored
 from daskfactor.data.store import BlockStore, StoreWriter, writing_errors
-from daskfactor.data.tables import Column, Wanted, require
+from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, OptionError, StoreError
 from daskfactor.machine import memory_budget
+from daskfactor.options import Reading, verb
 from daskfactor.progress import progress_bar
 
 
@@ -74,17 +75,12 @@ class Conversion:
         return self.n_read / self.seconds
 
 
+@verb
 def convert(
     source: Any,
     store: str | PathLike[str],
     *,
-    rows: Column | None = None,
-    columns: Column | None = None,
-    values: Column | bool | None = None,
-    header: bool | None = None,
-    layer: str | None = None,
     shape: tuple[int, int] | None = None,
-    unstored: str | None = None,
     blocks: int | Grid | None = None,
     balance: bool = False,
     dtype: DTypeLike = "float32",
@@ -92,6 +88,7 @@ def convert(
     overwrite: bool = False,
     memory_limit: int | str | None = None,
     progressbar: bool = True,
+    **reading: Unpack[Reading],
 ) -> Conversion:
     """Turn a sparse matrix of any size into a blocked store that `sample` and `as_blocks` read.
 
@@ -108,8 +105,8 @@ def convert(
         A table of (row key, column key, value) lines: ``.csv``, ``.tsv``, ``.txt`` or
         ``.dat``, with or without header, plain, ``.gz``, ``.bz2`` or ``.zst``; or ``.parquet``, one
         file or a folder. Or a matrix: Matrix Market (``.mtx``, ``.mtx.gz``), ``.npz`` of
-        scipy or with arrays row, col, data, AnnData (``.h5ad``). Or an object in memory
-        that `as_blocks` takes as sparse, or a blocked store. Files may be URLs (fsspec).
+        scipy or with arrays row, col, data, AnnData (``.h5ad`` or ``.zarr``). Or an object in
+        memory that `as_blocks` takes as sparse, or a blocked store. Files may be URLs (fsspec).
     store
         Path or URL of the store to make.
     rows, columns, values
@@ -119,8 +116,8 @@ def convert(
     header
         Whether the first line of a CSV file holds names; by default it does if there is
         no number in it where one is needed.
-    layer
-        Layer of an AnnData file instead of X.
+    layer, mask_var
+        Of an AnnData, a layer instead of X and the variables that are taken; as for `as_blocks`.
     shape
         (I, J): keys are positions from 0, and rows and columns without entries stay. By
         default keys are names: rows and columns are those that occur, in ascending order
@@ -167,11 +164,11 @@ def convert(
     are missing cells.
     """
     begun = time.perf_counter()
+    unstored = reading.get("unstored")
     kind = checked_options(dtype, unstored)
     limit = memory_budget(memory_limit)
     writer = StoreWriter(str(store), compression, overwrite)
-    wanted = Wanted(rows, columns, values, header, layer)
-    entries = _with_shape(open_sparse(source, wanted), shape)
+    entries = _with_shape(open_sparse(source, Wanted.of(reading)), shape)
     zeros = meaning_of_unstored(entries, unstored) == "zero"
     options = LoadOptions(
         blocks, kind, zeros, limit, balance=balance, allow_empty=True, exact=False

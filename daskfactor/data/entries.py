@@ -25,8 +25,8 @@ TABLE = 4
 """Whole numbers that span less than so many times their count, and a piece, go by a table."""
 FAR = 2**62
 """Keys from here on could overflow when one is taken from another."""
-DENSE_PART = 2**24
-LEAST_LINES = 256
+DENSE_PART = 2**22
+LEAST_LINES = 16
 """Rows of a file that are read together: so many, or as many as hold so many cells."""
 
 
@@ -81,7 +81,9 @@ class Axis:
             self._text = self._checked(keys)
             if self._text:
                 found = pd.Series(keys).value_counts(sort=False)
-                found = found[found > 0].rename(index=str)
+                found = found[found > 0]
+                # Categories would be merged in an order of their own.
+                found.index = pd.Index(list(map(str, found.index)), dtype=object)
             else:
                 found = _counted(np.asarray(keys))
             self._found.append(found)
@@ -89,7 +91,7 @@ class Axis:
                 self._merge()
 
     def finish(self) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """Entries at each position, and the labels unless they are 0, 1, 2, ..."""
+        """Entries at each position, and the labels unless keys are positions."""
         if not self._found:
             return self._counts, None
         self._merge()
@@ -103,7 +105,7 @@ class Axis:
             self._index.get_indexer(self._index[:1])  # makes its table, before threads ask for it
         if labels is None:
             return counts, text_array(self._index.tolist())
-        return counts, None if np.array_equal(labels, np.arange(labels.size)) else labels
+        return counts, labels
 
     def positions(self, keys: Keys) -> Positions:
         """The position of each key."""
@@ -198,18 +200,6 @@ def coordinate_pieces(
         yield Piece(rows[part].astype(np.int64), cols[part].astype(np.int64), data[part])
 
 
-def backed_pieces(dataset: Any, shape: tuple[int, int], add: bool | None = None) -> Iterator[Piece]:
-    """A sparse dataset in a file, some rows or columns at a time; None leaves duplicates."""
-    by_rows = dataset.format == "csr"
-    length, width = shape if by_rows else shape[::-1]
-    step = max(LEAST_LINES, DENSE_PART // width)
-    for start in range(0, length, step):
-        part = slice(start, min(length, start + step))
-        found = dataset[part] if by_rows else dataset[:, part]
-        found = found if add is None else canonical(found, add)
-        yield from compressed_pieces(found, *((start, 0) if by_rows else (0, start)))
-
-
 def canonical(matrix: Any, add: bool = True) -> Any:
     """Compressed rows or columns without duplicates: the matrix itself if it is that already.
 
@@ -237,7 +227,7 @@ def canonical(matrix: Any, add: bool = True) -> Any:
         by_rows = matrix.format == "csr"
         length, width = matrix.shape if by_rows else matrix.shape[::-1]
         parts = matrix.data, matrix.indices, matrix.indptr
-        _check_pointers(matrix.indptr, matrix.indices, matrix.data, length)
+        check_pointers(matrix.indptr, matrix.indices, matrix.data, length)
         _check_indices(matrix.indices, width, "column" if by_rows else "row")
         kind = sparse.csr_array if by_rows else sparse.csc_array
         # Shares the arrays, but not what was noted about them.
@@ -271,19 +261,17 @@ def summable(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
-def _check_pointers(
+def check_pointers(
     pointers: IntArray, indices: IntArray, values: NDArray[Any], length: int
 ) -> None:
     """What makes compressed rows readable at all; matrices made by hand may lack it."""
-    wrong = ""
+    wrong, sizes = "", (indices.shape[0], values.shape[0])
     if pointers.shape != (length + 1,) or pointers[0] != 0:
         wrong = f"indptr must have {length + 1} entries, the first of them 0"
     elif (np.diff(pointers) < 0).any():
         wrong = f"indptr falls after position {int(np.argmax(np.diff(pointers) < 0))}"
-    elif not pointers[-1] <= min(len(indices), len(values)):
-        wrong = (
-            f"indptr ends at {pointers[-1]}, with {len(indices)} indices and {len(values)} values"
-        )
+    elif not pointers[-1] <= min(sizes):
+        wrong = f"indptr ends at {pointers[-1]}, with {sizes[0]} indices and {sizes[1]} values"
     if wrong:
         raise DataError(f"the sparse matrix is damaged: {wrong}; make it anew from its entries")
 

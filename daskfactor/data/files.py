@@ -6,40 +6,71 @@ A format is added here alone: functions that read it, and a line of `FORMATS`.
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from inspect import signature
 from io import BytesIO
 from os import PathLike, fspath
 from pathlib import Path
+from tokenize import TokenError
 from types import SimpleNamespace
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.adapters import Source, from_blocks, open_source
+from daskfactor.checks import require
+from daskfactor.data.adapters import Source, from_annotated, from_blocks, npy_at, open_source
+from daskfactor.data.annotated import is_annotated, open_annotated, part_in, part_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.entries import (
     Piece,
-    backed_pieces,
     compressed_pieces,
     coordinate_pieces,
     text_array,
 )
+from daskfactor.data.folding import data_array, open_array
+from daskfactor.data.frames import asked_for, is_frame, is_long, long_file, open_frame
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
+from daskfactor.data.places import (
+    Place,
+    binary,
+    holds,
+    is_url,
+    opened,
+    placed,
+    reaching,
+    shown,
+    why,
+)
 from daskfactor.data.store import BlockStore, is_blocked_store, zarr_kind
-from daskfactor.data.tables import Wanted, open_csv, open_parquet, opened, read_table, require
-from daskfactor.errors import DataError, OptionError
+from daskfactor.data.tables import (
+    Look,
+    Wanted,
+    look_at_csv,
+    look_at_parquet,
+    open_csv,
+    open_parquet,
+    parquet_files,
+    plain,
+    read_table,
+)
+from daskfactor.errors import DaskfactorError, DataError, OptionError
+from daskfactor.machine import available_memory
 
 PACKED = (".gz", ".bz2", ".zst")
 KNOWN = (
     ".csv, .tsv, .txt, .dat or .mtx (also .gz), .parquet (file or folder), .npz, .h5ad, or a "
     "blocked store"
 )
-ARRAYS = ".npy, .npz, .csv, .tsv, .txt, .zarr or netCDF (.nc)"
-UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile)
+ARRAYS = ".npy, .npz, .csv, .tsv, .txt, .parquet, .zarr, .h5ad or netCDF (.nc)"
+ANYTHING = Wanted()
+UNREADABLE = (ValueError, EOFError, SyntaxError, TokenError, zipfile.BadZipFile)
 """What NumPy raises at files that are damaged, cut off, or none of its own."""
 TEXT_CHUNK = 2**24
 """Bytes of a Matrix Market file that are parsed together."""
+LONGEST_LINE = 2**24
 _NOTHING = re.compile(rb"^[ \t]*(%.*)?\r?\n", re.MULTILINE)
 """A blank line, or a comment."""
 
@@ -52,14 +83,13 @@ def open_sparse(source: Any, wanted: Wanted) -> Source:
     DataError
         If it is neither.
     """
+    source = placed(source, wanted.storage_options)
     if isinstance(source, str | PathLike):
         return _open_path(fspath(source), wanted)
-    if wanted.layer is not None:
-        source = _layer_of(source, wanted.layer)
     blocks = isinstance(source, BlockedData)
     if blocks and source.is_sparse:
         return from_blocks(source.known, source.view)
-    found = None if blocks else open_source(source)
+    found = None if blocks else open_input(source, wanted)
     if found is None or not found.is_sparse:
         what = "these blocks are" if found is None else f"the {found.info.kind} input is"
         raise DataError(
@@ -69,45 +99,137 @@ def open_sparse(source: Any, wanted: Wanted) -> Source:
     return found
 
 
-def read_matrix(text: str) -> Any:
+def open_input(data: Any, wanted: Wanted = ANYTHING) -> Source:
+    """Whatever the caller passed: a table or file by what is in it, all else by its kind.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or may be a table of entries as well as a matrix.
+    OptionError
+        If columns of a table are named, and it is none.
+    """
+    data = placed(data, wanted.storage_options)
+    wanted = replace(wanted, storage_options=None)
+    if wanted.layer is not None or wanted.mask_var is not None:
+        data = part_of(data, wanted.layer, wanted.mask_var)
+        wanted = replace(wanted, layer=None, mask_var=None)
+    if isinstance(data, str | PathLike) and is_readable_file(fspath(data)):
+        data = read_matrix(fspath(data), wanted)
+    if is_frame(data):
+        return open_frame(data, wanted)
+    array = data_array(data)
+    if array is not None and wanted.values is None and not wanted.table:
+        return open_array(array, wanted.rows, wanted.columns)
+    refuse_columns(data, wanted)
+    return open_source(data)
+
+
+def opened_again(data: Any, source: Mapping[str, Any]) -> Any:
+    """What a run was made from, found again: the same part, or the same columns, of it.
+
+    ``source`` is what the run tells of it, see `SourceInfo.to_dict`.
+    """
+    part = source.get("layer"), source.get("mask_var")
+    if any(part) and is_annotated(data):
+        return part_of(data, *part)
+    path = isinstance(data, str | PathLike) and is_readable_file(fspath(data))
+    told = Wanted(**(source.get("table") or {"table": False}))
+    if is_frame(data) or (path and told.table is None):
+        return open_input(data, told)
+    return read_matrix(fspath(data), told) if path else data
+
+
+def refuse_columns(data: Any, wanted: Wanted) -> None:
+    """Refuse columns of a table, or a part of an AnnData, that are asked for of what is none."""
+    if wanted.layer is not None or wanted.mask_var is not None:
+        part_of(data, wanted.layer, wanted.mask_var)
+    if (asked_for(wanted) or wanted.table) and not isinstance(data, Source):
+        raise OptionError(
+            "rows, columns, values and table say how to read a table with a line for each entry "
+            "(a DataFrame, a CSV or Parquet file), and rows and columns name dimensions of an "
+            f"xarray.DataArray, got {type(data).__name__}; leave them out"
+        )
+
+
+def is_readable_file(text: str) -> bool:
+    """Whether a location is that of a file, or of an array in one, or ends as a table does."""
+    if _suffix(part_in(text)[0]) in FORMATS:
+        return True
+    if is_url(text):
+        kind = zarr_kind(text)
+        return kind == "group" if kind else _holds_parquet(text) or bool(holds(part_in(text)[0]))
+    path, head = Path(text), text.rpartition(":")[0]
+    if path.is_file() or _holds_parquet(text):
+        return True
+    return bool(head) and Path(head).exists() if not path.is_dir() else zarr_kind(text) == "group"
+
+
+def _holds_parquet(text: str) -> bool:
+    """Whether a location is that of a folder with such files."""
+    if is_url(text):
+        return zarr_kind(text) is None and holds(text) == "folder" and bool(parquet_files(text))
+    return Path(text).is_dir() and any(Path(text).rglob("*.parquet"))
+
+
+def _suffix(location: str) -> str:
+    """The ending that says what is in a file, whether or not it is compressed."""
+    name = location.lower().rstrip("/")
+    for ending in PACKED:
+        name = name.removesuffix(ending)
+    return Path(name).suffix
+
+
+def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
     """The matrix in a file or store that `sample` does not read by itself, opened or read.
 
-    ``file.npz:name`` (or ``file.nc:name``, ``file.zarr:name``) picks one array of several; a
-    file whose own name has a colon wins. What `sample` reads by its location is left to it.
+    ``file.npz:name`` (or ``file.nc:name``, ``file.zarr:name``) picks one array of several, and
+    ``file.h5ad:name`` a layer of an AnnData; a file whose own name has a colon wins. What
+    `sample` reads by its location is left to it. A table with a line for each entry is a
+    `Source`.
 
     Raises
     ------
     DataError
         If the file holds no matrix, or not the one that was named.
     """
-    if "://" in text:
-        return text
-    path, name = Path(text), None
-    if ":" in text and not path.exists():
-        head, _, name = text.rpartition(":")
-        path = Path(head)
-    if not path.exists():
-        raise DataError(f"{path} does not exist; give a file or store: {ARRAYS}")
-    suffix = path.suffix.lower()
+    location, name = part_in(text)
+    suffix = _suffix(location)
     form = FORMATS.get(suffix)
-    if suffix in PACKED or (form is not None and form.array is None):
+    if not is_url(text) and not Path(location).exists():
+        raise DataError(f"{location} does not exist; give a file or store: {ARRAYS}")
+    if (form is None or not is_url(text)) and _holds_parquet(text):
+        form = _PARQUET
+    annotated = open_annotated(location, name)
+    if annotated is not None:
+        return annotated
+    table = form is not None and form.look is not None
+    if form is not None and form.look is not None and name is None:
+        look = form.look(text, wanted)
+        if is_long(text, *look, wanted):
+            return long_file(text, look.names, _open_path(text, wanted), wanted)
+    packed = location.lower().endswith(PACKED) and not table
+    if packed or (form is not None and form.array is None):
         raise DataError(
-            f"{path} holds a matrix that is converted first: daskfactor convert {path} "
-            f"{path.with_suffix('.zarr')}, and then fit that store"
+            f"{location} holds a matrix that is converted first: daskfactor convert {location} "
+            f"{Path(location).with_suffix('.zarr')}, and then fit that store"
         )
     if form is not None and form.array is not None:
         if name is not None and suffix != ".npz":
-            raise DataError(f"{path} holds one matrix, without a name, not {name!r}; give {path}")
-        return form.array(path, name)
-    if path.is_dir() and name is None and zarr_kind(str(path)) in ("blocks", "array", "run"):
-        return str(path)  # as_blocks opens it, or refuses it with the right sentence
-    return _read_labelled(path, name)
+            raise DataError(
+                f"{location} holds one matrix, without a name, not {name!r}; give {location}"
+            )
+        with reaching(location):
+            return form.array(location, name)
+    if name is None and zarr_kind(location) in ("blocks", "array", "run"):
+        return location  # as_blocks opens it, or refuses it with the right sentence
+    return _read_labelled(location, name)
 
 
 def open_matrix_market(location: str, wanted: Wanted) -> Source:
     """A Matrix Market file of coordinates, compressed or not, read in pieces."""
-    with _text_file(location) as file:
-        banner = file.readline()
+    with plain(location) as file:
+        banner = file.readline(LONGEST_LINE)
         kinds = banner.decode("ascii", "replace").lower().split()
         if kinds[:2] != ["%%matrixmarket", "matrix"] or len(kinds) != 5:
             raise DataError(f"{location} is no Matrix Market file: it begins with {banner[:40]!r}")
@@ -121,9 +243,9 @@ def open_matrix_market(location: str, wanted: Wanted) -> Source:
 
     def pieces(values: bool, add: bool) -> Iterator[Piece]:
         found = 0
-        with _text_file(location) as file:
+        with plain(location) as file:
             file.seek(start)
-            while text := file.read(TEXT_CHUNK) + file.readline():
+            while text := file.read(TEXT_CHUNK) + file.readline(LONGEST_LINE):
                 text = _NOTHING.sub(b"", text + b"\n")
                 count = text.count(b"\n")
                 found += count
@@ -155,13 +277,8 @@ def open_npz(location: str, wanted: Wanted) -> Source:
     called row, col and data or as ``wanted`` says. Arrays ``row_labels`` and
     ``column_labels`` are labels.
     """
-    try:
-        with np.load(opened(location), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, *UNREADABLE) as error:
-        raise DataError(
-            f"{location} is no NumPy archive that can be read: {_why(error)}"
-        ) from error
+    with _archive(location) as archive:
+        arrays = {name: archive[name] for name in archive.files}
     dims = usable_dims(*arrays.get("dims", np.array(DEFAULT_DIMS)).tolist())
     labels = Labels(
         *dims, _labels(arrays, dims[0], "row_labels"), _labels(arrays, dims[1], "column_labels")
@@ -191,29 +308,14 @@ def open_npz(location: str, wanted: Wanted) -> Source:
 
 
 def open_h5ad(location: str, wanted: Wanted) -> Source:
-    """The matrix X, or a layer, of an AnnData file; read in pieces, whatever its size."""
-    io = require("anndata.io", "anndata", "AnnData files")
-    key = "X" if wanted.layer is None else f"layers/{wanted.layer}"
-    with _h5(location) as file:
-        if key not in file:
-            layers = ", ".join(file.get("layers", {})) or "none"
-            raise DataError(f"{location} has no {key}; its layers are: {layers}")
-        if not hasattr(file[key], "keys"):
-            raise DataError(
-                f"{key} of {location} is dense; convert is for sparse matrices: pass it to "
-                "as_blocks or sample as an array, or make it sparse first"
-            )
-        shape = io.sparse_dataset(file[key]).shape
-        entries = int(file[key]["data"].shape[0])
-        sides = [_index_of(io, file, name) for name in ("obs", "var")]
-
-    def pieces(values: bool, add: bool) -> Iterator[Piece]:
-        with _h5(location) as file:
-            yield from backed_pieces(io.sparse_dataset(file[key]), shape)
-
-    info = SourceInfo("h5ad", location, lazy=True)
-    labels = Labels("obs", "var", sides[0], sides[1])
-    return Source(info, shape, labels=labels, pieces=pieces, entries=entries)
+    """The matrix X of an AnnData file or store, or a layer; read in pieces, whatever its size."""
+    found = from_annotated(part_of(location, wanted.layer, wanted.mask_var))
+    if not found.is_sparse:
+        raise DataError(
+            f"{wanted.layer or 'X'} of {location} is dense; convert is for sparse matrices: pass "
+            "the file to as_blocks or sample, or make it sparse first"
+        )
+    return found
 
 
 def label_file(target: Path, side: str) -> Path:
@@ -222,111 +324,179 @@ def label_file(target: Path, side: str) -> Path:
     return target.with_name(f"{stem}.{side}.txt")
 
 
-def _why(error: Exception) -> str:
+def _why(error: BaseException, location: str) -> str:
     """What NumPy says, but for advice to load what may be anything."""
     foreign = any(word in str(error) for word in ("pickle", "Python objects"))
-    return "it holds no numbers, or is no file of NumPy's" if foreign else str(error)
+    text = why(error, location) if is_url(location) else str(error)
+    return "it holds no numbers, or is no file of NumPy's" if foreign else text
 
 
-def _read_npy(path: Path, name: str | None) -> Any:
+@contextmanager
+def _archive(location: str) -> Iterator[Any]:
+    """A NumPy archive, whose arrays together are no larger than memory."""
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except UNREADABLE as error:
-        raise DataError(f"{path} is no NumPy array file that can be read: {_why(error)}") from error
+        with binary(location) as file:
+            with zipfile.ZipFile(file) as members:
+                size = sum(member.file_size for member in members.infolist())
+            if size > available_memory():
+                raise DataError(
+                    f"{location} holds arrays of {size} bytes, which are read whole, and less is "
+                    "free; write it as a zarr array, or as a table that convert reads"
+                )
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                yield archive
+    except DaskfactorError:
+        raise
+    except (OSError, MemoryError, *UNREADABLE) as error:
+        raise DataError(
+            f"{location} is no NumPy archive that can be read: {_why(error, location)}"
+        ) from shown(error, location)
 
 
-def _read_npz(path: Path, name: str | None) -> Any:
+def _read_npz(location: str, name: str | None) -> Any:
     """An array of an archive, or what `scipy.sparse.save_npz` wrote."""
     from scipy import sparse
 
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = list(archive.files)
-            if name is None and {"format", "shape", "data"} <= set(names):
-                return sparse.load_npz(path)
-            if names and name in (None, *names):
-                return archive[name or names[0]]
-    except UNREADABLE as error:
-        raise DataError(f"{path} is no NumPy archive that can be read: {_why(error)}") from error
+    with _archive(location) as archive:
+        names = list(archive.files)
+        if name is None and {"format", "shape", "data"} <= set(names):
+            with binary(location) as file:
+                return sparse.load_npz(file)
+        if names and name in (None, *names):
+            return archive[name or names[0]]
     if not names:
-        raise DataError(f"{path} holds no array")
-    raise DataError(f"{path} has no array {name!r}, only {', '.join(names)}")
+        raise DataError(f"{location} holds no array")
+    raise DataError(f"{location} has no array {name!r}, only {', '.join(names)}")
 
 
-def _bare_arrays(path: Path) -> list[str]:
+def _read_npy(location: str, name: str | None) -> Any:
+    try:
+        return npy_at(location) if is_url(location) else np.load(location, "r", False)
+    except UNREADABLE as error:
+        raise DataError(
+            f"{location} is no NumPy array file that can be read: {_why(error, location)}"
+        ) from shown(error, location)
+
+
+def _read_parquet(location: str, name: str | None) -> Any:
+    """A table of numbers, a column for each of the matrix."""
+    pa = require("pyarrow", "tables", "Parquet files")
+    import pyarrow.parquet as pq
+
+    parts = []
+    for path in parquet_files(location):
+        with pq.ParquetFile(opened(path)) as file:
+            about = file.metadata
+            groups = map(about.row_group, range(about.num_row_groups))
+            size = sum(group.total_byte_size for group in groups)
+            if size > available_memory() // 2:
+                raise DataError(
+                    f"{path} holds a matrix of {size} bytes, which is read whole, and less than "
+                    "twice that is free; write it as a zarr array"
+                )
+            parts.append(file.read())
+    return pa.concat_tables(parts).to_pandas()
+
+
+def _bare_arrays(location: str) -> list[str]:
     """Names of the arrays in a zarr group whose dimensions have none, which xarray refuses."""
-    inside = sorted(path.iterdir()) if path.is_dir() else []
-    return [own.name for own in inside if own.is_dir() and zarr_kind(str(own)) == "array"]
+    from daskfactor.data.careful import open_zarr
+
+    return sorted(open_zarr(location).array_keys()) if zarr_kind(location) == "group" else []
 
 
-def _read_labelled(path: Path, name: str | None) -> Any:
-    """A variable of a file that xarray reads."""
+def _inside(location: str, name: str) -> str:
+    return location.inside(name) if isinstance(location, Place) else f"{location}/{name}"
+
+
+def _dataset(location: str) -> Any:
+    """What xarray reads at a location, none of its variables read."""
     import xarray as xr
 
+    from daskfactor.data.careful import zarr_store
+
+    if zarr_kind(location) is None:
+        if not is_url(location):
+            return xr.open_dataset(location, chunks={})
+        return xr.open_dataset(binary(location), engine="h5netcdf", chunks={})
+    store: Any = zarr_store(location)
+    told: dict[str, Any] = {"engine": "zarr", "group": store.inside, "chunks": {}}
+    try:  # a server of files has no list of them
+        return xr.open_dataset(store, consolidated=is_url(location), **told)
+    except (KeyError, ValueError):
+        return xr.open_dataset(store, consolidated=False, **told)
+
+
+def _read_labelled(location: str, name: str | None) -> Any:
+    """A variable of a file that xarray reads."""
     try:
-        # Consolidated metadata is only a shortcut; asking for it warns where there is none.
-        zarr_options: Any = {"engine": "zarr", "consolidated": False} if path.is_dir() else {}
-        dataset = xr.open_dataset(path, chunks={}, **zarr_options)
+        dataset = _dataset(location)
+    except DaskfactorError:
+        raise
     except Exception as error:  # every backend has errors of its own
-        arrays = _bare_arrays(path)
+        arrays = _bare_arrays(location)
         if name in arrays:
-            return str(path / name)
+            return _inside(location, name)
         if arrays:
             raise DataError(
-                f"{path} holds {len(arrays)} zarr array{'s' if len(arrays) > 1 else ''} "
-                f"({', '.join(arrays)}); name one as {path}:NAME"
+                f"{location} holds {len(arrays)} zarr array{'s' if len(arrays) > 1 else ''} "
+                f"({', '.join(arrays)}); name one as {location}:NAME"
             ) from error
         reason = " ".join(str(error).split())[:200]
         told = "" if "did not find a match" in reason else f". xarray says: {reason}"
-        raise DataError(f"{path} cannot be read; give {ARRAYS}{told}") from error
+        raise DataError(f"{location} cannot be read; give {ARRAYS}{told}") from shown(
+            error, location
+        )
     # A store lists its arrays in no order of its own.
     names = sorted(map(str, dataset.data_vars))
     matrices = [key for key in names if dataset[key].ndim == 2]
     if name is not None and name not in names:
-        raise DataError(f"{path} has no variable {name!r}, only {', '.join(names)}")
+        raise DataError(f"{location} has no variable {name!r}, only {', '.join(names)}")
     if name is None and len(matrices) != 1:
         raise DataError(
-            f"{path} holds {len(matrices)} two-dimensional variables "
-            f"({', '.join(matrices) or 'none'}); name one as {path}:NAME"
+            f"{location} holds {len(matrices)} two-dimensional variables "
+            f"({', '.join(matrices) or 'none'}); name one as {location}:NAME"
         )
     return dataset[name or matrices[0]]
 
 
 class Format(NamedTuple):
-    """How files with one ending are read: as entries for `convert`, as an array, or both."""
+    """How files with one ending are read: as entries, as an array, or both.
+
+    ``look`` finds out what columns a table has, whose lines may be either.
+    """
 
     entries: Callable[[str, Wanted], Source] | None = None
-    array: Callable[[Path, str | None], Any] | None = None
+    array: Callable[[str, str | None], Any] | None = None
+    look: Callable[[str, Wanted], Look] | None = None
 
 
-_TABLE = Format(open_csv, lambda path, name: read_table(path))
+_TABLE = Format(open_csv, lambda location, name: read_table(location), look_at_csv)
+_PARQUET = Format(open_parquet, _read_parquet, look_at_parquet)
 
 FORMATS = {
     ".csv": _TABLE,
     ".tsv": _TABLE,
     ".txt": _TABLE,
-    ".dat": Format(open_csv),
-    ".parquet": Format(open_parquet),
-    ".pq": Format(open_parquet),
+    ".dat": _TABLE,
+    ".parquet": _PARQUET,
+    ".pq": _PARQUET,
     ".mtx": Format(open_matrix_market),
-    ".h5ad": Format(open_h5ad),
     ".npz": Format(open_npz, _read_npz),
     ".npy": Format(array=_read_npy),
 }
 
 
 def _open_path(location: str, wanted: Wanted) -> Source:
-    location = location.removeprefix("file://")
-    if "://" not in location:
-        location = str(Path(location).expanduser())
+    if not is_url(location):
+        location = str(Path(location.removeprefix("file://")).expanduser())
         if not Path(location).exists():
             raise DataError(f"{location} does not exist; convert reads {KNOWN}")
-    name = location.lower().rstrip("/")
-    for ending in PACKED:
-        name = name.removesuffix(ending)
-    suffix = Path(name).suffix
-    if wanted.layer is not None and suffix != ".h5ad":
-        raise OptionError(f"layer is for AnnData (.h5ad), not for {location}")
+    chosen = wanted.layer is not None or wanted.mask_var is not None
+    if chosen or location.lower().endswith(".h5ad") or zarr_kind(location) == "anndata":
+        return open_h5ad(location, wanted)
+    suffix = _suffix(location)
     form = FORMATS.get(suffix)
     if form is not None and form.entries is not None:
         return form.entries(location, wanted)
@@ -337,7 +507,7 @@ def _open_path(location: str, wanted: Wanted) -> Source:
         raise DataError(
             f"{location} is a run of daskfactor, not data; pass the data that it was made from"
         )
-    if Path(location).is_dir() and any(Path(location).rglob("*.parquet")):
+    if _holds_parquet(location):
         return open_parquet(location, wanted)
     raise DataError(
         f"{location} is no kind of file that convert reads: {KNOWN}; arrays with an entry in "
@@ -345,29 +515,10 @@ def _open_path(location: str, wanted: Wanted) -> Source:
     )
 
 
-def _layer_of(source: Any, layer: str) -> Any:
-    """An AnnData object with a layer in the place of X."""
-    if type(source).__name__ != "AnnData":
-        raise OptionError(f"layer is for AnnData, not for {type(source).__name__}")
-    if layer not in source.layers:
-        names = ", ".join(source.layers) or "none"
-        raise DataError(f"the AnnData object has no layer {layer!r}; its layers are: {names}")
-    import anndata
-
-    return anndata.AnnData(source.layers[layer], obs=source.obs[[]], var=source.var[[]])
-
-
-def _text_file(location: str) -> Any:
-    """A text file, wherever it lies and however it is compressed."""
-    import fsspec
-
-    return fsspec.open(location, "rb", compression="infer")
-
-
 def _sizes(location: str, file: IO[bytes]) -> tuple[int, int, int]:
     line = b"%"
     while line.startswith(b"%") or (line and not line.strip()):
-        line = file.readline()
+        line = file.readline(LONGEST_LINE)
     try:
         rows, cols, entries = (int(field) for field in line.split())
     except ValueError:
@@ -381,15 +532,18 @@ def _parsed(location: str, text: bytes) -> Any:
     """The entries in some lines, read as if they were a file of their own."""
     from scipy.io import mmread
 
+    # From 1.18 on SciPy warns where this is left open, before 1.15 it does not know it.
+    known = "spmatrix" in signature(mmread).parameters
+    options: dict[str, Any] = {"spmatrix": False} if known else {}
     try:
-        return mmread(BytesIO(text))
+        return mmread(BytesIO(text), **options)
     except Exception as error:
         raise DataError(f"{location} cannot be read as Matrix Market: {error}") from error
 
 
 def _labels_beside(location: str, dim: str, side: str, size: int) -> dict[str, NDArray[Any]]:
     beside = label_file(Path(location), side)
-    if "://" in location or not beside.is_file():
+    if is_url(location) or not beside.is_file():
         return {}
     names = beside.read_text(encoding="utf-8").splitlines()
     if len(names) != size:
@@ -432,24 +586,3 @@ def _triples(
             f"and {shapes[2]}; they must be as long as each other"
         )
     return [arrays[name] for name in names]
-
-
-def _h5(location: str) -> Any:
-    import h5py
-
-    try:
-        return h5py.File(opened(location), "r")
-    except OSError as error:
-        raise DataError(f"{location} is no AnnData file that can be read: {error}") from error
-
-
-def _index_of(io: Any, file: Any, side: str) -> dict[str, NDArray[Any]]:
-    """Names of observations or variables, unless they are just 0, 1, 2, ..."""
-    if side not in file:
-        return {}
-    group = file[side]
-    key = group.attrs.get("_index") if hasattr(group, "keys") else None
-    names = io.read_elem(group).index if key is None else io.read_elem(group[key])
-    texts = text_array([str(name) for name in np.asarray(names, object)])
-    counted = all(name == str(number) for number, name in enumerate(texts))
-    return {} if counted else {side: texts}

@@ -1,21 +1,27 @@
 """Set cells aside before a fit, to be predicted and compared with what they were."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskfactor import markup
+from daskfactor.checks import cell_positions, inner_share, mask_in_order, one_of
+from daskfactor.data.annotated import UNSTORED, part_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.cells import StoredWeights
 from daskfactor.data.entries import canonical
+from daskfactor.data.known import DEFAULT_DIMS
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import available_memory
+from daskfactor.options import Reading, verb
 from daskfactor.random import resolve_seed
 
 MOST_CELLS = 2**28
+CELLS = "cells to hold out are (rows, columns) of integer positions, or a boolean mask of V's shape"
 
 
 class HeldOut(NamedTuple):
@@ -29,16 +35,35 @@ class HeldOut(NamedTuple):
     cells: tuple[NDArray[np.int64], NDArray[np.int64]]
     values: NDArray[Any]
 
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<8}{told}" for name, told in self._rows())
 
+    def _repr_html_(self) -> str:
+        return markup.titled("Held out", markup.table(self._rows()))
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """Name and kind of each part."""
+        shape = " x ".join(map(str, getattr(self.train, "shape", ())))
+        count, values = len(self.values), np.asarray(self.values, dtype=np.float64)
+        spread = f", {values.min():.4g} to {values.max():.4g}, mean {values.mean():.4g}"
+        return [
+            ("train", f"{type(self.train).__name__} {shape}, without them".replace("  ", " ")),
+            ("cells", f"rows and columns of {count:,} cells"),
+            ("values", f"the {count:,} entries there{spread if count else ''}"),
+        ]
+
+
+@verb
 def hold_out(
     V: Any,
     share: float = 0.1,
     *,
-    unstored: str | None = None,
+    cells: Any = None,
     keep_one: bool = True,
     random_seed: int | None = None,
+    **reading: Unpack[Reading],
 ) -> HeldOut:
-    """Set a random share of the observed entries aside.
+    """Set a random share of the observed entries aside, or the cells that are named.
 
     Single cells are taken, not rows or columns, so that every row and column
     keeps a factor of its own. The result's ``train`` and ``cells`` go straight
@@ -54,11 +79,15 @@ def hold_out(
         on the same grid, with the same weights of cells.
     share
         Share of the observed entries, between 0 and 1.
+    cells
+        In place of a share: the cells to take, ``(rows, columns)`` by position, or a boolean
+        mask of the shape of V; a DataArray mask of a V with names has its dimensions in any
+        order. Rows and columns may lose all of their entries.
     unstored
         For sparse input, what an entry means that is not stored: ``"missing"``
         takes stored entries alone and drops them; ``"zero"`` takes cells of all
-        kinds, zeros included, and stores NaN there. Left out, what the input says itself,
-        else ``"missing"`` of a scipy matrix or an AnnData object in memory, and of anything
+        kinds, zeros included, and stores NaN there. Left out, what the input says itself
+        (an AnnData: ``"zero"``), else ``"missing"`` of a scipy matrix in memory, and of anything
         else what `as_blocks` takes it for.
     keep_one
         Whether every row and every column keeps at least one observed entry;
@@ -70,45 +99,61 @@ def hold_out(
     Raises
     ------
     OptionError
-        If ``share`` or ``unstored`` is not allowed, or leaves no cell to take.
+        If ``share`` or ``unstored`` is not allowed, or leaves no cell to take, or one of the
+        ``cells`` is missing.
     DataError
         If ``V`` is no matrix of real numbers, or there is no memory to put it together.
     StoreError
         If it cannot be read.
     """
-    if not 0 < share < 1:
-        raise OptionError(f"share must lie strictly between 0 and 1, got {share!r}")
-    if unstored not in (None, "missing", "zero"):
-        raise OptionError(f'unstored must be "missing" or "zero", got {unstored!r}')
-    if (
-        type(V).__name__ == "AnnData" and not V.isbacked
-    ):  # its train is one again, so that names stay
+    inner_share("share", share)
+    unstored = reading.get("unstored")
+    chosen = any(own is not None for name, own in reading.items() if name != "unstored")
+    one_of("unstored", unstored, (None, "zero", "missing"))
+    in_memory = type(V).__name__ == "AnnData" and (sparse.issparse(V.X) or type(V.X) is np.ndarray)
+    if in_memory and not chosen:
         import anndata  # the train is one again, so that names stay
 
-        held = hold_out(V.X, share, unstored=unstored, keep_one=keep_one, random_seed=random_seed)
-        return held._replace(train=anndata.AnnData(held.train, obs=V.obs[[]], var=V.var[[]]))
-    _check_matrix(V)
+        part = part_of(V)
+        meaning = unstored or (part.unstored if sparse.issparse(part.matrix) else None)
+        options: dict[str, Any] = {"keep_one": keep_one, "random_seed": random_seed}
+        held = hold_out(part.matrix, share, cells=cells, unstored=meaning, **options)
+        uns = {} if meaning is None else {UNSTORED: meaning}
+        made = anndata.AnnData(held.train, obs=V.obs[[]], var=V.var[[]], uns=uns)
+        return held._replace(train=made)
+    wanted = float(share) if cells is None else cells
     rng = np.random.default_rng(resolve_seed(random_seed))
+    if chosen:
+        with as_blocks(V, dtype="float64", allow_empty=True, **reading) as data:
+            return _from_blocks(data, wanted, keep_one, rng)
+    _check_matrix(V)
+    if getattr(V, "ndim", 0) == len(getattr(V, "dims", ())) == 2:
+        wanted = _in_order(wanted, V.dims, (V.indexes.get(V.dims[0]), V.indexes.get(V.dims[1])))
     if sparse.issparse(V):
-        return _from_sparse(V, share, unstored == "zero", keep_one, rng)
+        return _from_sparse(V, wanted, unstored == "zero", keep_one, rng)
     if isinstance(V, xr.DataArray) and isinstance(V.data, np.ndarray):
-        held = _from_dense(np.asarray(V.values), share, keep_one, rng)
+        held = _from_dense(np.asarray(V.values), wanted, keep_one, rng)
         return held._replace(train=V.copy(data=held.train))
     if isinstance(V, np.ndarray):
         filled = np.ma.filled(V.astype(np.result_type(V.dtype, np.float32)), np.nan)
-        return _from_dense(filled, share, keep_one, rng)
+        return _from_dense(filled, wanted, keep_one, rng)
     if isinstance(V, BlockedData):
         V = as_blocks(V, unstored=unstored)  # refuses what the blocks contradict
-        held = _from_blocks(V, share, keep_one, rng)
+        held = _from_blocks(V, wanted, keep_one, rng)
         balance = V.row_order is not None
         weights, own = None, V.weights
         if own is not None and V.weighting is not None:
             values = own.observed_sparse() if own.is_sparse else own.to_numpy()
             weights = StoredWeights(V.weighting, values)
-        options: dict[str, Any] = {"balance": balance, "allow_empty": True, "weights": weights}
+        options = {"balance": balance, "allow_empty": True, "weights": weights}
         return held._replace(train=as_blocks(held.train, V.grid, dtype=V.dtype, **options))
     with as_blocks(V, dtype="float64", unstored=unstored, allow_empty=True) as data:
-        return _from_blocks(data, share, keep_one, rng)
+        return _from_blocks(data, wanted, keep_one, rng)
+
+
+def _in_order(wanted: Any, dims: tuple[Any, ...], labels: tuple[Any, Any]) -> Any:
+    """Turn a mask with names to the dimensions and labels of V; all else is as it was."""
+    return mask_in_order(wanted, dims, labels, CELLS) if hasattr(wanted, "dims") else wanted
 
 
 def _check_matrix(V: Any) -> None:
@@ -119,14 +164,19 @@ def _check_matrix(V: Any) -> None:
     if len(shape) != 2 or np.dtype(dtype).kind not in "biuf":
         raise DataError(
             f"cells are held out of a matrix of real numbers, got shape {tuple(shape)} and dtype "
-            f"{dtype}; select or reshape to two dimensions, convert to numbers"
+            f"{dtype}; select or reshape to two dimensions, convert to numbers; of a DataArray "
+            "with more dimensions name those that are rows, rows=..."
         )
 
 
 def _from_blocks(
-    data: BlockedData, share: float, keep_one: bool, rng: np.random.Generator
+    data: BlockedData, wanted: Any, keep_one: bool, rng: np.random.Generator
 ) -> HeldOut:
     """Of any data, by their blocks, as a DataArray with the names of the input."""
+    labels = data.labels
+    dims = labels.row_dim, labels.col_dim
+    if dims != DEFAULT_DIMS or set(getattr(wanted, "dims", ())) == set(dims):
+        wanted = _in_order(wanted, dims, labels.keys)
     if 3 * data.nbytes > available_memory():
         raise DataError(
             f"cells are held out in memory, where these data take {data.nbytes} bytes up to three "
@@ -135,25 +185,22 @@ def _from_blocks(
     if data.is_sparse:
         import sparse as pydata
 
-        held = _from_sparse(data.observed_sparse(), share, data.unstored == "zero", keep_one, rng)
+        held = _from_sparse(data.observed_sparse(), wanted, data.unstored == "zero", keep_one, rng)
         csr = held.train
         fill = csr.dtype.type(0 if data.unstored == "zero" else np.nan)
         parts = (csr.data, csr.indices, csr.indptr)
         train = pydata.GCXS(parts, shape=csr.shape, compressed_axes=(0,), fill_value=fill)
     else:
-        held = _from_dense(data.to_numpy(), share, keep_one, rng)
+        held = _from_dense(data.to_numpy(), wanted, keep_one, rng)
         train = held.train
-    labels = data.labels
-    sides = ((labels.row_dim, labels.row_coords), (labels.col_dim, labels.col_coords))
-    coords = {name: (dim, of) for dim, side in sides for name, of in side.items()}
-    array = xr.DataArray(train, coords, [dim for dim, _ in sides], labels.name)
+    array = xr.DataArray(train, labels.coords, dims, labels.name, labels.about)
     return held._replace(train=array)
 
 
-def _from_dense(V: NDArray[Any], share: float, keep_one: bool, rng: np.random.Generator) -> HeldOut:
+def _from_dense(V: NDArray[Any], wanted: Any, keep_one: bool, rng: np.random.Generator) -> HeldOut:
     V = np.array(V, dtype=np.result_type(V.dtype, np.float32))
     rows, cols = np.nonzero(~np.isnan(V))
-    chosen = _choose(rows, cols, share, keep_one, rng)
+    chosen = _choose((rows, cols), V.shape, wanted, keep_one, rng)
     cells = rows[chosen].astype(np.int64), cols[chosen].astype(np.int64)
     values = V[cells]
     V[cells] = np.nan
@@ -161,18 +208,18 @@ def _from_dense(V: NDArray[Any], share: float, keep_one: bool, rng: np.random.Ge
 
 
 def _from_sparse(
-    V: Any, share: float, zeros: bool, keep_one: bool, rng: np.random.Generator
+    V: Any, wanted: Any, zeros: bool, keep_one: bool, rng: np.random.Generator
 ) -> HeldOut:
     csr = sparse.csr_array(canonical(V, zeros)).astype(np.result_type(V.dtype, np.float32))
     if zeros:
-        return _with_zeros(csr, share, rng)
+        return _with_zeros(csr, wanted, rng)
     coo = csr.tocoo()
     if np.isnan(coo.data).any():  # marked as missing already
         seen = ~np.isnan(coo.data)
         where = coo.coords[0][seen], coo.coords[1][seen]
         coo = sparse.coo_array((coo.data[seen], where), shape=coo.shape)
     rows, cols = coo.coords
-    chosen = _choose(rows, cols, share, keep_one, rng)
+    chosen = _choose((rows, cols), V.shape, wanted, keep_one, rng)
     rest = np.ones(rows.size, bool)
     rest[chosen] = False
     train = sparse.coo_array((coo.data[rest], (rows[rest], cols[rest])), shape=coo.shape).tocsr()
@@ -180,19 +227,14 @@ def _from_sparse(
     return HeldOut(train, cells, coo.data[chosen])
 
 
-def _with_zeros(csr: Any, share: float, rng: np.random.Generator) -> HeldOut:
+def _with_zeros(csr: Any, wanted: Any, rng: np.random.Generator) -> HeldOut:
     """Any cells at all, each with a NaN of its own in the matrix that is left."""
-    total = csr.shape[0] * csr.shape[1]
-    count = round(share * total)
-    if not 0 < count <= MOST_CELLS:
-        raise OptionError(
-            f"share={share!r} of {total} cells is {count}; choose a share that takes between 1 and "
-            f"{MOST_CELLS} cells"
-        )
-    taken = _distinct(total, count, rng)
+    taken = _taken(csr.shape, wanted, rng)
     rows, cols = np.divmod(taken, csr.shape[1])
     values = np.asarray(csr[rows, cols]).ravel()
     known = ~np.isnan(values)  # the others are marked as missing already
+    if not isinstance(wanted, float) and not known.all():
+        raise _not_observed(rows[~known], cols[~known])
     taken, rows, cols, values = taken[known], rows[known], cols[known], values[known]
     coo = csr.tocoo()
     own = coo.coords[0].astype(np.int64) * csr.shape[1] + coo.coords[1]
@@ -203,6 +245,33 @@ def _with_zeros(csr: Any, share: float, rng: np.random.Generator) -> HeldOut:
     ]
     train = sparse.coo_array((data, (where[0], where[1])), shape=csr.shape).tocsr()
     return HeldOut(train, (rows, cols), values)
+
+
+def _positions(wanted: Any, shape: tuple[int, int]) -> tuple[NDArray[np.int64], ...]:
+    """Rows and columns of the cells that are named; a mask is in the order of V by now."""
+    return cell_positions(getattr(wanted, "values", wanted), shape, (), CELLS)
+
+
+def _taken(shape: tuple[int, int], wanted: Any, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Numbers of the cells to take, counted along rows."""
+    if not isinstance(wanted, float):
+        rows, cols = _positions(wanted, shape)
+        return rows * shape[1] + cols
+    total = shape[0] * shape[1]
+    count = round(wanted * total)
+    if not 0 < count <= MOST_CELLS:
+        raise OptionError(
+            f"share={wanted!r} of {total} cells is {count}; choose a share that takes between 1 "
+            f"and {MOST_CELLS} cells"
+        )
+    return _distinct(total, count, rng)
+
+
+def _not_observed(rows: Any, cols: Any) -> OptionError:
+    return OptionError(
+        f"{len(rows)} of the cells to hold out are missing in V, the first at row {rows[0]}, "
+        f"column {cols[0]}; name cells that V has values at"
+    )
 
 
 def _distinct(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -219,14 +288,25 @@ def _distinct(total: int, count: int, rng: np.random.Generator) -> NDArray[np.in
 
 
 def _choose(
-    rows: NDArray[Any],
-    cols: NDArray[Any],
-    share: float,
+    observed: tuple[NDArray[Any], NDArray[Any]],
+    shape: tuple[int, int],
+    wanted: Any,
     keep_one: bool,
     rng: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """Positions of the entries to take, in ascending order."""
-    count = round(share * rows.size)
+    """Positions of the entries to take: ascending, or in the order of the cells that are named."""
+    rows, cols = observed
+    if not isinstance(wanted, float):
+        named = _positions(wanted, shape)
+        own, asked = (at[0].astype(np.int64) * shape[1] + at[1] for at in (observed, named))
+        order = np.argsort(own)
+        place = np.minimum(np.searchsorted(own, asked, sorter=order), own.size - 1)
+        found = order[place]
+        gone = own[found] != asked
+        if gone.any():
+            raise _not_observed(named[0][gone], named[1][gone])
+        return found.astype(np.int64)
+    count = round(wanted * rows.size)
     order = rng.permutation(rows.size)
     if keep_one:
         kept = np.zeros(rows.size, bool)
@@ -235,7 +315,7 @@ def _choose(
         order = order[~kept[order]]
     if not count > 0 or not order.size:
         raise OptionError(
-            f"share={share!r} of {rows.size} observed entries leaves none to hold out; raise it, "
+            f"share={wanted!r} of {rows.size} observed entries leaves none to hold out; raise it, "
             "or pass keep_one=False and fit with allow_empty=True"
         )
     return np.sort(order[:count]).astype(np.int64)

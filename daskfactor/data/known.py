@@ -6,9 +6,10 @@ on how the block lies in memory or where it came from.
 """
 
 import hashlib
+import json
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from daskfactor.data.grid import Block, Grid, inverse
 from daskfactor.data.storage import FloatArray, FloatType, as_bytes
 from daskfactor.errors import DataError, DataWarning
 from daskfactor.kernels.views import AnyBlock, SparseBlock
+from daskfactor.machine import available_memory
 
 DEFAULT_DIMS = ("row", "column")
 NUMERIC = "biuf"
@@ -33,9 +35,52 @@ _ADVICE = {
 }
 TILE_ENTRIES = 65_536
 NAMED = 5
+EACH, LARGE = 32, 2**28
+"""Bytes that a row or column takes at least; so many are not worth a look at what is free."""
+TOLD = ("long_name", "standard_name", "units")
+"""Attributes of arrays and coordinates that travel with them, as the CF conventions call them."""
 
 Locate = Callable[[int], tuple[int, int]]
 """From the position of an entry among some values to its row and column in the matrix."""
+
+
+class Stack(NamedTuple):
+    """Dimensions that lie behind one another along one: all labels of each, by its name.
+
+    ``maps`` says that the caller had them apart, so that results unfold them. ``left_out`` has
+    coordinates at places that are left out, by name, see `daskfactor.data.left_out`.
+    """
+
+    levels: Mapping[str, NDArray[Any]]
+    maps: bool
+    left_out: Mapping[str, str] = {}
+
+    def renamed(self, names: Mapping[str, str]) -> "Stack":
+        """The same under other names, where there are any."""
+        levels = {names.get(name, name): labels for name, labels in self.levels.items()}
+        left_out = {names.get(name, name): own for name, own in self.left_out.items()}
+        return self._replace(levels=levels, left_out=left_out)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can have it."""
+        levels = {
+            name: {
+                "dtype": labels.dtype.str,
+                "labels": (labels.astype(str) if labels.dtype.kind in "mM" else labels).tolist(),
+            }
+            for name, labels in self.levels.items()
+        }
+        return {"maps": self.maps, "levels": levels, "left_out": dict(self.left_out)}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "Stack":
+        """From what `to_dict` made."""
+        levels = stored["levels"].items()
+        return cls(
+            {n: np.array(of["labels"]).astype(of["dtype"]) for n, of in levels},
+            stored["maps"],
+            stored.get("left_out", {}),
+        )
 
 
 @dataclass(frozen=True)
@@ -43,7 +88,8 @@ class Labels:
     """Dimension names, one-dimensional coordinates and the name of a data matrix.
 
     The coordinates are indexed by coordinate name; the one that is called like
-    its dimension, if there is one, is the index that messages quote.
+    its dimension, if there is one, is the index that messages quote. ``attrs`` holds units and
+    long names (see `TOLD`) of coordinates, and ``about`` those of the values.
     """
 
     row_dim: str = DEFAULT_DIMS[0]
@@ -51,33 +97,112 @@ class Labels:
     row_coords: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     col_coords: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     name: str | None = None
+    attrs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
+    stacks: Mapping[str, Stack] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = [self.row_dim, self.col_dim]
-        names += [key for key in self.row_coords if key != self.row_dim]
-        names += [key for key in self.col_coords if key != self.col_dim]
-        if len(set(names)) < len(names):
-            raise DataError(
-                "dimensions and coordinates of rows and columns need names that differ, "
-                f"got {', '.join(names)}; rename them, for example with DataArray.rename"
-            )
+        """Tell apart what rows and columns call alike: an underscore at the end of the latter."""
+        taken = {self.row_dim}
+        col_dim = free_name(self.col_dim, taken)
+        taken.add(col_dim)
+        found, moved = [], {} if col_dim == self.col_dim else {self.col_dim: col_dim}
+        stacks = dict(self.stacks)
+        sides = (
+            (self.row_dim, self.row_dim, self.row_coords),
+            (self.col_dim, col_dim, self.col_coords),
+        )
+        for given, dim, coords in sides:
+            names: dict[str, str] = {}
+            for key in coords:
+                others = {*taken, *names.values(), *coords} - ({key} - taken)
+                names[key] = dim if key == given else free_name(key, others)
+            taken.update(names.values())
+            if (stack := stacks.pop(given, None)) is not None:
+                stacks[dim] = stack.renamed(names)
+            moved |= {key: name for key, name in names.items() if key != name}
+            found.append({names[key]: values for key, values in coords.items()})
+        if not moved:
+            return
+        attrs = dict(self.attrs) | {new: self.attrs.get(old, {}) for old, new in moved.items()}
+        told_apart = col_dim, *found, attrs, stacks
+        fields = "col_dim", "row_coords", "col_coords", "attrs", "stacks"
+        for name, value in zip(fields, told_apart, strict=True):
+            object.__setattr__(self, name, value)
+        shown = ", ".join(f"{key!r} of one is {name!r}" for key, name in moved.items())
+        warn(
+            f"rows and columns have dimensions or coordinates of one name: in the results {shown}; "
+            "rename them to have names of your own, for example with DataArray.rename",
+            DataWarning,
+        )
+
+    @property
+    def coords(self) -> dict[str, tuple[str, NDArray[Any], Mapping[str, str]]]:
+        """All coordinates as xarray takes them: dimension, values and attributes, by name."""
+        sides = (self.row_dim, self.row_coords), (self.col_dim, self.col_coords)
+        return {
+            name: (dim, values, self.attrs.get(name, {}))
+            for dim, side in sides
+            for name, values in side.items()
+        }
+
+    @property
+    def stacked(self) -> dict[str, str]:
+        """What results say of dimensions that are stacked, if any are."""
+        found = {dim: stack.to_dict() for dim, stack in self.stacks.items()}
+        return {"stacks": json.dumps(found)} if found else {}
+
+    @property
+    def folded(self) -> dict[str, list[str]]:
+        """Dimensions of the caller's array that are rows, and columns, if any are stacked here."""
+        if not any(stack.maps for stack in self.stacks.values()):
+            return {}
+        levels = {dim: list(stack.levels) for dim, stack in self.stacks.items() if stack.maps}
+        sides = {"rows": self.row_dim, "columns": self.col_dim}
+        return {side: levels.get(dim, [dim]) for side, dim in sides.items()}
 
     @property
     def index(self) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
         """The labels of rows and of columns; None where there are none."""
         return self.row_coords.get(self.row_dim), self.col_coords.get(self.col_dim)
 
+    @property
+    def keys(self) -> tuple[Any, Any]:
+        """What rows, and columns, are matched by: labels; where stacked, those of each dimension.
+
+        None where there are none; see `daskfactor.checks.match_labels`.
+        """
+        sides = (self.row_dim, self.row_coords), (self.col_dim, self.col_coords)
+        rows, columns = (
+            {name: coords[name] for name in self.stacks[dim].levels}
+            if dim in self.stacks
+            else coords.get(dim)
+            for dim, coords in sides
+        )
+        return rows, columns
+
     def row(self, index: int) -> str:
         """How a message calls one row: its number and its label."""
-        return f"row {index}{_label(self.row_dim, self.row_coords, index)}"
+        return f"row {index}{self._label(self.row_dim, self.row_coords, index)}"
 
     def column(self, index: int) -> str:
         """How a message calls one column: its number and its label."""
-        return f"column {index}{_label(self.col_dim, self.col_coords, index)}"
+        return f"column {index}{self._label(self.col_dim, self.col_coords, index)}"
+
+    def _label(self, dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:
+        if dim in self.stacks:
+            shown = (f"{name} {coords[name][index]!s}" for name in self.stacks[dim].levels)
+            return f" ({', '.join(shown)})"
+        return f" ({coords[dim][index]!s})" if dim in coords else ""
 
     def cell(self, row: int, col: int) -> str:
         """How a message calls one cell."""
         return f"{self.row(row)}, {self.column(col)}"
+
+
+def told(attrs: Mapping[Any, Any]) -> dict[str, str]:
+    """What attributes say of names and units, as text."""
+    return {name: str(attrs[name]) for name in TOLD if attrs.get(name) not in (None, "")}
 
 
 @dataclass(frozen=True)
@@ -88,13 +213,25 @@ class SourceInfo:
     ``"scipy"``, ``"sparse"``, ``"anndata"`` or ``"blocks"`` (a blocked sparse store);
     ``location`` is a path or URL that ``as_blocks`` accepts again, or None;
     ``lazy`` tells that the input itself was not in memory; ``rule`` how it becomes weights of
-    cells, if it does (see `daskfactor.data.loading.weighed`).
+    cells, if it does (see `daskfactor.data.loading.weighed`); ``layer`` and ``mask_var``, of an
+    AnnData, which matrix of it and which of its variables; ``table``, of a table with a line for
+    each entry, its columns as `daskfactor.data.tables.Wanted` has them.
     """
 
     kind: str
     location: str | None = None
     lazy: bool = False
     rule: str | None = None
+    layer: str | None = None
+    mask_var: str | None = None
+    table: Mapping[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What results tell of it: kind and place, and which part or columns of it, if not all."""
+        part = {"layer": self.layer, "mask_var": self.mask_var, "table": self.table}
+        told = {name: value for name, value in part.items() if value is not None}
+        where = None if self.location is None else str(self.location)
+        return {"kind": self.kind, "location": where, **told}
 
 
 class Layout(NamedTuple):
@@ -125,6 +262,13 @@ def usable_dims(row: object, col: object) -> tuple[str, str]:
     row_dim = DEFAULT_DIMS[0] if row is None else str(row)
     col_dim = DEFAULT_DIMS[1] if col is None else str(col)
     return DEFAULT_DIMS if row_dim == col_dim else (row_dim, col_dim)
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """A name, with as many underscores at its end as it takes to be none of those ``taken``."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def storable(name: str, labels: NDArray[Any]) -> NDArray[Any]:
@@ -181,11 +325,18 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
         raise DataError(
             f"the data are empty, shape {rows} x {cols}; pass at least one row and one column"
         )
+    countable((rows, cols))
     return rows, cols
 
 
-def _label(dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:
-    return f" ({coords[dim][index]!s})" if dim in coords else ""
+def countable(shape: tuple[int, int]) -> None:
+    """Refuse more rows and columns than there is memory to count entries for."""
+    needed = EACH * sum(shape)
+    if needed > LARGE and needed > available_memory():
+        raise DataError(
+            f"the data have shape {shape[0]} x {shape[1]}; what is counted of each row and column "
+            f"takes {needed} bytes, more than is free"
+        )
 
 
 class Mass(NamedTuple):

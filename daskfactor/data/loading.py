@@ -28,6 +28,7 @@ from daskfactor.data.known import (
     dense_cells,
     infinite,
 )
+from daskfactor.data.staging import joined
 from daskfactor.data.storage import FloatArray, FloatType, Storage, zero_copy
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, StoreError
 
@@ -248,16 +249,17 @@ def regions(source: Source, grid: Grid, budget: int) -> Iterator[Region]:
     """
     entries = max(1, budget // source.dtype.itemsize)
     tallest, widest = max(grid.rows.sizes), max(grid.cols.sizes)
-    if source.chunks is None:
+    chunks = source.chunks if source.steps is None else source.steps
+    if chunks is None:
         height, width = grid.shape
         widest = width
         rows, cols = [*range(0, height, max(1, entries // width)), height], [0, width]
     else:
-        rows, cols = (list(Bands.from_sizes(sizes).offsets) for sizes in source.chunks)
+        rows, cols = (list(Bands.from_sizes(sizes).offsets) for sizes in chunks)
     height = max(high - low for low, high in pairwise(rows))
-    parts = list(_runs(cols, min(widest, entries // height)))
+    parts = list(joined(cols, min(widest, entries // height)))
     width = max(part.stop - part.start for part in parts)
-    for strip in _runs(rows, min(tallest, entries // width)):
+    for strip in joined(rows, min(tallest, entries // width)):
         for part in parts:
             yield strip, part
 
@@ -271,15 +273,6 @@ def working_bytes(source: Source, grid: Grid, dtype: FloatType, budget: int) -> 
     copies = LAZY_COPIES if source.info.lazy else 1
     block = max(grid.rows.sizes) * max(grid.cols.sizes)
     return region * (copies * source.dtype.itemsize + dtype.itemsize) + block * dtype.itemsize
-
-
-def _runs(edges: list[int], longest: int) -> Iterator[slice]:
-    """Neighbouring intervals joined up to a length, at least one at a time."""
-    start = edges[0]
-    for edge, following in zip(edges[1:], [*edges[2:], None], strict=True):
-        if following is None or following - start > longest:
-            yield slice(start, edge)
-            start = edge
 
 
 def _cuts(grid: Grid, region: Region) -> Iterator[tuple[Block, Region, Region]]:

@@ -4,19 +4,22 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike, fspath
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from daskfactor.checks import warn
-from daskfactor.data.adapters import Source, from_blocks, open_source
+from daskfactor.checks import one_of, warn
+from daskfactor.data.adapters import Source, from_blocks
 from daskfactor.data.blocks import BlockedData, filled, open_store
 from daskfactor.data.cells import Asked, Pairing, asked
 from daskfactor.data.entries import PIECE
+from daskfactor.data.files import ANYTHING, open_input, refuse_columns
+from daskfactor.data.folding import settled
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.known import TILE_ENTRIES, refuse_unobserved, unpermuted
 from daskfactor.data.loading import Beside, load, read_budget, weighed, working_bytes
+from daskfactor.data.places import all_placed, placed
 from daskfactor.data.sparse import (
     BLOCK_BYTES,
     LoadOptions,
@@ -34,10 +37,14 @@ from daskfactor.data.storage import (
     zero_copy,
 )
 from daskfactor.data.store import BlockStore, is_blocked_store
+from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, DataWarning, OptionError
-from daskfactor.machine import memory_budget
+from daskfactor.machine import available_memory, memory_budget
+from daskfactor.options import Weighing, verb
 
 NEGLIGIBLE = 2**26
+SURELY = 4
+"""What is projected may be so many times too much."""
 
 PIECE_BYTES = 64
 """Bytes per entry of a piece while it is sorted by block: its parts, and what becomes of them."""
@@ -50,18 +57,17 @@ READING = 6
 decoded, and what zarr holds of them at once; measured."""
 
 
+@verb
 def as_blocks(
     V: Any,
     blocks: int | Grid | None = None,
     *,
     dtype: DTypeLike = "float32",
-    unstored: str | None = None,
     memory_limit: int | str | None = None,
     workers: int | None = None,
     balance: bool = False,
     allow_empty: bool = False,
-    uncertainty: Any = None,
-    weights: Any = None,
+    **reading: Unpack[Weighing],
 ) -> BlockedData:
     """Put a matrix on a B x B grid of decoded blocks and check it on the way.
 
@@ -82,9 +88,12 @@ def as_blocks(
         of any format, or two-dimensional array of the sparse package (duplicates
         are summed, a stored NaN is missing); dask array of any of these; zarr array
         or path or URL of one; path or URL of a blocked sparse store; xarray.DataArray
-        (names kept); pandas.DataFrame; AnnData object (its ``X``, under the names of
-        observations and variables; to use a layer, pass ``adata.layers[name]``, which
-        has no names); or `BlockedData`, which is returned as it is, with its own dtype.
+        (names kept); DataFrame of pandas or any library that gives out its columns (polars,
+        pyarrow), either a matrix or a table with a line for each entry; path of such a table
+        (CSV, TSV, Parquet), or of a matrix in a file (.npy, .npz, netCDF); AnnData object, in
+        memory, backed or lazy, or path or URL of its ``.h5ad`` or ``.zarr`` (under the names of
+        observations and variables; what is in a file is read piece by piece); or
+        `BlockedData`, which is returned as it is, with its own dtype.
     blocks : int or Grid, optional
         B, the number of row bands and of column bands, or the grid itself. Left
         out, it is the chunk grid if that has 2 to 64 chunks on both sides and at
@@ -99,8 +108,8 @@ def as_blocks(
         What an entry means that a sparse input does not store: an observed zero, or
         a missing entry (then a stored zero is an observed zero). Left out, an array
         of the sparse package says it by its ``fill_value`` (0 or NaN) and a blocked
-        store by itself; otherwise it is "zero", with a warning. Dense input stores
-        every entry, and "missing" is refused for it.
+        store by itself; of an AnnData it is "zero", and of all else too, with a warning.
+        Dense input stores every entry, and "missing" is refused for it.
     memory_limit : int or str, optional
         Bytes, or a text such as ``"4 GiB"``, for the blocks and the pass that
         makes them. Default: half of the memory that is free.
@@ -125,6 +134,31 @@ def as_blocks(
     weights : array_like, optional
         Factor of every cell's log-likelihood, w_ij >= 0, in the same forms; 0 makes a cell
         missing, 2 counts it twice. Zeros that a sparse V does not store have weight 1.
+    layer : str, optional
+        Of an AnnData: the layer that is taken instead of ``X``; ``"raw"`` is its ``raw``.
+    mask_var : str or array_like of bool, optional
+        Of an AnnData: the variables that are taken, by the name of a boolean column of ``var``,
+        such as ``"highly_variable"``, or one boolean for each.
+    rows, columns : str or tuple of str, optional
+        Dimensions of an xarray.DataArray that are the rows, or the columns; the others, if one
+        of the two is left out. Several lie behind one another, and places of theirs that have no
+        observed entry at all (land, in a map of the sea) are left out, which a warning tells;
+        to find them takes a pass of its own. Weights and uncertainties may be a DataArray with
+        any of the dimensions.
+    rows, columns, values : str or int, optional
+        Columns of a table with a line for each entry, by name or by position from 0; by default
+        the first, the second and the third. Keys of rows and of columns are whole numbers,
+        texts, categories or dates (which are texts if read from a file); they become labels, in
+        ascending order.
+        ``values=False`` counts lines, and so does a table of two columns.
+    table : bool, optional
+        Whether a table has a line for each entry (True) or for each row of a matrix (False).
+        Left out, it is found out by the names of its columns (user, item; row, column; ...Id)
+        and what they hold, and told in a warning; a table that could be either is refused.
+    storage_options : dict, optional
+        Of a URL (of V, weights or uncertainty): how it is reached, as fsspec, dask and pandas
+        take it, for example ``{"anon": True}``. By default all of it is found in the
+        environment. Neither these nor a password or signature in a URL are in any result.
 
     Returns
     -------
@@ -144,18 +178,26 @@ def as_blocks(
 
     Notes
     -----
+    Of lines of a table that name one cell more than once, the values are added up if unstored
+    means zero; if it means missing, the last one stays, with a warning. So does `convert`.
+
     The grid of blocks is that of Şimşekli et al. 2017, definition 1. A NumPy
     array that is used where it is must not be changed afterwards. A dask array
     must say itself that its chunks are sparse (its ``meta``).
     """
-    kind, cells = checked_options(dtype, unstored, workers), asked(uncertainty, weights)
+    unstored, wanted = reading.get("unstored"), Wanted.of(reading)
+    kind = checked_options(dtype, unstored, workers)
+    given = V, reading.get("uncertainty"), reading.get("weights")
+    V, *beside = all_placed(given, wanted.storage_options)
+    wanted, cells = replace(wanted, storage_options=None), asked(*beside)
     if isinstance(V, BlockedData):
+        refuse_columns(V, wanted)
         return _agreeing(V, blocks, unstored, balance, cells)
     limit = memory_budget(memory_limit) // (1 if cells is None else 2)
-    store = _store_at(V)
+    store = _store_at(V, wanted)
     if store is not None and cells is None and _serves(store, blocks, unstored, balance):
         return _stored(store, kind, limit, allow_empty)
-    source = open_source(V) if store is None else from_blocks(store.known, store.read)
+    source = open_input(V, wanted) if store is None else from_blocks(store.known, store.read)
     if not source.is_sparse:
         if unstored == "missing":
             raise OptionError(
@@ -163,6 +205,7 @@ def as_blocks(
                 "zeros are observed; mark missing entries with NaN or a mask, or pass a sparse "
                 "matrix"
             )
+        source = settled(source, limit)
         grid = choose_grid(source.shape, source.chunks, blocks, workers)  # type: ignore[arg-type]
         if cells is None:
             return _dense(source, grid, kind, limit, allow_empty)
@@ -174,7 +217,14 @@ def as_blocks(
             "or make the input anew"
         )
     zeros = meaning_of_unstored(source, unstored) == "zero"
-    options = LoadOptions(blocks, kind, zeros, limit, workers, balance, allow_empty)
+    options = LoadOptions(
+        blocks, kind, zeros, limit, workers, balance, allow_empty, exact=not source.merges
+    )
+    if cells is not None and source.shape is None:
+        raise OptionError(
+            f"{cells.kind} of the entries of a table in a file; read it into a DataFrame, or make "
+            "a store of it with convert, and pass that"
+        )
     if cells is None:
         return sparse_data(source, options)
     return sparse_data(source, options, partial(Pairing, cells, source, options))
@@ -190,8 +240,7 @@ def checked_options(
         kind = np.dtype(object)
     if kind not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise OptionError(f'dtype must be "float32" or "float64", got {dtype!r}')
-    if unstored not in (None, "zero", "missing"):
-        raise OptionError(f'unstored must be None, "zero" or "missing", got {unstored!r}')
+    one_of("unstored", unstored, (None, "zero", "missing"))
     if workers is not None and workers < 1:
         raise OptionError(f"workers must be at least 1, got {workers!r}; leave it out if unsure")
     return cast("FloatType", kind)
@@ -250,6 +299,11 @@ class Outline:
         found = block_bytes(self.grid, self.dtype, self.n_stored if self.is_sparse else None)
         return 2 * found if self.weighed else found
 
+    @property
+    def n_observed(self) -> NDArray[np.int64]:
+        """Observed entries of every block, (B, B), as if none were NaN."""
+        return self.n_stored if self.unstored == "missing" else self.grid.areas
+
     def with_weights(self) -> "Outline":
         """The same with weights of cells."""
         return replace(self, held=2 * self.held, loading=2 * self.loading, weighed=True)
@@ -264,10 +318,14 @@ def outline(
     balance: bool,
     memory_limit: int | str | None,
     entries: int | None,
+    wanted: Wanted = ANYTHING,
 ) -> Outline:
-    """The outline of anything that `as_blocks` takes, with its options; no entry is read.
+    """The outline of anything that `as_blocks` takes, with its options.
 
-    ``entries`` are the stored ones of a sparse input that does not say how many it has.
+    No entry is read, but for those of a table with a line for each.
+
+    ``entries`` are the stored ones of a sparse input that does not say how many it has. Places
+    without any entry, which only reading can tell, are counted.
 
     Raises
     ------
@@ -278,15 +336,23 @@ def outline(
     """
     if isinstance(V, BlockedData):
         return _of_blocks(V)
-    limit, store = memory_budget(memory_limit), _store_at(V)
+    limit, store = memory_budget(memory_limit), _store_at(V, wanted)
     if store is not None:
         return _of_store(store, blocks, dtype, limit)
-    source = open_source(V)
-    assert source.shape is not None
+    source = open_input(V, wanted)
+    if source.shape is None:  # keys are learnt by reading
+        told: Any = {"balance": balance, "memory_limit": memory_limit}
+        told |= {"unstored": unstored or source.unstored or "zero"}
+        with as_blocks(source, blocks, dtype=dtype, allow_empty=True, **told) as data:
+            found, count = _of_blocks(data), int(data.n_stored.sum())
+        size = sparse_bytes(found.grid, count, dtype)
+        held = size if size <= limit else 0
+        loading = _sparse_loading(source, V, found.grid, balance, count, held, limit)
+        return replace(found, held=held, loading=loading, buffered=not held)
     if not source.is_sparse:
         grid = choose_grid(source.shape, source.chunks, blocks)
         return _of_dense(source, grid, dtype, limit)
-    count = entries or _stored_entries(V)
+    count = entries or source.entries or _stored_entries(V)
     grid = choose_grid(source.shape, None if balance else source.chunks, blocks, None, count)
     meaning = unstored or source.unstored or "zero"
     size = sparse_bytes(grid, count, dtype)
@@ -459,11 +525,13 @@ def _serves(
     return fits and ordered and unstored in (None, layout.unstored)
 
 
-def _store_at(V: Any) -> BlockStore | None:
-    """The blocked store whose path or URL this is."""
-    if isinstance(V, str | PathLike) and is_blocked_store(fspath(V)):
-        return BlockStore(fspath(V))
-    return None
+def _store_at(V: Any, wanted: Wanted) -> BlockStore | None:
+    """The blocked store whose path or URL this is, of which there is nothing to choose."""
+    V = placed(V, wanted.storage_options)
+    if not isinstance(V, str | PathLike) or not is_blocked_store(fspath(V)):
+        return None
+    refuse_columns(V, wanted)
+    return BlockStore(fspath(V))
 
 
 def _agreeing(
@@ -508,6 +576,11 @@ def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Storag
     borrowed, size, working = _needs(source, grid, dtype, limit)
     if borrowed or size + working <= limit:
         return Storage(grid)
+    if working > max(SURELY * available_memory(), NEGLIGIBLE):
+        raise DataError(
+            f"one block and the chunks it is read from need {working} bytes, far more than is "
+            f"free; rewrite {source.where} with smaller chunks"
+        )
     if working > max(limit, NEGLIGIBLE):
         warn(
             f"memory_limit allows {limit} bytes, but one block and the chunks it is read from "

@@ -32,6 +32,8 @@ from daskfactor.progress import OnEvent, RunEvent, ignore
 MOST_THREADS = 8
 BLOCK_BYTES = 64
 """Memory per entry of a block while it is put together."""
+DEAL_BYTES, LEAST_DEALT = 64, 2**16
+"""Memory per entry that is dealt out to blocks, and how many entries are at once, at least."""
 MOST_COLUMNS = 2**31 - 1
 
 
@@ -94,7 +96,7 @@ def sparse_data(
     """Read a sparse source once and keep its blocks."""
     if source.matrix is not None:
         return _cut(source, source.matrix(options.zeros), options, pair)
-    with Task(source, options) as task:
+    with Task(source, options, keeps=True) as task:
         storage = _storage(task.grid, options, int(task.counts.sum()))
         beside = pair(task.grid, task.layout)
         weights = beside.finish if beside else lambda: None
@@ -260,9 +262,17 @@ class Task:
     """The passes over a source that is read piece by piece: keys, entries, blocks.
 
     As a context it reads the source, and gives memory and scratch space back at its end.
+    Entries wait for their blocks in memory up to half of the limit; where blocks stay there, too
+    (``keeps``), up to half of what these leave of it.
     """
 
-    def __init__(self, source: Source, options: LoadOptions, on_event: OnEvent = ignore) -> None:
+    def __init__(
+        self,
+        source: Source,
+        options: LoadOptions,
+        on_event: OnEvent = ignore,
+        keeps: bool = False,
+    ) -> None:
         self.source = source
         self.options = options
         self.on_event = on_event
@@ -272,6 +282,7 @@ class Task:
         self._record = entry_type(options.dtype)
         self._file = ArrayFile(budget=options.limit // 2)
         self._threads = most_threads()
+        self._keeps = keeps
         self._dealt: list[tuple[Any, NDArray[np.int64]]] = []
         self._ready: dict[Block, tuple[SparseBlock, int]] = {}
 
@@ -321,6 +332,12 @@ class Task:
         col_band, col_local = _places(self.grid.cols.offsets, self.layout.col_order)
         number = np.min_scalar_type(blocks**2)
         decoder, lock = Decoder(self.options.dtype, self.labels), threading.Lock()
+        size = sparse_bytes(self.grid, self.entries, self.options.dtype)
+        if self._keeps and size <= self.options.limit:
+            block = self._threads * BLOCK_BYTES * self.entries // blocks**2
+            left = max(0, self.options.limit - size - block)
+            self._file.fits((self.options.limit - left) // 2)
+        most = self.options.limit // (2 * DEAL_BYTES * (self._threads + 2))
 
         def deal(piece: Piece) -> tuple[Any, NDArray[np.int64]]:
             rows = self._axes[0].positions(piece.rows)
@@ -337,7 +354,8 @@ class Task:
             return self._file.put(out.view(np.uint8)), edges
 
         total, done = np.zeros(blocks**2, np.int64), 0
-        for kept, edges in _in_order(deal, read(self.source, True, self.options), self._threads):
+        pieces = _split(read(self.source, True, self.options), max(LEAST_DEALT, most))
+        for kept, edges in _in_order(deal, pieces, self._threads):
             self._dealt.append((kept, edges))
             total += np.diff(edges)
             done += int(edges[-1])
@@ -477,6 +495,15 @@ def read(source: Source, values: bool, options: LoadOptions) -> Iterator[Piece]:
         if piece is None:
             return
         yield piece
+
+
+def _split(pieces: Iterator[Piece], most: int) -> Iterator[Piece]:
+    """Pieces of at most so many entries."""
+    for piece in pieces:
+        for start in range(0, len(piece.rows), most):
+            part = slice(start, start + most)
+            values = None if piece.values is None else piece.values[part]
+            yield Piece(piece.rows[part], piece.cols[part], values)
 
 
 def _in_order(function: Callable[..., Any], items: Iterable[Any], threads: int) -> Iterator[Any]:

@@ -9,6 +9,7 @@ A group of zarr format 3 with these attributes
     dtype             "float32" or "float64"
     unstored          "zero" or "missing": what an entry that is not stored means
     row_dim, column_dim, name, row_labels, column_labels      names, as the caller has them
+    label_attrs, about      units and long names, of labels by their name and of the values
     statistics        total, minimum, maximum, is_integer, fingerprint
     arrays            of each array below its shape, dtype and, if it is not a stream of blocks,
                       the CRC-32 of its contents, little-endian
@@ -51,12 +52,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from daskfactor.checks import one_of
 from daskfactor.data.entries import text_array
 from daskfactor.data.grid import Bands, Block, Grid
+from daskfactor.data.icechunks import MOST_ABOVE, is_repository
 from daskfactor.data.known import Known, Labels, Layout, SourceInfo, Statistics, crc32
+from daskfactor.data.places import absolute, file_system, is_url, reached, reaching, shown, why
 from daskfactor.data.storage import DISK_FULL, Storage, block_bytes
-from daskfactor.errors import DaskfactorError, OptionError, StoreError, StoreFormatError
+from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.kernels.views import NARROW_COLUMNS, SparseBlock, index_type, pointer_type
+from daskfactor.machine import available_memory
 
 FORMAT = "daskfactor-blocked-sparse"
 FORMAT_VERSION = 1
@@ -65,6 +70,7 @@ ENTRY, START, STORED, CHECKSUM = range(4)
 STREAMS = ("values", "columns", "row_starts")
 NUMBERS = ("total", "minimum", "maximum", "is_integer", "fingerprint")
 """What `Statistics` has that is no array."""
+
 DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
 
 SIDES = ("row", "column")
@@ -75,8 +81,10 @@ LARGEST_CHUNK = 2**24
 CHUNK_COST = 2**16
 """Bytes that could be read while a chunk is found and opened."""
 SMALLEST_CHUNK = 1024
+COPIES = 3
+"""A block that is being read exists in chunks, put together and in another type."""
 
-Kind = Literal["blocks", "run", "array", "group"]
+Kind = Literal["blocks", "run", "array", "group", "anndata"]
 """What a zarr directory may be: a blocked store, a run store, or what somebody else made."""
 
 
@@ -94,8 +102,8 @@ class BlockStore:
     """
 
     def __init__(self, location: str) -> None:
-        self.location = absolute(location)
-        self._group = _open_group(self.location)
+        self._group = _open_group(absolute(location))
+        self.location: str = self._group.store.location
         attributes = dict(self._group.attrs)
         _check_attributes(self.location, attributes)
         self._listed: dict[str, Any] | None = attributes.get("arrays")
@@ -126,6 +134,8 @@ class BlockStore:
             self._coordinates("row", attributes["row_labels"]),
             self._coordinates("column", attributes["column_labels"]),
             attributes.get("name"),
+            attributes.get("label_attrs", {}),
+            attributes.get("about", {}),
         )
         ordered = "row_order" in (self._group if self._listed is None else self._listed)
         orders = [self._array(f"{side}_order") for side in SIDES] if ordered else []
@@ -149,15 +159,25 @@ class BlockStore:
         """Block (row, col), checked against its checksum."""
         m, n = self.known.grid.block_shape(Block(row, col))
         entry, start, stored, checksum = self._table[row, col].tolist()
+        what = f"block ({row}, {col}) of "
+        if not 0 <= stored <= m * n or min(entry, start) < 0:
+            raise _unreadable(self.location, ValueError("its size cannot be"), what)
+        if COPIES * stored * self.known.dtype.itemsize > available_memory():
+            raise StoreError(
+                f"{what}the store at {self.location} has {stored} entries, which take more memory "
+                "than is free; convert the data again, with more blocks"
+            )
         try:
             values = np.asarray(self._values[entry : entry + stored])
             columns = np.asarray(self._columns[entry : entry + stored])
             starts = np.asarray(self._starts[start : start + m + 1])
-        except Exception as error:
-            raise _unreadable(self.location, error, f"block ({row}, {col}) of ") from error
+        except Exception as error:  # noqa: BLE001 - every store has errors of its own
+            raise _unreadable(self.location, error, what) from shown(error, self.location)
         if crc32(values, columns, starts) != checksum:
             why = ValueError("its checksum is not what it was when it was written")
-            raise _unreadable(self.location, why, f"block ({row}, {col}) of ")
+            raise _unreadable(self.location, why, what)
+        if not _inside(starts, columns, n):
+            raise _unreadable(self.location, ValueError("it has entries outside of it"), what)
         values = values if dtype is None else values.astype(dtype, copy=False)
         indptr = starts.astype(pointer_type(stored))
         indices = columns.astype(index_type(n), copy=False)
@@ -172,7 +192,10 @@ class BlockStore:
         return array
 
     def _array(self, name: str) -> NDArray[Any]:
-        found = np.asarray(self._stream(name)[...])
+        array = self._stream(name)
+        if array.nbytes > available_memory() // 2:
+            raise ValueError(f"{name} has {array.nbytes} bytes, more than fit into memory")
+        found = np.asarray(array[...])
         if self._listed is not None and self._listed[name][2] != crc32(found):
             raise ValueError(f"{name} has other contents than when it was written")
         return found
@@ -205,18 +228,13 @@ class StoreWriter:
     """
 
     def __init__(self, location: str, compression: str = "lz4", overwrite: bool = False) -> None:
-        from fsspec.core import url_to_fs
-
-        if compression not in COMPRESSIONS:
-            raise OptionError(
-                f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r}"
-            )
+        one_of("compression", compression, [*COMPRESSIONS])
         self.location = absolute(location)
-        self._files, self._place = url_to_fs(self.location)
+        self._files, self._place = file_system(self.location)
         self._compression = compression
         self._overwrite = overwrite
         self._check_place()
-        self._local = "://" not in self.location
+        self._local = not is_url(self.location)
         self._target = str(_making(Path(self.location))) if self._local else self.location
         self._group: Any = None
         self._arrays: dict[str, list[Any]] = {}
@@ -237,7 +255,8 @@ class StoreWriter:
 
         if not self._local and is_blocked_store(self.location):
             self._files.rm(self._place, recursive=True)
-        self._group = zarr.open_group(self._target, mode="w-")
+        url, options = reached(self._target)
+        self._group = zarr.open_group(url, mode="w-", storage_options=options or None)
         self._group.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION})
         rows = np.repeat(np.array(grid.rows.sizes) + 1, grid.blocks)
         entries, square = counts.ravel(), (grid.blocks, grid.blocks)
@@ -295,6 +314,8 @@ class StoreWriter:
             "row_dim": labels.row_dim,
             "column_dim": labels.col_dim,
             "name": labels.name,
+            "label_attrs": {name: dict(of) for name, of in labels.attrs.items()},
+            "about": dict(labels.about),
             "row_labels": self._put_coordinates("row", labels.row_coords),
             "column_labels": self._put_coordinates("column", labels.col_coords),
             "statistics": {name: getattr(statistics, name) for name in NUMBERS},
@@ -318,8 +339,9 @@ class StoreWriter:
 
     def _check_place(self) -> None:
         files, place = self._files, self._place
-        if not files.exists(place) or (files.isdir(place) and not files.ls(place)):
-            return
+        with reaching(self.location):
+            if not files.exists(place) or (files.isdir(place) and not files.ls(place)):
+                return
         if not is_blocked_store(self.location):
             raise StoreError(
                 f"{self.location} exists and is no blocked store, so it is not touched; give "
@@ -390,20 +412,35 @@ def zarr_kind(location: str) -> Kind | None:
     """
     import zarr
 
+    from daskfactor.data.careful import open_zarr
+
     location = absolute(location)
-    local = "://" not in location
-    table = local and (Path(location) / "block_table").is_dir()
-    if local and not any((Path(location) / name).is_file() for name in DOCUMENTS):
+    table = not is_url(location) and (Path(location) / "block_table").is_dir()
+    if not is_url(location) and not _may_be_zarr(Path(location)):
         return "blocks" if table else None
     try:
-        node = zarr.open(store=location, mode="r")
+        node = open_zarr(location)
+    except DaskfactorError as error:
+        if is_url(location) and not isinstance(error, StoreFormatError):
+            raise  # it is out of reach, which does not tell what it is
+        return "blocks" if table else None
     except Exception:  # noqa: BLE001 - whatever its document is, it is no zarr that can be opened
         return "blocks" if table else None
     if isinstance(node, zarr.Array):
         return "array"
     if table or node.attrs.get("format") == FORMAT:
         return "blocks"
+    if node.attrs.get("encoding-type") == "anndata":
+        return "anndata"
     return "run" if node.attrs.get("inference_library") == "daskfactor" else "group"
+
+
+def _may_be_zarr(place: Path) -> bool:
+    """Whether a folder has a document of zarr, or lies in a repository of Icechunk."""
+    if any((place / name).is_file() for name in DOCUMENTS):
+        return True
+    above = [place, *place.parents][: MOST_ABOVE + 1]
+    return any(is_repository(str(one).partition("@")[0]) for one in above)
 
 
 def is_blocked_store(location: str) -> bool:
@@ -437,19 +474,17 @@ def take_place(new: Path, target: Path, let_go: Callable[[], object] | None = No
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def absolute(location: str) -> str:
-    """A local path made absolute; a URL as it is, but file:// as a path."""
-    if location.startswith("file://"):
-        location = location.removeprefix("file://")
-    if "://" in location:
-        return location
-    return str(Path(location).expanduser().absolute())
-
-
 def attributes_checksum(attributes: dict[str, Any]) -> int:
     """CRC-32 of all attributes of a store but the checksum itself."""
     others = {key: value for key, value in attributes.items() if key != "checksum"}
     return zlib.crc32(json.dumps(others, sort_keys=True).encode())
+
+
+def _inside(starts: NDArray[Any], columns: NDArray[Any], width: int) -> bool:
+    """Whether compressed rows are some: compiled kernels take them at their word."""
+    rises = bool((starts[1:] >= starts[:-1]).all())
+    rises = rises and starts[0] == 0 and starts[-1] == columns.size
+    return rises and (not columns.size or int(columns.max()) < width)
 
 
 def _texts(raw: bytes, ends: list[int]) -> NDArray[Any]:
@@ -460,15 +495,22 @@ def _texts(raw: bytes, ends: list[int]) -> NDArray[Any]:
 def _open_group(location: str) -> Any:
     import zarr
 
+    from daskfactor.data.careful import open_zarr
+
     try:
-        return zarr.open_group(location, mode="r")
+        found = open_zarr(location)
+        if isinstance(found, zarr.Array):
+            raise ValueError("it is an array")
+    except DaskfactorError:
+        raise
     except Exception as error:
         if is_blocked_store(location):
             raise _unreadable(location, ValueError(str(error))) from error
         raise StoreError(
-            f"no store can be opened at {location} ({type(error).__name__}: {error}); give the "
+            f"no store can be opened at {location} ({why(error, location)}); give the "
             "path or URL of a store that daskfactor convert made"
-        ) from error
+        ) from shown(error, location)
+    return found
 
 
 def _check_attributes(location: str, attributes: dict[str, Any]) -> None:
@@ -500,7 +542,9 @@ def _check_attributes(location: str, attributes: dict[str, Any]) -> None:
 
 def _unreadable(location: str, error: Exception, what: str = "") -> StoreError:
     """The error for a store, or a block of it, that is damaged or cannot be reached."""
-    reason = f"{error}" if type(error) is ValueError else f"{type(error).__name__}: {error}"
+    if isinstance(error, DaskfactorError):
+        return error if isinstance(error, StoreError) else StoreError(str(error))
+    reason = f"{error}" if type(error) is ValueError else why(error, location)
     advice = "convert the data again, or copy the store again from where it came from"
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return StoreError(
@@ -519,12 +563,20 @@ def writing_errors(location: str) -> Iterator[None]:
         raise
     except OSError as error:
         full = error.errno in DISK_FULL
-        cause = "there is no room left" if full else str(error)
+        told = why(error, location) if is_url(location) else str(error)
+        cause = "there is no room left" if full else told
         remedy = "free some room" if full else "make its place writable"
         raise StoreError(
             f"the store {location} could not be written: {cause}; nothing was left there, so "
             f"{remedy} and convert again"
-        ) from error
+        ) from shown(error, location)
+    except Exception as error:
+        if not is_url(location):
+            raise
+        raise StoreError(
+            f"the store {location} could not be written: {why(error, location)}; what is there is "
+            "unfinished and no store, so see that it can be reached and convert again"
+        ) from shown(error, location)
 
 
 def chunk_length(counts: NDArray[np.int64], itemsize: int) -> int:

@@ -7,20 +7,35 @@ numbers for each row of the matrix.
 
 import csv
 import difflib
-from collections.abc import Iterator, Sequence
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
+from io import TextIOWrapper
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from daskfactor.checks import require
 from daskfactor.data.adapters import Source
 from daskfactor.data.entries import PIECE, Keys, KeysAreText, Piece
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
-from daskfactor.errors import DataError, OptionError
+from daskfactor.data.places import (
+    Place,
+    binary,
+    file_system,
+    is_url,
+    opened,
+    reached,
+    reaching,
+    why,
+)
+from daskfactor.errors import DaskfactorError, DataError, OptionError
+from daskfactor.machine import available_memory
 
 Column = str | int
 
@@ -28,6 +43,10 @@ MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "none", "?"]
 DELIMITERS = ",\t;| "
 CSV_BLOCK = 2**24
 MOST_LISTED = 20
+TEXT_COPIES = 32
+"""Bytes of memory that a character of a dense table takes while it becomes numbers."""
+FEW = 8
+"""Columns up to which a table is narrow enough to be one of entries by the names of any two."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +55,33 @@ class Wanted:
 
     Columns of a table are names, positions from 0, or None for the usual ones; ``values`` False
     counts lines. ``header`` says whether the first line of a CSV file holds names; None finds
-    out. ``layer`` is one of an AnnData file, in place of X.
+    out. ``layer`` is one of an AnnData, in place of X, and ``mask_var`` chooses variables of it.
+    ``table`` says whether a table has a line for each entry, or one for each row of a matrix;
+    None finds out. ``storage_options`` tell how a URL is reached.
     """
 
-    rows: Column | None = None
-    columns: Column | None = None
+    rows: Any = None
+    columns: Any = None
     values: Column | bool | None = None
     header: bool | None = None
     layer: str | None = None
+    mask_var: Any = None
+    table: bool | None = None
+    storage_options: Any = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Wanted":
+        """Those of some options that say what to read."""
+        return cls(**{name: options.get(name) for name in cls.__dataclass_fields__})
+
+
+class Look(NamedTuple):
+    """Columns of a table in a file: their names, what they hold, and what tells keys."""
+
+    names: list[str]
+    kinds: list[str]
+    repeats: bool
+    labelled: bool
 
 
 def open_parquet(location: str, wanted: Wanted) -> Source:
@@ -51,14 +89,14 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
     pa = require("pyarrow", "tables", "Parquet files")
     import pyarrow.parquet as pq
 
-    paths = _parquet_files(location)
+    paths = parquet_files(location)
     try:
         with pq.ParquetFile(opened(paths[0])) as file:
             schema = file.schema_arrow
         entries = sum(pq.read_metadata(opened(path)).num_rows for path in paths)
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(location, error) from error
-    names = _chosen(location, schema.names, wanted)
+    names = chosen_columns(location, schema.names, wanted)
     _check_types(pa, location, names, schema)
     texts = [name for name in names[:2] if _is_text(pa, schema.field(name).type)]
 
@@ -73,7 +111,8 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
                 raise _unreadable(path, error) from error
 
     info = SourceInfo("parquet", location, lazy=True)
-    return Source(info, labels=Labels(*usable_dims(*names[:2])), pieces=pieces, entries=entries)
+    labels = Labels(*usable_dims(*names[:2]))
+    return Source(info, labels=labels, pieces=pieces, entries=entries, merges=True)
 
 
 def open_csv(location: str, wanted: Wanted) -> Source:
@@ -93,7 +132,7 @@ def open_csv(location: str, wanted: Wanted) -> Source:
     given = _fields(lines[0], delimiter) if header else [f"f{number}" for number in width]
     if len(set(given)) < len(given):
         raise DataError(f"{location} has two columns of one name in its header: {', '.join(given)}")
-    names = _chosen(location, given, wanted)
+    names = chosen_columns(location, given, wanted)
     types: dict[str, Any] = dict.fromkeys(names[2:], pa.float64())
     texts = dict.fromkeys(names[:2], pa.string())
 
@@ -123,10 +162,76 @@ def open_csv(location: str, wanted: Wanted) -> Source:
             raise _unreadable(location, error) from error
 
     labels = Labels(*usable_dims(*names[:2])) if header else Labels()
-    return Source(SourceInfo("csv", location, lazy=True), labels=labels, pieces=pieces)
+    info = SourceInfo("csv", location, lazy=True)
+    return Source(info, labels=labels, pieces=pieces, merges=True)
 
 
-def read_table(path: Path) -> Any:
+def look_at_parquet(location: str, wanted: Wanted) -> Look:
+    """Find what the columns of a Parquet file hold, by its schema and its first entries."""
+    pa = require("pyarrow", "tables", "Parquet files")
+    import pyarrow.parquet as pq
+
+    paths = parquet_files(location)
+    try:
+        with pq.ParquetFile(opened(paths[0])) as file:
+            schema = file.schema_arrow
+            narrow = len(schema.names) <= FEW
+            read = schema.names if narrow else schema.names[:1]
+            first = next(file.iter_batches(PIECE, columns=read), None)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(location, error) from error
+    repeats = first is not None and len(first.column(0).unique()) < len(first)
+    own = [field for field in schema if not field.name.startswith("__index_level_")]
+    kinds = [_kind_of(pa, field.type) for field in own]
+    if narrow and first is not None:
+        for at, field in enumerate(own):
+            if pa.types.is_floating(field.type) and all_whole(_values(first.column(field.name))):
+                kinds[at] = "rounded"
+    return Look([field.name for field in own], kinds, repeats, False)
+
+
+def _kind_of(pa: Any, kind: Any) -> str:
+    types = pa.types
+    if types.is_integer(kind):
+        return "whole"
+    if types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
+        return "number"
+    return "key" if _is_text(pa, kind) or types.is_temporal(kind) else "other"
+
+
+def look_at_csv(location: str, wanted: Wanted) -> Look:
+    """Find what the columns of a text file hold, by its first lines."""
+    _, lines = _first_lines(location)
+    if not lines:
+        raise DataError(f"{location} is empty")
+    delimiter = max(DELIMITERS, key=lines[0].count)
+    table = [_fields(line, delimiter) for line in lines if line.strip()]
+    header = table.pop(0) if _has_header(table[0], wanted) else None
+    width = len(header or table[0])
+    columns = list(zip(*(line for line in table if len(line) == width), strict=True))
+    kinds = [_kind_of_texts(column) for column in columns] or ["other"] * width
+    repeats = bool(columns) and len(set(columns[0])) < len(columns[0])
+    # Writers of matrices leave the corner above the names of rows empty, or out.
+    labelled = header is not None and (not header[0] or any(len(li) == width + 1 for li in table))
+    return Look(header or [f"f{at}" for at in range(width)], kinds, repeats, labelled)
+
+
+def _kind_of_texts(fields: Sequence[str]) -> str:
+    if all(field.isdecimal() for field in fields):
+        return "whole"
+    if not all(map(_is_number, fields)):
+        return "key"
+    values = [math.nan if field.lower() in _NO_NUMBER else float(field) for field in fields]
+    return "rounded" if all_whole(np.array(values)) else "number"
+
+
+def all_whole(values: NDArray[Any]) -> bool:
+    """Whether floats are whole numbers, or NaN, and some of them are numbers."""
+    known = values[~np.isnan(values)]
+    return bool(known.size and np.array_equal(known, np.rint(known)))
+
+
+def read_table(location: str | PathLike[str]) -> Any:
     """A table of numbers as text; a header line and a column of row names are recognised.
 
     Empty fields, ``NA``, ``NaN``, ``null``, ``none`` and ``?`` are missing cells. A first line
@@ -145,90 +250,85 @@ def read_table(path: Path) -> Any:
     """
     import xarray as xr
 
-    lines = _lines_of(path)
+    lines = _lines_of(location)
     # A first field that is no number may as well be the name of the first row.
     tell_tale = lines[0][1][1:] or lines[0][1]
     header = None if all(map(_is_number, tell_tale)) else lines.pop(0)[1]
     if not lines:
-        raise DataError(f"{path} has a header and no line of numbers")
+        raise DataError(f"{location} has a header and no line of numbers")
     width = len(lines[0][1])
     for line, fields in lines:
         if len(fields) != width:
             raise DataError(
-                f"{path}, line {line} has {len(fields)} fields, the lines before it {width}"
+                f"{location}, line {line} has {len(fields)} fields, the lines before it {width}"
             )
     corner = header is not None and len(header) == width
     named = bool(corner and header and not header[0])
     named = named or not all(_is_number(fields[0]) for _, fields in lines)
-    values = np.array([_numbers(path, line, fields, int(named)) for line, fields in lines])
+    values = np.array([_numbers(str(location), line, fields, int(named)) for line, fields in lines])
     names = {"row": [fields[0] for _, fields in lines]} if named else {}
     if header is not None:
         # Some writers leave the corner above the row names out altogether.
         names["column"] = header[int(named and corner) :]
         if len(names["column"]) != values.shape[1]:
             raise DataError(
-                f"{path} has {len(names['column'])} names in its header, "
+                f"{location} has {len(names['column'])} names in its header, "
                 f"but {values.shape[1]} columns of numbers"
             )
     return xr.DataArray(values, dims=DEFAULT_DIMS, coords=names) if names else values
 
 
-def require(module: str, extra: str, what: str) -> Any:
-    """An optional library, or a sentence on how to get it."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise OptionError(
-            f"{what} are read with {module}, which is not installed here: "
-            f"run  pip install 'daskfactor[{extra}]'"
-        ) from error
-
-
-def opened(location: str) -> Any:
-    """What a reader takes: a local path as it is, anything else as an open file."""
-    if "://" not in location:
-        return location
-    import fsspec
-
-    return fsspec.open(location, "rb").open()
-
-
-def _parquet_files(location: str) -> list[str]:
+def parquet_files(location: str) -> list[str]:
     """The file itself, or those of a folder; what begins with a dot or underscore is no data."""
-    import fsspec
-
-    system, path = fsspec.core.url_to_fs(location)
-    if not system.exists(path):
-        raise DataError(f"{location} does not exist")
-    if not system.isdir(path):
-        return [location]
+    system, path = file_system(location)
+    with reaching(location):
+        if not system.exists(path):
+            raise DataError(f"{location} does not exist")
+        if not system.isdir(path):
+            return [location]
+        everything = sorted(system.find(path))
     found = [
         name
-        for name in sorted(system.find(path))
+        for name in everything
         if name.endswith((".parquet", ".pq")) and not name.rpartition("/")[2].startswith(("_", "."))
     ]
     if not found:
         raise DataError(f"there is no .parquet file in {location}")
-    return [system.unstrip_protocol(name) if "://" in location else name for name in found]
+    if not is_url(location):
+        return found
+    options = reached(location)[1]
+    return [Place(system.unstrip_protocol(name), options) for name in found]
+
+
+def _packing(location: str) -> str | None:
+    """Name what a file is compressed with, by how its name ends."""
+    endings = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+    return endings.get(Path(location.lower()).suffix)
 
 
 def _stream(pa: Any, location: str) -> Any:
-    endings = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-    return pa.input_stream(opened(location), compression=endings.get(Path(location.lower()).suffix))
+    return pa.input_stream(opened(location), compression=_packing(location))
 
 
 def _first_lines(location: str) -> tuple[int, list[str]]:
-    """How many lines of comment a text file begins with, and the line after them."""
-    import pyarrow as pa
-
+    """How many lines of comment a text file begins with, and some whole lines after them."""
+    file: Any
     try:
-        with _stream(pa, location) as stream:
-            text = stream.read(2**16).decode("utf-8-sig", "replace")
+        if _packing(location) is None:  # a matrix as text needs no pyarrow
+            file = binary(location)
+        else:
+            file = _stream(require("pyarrow", "tables", "compressed tables"), location)
+        with file as stream:
+            raw = stream.read(2**16)
+    except DaskfactorError:
+        raise
     except OSError as error:
         raise _unreadable(location, error) from error
-    lines = text.splitlines()
+    lines = raw.decode("utf-8-sig", "replace").splitlines()
+    if len(raw) == 2**16 and len(lines) > 1:
+        lines.pop()  # it may go on
     comments = next((n for n, line in enumerate(lines) if not line.startswith(("#", "%"))), 0)
-    return comments, lines[comments : comments + 1]
+    return comments, lines[comments:]
 
 
 def _fields(line: str, delimiter: str) -> list[str]:
@@ -247,35 +347,68 @@ def _has_header(first: list[str], wanted: Wanted) -> bool:
     return not all(_is_number(field) for field in first)
 
 
-def _lines_of(path: Path) -> list[tuple[int, list[str]]]:
+@contextmanager
+def plain(location: str | PathLike[str]) -> Iterator[Any]:
+    """A file open for reading, wherever it lies, decompressed as its name says."""
+    from fsspec.compression import compr
+    from fsspec.utils import infer_compression
+
+    kind = infer_compression(fspath(location))
+    with binary(location) as packed:
+        if kind is None:
+            yield packed
+        else:
+            with compr[kind](packed, mode="rb") as file:
+                yield file
+
+
+def _limited(file: TextIOWrapper, location: str) -> Iterator[str]:
+    """The lines of a text, as long as what becomes of them fits into memory."""
+    left = available_memory() // TEXT_COPIES
+    while line := file.readline(left + 1):
+        left -= len(line)
+        if left < 0:
+            raise DataError(
+                f"{location} is too large for the memory that is free, where all of it is read at "
+                "once; write it as a zarr array, or as a table with a line for each entry"
+            )
+        yield line
+
+
+def _lines_of(location: str | PathLike[str]) -> list[tuple[int, list[str]]]:
     """Numbers and fields of the lines of a text that are not blank.
 
     The separator is the one that the first line uses most, or else blanks.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
+        with plain(location) as raw, TextIOWrapper(raw, "utf-8-sig", newline="") as file:
+            first = file.readline(2**20)
             file.seek(0)
             delimiter = max(",;\t", key=first.count)
-            table: Any = csv.reader(file, delimiter=delimiter)
+            rest = _limited(file, str(location))
+            table: Any = csv.reader(rest, delimiter=delimiter)
             if delimiter not in first:
-                lines = [(number, line.split()) for number, line in enumerate(file, start=1)]
+                lines = [(number, line.split()) for number, line in enumerate(rest, start=1)]
             else:
                 lines = [(table.line_num, [field.strip() for field in row]) for row in table]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is no text table: {error}") from error
+        raise DataError(f"{location} is no text table: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(str(location), error) from error
     full = [(number, fields) for number, fields in lines if any(fields)]
     if not full:
-        raise DataError(f"{path} is empty")
+        raise DataError(f"{location} is empty")
     return full
 
 
-def _numbers(path: Path, line: int, fields: list[str], first: int) -> list[float]:
+def _numbers(location: str, line: int, fields: list[str], first: int) -> list[float]:
     for position, field in enumerate(fields[first:], start=first + 1):
         if not _is_number(field):
-            entries = "; a table with a line for each entry is for daskfactor convert"
+            entries = "; of a table with a line for each entry name rows, columns and values"
             hint = entries if len(fields) == 3 and _is_number(fields[2]) else ""
-            raise DataError(f"{path}, line {line}, field {position}: {field!r} is no number{hint}")
+            raise DataError(
+                f"{location}, line {line}, field {position}: {field!r} is no number{hint}"
+            )
     return [
         float("nan") if field.lower() in _NO_NUMBER else float(field) for field in fields[first:]
     ]
@@ -292,7 +425,7 @@ def _is_number(field: str) -> bool:
 _NO_NUMBER = frozenset(text.lower() for text in MISSING)
 
 
-def _chosen(location: str, given: Sequence[str], wanted: Wanted) -> list[str]:
+def chosen_columns(location: str, given: Sequence[str], wanted: Wanted) -> list[str]:
     """Names of the columns of row keys, column keys and, unless lines are counted, values."""
     names = [_column(location, given, wanted.rows, 0, "rows")]
     names.append(_column(location, given, wanted.columns, 1, "columns"))
@@ -369,6 +502,7 @@ def _piece(location: str, batch: Any, names: list[str], values: bool) -> Piece:
 
 
 def _keys(location: str, name: str, array: Any) -> Keys:
+    import pandas as pd
     import pyarrow as pa
 
     if array.null_count:
@@ -401,5 +535,5 @@ def _values(array: Any) -> NDArray[Any]:
 
 
 def _unreadable(location: str, error: BaseException) -> DataError:
-    reason = " ".join(str(error).split())[:200]
+    reason = why(error, location) if is_url(location) else " ".join(str(error).split())[:200]
     return DataError(f"{location} cannot be read as a table: {reason}")

@@ -2,17 +2,22 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Unpack
 
 import xarray as xr
 
+from daskfactor import markup
+from daskfactor.data.files import ANYTHING, refuse_columns
+from daskfactor.data.tables import Wanted
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.executors import Choice, Executor
 from daskfactor.inference.base import Algorithm, chosen, known
 from daskfactor.inference.point import chosen_dispersion
-from daskfactor.inference.session import Options, session, session_of, verb
+from daskfactor.inference.session import session, session_of
+from daskfactor.options import OnMatrix, split, verb
 from daskfactor.progress import OnEvent, counted
 
 
@@ -58,6 +63,15 @@ class Evidence:
         if self.discretization_error:
             text += f" ± {self.discretization_error:.2f} (discretization)"
         return f"{text} nats"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (str(name), *(f"{part:.4g}" for part in (own.min(), own.max())))
+            for name, own in self.trace.data_vars.items()
+            if own.dtype.kind == "f" and own.size
+        ]
+        made_from = markup.table(rows, ("trace", "least", "largest"), numbers=(1, 2))
+        return markup.titled(str(self), markup.folded("made from", made_from) if rows else "")
 
 
 @dataclass(frozen=True)
@@ -107,10 +121,12 @@ class EvidenceMethod(Algorithm, ABC):
     ``suits``: what the ``evidence_data`` of models may be that it is for.
     """
 
+    folders = ("evidence", "allocation")
     suits: ClassVar[tuple[str, ...]] = ("matrix",)
 
-    def read(self, V: Any, model: Any) -> tuple[Any, str]:
+    def read(self, V: Any, model: Any, wanted: Wanted = ANYTHING) -> tuple[Any, str]:
         """Read data that are no matrix, and say how large they are."""
+        refuse_columns(V, wanted)
         x = model.check_observations(V)
         return x, f"{x.size} observations"
 
@@ -135,12 +151,7 @@ def log_evidence(
     method: EvidenceMethod | None = None,
     *,
     random_seed: int | None = None,
-    progressbar: bool = True,
-    client: Any = None,
-    blocks: int | None = None,
-    unstored: str | None = None,
-    executor: str | Executor = "auto",
-    callback: OnEvent | None = None,
+    **options: Unpack[OnMatrix],
 ) -> Evidence:
     r"""Log marginal likelihood of data: log p(V) = log ∫ p(V | W, H) p(W, H) dW dH.
 
@@ -159,8 +170,9 @@ def log_evidence(
         :class:`VariationalBayes`, :class:`Enumeration`.
     random_seed
         Any whole number; the same seed gives the same estimate on every executor.
-    progressbar, client, blocks, unstored, executor, callback
-        As for :func:`sample`; only a matrix has a use for ``blocks`` and ``unstored``. What is
+    options
+        Where it runs, and how V is read, as for :func:`sample`; only a matrix has a use for
+        ``blocks`` and ``unstored``. What is
         spread over threads or workers are whole chains, one for each temperature, or
         batches of particles, or starts.
 
@@ -187,27 +199,20 @@ def log_evidence(
     data makes the evidence an empirical Bayes one, slightly too large.
     """
     method = checked_method(method, model)
-    options = Options(
-        random_seed=random_seed,
-        progressbar=progressbar,
-        client=client,
-        executor=executor,
-        callback=callback,
-    )
     matrix = model.evidence_data == "matrix"
-    if not matrix:
-        refuse_matrix_options(model, blocks, unstored)
+    running, reading = split(options)
+    wanted = ANYTHING if matrix else wanted_of(model, reading)
     with (
-        session(V, model, blocks, unstored, **options)
+        session(V, model, random_seed=random_seed, **options)
         if matrix
-        else session_of(lambda _: method.read(V, model), _suits, **options)
+        else session_of(lambda _: method.read(V, model, wanted), _suits, random_seed, **running)
     ) as run:
         if matrix:
             phi = chosen_dispersion(run.data, model, run.seed, run.executor)
-            hyper = model.resolve(run.data.mean, phi)
+            hyper = model.resolve(run.data.level, phi)
             model = replace(model, **hyper._asdict())
         problem = EvidenceProblem(run.data, model, run.seed, run.executor, run.on_event)
-        return method.estimate(problem)
+        return run.executor.until_kept(partial(method.estimate, problem))
 
 
 def checked_method(method: object, model: Any) -> EvidenceMethod:
@@ -245,16 +250,17 @@ def _suits(client: Any, data: Any) -> Choice:
     return Choice("tasks", "the pieces of work are independent", "independent pieces")
 
 
-def refuse_matrix_options(model: Any, blocks: int | None, unstored: str | None) -> None:
-    """Refuse options of a matrix for data that are none."""
+def wanted_of(model: Any, reading: Mapping[str, Any]) -> Wanted:
+    """What is to be read of data that are no matrix on a grid; refuses options of such a matrix."""
     name = type(model).__name__
-    if blocks is not None:
+    if reading.get("blocks") is not None:
         raise OptionError(
-            f"blocks={blocks!r} does not go with {name}, whose data are not cut into blocks; "
-            "leave it out"
+            f"blocks={reading['blocks']!r} does not go with {name}, whose data are not cut into "
+            "blocks; leave it out"
         )
-    if unstored not in (None, "zero"):
+    if reading.get("unstored") not in (None, "zero"):
         raise OptionError(
-            f"unstored={unstored!r} does not go with {name}, which has no missing "
+            f"unstored={reading['unstored']!r} does not go with {name}, which has no missing "
             "cells: what its data do not store is zero; leave it out"
         )
+    return Wanted.of(reading)

@@ -13,12 +13,13 @@ which every way to name the components can be looked at.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import scipy
 import xarray as xr
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from scipy.special import gammaln, logsumexp
 
 from daskfactor.checks import warn, whole_number
@@ -26,6 +27,13 @@ from daskfactor.errors import SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
+from daskfactor.inference.bands import (
+    fill_array,
+    pieces_of,
+    take_array,
+    take_counts,
+    take_values,
+)
 from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.program import COLUMNS, ROWS, Program
 from daskfactor.inference.setting import RunOptions, Setting
@@ -52,22 +60,25 @@ SAMPLED = 2000
 
 @dataclass(frozen=True)
 class MeasuringGibbs(Gibbs):
-    """Gibbs sweeps that record densities at a point of one factor, as draws of its bands.
+    """Gibbs sweeps that record densities at a point of one factor, as sums of its bands.
 
     Of W the table A; of H, under a frozen W, the log-density of every row.
     """
 
     measured: int = ROWS
 
-    def _conditional(self, program: Program, band: FactorBand, factor: int) -> tuple[Wide, Wide]:
-        shapes, rates = super()._conditional(program, band, factor)
+    def _conditional(
+        self, program: Program, band: FactorBand, factor: int, cycle: int
+    ) -> tuple[Wide, Wide]:
+        shapes, rates = super()._conditional(program, band, factor, cycle)
         if factor == self.measured:
             point, frozen = band.arrays[POINT], program.frozen[COLUMNS]
             if factor == ROWS:
-                band.draws.append(table(point, shapes, rates))
+                band.sums[cycle, POINT] = table(point, shapes, rates)
             else:
                 each = entries(point, shapes, rates)
-                band.draws.append((each if frozen is None else each[:, ~frozen]).sum(axis=1))
+                free = each if frozen is None else each[:, ~frozen]
+                band.sums[cycle, POINT] = free.sum(axis=1)
         return shapes, rates
 
     def reads(self) -> tuple[str, ...]:
@@ -125,7 +136,7 @@ def over_names(
     every, each = np.arange(len(own)), math.lgamma(len(own) + 1.0)
     if names is None:
         return kept + float(log_permanent(own, np.empty(2 ** len(own)))) - each
-    _, best = linear_sum_assignment(-own)
+    _, best = scipy.optimize.linear_sum_assignment(-own)
     top = float(own[every, best].sum()) - each
     others = own[every, names].sum(axis=1)
     others = others[(names != best).any(axis=1)]
@@ -317,7 +328,7 @@ class Chib(EvidenceMethod):
 
 def _densities(problem: EvidenceProblem, W: Wide, H: Wide) -> tuple[float, float]:
     """Log p(V | W, H) and log p(W, H), frozen components left out of the latter."""
-    data, hyper = problem.data, problem.model.resolve(problem.data.mean, 1.0)
+    data, hyper = problem.data, problem.model.resolve(problem.data.level, 1.0)
     rows, cols = (split_factor(f, b.offsets) for f, b in ((W, data.grid.rows), (H, data.grid.cols)))
     likelihood = math.fsum(
         log_likelihood(data.view(block.row, block.col), rows[block.row], cols[block.col])
@@ -361,9 +372,8 @@ class _Sweeps:
 
     def average(self, count: int) -> tuple[Wide, Wide]:
         """Mean W (I, K) and Hᵀ (J, K) of the next sweeps, as the data's type holds them."""
-        for band in self.state.bands():
-            band.counts["moments"] = 0
-            band.arrays["mean"][:] = 0
+        self.state.each(partial(take_counts, counts={"moments": 0}))
+        self.state.each(partial(fill_array, name="mean", value=0.0))
         self.run(count, "tune", record=True)
         W, H = (self.state.gather(side, "mean") for side in ("rows", "columns"))
         return W.astype(np.float64), H.astype(np.float64)
@@ -371,8 +381,7 @@ class _Sweeps:
     def freeze(self, W: Wide, H: Wide) -> None:
         """Go on from a point, with W staying there."""
         for factor, whole in ((ROWS, W), (COLUMNS, H)):
-            for band, part in self._parts(factor, whole):
-                band.values[:] = part
+            self.state.each(take_values, factor, pieces_of(self.problem.data.grid, factor, whole))
         every = np.ones(W.shape[1], bool)
         self.program = replace(self.program, frozen=(every, self.program.frozen[1]))
 
@@ -382,23 +391,16 @@ class _Sweeps:
         Of W tables (sweeps, K, K), of H log-densities (sweeps, J).
         """
         usual = self.program
-        for band in self.state.bands():
-            band.arrays[POINT] = np.ones((0, 0))
-        for band, part in self._parts(factor, point):
-            band.arrays[POINT] = part
+        grid, none = self.problem.data.grid, [np.ones((0, 0))] * self.problem.data.grid.blocks
+        for number in (ROWS, COLUMNS):
+            own = pieces_of(grid, number, point) if number == factor else none
+            self.state.each(partial(take_array, name=POINT), number, own)
         self.program = replace(usual, algorithm=MeasuringGibbs(measured=factor))
         for batch in np.array_split(np.arange(count), BATCHES):
             self.run(len(batch), "draw")
-            found = [np.stack(band.draws) for band in self._side(factor)]
+            cycles = range(self.cycle - len(batch), self.cycle)
+            drawn = [self.state.sums((cycle, POINT), factor) for cycle in cycles]
             self.state.forget()
+            found = [np.stack(own) for own in zip(*drawn, strict=True)]
             yield np.sum(found, axis=0) if factor == ROWS else np.concatenate(found, axis=1)
         self.program = usual
-
-    def _side(self, factor: int) -> list[FactorBand]:
-        return self.state.rows if factor == ROWS else self.state.cols
-
-    def _parts(self, factor: int, whole: Wide) -> Iterator[tuple[FactorBand, Wide]]:
-        """The bands of a factor, each with its part of an array of the factor's shape."""
-        grid = self.problem.data.grid
-        offsets = (grid.rows if factor == ROWS else grid.cols).offsets
-        return zip(self._side(factor), split_factor(whole, offsets), strict=True)

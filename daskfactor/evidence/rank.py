@@ -3,11 +3,9 @@
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Unpack
 
 import numpy as np
-import pandas as pd
-import xarray as xr
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
@@ -19,14 +17,14 @@ from daskfactor.evidence.base import (
     EvidenceMethod,
     checked_method,
     log_evidence,
-    refuse_matrix_options,
+    wanted_of,
 )
-from daskfactor.executors import Executor
 from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.sampling import sample
-from daskfactor.inference.session import session, verb
-from daskfactor.progress import OnEvent
+from daskfactor.inference.session import session
+from daskfactor.options import OnMatrix, split, verb
 from daskfactor.random import resolve_seed
+from daskfactor.results.judged import Judged
 
 Vector = NDArray[np.float64]
 
@@ -48,6 +46,29 @@ class RankFit(NamedTuple):
     scores: Vector | None
 
 
+TITLES: Final = {
+    "log_evidence": "evidence",
+    "standard_error": "± draws",
+    "discretization_error": "± ladder",
+    "held_out_log_score": "held out",
+    "held_out_standard_error": "± cells",
+    "held_out_difference_error": "± to best",
+}
+"""Of columns in print."""
+
+
+class Ranks(Judged):  # type: ignore[no-untyped-call]
+    """What :func:`select_rank` returns: evidence and scores of every rank, and what they say."""
+
+    __slots__ = ()
+
+    def _table(self) -> str | None:
+        if "log_evidence" not in self.data_vars or "verdict" not in self.attrs:
+            return None
+        table = self.to_dataframe().round(2).rename(columns=TITLES)
+        return str(table.to_string())
+
+
 @verb
 def select_rank(
     V: Any,
@@ -57,20 +78,14 @@ def select_rank(
     held_out: float | Literal["auto"] | None = "auto",
     *,
     random_seed: int | None = 0,
-    progressbar: bool = True,
-    client: Any = None,
-    blocks: int | None = None,
-    unstored: str | None = None,
-    executor: str | Executor = "auto",
-    callback: OnEvent | None = None,
-) -> xr.Dataset:
+    **options: Unpack[OnMatrix],
+) -> Ranks:
     """Log evidence of every rank, and how well each predicts cells that it has not seen.
 
     Parameters
     ----------
     V : array (I, J)
-        As for :func:`log_evidence`; cells can be left out of NumPy arrays, DataArrays and
-        scipy sparse matrices.
+        As for :func:`log_evidence`; cells can be left out of anything that :func:`hold_out` takes.
     model
         Everything but the number of components, which ``ranks`` replaces; an
         :class:`AllocationModel` must have one hidden variable.
@@ -86,20 +101,20 @@ def select_rank(
         :class:`AllocationModel`.
     random_seed
         Any whole number.
-    progressbar, client, blocks, unstored, executor, callback
+    options
         As for :func:`log_evidence`.
 
     Returns
     -------
-    xarray.Dataset
-        Along ``rank``: ``log_evidence``, ``standard_error``, ``discretization_error``
+    Ranks
+        A Dataset along ``rank``: ``log_evidence``, ``standard_error``, ``discretization_error``
         (nats), ``seconds`` (of the evidence), and with cells left out
         ``held_out_log_score`` (mean log predictive density of a cell), its
         ``held_out_standard_error`` and ``held_out_difference_error``, that of the
         difference to the best rank, cell by cell. Attributes: ``best``,
         ``not_distinguishable`` (ranks within two standard errors of the best),
         ``at_edge`` ("largest" or "smallest" if the best is the last rank on that side, or
-        ""), ``decides`` (False if errors are as large as the differences between ranks;
+        ""), ``decides`` (0 if errors are as large as the differences between ranks;
         there is a SamplingWarning then), ``best_held_out`` and
         ``held_out_not_distinguishable``, ``verdict``, a few sentences, and ``bound``
         ("lower") if the method gives lower bounds.
@@ -122,35 +137,30 @@ def select_rank(
     share = _checked_share(held_out, model)
     numbers = _checked_ranks(ranks)
     seed = resolve_seed(random_seed)
-    options: dict[str, Any] = {
-        "progressbar": progressbar,
-        "client": client,
-        "executor": executor,
-        "callback": callback,
-    }
+    where, reading = split(options)
+    running = dict(where)
     if model.evidence_data != "matrix":
-        refuse_matrix_options(model, blocks, unstored)
-        read, _ = method.read(V, model)
-        fits = [_fit(read, model.with_components(n), method, seed, options, None) for n in numbers]
+        read, _ = method.read(V, model, wanted_of(model, reading))
+        fits = [_fit(read, model.with_components(n), method, seed, running, None) for n in numbers]
         return _table(numbers, fits, method)
     with session(
-        V, model, blocks, unstored, random_seed=seed, executor="serial", progressbar=False
+        V, model, random_seed=seed, executor="serial", progressbar=False, **reading
     ) as run:
         data = run.data
         largest = model.with_components(max(numbers))
         decided = replace(model, dispersion=chosen_dispersion(data, largest, seed, run.executor))
         held = None
         if share:
-            held = hold_out(V, share, unstored=data.unstored, random_seed=seed)
+            told = {name: own for name, own in reading.items() if name != "blocks"}
+            told["unstored"] = data.unstored
+            held = hold_out(V, share, random_seed=seed, **told)
             if len(held.values) < 2:
                 raise OptionError(
                     f"held_out={share:g} leaves {len(held.values)} cell out, and a score needs "
                     "at least two; take a larger share, or None for the evidence alone"
                 )
-        options |= {"blocks": blocks, "unstored": data.unstored}
-        fits = [
-            _fit(data, decided.with_components(n), method, seed, options, held) for n in numbers
-        ]
+        given = {**running, "blocks": reading.get("blocks"), "unstored": data.unstored}
+        fits = [_fit(data, decided.with_components(n), method, seed, given, held) for n in numbers]
     return _table(numbers, fits, method)
 
 
@@ -217,7 +227,7 @@ def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Ve
     return np.asarray(logsumexp(densities, axis=0) - np.log(len(means)), dtype=np.float64)
 
 
-def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> xr.Dataset:
+def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ranks:
     found = [fit.evidence for fit in fits]
     values = np.array([one.value for one in found])
     if not np.isfinite(values).all():
@@ -258,12 +268,12 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> xr.
     more = f"Rank {best} is the {end} that was tried; {end[:-2]}r ones may do better."
     doubt = _doubt(ranks, found, close, method)
     attrs["at_edge"] = end
-    attrs["decides"] = not doubt
+    attrs["decides"] = int(not doubt)  # NetCDF files have no booleans
     attrs["verdict"] = " ".join(filter(None, [_verdict(attrs), more if end else "", doubt]))
     if doubt:
         warn(doubt, SamplingWarning)
-    whole = pd.DataFrame(columns, pd.Index(ranks, name="rank"), dtype="float64")
-    return whole.to_xarray().assign_attrs(attrs)
+    whole = {name: ("rank", np.asarray(own, dtype=np.float64)) for name, own in columns.items()}
+    return Ranks(whole, coords={"rank": ranks}, attrs=attrs)
 
 
 def _close(ranks: list[int], values: Vector, errors: Vector) -> list[int]:

@@ -16,7 +16,7 @@ from daskfactor.evidence.base import EvidenceProblem
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler
-from daskfactor.inference.program import evaluate
+from daskfactor.inference.passes import evaluate
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.kernels.rowwise import LONGEST, SMALLEST, Entries, Prior, Target, row_kernels
 from daskfactor.kernels.views import AnyBlock, SparseBlock
@@ -167,7 +167,7 @@ def _prior_draw(
     model: TweedieNMF, data: BlockedData, rng: np.random.Generator
 ) -> tuple[Factor, Factor]:
     """Draw W (I, K) and Hᵀ (J, K) from their prior; frozen components stay as they are."""
-    hyper = model.resolve(data.mean, 1.0)
+    hyper = model.resolve(data.level, 1.0)
     drawn = []
     for side, (length, fixed, order) in enumerate(
         zip(data.shape, model.fixed, (data.row_order, data.col_order), strict=True)
@@ -205,7 +205,7 @@ def _moved_fits(
     """
     draws, tune, every = lengths
     W, H = _prior_draw(model, data, rng)
-    hyper, none = model.resolve(data.mean, 1.0), np.zeros(model.n_components, dtype=bool)
+    hyper, none = model.resolve(data.level, 1.0), np.zeros(model.n_components, dtype=bool)
     priors = (
         Prior(*hyper.prior(side), none if mask is None else mask)
         for side, mask in enumerate(model.frozen)

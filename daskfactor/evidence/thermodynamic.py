@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import logsumexp
 
-from daskfactor.checks import positive_number, warn, whole_number
+from daskfactor.checks import one_of, positive_number, warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
@@ -318,11 +318,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         for name, least in (("draws", 10), ("tune", 0), ("every", 1)):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), least)
-        if self.rule is not None and self.rule not in get_args(Rule):
-            raise OptionError(
-                f"rule must be one of {', '.join(map(repr, get_args(Rule)))} or None, got "
-                f"{self.rule!r}"
-            )
+        one_of("rule", self.rule, (None, *get_args(Rule)))
         if not (self.sampler in (None, "exact") or isinstance(self.sampler, Sampler)):
             raise OptionError(
                 'sampler must be None, "exact" or a sampler such as BlockHMC(), got '

@@ -4,8 +4,6 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import dask
-
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors.base import BlockProgram, Executor, Work, perform
@@ -27,7 +25,6 @@ __all__ = [
     "ThreadsExecutor",
     "Trial",
     "choose_executor",
-    "connect",
     "make_executor",
 ]
 
@@ -181,25 +178,3 @@ def _time_trial(trial: Trial, item: None, workspace: Workspace) -> float:
     work = Work((), program, data)
     seconds = [perform(op, work, state.copy(), workspace)[1] for _ in range(TIMES + 1)]
     return min(seconds[1:])
-
-
-def connect(address: str) -> "Client":
-    """A client of the scheduler at an address.
-
-    Raises
-    ------
-    OptionError
-        If there is none that answers.
-    """
-    from distributed import Client
-
-    before = dask.config.get("scheduler", None)
-    try:
-        return Client(address, timeout="10s")  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, TimeoutError) as error:
-        # A client that never came to be stays dask's default scheduler otherwise.
-        dask.config.set({"scheduler": before})
-        raise OptionError(
-            f"no Dask scheduler answers at {address} ({type(error).__name__}: {error}); pass the "
-            "address that `dask scheduler` prints, such as tcp://host:8786"
-        ) from error

@@ -6,6 +6,8 @@ they compute. Every executor leaves the same bits behind: operations of one
 round share no band, and all sums are taken later in a fixed order.
 """
 
+import itertools
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -25,6 +27,7 @@ R = TypeVar("R")
 OnDone = Callable[[int], None]
 Tell = Callable[..., None]
 _local = threading.local()
+logger = logging.getLogger(__name__)
 
 
 class BlockProgram(Protocol):
@@ -60,7 +63,8 @@ class RunReport:
     """What a run of a plan cost.
 
     ``lost_segments`` counts segments that were run again because a worker was
-    lost; ``workers`` is the number of machines' processes that took part last.
+    lost; ``workers`` is the number of machines' processes that took part last, and
+    ``balance`` the mean of their threads' busy seconds over that of the busiest one.
     """
 
     wall_seconds: float = 0.0
@@ -68,6 +72,7 @@ class RunReport:
     lanes: int = 1
     workers: int = 1
     lost_segments: int = 0
+    balance: float = 1.0
 
     @property
     def utilisation(self) -> float:
@@ -112,11 +117,14 @@ class Executor(ABC):
     in_process
         Whether mapped functions run in this process, so that they may call the
         caller back.
+    most_losses
+        Times in a row that a run may go back to where it saved bands that were lost.
     """
 
     name: ClassVar[str]
     in_process: ClassVar[bool] = True
     reason: str = "as asked for"
+    most_losses: int = 0
 
     def __init__(self, lanes: int = 1) -> None:
         self.report = RunReport(lanes=lanes)
@@ -150,6 +158,13 @@ class Executor(ABC):
         self.report.wall_seconds += time.perf_counter() - started
         return after
 
+    def hold(self, state: ChainState) -> ChainState:
+        """Return a state with its bands where the plans of this executor leave them.
+
+        What plans make of it can then be taken over with `ChainState.become`.
+        """
+        return state
+
     def map(
         self,
         function: Callable[[T, Workspace], R],
@@ -161,6 +176,29 @@ class Executor(ABC):
         ``name`` says what is computed, for those who watch a cluster's dashboard.
         """
         return self._map(function, items, name) if len(items) else []
+
+    def until_kept(self, work: Callable[[], R], lost: Callable[[], None] = lambda: None) -> R:
+        """Do something with bands; where they are lost, again, after ``lost`` was called.
+
+        Raises
+        ------
+        EngineError
+            If they are lost `most_losses` times in a row.
+        """
+        for number in itertools.count(1):
+            try:
+                return work()
+            except StateLost as loss:
+                self.report.lost_segments += 1
+                if number > self.most_losses:
+                    raise EngineError(
+                        f"bands of factors were lost {number} times in a row, the last time "
+                        f"because of: {loss}; find out why workers die (memory is the usual "
+                        "reason) and run again, or resume the run from its store"
+                    ) from loss
+                logger.warning("bands of factors were lost, and are made again: %s", loss)
+                lost()
+        raise AssertionError
 
     @abstractmethod
     def _run(self, work: Work, state: ChainState) -> ChainState:
@@ -177,6 +215,10 @@ class Executor(ABC):
 
 class SegmentLost(Exception):  # noqa: N818  # no error of the caller's: the segment is run again
     """A worker or its work was lost and the segment has to be run again."""
+
+
+class StateLost(SegmentLost):
+    """Bands were lost, so that a run has to go back to where it saved them."""
 
 
 def perform(

@@ -5,18 +5,16 @@ import concurrent.futures
 import contextlib
 import itertools
 import logging
-import pickle
-import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import dask
 import numpy as np
 from distributed import Client, KilledWorker, get_worker, secede
@@ -29,19 +27,31 @@ from daskfactor.executors.base import (
     Executor,
     R,
     SegmentLost,
+    StateLost,
     T,
     Tell,
     Work,
     local_workspace,
 )
+from daskfactor.executors.held import HeldState, Keeper, starting_points
+from daskfactor.executors.segment import Exchange
 from daskfactor.executors.state import ChainState
+from daskfactor.executors.store import (
+    PLUGIN,
+    Calls,
+    Met,
+    call_each,
+    leave_portion,
+    pack,
+    read_portion,
+    unpack,
+)
 from daskfactor.executors.tasks import (
     SuperBlock,
     build_graph,
     group_rounds,
-    join_ends,
-    split_state,
 )
+from daskfactor.executors.threads import share_bands
 from daskfactor.machine import single_threaded_blas
 
 logger = logging.getLogger(__name__)
@@ -65,6 +75,8 @@ POLL = 0.2
 """Seconds between looks at futures that have not called back."""
 CACHE_SHARE = 0.4
 """Of a worker's memory limit, for decoded blocks; Dask starts to spill at 0.6."""
+AFTER_LOSS = 5.0
+"""Seconds for workers to answer after a loss: a dead one may be listed for a while."""
 LONGEST_STEP = 2.0
 """Seconds between two looks beyond which this process must have been stopped itself."""
 
@@ -164,20 +176,6 @@ def tell_client(
     (worker or get_worker()).log_event(topic, message)
 
 
-def pack(value: Any) -> NDArray[np.uint8]:
-    """Pickle anything, closures too, as bytes that the scheduler does not look into.
-
-    `unpack` gives it back, its arrays where compiled kernels expect them:
-    frames of a message start anywhere.
-    """
-    return np.frombuffer(cloudpickle.dumps(value, protocol=5), np.uint8)
-
-
-def unpack(packed: NDArray[np.uint8]) -> Any:
-    """Return what was packed."""
-    return pickle.loads(packed.data)
-
-
 def _budget() -> int | None:
     """Return what decoded blocks may take; None outside of workers and without a limit."""
     try:
@@ -228,6 +226,11 @@ class ClusterExecutor(Executor):
         self.topic = f"daskfactor-{uuid.uuid4().hex}"
         self._only = None if workers is None else frozenset(workers)
         self._attempts: dict[tuple[str, int], Attempt] = {}
+        self._ready: set[str] = set()
+        self._registered, self._doubt = False, False
+        self._unended: list[Attempt] = []
+        self.most_losses = self.patience.losses
+        self.keeper = Keeper(self)
         self._changed = threading.Event()
         self._listening = False
         self._seen = 0.0
@@ -244,8 +247,13 @@ class ClusterExecutor(Executor):
         }
 
     def await_workers(self) -> dict[str, int]:
-        """Return the workers, once there is one."""
-        waited = Waited()
+        """Return the workers, once there is one.
+
+        A cluster that grows by itself starts one when there is a task to do.
+        """
+        if found := self.workers():
+            return found
+        waited, task = Waited(), self.submit("wait-for-a-worker", _same, pack(None))
         while not (found := self.workers()):
             if waited.seconds() > self.patience.workers:
                 raise EngineError(
@@ -254,6 +262,7 @@ class ClusterExecutor(Executor):
                     + "; start workers and run again, or resume the run from its store"
                 )
             self._changed.wait(POLL)
+        task.release()
         return found
 
     def responding_workers(
@@ -273,28 +282,151 @@ class ClusterExecutor(Executor):
 
         return set(itertools.compress(addresses, self.client.sync(ask_all)))
 
+    def members(self) -> dict[str, int]:
+        """Return the threads of the workers that will take part, all of them known to answer.
+
+        After a loss every one of them is asked again.
+        """
+        fresh, self._doubt = self._doubt, False
+        if fresh or not self._registered:  # a scheduler that was started again has forgotten it
+            self.client.register_plugin(Exchange())
+            self._registered = True
+        waited = Waited()
+        while True:
+            found = self.await_workers()
+            self._ready = set() if fresh else self._ready & set(found)
+            new = sorted(set(found) - self._ready)
+            if new:
+                limit = AFTER_LOSS if fresh else self.patience.workers
+                self._ready |= self.responding_workers(_has_plugin, new, limit)
+            members = {address: found[address] for address in sorted(self._ready)}
+            if members:
+                self.keeper.anchor(members, anew=fresh)
+                return members
+            if waited.seconds() > self.patience.workers:
+                raise EngineError(
+                    f"none of {len(found)} workers answered within {self.patience.workers:g} s; "
+                    "look at their logs"
+                )
+            time.sleep(0.1)
+
+    def shares(self, blocks: int) -> tuple[dict[str, int], dict[str, int]]:
+        """Return how many row bands each worker has that is needed, and threads of all."""
+        threads = self.members()
+        counts = self._share(blocks, threads)
+        return {a: count for a, count in zip(threads, counts, strict=True) if count}, threads
+
+    def _share(self, blocks: int, threads: Mapping[str, int]) -> list[int]:
+        """Return how many row bands each worker is to have."""
+        return share_bands(blocks, list(threads.values()), None)
+
+    # -- states ----------------------------------------------------------------------
+
+    def hold(self, state: ChainState) -> ChainState:
+        """Send a state to the workers, where its bands stay from now on.
+
+        A cluster that grows and shrinks by itself retires workers whenever they have nothing
+        to do, so that a state stays with the client and goes out for every plan.
+        """
+        if isinstance(state, HeldState) or is_adaptive(self.client):
+            return state
+        with self._at_stake():
+            return self._hold(state)
+
+    def _hold(self, state: ChainState) -> HeldState:
+        shares, _ = self.shares(len(state.rows))
+        owners = [address for address, count in shares.items() for _ in range(count)]
+        return self.keeper.hold(state, owners)
+
+    def _run(self, work: Work, state: ChainState) -> ChainState:
+        after: ChainState
+        if isinstance(state, HeldState):
+            with self._at_stake(), self._attempting(uuid.uuid4().hex, 0) as attempt:
+                after = self._segment(work, state, attempt)
+        else:
+
+            def whole(attempt: Attempt) -> ChainState:
+                return self._segment(work, self._hold(state.bare()), attempt).local()
+
+            after = state.followed_by(self.persist(whole))
+        work.on_done(sum(len(part.ops) for part in work.plan))
+        return after
+
+    @abstractmethod
+    def _segment(self, work: Work, state: HeldState, attempt: Attempt) -> HeldState:
+        """Run a plan once, on bands where they are; what it changes must not be used again."""
+
+    def call(self, jobs: Mapping[str, Calls]) -> dict[str, list[Met]]:
+        """Call functions with bands on the workers that have them."""
+        attempt = Attempt(("", 0), "call with bands", tuple(jobs))
+        futures = []
+        try:
+            with self._at_stake():
+                for address, calls in jobs.items():
+                    where = {"workers": [address], "priority": 10}
+                    futures.append(self.submit("each-band", call_each, pack(calls), **where))
+                found = self.results(futures, attempt)
+        finally:
+            for future in futures:
+                future.release()
+        return dict(zip(jobs, found, strict=True))
+
+    def wait_for(self, ask: Callable[[str], Awaitable[T]], addresses: Sequence[str]) -> list[T]:
+        """Ask workers something, all at once, and wait for their answers."""
+
+        async def ask_all() -> list[T]:
+            return await asyncio.gather(*map(ask, addresses))
+
+        if not addresses:
+            return []
+        attempt = Attempt(("", 0), "transfer of bands", tuple(addresses))
+        with self._at_stake():
+            return self._await(ask_all(), attempt, None)
+
+    @contextmanager
+    def _at_stake(self) -> Iterator[None]:
+        """Turn losses into `StateLost`, while bands are in the workers alone."""
+        try:
+            yield
+        except (DaskfactorError, StateLost):
+            self._doubt = True
+            raise
+        except Exception as loss:
+            self._doubt = True
+            self._check_client(loss)
+            if isinstance(loss, LOSSES):
+                raise StateLost(str(loss) or type(loss).__name__) from loss
+            raise
+
     # -- attempts ------------------------------------------------------------------
+
+    @contextmanager
+    def _attempting(self, token: str, number: int) -> Iterator[Attempt]:
+        """Listen to the news of an attempt."""
+        attempt = self._attempts[token, number] = Attempt((token, number))
+        try:
+            yield attempt
+        finally:
+            if attempt not in self._unended:
+                del self._attempts[token, number]
 
     def persist(self, work: Callable[[Attempt], T]) -> T:
         """Try until it succeeds or was lost too often; losses are counted and logged."""
         token, most = uuid.uuid4().hex, self.patience.losses + 1
-        try:
-            for number in range(most):
-                attempt = self._attempts[token, number] = Attempt((token, number))
-                try:
+        for number in range(most):
+            try:
+                with self._attempting(token, number) as attempt:
                     return work(attempt)
-                except DaskfactorError:
+            except DaskfactorError:
+                raise
+            except Exception as loss:
+                self._check_client(loss)
+                if not isinstance(loss, LOSSES):
                     raise
-                except Exception as loss:
-                    self._check_client(loss)
-                    if not isinstance(loss, LOSSES):
-                        raise
-                    self.report.lost_segments += 1
-                    logger.warning("a segment is run again: %s", loss)
-                    last: BaseException = loss
-        finally:
-            for key in [key for key in self._attempts if key[0] == token]:
-                del self._attempts[key]
+                self._doubt = True
+                self.report.lost_segments += 1
+                logger.warning("a segment is run again: %s", loss)
+                last: BaseException = loss
         raise EngineError(
             f"a segment was lost {most} times in a row, the last time "
             f"because of: {last}; find out why workers die (memory is the usual reason) and "
@@ -302,12 +434,20 @@ class ClusterExecutor(Executor):
         ) from last
 
     def _check_client(self, error: Exception) -> None:
-        """Raise EngineError for a closed client, which fails in many ways."""
+        """Raise EngineError for a closed client, which fails in many ways.
+
+        One whose connection broke is waited for while it tries to connect again; the
+        scheduler has forgotten by then what it was to tell.
+        """
+        waited = Waited()
+        while self.client.status == "connecting" and waited.seconds() < self.patience.workers:
+            time.sleep(POLL)
         if self.client.status != "running":
             raise EngineError(
                 f"the client has lost its scheduler (it is {self.client.status}); connect to a "
                 "cluster again and resume the run from its store"
             ) from error
+        self._listening = False
 
     def teller(self, attempt: Attempt) -> Tell:
         """Return what workers tell their news with; they are heard from now on."""
@@ -349,7 +489,7 @@ class ClusterExecutor(Executor):
         while True:
             statuses = [future.status for future in futures]
             if all(status == "finished" for status in statuses):
-                return self._gather(futures, attempt, look)
+                return self._await(self._gather(futures), attempt, look)
             if any(status in ("error", "cancelled", "lost") for status in statuses):
                 since_failure = since_failure or Waited()
                 late = since_failure.seconds() > self.patience.grace
@@ -364,18 +504,23 @@ class ClusterExecutor(Executor):
             self._changed.wait(POLL)
             self._changed.clear()
 
-    def _gather(
-        self, futures: Sequence[Any], attempt: Attempt, look: Callable[[], None] | None
-    ) -> list[Any]:
-        async def pull() -> Any:
-            return await self.client.gather(list(futures), asynchronous=True)
+    async def _gather(self, futures: Sequence[Any]) -> list[Any]:
+        return list(await self.client.gather(list(futures), asynchronous=True))
 
-        task = asyncio.run_coroutine_threadsafe(pull(), self.client.loop.asyncio_loop)
+    def _await(
+        self, coroutine: Coroutine[Any, Any, T], attempt: Attempt, look: Callable[[], None] | None
+    ) -> T:
+        """Wait for what the client's event loop does; raise if workers have gone meanwhile."""
+        try:
+            task = asyncio.run_coroutine_threadsafe(coroutine, self.client.loop.asyncio_loop)
+        except BaseException:
+            coroutine.close()  # the client's event loop has ended
+            raise
         try:
             while True:
                 done, _ = concurrent.futures.wait([task], POLL)
                 if done:
-                    return list(task.result())
+                    return task.result()
                 self._look(attempt, look)
         except BaseException:
             task.cancel()
@@ -422,7 +567,8 @@ class ClusterExecutor(Executor):
         return self.persist(work)
 
     def close(self) -> None:
-        """Stop listening to the cluster."""
+        """Stop listening to the cluster, and have workers drop what they keep."""
+        self.keeper.close()
         if self._listening and self.client.status == "running":
             self.client.unsubscribe_topic(self.topic)
         self._listening = False
@@ -433,6 +579,15 @@ def large_graphs() -> Iterator[None]:
     """Give no warning of the size of what is sent: a segment's state is meant to travel."""
     with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1000 PiB"}):
         yield
+
+
+def is_adaptive(client: Any) -> bool:
+    """Whether a client's cluster grows and shrinks by itself."""
+    return getattr(getattr(client, "cluster", None), "_adaptive", None) is not None
+
+
+def _has_plugin(dask_worker: Any) -> bool:
+    return PLUGIN in dask_worker.plugins
 
 
 def _same(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -474,9 +629,9 @@ def _leave_thread_pool() -> None:
 class ClusterTasksExecutor(ClusterExecutor):
     """Runs plans as Dask graphs on the workers of a `distributed` client.
 
-    Dask places the tasks and computes again what a lost worker held; what it gives up is
-    run again from the client's state. Good where a task takes 100 ms or more and where
-    workers come and go.
+    Dask places the tasks. A graph begins with tasks that read bands where they are, and ends
+    with tasks that leave them where they were made. Good where a task takes 100 ms or more
+    and where workers come and go.
 
     Parameters
     ----------
@@ -490,59 +645,64 @@ class ClusterTasksExecutor(ClusterExecutor):
 
     name = "tasks"
 
-    def _run(self, work: Work, state: ChainState) -> ChainState:
+    def _segment(self, work: Work, state: HeldState, attempt: Attempt) -> HeldState:
         done = 0
         groups = group_rounds(work.plan)
         most = max(1, MOST_TASKS // max(map(len, groups)))  # groups of one graph
         for at in range(0, len(groups), most):
             part = groups[at : at + most]
-            attempt = partial(self._attempt, part, work, state, done)
-            state, seconds = self.persist(attempt)
+            state = self._graph(part, work, state, done, attempt)
             done += sum(len(task.ops) for group in part for task in group)
-            self.report.busy_seconds += seconds
-        work.on_done(done)
         threads = self.workers().values()
         self.report.lanes, self.report.workers = sum(threads) or 1, len(threads) or 1
         return state
 
-    def _attempt(
+    def _graph(
         self,
         groups: Sequence[Sequence[SuperBlock]],
         work: Work,
-        state: ChainState,
+        state: HeldState,
         done: int,
         attempt: Attempt,
-    ) -> tuple[ChainState, float]:
-        """Send a graph and what it starts from, wait, and put the state together."""
+    ) -> HeldState:
+        """Send a graph, wait, and note what its ends have left in the workers."""
         size, token = work.plan[0].size, f"-{uuid.uuid4().hex}"
-        self.await_workers()
+        keepers, version = list(self.members()), self.keeper.next_version()
+        attempt.members = state.places()
         futures: list[Any] = []
 
-        def send(name: str, value: Any) -> Any:
-            """Give the scheduler a value of its own, so that no graph holds it."""
-            futures.append(self.submit(name, unpack, pack(value)))
+        def send(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            futures.append(self.submit(name, function, *args, **options))
             return futures[-1]
 
         try:
             # As bytes, which workers pass on among themselves and every task opens.
-            program = send("send-program", pack(work.sent(self.teller(attempt))))
-            found = split_state(state, size)
-            starts = {key: send(key[0], value) for key, value in found.items()}
-            wide = max(map(sys.getsizeof, state.rows)) * size > SPLIT_BYTES
+            program = send("send-program", unpack, pack(pack(work.sent(self.teller(attempt)))))
+            starts = {
+                key: send(key[0], read_portion, pack(told), workers=[told.place], priority=10)
+                for key, told in starting_points(state, size).items()
+            }
+            wide = state.widest * size > SPLIT_BYTES
             graph, ends = build_graph(groups, program, starts, token, wide)
             keys = list(itertools.chain.from_iterable(ends))
             wanted = [key for key in keys if isinstance(key, tuple)]
             with large_graphs():
                 made = self.client.get(graph, wanted, sync=False)
             futures.extend(made)
-            for future in made:
-                self.watch(future)
             by_key = dict(zip(wanted, made, strict=True))
-            ready = [by_key[key] if isinstance(key, tuple) else key for key in keys]
-            results = self.results(
-                ready, attempt, lambda: work.on_done(done + sum(attempt.done.values()))
+            left = [
+                send("leave-bands", leave_portion, self.keeper.token, version, kind, by_key[key],
+                     workers=keepers, priority=10)
+                for kind, own in zip(("rows", "cols", "cells"), ends, strict=True)
+                for key in own if key in by_key
+            ]  # fmt: skip
+            for future in made:
+                future.release()
+            reports = self.results(
+                left, attempt, lambda: work.on_done(done + sum(attempt.done.values()))
             )
         finally:
             for future in futures:
                 future.release()
-        return join_ends(ends, state, results)
+        self.report.busy_seconds += sum(report.busy for report in reports)
+        return state.after(reports, version)

@@ -113,6 +113,15 @@ def build_plan(
     return tuple(rounds)
 
 
+def plan_visits(
+    observed: NDArray[np.int64], action: Action, cycle: int = 0, wanted: CycleOptions | None = None
+) -> tuple[Round, ...]:
+    """Return the rounds of one visit of every block, in an order that no chance decides."""
+    blocks = len(observed)
+    parts = Cyclic().cycle(blocks, diagonal_sizes(observed), np.random.default_rng(0))
+    return tuple(_rounds(parts, cycle, wanted or CycleOptions(), action))
+
+
 def _rounds(
     parts: Sequence[Part], cycle: int, wanted: CycleOptions, action: Action = Action.UPDATE
 ) -> list[Round]:

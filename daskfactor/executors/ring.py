@@ -1,39 +1,31 @@
 """Segments on a cluster: one task per worker, column bands from worker to worker.
 
-Every worker owns consecutive row bands for a segment and runs all their
-operations in one task; column bands go to whichever worker has their next
-operation, without the scheduler (Şimşekli et al. 2015, figure 4, with any order
-of parts). The chain's state stays with the client: it is sent out at the start
-of a segment and replaced at its end, so a lost worker costs one segment.
+Every worker owns consecutive row bands for a segment, as many as suit its speed in
+those before, and runs all their operations in one task; column bands go to whichever
+worker has their next operation, without the scheduler (Şimşekli et al. 2015, figure 4,
+with any order of parts). Bands stay in the workers between segments; the client knows
+where they are.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from distributed import Client
 
 from daskfactor.errors import EngineError
+from daskfactor.executors.balance import Balance, evenness
 from daskfactor.executors.base import OnDone, Work
 from daskfactor.executors.cluster import (
     Attempt,
     ClusterExecutor,
     Patience,
     Waited,
-    pack,
 )
-from daskfactor.executors.segment import (
-    PLUGIN,
-    Exchange,
-    make_orders,
-    run_segment,
-)
-from daskfactor.executors.state import ChainState, join_portions
-from daskfactor.executors.threads import share_bands
-
-AFTER_LOSS = 5.0
-"""Seconds for workers to answer after a loss: a dead one may be listed for a while."""
+from daskfactor.executors.held import HeldState
+from daskfactor.executors.segment import make_orders, run_segment
+from daskfactor.executors.store import pack
 
 
 class RingExecutor(ClusterExecutor):
@@ -66,41 +58,40 @@ class RingExecutor(ClusterExecutor):
     ) -> None:
         super().__init__(client, workers, patience)
         self._lanes = None if lanes_per_worker == "auto" else lanes_per_worker
-        self._ready: set[str] = set()
-        self._registered = False
+        self._balance = Balance()
 
-    def _run(self, work: Work, state: ChainState) -> ChainState:
-        after = self.persist(partial(self._attempt, work, state, []))
-        work.on_done(len(work.plan) * len(state.rows))
-        return after
+    def _share(self, blocks: int, threads: Mapping[str, int]) -> list[int]:
+        return self._balance.share(blocks, threads, self._lanes)
 
-    def _attempt(
-        self, work: Work, state: ChainState, earlier: list[Attempt], attempt: Attempt
-    ) -> ChainState:
-        """Send the segment out, watch over it, and put together what comes back."""
-        threads = self.members(fresh=attempt.key[1] > 0)
-        self._await_earlier(earlier)
-        counts = share_bands(len(state.rows), list(threads.values()), self._lanes)
-        shares = {a: count for a, count in zip(threads, counts, strict=True) if count}
+    def _segment(self, work: Work, state: HeldState, attempt: Attempt) -> HeldState:
+        """Have workers do their parts, watch over them, and note what they leave."""
+        shares, threads = self.shares(state.blocks)
+        self._await_earlier()
         attempt.members = tuple(shares)
         lanes = [min(threads[address], count) for address, count in shares.items()]
-        earlier.append(attempt)
+        self._unended.append(attempt)
         orders = make_orders(
             work, state, shares, lanes, attempt.key, self.teller(attempt), self.patience.stall
         )
+        version = self.keeper.next_version()
         futures: list[Any] = []
         try:
             for order in orders:
+                order.token, order.version = self.keeper.token, version
                 where = {"workers": [order.addresses[order.rank]], "priority": 10}
                 futures.append(self.submit("ring-segment", run_segment, pack(order), **where))
             look = partial(self._look_at_ring, work.on_done, attempt, Waited())
-            portions = self.results(futures, attempt, look)
+            reports = self.results(futures, attempt, look)
         finally:
             for future in futures:
                 future.release()
-        self.report.busy_seconds += sum(portion.busy for portion in portions)
+        self._unended.remove(attempt)
+        busy = {a: report.busy for a, report in zip(shares, reports, strict=True)}
+        self._balance.note({a: len(work.plan) * count for a, count in shares.items()}, busy)
+        self.report.balance = evenness(busy, dict(zip(shares, lanes, strict=True)))
+        self.report.busy_seconds += sum(busy.values())
         self.report.lanes, self.report.workers = sum(lanes), len(lanes)
-        return join_portions(state, portions)
+        return state.after(reports, version)
 
     def _look_at_ring(self, on_done: OnDone, attempt: Attempt, waited: Waited) -> None:
         """Raise if a worker has not started in time, and pass progress on."""
@@ -115,44 +106,13 @@ class RingExecutor(ClusterExecutor):
             )
         on_done(sum(attempt.done.values()))
 
-    def _await_earlier(self, attempts: list[Attempt]) -> None:
+    def _await_earlier(self) -> None:
         """Wait for survivors of aborted attempts: they may be inside a long block."""
         waited = Waited()
-        while attempts and waited.seconds() < self.patience.stall:
+        while self._unended and waited.seconds() < self.patience.stall:
             alive = self.workers()
-            first = attempts[0]
+            first = self._unended[0]
             if any(first.members[rank] in alive for rank in first.started - first.ended):
                 time.sleep(0.02)
             else:
-                attempts.pop(0)
-        attempts.clear()
-
-    def members(self, fresh: bool) -> dict[str, int]:
-        """Return the threads of the workers that will take part, all of them known to answer.
-
-        ``fresh`` asks every one of them again, as is due after a loss.
-        """
-        if not self._registered:
-            self.client.register_plugin(Exchange())
-            self._registered = True
-        waited = Waited()
-        while True:
-            found = self.await_workers()
-            self._ready = set() if fresh else self._ready & set(found)
-            new = sorted(set(found) - self._ready)
-            if new:
-                limit = AFTER_LOSS if fresh else self.patience.workers
-                self._ready |= self.responding_workers(_has_plugin, new, limit)
-            members = {address: found[address] for address in sorted(self._ready)}
-            if members:
-                return members
-            if waited.seconds() > self.patience.workers:
-                raise EngineError(
-                    f"none of {len(found)} workers answered within {self.patience.workers:g} s; "
-                    "look at their logs"
-                )
-            time.sleep(0.1)
-
-
-def _has_plugin(dask_worker: Any) -> bool:
-    return PLUGIN in dask_worker.plugins
+                del self._attempts[self._unended.pop(0).key]

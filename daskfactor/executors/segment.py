@@ -16,10 +16,10 @@ import pickle
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from distributed import get_worker
@@ -28,23 +28,15 @@ from distributed.protocol.serialize import Serialize
 from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block
-from daskfactor.executors.base import SegmentLost, Tell, Work, local_workspace, perform
-from daskfactor.executors.cluster import unpack
+from daskfactor.executors.base import SegmentLost, StateLost, Tell, Work, local_workspace, perform
 from daskfactor.executors.plan import Op, Round, ops_by_row, row_of_columns
-from daskfactor.executors.state import (
-    Array,
-    ChainState,
-    Evaluation,
-    FactorBand,
-    Portion,
-    bare,
-)
+from daskfactor.executors.state import Array, Evaluation, FactorBand, Portion, bare
+from daskfactor.executors.store import PLUGIN, BandStore, Key, Report, Want, unpack
 from daskfactor.executors.threads import BandScheduler
 from daskfactor.machine import single_threaded_blas
 
 logger = logging.getLogger(__name__)
 
-PLUGIN = "daskfactor-bands"
 MOST_ATTEMPTS = 64
 """Attempts that are remembered though their task has not started here, or is over."""
 MOST_THREADS = 256
@@ -85,7 +77,10 @@ class Parcel(NamedTuple):
 
 
 class Exchange(WorkerPlugin):
-    """Hands bands to the attempts of one worker, and sends theirs; keeps their threads."""
+    """Hands bands to the attempts of one worker, and sends theirs; keeps their threads.
+
+    ``bands`` are those that stay here between segments.
+    """
 
     name = PLUGIN
     idempotent = True
@@ -94,6 +89,7 @@ class Exchange(WorkerPlugin):
         """Begin; called on the worker, when the plugin or the worker is new."""
         self.worker = worker
         self.pool = ThreadPoolExecutor(MOST_THREADS, "daskfactor-ring")
+        self.bands = BandStore(worker, self.pool)
         self._lock = threading.Lock()
         self._segments: dict[AttemptKey, SegmentRun] = {}
         self._early: OrderedDict[AttemptKey, list[Parcel]] = OrderedDict()
@@ -107,10 +103,12 @@ class Exchange(WorkerPlugin):
         worker.handlers.pop("daskfactor_bands", None)
         for segment in list(self._segments.values()):
             segment.abort("the worker is closing")
+        self.bands.close()
         self.pool.shutdown(wait=False)
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
-        """Stop the work of a task that the scheduler no longer wants."""
+        """Stop the work of a task that the scheduler no longer wants; drop a client's bands."""
+        self.bands.transition(key, start, finish)
         if finish in ("cancelled", "released", "forgotten") and start in ("executing", "cancelled"):
             with self._lock:
                 _remember(self._unwanted, key, None)  # it may not have begun
@@ -233,6 +231,11 @@ class Transfers(NamedTuple):
     following: dict[str, NDArray[np.int32]]
     constant: frozenset[str]
 
+    def first(self, name: str) -> int:
+        """Return the first round that needs an array: where it has to be at the start."""
+        ahead = self.following.get(name)
+        return 0 if ahead is None or ahead[0] == len(self.row_of) else int(ahead[0])
+
     def needed(self, number: int) -> set[str]:
         """Return the names of what an operation of a round cannot do without."""
         found = {name for name, ahead in self.following.items() if ahead[number] == number}
@@ -256,21 +259,38 @@ class Transfers(NamedTuple):
 
 
 def plan_transfers(
-    plan: Sequence[Round], program: Any, state: ChainState
+    plan: Sequence[Round], program: Any, of_rows: frozenset[str], of_cols: frozenset[str]
 ) -> tuple[Transfers, frozenset[str]]:
-    """Say what a program's operations need of column bands, and all that they touch."""
-    names = frozenset().union(*(band.arrays for band in state.bands()))
+    """Say what a program's operations need of column bands, and all that they touch.
+
+    ``of_rows`` and ``of_cols`` are the names of the arrays that bands of either side have.
+    """
+    names = of_rows | of_cols
     touched, changed = [names] * len(plan), names
     if hasattr(program, "touches"):
         touched = [frozenset(program.touches(part.ops[0])) for part in plan]
         changed = frozenset().union(*(program.changes(part.ops[0]) for part in plan))
     every = frozenset().union(*touched)
     following = {}
-    for name in sorted(changed):
+    for name in sorted(changed & of_cols):
         rounds = np.array([name in found for found in touched], bool)
         ahead = np.where(rounds, np.arange(len(plan)), len(plan))
         following[name] = np.minimum.accumulate(ahead[::-1])[::-1].astype(np.int32)
     return Transfers(row_of_columns(plan), following, every - changed), every
+
+
+class Holding(Protocol):
+    """Says where the bands of a state are; a `HeldState`."""
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def monitored(self) -> Iterable[Block]: ...
+
+    def names(self, factor: int) -> frozenset[str]: ...
+
+    def want(self, key: Key, changes: bool) -> Want: ...
 
 
 @dataclass
@@ -278,9 +298,10 @@ class Order:
     """One worker's part of one attempt at a segment.
 
     ``owner`` is the rank of every row band's worker; ``addresses`` are those of the ranks.
-    ``portion`` are row bands and monitored cells, ``parcels`` what column bands begin
-    with; ``constants`` are arrays of every column that nobody changes. ``ops`` are plain
-    tuples, which are quicker to send than named ones.
+    ``wants`` are what the worker begins with: its row bands and their monitored cells, of
+    column bands what its operations are the first to need, and of all of them what
+    nobody changes. It leaves a ``version`` of what has changed under the client's ``token``.
+    ``ops`` are plain tuples, which are quicker to send than named ones.
     """
 
     attempt: AttemptKey
@@ -291,17 +312,18 @@ class Order:
     patience: float
     work: Work
     transfers: Transfers
-    constants: list[dict[str, Array]]
+    token: str = ""
+    version: int = 0
     ops: dict[int, list[Any]] = field(default_factory=dict)
-    portion: Portion = field(default_factory=Portion)
-    parcels: list[Parcel] = field(default_factory=list)
+    wants: list[Want] = field(default_factory=list)
 
 
 class SegmentRun:
     """The threads of one worker on their way through a segment."""
 
     def __init__(self, order: Order, exchange: Exchange | Any, task: str = "") -> None:
-        self.order, self.portion, self.task = order, order.portion, task
+        self.order, self.portion, self.task = order, Portion(), task
+        self._constants: dict[int, dict[str, Array]] = {}
         self.exchange = exchange
         ops = {row: [_op(row, values) for values in found] for row, found in order.ops.items()}
         self.scheduler = BandScheduler(ops, order.threads, self._leaves, order.patience)
@@ -310,8 +332,28 @@ class SegmentRun:
         self._lock = threading.Lock()
         self._told = 0
         self._told_at = 0.0
-        for parcel in order.parcels:
-            self.arrive(parcel)
+
+    def begin(self, found: Mapping[Key, Any]) -> None:
+        """Take in what the segment begins with here."""
+        transfers, portion = self.order.transfers, self.portion
+        parts: dict[tuple[int, int], FactorBand] = {}
+        for (side, number, name), value in sorted(found.items()):
+            if side == "cells":
+                portion.cells[number] = value
+            elif side == "rows":
+                if name:
+                    portion.rows[number].arrays[name] = value
+                else:
+                    portion.rows[number] = value
+            elif name in transfers.constant:
+                self._constants.setdefault(number, {})[name] = value
+            elif not name:
+                parts[number, 0] = value
+            else:
+                part = parts.setdefault((number, transfers.first(name)), _no_rows(value))
+                part.arrays[name] = value
+        for (col, due), part in parts.items():
+            self.arrive(Parcel.of(self.order.attempt, col, due, part))
 
     def _holder(self, col: int, number: int) -> int:
         """Return the rank of the worker that has a column band's operation of a round."""
@@ -363,7 +405,7 @@ class SegmentRun:
         row, col = op.block
         number = self.scheduler.position[row]
         band = self.portion.cols[col] = self._collect(col, number)
-        band.arrays.update(self.order.constants[col])
+        band.arrays.update(self._constants.get(col, {}))
         found, seconds = perform(op, self.order.work, self.portion, local_workspace())
         with self._lock:
             self.portion.strip(col, number)
@@ -407,9 +449,14 @@ def _op(row: int, values: Sequence[Any]) -> Op:
     return Op(action, Block(row, col), *rest)
 
 
+def _no_rows(array: Array) -> FactorBand:
+    """Return a band for arrays alone, to which the values come from elsewhere."""
+    return FactorBand(0, array[:0])
+
+
 def make_orders(
     work: Work,
-    state: ChainState,
+    state: Holding,
     shares: Mapping[str, int],
     threads: Sequence[int],
     attempt: AttemptKey,
@@ -417,32 +464,31 @@ def make_orders(
     patience: float,
 ) -> list[Order]:
     """Write down every worker's part of an attempt; ``shares`` are row bands by address."""
-    transfers, touched = plan_transfers(work.plan, work.program, state)
+    names = state.names(0), state.names(1)
+    transfers, touched = plan_transfers(work.plan, work.program, *names)
     owner = tuple(rank for rank, count in enumerate(shares.values()) for _ in range(count))
     ops, sent = ops_by_row(work.plan), work.sent(tell)
-    constants = [
-        {name: band.arrays[name] for name in transfers.constant & band.arrays.keys()}
-        for band in state.cols
-    ]
-    shared = owner, tuple(shares), patience, sent, transfers, constants
+    shared = owner, tuple(shares), patience, sent, transfers
     orders = [Order(attempt, rank, lanes, *shared) for rank, lanes in enumerate(threads)]
-    for row, band in enumerate(state.rows):
-        own = orders[owner[row]]
-        own.portion.rows[row] = bare(band, touched & band.arrays.keys())
-        own.ops[row] = [(op.action, op.block.col, *op[2:]) for op in ops[row]]
-    for col, band in enumerate(state.cols):
-        for due, part in transfers.split(bare(band, touched & band.arrays.keys()), -1):
-            own = orders[owner[int(transfers.row_of[due, col])]]
-            own.parcels.append(Parcel.of(attempt, col, due, part))
-    for block, cells in state.cells.items():
-        orders[owner[block.row]].portion.cells[block] = cells
+    for band in range(state.blocks):
+        own = orders[owner[band]]
+        own.ops[band] = [(op.action, op.block.col, *op[2:]) for op in ops[band]]
+        for name in ("", *sorted(touched & names[0])):
+            own.wants.append(state.want(Key("rows", band, name), name not in transfers.constant))
+        for name in ("", *sorted(touched & names[1])):
+            key, constant = Key("cols", band, name), name in transfers.constant
+            first = owner[int(transfers.row_of[transfers.first(name), band])]
+            for order in orders if constant else orders[first : first + 1]:
+                order.wants.append(state.want(key, not constant))
+    for block in state.monitored:
+        orders[owner[block.row]].wants.append(state.want(Key("cells", block), True))
     return orders
 
 
-def run_segment(packed: NDArray[np.uint8]) -> Portion:
-    """Do one worker's part of one attempt: the task.
+def run_segment(packed: NDArray[np.uint8]) -> Report:
+    """Do one worker's part of one attempt: the task. Bands stay in the worker's store.
 
-    What is unpacked is the task's own: an order that was not packed would share its bands
+    What is unpacked is the task's own: an order that was not packed would share its data
     with the caller.
     """
     order: Order = unpack(packed)
@@ -452,9 +498,15 @@ def run_segment(packed: NDArray[np.uint8]) -> Portion:
     segment = SegmentRun(order, exchange, str(worker.get_current_task()))
     exchange.open(segment)
     try:
-        return segment.run()
+        found, replicas = exchange.bands.bring(
+            order.token, order.wants, order.patience, lambda: segment.scheduler.failure is not None
+        )
+        segment.begin(found)
+        report = exchange.bands.leave(order.token, order.version, segment.run())
+        report.replicas = replicas
+        return report
     except BaseException as error:
-        if not isinstance(error, SegmentLost):
+        if not isinstance(error, SegmentLost) or isinstance(error, StateLost):
             reason = f"worker {order.addresses[order.rank]} failed: {type(error).__name__}"
             exchange.abort_peers(order, reason)
         raise

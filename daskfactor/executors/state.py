@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid
+from daskfactor.machine import single_threaded_blas
 
 Array = NDArray[Any]
 
@@ -43,8 +44,8 @@ class FactorBand:
     draws
         Copies of ``values`` at the recorded cycles of the running segment.
     sums
-        Sum of ``values`` at the recorded or evaluated cycles, by cycle; other sums over the
-        band by cycle and name.
+        Log prior density at the evaluated cycles, by cycle; other sums over the band by cycle
+        and name, numbers or small arrays.
     """
 
     offset: int
@@ -52,7 +53,7 @@ class FactorBand:
     arrays: dict[str, Array] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     draws: list[Array] = field(default_factory=list)
-    sums: dict[Any, float] = field(default_factory=dict)
+    sums: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def span(self) -> slice:
@@ -109,7 +110,11 @@ class Evaluation:
 
 @dataclass(slots=True)
 class ChainState:
-    """Everything one chain carries from segment to segment."""
+    """Everything one chain carries from segment to segment.
+
+    Whatever is not an executor asks a state and its bands through `each`, `gather` and the small
+    methods beside them, so that bands may lie in other processes.
+    """
 
     rows: list[FactorBand]
     cols: list[FactorBand]
@@ -123,6 +128,26 @@ class ChainState:
             dict(zip(self.cells, map(BlockCells.copy, self.cells.values()), strict=True)),
             list(self.evaluations),
         )
+
+    def become(self, after: "ChainState") -> None:
+        """Take over what a plan has left of this state, whoever else refers to it."""
+        self.rows, self.cols = after.rows, after.cols
+        self.cells, self.evaluations = after.cells, after.evaluations
+
+    def local(self) -> "ChainState":
+        """Return the state with all bands in the caller's process."""
+        return self
+
+    def bare(self) -> "ChainState":
+        """Return the state without what it has recorded; it shares all arrays."""
+        return ChainState(list(map(bare, self.rows)), list(map(bare, self.cols)), self.cells)
+
+    def followed_by(self, after: "ChainState") -> "ChainState":
+        """Return what a plan made of `bare`, with what had been recorded before."""
+        for band, own in zip(self.bands(), after.bands(), strict=True):
+            own.draws, own.sums = [*band.draws, *own.draws], band.sums | own.sums
+        after.evaluations = [*self.evaluations, *after.evaluations]
+        return after
 
     def settle(self, evaluations: Iterable[Evaluation]) -> None:
         """Take evaluations in, in the one order that all executors share."""
@@ -139,17 +164,59 @@ class ChainState:
         """Return all bands, rows first."""
         return [*self.rows, *self.cols]
 
+    def each(
+        self, function: Callable[..., Any], factor: int | None = None, *given: Sequence[Any]
+    ) -> list[Any]:
+        """Call ``function(band, *own)`` for bands where they lie; give the results in their order.
+
+        Parameters
+        ----------
+        function
+            One of a module, or a partial of one, because it may go to other processes. It may
+            change its band in place. What it returns is small: it comes to the caller.
+        factor
+            0 for the bands of rows, 1 for those of columns; None for all, rows first.
+        given
+            Sequences with an item for each of these bands.
+        """
+        bands = self.bands() if factor is None else (self.rows, self.cols)[factor]
+        with single_threaded_blas():
+            return [function(band, *own) for band, *own in zip(bands, *given, strict=True)]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counters that all bands have in common."""
+        return dict(self.rows[0].counts)
+
+    def names(self, factor: int) -> frozenset[str]:
+        """Return the names of the arrays that the bands of a factor have."""
+        return frozenset((self.rows, self.cols)[factor][0].arrays)
+
+    @property
+    def recorded(self) -> int:
+        """Draws of the running segment that have been recorded."""
+        return len(self.rows[0].draws)
+
+    def sums(self, key: Any, factor: int | None = None) -> list[Any]:
+        """Return what the bands of a factor, or all, recorded under a key of their ``sums``."""
+        bands = self.bands() if factor is None else (self.rows, self.cols)[factor]
+        return [band.sums[key] for band in bands]
+
     def gather(self, side: str, name: str | None = None) -> Array:
-        """Put a whole factor (or one of its arrays) together: shape (I, K) or (J, K)."""
+        """Bring a whole factor (or one of its arrays) to the caller: shape (I, K) or (J, K).
+
+        For results, and for what needs all rows at once; sums of bands are for `each`.
+        """
         bands = self.rows if side == "rows" else self.cols
         return np.concatenate(
             [band.values if name is None else band.arrays[name] for band in bands]
         )
 
-    def gather_draws(self, side: str) -> Array:
-        """Put the draws of the segment together, shape (draws, I, K) or (draws, J, K)."""
+    def gather_draws(self, side: str, part: slice = slice(None)) -> Array:
+        """Bring some draws of the segment to the caller: (draws, I, K) or (draws, J, K)."""
         bands = self.rows if side == "rows" else self.cols
-        return np.concatenate([np.stack(band.draws) for band in bands], axis=1)
+        each = zip(*(band.draws[part] for band in bands), strict=True)
+        return np.stack([np.concatenate(draw) for draw in each])
 
 
 @dataclass(slots=True)
@@ -241,6 +308,15 @@ def _joined(
 def split_factor(factor: Array, offsets: tuple[int, ...]) -> list[Array]:
     """Cut a factor into contiguous bands; views where the factor allows it."""
     return [np.ascontiguousarray(factor[low:high]) for low, high in itertools.pairwise(offsets)]
+
+
+def empty_state(grid: Grid, width: int, dtype: np.dtype[Any]) -> ChainState:
+    """Make a state whose bands have no rows yet; `ChainState.each` gives them some."""
+
+    def bands(offsets: tuple[int, ...]) -> list[FactorBand]:
+        return [FactorBand(offset, np.empty((0, width), dtype)) for offset in offsets[:-1]]
+
+    return ChainState(bands(grid.rows.offsets), bands(grid.cols.offsets), {})
 
 
 def make_state(grid: Grid, row_factor: Array, col_factor: Array) -> ChainState:

@@ -17,7 +17,7 @@ from dask.base import get_scheduler
 from dask.callbacks import Callback
 from dask.system import cpu_count
 
-from daskfactor.errors import OptionError
+from daskfactor.checks import one_of
 from daskfactor.executors.base import (
     Executor,
     R,
@@ -172,11 +172,8 @@ class TasksExecutor(Executor):
     name = "tasks"
 
     def __init__(self, scheduler: str = "threads", num_workers: int | None = None) -> None:
-        if scheduler not in ("threads", "synchronous"):
-            raise OptionError(
-                f'scheduler must be "threads" or "synchronous", got {scheduler!r}; for workers '
-                "of a cluster pass client= instead"
-            )
+        advice = "; for workers of a cluster pass client= instead"
+        one_of("scheduler", scheduler, ("threads", "synchronous"), advice)
         self.scheduler = scheduler
         self.num_workers = num_workers or cpu_count()
         super().__init__(self.num_workers)

@@ -5,8 +5,10 @@ n may start once both of its bands stand at n, and each round touches each band
 once, so the counters alone order everything, without a barrier.
 """
 
+import bisect
 import itertools
 import math
+import operator
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -240,8 +242,13 @@ class ThreadsExecutor(Executor):
         self._pool.shutdown(wait=True)
 
 
-def share_bands(blocks: int, threads: Sequence[int], lanes: int | None) -> list[int]:
+def share_bands(
+    blocks: int, threads: Sequence[int], lanes: int | None, speeds: Sequence[float] | None = None
+) -> list[int]:
     """Share consecutive row bands out to workers; zero for workers that are not needed.
+
+    A thread of speed s gets at most floor(T s) bands, where T is the shortest time, in
+    operations of a thread of speed 1, in which all threads together get through a round.
 
     Parameters
     ----------
@@ -250,17 +257,30 @@ def share_bands(blocks: int, threads: Sequence[int], lanes: int | None) -> list[
     threads
         Threads of each worker.
     lanes
-        Fewest bands per thread; None for as many threads as have a share in
-        the shortest possible round.
+        Fewest bands per thread of the fastest worker; None for as many threads as have a
+        share in the shortest possible round.
+    speeds
+        How fast a thread of each worker is, beside the others; alike by default.
     """
-    load = max(lanes or 1, -(-blocks // max(1, sum(threads))))
-    slots = -(-blocks // load)
-    used = [0] * len(threads)
-    while slots > 0:  # one thread of every worker before a second one of any
-        for number, most in enumerate(threads):
-            if slots and used[number] < most:
+    speeds = speeds or [1.0] * len(threads)
+
+    def loads(time: float) -> list[int]:
+        """Return the bands that a thread of each worker gets through in some time."""
+        return [int(time * speed * (1 + 1e-9)) for speed in speeds]
+
+    least = (lanes or 1) / max(speeds)
+    times = sorted({n / speed for speed in set(speeds) for n in range(1, blocks + 1)})
+    enough = bisect.bisect_left(
+        times, blocks, key=lambda t: sum(map(operator.mul, loads(t), threads))
+    )
+    load = loads(max(times[enough], least))
+    needed, used = blocks, [0] * len(threads)
+    order = sorted(range(len(threads)), key=lambda number: -load[number])
+    while needed > 0:  # one thread of every worker before a second one of any, fast ones first
+        for number in order:
+            if needed > 0 and load[number] and used[number] < threads[number]:
                 used[number] += 1
-                slots -= 1
-    total = sum(used)
-    edges = [blocks * sum(used[:n]) // total for n in range(len(used) + 1)]
+                needed -= load[number]
+    ends = list(itertools.accumulate(map(operator.mul, used, load), initial=0))
+    edges = [blocks * end // ends[-1] for end in ends]
     return [high - low for low, high in itertools.pairwise(edges)]

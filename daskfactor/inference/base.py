@@ -1,11 +1,13 @@
 """Say what an algorithm is, and find it by name."""
 
+import ast
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -163,7 +165,11 @@ class Algorithm:
 
     A subclass is a frozen dataclass, in one module with its block operations. Nothing
     but ``daskfactor/__init__.pyi`` lists it.
+
+    ``folders``: where in the package algorithms of its kind are.
     """
+
+    folders: ClassVar[tuple[str, ...]] = ("inference",)
 
     @property
     def name(self) -> str:
@@ -209,6 +215,8 @@ class Sampler(Algorithm, ABC):
     rescales
         Whether the scale that W and H of a component share is drawn between cycles; not where
         masses are learnt, which could not follow it without leaving another law invariant.
+    independent
+        Whether it draws a factor from its conditional given the other one, whatever it was.
     learns_every
         Cycles between draws of hyperparameters that a model has learnt; None: it draws none.
     merit
@@ -227,6 +235,7 @@ class Sampler(Algorithm, ABC):
     dispersion: ClassVar[float | None] = None
     learns_every: ClassVar[int | None] = 1
     rescales: ClassVar[bool] = False
+    independent: ClassVar[bool] = False
     merit: ClassVar[str] = ""
     warm_start: int | Literal["auto"] = 0
 
@@ -280,11 +289,16 @@ class Sampler(Algorithm, ABC):
         """Names of what bands carry for each entry, besides its value."""
         return MOMENTS
 
+    def sizes(self, width: int) -> dict[str, float]:
+        """Return sizes of the arrays that a chain holds beside a factor, in units of it."""
+        del width
+        return dict.fromkeys(self.arrays, 1.0)
+
     def carried(self, width: int) -> tuple[float, float]:
         """Count arrays of a factor's shape that a chain holds while it tunes, and after."""
-        del width
-        count = 1 + len(self.arrays)
-        return count, count - sum(name in self.arrays for name in TUNING)
+        sizes = self.sizes(width)
+        tuning = 1 + math.fsum(sizes.values())
+        return tuning, tuning - sum(sizes.get(name, 0.0) for name in TUNING)
 
     def gathered(self, width: int) -> float:
         """Count such arrays that bands gather within a cycle, and have used up at its end."""
@@ -318,6 +332,18 @@ class Sampler(Algorithm, ABC):
         In a cycle's last operation (``op.last``) it ends with ``program.finish_cycle``.
         """
 
+    def begin(self, band: FactorBand, factor: int, denominator: Array, hyper: Any) -> None:
+        """Give a band what it is to have before it moves, with a multiplicative denominator."""
+
+    def conditional(self) -> Self:
+        """Return the sampler as it draws rows of one factor given draws of the other one."""
+        return self
+
+    def resize(self, band: FactorBand, factor: int, size: Array, hyper: Any) -> None:
+        """Multiply a band's columns, and change by it what it has beside them."""
+        del factor, hyper
+        band.values *= size.astype(band.values.dtype)
+
     def stir(self, band: FactorBand, address: Address, shape: float = 1.0) -> None:
         """Draw what a band carries besides values, where these are a draw; as after a cycle.
 
@@ -349,10 +375,21 @@ class Sampler(Algorithm, ABC):
 
 @cache
 def known(base: Any) -> dict[str, Any]:
-    """Return the public algorithms of a kind by name; imports whatever the package has."""
-    values = (getattr(daskfactor, name) for name in dir(daskfactor))
+    """Return the public algorithms of a kind by name; imports the folders that they stand in."""
+    # Verbs, whose names are in small letters, need modules that take long to import.
+    names = (name for name, home in _homes() if home in base.folders and name[0].isupper())
+    values = (getattr(daskfactor, name) for name in names)
     kinds = (value for value in values if isinstance(value, type) and issubclass(value, base))
-    return {kind.__name__: kind for kind in kinds}
+    return {kind.__name__: kind for kind in sorted(kinds, key=lambda kind: kind.__name__)}
+
+
+@cache
+def _homes() -> list[tuple[str, str]]:
+    """Public names, each with the folder it is defined in."""
+    stub = ast.parse(Path(daskfactor.__file__).with_suffix(".pyi").read_text())
+    nodes = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.module]
+    folders = [(node, str(node.module).partition(".")[0]) for node in nodes]
+    return [(alias.name, folder) for node, folder in folders for alias in node.names]
 
 
 def judge(model: Any) -> Sampler:

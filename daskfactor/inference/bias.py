@@ -12,7 +12,7 @@ ones, at several times the price for the same error.
 
 import json
 import math
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Unpack
 
 import numpy as np
 import xarray as xr
@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
-from daskfactor.executors import Executor
+from daskfactor.inference.bands import pieces_of, take_values
 from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, judge
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
-from daskfactor.inference.session import Options, session_again
+from daskfactor.inference.session import session_again
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models import model_from_dict
+from daskfactor.options import Running, verb
 from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
 from daskfactor.results.align import law_of
@@ -36,9 +37,10 @@ from daskfactor.results.diagnose import (
     effective_size,
     factor_series,
 )
+from daskfactor.results.judged import Judged
 from daskfactor.results.schema import COARSE, factor_dims
 from daskfactor.results.sink import Sink
-from daskfactor.results.summary import Judged, is_biased
+from daskfactor.results.summary import is_biased
 from daskfactor.results.trace import Trace, is_particles, require_draws
 
 Array = NDArray[np.float64]
@@ -72,6 +74,7 @@ class Bias(Judged):  # type: ignore[no-untyped-call]
         return str(self.to_dataframe().round(3).to_string())
 
 
+@verb
 def discretization_bias(
     trace: Trace,
     V: Any = None,
@@ -80,10 +83,7 @@ def discretization_bias(
     tune: int = 200,
     cells: int = 16,
     random_seed: int | None = 0,
-    progressbar: bool = True,
-    client: Any = None,
-    executor: str | Executor = "auto",
-    callback: OnEvent | None = None,
+    **options: Unpack[Running],
 ) -> Bias:
     """Estimate how far the finite step of a sampler has moved posterior means, in their sd.
 
@@ -102,7 +102,7 @@ def discretization_bias(
         Draws of the coarse chain, or of the exact one, and cycles before them.
     cells
         How many cells of WH to look at.
-    random_seed, progressbar, client, executor, callback
+    random_seed, options
         As for :func:`sample`.
 
     Returns
@@ -140,15 +140,8 @@ def discretization_bias(
     pair = None if model.learnt else sampler.pair()
     follower = checked_sampler(model, pair or judge(model))
     each = follower.coarseness
-    options = Options(
-        random_seed=seed,
-        progressbar=progressbar,
-        client=client,
-        executor=executor,
-        callback=callback,
-    )
     kept = Kept(tree.attrs, "this trace", tree)
-    with session_again(kept, V, model, None, **options) as run:
+    with session_again(kept, V, model, None, seed, **options) as run:
         asked = described["options"] | {"seed": seed, "thin": 1, "keep": "draws", "keep_every": 1}
         asked |= {"draws": each * lengths[0], "tune": 2 * each * (lengths[1] // 2)}
         setting = Setting(run.data, model, follower, RunOptions(**asked), run.executor)
@@ -156,6 +149,7 @@ def discretization_bias(
         on.restore({}, NOT_STARTED)
         for chain in on.chains:
             _put(chain, tree)
+        on.save()
         on.go()
         sink.update_attrs(on.attrs())
     before = _series(tree, cells)
@@ -191,13 +185,10 @@ def _put(chain: Any, tree: xr.DataTree) -> None:
     """Let a chain go on from the last draw of the same number."""
     state, data = chain.tracks[0].state, chain.setting.data
     last = tree["posterior"].to_dataset().isel(chain=chain.number, draw=-1)
-    for bands, values, order in (
-        (state.rows, last["W"].values, data.row_order),
-        (state.cols, last["H"].values.T, data.col_order),
-    ):
+    sides = (last["W"].values, data.row_order), (last["H"].values.T, data.col_order)
+    for factor, (values, order) in enumerate(sides):
         placed = values if order is None else values[order]
-        for band in bands:
-            band.values[:] = placed[band.span]
+        state.each(take_values, factor, pieces_of(data.grid, factor, placed))
 
 
 def _series(tree: xr.DataTree, cells: int) -> dict[str, Series]:
@@ -213,13 +204,16 @@ class Continued(Run):
         self.densities: dict[str, list[list[float]]] = {}
 
     def _write(self, before: int) -> None:
-        for chain in self.chains:
-            for run in chain.tracks:
-                empty: list[list[float]] = [[] for _ in self.chains]
-                own = self.densities.setdefault(run.track.name, empty)[chain.number]
-                drawn = (at for at in sorted(run.densities) if run.options.place(at) is not None)
-                own += [run.densities[at] for at in drawn]
-        super()._write(before)
+        found = [
+            (run.track.name, chain.number, [run.densities[at] for at in sorted(run.densities)
+                                            if run.options.place(at) is not None])
+            for chain in self.chains
+            for run in chain.tracks
+        ]  # fmt: skip
+        super()._write(before)  # which may fail, and is then done again
+        for name, number, drawn in found:
+            empty: list[list[float]] = [[] for _ in self.chains]
+            self.densities.setdefault(name, empty)[number] += drawn
 
 
 def _of_pair(

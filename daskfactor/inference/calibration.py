@@ -10,7 +10,7 @@ other cells are missing. So one run draws for many of them at once.
 
 import json
 import math
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Unpack
 
 import numpy as np
 import xarray as xr
@@ -20,17 +20,17 @@ from scipy import sparse
 from daskfactor.checks import is_number, whole_number
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
-from daskfactor.executors import Executor
 from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.setting import checked_lengths
 from daskfactor.models.settings import FactorModel
-from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
+from daskfactor.options import Running, verb
+from daskfactor.progress import RunEvent, progress_bar
 from daskfactor.random import Stream, generator, resolve_seed
 from daskfactor.results.diagnose import addressed_cells, effective_size
+from daskfactor.results.judged import Judged
 from daskfactor.results.ranks import Uniformity, uniformity
 from daskfactor.results.schema import BIASED, FEATURES
-from daskfactor.results.summary import Judged
 
 Array = NDArray[Any]
 
@@ -84,6 +84,7 @@ class Task(NamedTuple):
     cells: tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
+@verb
 def calibrate(
     model: FactorModel,
     shape: tuple[int, int],
@@ -97,11 +98,8 @@ def calibrate(
     cells: int = 4,
     together: int | Literal["auto"] = "auto",
     random_seed: int | None = None,
-    progressbar: bool = True,
-    client: Any = None,
     blocks: int | None = None,
-    executor: str | Executor = "auto",
-    callback: OnEvent | None = None,
+    **options: Unpack[Running],
 ) -> Calibration:
     """Simulation-based calibration: whether a sampler draws from the posterior of a model.
 
@@ -139,7 +137,7 @@ def calibrate(
         Replications that one run draws for, as blocks of one matrix without a row or a column
         in common; ``"auto"``: as many as there is memory for, 1 where a model
         has frozen components or learns what all rows and columns share.
-    random_seed, progressbar, client, blocks, executor, callback
+    random_seed, blocks, options
         As for :func:`sample`.
 
     Returns
@@ -187,14 +185,8 @@ def calibrate(
     task = Task(model, (rows, cols), moments, missing, chosen)
     each = _together(task, together, replications, draws)
     counts = [each] * (replications // each) + [replications % each] * bool(replications % each)
-    found, told = [], callback or ignore
-    run: dict[str, Any] = {"client": client, "executor": executor, "progressbar": False}
-    with progress_bar(progressbar) as show:
-
-        def on_event(event: RunEvent) -> None:
-            show(event)
-            told(event)
-
+    found, run = [], {**options, "callback": None, "progressbar": False}
+    with progress_bar(options.get("progressbar", True), options.get("callback")) as on_event:
         for number, count in enumerate(counts):
             rng = generator(seed, number, Stream.SIMULATION)
             run |= {"random_seed": int(rng.integers(2**63))}

@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self, cast
 
 import numpy as np
@@ -11,15 +12,17 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import DivergenceError
 from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.executors.state import ChainState, make_state, place_cells, split_factor
+from daskfactor.executors.state import ChainState, FactorBand, make_state, place_cells
+from daskfactor.inference.bands import is_finite, pieces_of, take_array, take_counts
 from daskfactor.inference.base import StepSize, Track
-from daskfactor.inference.links import LINK_PRECISIONS, LINKS
+from daskfactor.inference.links import LINK_PRECISIONS, LINKS, SIDES
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.program import Fit, Program, take_fits
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.kernels.philox import Address
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, noise_key
+from daskfactor.results.files import Late
 from daskfactor.results.schema import COLUMN, FEATURES, MOMENTS, ROW, Kind, Variable
 from daskfactor.results.sink import Sink
 from daskfactor.results.trace import extrapolated_moments
@@ -30,6 +33,8 @@ OnShare = Callable[[float], None]
 
 MOST_REDUCTIONS = 20
 ADAPT_EVERY = 5
+DRAWS_AT_ONCE = 2**23
+"""Bytes of draws that are copied at a time on their way to the results."""
 
 
 def learnt_variables(setting: Setting) -> tuple[Variable, ...]:
@@ -91,25 +96,25 @@ class TrackRun:
         """Draws in the monitored cells' moments; None before they are watched."""
         return next((own.count for own in self.state.cells.values()), None)
 
-    def snapshot(self, chain: int) -> tuple[Arrays, dict[str, Any]]:
-        """Return everything that a chain's track needs to go on: arrays and JSON values."""
+    def snapshot(self, chain: int) -> tuple[Late, dict[str, Any]]:
+        """Return what a chain's track needs to go on: arrays, put together late, JSON values."""
         own, state = f"{chain}/{self.track.name}", self.state
-        bands = {"rows": state.rows[0], "columns": state.cols[0]}
-        names = sorted({*bands["rows"].arrays, *bands["columns"].arrays})
-        arrays = {
-            f"{own}/{side}/{name or 'values'}": state.gather(side, name)
-            for side, band in bands.items()
-            for name in (None, *names)
-            if name is None or name in band.arrays
+        names = [sorted(state.names(factor)) for factor in range(len(SIDES))]
+        arrays: Late = {
+            f"{own}/{side}/{name or 'values'}": partial(state.gather, side, name)
+            for side, found in zip(SIDES, names, strict=True)
+            for name in (None, *found)
         }
         if state.cells:
-            arrays |= {f"{own}/cells/{name}": self.gather_cells(name) for name in ("mean", "m2")}
+            arrays |= {
+                f"{own}/cells/{name}": partial(self.gather_cells, name) for name in ("mean", "m2")
+            }
         meta = {
             "name": self.track.name,
             "cycle": self.cycle,
-            "counts": dict(state.rows[0].counts),
+            "counts": state.counts,
             "cell_count": self.cell_count,
-            "arrays": names,
+            "arrays": sorted({*names[0], *names[1]}),
         }
         return arrays, meta
 
@@ -119,16 +124,11 @@ class TrackRun:
         setting, name = chain.setting, f"{chain.number}/{meta['name']}"
         data, grid = setting.data, setting.data.grid
         state = make_state(grid, arrays[f"{name}/rows/values"], arrays[f"{name}/columns/values"])
-        for side, bands, offsets in (
-            ("rows", state.rows, grid.rows.offsets),
-            ("columns", state.cols, grid.cols.offsets),
-        ):
+        for factor, side in enumerate(SIDES):
             for key in (key for key in meta["arrays"] if f"{name}/{side}/{key}" in arrays):
-                pieces = split_factor(arrays[f"{name}/{side}/{key}"], offsets)
-                for band, piece in zip(bands, pieces, strict=True):
-                    band.arrays[key] = piece
-            for band in bands:
-                band.counts = dict(meta["counts"])
+                pieces = pieces_of(grid, factor, arrays[f"{name}/{side}/{key}"])
+                state.each(partial(take_array, name=key), factor, pieces)
+        state.each(partial(take_counts, counts=meta["counts"]))
         cells = setting.placed_cells
         if cells is not None and meta["cell_count"] is not None:
             state.cells = place_cells(grid, *cells, data.dtype)
@@ -137,7 +137,12 @@ class TrackRun:
                 own.m2[:] = arrays[f"{name}/cells/m2"][own.where]
                 own.count = meta["cell_count"]
         (track,) = (own for own in setting.sampler.tracks if own.name == meta["name"])
-        return cls.of(track, setting, state, meta["cycle"])
+        return cls.of(track, setting, setting.executor.hold(state), meta["cycle"])
+
+
+def stirred(band: FactorBand, sampler: Any, key: Array, factor: int, shape: float) -> None:
+    """Let a band whose values are a draw have the momentum of one."""
+    sampler.stir(band, Address(key, 0, factor, band.offset), shape)
 
 
 class Chain(ABC):
@@ -219,9 +224,14 @@ class Chain(ABC):
     def _stir(self, state: ChainState, shapes: tuple[float, float] = (1.0, 1.0)) -> None:
         """Let a state whose values are a draw have the momentum of one."""
         key = noise_key(self.setting.options.seed, self.number, Stream.START)
-        for factor, (bands, shape) in enumerate(zip((state.rows, state.cols), shapes, strict=True)):
-            for band in bands:
-                self.setting.sampler.stir(band, Address(key, 0, factor, band.offset), shape)
+        for factor, shape in enumerate(shapes):
+            how: Any = {
+                "sampler": self.setting.sampler,
+                "key": key,
+                "factor": factor,
+                "shape": shape,
+            }
+            state.each(partial(stirred, **how), factor)
 
     def _prior_constant(self) -> float:
         """Return the part of the log prior density that bands do not record."""
@@ -320,6 +330,8 @@ class Chain(ABC):
     def _prepare_segment(self) -> None:
         """Let coarse tracks leave the fine one's state if that is due; begin to watch cells."""
         setting = self.setting
+        for run in self.tracks:
+            run.state = setting.executor.hold(run.state)
         for track in setting.sampler.tracks[len(self.tracks) :]:
             fine = self.tracks[0]
             if fine.cycle >= setting.split:
@@ -363,7 +375,7 @@ class Chain(ABC):
     def _note(self, run: TrackRun, cycle: int, fit: Fit, learnt: Arrays) -> None:
         """Keep a cycle's fit, what is learnt, and log p(V | W, H) + log p(W, H) of what moves."""
         run.learnt[cycle] = learnt
-        prior = math.fsum(band.sums[cycle] for band in run.state.bands())
+        prior = math.fsum(run.state.sums(cycle))
         run.fits[cycle] = fit
         run.densities[cycle] = self._lp(fit) + (self._prior_constant() + prior)
         draw = run.options.draw_index(cycle)
@@ -397,10 +409,11 @@ class Chain(ABC):
         setting = self.setting
         return setting.sampler.step_for(track, setting.data.grid.blocks, setting.model.n_components)
 
-    def step_size(self, run: TrackRun, cycle: int) -> float:
-        """Return the last step of a cycle, reductions included."""
+    def step_sizes(self, run: TrackRun, cycles: list[int]) -> Array:
+        """Return the last step of every cycle, reductions included."""
         moves = self.setting.sampler.work(self.setting.data.grid.blocks).moves
-        return float(self.step_for(run.track)((cycle + 1) * moves - 1)) * self.shrink
+        step = self.step_for(run.track)
+        return np.array([float(step((cycle + 1) * moves - 1)) * self.shrink for cycle in cycles])
 
     def _wanted(self, run: TrackRun, cycle: int, end: int) -> CycleOptions:
         options, fine = run.options, cycle * run.track.coarseness
@@ -416,7 +429,7 @@ class Chain(ABC):
         """Tell whether all entries are finite and the fit has not run away."""
         return (
             all(np.isfinite(fit.negative_divergence) for fit in run.fits.values())
-            and all(bool(np.isfinite(band.values).all()) for band in run.state.bands())
+            and all(run.state.each(is_finite))
             and not self._ran_away(run)
         )
 
@@ -432,15 +445,15 @@ class Chain(ABC):
         for run in self.tracks:
             run.forget()
 
-    def write(self, sink: Sink, end: int) -> None:
-        """Write the draws and statistics of the segment that ended at ``end``, and all moments."""
+    def write(self, sink: Sink, end: int, moments: bool = True) -> None:
+        """Write draws and statistics of the segment that ended at ``end``, and all ``moments``."""
         fine, setting = self.tracks[0], self.setting
         tuning = end <= setting.options.tune
         cycles = [cycle for cycle in sorted(fine.fits) if fine.options.place(cycle) is not None]
         cycles = [end - 1] if tuning else cycles
         stats = {
             "lp": np.array([fine.densities[cycle] for cycle in cycles]),
-            "step_size": np.array([self.step_size(fine, cycle) for cycle in cycles]),
+            "step_size": self.step_sizes(fine, cycles),
         }
         if tuning:
             sink.write_stats(self.number, setting.ends.index(end), stats, "warmup_sample_stats")
@@ -465,21 +478,26 @@ class Chain(ABC):
             sink.write_stats(self.number, place, values, "posterior")
         for run in self.tracks:
             self._write_draws(sink, run)
-        self._write_moments(sink)
+        if moments:
+            self._write_moments(sink)
 
     def _write_draws(self, sink: Sink, run: TrackRun) -> None:
         options, data, state = run.options, self.setting.data, run.state
-        count = len(state.rows[0].draws)
+        count = state.recorded
         if not count:
             return
         taken = (run.cycle - options.tune) // options.thin // options.keep_every
-        W = in_callers_order(data, "rows", state.gather_draws("rows"), axis=1)
-        Ht = in_callers_order(data, "columns", state.gather_draws("columns"), axis=1)
-        sink.write_draws(self.number, taken - count, W, Ht, run.track.group)
+        one = sum(data.shape) * self.setting.model.width * data.dtype.itemsize
+        each = max(1, DRAWS_AT_ONCE // one)
+        for start in range(0, count, each):
+            part = slice(start, start + each)
+            W = in_callers_order(data, "rows", state.gather_draws("rows", part), axis=1)
+            Ht = in_callers_order(data, "columns", state.gather_draws("columns", part), axis=1)
+            sink.write_draws(self.number, taken - count + start, W, Ht, run.track.group)
 
     def _write_moments(self, sink: Sink) -> None:
         state, data = self.tracks[0].state, self.setting.data
-        count = state.rows[0].counts["moments"]
+        count = state.counts["moments"]
         if not count:
             return
         moments: dict[str, Array] = {}
@@ -498,10 +516,14 @@ class Chain(ABC):
             mean, var = extrapolated_moments(found[0], found[1], nonnegative=True)
         sink.write_monitor(self.number, mean=mean, var=var, count=self.tracks[0].cell_count or 0)
 
-    def snapshot(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return everything the chain needs to go on with the same bits."""
+    def snapshot(self) -> tuple[Late, dict[str, Any]]:
+        """Return everything the chain needs to go on with the same bits.
+
+        Arrays of the state are put together when they are called, so that a checkpoint holds
+        one of them at a time.
+        """
         found = [run.snapshot(self.number) for run in self.tracks]
-        arrays = {name: array for own, _ in found for name, array in own.items()}
+        arrays: Late = {name: array for own, _ in found for name, array in own.items()}
         memory = self.memory()
         held = [name for name, value in memory.items() if isinstance(value, np.ndarray)]
         arrays |= {f"{self.number}/memory/{name}": memory.pop(name) for name in held}

@@ -4,21 +4,22 @@ import itertools
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
 
 import numpy as np
-from dask.system import cpu_count
 from dask.utils import format_bytes, format_time
 
+from daskfactor import markup
 from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import Outline, outline
+from daskfactor.data.tables import Wanted
 from daskfactor.errors import OptionError
-from daskfactor.executors import choose_executor
 from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
 from daskfactor.inference.inits import Init
 from daskfactor.inference.sampling import SMALL_DATA, sample
 from daskfactor.inference.setting import Setting, checked_lengths, learnt_bytes, plan_run
+from daskfactor.inference.timing import EVALUATION, Place, place_of, time_of
 from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.views import tile_rows
 from daskfactor.models.settings import FactorModel
@@ -36,7 +37,7 @@ what the C library keeps of memory that was given back in small pieces.
 WRITING_BYTES = 112 * 2**20
 """Chunks that are on their way to a store at one time; measured."""
 COPIES = 3
-"""States beside the chain's own where blocks are updated by tasks or in other processes."""
+"""States beside the chain's own where blocks are updated by tasks of this process."""
 OPERATION_BYTES = 512
 """A planned block update with its address and its share of the evaluations."""
 TASK_BYTES = 4096
@@ -47,61 +48,17 @@ DENSITY_BYTES = 128
 """What a thread takes for log-densities, for each entry of a slab."""
 CELL_BYTES = 48
 """A monitored cell: its positions and its moments."""
-FLOPS = 4e10
-"""Floating-point operations per second and thread that the kernels reach on usual machines."""
-EVALUATION = 0.33
-"""Work of an evaluation, in updates."""
-
-
-class _Place(NamedTuple):
-    """Where a run is to happen: its executor, processes, threads of each, store or not."""
-
-    executor: str
-    workers: int
-    lanes: int
-    stored: bool
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether blocks are updated in other processes than the caller's."""
-        return self.executor == "ring" or (self.executor == "tasks" and self.workers > 1)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run takes; bytes unless something else is said.
+    """What a run takes: bytes, where `print` shows a note beside them, and what follows.
 
     Attributes
     ----------
-    data
-        All decoded blocks, wherever they are.
-    data_memory
-        The part of them that the run holds in memory, the caller's arrays not counted.
-    block, bands
-        The largest block; the largest band of rows and of columns with all that
-        travels with them.
-    task
-        What one block update works on: the block if it is not in memory, its two
-        bands, and the thread's buffers.
-    factors
-        One W and one H.
-    state
-        All arrays that all chains carry while they tune.
-    rollback
-        The copy that a chain keeps to go back to.
-    checkpoint
-        What is gathered at the end of a segment.
-    segment_draws
-        Draws that wait for the end of the longest segment.
-    result, store
-        Kept draws, moments and copies of the data: in memory without a store, and
-        on disk with one.
-    client, worker
-        Peak of the process that runs everything (on a cluster: of the client), and
-        of each worker.
     peak
-        Largest of the two: what must fit beside the input and the interpreter, with
-        its compiled kernels some 300 MB.
+        What must fit beside the input and the interpreter, with its compiled kernels some
+        300 MB.
     phase
         What the run does at its peak.
     blocks, cycles, segments
@@ -109,11 +66,16 @@ class Cost:
     draws_kept, keep_every
         Draws of each chain that the results hold, and draws between two of them.
     updates
-        Block updates and evaluations of the whole run.
+        Block updates and evaluations of all cycles; passes before these, as of a warm start,
+        are not among them.
     tasks_per_cycle, tasks
         Dask tasks, if the run went by ``"tasks"``, ``"ring"`` or ``"threads"``.
-    flops, seconds
-        Floating-point operations, and a rough guess of the time they take.
+    flops, cycle_seconds, seconds
+        Floating-point operations, and a rough guess of the time of a cycle and of all.
+    network_workers, network_data
+        From how many workers on the network would be the limit, with two bands for each thread
+        at least; and decoded data, of as many columns, below which it is with the workers that
+        there are. None without a network.
     """
 
     data: Annotated[int, "all decoded blocks"]
@@ -131,6 +93,7 @@ class Cost:
     worker: Annotated[int, "peak of each worker"]
     client: Annotated[int, "peak of the process that runs it"]
     peak: Annotated[int, "largest of these two, beside input and interpreter"]
+    sent: Annotated[int, "from worker to worker in a cycle"]
     phase: str
     blocks: int
     cycles: int
@@ -141,10 +104,23 @@ class Cost:
     tasks_per_cycle: dict[str, float]
     tasks: dict[str, int]
     flops: float
+    cycle_seconds: float
     seconds: float
+    network_workers: int | None = None
+    network_data: int | None = None
 
     def __str__(self) -> str:
         """Table in readable units."""
+        rows = self._rows()
+        width = max(len(name) for name, _, _ in rows)
+        lines = (f"{name:<{width}}  {text:>10}  {note}".rstrip() for name, text, note in rows)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return markup.titled("Cost of the run", markup.table(self._rows(), numbers=(1,)))
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Name, size in readable units, and what it is."""
         rows = [
             (
                 name.replace("_", " "),
@@ -166,11 +142,13 @@ class Cost:
         for name, count in self.tasks.items():
             each = f"{self.tasks_per_cycle[name]:.3g} a cycle"
             rows.append((f"tasks ({name})", f"{count:,}, {each}" if count else "none", ""))
-        speed = f"at {FLOPS / 1e9:.0f} GF/s a thread"
-        rows.append(("time", f"roughly {format_time(self.seconds)} {speed}", ""))
-        width = max(len(name) for name, _, _ in rows)
-        lines = (f"{name:<{width}}  {text:>10}  {note}".rstrip() for name, text, note in rows)
-        return "\n".join(lines)
+        each = format_time(self.cycle_seconds)
+        rows.append(("time", f"roughly {format_time(self.seconds)}, {each} a cycle", ""))
+        if self.network_workers is not None and self.network_data is not None:
+            least = format_bytes(self.network_data).replace("k", "K")
+            limit = f"the limit from {self.network_workers:,} workers on, and below {least} of data"
+            rows.append(("network", limit, ""))
+        return rows
 
 
 def estimate_cost(
@@ -188,7 +166,8 @@ def estimate_cost(
     peak = max(reading, blocks + 1.3 (states + draws + results + buffers))
 
     Nothing is read but metadata, except to count the NaN of an array in memory and add up the
-    rest, and no array of the size of the data or the factors is made.
+    rest, and to learn the keys of a file with a line for each entry. But for these, no array of
+    the size of the data or the factors is made.
 
     Parameters
     ----------
@@ -203,11 +182,15 @@ def estimate_cost(
         time of a block from its size; the others cost nothing.
 
         ``workers`` and ``lanes``: processes that share the work, and threads of each of them;
-        those of the client, or one process with this machine's cores.
+        those of the client, or one process with this machine's cores. ``network``: what a
+        worker sends and takes in at once, as ``"10 Gbit/s"`` or in bytes a second; without it
+        bands arrive as soon as they are sent. ``block_seconds``: what an update of the largest
+        block takes on one thread, as a run on a cluster tells when it begins; from sizes
+        if left out.
 
         ``dtype``, ``balance``, ``memory_limit`` and ``allow_empty`` as :func:`as_blocks` would
-        be told, and ``entries``: stored entries of a sparse input that does not say how many
-        it has.
+        be told, and ``entries``: stored entries of a sparse input that does not say how many it
+        has.
 
     Returns
     -------
@@ -236,26 +219,27 @@ def estimate_cost(
         balance=given.balance,
         memory_limit=given.memory_limit,
         entries=given.entries,
+        wanted=Wanted.of(asked.arguments),
     )
-    if given.uncertainty is not None and not data.weighed:
+    unweighed = given.uncertainty is None and given.weights is None
+    if not (unweighed or data.weighed):
         data = data.with_weights()
     plain, model = cast("BlockedData", data), model.sized(data.shape)
     taken = wanted or best_sampler(model, V if isinstance(V, BlockedData) else data)
     plan = plan_run(plain, model, taken, given.keep, seed=0, **lengths)
     init = Init(starts=whole_number("starts", given.starts, 1))
     setting = Setting(plain, model, taken, plan, cast("Executor", None), init=init)
-    executor, client = given.executor, given.client
-    if executor == "auto":
-        executor = "threads" if client is None else choose_executor(client, plain, model.width).name
-    place = _place(executor, client, given.store is not None, given.workers, given.lanes)
+    place = place_of(given, plain, model.width)
     counts, longest = _operations(setting, place)
     memory = _memory(setting, data, place, _count_cells(given.monitor, data), longest)
-    return Cost(**memory, **counts)
+    return Cost(**memory, **counts, **time_of(setting, place, counts["flops"], longest))
 
 
 OWN = {
     "workers": None,
     "lanes": None,
+    "network": None,
+    "block_seconds": None,
     "dtype": "float32",
     "balance": False,
     "memory_limit": None,
@@ -272,27 +256,8 @@ estimate_cost.__signature__ = Signature(  # type: ignore[attr-defined]  # for he
 )
 
 
-def _place(
-    executor: str,
-    client: Any,
-    stored: bool,
-    workers: int | None,
-    lanes: int | None,
-) -> _Place:
-    """Decide where the run is to happen, with as many threads as it has there."""
-    if executor not in ("lanes", "threads", "serial", "tasks", "ring"):
-        raise OptionError(
-            f'executor must be "auto", "threads", "serial", "tasks" or "ring", got {executor!r}'
-        )
-    threads = {} if client is None else client.nthreads()
-    usual = max(threads.values(), default=cpu_count())
-    workers = len(threads) or 1 if workers is None else whole_number("workers", workers, 1)
-    lanes = usual if lanes is None else whole_number("lanes", lanes, 1)
-    return _Place(executor, workers, 1 if executor == "serial" else lanes, stored)
-
-
 def _memory(
-    setting: Setting, data: Outline, place: _Place, cells: int, longest: int
+    setting: Setting, data: Outline, place: Place, cells: int, longest: int
 ) -> dict[str, Any]:
     """Add up what there is, and say when most of it exists at once, and how much that is."""
     options, sampler, width = setting.options, setting.sampler, setting.model.width
@@ -333,10 +298,12 @@ def _memory(
     # The settings that are arrays, those of rows with data, and a link's draw.
     usual += 2 * sum(array.nbytes for array in setting.model.arrays().values())
     usual += LINK_BYTES[setting.model.nonnegative] * width * max(linked, default=0)
-    copies = COPIES if place.elsewhere or tasks else 0
-    states = chains + 1 + copies
-    usual += (1 + copies) * int(gathered * factors)  # of the one chain that is in a cycle
-    drawn = 3 * waiting + WRITING_BYTES if place.stored else waiting + result - observed
+    copies = COPIES if tasks else 0
+    # On a cluster the client has a state until workers hold it, and while it is saved.
+    states = 1 if place.elsewhere else chains + 1 + copies
+    inside = int(gathered * factors)  # of the one chain that is in a cycle
+    usual += 0 if place.elsewhere else (1 + copies) * inside
+    drawn = waiting + WRITING_BYTES if place.stored else waiting + result - observed
     phases = {
         "tuning": usual + states * tuning,
         "drawing": usual + states * (drawing if options.tune else tuning) + drawn,
@@ -346,7 +313,7 @@ def _memory(
     phase = max(phases, key=lambda name: phases[name])
     client = worker = phases[phase]
     if place.elsewhere:
-        moving = COPIES * (tuning + int(gathered * factors)) + waiting
+        moving = (chains + 1 + copies) * tuning + inside + waiting
         worker = (int(data.sizes.sum()) + int(MARGIN * moving)) // place.workers + int(
             MARGIN * threads
         )
@@ -371,7 +338,7 @@ def _memory(
     }
 
 
-def _operations(setting: Setting, place: _Place) -> tuple[dict[str, Any], int]:
+def _operations(setting: Setting, place: Place) -> tuple[dict[str, Any], int]:
     """Count what a run does, as its chains do it; the second is the cycles of the longest plan."""
     options, sampler, blocks = setting.options, setting.sampler, setting.data.grid.blocks
     # Plans end where segments do, and where hyperparameters are drawn.
@@ -410,7 +377,6 @@ def _operations(setting: Setting, place: _Place) -> tuple[dict[str, Any], int]:
         "tasks_per_cycle": {name: count / options.cycles for name, count in tasks.items()},
         "tasks": tasks,
         "flops": flops,
-        "seconds": flops / (FLOPS * place.workers * place.lanes),
     }, longest
 
 

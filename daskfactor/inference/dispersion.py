@@ -5,18 +5,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState
+from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.inference.bands import column_sums, pieces_of, take_array
+from daskfactor.inference.passes import evaluate, fit_columns
 from daskfactor.inference.program import (
+    COLUMNS,
     DISPERSION,
     Fit,
-    column_sums,
-    evaluate,
-    fit_columns,
     normalizer,
     tally,
     tally_columns,
@@ -42,8 +42,8 @@ WIDTH = 4.0
 
 
 def typical_value(data: BlockedData) -> float:
-    """Return a positive size of the entries: their mean, or 1 if that is not positive."""
-    return float(data.mean) if data.mean > 0 else 1.0
+    """Return a positive size of the entries: their level, or 1 if that is not positive."""
+    return data.level if data.level > 0 else 1.0
 
 
 class DispersionRule:
@@ -170,7 +170,9 @@ class LearntDispersion(DispersionRule):
             return math.exp(x) - self.log_likelihood(executor, state, floor, math.exp(x))
 
         ends = math.log(SEARCHED[0]), math.log(SEARCHED[1])
-        best = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": NEAR})
+        best = scipy.optimize.minimize_scalar(
+            loss, bounds=ends, method="bounded", options={"xatol": NEAR}
+        )
         self.found = math.exp(best.x)
         law, _ = self.model.likelihood.at(self.found)
         return evaluate(executor, self.data, state, law, floor), self.found
@@ -188,6 +190,11 @@ class LearntDispersion(DispersionRule):
         return draw_positive(density, dispersion, rng, DRAWN)
 
 
+def same_dispersions(band: FactorBand, dispersion: float) -> None:
+    """Give the columns of a band one dispersion."""
+    band.arrays[DISPERSION] = np.full((len(band.values), 1), dispersion)
+
+
 class ColumnDispersions(LearntDispersion):
     """A dispersion α_j for every column, which the column's band keeps: log α_j ~ N(m, s²).
 
@@ -200,8 +207,7 @@ class ColumnDispersions(LearntDispersion):
     columns: Array | None = None
 
     def begin(self, state: ChainState, dispersion: float) -> None:
-        for band in state.cols:
-            band.arrays[DISPERSION] = np.full((len(band.values), 1), dispersion)
+        state.each(partial(same_dispersions, dispersion=dispersion), COLUMNS)
 
     def log_prior(self, state: ChainState, dispersion: float) -> float:
         """Return the log prior density of the logarithms."""
@@ -239,8 +245,8 @@ class ColumnDispersions(LearntDispersion):
 
         x = draw_each(log_density, x, WIDTH * s, rng)
         self.columns = np.exp(x)
-        for band in state.cols:
-            band.arrays[DISPERSION] = self.columns[band.span, None].copy()
+        pieces = pieces_of(self.data.grid, COLUMNS, self.columns[:, None].copy())
+        state.each(partial(take_array, name=DISPERSION), COLUMNS, pieces)
         return float(np.exp(x.mean()))
 
 

@@ -6,6 +6,7 @@ blocks, so its blocks can be descended at once, and that is what a plan's round 
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.inference.bands import drop_arrays, pieces_of
 from daskfactor.inference.base import Bands, check_schedule
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
 from daskfactor.inference.gaussian_chain import NO_FLOOR, column_table, warm_start
@@ -29,7 +31,8 @@ from daskfactor.inference.multiplicative import (
     objective,
     start_state,
 )
-from daskfactor.inference.program import Fit, Program, evaluate, take_fits
+from daskfactor.inference.passes import evaluate
+from daskfactor.inference.program import Fit, Program, take_fits
 from daskfactor.kernels.descent import descent_kernel
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.likelihood import Likelihood
@@ -219,16 +222,14 @@ class StochasticDescent:
         self.hyper: Any
         if model.nonnegative:
             self.rule, self.floor = dispersion_rule(model, data), mean_floor(data, model.likelihood)
-            self.state = state or start_state(data, model, seed, 0)
-            hyper = model.resolve(data.mean, self.rule.fixed or 1.0)
+            self.state = state or start_state(data, model, seed, 0, executor=executor)
+            hyper = model.resolve(data.level, self.rule.fixed or 1.0)
             self.hyper = hyper._replace(dispersion=self.rule.first)
         else:
             law = TweedieNMF(model.n_components, beta=2.0, dispersion=model.noise)
             self.rule, self.floor = DispersionRule(law, data), NO_FLOOR
             self.state, self.hyper = warm_start(data, model, seed, 0, executor, state=state)
-            for band in self.state.bands():
-                band.arrays.clear()
-                band.counts.clear()
+            self.state.each(strip)
         share_priors(self.state, data, self.columns())
         self.fit = evaluate(executor, data, self.state, self.law[0], self.floor)
         self.step = 0.0 if isinstance(method.step, str) else float(method.step)
@@ -262,10 +263,9 @@ class StochasticDescent:
         if self.model.nonnegative:
             return objective(self.model, state, self.hyper, fit)
         penalty = 0.0
-        for bands, (mean, pull, _) in zip((state.rows, state.cols), self.columns(), strict=True):
-            for band in bands:
-                squares = ((band.values.astype(np.float64) - mean) ** 2).sum(axis=0)
-                penalty += 0.5 * float(pull @ squares)
+        for factor, (mean, pull, _) in enumerate(self.columns()):
+            for own in state.each(partial(weighted_distance, mean=mean, weights=pull), factor):
+                penalty += 0.5 * own
         return -fit.negative_divergence + penalty
 
     def advance(self, iteration: int) -> None:
@@ -311,8 +311,7 @@ class StochasticDescent:
         return iteration >= last
 
     def result(self) -> PointFit:
-        for band in self.state.bands():
-            del band.arrays[SHARE]
+        self.state.each(partial(drop_arrays, names=(SHARE,)))
         history = self.history or [(0, self.loss)]  # the start was the best, or all is frozen
         return PointFit(self.state, self.hyper, self.fit, history)
 
@@ -327,7 +326,10 @@ class StochasticDescent:
         first = self._plan(1)[0]
         again = tuple(op._replace(action=Action.EVALUATE) for op in first.ops)
         stratum = first, first._replace(ops=again)
-        length = mean_square(self.state.rows) + mean_square(self.state.cols)
+        length = sum(
+            sum(self.state.each(square, factor)) / size
+            for factor, size in enumerate(self.data.shape)
+        )
         weight = self.data.total_mass / self.data.total_observed
         unit = self.model.likelihood.unit(typical_value(self.data)) / (length * weight)
         found: dict[int, float] = {}
@@ -370,23 +372,34 @@ class StochasticDescent:
         return state, fit
 
 
-def mean_square(bands: list[FactorBand]) -> float:
-    """Return the mean of |row|² over the rows of a factor."""
-    squares = sum(float(np.vdot(band.values, band.values)) for band in bands)
-    return squares / sum(len(band.values) for band in bands)
+def strip(band: FactorBand) -> None:
+    """Leave a band nothing but its values."""
+    band.arrays.clear()
+    band.counts.clear()
+
+
+def square(band: FactorBand) -> float:
+    """Return the sum of the squares of all entries."""
+    return float(np.vdot(band.values, band.values))
+
+
+def weighted_distance(band: FactorBand, mean: Array, weights: Array) -> float:
+    """Return Σ_k p_k Σ_i (x_ik - m_k)²."""
+    return float(weights @ ((band.values.astype(np.float64) - mean) ** 2).sum(axis=0))
 
 
 def share_priors(state: ChainState, data: BlockedData, columns: Columns) -> None:
     """Give every band 1 / n_i, and rows without any observed entry their prior's mode."""
-    for bands, counts, table in (
-        (state.rows, data.row_observed, columns[0]),
-        (state.cols, data.col_observed, columns[1]),
-    ):
-        mode, _, free = table
-        for band in bands:
-            own = counts[band.span]
-            share = np.zeros(len(own), band.values.dtype)
-            np.divide(1.0, own, out=share, where=own > 0, casting="same_kind")
-            band.arrays[SHARE] = share
-            empty = np.flatnonzero(own == 0)
-            band.values[empty] = np.where(free > 0, mode, band.values[empty])
+    counts = data.row_observed, data.col_observed
+    for factor, (mode, _, free) in enumerate(columns):
+        own = pieces_of(data.grid, factor, counts[factor])
+        state.each(partial(share_prior, mode=mode, free=free), factor, own)
+
+
+def share_prior(band: FactorBand, counts: Array, mode: Array, free: Array) -> None:
+    """Give a band 1 / n_i, and rows without any observed entry their prior's mode."""
+    share = np.zeros(len(counts), band.values.dtype)
+    np.divide(1.0, counts, out=share, where=counts > 0, casting="same_kind")
+    band.arrays[SHARE] = share
+    empty = np.flatnonzero(counts == 0)
+    band.values[empty] = np.where(free > 0, mode, band.values[empty])

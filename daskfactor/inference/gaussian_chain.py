@@ -1,12 +1,12 @@
 """A chain of a `GaussianMF`: its start, its tables of columns, and what is drawn of its priors.
 
-Between segments the driver has the whole state, and so all that the full conditionals of the
-hyperparameters need: sums of squares of the columns and the residual sum of squares. Every
-draw of them has an address, (seed, chain, cycle).
+The full conditionals of the hyperparameters need sums of squares of the columns, which bands give
+between segments, and the residual sum of squares. Every draw of them has an address,
+(seed, chain, cycle).
 """
 
 import math
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -14,20 +14,28 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState, make_state
+from daskfactor.executors.state import ChainState, FactorBand, make_state
+from daskfactor.inference.bands import pieces_of, take_array
 from daskfactor.inference.base import MOMENTS
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.inits import DRAWS
-from daskfactor.inference.links import LINK_PRECISIONS, LINKS, draw_link, telling
+from daskfactor.inference.links import (
+    LINK_PRECISIONS,
+    LINKS,
+    draw_link,
+    observed_pieces,
+    telling,
+)
 from daskfactor.inference.multiplicative import OnStep
+from daskfactor.inference.passes import evaluate
 from daskfactor.inference.program import (
     COLUMNS,
     ROWS,
     SHIFT,
     Fit,
-    evaluate,
     normalizer,
     prepare_state,
+    unshifted,
 )
 from daskfactor.inference.setting import Setting
 from daskfactor.inference.starts import given_state
@@ -80,15 +88,19 @@ def warm_start(
 
     With the hyperparameters that there are before there is a state.
     """
-    nothing = [np.zeros((length, model.n_components)) for length in data.shape]
-    fit = evaluate(executor, data, _packed(data, model, nothing), model.likelihood, NO_FLOOR)
-    hyper = model.start(data.mean, data.variance or fit.pearson / data.total_mass)
+    variance = data.variance
+    if not variance:
+        nothing = [np.zeros((length, model.n_components)) for length in data.shape]
+        at_mean = executor.hold(_packed(data, model, nothing))
+        fit = evaluate(executor, data, at_mean, model.likelihood, NO_FLOOR)
+        variance = fit.pearson / data.total_mass
+    hyper = model.start(data.mean, variance)
     factors = []
     for number, precisions in enumerate((hyper.precision_w, hyper.precision_h)):
         rng = generator(seed, chain, Stream.START, number)
         size = data.shape[number], model.n_components
         factors.append(rng.normal(size=size) / np.sqrt(precisions))
-    state = state or _packed(data, model, factors)
+    state = executor.hold(state or _packed(data, model, factors))
     prepare_state(state, [name for name in arrays if name != "weights"])
     if "weights" in arrays:
         _weigh(state, data, model)
@@ -98,12 +110,11 @@ def warm_start(
 def _weigh(state: ChainState, data: BlockedData, model: GaussianMF) -> None:
     """Give every band the weights of its rows, one column."""
     _, rows, cols, row_squares, col_squares = data.mass
-    sides = (state.rows, rows, row_squares), (state.cols, cols, col_squares)
-    for bands, observed, squares in sides:
-        for band in bands:
-            own = observed[band.span], model.n_components, squares[band.span]
-            weights = observation_weights(*own)
-            band.arrays["weights"] = weights.astype(band.values.dtype)
+    for factor, (observed, squares) in enumerate(((rows, row_squares), (cols, col_squares))):
+        weights = observation_weights(observed, model.n_components, squares).astype(data.dtype)
+        state.each(
+            partial(take_array, name="weights"), factor, pieces_of(data.grid, factor, weights)
+        )
 
 
 def _packed(data: BlockedData, model: GaussianMF, factors: list[Array]) -> ChainState:
@@ -150,6 +161,33 @@ def quadratic_form(values: Array, columns: Array) -> float:
     squares = np.zeros(values.shape[1])
     sums_of_squares(values, mean, squares)
     return float(-0.5 * np.sum(free * precision * squares))
+
+
+def squares_of(band: FactorBand, rows: Any, centre: Array) -> Counted:
+    """Return Σ (x - centre)² of every column over some rows, less shifts; and how many these."""
+    told, total = unshifted(band)[rows], np.zeros(len(centre))
+    sums_of_squares(told, centre, total)
+    return total, len(told)
+
+
+def sum_of_column(band: FactorBand, rows: Any, column: int) -> tuple[float, int]:
+    """Add up some rows of a column, less shifts; with how many these are."""
+    told = unshifted(band)[rows][:, column]
+    return float(told.sum(dtype=np.float64)), len(told)
+
+
+def weighted_squares(band: FactorBand, counts: Array, n_components: int) -> float:
+    """Return Σ n_i x_ik² over a band's rows i, counted n_i times, and its components."""
+    squares = band.values[:, :n_components].astype(np.float64) ** 2
+    return float((counts.astype(np.float64) @ squares).sum())
+
+
+def take_residuals(
+    band: FactorBand, rows: Array, residuals: Array, mean: Array, columns: Array
+) -> None:
+    """Put some rows of some columns at their prior means, plus what they are away from these."""
+    at = np.ix_(rows, columns)
+    band.values[at] = mean + band.arrays[SHIFT][at] + residuals
 
 
 def log_prior_constant(model: GaussianMF, hyper: GaussianHyper, shape: tuple[int, int]) -> float:
@@ -318,22 +356,21 @@ class GaussianChain(Chain):
         """Draw rows (columns) without any data from their prior, where they have covariates."""
         for factor in self.linked:
             mean, precision, _, free = column_table(hyper, self.model.width)[factor]
-            columns = np.flatnonzero(free)
-            for band, seen, _ in telling(self.setting, state, factor):
-                rows = np.flatnonzero(~seen)
-                z = rng.normal(size=(rows.size, columns.size)) / np.sqrt(precision[columns])
-                centre = mean[columns] + band.arrays[SHIFT][np.ix_(rows, columns)]
-                band.values[np.ix_(rows, columns)] = centre + z
+            columns, spread = np.flatnonzero(free), np.sqrt(precision)
+            rows = [np.flatnonzero(~seen) for seen in observed_pieces(self.setting, factor)]
+            away = [rng.normal(size=(own.size, columns.size)) / spread[columns] for own in rows]
+            move = partial(take_residuals, mean=mean[columns], columns=columns)
+            state.each(move, factor, rows, away)
 
     def _sums(self, hyper: GaussianHyper, state: ChainState, factor: int, centre: Array) -> Counted:
-        """Return Σ (x - centre)² of every column, band by band, with λ_β Σ B² of its link.
+        """Return Σ (x - centre)² of every column, with λ_β Σ B² of its link.
 
         And how many numbers these are.
         """
-        total, count = np.zeros(len(centre)), 0
-        for _, _, rows in telling(self.setting, state, factor):
-            sums_of_squares(rows, centre, total)
-            count += len(rows)
+        told = telling(self.setting, factor)
+        found = state.each(partial(squares_of, centre=centre), factor, told)
+        total = np.sum([squares for squares, _ in found], axis=0)
+        count = sum(rows for _, rows in found)
         if factor in self.linked:
             link = self.links[LINKS[factor]]
             total += getattr(hyper, LINK_PRECISIONS[factor]) * (link**2).sum(axis=0)
@@ -369,9 +406,10 @@ class GaussianChain(Chain):
             squares, count = self._sums(hyper, state, factor, np.full(K + 2, centre))
             rate = 1.0 / prior + 0.5 * float(squares[K + factor])
             precisions.append(float(_gamma(rng, 1.0 + 0.5 * count, rate)))
-        told = [rows[:, K + 1] for _, _, rows in telling(self.setting, state, COLUMNS)]
-        cols = sum(map(len, told))
-        mean = sum(float(levels.sum(dtype=np.float64)) for levels in told) / cols
+        told = telling(self.setting, COLUMNS)
+        levels = state.each(partial(sum_of_column, column=K + 1), COLUMNS, told)
+        cols = sum(count for _, count in levels)
+        mean = sum(level for level, _ in levels) / cols
         mean += float(rng.normal()) / math.sqrt(cols * precisions[1])
         return hyper._replace(
             mean=mean, row_bias_precision=precisions[0], column_bias_precision=precisions[1]
@@ -380,14 +418,12 @@ class GaussianChain(Chain):
     def _learn_ratios(self, hyper: GaussianHyper, state: ChainState) -> GaussianHyper:
         """Learn the mean squares of the factors where data are, against their prior variances."""
         K, data, ratios = self.model.n_components, self.data, []
-        for bands, observed, precision, old in (
-            (state.cols, data.mass.cols, hyper.precision_h, hyper.ratio_w),
-            (state.rows, data.mass.rows, hyper.precision_w, hyper.ratio_h),
+        for factor, observed, precision, old in (
+            (COLUMNS, data.mass.cols, hyper.precision_h, hyper.ratio_w),
+            (ROWS, data.mass.rows, hyper.precision_w, hyper.ratio_h),
         ):
-            total = 0.0
-            for band in bands:
-                counts = observed[band.span].astype(np.float64)
-                total += float((counts @ band.values[:, :K].astype(np.float64) ** 2).sum())
+            counts = pieces_of(data.grid, factor, observed)
+            total = sum(state.each(partial(weighted_squares, n_components=K), factor, counts))
             latest = total / data.total_mass / float(np.sum(1.0 / np.asarray(precision)))
             ratio = old + LEARN * (latest - old)
             ratios.append(min(max(ratio, LEAST_RATIO), LARGEST_RATIO))

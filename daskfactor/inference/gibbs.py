@@ -205,12 +205,15 @@ class Gibbs(Sampler):
 
     def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
         """Draw a band from its conditional."""
-        shapes, rates = self._conditional(program, band, factor)
+        shapes, rates = self._conditional(program, band, factor, cycle)
         with held(band.values, program.frozen[factor]):
             fill_gamma(shapes, rates, *program.address(band, cycle, factor), band.values)
 
-    def _conditional(self, program: Program, band: FactorBand, factor: int) -> tuple[Wide, Wide]:
+    def _conditional(
+        self, program: Program, band: FactorBand, factor: int, cycle: int
+    ) -> tuple[Wide, Wide]:
         """Shapes and rates of a band's entries; what it had gathered is used up."""
+        del cycle
         rate, shape = program.prior(band, factor)
         shapes, rates = band.arrays.pop(ALLOCATED), band.arrays.pop(RATES)
         shapes += shape
@@ -227,6 +230,7 @@ class GaussianGibbs(Gibbs):
     judges: ClassVar[bool] = True
     nonnegative: ClassVar[bool] = False
     rescales: ClassVar[bool] = False
+    independent: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -265,7 +269,7 @@ class GaussianGibbs(Gibbs):
         address = program.address(band, cycle, factor)
         if SHIFT in band.arrays:  # λ (m + s) noise / noise
             targets += noise * columns[1] * band.arrays[SHIFT]
-        draw_rows(band.values, grams, targets, columns, noise, address)
+        draw_rows(band.values, grams, targets, columns, noise, None if program.common else address)
 
     def _columns(self, program: Program, values: Wide, factor: int) -> Wide:
         """Return prior means and precisions of a factor's columns, and which of them move."""

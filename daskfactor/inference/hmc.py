@@ -2,27 +2,43 @@
 
 import math
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import is_number, positive_number, whole_number
+from daskfactor.checks import inner_share, positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import Block, Passes, Schedule
+from daskfactor.data.grid import Passes, Schedule
 from daskfactor.errors import ModelError, OptionError
-from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
-from daskfactor.executors.state import BlockCells, ChainState, FactorBand
+from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan, plan_visits
+from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.inference.bands import drop_arrays, fill_array
 from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, Sampler, StepSize, Track, Work
 from daskfactor.inference.chain import Chain, OnShare, TrackRun
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.program import Fit, Program, band_prior, law_of, take_fits
+from daskfactor.inference.passes import Share
+from daskfactor.inference.program import (
+    COLUMNS,
+    RATE,
+    ROWS,
+    SHIFT,
+    Fit,
+    Program,
+    band_prior,
+    law_of,
+    take_fits,
+)
 from daskfactor.inference.setting import Setting
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.langevin import accumulate_moments, leapfrog_drift, leapfrog_kick
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.kernels.views import Workspace
+from daskfactor.models.gamma_factors import Hyperparameters
+from daskfactor.models.settings import Mask
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.schema import Variable, statistic
 
@@ -40,6 +56,8 @@ FIRST_STEP = 0.5
 """Step that tuning begins with, for one entry; d of them take d^(-1/4) as much."""
 JITTER = 0.2
 """A proposal's step is ε times a uniform factor within 1 ± this."""
+START = ("values before", "gradient before")
+"""Arrays of a band on its path: where this began."""
 SLAB = 2**16
 """Monitored cells that are predicted together."""
 
@@ -53,8 +71,7 @@ def check_leapfrog(options: Any) -> None:
     else:
         object.__setattr__(options, "step", positive_number("step", step))
     object.__setattr__(options, "steps", whole_number("steps", options.steps, 1))
-    if not is_number(target) or not 0 < target < 1:
-        raise OptionError(f"target_accept must be a number between 0 and 1, got {target!r}")
+    inner_share("target_accept", target)
     object.__setattr__(options, "target_accept", float(target))
 
 
@@ -132,21 +149,14 @@ class HMCChain(TweedieChain):
         1/m = (θ + 1/c) / c, with c the denominator of the multiplicative update; 0 where an
         entry is frozen. At a mode alone c would be far too large near zero for β < 1.
         """
-        hyper = self.tempered
-        for factor, band, denominator in self._denominators(state):
-            c = denominator / hyper.dispersion + band_prior(band, hyper, factor)[0]
-            spread, own = band.arrays["spread"], (band.values + 1.0 / c) / c
-            spread[:] = np.sqrt((1.0 - weight) * spread**2 + weight * own)
-            frozen = self.model.frozen[factor]
-            if frozen is not None:
-                spread[:, frozen] = 0
+        how: Any = {"hyper": self.tempered, "weight": weight, "frozen": self.model.frozen}
+        self._with_shares(state, partial(average_spread, **how), "spread")
 
     def _follow_dispersion(self) -> None:
         super()._follow_dispersion()
         if self.rule.drawn:  # fit and gradient are another law's
             self.fit = None
-            for band in self.tracks[0].state.bands():
-                band.arrays["gradient"][:] = 0
+            self.tracks[0].state.each(partial(fill_array, name="gradient", value=0.0))
 
     # -- what a checkpoint holds ---------------------------------------------------
 
@@ -174,10 +184,10 @@ class HMCChain(TweedieChain):
         del track
         return ConstantStep(self.size)
 
-    def step_size(self, run: TrackRun, cycle: int) -> float:
-        """Return ε at a cycle of the running segment."""
+    def step_sizes(self, run: TrackRun, cycles: list[int]) -> Array:
+        """Return ε at cycles of the running segment."""
         del run
-        return self.sizes[cycle]
+        return np.array([self.sizes[cycle] for cycle in cycles])
 
     def _run_cycles(self, run: TrackRun, end: int, tell: OnShare) -> None:
         if self.fit is None:  # gradient and fit where the chain starts
@@ -210,42 +220,127 @@ class HMCChain(TweedieChain):
         jitter, threshold = generator(seed, self.number, Stream.ACCEPTANCE, cycle).random(2)
         self.size = self.averaging.size(self.sampler.step, tuning, float(jitter)) * self.shrink
         self.sizes[cycle] = self.size
-        start = [(b.values.copy(), b.arrays["gradient"].copy()) for b in run.state.bands()]
-        sampler, program = self.sampler, self.program(run.track)
-        sides = tuple(enumerate((run.state.rows, run.state.cols)))
-        key = noise_key(seed, self.number)
-        for factor, bands in sides:
-            for band in bands:
-                fill_normals(band.arrays["momentum"], key, cycle, factor, band.offset)
-        before = sampler.energy(program, run.state, fit)
+        sampler, program, key = self.sampler, self.program(run.track), noise_key(seed, self.number)
+        begun, ended = [], []
+        for factor in (ROWS, COLUMNS):
+            off = partial(set_off, program=program, key=key, cycle=cycle, factor=factor)
+            begun += run.state.each(off, factor)
         with np.errstate(all="ignore"):  # a proposal may run away: it is then rejected
-            for factor, bands in sides:
-                for band in bands:
-                    sampler.kick(program, band, factor, 0.5)
-                    sampler.drift(program, band)
             self.fit = self._run(run, cycle, sampler.steps, CycleOptions(evaluate=True))
-            change = sampler.energy(program, run.state, self.fit) - before
+        for factor in (ROWS, COLUMNS):
+            ended += run.state.each(partial(energies, program=program, factor=factor), factor)
+        change = energy(program, ended, self.fit) - energy(program, begun, fit)
         probability = math.exp(min(0.0, -change)) if math.isfinite(change) else 0.0
         if not threshold < probability:
             self.fit = fit
-            for band, (values, gradient) in zip(run.state.bands(), start, strict=True):
-                band.values[:] = values
-                band.arrays["gradient"][:] = gradient
+            run.state.each(go_back)
+        run.state.each(partial(drop_arrays, names=START))
         self.acceptance[cycle] = probability
         if tuning:
             self.averaging = self.averaging.after(probability, self.sampler.target_accept)
 
     def _record(self, run: TrackRun, cycle: int, wanted: CycleOptions) -> None:
         """Record the state that was decided on, as other samplers do inside operations."""
-        op, state = Op(Action.UPDATE, Block(0, 0), cycle, -1, 1.0, True, wanted), run.state
-        program = self.program(run.track)
-        for row, col in zip(state.rows, state.cols, strict=True):
-            program.finish_cycle(op, (row, col))
-        if wanted.record:
-            for block, cells in state.cells.items():
-                watch(cells, state.rows[block.row].values, state.cols[block.col].values)
+        setting, observed = self.setting, self.setting.data.n_observed
+        plan = plan_visits(observed, Action.UPDATE, cycle, wanted)[-1:]  # every band once
+        if wanted.record and run.state.cells:
+            plan += plan_visits(observed, Action.EVALUATE, cycle, wanted)
+        program = Recorder(self.program(run.track))
+        run.state = setting.executor.run(plan, program, run.state, setting.data)
+        run.state.evaluations.clear()
         if wanted.evaluate:
             self._note(run, cycle, cast("Fit", self.fit), self.learnt(run))
+
+
+def average_spread(
+    band: FactorBand,
+    share: Share,
+    factor: int,
+    cycle: int,
+    hyper: Hyperparameters,
+    weight: float,
+    frozen: tuple[Mask, Mask],
+) -> None:
+    """Average S² = (θ + 1/c) / c over states, c = D / φ + λ with a denominator D."""
+    del cycle
+    c = share[1] / hyper.dispersion + band_prior(band, hyper, factor)[0]
+    spread, own = band.arrays["spread"], (band.values + 1.0 / c) / c
+    spread[:] = np.sqrt((1.0 - weight) * spread**2 + weight * own)
+    if frozen[factor] is not None:
+        spread[:, frozen[factor]] = 0
+
+
+def set_off(
+    band: FactorBand, program: Program, key: Array, cycle: int, factor: int
+) -> tuple[float, float]:
+    """Draw the momenta of a band, and take the first half kick and drift; return `energies`.
+
+    Where they begin is kept.
+    """
+    for name, own in zip(START, (band.values, band.arrays["gradient"]), strict=True):
+        band.arrays[name] = own.copy()
+    fill_normals(band.arrays["momentum"], key, cycle, factor, band.offset)
+    found, sampler = energies(band, program, factor), program.algorithm
+    with np.errstate(all="ignore"):  # a proposal may run away: it is then rejected
+        sampler.kick(program, band, factor, 0.5)
+        sampler.drift(program, band)
+    return found
+
+
+def energies(band: FactorBand, program: Program, factor: int) -> tuple[float, float]:
+    """Return minus the log prior density of a band, and the energy of its momenta."""
+    u = band.arrays["momentum"]
+    with np.errstate(all="ignore"):
+        prior = -program.algorithm.log_prior(program, band, factor)
+        return prior, 0.5 * float(np.sum(np.square(u, dtype=np.float64)))
+
+
+def energy(program: Program, found: list[tuple[float, float]], fit: Fit) -> float:
+    """Return -log p(V | W, H)^t p(W, H) but for a constant, and the momenta's energy."""
+    parts = [-fit.negative_divergence / program.hyper.dispersion, *chain.from_iterable(found)]
+    return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan
+
+
+def go_back(band: FactorBand) -> None:
+    """Go back to where a path began."""
+    band.values[:], band.arrays["gradient"][:] = (band.arrays[name] for name in START)
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Records the state that was decided on, and what it predicts for monitored cells."""
+
+    program: Program
+
+    def update(
+        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        """Record two bands."""
+        del data, workspace
+        self.program.finish_cycle(op, (rows, cols))
+
+    def evaluate(
+        self,
+        op: Op,
+        data: BlockedData,
+        rows: FactorBand,
+        cols: FactorBand,
+        cells: BlockCells | None,
+        workspace: Workspace,
+    ) -> Evaluation:
+        """Move the moments of a block's monitored cells."""
+        del data, workspace
+        if cells is not None:
+            watch(cells, rows.values, cols.values)
+        return Evaluation(op.cycle, op.block, np.zeros(2))
+
+    def touches(self, op: Op) -> tuple[str, ...]:
+        """Name the arrays that priors and moments need."""
+        return (RATE, SHIFT, *MOMENTS) if op.action == Action.UPDATE else ()
+
+    def changes(self, op: Op) -> tuple[str, ...]:
+        """Name the moments."""
+        return MOMENTS if op.action == Action.UPDATE else ()
 
 
 def watch(cells: BlockCells, W: Array, H: Array) -> None:
@@ -334,10 +429,9 @@ class HMC(Sampler):
     def arrays(self) -> tuple[str, ...]:
         return (*MOMENTS, "gradient", "momentum", "spread")
 
-    def carried(self, width: int) -> tuple[float, float]:
+    def sizes(self, width: int) -> dict[str, float]:
         """Count values and gradients to go back to, too."""
-        tuning, after = super().carried(width)
-        return tuning + 2, after + 2
+        return super().sizes(width) | {"values to go back to": 1.0, "gradients to go back to": 1.0}
 
     def for_compilation(self) -> Self:
         return replace(super().for_compilation(), steps=1, step="auto", target_accept=0.8)
@@ -383,13 +477,3 @@ class HMC(Sampler):
         momentum, spread = band.arrays["momentum"], band.arrays["spread"]
         leapfrog_drift(band.values, momentum, spread, program.step(0))
         band.arrays["gradient"][:] = 0
-
-    def energy(self, program: Program, state: ChainState, fit: Fit) -> float:
-        """Return -log p(V | W, H)^t p(W, H) but for a constant, and the momenta's energy."""
-        parts = [-fit.negative_divergence / program.hyper.dispersion]
-        for factor, bands in enumerate((state.rows, state.cols)):
-            for band in bands:
-                parts.append(-self.log_prior(program, band, factor))
-                u = band.arrays["momentum"]
-                parts.append(0.5 * float(np.sum(np.square(u, dtype=np.float64))))
-        return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan

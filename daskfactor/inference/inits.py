@@ -171,7 +171,7 @@ def _of_result(result: Any, model: FactorModel, data: BlockedData, chains: int) 
         tree = require_draws(result, "a start from it")
         kind, group = DRAWS, tree["posterior"].to_dataset()
         places = drawn = _picked(tree, chains)
-    row, column = factor_dims(xr.DataTree.from_dict({"posterior": group}))
+    row, column = factor_dims(group)
     of_w, of_h = ("chain", "draw", row, "component"), ("chain", "draw", "component", column)
     found = group[["W", "H"]].transpose(*of_w, column)
     parts = [found.isel(chain=c, draw=d).compute(scheduler="threads") for c, d in places]

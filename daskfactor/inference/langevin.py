@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import is_number
+from daskfactor.checks import is_number, one_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Passes, Reshuffled, Schedule
 from daskfactor.errors import DataError, OptionError
@@ -120,13 +120,8 @@ class LangevinSampler(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.transition not in self.transitions:
-            known = " or ".join(f'"{name}"' for name in self.transitions)
-            raise OptionError(f"transition must be {known}, got {self.transition!r}")
-        if self.preconditioner not in ("majorizer", "identity"):
-            raise OptionError(
-                f'preconditioner must be "majorizer" or "identity", got {self.preconditioner!r}'
-            )
+        one_of("transition", self.transition, self.transitions)
+        one_of("preconditioner", self.preconditioner, ("majorizer", "identity"))
         object.__setattr__(self, "step", checked_step(self.step))
         if self.step == "auto" and not self.majorizer:
             raise OptionError(

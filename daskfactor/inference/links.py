@@ -1,18 +1,19 @@
 """Links from covariates to a factor: their draws, and the prior means that follow from them.
 
-The driver has a whole factor between segments, and all else that a link's conditional needs.
+A link's conditional needs the whole factor, which is brought together for it.
 Rows without any data tell nothing of it: they are integrated out wherever hyperparameters are
 drawn, and drawn anew from their prior afterwards. Among many of them a link would hardly move.
 """
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.executors.state import ChainState, FactorBand, split_factor
-from daskfactor.inference.program import SHIFT, unshifted
+from daskfactor.executors.state import ChainState
+from daskfactor.inference.bands import pieces_of, take_array
+from daskfactor.inference.program import SHIFT
 from daskfactor.inference.setting import Setting, in_callers_order
 from daskfactor.machine import single_threaded_blas
 
@@ -62,11 +63,9 @@ def telling_rows(setting: Setting, state: ChainState, factor: int) -> Array:
 def place(setting: Setting, state: ChainState, factor: int, name: str, values: Array) -> None:
     """Put an array, a row for each of a factor's in the caller's order, into the bands."""
     data = setting.data
-    grid, order = ((data.grid.rows, data.row_order), (data.grid.cols, data.col_order))[factor]
-    values = values.astype(data.dtype)
-    pieces = split_factor(values if order is None else values[order], grid.offsets)
-    for band, piece in zip((state.rows, state.cols)[factor], pieces, strict=True):
-        band.arrays[name] = piece
+    order, values = (data.row_order, data.col_order)[factor], values.astype(data.dtype)
+    pieces = pieces_of(data.grid, factor, values if order is None else values[order])
+    state.each(partial(take_array, name=name), factor, pieces)
 
 
 def observed(setting: Setting, factor: int) -> NDArray[np.bool_]:
@@ -75,17 +74,16 @@ def observed(setting: Setting, factor: int) -> NDArray[np.bool_]:
     return np.asarray((data.row_observed, data.col_observed)[factor] > 0)
 
 
-def telling(
-    setting: Setting, state: ChainState, factor: int
-) -> Iterator[tuple[FactorBand, Any, Array]]:
-    """Give every band of a factor, its rows that tell of hyperparameters, and these rows.
+def observed_pieces(setting: Setting, factor: int) -> list[NDArray[np.bool_]]:
+    """Cut `observed` into bands'."""
+    return pieces_of(setting.data.grid, factor, observed(setting, factor))
 
-    They are all rows, or those that have data where there are covariates, and less what these
-    add to their prior means.
+
+def telling(setting: Setting, factor: int) -> list[Any]:
+    """Say which rows of every band of a factor tell of hyperparameters.
+
+    They are all rows, or those that have data where there are covariates.
     """
-    linked, seen = setting.model.covariates[factor] is not None, observed(setting, factor)
-    for band in (state.rows, state.cols)[factor]:
-        rows: Any = slice(None)
-        if linked:
-            rows = seen[band.span]
-        yield band, rows, unshifted(band)[rows]
+    if setting.model.covariates[factor] is None:
+        return [slice(None)] * setting.data.grid.blocks
+    return observed_pieces(setting, factor)

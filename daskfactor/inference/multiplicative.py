@@ -2,8 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,14 +14,16 @@ from daskfactor.checks import warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState, FactorBand, make_state
+from daskfactor.executors.state import ChainState, FactorBand, empty_state
+from daskfactor.inference.bands import column_sums, height, lift, multiply, sum_moving
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
-from daskfactor.inference.program import Fit, column_sums, evaluate, shares
+from daskfactor.inference.passes import BOTH, Share, SharePass, evaluate, run_pass
+from daskfactor.inference.program import Fit
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import SHARED, Totals, log_sum
-from daskfactor.models.settings import Mask, held
+from daskfactor.models.settings import FixedComponents, Mask, held
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
@@ -197,7 +200,8 @@ class MultiplicativeUpdates(Optimizer):
         on_step: OnStep,
         state: ChainState | None = None,
     ) -> PointFit:
-        state, rule = state or start_state(data, model, seed, 0), dispersion_rule(model, data)
+        state = state or start_state(data, model, seed, 0, executor=executor)
+        rule = dispersion_rule(model, data)
         return run_updates(data, model, state, executor, rule, self.max_iter, self.tol, on_step)
 
 
@@ -207,16 +211,32 @@ def mean_floor(data: BlockedData, likelihood: Likelihood) -> float:
 
 
 def initial_state(
-    data: BlockedData, n_components: int, seed: int, chain: int, attempt: int = 0
+    data: BlockedData,
+    n_components: int,
+    seed: int,
+    chain: int,
+    attempt: int = 0,
+    executor: Executor | None = None,
 ) -> ChainState:
-    """Random positive factors under which μ has about the mean of the data."""
+    """Random positive factors under which μ has about the mean of the data.
+
+    Every band draws its own rows, where an executor holds it, if there is one.
+    """
+    state, grid = empty_state(data.grid, n_components, data.dtype), data.grid
+    state = state if executor is None else executor.hold(state)
     size = math.sqrt(typical_value(data) / n_components)
-    factors = []
-    for side, length in enumerate(data.shape):
-        rng = generator(seed, chain, Stream.START, side, *([attempt] if attempt else []))
-        factor = size * (0.5 + rng.random((length, n_components)))
-        factors.append(factor.astype(data.dtype))
-    return make_state(data.grid, factors[0], factors[1])
+    for factor, own in enumerate((grid.rows, grid.cols)):
+        address = seed, chain, Stream.START, factor, *([attempt] if attempt else [])
+        state.each(partial(draw_rows, size=size, address=address), factor, own.sizes)
+    return state
+
+
+def draw_rows(band: FactorBand, length: int, size: float, address: Sequence[Any]) -> None:
+    """Draw a band's rows: numbers of a factor's stream from its first row on."""
+    rng, width = generator(*address), band.values.shape[1]
+    rng.bit_generator.advance(band.offset * width)  # type: ignore[attr-defined]
+    drawn = size * (0.5 + rng.random((length, width)))
+    band.values = drawn.astype(band.values.dtype)
 
 
 def run_updates(
@@ -235,37 +255,39 @@ def run_updates(
     how much it counts against the likelihood depends on φ. After 60 iterations φ
     stays as it is, and only then can the objective be compared with itself.
     """
-    floor = mean_floor(data, model.likelihood)
-    hyper = model.resolve(data.mean, rule.fixed or 1.0)._replace(dispersion=rule.first)
-    history: list[tuple[int, float]] = []
+    floor, history, done = mean_floor(data, model.likelihood), list[tuple[int, float]](), 0
+    hyper = model.resolve(data.level, rule.fixed or 1.0)._replace(dispersion=rule.first)
     fit = Fit(-math.inf, math.inf)
-    for iteration in range(1, iterations + 1):
-        if iteration > LAST_LOOK or rule.settled:
-            hyper = relevance(data, model, state, hyper)
+    for stop in sorted({*range(FIT_EVERY, iterations, FIT_EVERY), FIRST_LOOK, iterations}):
+        if stop > iterations:
+            continue
+        follow = model.shares_rates and (done >= LAST_LOOK or rule.settled)
+        while done < stop:
+            hyper = relevance(data, model, state, hyper) if follow else hyper
+            count = 1 if follow else stop - done
+            update(data, model, state, executor, hyper, count, counted(on_step, done, iterations))
+            done += count
+        rule.fade(model, state)
         law, _ = model.at(hyper)
-        for factor in (0, 1):
-            update(data, model, state, executor, hyper, factor)
-        finished = False
-        if iteration % FIT_EVERY == 0 or iteration in (FIRST_LOOK, iterations):
-            rule.fade(model, state)
-            if iteration <= LAST_LOOK:
-                fit, phi = rule.look(executor, state, floor)
-            else:
-                fit, phi = evaluate(executor, data, state, law, floor), hyper.dispersion
-            if iteration >= LAST_LOOK:
-                rule.settle(rule.estimate(fit), last=False)
-                phi = rule.fixed or phi
-            hyper = hyper._replace(dispersion=phi)
-            value = objective(model, state, hyper, fit)
-            if iteration > LAST_LOOK + FIT_EVERY and tol:
-                before = history[-1][1]
-                finished = before - value <= tol * abs(before)
-            history.append((iteration, value))
-        if on_step is not None:
-            on_step(iteration, iterations)
-        if finished:
-            break
+        if done <= LAST_LOOK:
+            fit, phi = rule.look(executor, state, floor)
+        else:
+            fit, phi = evaluate(executor, data, state, law, floor), hyper.dispersion
+        if done >= LAST_LOOK:
+            rule.settle(rule.estimate(fit), last=False)
+            phi = rule.fixed or phi
+        hyper = hyper._replace(dispersion=phi)
+        history.append((done, objective(model, state, hyper, fit)))
+        if done > LAST_LOOK + FIT_EVERY and tol:
+            before, value = history[-2][1], history[-1][1]
+            if before - value <= tol * abs(before):
+                break
     return PointFit(state, hyper, fit, history)
+
+
+def counted(on_step: OnStep | None, before: int, whole: int) -> Callable[[int], None]:
+    """Listen to the cycles of a plan, and tell how many iterations are done in all."""
+    return lambda cycle: None if on_step is None else on_step(before + cycle + 1, whole)
 
 
 def update(
@@ -274,58 +296,120 @@ def update(
     state: ChainState,
     executor: Executor,
     hyper: Hyperparameters,
-    factor: int,
+    iterations: int = 1,
+    on_cycle: Callable[[int], None] | None = None,
 ) -> None:
-    """Update one factor; φ says how much its prior counts."""
+    """Update W and H in turn; φ says how much their priors count."""
     likelihood, hyper = model.at(hyper)
-    frozen, power = model.frozen[factor], likelihood.exponent
-    side, bands = (("rows", state.rows), ("columns", state.cols))[factor]
+    move = MoveByShare(
+        tuple(_pull(hyper, factor) for factor in BOTH),
+        likelihood,
+        SMALLEST * math.sqrt(typical_value(data) / model.n_components),
+        model.frozen,
+    )
+    program = SharePass(likelihood, mean_floor(data, likelihood), BOTH, finish=move)
+    run_pass(executor, program, state, data, iterations, on_cycle)
+
+
+def _pull(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
+    """Return φ λ and φ (a - 1) of the prior of a factor."""
     rate, shape = hyper.prior(factor)
-    penalty, pull = hyper.dispersion * rate, hyper.dispersion * (shape - 1.0)
-    smallest = SMALLEST * math.sqrt(typical_value(data) / model.n_components)
-    floor = mean_floor(data, likelihood)
-    found = shares(executor, data, state, side, likelihood, floor)
-    for band, (numerator, denominator) in zip(bands, found, strict=True):
-        theta, total = band.values, denominator + penalty
-        with held(theta, frozen):
-            if pull:
-                positive = np.maximum(total, np.finfo(theta.dtype).tiny)
-                theta[:] = gamma_update(theta, numerator, positive, pull, likelihood, smallest)
-                continue
-            ratio = np.zeros_like(numerator)  # 0 / 0 counts as 0
-            np.divide(numerator, total, out=ratio, where=total > 0)
-            np.maximum(ratio, 0, out=ratio)
-            theta *= ratio if power == 1.0 else ratio**power
+    return hyper.dispersion * rate, hyper.dispersion * (shape - 1.0)
 
 
-def totals_of(model: GammaFactors, sides: Sequence[Sequence[Array]]) -> list[Totals]:
+@dataclass(frozen=True)
+class MoveByShare:
+    """Moves a band by its share; ``priors`` have φ λ and φ (a - 1), by factor."""
+
+    priors: tuple[tuple[Any, float], ...]
+    likelihood: Likelihood
+    smallest: float
+    frozen: tuple[Mask, Mask]
+
+    def __call__(self, band: FactorBand, share: Share, factor: int, cycle: int) -> None:
+        """Move a band."""
+        del cycle
+        with held(band.values, self.frozen[factor]):
+            rest = *self.priors[factor], self.likelihood, self.smallest
+            take_share(band.values, share, *rest)
+
+
+def take_share(
+    theta: Array,
+    share: Share,
+    penalty: Any,
+    pull: float,
+    likelihood: Likelihood,
+    smallest: float,
+) -> None:
+    """Move the entries of a band by a numerator and a denominator, in place.
+
+    ``penalty`` is φ λ and ``pull`` φ (a - 1) of their prior; others as for `gamma_update`.
+    """
+    numerator, power = share[0], likelihood.exponent
+    total = share[1] + penalty
+    if pull:
+        positive = np.maximum(total, np.finfo(theta.dtype).tiny)
+        theta[:] = gamma_update(theta, numerator, positive, pull, likelihood, smallest)
+        return
+    ratio = np.zeros_like(numerator)  # 0 / 0 counts as 0
+    np.divide(numerator, total, out=ratio, where=total > 0)
+    np.maximum(ratio, 0, out=ratio)
+    theta *= ratio if power == 1.0 else ratio**power
+
+
+class Entries(NamedTuple):
+    """Sums over some rows of a factor: of columns, of logarithms and of rows, as asked for."""
+
+    length: int
+    columns: Array
+    logs: float
+    rows: Array | None
+
+
+def sum_entries(values: Array, frozen: Mask, logs: bool, by_rows: bool) -> Entries:
+    """Sum up rows of a factor; logarithms and sums of rows are those of the free columns."""
+    free = values
+    if logs or by_rows:
+        free = values[:, np.ones(values.shape[1], bool) if frozen is None else ~frozen]
+    rows = free.sum(axis=1, dtype=np.float64) if by_rows else None
+    columns = values.sum(axis=0, dtype=np.float64)
+    return Entries(len(values), columns, log_sum(free) if logs else 0.0, rows)
+
+
+def sum_band(band: FactorBand, **asked: Any) -> Entries:
+    """Sum up a band, as `sum_entries`."""
+    return sum_entries(band.values, **asked)
+
+
+def totals_of(
+    model: GammaFactors, state: ChainState, apart: Mapping[int, Array] | None = None
+) -> list[Totals]:
     """Sum up the free entries of both factors as the conditionals of their priors need it.
 
-    ``sides`` are the entries of W and of Hᵀ, band by band, in units of what covariates multiply
-    their prior means by.
+    ``apart``: by factor, the entries that count in place of the state's, in units of what
+    covariates multiply their prior means by.
     """
-    found = []
-    shapes = model.shape_w, model.shape_h
-    for factor, bands in enumerate(sides):
-        mask, by = model.frozen[factor], model.rates_of[factor]
+    found, shapes = [], (model.shape_w, model.shape_h)
+    for factor, by in enumerate(model.rates_of):
+        mask = model.frozen[factor]
         free = np.ones(model.n_components, bool) if mask is None else ~mask
-        length, logs = sum(map(len, bands)), 0.0
-        if shapes[factor] == "auto":
-            logs = math.fsum(log_sum(values[:, free]) for values in bands)
-        sums = np.sum([values.sum(axis=0, dtype=np.float64) for values in bands], axis=0)
+        by_rows = by is not None and by != "component"
+        asked: Any = {"frozen": mask, "logs": shapes[factor] == "auto", "by_rows": by_rows}
+        if apart and factor in apart:
+            parts = [sum_entries(apart[factor], **asked)]
+        else:
+            parts = state.each(partial(sum_band, **asked), factor)
+        length, logs = sum(part.length for part in parts), math.fsum(part.logs for part in parts)
+        sums = np.sum([part.columns for part in parts], axis=0)
         count, total = length * free.astype(np.float64), np.where(free, sums, 0.0)
         if by is None:
             count, total = count.sum(keepdims=True), total.sum(keepdims=True)
-        elif by != "component":
-            rows = [values[:, free].sum(axis=1, dtype=np.float64) for values in bands]
-            count, total = np.full(length, float(free.sum())), np.concatenate(rows)
+        elif by_rows:
+            count = np.full(length, float(free.sum()))
+            total = np.concatenate([part.rows for part in parts])
         found.append(Totals(count, total, logs))
     return found
-
-
-def entries_of(state: ChainState) -> list[list[Array]]:
-    """Give the entries of W and of Hᵀ, band by band."""
-    return [[band.values for band in bands] for bands in (state.rows, state.cols)]
 
 
 def relevance(
@@ -337,8 +421,8 @@ def relevance(
     """
     if not model.shares_rates:
         return hyper
-    about = hyper.dispersion, data.mean, data.total_mass
-    rates = model.mean_relevance(totals_of(model, entries_of(state)), *about)
+    about = hyper.dispersion, data.level, data.total_mass
+    rates = model.mean_relevance(totals_of(model, state), *about)
     return hyper._replace(rate_w=rates, rate_h=rates)
 
 
@@ -350,28 +434,17 @@ def objective(model: GammaFactors, state: ChainState, hyper: Hyperparameters, fi
     (α + n_k) / (b + S_k), it is (α + n_k) log (b + S_k), the density without these rates.
     """
     prior, (_, hyper) = 0.0, model.at(hyper)
-    for factor, bands in enumerate((state.rows, state.cols)):
+    for factor, mask in enumerate(model.frozen):
         rate, shape = hyper.prior(factor)
-        free = _moving(bands, model.frozen[factor])
+        found = state.each(partial(sum_moving, frozen=mask, logs=shape != 1.0), factor)
         if isinstance(rate, np.ndarray):
-            length = sum(len(values) for values in free)
+            length = sum(part.rows for part in found)
             prior -= (SHARED / 2 + shape * length) * float(np.sum(np.log(rate)))
         else:
-            prior += rate * _total(free)
+            prior += rate * sum(part.total for part in found)
         if shape != 1.0:
-            tiny = np.finfo(free[0].dtype).tiny  # a zero counts as the smallest normal number
-            logs = (np.log(np.maximum(values, tiny)).sum(dtype=np.float64) for values in free)
-            prior -= (shape - 1.0) * math.fsum(map(float, logs))
+            prior -= (shape - 1.0) * math.fsum(part.logs for part in found)
     return -fit.negative_divergence + hyper.dispersion * prior
-
-
-def _moving(bands: list[FactorBand], frozen: Mask) -> list[Array]:
-    """Return the columns of bands that are not frozen."""
-    return [band.values if frozen is None else band.values[:, ~frozen] for band in bands]
-
-
-def _total(parts: list[Array]) -> float:
-    return float(sum(float(values.sum(dtype=np.float64)) for values in parts))
 
 
 def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None:
@@ -389,36 +462,35 @@ def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None
     for mask in frozen:
         if mask is not None:
             ratio[mask] = 1.0
-    for bands, factor, mask in zip(
-        (state.rows, state.cols), (ratio, 1.0 / ratio), frozen, strict=True
-    ):
-        for band in bands:
-            band.values *= factor.astype(band.values.dtype)
-        free = _moving(bands, mask)
-        count = sum(values.size for values in free)
-        lift = 1e-3 * _total(free) / max(count, 1)
-        for band in bands:
-            with held(band.values, mask):
-                band.values += band.values.dtype.type(lift)
+    for factor, (by, mask) in enumerate(zip((ratio, 1.0 / ratio), frozen, strict=True)):
+        state.each(partial(multiply, by=by), factor)
+        found = state.each(partial(sum_moving, frozen=mask), factor)
+        count = sum(part.size for part in found)
+        more = 1e-3 * sum(part.total for part in found) / max(count, 1)
+        state.each(partial(lift, by=more, frozen=mask), factor)
 
 
 def even_out(state: ChainState) -> None:
     """Rescale a balanced state so that W and H have the same mean, as under one prior rate."""
-    lengths = [sum(len(band.values) for band in bands) for bands in (state.rows, state.cols)]
-    factor = math.sqrt(lengths[0] / lengths[1])
-    for bands, scale in ((state.rows, factor), (state.cols, 1.0 / factor)):
-        for band in bands:
-            band.values *= band.values.dtype.type(scale)
+    lengths = [sum(state.each(height, factor)) for factor in (0, 1)]
+    scale = math.sqrt(lengths[0] / lengths[1])
+    for factor, by in enumerate((scale, 1.0 / scale)):
+        state.each(partial(multiply, by=by), factor)
 
 
 def start_state(
-    data: BlockedData, model: GammaFactors, seed: int, chain: int, attempt: int = 0
+    data: BlockedData,
+    model: GammaFactors,
+    seed: int,
+    chain: int,
+    attempt: int = 0,
+    executor: Executor | None = None,
 ) -> ChainState:
     """Random positive factors under which μ has about the mean of the data.
 
     Of those of an ``attempt``, from 0; frozen components have their values.
     """
-    state = initial_state(data, model.n_components, seed, chain, attempt)
+    state = initial_state(data, model.n_components, seed, chain, attempt, executor)
     return with_fixed(state, data, model)
 
 
@@ -431,13 +503,18 @@ def with_fixed(
     """
     if model.fixed == (None, None):
         return state
-    tilt = model.tilt(data.mean) if rescale else 1.0
-    for bands, fixed, order, scale in (
-        (state.rows, model.fixed[0], data.row_order, tilt),
-        (state.cols, model.fixed[1], data.col_order, 1.0 / tilt),
-    ):
-        for band in bands:
-            band.values *= band.values.dtype.type(scale)
-            if fixed is not None:
-                fixed.put(band.values, band.span if order is None else order[band.span])
+    tilt = model.tilt(data.level) if rescale else 1.0
+    grid, orders = data.grid, (data.row_order, data.col_order)
+    for factor, (fixed, by) in enumerate(zip(model.fixed, (tilt, 1.0 / tilt), strict=True)):
+        state.each(partial(multiply, by=by), factor)
+        if fixed is not None:
+            spans = map((grid.rows, grid.cols)[factor].slice, range(grid.blocks))
+            order = orders[factor]
+            own = [fixed.at(span if order is None else order[span]) for span in spans]
+            state.each(put_fixed, factor, own)
     return state
+
+
+def put_fixed(band: FactorBand, fixed: FixedComponents) -> None:
+    """Put the values of frozen components in, of which a band's own rows are given."""
+    fixed.put(band.values, slice(None))

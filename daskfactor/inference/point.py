@@ -2,7 +2,8 @@
 
 import json
 import time
-from typing import Any
+from hashlib import sha256
+from typing import Any, Unpack
 
 import numpy as np
 import xarray as xr
@@ -15,14 +16,16 @@ from daskfactor.inference.base import chosen
 from daskfactor.inference.inits import SHORT, Init, checked_init
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import OnStep, Optimizer, PointFit
-from daskfactor.inference.session import Session, session, verb
+from daskfactor.inference.session import Session, session
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.inference.starts import best_of, state_maker
 from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.progress import OnEvent, RunEvent
-from daskfactor.results.schema import beside
+from daskfactor.options import OnWeighed, verb
+from daskfactor.progress import RunEvent
+from daskfactor.results.schema import beside, tell_of
+from daskfactor.results.stacks import with_index
 
 
 @verb
@@ -34,13 +37,7 @@ def optimize(
     init: Any = "auto",
     starts: int = 1,
     random_seed: int | None = None,
-    progressbar: bool = True,
-    client: Any = None,
-    blocks: int | None = None,
-    unstored: str | None = None,
-    uncertainty: Any = None,
-    executor: str | Executor = "auto",
-    callback: OnEvent | None = None,
+    **options: Unpack[OnWeighed],
 ) -> xr.Dataset:
     """Find one point estimate of the factors: the fit that the samplers start from.
 
@@ -59,8 +56,8 @@ def optimize(
         Starts of which, after 40 multiplicative updates of each, the best goes on.
     random_seed
         Seed of the random starts.
-    progressbar, client, blocks, unstored, uncertainty, executor, callback
-        As for :func:`sample`.
+    options
+        Where it runs, and how V is read, as for :func:`sample`.
 
     Returns
     -------
@@ -82,19 +79,7 @@ def optimize(
     method = chosen(Optimizer, method, model.default_optimizer, "method")
     model.check_settled(method.name)
     method.check_model(model)
-    with session(
-        V,
-        model,
-        blocks,
-        unstored,
-        reading={"uncertainty": uncertainty},
-        weighed=True,
-        random_seed=random_seed,
-        progressbar=progressbar,
-        client=client,
-        executor=executor,
-        callback=callback,
-    ) as run:
+    with session(V, model, weighed=True, random_seed=random_seed, **options) as run:
         started = time.perf_counter()
         if run.data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
@@ -104,8 +89,11 @@ def optimize(
         def on_step(done: int, total: int) -> None:
             run.on_event(RunEvent("warm start", done, total))
 
-        state = _opening(run, model, method, asked, on_step)
-        point = method.fit(run.data, model, run.executor, run.seed, on_step, state)
+        def fitted() -> Any:
+            state = _opening(run, model, method, asked, on_step)
+            return method.fit(run.data, model, run.executor, run.seed, on_step, state)
+
+        point = run.executor.until_kept(fitted)
         made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
         made |= {"init": json.dumps(asked.to_dict())}
         return point_dataset(run.data, model, method, point, made)
@@ -140,10 +128,11 @@ def point_dataset(
     labels = data.labels
     given = dict.fromkeys([labels.row_dim, labels.col_dim, *labels.row_coords, *labels.col_coords])
     name = beside(given, {"W", "H", "objective", "component", "iteration"})
+    tell_of(name)
     row, col = name[labels.row_dim], name[labels.col_dim]
     iterations, objective = zip(*point.objective, strict=True)
     hyper = {key: value for key, value in point.hyper._asdict().items() if np.isscalar(value)}
-    return xr.Dataset(
+    point_of = xr.Dataset(
         {
             "W": ((row, "component"), W),
             "H": (("component", col), np.ascontiguousarray(Ht.T)),
@@ -152,18 +141,26 @@ def point_dataset(
         coords={
             "component": list(model.component_names() or range(model.width)),
             "iteration": list(iterations),
-            **{name[own]: (row, values) for own, values in labels.row_coords.items()},
-            **{name[own]: (col, values) for own, values in labels.col_coords.items()},
+            **{
+                name[own]: (name[str(along)], *rest)
+                for own, (along, *rest) in labels.coords.items()
+            },
         },
         attrs={
             "method": method.name,
             "model": json.dumps(model.to_dict()),
+            "run": json.dumps({"source": data.source.to_dict()}),
             **hyper,
             "dispersion": point.hyper.dispersion,
             "n_iter": int(iterations[-1]),
+            "mean": data.mean,
+            "level": data.level,
+            # New rows that are drawn given it say so; the same fit has the same name.
+            "trace_id": sha256(W.tobytes() + Ht.tobytes()).hexdigest()[:32],
             **attrs,
         },
     )
+    return with_index(point_of, labels.stacks, {inner: users for users, inner in name.items()})
 
 
 def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor: Executor) -> float:
@@ -174,6 +171,10 @@ def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor:
         return 1.0
     options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
     sampler = PSGLD()
-    chain = sampler.chain(Setting(data, model, sampler, options, executor), 0)
-    chain.start()
-    return float(chain.hyper.dispersion)
+
+    def estimated() -> float:
+        chain = sampler.chain(Setting(data, model, sampler, options, executor), 0)
+        chain.start()
+        return float(chain.hyper.dispersion)
+
+    return executor.until_kept(estimated)

@@ -7,20 +7,28 @@ their prior after it.
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.executors.state import ChainState
-from daskfactor.inference.links import LINK_PRECISIONS, LINKS, observed, place, telling_rows
-from daskfactor.inference.multiplicative import entries_of, totals_of
+from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.inference.bands import pieces_of, take_array
+from daskfactor.inference.links import (
+    LINK_PRECISIONS,
+    LINKS,
+    observed_pieces,
+    place,
+    telling_rows,
+)
+from daskfactor.inference.multiplicative import totals_of
 from daskfactor.inference.program import RATE
 from daskfactor.inference.setting import Setting
 from daskfactor.machine import single_threaded_blas
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.log_linear import LinkLaw, multiples
-from daskfactor.models.settings import held
+from daskfactor.models.settings import Mask, held
 
 Array = NDArray[Any]
 Links = dict[str, Array]
@@ -47,26 +55,24 @@ def draw_priors(
     These are rates that entries do not share with their component, and rows without data.
     ``links`` are the present ones; none: they start where their density is largest.
     """
-    model, mean = cast("GammaFactors", setting.model), setting.data.mean
-    sides, log_density, links = entries_of(state), 0.0, dict(links)
+    model, mean = cast("GammaFactors", setting.model), setting.data.level
+    apart, log_density, links = {}, 0.0, dict(links)
     linked = [factor for factor, own in enumerate(model.covariates) if own is not None]
     for factor in linked:
-        found, theta = _draw_link(setting, state, factor, hyper, links, rng)
+        found, apart[factor] = _draw_link(setting, state, factor, hyper, links, rng)
         links |= found
-        sides[factor] = [theta]
         log_density += _log_prior(model, factor, links)
     shapes = hyper.shape_w, hyper.shape_h
-    totals = totals_of(model, sides)
+    totals = totals_of(model, state, apart)
     shapes = model.draw_shapes(mean, shapes, totals, rng)
     drawn = model.draw_rates(mean, shapes, totals, rng)
     rates: list[Any] = list(model.rates_under(mean, shapes))
-    for factor, bands in enumerate((state.rows, state.cols)):
-        own = drawn[factor]
+    for factor, own in enumerate(drawn):
         if own is not None and model.rates_of[factor] == "component":
             rates[factor] = tuple(map(float, own))
         elif own is not None:
-            for band in bands:
-                band.arrays[RATE] = own[band.span, None].copy()
+            pieces = pieces_of(setting.data.grid, factor, own[:, None].copy())
+            state.each(partial(take_array, name=RATE), factor, pieces)
     hyper = Hyperparameters(hyper.dispersion, rates[0], rates[1], *shapes)
     for factor in linked:
         _tell_rows(setting, state, factor, hyper, links, rng)
@@ -98,7 +104,7 @@ def _draw_link(
     rate = np.broadcast_to(np.asarray(rate, np.float64), free.shape)[free]
     level = None
     if not model.shares_rates:
-        level = model.hyperpriors(setting.data.mean, (hyper.shape_w, hyper.shape_h))[factor]
+        level = model.hyperpriors(setting.data.level, (hyper.shape_w, hyper.shape_h))[factor]
     name, of_name = LINKS[factor], LINK_PRECISIONS[factor]
     ridge = float(links.get(of_name, start))
     theta = telling_rows(setting, state, factor)
@@ -143,10 +149,13 @@ def _tell_rows(
     with single_threaded_blas():
         rates = rate / multiples(covariates, links[LINKS[factor]])
     place(setting, state, factor, RATE, rates)
-    seen = observed(setting, factor)
-    for band in (state.rows, state.cols)[factor]:
-        rows = np.flatnonzero(~seen[band.span])
-        drawn = rng.standard_gamma(shape, (rows.size, model.n_components))
-        tiny = np.finfo(band.values.dtype).tiny
-        with held(band.values, model.frozen[factor]):
-            band.values[rows] = np.maximum(drawn / band.arrays[RATE][rows], tiny)
+    rows = [np.flatnonzero(~seen) for seen in observed_pieces(setting, factor)]
+    drawn = [rng.standard_gamma(shape, (own.size, model.n_components)) for own in rows]
+    state.each(partial(take_unit_draws, frozen=model.frozen[factor]), factor, rows, drawn)
+
+
+def take_unit_draws(band: FactorBand, rows: Array, drawn: Array, frozen: Mask) -> None:
+    """Put draws at rate 1 into some rows, divided by the rates of these."""
+    tiny = np.finfo(band.values.dtype).tiny
+    with held(band.values, frozen):
+        band.values[rows] = np.maximum(drawn / band.arrays[RATE][rows], tiny)

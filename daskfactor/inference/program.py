@@ -7,6 +7,7 @@ same bits on every executor.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,9 @@ class Program:
         ε per iteration, and the factor it was reduced by after divergences.
     coarse
         Whether this is the coarse chain of a Richardson–Romberg pair.
+    common
+        Whether all rows have the numbers of the first one, so that none knows its place; rows
+        whose conditional mean is known take that.
     """
 
     algorithm: Any
@@ -82,6 +86,7 @@ class Program:
     step: StepSize = field(default=ConstantStep(1.0))
     shrink: float = 1.0
     coarse: bool = False
+    common: bool = False
 
     def step_size(self, iteration: int) -> float:
         """Return ε at an iteration, reductions included."""
@@ -89,7 +94,8 @@ class Program:
 
     def address(self, band: FactorBand, iteration: int, factor: int) -> Address:
         """Say which random numbers move a band."""
-        return Address(np.array(self.key, dtype=np.uint32), iteration, factor, band.offset)
+        offset = 0 if self.common else band.offset
+        return Address(np.array(self.key, dtype=np.uint32), iteration, factor, offset)
 
     def prior(self, band: FactorBand, factor: int) -> tuple[Rate, float]:
         """Return rate and shape of the prior of a band's entries; the rate may vary among these."""
@@ -161,21 +167,28 @@ class Program:
         return (*self.algorithm.writes(op), *moments)
 
     def finish_cycle(self, op: Op, bands: Bands) -> None:
-        """Record what a cycle left in two bands: moments, a draw, the log prior density.
+        """Record what a cycle left in two bands, as `finish_band` does.
 
         Every block step calls it in an operation that is the cycle's last (``op.last``), once
-        the bands have moved. It does what ``op.wanted`` asks for; `prepare_state` makes the
-        arrays.
+        the bands have moved.
         """
         for factor, band in enumerate(bands):
-            if op.wanted.record:
-                band.counts["moments"] += 1
-                moments = band.arrays["mean"], band.arrays["m2"]
-                accumulate_moments(band.values, band.counts["moments"], *moments)
-            if op.wanted.keep:
-                band.draws.append(band.values.copy())
-            if op.wanted.evaluate:
-                band.sums[op.cycle] = self.algorithm.log_prior(self, band, factor)
+            finish_band(band, self, op, factor)
+
+
+def finish_band(band: FactorBand, program: Program, op: Op, factor: int) -> None:
+    """Record what a cycle left in a band: moments, a draw, the log prior density.
+
+    It does what ``op.wanted`` asks for; `prepare_state` makes the arrays.
+    """
+    if op.wanted.record:
+        band.counts["moments"] += 1
+        moments = band.arrays["mean"], band.arrays["m2"]
+        accumulate_moments(band.values, band.counts["moments"], *moments)
+    if op.wanted.keep:
+        band.draws.append(band.values.copy())
+    if op.wanted.evaluate:
+        band.sums[op.cycle] = program.algorithm.log_prior(program, band, factor)
 
 
 def law_of(likelihood: Likelihood, columns: FactorBand) -> Likelihood:
@@ -191,11 +204,15 @@ def unshifted(band: FactorBand) -> Array:
 
 def prepare_state(state: ChainState, names: Iterable[str] = MOMENTS) -> None:
     """Give every band arrays of zeros by these names, one number for each entry."""
-    for band in state.bands():
-        for name in names:
-            band.arrays.setdefault(name, np.zeros_like(band.values))
-        band.counts.setdefault("moments", 0)
-        band.counts.setdefault("curvature", 0)
+    state.each(partial(prepare_band, names=tuple(names)))
+
+
+def prepare_band(band: FactorBand, names: Iterable[str]) -> None:
+    """Give a band arrays of zeros by these names, and its counters."""
+    for name in names:
+        band.arrays.setdefault(name, np.zeros_like(band.values))
+    band.counts.setdefault("moments", 0)
+    band.counts.setdefault("curvature", 0)
 
 
 def band_prior(band: FactorBand, hyper: Hyperparameters, factor: int) -> tuple[Rate, float]:
@@ -229,17 +246,8 @@ def refresh_metric(
     state: ChainState, hyper: Hyperparameters, frozen: tuple[Mask, Mask] = (None, None)
 ) -> None:
     """Recompute every band's metric, as is due when the dispersion has changed."""
-    for factor, bands in enumerate((state.rows, state.cols)):
-        for band in bands:
-            set_metric(band, hyper, factor, frozen[factor])
-
-
-def column_sums(state: ChainState) -> list[Array]:
-    """Add up the columns of W and of H, (K,) each."""
-    return [
-        np.sum([band.values.sum(axis=0, dtype=np.float64) for band in bands], axis=0)
-        for bands in (state.rows, state.cols)
-    ]
+    for factor, mask in enumerate(frozen):
+        state.each(partial(set_metric, hyper=hyper, factor=factor, frozen=mask), factor)
 
 
 # -- passes over all blocks ----------------------------------------------------------------
@@ -252,72 +260,6 @@ def take_fits(state: ChainState) -> dict[int, Fit]:
         sums[found.cycle] = sums.get(found.cycle, 0.0) + found.values
     state.evaluations.clear()
     return {cycle: Fit(*own.tolist()) for cycle, own in sums.items()}
-
-
-def shares(
-    executor: Executor,
-    data: BlockedData,
-    state: ChainState,
-    side: str,
-    likelihood: Likelihood,
-    floor: float,
-) -> list[tuple[Array, Array]]:
-    """Return the multiplicative update's numerators and denominators of one side's bands."""
-    by_rows = side == "rows"
-
-    def one_band(number: int, work: Workspace) -> tuple[Array, Array]:
-        own = (state.rows if by_rows else state.cols)[number].values
-        share = np.zeros_like(own), np.zeros_like(own)
-        for other in range(data.grid.blocks):
-            row, col = (number, other) if by_rows else (other, number)
-            factors = state.rows[row].values, state.cols[col].values
-            law = law_of(likelihood, state.cols[col])
-            blockwise.multiplicative(
-                data.view(row, col), law, by_rows, *factors, floor, share, work
-            )
-        return share
-
-    return executor.map(one_band, range(data.grid.blocks), "multiplicative-update")
-
-
-def evaluate(
-    executor: Executor, data: BlockedData, state: ChainState, likelihood: Likelihood, floor: float
-) -> Fit:
-    """Evaluate how well a state fits, summed over blocks in row-major order."""
-
-    def one_row(row: int, work: Workspace) -> Array:
-        values = state.rows[row].values
-        sums = np.zeros((len(state.cols), 2))
-        for col, band in enumerate(state.cols):
-            view, law = data.view(row, col), law_of(likelihood, band)
-            blockwise.evaluate(view, law, values, band.values, floor, sums[col], None, work)
-        return sums
-
-    table = np.concatenate(executor.map(one_row, range(data.grid.blocks), "log-likelihood"))
-    return Fit(*table.sum(axis=0).tolist())
-
-
-def fit_columns(
-    executor: Executor,
-    data: BlockedData,
-    state: ChainState,
-    likelihood: Likelihood,
-    floor: float,
-    dispersions: Array,
-) -> Array:
-    """Return minus the divergence of every column at a dispersion of its own, (J,)."""
-
-    def one_band(number: int, work: Workspace) -> Array:
-        band = state.cols[number]
-        fits, unused = np.zeros(len(band.values)), np.zeros_like(band.values)
-        law, _ = likelihood.at(dispersions[band.span].copy())
-        for row, other in enumerate(state.rows):
-            block = data.view(row, number), law, False, other.values, band.values
-            blockwise.slope(*block, floor, (unused, fits), work)
-        return fits
-
-    found = executor.map(one_band, range(data.grid.blocks), "log-likelihood-of-columns")
-    return np.concatenate(found)
 
 
 def tally_columns(data: BlockedData, executor: Executor) -> tuple[Array, Array, Array]:

@@ -3,11 +3,13 @@
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from os import PathLike, fspath
-from typing import Any, Literal, Unpack
+from functools import partial
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+from uuid import uuid4
 
 import numpy as np
 import xarray as xr
@@ -28,9 +30,10 @@ from daskfactor.inference.base import (
     best_sampler,
     checked_sampler,
 )
-from daskfactor.inference.chain import Arrays, learnt_variables
+from daskfactor.inference.chain import Arrays, Chain, learnt_variables
 from daskfactor.inference.inits import Init, checked_init
-from daskfactor.inference.session import Options, as_begun, session, session_again, verb
+from daskfactor.inference.saved import Saved
+from daskfactor.inference.session import as_begun, session, session_again
 from daskfactor.inference.setting import (
     RunOptions,
     Setting,
@@ -38,14 +41,19 @@ from daskfactor.inference.setting import (
     monitored_cells,
     plan_run,
 )
-from daskfactor.machine import machine_attrs
+from daskfactor.machine import machine_attrs, single_threaded_blas
 from daskfactor.models import model_from_dict
 from daskfactor.models.settings import FactorModel
+from daskfactor.options import OnWeighed, Running, verb
 from daskfactor.progress import OnEvent, RunEvent
-from daskfactor.results.schema import BIASED, FEATURES, FORMAT_VERSION, STEPS, RunSpec
-from daskfactor.results.sink import Sink
-from daskfactor.results.store import RunStore
+from daskfactor.results.ending import close_run
+from daskfactor.results.root import FORMAT_VERSION
+from daskfactor.results.schema import BIASED, FEATURES, STEPS, RunSpec
+from daskfactor.results.sink import Sink, sink_of
 from daskfactor.results.summary import told_trend
+
+if TYPE_CHECKING:
+    from daskfactor.results.store import RunStore
 
 PathText = str | PathLike[str]
 
@@ -78,13 +86,7 @@ def sample(
     monitor: Any = None,
     store: PathText | None = None,
     overwrite: bool = False,
-    progressbar: bool = True,
-    client: Any = None,
-    blocks: int | None = None,
-    unstored: str | None = None,
-    uncertainty: Any = None,
-    executor: str | Executor = "auto",
-    callback: OnEvent | None = None,
+    **options: Unpack[OnWeighed],
 ) -> xr.DataTree:
     """Draw factors from the posterior of a matrix: W, H ~ p(W, H | V).
 
@@ -140,8 +142,10 @@ def sample(
         Cells whose predicted mean and variance are gathered at every draw:
         ``"missing"``, a boolean mask, or (rows, columns) positions.
     store
-        Directory to write the run to while it goes on; :func:`resume` and
-        :func:`open_run` take it.
+        Directory, or URL in an object store (``s3://``, ``gs://``, ``az://``, ``memory://``; needs
+        the extra ``cloud``), to write the run to while it goes on; :func:`resume` and
+        :func:`open_run` take it. Credentials are taken from the environment. A directory has a
+        checkpoint after every segment, an object store one every ten seconds or more.
     overwrite
         Whether to replace a run that the store holds; nothing else is ever replaced.
     progressbar
@@ -166,6 +170,12 @@ def sample(
         ``"serial"``, or an executor object. All give the same draws.
     callback
         Called with a :class:`RunEvent` as the run goes on.
+    rows, columns : str or tuple of str, optional
+        Dimensions of an xarray.DataArray that are the rows, or the columns; the others, if one
+        of the two is left out. Several lie behind one another, without places that have no
+        observed entry at all (land, in a map of the sea), and :func:`predict` and
+        :func:`unstack` give maps again. Of a table with a line for each entry its columns, as
+        for :func:`as_blocks`.
 
     Returns
     -------
@@ -192,21 +202,9 @@ def sample(
     """
     asked = asked_sampler(model, sampler)
     lengths = checked_lengths(asked, draws=draws, tune=tune, chains=chains, thin=thin)
-    with session(
-        V,
-        model,
-        blocks,
-        unstored,
-        reading={"uncertainty": uncertainty},
-        weighed=True,
-        random_seed=random_seed,
-        progressbar=progressbar,
-        client=client,
-        executor=executor,
-        callback=callback,
-    ) as held:
+    with session(V, model, weighed=True, random_seed=random_seed, **options) as held:
         data = held.data
-        model = model.sized(data.shape, data.labels.index)
+        model = model.sized(data.shape, data.labels.keys)
         taken = asked or best_sampler(model, data)
         if asked is None:
             held.on_event(RunEvent("load", 1, 1, message=f"{taken.name}: {taken.merit}"))
@@ -214,30 +212,26 @@ def sample(
         if data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
         origin = checked_init(init, starts, model, data, lengths["chains"])
-        options = plan_run(data, model, taken, keep, seed=held.seed, **lengths)
+        planned = plan_run(data, model, taken, keep, seed=held.seed, **lengths)
         # Refuses a schedule that this grid cannot have, before anything is written.
         taken.schedule.cycle(
             data.grid.blocks, diagonal_sizes(data.n_observed), np.random.default_rng(0)
         )
         cells = monitored_cells(monitor, data)
-        setting = Setting(data, model, taken, options, held.executor, cells, init=origin)
+        setting = Setting(data, model, taken, planned, held.executor, cells, init=origin)
         spec = run_spec(setting, store is not None, "as asked for" if asked else taken.merit)
-        sink = Sink(spec)
-        if store is not None:
-            state = model.arrays() | origin.arrays(), NOT_STARTED
-            sink = RunStore.create(fspath(store), spec, overwrite=overwrite, state=state)
-        with sink:
-            _carry_out(setting, sink, held.on_event, {}, NOT_STARTED)
-        return sink.tree()
+        state = model.arrays() | origin.arrays(), NOT_STARTED
+        with sink_of(spec, store, overwrite, state) as sink:
+            return _carry_out(setting, sink, held.on_event, {}, NOT_STARTED)
 
 
 def go_on(
-    held: RunStore,
+    held: "RunStore",
     described: dict[str, Any],
     draws: int | None,
     V: Any,
     memory_limit: int | str | None,
-    **options: Unpack[Options],
+    **options: Unpack[Running],
 ) -> None:
     """Finish a stored run of chains, with ``draws`` more; what `daskfactor.resume` calls."""
     arrays, meta = held.load_checkpoint()
@@ -282,14 +276,24 @@ class Run:
     def __init__(self, setting: Setting, sink: Sink, on_event: OnEvent) -> None:
         self.setting, self.options = setting, setting.options
         self.sink, self.on_event = sink, on_event
-        numbers = range(setting.options.chains)
-        self.chains = [setting.sampler.chain(setting, number) for number in numbers]
+        self.chains = self._new_chains()
         self.cycle, self.seconds, self.started = 0, 0.0, time.perf_counter()
         self._shown = math.nan
+        self._saved: Saved | None = None
+
+    def _new_chains(self) -> list[Chain]:
+        numbers = range(self.options.chains)
+        return [self.setting.sampler.chain(self.setting, number) for number in numbers]
 
     def restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; start if no chain had started yet."""
-        self.cycle, self.seconds = meta["cycle"], meta["seconds"]
+        self.seconds = meta["seconds"]
+        if self.setting.executor.most_losses and not self.sink.keeps_checkpoints:
+            self._saved = Saved(arrays, meta)
+        self._recovering(partial(self._restore, arrays, meta))
+
+    def _restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        self.cycle = meta["cycle"]
         if meta["chains"]:
             for chain, kept in zip(self.chains, meta["chains"], strict=True):
                 chain.restore(arrays, kept)
@@ -304,14 +308,36 @@ class Run:
         self._agree()
 
     def go(self) -> None:
-        """Run all segments that are still to come; a checkpoint after each."""
-        for end in self.setting.ends:
-            if end > self.cycle:
-                for number in range(len(self.chains)):
-                    self._advance(number, end)
-                self._agree()
-                before, self.cycle = self.cycle, end
-                self._write(before)
+        """Run all segments that are still to come; a checkpoint after each, where it is due."""
+        while self.cycle < self.options.cycles:
+            self._recovering(self._segment)
+        if self._saved is not None:
+            self._saved.close()
+
+    def _segment(self) -> None:
+        end = next(end for end in self.setting.ends if end > self.cycle)
+        for number in range(len(self.chains)):
+            self._advance(number, end)
+        self._agree()
+        before, self.cycle = self.cycle, end
+        self._write(before)
+
+    def _recovering(self, work: Callable[[], None]) -> None:
+        """Do something with bands; go back to the last checkpoint where they are lost.
+
+        A run that was resumed goes on with the same bits, and so does this one.
+        """
+
+        def go_back() -> None:
+            nonlocal work
+            self.chains = self._new_chains()
+            kept: Any = self.sink if self._saved is None else self._saved
+            work = partial(self._restore, *kept.load_checkpoint())
+
+        def go_on() -> None:
+            work()
+
+        self.setting.executor.until_kept(go_on, go_back)
 
     def _agree(self) -> None:
         """Give all chains one dispersion, the mean of their estimates: densities then compare."""
@@ -331,21 +357,31 @@ class Run:
             done = before + share * (end - self.cycle)
             self.on_event(RunEvent("tune" if tuning else "draw", done, total, self._shown))
 
-        chain.advance(end, on_share)
+        with single_threaded_blas():  # held for long: each change of it takes 30 µs
+            chain.advance(end, on_share)
         self._shown = chain.log_likelihood()
         on_share(1.0)
 
     def _write(self, before: int) -> None:
         """Write what a segment gave; it began at cycle ``before``."""
         options, sink = self.options, self.sink
+        due = sink.is_due() or self.cycle >= options.cycles
         for chain in self.chains:
-            chain.write(sink, self.cycle)
+            chain.write(sink, self.cycle, moments=due)
         if before <= options.tune < self.cycle:
             # With these a run that is cut short can be predicted from, too.
             sink.update_attrs(self.attrs())
-        if sink.keeps_checkpoints:
+        if due:
+            self.save()
+        for chain in self.chains:
+            chain.forget()
+
+    def save(self) -> None:
+        """Make a checkpoint, if the sink keeps any or bands may be lost with a worker."""
+        options, sink = self.options, self.sink
+        if sink.keeps_checkpoints or self._saved is not None:
             found = [chain.snapshot() for chain in self.chains]
-            sink.checkpoint(
+            (self._saved or sink).checkpoint(
                 {name: value for arrays, _ in found for name, value in arrays.items()},
                 {
                     "cycle": self.cycle,
@@ -357,8 +393,6 @@ class Run:
                     "seconds": self.seconds + time.perf_counter() - self.started,
                 },
             )
-        for chain in self.chains:
-            chain.forget()
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters as results name them; sampled noise is the mean over chains."""
@@ -368,7 +402,7 @@ class Run:
 
 def _carry_out(
     setting: Setting, sink: Sink, on_event: OnEvent, arrays: Arrays, meta: dict[str, Any]
-) -> None:
+) -> xr.DataTree:
     """Do everything after the checks: compile, warm start, segments, results."""
     complete = meta["chains"] and meta["cycle"] >= setting.options.cycles
     if not complete:
@@ -379,11 +413,13 @@ def _carry_out(
     if not complete:
         _report_trouble(run)
     # Also of a complete run, which may have been killed before it was closed.
-    known = sink.attrs if complete and isinstance(sink, RunStore) else {}
-    sink.finish(closing_attrs(run, known))
-    moving = None if complete else told_trend(sink.tree())
+    known = sink.attrs if complete else {}
+    close_run(sink, closing_attrs(run, known))
+    tree = sink.tree()
+    moving = None if complete else told_trend(tree)
     if moving is not None:
-        warn(moving, SamplingWarning)
+        warn(f"{moving}: tune longer", SamplingWarning)
+    return tree
 
 
 def _report_trouble(run: Run) -> None:
@@ -411,20 +447,21 @@ TINY = np.array([[1.0, 2.0, np.nan], [3.0, 1.0, 2.0], [2.0, 2.0, 1.0]])
 
 
 def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
-    """Run a 3 x 3 matrix through the same kernels, once per kind of run and process."""
+    """Run a 3 x 3 matrix through the same kernels, which reads them or compiles and keeps them."""
     dtype, data, model = setting.options.dtype, setting.data, setting.model
     sampler = setting.sampler.for_compilation()
     weights = None if data.weights is None else (np.ones(3), np.ones(3))
+    # Kernels of sparse blocks are made for a number of components, those of dense ones are not.
+    small = model.for_compilation(model.n_components) if data.is_sparse else model.for_compilation()
     kept = data.is_sparse and data.unstored, weights is None
-    kind = (type(model), model.likelihood, dtype, *kept, sampler)
+    kind = (type(model), model.likelihood, small.width, dtype, *kept, sampler)
     if kind in _compiled:
         return
-    on_event(RunEvent("compile", 0, 1, message="once per process"))
+    on_event(RunEvent("compile", 0, 1, message="kept on disk"))
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)
     matrix = sparse.csr_array(TINY) if data.is_sparse else TINY
     with as_blocks(matrix, 1, dtype=dtype, unstored=data.unstored, weights=weights) as tiny:
         cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
-        small = model.for_compilation()
         chain = sampler.chain(Setting(tiny, small, sampler, options, SerialExecutor(), cells), 0)
         chain.start()
         for end in (2, 4):
@@ -485,7 +522,7 @@ def described(
     labels, source, weights = data.labels, data.source, data.weights
     small = data.shape[0] * data.shape[1] * data.dtype.itemsize <= SMALL_DATA
     kept = (stored or small) and not (data.is_sparse or source.lazy)
-    place = {"kind": source.kind, "location": source.location}
+    place = source.to_dict()
     beside = None
     if weights is not None:
         place["weights"] = where = weights.source.location
@@ -499,24 +536,26 @@ def described(
         "column_offsets": list(data.grid.cols.offsets),
         "n_observed": data.total_observed,
         "mean": data.mean,
+        "level": data.level,
         "fingerprint": data.fingerprint,
         "unstored": data.unstored,
         **({} if data.weighting is None else {"weighting": data.weighting}),
         "balance": data.row_order is not None,
         "allow_empty": bool(empty),
+        **({} if labels.name is None else {"name": labels.name}),
+        **labels.about,
+        **labels.folded,
     }
     return {
         "dims": (labels.row_dim, labels.col_dim),
-        "coords": {
-            **{name: (labels.row_dim, values) for name, values in labels.row_coords.items()},
-            **{name: (labels.col_dim, values) for name, values in labels.col_coords.items()},
-        },
+        "coords": labels.coords,
         "dtype": options["dtype"],
         "observed": data.to_numpy() if kept else None,
         "weights": beside,
         "attrs": {
             "inference_library": "daskfactor",
             "inference_library_version": daskfactor.__version__,
+            "trace_id": uuid4().hex,
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "format_version": FORMAT_VERSION,
             "random_seed": str(options["seed"]),
@@ -525,6 +564,7 @@ def described(
             "data": json.dumps(about),
             "run": json.dumps(run),
             "dtype": options["dtype"],
+            **labels.stacked,
             "executor": executor.name,
             "executor_reason": getattr(executor, "reason", "as asked for"),
             **machine_attrs(),

@@ -4,20 +4,27 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
-from inspect import signature
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack
 
 import numpy as np
 from xarray import DataTree
 
 import daskfactor
+from daskfactor.checks import warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.cells import StoredWeights
+from daskfactor.data.files import opened_again
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DaskfactorError, DataError, OptionError, StoreFormatError
+from daskfactor.errors import (
+    DaskfactorError,
+    DataError,
+    DataWarning,
+    OptionError,
+    StoreFormatError,
+)
 from daskfactor.executors import Choice, Executor, Trial, choose_executor, make_executor
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.inference.langevin import PSGLD
@@ -25,32 +32,20 @@ from daskfactor.inference.multiplicative import initial_state, mean_floor
 from daskfactor.inference.program import Program, prepare_state
 from daskfactor.machine import available_memory
 from daskfactor.models.gamma_factors import Hyperparameters
-from daskfactor.progress import OnEvent, RunEvent, ignore, progress_bar
+from daskfactor.options import OnWeighed, Running, split
+from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
-from daskfactor.results.store import RunStore
 from daskfactor.results.trace import kept_beside
 
-MOVED: Final = ("balance", "allow_empty", "dtype", "memory_limit")
-"""Options that verbs once had, and `as_blocks` alone has now."""
+if TYPE_CHECKING:
+    from daskfactor.results.store import RunStore
 
 TINY_STEP = 1e-9
 """Step of the block update that is timed: the state hardly moves."""
 
 D = TypeVar("D")
-P = ParamSpec("P")
-R = TypeVar("R")
 Load = Callable[[ExitStack], tuple[D, str]]
 """Opens data, has them closed with the stack, and gives them with a few words on their size."""
-
-
-class Options(TypedDict, total=False):
-    """What every verb is told of its place, its seed and its listeners; as for `sample`."""
-
-    random_seed: int | None
-    progressbar: bool
-    client: Any
-    executor: str | Executor
-    callback: OnEvent | None
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class Session(Generic[D]):
     data: D
     stack: ExitStack
     choose: Callable[[Any, D], Choice]
-    options: Options
+    options: Running
 
     @cached_property
     def executor(self) -> Executor:
@@ -97,40 +92,20 @@ class Session(Generic[D]):
         return made
 
 
-def verb(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a verb say where its former options are now; any other unknown one is a TypeError."""
-    former = [name for name in MOVED if name not in signature(function).parameters]
-
-    @wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        moved = [name for name in former if name in kwargs]
-        if moved:
-            given = ", ".join(f"{name}={kwargs[name]!r}" for name in moved)
-            raise OptionError(
-                f"{' and '.join(f'{name}=' for name in moved)} can be given to as_blocks only: "
-                f"{function.__name__}(as_blocks(V, {given}), ...)"
-            )
-        return function(*args, **kwargs)
-
-    return checked
-
-
 @contextmanager
 def session_of(
-    load: Load[D], choose: Callable[[Any, D], Choice], **options: Unpack[Options]
+    load: Load[D],
+    choose: Callable[[Any, D], Choice],
+    random_seed: int | None = None,
+    **options: Unpack[Running],
 ) -> Iterator[Session[D]]:
     """Open what a verb needs whose data are no matrix on a grid.
 
     ``choose`` says of a client and the data which executor suits.
     """
-    seed, callback = resolve_seed(options.get("random_seed")), options.get("callback") or ignore
+    seed, heard = resolve_seed(random_seed), options.get("callback")
     with ExitStack() as stack:
-        show = stack.enter_context(progress_bar(options.get("progressbar", True)))
-
-        def on_event(event: RunEvent) -> None:
-            show(event)
-            callback(event)
-
+        on_event = stack.enter_context(progress_bar(options.get("progressbar", True), heard))
         on_event(RunEvent("load", 0, 1))
         data, size = load(stack)
         on_event(RunEvent("load", 1, 1, message=size))
@@ -141,29 +116,28 @@ def session_of(
 def session(
     V: Any,
     model: Any,
-    blocks: int | Grid | None = None,
-    unstored: str | None = None,
     *,
     reading: Mapping[str, Any] | None = None,
     check: Callable[[BlockedData], None] | None = None,
     weighed: bool = False,
-    **options: Unpack[Options],
+    random_seed: int | None = None,
+    **options: Unpack[OnWeighed],
 ) -> Iterator[Session[BlockedData]]:
     """Open what a verb on a matrix needs: ``with session(V, model, ...) as run``.
 
     Parameters
     ----------
-    V, blocks, unstored
+    V
         As for `as_blocks`.
     model
         What the data are checked against, and a block update is timed with.
     reading
-        More options of `as_blocks`, such as ``{"dtype": "float64"}``.
+        Options that `as_blocks` alone has, such as ``{"dtype": "float64"}``.
     check
         Refuses data; left out, whether the model can have produced them.
     weighed
         Whether the verb takes weights of cells into account.
-    options
+    random_seed, options
         As the verbs have them.
 
     Raises
@@ -172,22 +146,23 @@ def session(
         If data, model or options cannot be used.
     """
     # What has covariates is predicted from these, if from nothing else.
-    reading = {"allow_empty": model.covariates != (None, None)} | dict(reading or {})
+    wanted = {"allow_empty": model.covariates != (None, None)} | dict(reading or {})
+    running, told = split(options)
 
     def load(stack: ExitStack) -> tuple[BlockedData, str]:
-        data = as_blocks(V, blocks, unstored=unstored, **reading)
+        data = as_blocks(V, **wanted, **told)
         if data is not V:
             stack.callback(data.close)
         if not weighed:
             data.refuse_weights("this")
-        (check or partial(check_data, model.sized(data.shape, data.labels.index)))(data)
+        (check or partial(check_data, model.sized(data.shape, data.labels.keys)))(data)
         return data, "{} x {}".format(*data.shape)
 
     def choose(client: Any, data: BlockedData) -> Choice:
         sized = model.sized(data.shape)
         return choose_executor(client, data, sized.width, _block_trial(data, sized))
 
-    with session_of(load, choose, **options) as run:
+    with session_of(load, choose, random_seed, **running) as run:
         yield run
 
 
@@ -205,7 +180,12 @@ class Begun(Protocol):
 
 @contextmanager
 def session_again(
-    run: Begun, V: Any, model: Any, memory_limit: int | str | None, **options: Unpack[Options]
+    run: Begun,
+    V: Any,
+    model: Any,
+    memory_limit: int | str | None,
+    random_seed: int | None = None,
+    **options: Unpack[Running],
 ) -> Iterator[Session[BlockedData]]:
     """Open what a stored run needs to go on, with the data that it began with.
 
@@ -219,7 +199,7 @@ def session_again(
     saved = json.loads(run.attrs["data"])
     described = json.loads(run.attrs["run"])
     weights = _weights_again(run, saved, described["source"], V)
-    source = _source_again(run, described["source"]) if V is None else V
+    source = _source_again(run, described["source"], V)
 
     def check(data: BlockedData) -> None:
         if data.fingerprint != saved["fingerprint"]:
@@ -231,16 +211,16 @@ def session_again(
     grid = Grid(Bands(tuple(saved["row_offsets"])), Bands(tuple(saved["column_offsets"])))
     reading = {name: saved[name] for name in ("balance", "allow_empty") if name in saved}
     reading |= {"dtype": described["options"]["dtype"], "memory_limit": memory_limit, **weights}
-    unstored = saved.get("unstored")
-    given = session(
-        source, model, grid, unstored, reading=reading, check=check, weighed=True, **options
-    )
-    with given as found:
+    reading |= {"blocks": grid, "unstored": saved.get("unstored")}
+    if getattr(source, "ndim", 2) > 2 or type(source).__name__ == "Dataset":
+        reading |= {side: saved[side] for side in ("rows", "columns") if side in saved}
+    given: dict[str, Any] = {"reading": reading, "check": check, "weighed": True, **options}
+    with session(source, model, random_seed=random_seed, **given) as found:
         yield found
 
 
 @contextmanager
-def as_begun(run: RunStore) -> Iterator[None]:
+def as_begun(run: "RunStore") -> Iterator[None]:
     """Turn a description of a run that this version cannot read into one sentence."""
     try:
         yield
@@ -255,17 +235,15 @@ def as_begun(run: RunStore) -> Iterator[None]:
         ) from error
 
 
-def _source_again(run: Begun, source: dict[str, Any]) -> Any:
-    """Find the data as they were kept in a stored run, or the place that they were read from."""
-    kept = _kept(run, "V")
-    if kept is not None:
-        return kept
-    if source["location"] is None:
+def _source_again(run: Begun, source: dict[str, Any], V: Any) -> Any:
+    """Find the data: given again, kept in a stored run, or in the place they were read from."""
+    kept = _kept(run, "V") if V is None else V
+    if kept is None and source["location"] is None:
         raise DataError(
             f"the run at {run.path} was made from a {source['kind']} object that is not kept with "
             "it; pass the data again: resume(path, V=...)"
         )
-    return source["location"]
+    return opened_again(source["location"] if kept is None else kept, source)
 
 
 def _kept(run: Begun, name: str) -> Any:
@@ -302,6 +280,14 @@ def check_data(model: Any, data: BlockedData) -> None:
     if data.weighting == UNCERTAINTY:
         model.with_uncertainty()
     model.check_values(data.minimum, data.maximum)
+    if data.source.kind == "anndata" and model.likelihood.counts and not data.is_integer:
+        where = "X" if data.source.layer is None else f"the layer {data.source.layer!r}"
+        warn(
+            f"{where} of the AnnData holds fractions, as normalised or logarithmic values are, and "
+            f"{model.likelihood} is a law of counts; pass the counts, for example "
+            'layer="counts" or layer="raw", or go on if these are values to be taken so',
+            DataWarning,
+        )
     model.check_shape(data.shape)
     largest = max(abs(data.maximum), abs(data.minimum))
     powers = model.likelihood.steepest_power

@@ -6,10 +6,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import warn, whole_number
+from daskfactor.checks import cell_positions, one_of, warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
@@ -26,7 +25,8 @@ MONITOR = (
 )
 DRAWS_BUDGET = 2**30
 """Bytes that draws may take under ``keep="auto"``."""
-SEGMENT_BYTES = 2**28
+SEGMENT_BYTES = 2**25
+"""What draws may take until a segment's end, where the states of the chains do not take more."""
 SEGMENT_FLOPS = 2e11
 LONGEST_SEGMENT = 500
 SCALE_EVERY = 20
@@ -129,8 +129,7 @@ def plan_run(
     Under ``"auto"`` it is as many as the memory for draws has room for, evenly spaced; none if
     that would leave no draw of a coarse track.
     """
-    if keep not in ("auto", "draws", "moments"):
-        raise OptionError(f'keep must be "auto", "draws" or "moments", got {keep!r}')
+    one_of("keep", keep, ("auto", "draws", "moments"))
     draws, every = lengths["draws"], int(keep == "draws")
     shares = sum(1 / track.coarseness for track in sampler.tracks)
     each = draw_bytes(data, model, shares) * lengths["chains"]
@@ -218,9 +217,10 @@ class Setting:
         length = min(SEGMENT_FLOPS / max(self.work, 1.0), LONGEST_SEGMENT)
         if options.keep_every:
             # All chains hold their draws until the segment is written.
-            draw = draw_bytes(self.data, self.model)
-            kept = draw / (options.thin * options.keep_every) * options.chains
-            length = min(length, SEGMENT_BYTES / kept)
+            draw = draw_bytes(self.data, self.model) * options.chains
+            carried = self.sampler.carried(self.model.width)[1]
+            room = max(SEGMENT_BYTES, carried * draw)
+            length = min(length, room / draw * options.thin * options.keep_every)
         step = max(1, int(length) // coarseness) * coarseness
         tenths = (options.tune * number // TUNE_SEGMENTS for number in range(1, TUNE_SEGMENTS))
         ends = {
@@ -282,38 +282,7 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
         if data.n_missing == 0:
             warn('monitor="missing", but no cell is missing: nothing is monitored', DataWarning)
         cells = data.missing_cells()
-    elif isinstance(monitor, tuple) and len(monitor) == 2:
-        cells = _positions(monitor, data.shape)
     else:
-        if isinstance(monitor, xr.DataArray):
-            monitor = monitor.transpose(data.labels.row_dim, data.labels.col_dim)
-        mask = np.asarray(monitor)
-        if mask.dtype != np.bool_ or mask.shape != data.shape:
-            raise OptionError(
-                f"{MONITOR}; got an array of dtype {mask.dtype} and shape {mask.shape}, "
-                f"V has shape {data.shape}"
-            )
-        rows, cols = np.nonzero(mask)
-        cells = rows.astype(np.int64), cols.astype(np.int64)
+        dims = data.labels.row_dim, data.labels.col_dim
+        cells = cell_positions(monitor, data.shape, dims, MONITOR, data.labels.keys)
     return cells if cells[0].size else None
-
-
-def _positions(pair: tuple[Any, Any], shape: tuple[int, int]) -> Cells:
-    """Check a pair of positions."""
-    arrays = []
-    for name, values, size in zip(("rows", "columns"), pair, shape, strict=True):
-        index = np.atleast_1d(np.asarray(values))
-        if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
-            raise OptionError(f"{MONITOR}; got {name} of dtype {index.dtype}, shape {index.shape}")
-        if index.size and not (index.min() >= 0 and index.max() < size):
-            raise OptionError(
-                f"monitored {name} must lie between 0 and {size - 1}, got {index.min()} to "
-                f"{index.max()}"
-            )
-        arrays.append(index.astype(np.int64))
-    if arrays[0].size != arrays[1].size:
-        raise OptionError(
-            f"monitored rows and columns must be of equal length, got {arrays[0].size} and "
-            f"{arrays[1].size}"
-        )
-    return arrays[0], arrays[1]

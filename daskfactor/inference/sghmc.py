@@ -186,10 +186,9 @@ class SGHMC(Sampler):
     def arrays(self) -> tuple[str, ...]:
         return (*MOMENTS, "momentum", "weights")
 
-    def carried(self, width: int) -> tuple[float, float]:
+    def sizes(self, width: int) -> dict[str, float]:
         """Count the weights as one column."""
-        own = 4 + 1 / width
-        return own, own
+        return super().sizes(width) | {"weights": 1 / width}
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         del track
@@ -286,7 +285,7 @@ class SquaresSGHMC(SGHMC):
     def arrays(self) -> tuple[str, ...]:
         return (*MOMENTS, "momentum", SPIN, *METRIC)
 
-    carried = Sampler.carried
+    sizes = Sampler.sizes
     log_prior = Sampler.log_prior
 
     def worth(self, model: Any, data: Any) -> float:

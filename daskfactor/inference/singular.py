@@ -14,12 +14,12 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.sparse import linalg
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
+from daskfactor.inference.bands import pieces_of
 from daskfactor.inference.dispersion import dispersion_rule, typical_value
 from daskfactor.inference.multiplicative import run_updates, start_state
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
@@ -105,6 +105,11 @@ def truncated_svd(
     if data.maximum == data.minimum == 0:
         raise DataError("all entries are zero, so there are no singular vectors; check the data")
 
+    held: list[list[Array]] = []
+    if fill is not None:
+        whole = fill.gather("rows"), fill.gather("columns")
+        held = [pieces_of(data.grid, factor, own) for factor, own in enumerate(whole)]
+
     def times(side: Side, vectors: Array) -> Array:
         """Give X x for ``"rows"``, Xᵀ y for ``"columns"``: (I, n) of (J, n), or the other way."""
         grid = data.grid
@@ -117,7 +122,7 @@ def truncated_svd(
             total: Any = 0.0
             for other, x in enumerate(parts):
                 row, col = (band, other) if side == "rows" else (other, band)
-                factors = None if fill is None else (fill.rows[row].values, fill.cols[col].values)
+                factors = (held[0][row], held[1][col]) if held else None
                 total = total + _product(data.view(row, col), side, x, factors)
             return np.asarray(total, dtype=np.float64)
 
@@ -126,14 +131,14 @@ def truncated_svd(
     if short < SMALL * rank + 2:
         found = whole_svd(times("rows", np.eye(data.shape[1])), rank)
     else:
-        operator = linalg.LinearOperator(
+        operator = sparse.linalg.LinearOperator(
             data.shape,
             matvec=lambda x: times("rows", x.reshape(-1, 1)).ravel(),
             rmatvec=lambda y: times("columns", y.reshape(-1, 1)).ravel(),
             dtype=np.float64,
         )
         first = generator(seed, 0, Stream.START, 2).standard_normal(short)
-        triplets = linalg.svds(operator, k=rank, tol=TOLERANCE, v0=first, solver="arpack")
+        triplets = sparse.linalg.svds(operator, k=rank, tol=TOLERANCE, v0=first, solver="arpack")
         left, values, right = (np.asarray(one, np.float64) for one in triplets)
         order = np.argsort(-values)
         found = Singular(left[:, order], values[order], right[order])
@@ -366,7 +371,8 @@ def fill_missing(
     """
     if not data.n_missing:
         return None
-    start, rule = start_state(data, law, seed, 0), dispersion_rule(law, data)
+    start = start_state(data, law, seed, 0, executor=executor)
+    rule = dispersion_rule(law, data)
     return run_updates(data, law, start, executor, rule, FILL_ITERATIONS, 1e-3).state
 
 

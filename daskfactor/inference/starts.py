@@ -5,6 +5,7 @@ that it is the same whatever the number of chains.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState, make_state
+from daskfactor.executors.state import ChainState, FactorBand, make_state
+from daskfactor.inference.bands import drop_arrays
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule
 from daskfactor.inference.inits import KINDS, SHORT, Init
 from daskfactor.inference.multiplicative import (
@@ -29,7 +31,8 @@ from daskfactor.inference.multiplicative import (
     update,
     with_fixed,
 )
-from daskfactor.inference.program import Fit, evaluate
+from daskfactor.inference.passes import evaluate
+from daskfactor.inference.program import Fit
 from daskfactor.inference.setting import Setting
 from daskfactor.inference.singular import prepare_starts
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
@@ -48,6 +51,8 @@ FADED = 1e-4
 """The same where components fade: what two of them share goes over to one ever so slowly."""
 TRIO = 3
 """Iterations of an extrapolated step."""
+POINTS = ("start", "first", "second")
+"""Arrays of a band: where it began, and where the first update and the second one led."""
 SHRINK = 1e-3
 """What an extrapolated step leaves of an entry, at least."""
 
@@ -60,9 +65,9 @@ def state_maker(
 ) -> Make:
     """Prepare first states of a kind: what all chains and attempts share is made once, here."""
     if init.W is not None:
-        return lambda chain, attempt: given_state(data, model, init, chain)
+        return lambda chain, attempt: executor.hold(given_state(data, model, init, chain))
     if not KINDS[init.kind].numbered:
-        return lambda chain, attempt: start_state(data, model, seed, chain, attempt)
+        return lambda chain, attempt: start_state(data, model, seed, chain, attempt, executor)
     law, count = model.without_spikes(), chains * init.starts
     made = prepare_starts(executor, data, law, init.kind, count, seed, stacked=True)
 
@@ -70,7 +75,7 @@ def state_maker(
         W, H = made(chain * init.starts + attempt)
         state = with_fixed(make_state(data.grid, W, np.ascontiguousarray(H.T)), data, model)
         balance(state, model.frozen)  # no update leaves zero
-        return state
+        return executor.hold(state)
 
     return make
 
@@ -222,30 +227,57 @@ def _extrapolate(
     Source: Varadhan and Roland 2008, "Simple and globally convergent methods for accelerating
     the convergence of any EM algorithm", scheme S3.
     """
-    bands = state.bands()
 
-    def step() -> list[Array]:
-        rates = relevance(data, model, state, hyper)
-        for factor in (0, 1):
-            update(data, model, state, executor, rates, factor)
-        return [band.values.astype(np.float64) for band in bands]
+    def step(name: str = "") -> None:
+        update(data, model, state, executor, relevance(data, model, state, hyper))
+        if name:
+            state.each(partial(keep_values, name=name))
 
     def look() -> tuple[Fit, float]:
         law, _ = model.at(hyper)
         fit = evaluate(executor, data, state, law, mean_floor(data, law))
         return fit, objective(model, state, relevance(data, model, state, hyper), fit)
 
-    start, first, second = [band.values.astype(np.float64) for band in bands], step(), step()
-    change = [one - zero for zero, one in zip(start, first, strict=True)]
-    bend = [two - one - r for one, two, r in zip(first, second, change, strict=True)]
-    sizes = [sum(float(np.vdot(part, part)) for part in parts) for parts in (change, bend)]
-    reach = max(1.0, (sizes[0] / sizes[1]) ** 0.5) if sizes[1] > 0 else 1.0
-    for band, zero, two, r, v in zip(bands, start, second, change, bend, strict=True):
-        band.values[:] = np.maximum(zero + 2 * reach * r + reach**2 * v, SHRINK * two)
+    state.each(partial(keep_values, name=POINTS[0]))
+    for name in POINTS[1:]:
+        step(name)
+    change, bend = (sum(sizes) for sizes in zip(*state.each(measure_way), strict=True))
+    reach = max(1.0, (change / bend) ** 0.5) if bend > 0 else 1.0
+    state.each(partial(go_along, reach=reach))
     step()
     fit, value = look()
-    if value <= best:
-        return fit, value
-    for band, two in zip(bands, second, strict=True):
-        band.values[:] = two
-    return look()
+    if value > best:
+        state.each(go_back)
+        fit, value = look()
+    state.each(partial(drop_arrays, names=POINTS))
+    return fit, value
+
+
+def keep_values(band: FactorBand, name: str) -> None:
+    """Keep what a band's values are now."""
+    band.arrays[name] = band.values.copy()
+
+
+def _way(band: FactorBand) -> tuple[Array, Array, Array]:
+    """Return the change r by the first update, that of the change v, and where both began."""
+    zero, one, two = (band.arrays[name].astype(np.float64) for name in POINTS)
+    change = one - zero
+    return change, two - one - change, zero
+
+
+def measure_way(band: FactorBand) -> tuple[float, float]:
+    """Return |r|² and |v|² of a band's entries."""
+    change, bend, _ = _way(band)
+    return float(np.vdot(change, change)), float(np.vdot(bend, bend))
+
+
+def go_along(band: FactorBand, reach: float) -> None:
+    """Go to θ + 2 α r + α² v, and no nearer to zero than to a share of where updates led."""
+    change, bend, start = _way(band)
+    least = SHRINK * band.arrays[POINTS[-1]].astype(np.float64)
+    band.values[:] = np.maximum(start + 2 * reach * change + reach**2 * bend, least)
+
+
+def go_back(band: FactorBand) -> None:
+    """Go back to where both updates led."""
+    band.values[:] = band.arrays[POINTS[-1]]

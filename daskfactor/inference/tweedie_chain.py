@@ -1,13 +1,13 @@
 """A chain of a model with gamma priors: its start, its metric, its priors and its warnings."""
 
-from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.inference.bands import column_sums, drop_arrays
 from daskfactor.inference.base import TUNING
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.dispersion import dispersion_rule, typical_value
@@ -15,30 +15,31 @@ from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.multiplicative import (
     OnStep,
     balance,
-    entries_of,
     even_out,
     mean_floor,
     totals_of,
 )
+from daskfactor.inference.passes import BOTH, Finish, Share, SharePass, run_pass
 from daskfactor.inference.priors import draw_priors
 from daskfactor.inference.program import (
+    COLUMNS,
     DISPERSION,
     RATE,
+    ROWS,
     Fit,
     band_prior,
-    column_sums,
     prepare_state,
     refresh_metric,
-    shares,
 )
 from daskfactor.inference.setting import Setting, in_callers_order
 from daskfactor.inference.starts import FAR, Make, climb, first_state, state_maker
+from daskfactor.kernels.variates import fill_gamma
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import draw_scales
-from daskfactor.models.settings import EFFECTIVE, held
+from daskfactor.models.settings import EFFECTIVE, Mask, held
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.random import Stream, generator
+from daskfactor.random import Stream, generator, noise_key
 
 Array = NDArray[Any]
 HEATING = 10
@@ -50,6 +51,48 @@ FALL = 3.0
 
 A posterior lies about half a nat per parameter below its mode.
 """
+
+
+def sum_penalties(band: FactorBand, hyper: Hyperparameters, factor: int) -> Array:
+    """Add up every column, times the rates of its prior, (K,)."""
+    penalties = band_prior(band, hyper, factor)[0] * band.values
+    return np.asarray(penalties.sum(axis=0, dtype=np.float64))
+
+
+def rescale_with_metric(
+    band: FactorBand, hyper: Hyperparameters, factor: int, move: Array, metric: Array
+) -> None:
+    """Multiply columns by ``move``, and divide what the data add to their metric by ``metric``."""
+    band.values *= move.astype(band.values.dtype)
+    rate = np.asarray(band_prior(band, hyper, factor)[0], band.values.dtype)
+    for name, rest in (("curvature", 0.0), ("metric", rate)):
+        if name in band.arrays:
+            band.arrays[name][:] = (band.arrays[name] - rest) / metric + rest
+
+
+def draw_by_share(
+    band: FactorBand,
+    share: Share,
+    factor: int,
+    cycle: int,
+    hyper: Hyperparameters,
+    frozen: tuple[Mask, Mask],
+    key: Array,
+) -> None:
+    """Draw from Gamma(θ num / φ + a, den / φ + λ)."""
+    num, den = (np.maximum(own.astype(np.float64), 0.0) / hyper.dispersion for own in share)
+    rate, shape = hyper.prior(factor)
+    with held(band.values, frozen[factor]):
+        fill_gamma(
+            band.values * num + shape, den + rate, key, cycle, factor, band.offset, band.values
+        )
+
+
+def take_curvature(band: FactorBand, share: Share, factor: int, cycle: int) -> None:
+    """Begin the curvature with a denominator."""
+    del factor, cycle
+    band.arrays["curvature"][:] = share[1]
+    band.counts["curvature"] = 1
 
 
 class TweedieChain(Chain):
@@ -98,7 +141,7 @@ class TweedieChain(Chain):
         estimate = self.rule.estimate(fit, at_point=not drawn)
         self.rule.settle(estimate)
         self.rule.begin(state, estimate)
-        self.hyper = model.resolve(data.mean, self.rule.fixed or estimate)
+        self.hyper = model.resolve(data.level, self.rule.fixed or estimate)
         if not drawn:
             self._level(state)
         if setting.temperature is not None:
@@ -108,9 +151,7 @@ class TweedieChain(Chain):
             self._stir(state, (self.hyper.shape_w, self.hyper.shape_h))
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
         if "metric" in setting.sampler.arrays:
-            for _, band, denominator in self._denominators(state):
-                band.arrays["curvature"][:] = denominator
-                band.counts["curvature"] = 1
+            self._with_shares(state, take_curvature, "curvature")
         if model.learnt:
             self._draw_priors(self.tracks[0], 0)
         if setting.sampler.rescales:
@@ -137,24 +178,19 @@ class TweedieChain(Chain):
         denominator are those of the multiplicative update: the prior at t = 0, and with one
         component and β = 1 the full conditional at every t.
         """
-        setting, law, phi = self.setting, self.law, self.tempered.dispersion
-        rng = generator(setting.options.seed, self.number, Stream.TEMPERATURE)
-        for factor, side in HEATING * [(0, "rows"), (1, "columns")]:
-            rate, shape = self.tempered.prior(factor)
-            found = shares(setting.executor, setting.data, state, side, law, self.floor)
-            for band, own in zip((state.rows, state.cols)[factor], found, strict=True):
-                num, den = (np.maximum(each.astype(np.float64), 0.0) / phi for each in own)
-                drawn = rng.standard_gamma(band.values * num + shape) / (den + rate)
-                with held(band.values, self.model.frozen[factor]):
-                    band.values[:] = np.maximum(drawn, np.finfo(band.values.dtype).tiny)
+        setting = self.setting
+        key = noise_key(setting.options.seed, self.number, Stream.TEMPERATURE)
+        draw = partial(draw_by_share, hyper=self.tempered, frozen=self.model.frozen, key=key)
+        program = SharePass(self.law, self.floor, BOTH, finish=draw)
+        run_pass(setting.executor, program, state, setting.data, HEATING)
 
-    def _denominators(self, state: ChainState) -> Iterator[tuple[int, FactorBand, Array]]:
-        """Give the multiplicative update's denominators, with their factor and band."""
-        setting, law = self.setting, self.law
-        for factor, side in enumerate(("rows", "columns")):
-            found = shares(setting.executor, setting.data, state, side, law, self.floor)
-            for band, (_, denominator) in zip((state.rows, state.cols)[factor], found, strict=True):
-                yield factor, band, denominator
+    def _with_shares(self, state: ChainState, finish: Finish, *names: str) -> None:
+        """Have bands do something with the multiplicative update's numerators and denominators.
+
+        ``names`` are those of the arrays that this reads or changes.
+        """
+        program = SharePass(self.law, self.floor, BOTH, (), names, finish)
+        run_pass(self.setting.executor, program, state, self.setting.data)
 
     def _follow_dispersion(self) -> None:
         """Recompute what depends on the dispersion: the metric, and the normaliser if it is known.
@@ -184,10 +220,10 @@ class TweedieChain(Chain):
         up in the metric. Draws that were recorded stay as they are.
         """
         K, state = self.model.n_components, run.state
-        sides, totals = (state.rows, state.cols), []
-        for factor, bands in enumerate(sides):
-            parts = (band_prior(band, self.hyper, factor)[0] * band.values for band in bands)
-            totals.append(np.sum([part.sum(axis=0, dtype=np.float64) for part in parts], axis=0))
+        totals = [
+            np.sum(state.each(partial(sum_penalties, hyper=self.hyper, factor=factor), factor), 0)
+            for factor in (ROWS, COLUMNS)
+        ]
         free = (totals[0] > 0) & (totals[1] > 0)
         for mask in self.model.frozen:
             free &= True if mask is None else ~mask
@@ -204,13 +240,9 @@ class TweedieChain(Chain):
         self.gauge = (here + np.log(scale)).tolist()
         metric = np.where(free, np.exp(self.gauge - begun), 1.0)
         moves = (scale, metric), (1.0 / scale, 1.0 / metric)
-        for factor, (bands, (move, own)) in enumerate(zip(sides, moves, strict=True)):
-            for band in bands:
-                band.values *= move.astype(band.values.dtype)
-                rate = np.asarray(band_prior(band, self.hyper, factor)[0], band.values.dtype)
-                for name, rest in (("curvature", 0.0), ("metric", rate)):
-                    if name in band.arrays:
-                        band.arrays[name][:] = (band.arrays[name] - rest) / own + rest
+        for factor, (move, own) in enumerate(moves):
+            how: Any = {"hyper": self.hyper, "factor": factor, "move": move, "metric": own}
+            state.each(partial(rescale_with_metric, **how), factor)
 
     def _learn(self, run: TrackRun) -> None:
         self._draw_priors(run, run.cycle)
@@ -230,8 +262,8 @@ class TweedieChain(Chain):
         drawn = draw_priors(setting, run.state, self.hyper, self.links, rng)
         self.hyper, self.links, self.log_hyper = drawn
         if model.shares_rates:
-            totals, data = totals_of(model, entries_of(run.state)), setting.data
-            about = self.hyper.dispersion, data.mean, data.total_mass
+            totals, data = totals_of(model, run.state), setting.data
+            about = self.hyper.dispersion, data.level, data.total_mass
             self.effective = model.effective_components(totals, *about)
 
     def learnt(self, run: TrackRun) -> Arrays:
@@ -362,9 +394,10 @@ class TweedieChain(Chain):
             self.hyper = self.hyper._replace(dispersion=estimate)
             self._follow_dispersion()
         if end >= self.setting.options.tune:
-            for band in (band for run in self.tracks for band in run.state.bands()):
-                for name in TUNING if not self.model.learnt else TUNING[1:]:
-                    band.arrays.pop(name, None)  # rates that move take the metric with them
+            # Rates that move take the metric with them.
+            names = TUNING[1:] if self.model.learnt else TUNING
+            for run in self.tracks:
+                run.state.each(partial(drop_arrays, names=names))
 
     @property
     def estimate(self) -> float | None:

@@ -42,11 +42,11 @@ import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import get_cython_function_address, intrinsic, overload
+from numba.extending import get_cython_function_address, intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import JIT_ENABLED, ask_for, jit
+from daskfactor.kernels.jit import JIT_ENABLED, ask_for, jit, overload
 
 Array = NDArray[Any]
 Scalar = Any

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 from numba.core import types
-from numba.extending import overload
 
-from daskfactor.kernels.jit import INLINE_OPTIONS, inline
+from daskfactor.kernels.jit import INLINE_OPTIONS, inline, overload
 
 Scalar = Any
 
@@ -106,17 +105,17 @@ def sincos(angle: Scalar) -> Scalar:
     return _sincos_32(angle) if isinstance(angle, np.float32) else _sincos_64(np.float64(angle))
 
 
-@overload(split, jit_options=INLINE_OPTIONS)
+@overload(split, **INLINE_OPTIONS)
 def _split(x: Scalar) -> Any:
     return _split_32 if x == types.float32 else _split_64
 
 
-@overload(log_tail, jit_options=INLINE_OPTIONS)
+@overload(log_tail, **INLINE_OPTIONS)
 def _log_tail(f: Scalar) -> Any:
     return _log_tail_32 if f == types.float32 else _log_tail_64
 
 
-@overload(sincos, jit_options=INLINE_OPTIONS)
+@overload(sincos, **INLINE_OPTIONS)
 def _sincos(angle: Scalar) -> Any:
     return _sincos_32 if angle == types.float32 else _sincos_64
 

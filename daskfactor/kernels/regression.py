@@ -248,7 +248,7 @@ def _draw(
 
 
 def draw_rows(
-    values: Array, grams: Wide, targets: Wide, columns: Wide, noise: float, address: Address
+    values: Array, grams: Wide, targets: Wide, columns: Wide, noise: float, address: Address | None
 ) -> None:
     """Draw the rows of a band from their conditionals, in place.
 
@@ -259,10 +259,12 @@ def draw_rows(
     columns : (4, K), of every column: prior mean, prior precision, anything, and 1 if it moves
         or 0 if it does not
     noise : variance of an observation
-    address : of the normal numbers, see :func:`fill_normals`; in double precision
+    address : of the normal numbers, see :func:`fill_normals`; in double precision. None: they
+        are 0, and rows become their conditional means
     """
     free, still = np.flatnonzero(columns[3]), np.flatnonzero(columns[3] == 0)
-    z = np.empty(values.shape)
-    fill_normals(z, *address)
+    z = np.zeros(values.shape)
+    if address is not None:
+        fill_normals(z, *address)
     scratch = np.empty((free.size, free.size)), np.empty(free.size)
     _draw(values, grams, targets, columns, noise, (free, still), z, scratch)

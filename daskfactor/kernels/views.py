@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 from numpy.typing import DTypeLike, NDArray
 
 from daskfactor.kernels import polynomials
-from daskfactor.kernels.jit import INLINE_OPTIONS, inline
+from daskfactor.kernels.jit import INLINE_OPTIONS, inline, overload
 from daskfactor.models.likelihood import Entry, Likelihood
 
 Array = NDArray[Any]
@@ -258,7 +257,7 @@ def _of_all(law: Any, j: Any) -> Any:
     return law
 
 
-@overload(law_at, jit_options=INLINE_OPTIONS)
+@overload(law_at, **INLINE_OPTIONS)
 def _law_at(law: Any, j: Any) -> Any:
     return _of_column if any(isinstance(own, types.Array) for own in law[1]) else _of_all
 
@@ -301,8 +300,16 @@ class Workspace:
     def __init__(self, dtype: DTypeLike = np.float32) -> None:
         self._dtype = np.dtype(dtype)
         self._flat: dict[str, Array] = {}
+        self._views: dict[str, tuple[Any, Array]] = {}
 
     def _view(self, name: str, dtype: DTypeLike | None, *shape: int) -> Array:
+        asked, (last, view) = (dtype, shape), self._views.get(name, (None, None))
+        if view is None or asked != last:
+            view = self._made(name, dtype, shape)
+            self._views[name] = asked, view
+        return view
+
+    def _made(self, name: str, dtype: DTypeLike | None, shape: tuple[int, ...]) -> Array:
         kind, count = np.dtype(self._dtype if dtype is None else dtype), math.prod(shape)
         flat = self._flat.get(name)
         if flat is None or flat.dtype != kind or flat.size < count:

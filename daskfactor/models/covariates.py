@@ -8,8 +8,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
-from scipy.sparse.linalg import LinearOperator, cg
 
+from daskfactor.checks import label_at, match_labels
 from daskfactor.errors import ModelError
 from daskfactor.models.settings import Auto, FactorModel, Learnt, StoredArrays
 
@@ -52,7 +52,7 @@ class Covariates(StoredArrays):
     shape: tuple[int, int]
     values: Any = None
     names: tuple[str, ...] | None = None
-    labels: Array | None = None
+    labels: Any = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Covariates):
@@ -109,6 +109,9 @@ class Covariates(StoredArrays):
         """Eigenvalues (F,) and eigenvectors (F, F) of XᵀX."""
         gram = self.values.T @ self.values
         roots, vectors = linalg.eigh(gram.toarray() if is_sparse(gram) else gram)
+        # Rounding may turn a vector about, and draws with it, unless its sign is settled.
+        largest = np.abs(vectors).argmax(axis=0)
+        vectors *= np.sign(vectors[largest, np.arange(roots.size)])
         return np.maximum(roots, 0.0), vectors
 
     def predicted(self, link: Array) -> Array:
@@ -160,6 +163,8 @@ class Covariates(StoredArrays):
 
     def _solve(self, ridge: float, right: Array) -> Array:
         """Solve (XᵀX + λ_β I) b = r by conjugate gradients, preconditioned by the diagonal."""
+        from scipy.sparse.linalg import LinearOperator, cg
+
         X, size = self.values, (self.shape[1], self.shape[1])
         diagonal = self._squares + ridge
         left = LinearOperator(size, lambda b: X.T @ (X @ b) + ridge * b, dtype=np.float64)
@@ -178,10 +183,11 @@ class Covariates(StoredArrays):
         labels = None if self.labels is None else self.labels[rows]
         return Covariates(values.shape, values, self.names, labels)
 
-    def matching(self, name: str, labels: Array | None) -> "Covariates":
+    def matching(self, name: str, labels: Any) -> "Covariates":
         """Return those of the rows (or columns) of data with these labels, in their order.
 
-        By position where either has no labels, or both have the same.
+        By position where either has no labels, or both have the same. Stacked dimensions have
+        labels of each, see `daskfactor.checks.match_labels`.
 
         Raises
         ------
@@ -190,25 +196,21 @@ class Covariates(StoredArrays):
         """
         if self.labels is None or labels is None:
             return self
-        own, wanted = _keys(self.labels), _keys(labels)
-        if own == wanted:
-            return self
-        place = {label: at for at, label in enumerate(own)}
-        side, remedy = _side(name), "or drop the labels to match by position"
-        if len(place) < len(own):
-            twice = next(label for at, label in enumerate(own) if place[label] != at)
+        found, side = match_labels(labels, self.labels), _side(name)
+        twice, lost = found.twice[1], np.flatnonzero(found.at < 0)
+        remedy = "or drop the labels to match by position"
+        if twice is not None:
             raise ModelError(
                 f"{name} has more than one row labelled {twice!r}, and its rows are matched to the "
                 f"data's {side} by label; keep one of each, {remedy}"
             )
-        lost = [label for label in wanted if label not in place]
-        if lost:
+        if len(lost):
             raise ModelError(
-                f"{name} lacks {len(lost)} of the data's {len(wanted)} {side}, the first of them "
-                f"{lost[0]!r} (its own labels begin with {own[0]!r}); give all of them "
-                f"covariates, {remedy}"
+                f"{name} lacks {len(lost)} of the data's {len(found.at)} {side}, the first of them "
+                f"{label_at(labels, lost[0])} (its own labels begin with "
+                f"{label_at(self.labels, 0)}); give all of them covariates, {remedy}"
             )
-        return self.at(np.array([place[label] for label in wanted]))
+        return self.at(found.at)
 
     def check_length(self, name: str, length: int) -> None:
         """Refuse covariates that are not one row for each row (or column) of the data.
@@ -333,18 +335,15 @@ def _names(given: Any) -> tuple[str, ...] | None:
     return None if labels is None else tuple(map(str, labels))
 
 
-def _labels(given: Any) -> Array | None:
+def _labels(given: Any) -> Any:
     """Labels of the rows of an xarray.DataArray or a pandas.DataFrame; None: they are numbered."""
     index = getattr(given, "index", None)
     if hasattr(given, "dims") and hasattr(given, "indexes"):
         index = given.indexes.get(given.dims[0])
     numbered = index is None or callable(index) or type(index).__name__ == "RangeIndex"
-    return None if numbered else np.asarray(index)
-
-
-def _keys(labels: Array) -> list[Any]:
-    """Labels as plain values that are equal where they mean the same."""
-    return list((labels.astype("M8[ns]") if labels.dtype.kind == "M" else labels).tolist())
+    if numbered:
+        return None
+    return index if getattr(index, "nlevels", 1) > 1 else np.asarray(index)
 
 
 def _side(name: str) -> str:

@@ -4,7 +4,7 @@ Source: Şimşekli et al. 2017, section 2.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -35,6 +35,7 @@ from daskfactor.models.settings import (
     Mask,
     OfDivergence,
     PriorDraw,
+    Scales,
     check_length,
     checked_count,
     checked_fixed,
@@ -146,6 +147,7 @@ class GammaFactors(SideInformation):
     """
 
     has_scores: ClassVar[bool] = True
+    conditional_sampler: ClassVar[str | None] = "BlockHMC"
     from_data: ClassVar[tuple[str, ...]] = ("dispersion", "rate_w", "rate_h")
 
     n_components: Any = field(metadata={"check": partial(checked_count, word="auto")})
@@ -284,9 +286,10 @@ class GammaFactors(SideInformation):
             )
         return replace(self, dispersion=1.0) if self.dispersion == "auto" else self
 
-    def for_compilation(self) -> Self:
+    def for_compilation(self, n_components: int = 2) -> Self:
         free: dict[str, Any] = dict.fromkeys((*FIXED, *LINKED)) | {"shape_w": 1.0, "shape_h": 1.0}
-        return replace(self, n_components=2, dispersion=1.0, rate_w=1.0, rate_h=1.0, **free)
+        free |= {"n_components": n_components, "dispersion": 1.0}
+        return replace(self, rate_w=1.0, rate_h=1.0, **free)
 
     def log_prior(self, W: ArrayLike, H: ArrayLike, rate_w: float, rate_h: float) -> float:
         """Log-density of both factors under their gamma priors.
@@ -317,6 +320,30 @@ class GammaFactors(SideInformation):
         entries = zip(shape, (float(self.shape_w), float(self.shape_h)), strict=True)
         own = ((n, (a - 1.0) ** 2 * float(polygamma(1, a)) + 2.0 - a) for n, a in entries)
         return math.sqrt(self.n_components * sum(n * max(one, 0.5) for n, one in own))
+
+    def scale_density(
+        self, size_w: NDArray[Any], size_h: NDArray[Any], scales: Scales
+    ) -> NDArray[np.float64]:
+        r"""Log prior less its value where both sums of a component cost alike.
+
+        .. math:: -\sum_k \left(\sqrt{\lambda_w s_k} - \sqrt{\lambda_h t_k}\right)^2
+            - \left(I (a_w - 1) - J (a_h - 1)\right) \sum_k \log c_k, \qquad
+            c_k = \sqrt{\lambda_h t_k / \lambda_w s_k}
+
+        with s and t the sums of w_k and h_k.
+        """
+        fixed = math.isfinite(scales.rate_w) and math.isfinite(scales.rate_h)
+        if self.learnt or self.covariates != (None, None) or not fixed:
+            return np.zeros(size_w.shape[:-1])
+        alive = (size_w > 0) & (size_h > 0)
+        cost_w = np.where(alive, scales.rate_w * size_w, 1.0)
+        cost_h = np.where(alive, scales.rate_h * size_h, 1.0)
+        entries = scales.shape[0] * (float(self.shape_w) - 1.0)
+        entries -= scales.shape[1] * (float(self.shape_h) - 1.0)
+        uneven = np.square(np.sqrt(cost_w) - np.sqrt(cost_h)) + 0.5 * entries * np.log(
+            cost_h / cost_w
+        )
+        return np.asarray(-uneven.sum(axis=-1))
 
     def draw_prior(
         self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
@@ -408,6 +435,28 @@ class GammaFactors(SideInformation):
         """Give the law at these, and them with φ, which divides it, for the dispersion."""
         law, phi = self.likelihood.at(hyper.dispersion)
         return law, hyper._replace(dispersion=phi)
+
+    def hyper_told(self, told: Mapping[str, Any], mean: float) -> Hyperparameters:
+        """Give the hyperparameters of a draw; those of rows and columns are left where they start.
+
+        Rates that follow from shapes are not told where shapes are drawn.
+        """
+        starting = zip(("shape_w", "shape_h"), self.starting_shapes, strict=True)
+        shapes = [float(told.get(name, usual)) for name, usual in starting]
+        rates: list[Any] = [told.get("rate", told.get(f"rate_{side}")) for side in "wh"]
+        rates = [None if of in SIDES else own for of, own in zip(self.rates_of, rates, strict=True)]
+        if any(own is None for own in rates):
+            usual = self.rates_under(mean, (shapes[0], shapes[1]))
+            rates = [own if told is None else told for told, own in zip(rates, usual, strict=True)]
+        w, h = (tuple(map(float, own)) if np.ndim(own) else float(own) for own in rates)
+        return Hyperparameters(float(told["dispersion"]), w, h, shapes[0], shapes[1])
+
+    def linked_prior(self, covariates: Any, link: Any, rate: Any) -> dict[str, Any]:
+        return {"rate": rate / multiples(covariates, link)}
+
+    def prior_means(self, factor: int, hyper: Hyperparameters) -> Any:
+        rate, shape = hyper.prior(factor)
+        return shape / rate
 
     def with_numbers(self, mean: float, dispersion: float) -> Self:
         """Give the model with the numbers of `resolve` for every ``"auto"``."""

@@ -33,6 +33,8 @@ BIAS_SHARE = 0.15
 NOISE_SHARE = 0.7
 """Share of the data's variance that the noise starts from."""
 
+RANKS = ("row", "column")
+
 NOISE_RATE = 0.01
 """Rate of the gamma prior on one over the noise, in units of the noise it starts from."""
 
@@ -156,7 +158,9 @@ class GaussianMF(SideInformation):
     """
 
     nonnegative: ClassVar[bool] = False
+    rotates: ClassVar[bool] = True
     default_optimizer: ClassVar[str] = "DSGD"
+    conditional_sampler: ClassVar[str | None] = "Gibbs"
     inits: ClassVar[tuple[str, ...]] = ("prior",)
 
     n_components: int = field(metadata=COUNT)
@@ -209,8 +213,8 @@ class GaussianMF(SideInformation):
     def with_uncertainty(self) -> Self:
         return replace(self, noise=1.0) if self.noise == "auto" else self
 
-    def for_compilation(self) -> Self:
-        return type(self)(2)
+    def for_compilation(self, n_components: int = 2) -> Self:
+        return type(self)(n_components, biases=self.biases)
 
     def start(self, mean: float, variance: float) -> GaussianHyper:
         """Hyperparameters to start from; fixed ones are what they are fixed at.
@@ -235,6 +239,32 @@ class GaussianMF(SideInformation):
         noise = NOISE_SHARE * variance if self.noise == "auto" else float(self.noise)
         precisions = (float(w),) * K, (float(h),) * K
         return GaussianHyper(noise, mean, bias, bias, *precisions, 1.0, 1.0, *self.starting_ridges)
+
+    def hyper_told(self, told: Mapping[str, Any], mean: float) -> GaussianHyper:
+        """Give the hyperparameters of a draw; ``level`` is the level that column biases are around.
+
+        A point estimate tells precisions of biases, and factors have those of the start.
+        """
+        K, biases = self.n_components, [told.get(f"{side}_bias_precision") for side in RANKS]
+        variance = 1.0 / (BIAS_SHARE * float(biases[0] or 1.0 / BIAS_SHARE))
+        start = replace(self, covariates_w=None, covariates_h=None).start(mean, variance)
+        precisions: list[Any] = [start.precision_w, start.precision_h]
+        for factor, name in enumerate(("precision_w", "precision_h")):
+            own = np.asarray(told.get(name, np.nan), np.float64)
+            if own.ndim:
+                precisions[factor] = tuple(own[:K].tolist())
+                biases[factor] = float(own[K + factor]) if self.biases else None
+        a, b = (own or start.row_bias_precision for own in biases)
+        noise = float(told.get("noise", told["dispersion"]))
+        level = float(told.get("level", mean))
+        return start._replace(
+            noise=noise, mean=level, row_bias_precision=a, column_bias_precision=b,
+            precision_w=precisions[0], precision_h=precisions[1],
+        )  # fmt: skip
+
+    def linked_prior(self, covariates: Any, link: Any, rate: Any) -> dict[str, Any]:
+        del rate
+        return {"shift": covariates.predicted(link)}
 
     def draw_prior(
         self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float

@@ -159,6 +159,14 @@ class Likelihood(ABC):
             value = base - law.deviance(v, mu) / phi
         return np.where(base == -np.inf, -np.inf, value)
 
+    def spacing(self, dispersion: Any) -> Any:
+        """Distance between the values that an observation may have; 1 too where any may be.
+
+        A density over it is one for each unit of v, which dispersions can be compared by.
+        """
+        del dispersion
+        return 1.0
+
     def observation_variance(
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float
     ) -> Array:

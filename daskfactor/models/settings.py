@@ -169,6 +169,14 @@ class Learnt(NamedTuple):
     passes: int = 0
 
 
+class Scales(NamedTuple):
+    """What holds the scale of components in place: entries of each, and rates of their priors."""
+
+    shape: tuple[int, int]
+    rate_w: float
+    rate_h: float
+
+
 class PriorDraw(NamedTuple):
     """Factors from a prior, and what the data's law needs besides their product.
 
@@ -202,6 +210,9 @@ class FactorModel(StoredModel, ABC):
         The model has a law of new observations.
     default_optimizer
         Public name of the class that ``optimize`` takes where none is named.
+    conditional_sampler
+        Public name of the sampler whose steps draw rows of one factor given the other; None:
+        there is none.
     inits
         Kinds of start that factors of this kind can have, the usual one first.
     has_scores
@@ -210,12 +221,17 @@ class FactorModel(StoredModel, ABC):
         weighed under it.
     simplex
         Columns of W add up to 1 by the model, so that no scale is free.
+    rotates
+        W and H may be turned together, by any rotation, without the posterior changing by much:
+        single components mean nothing.
     has_threshold
         Factorizations are good up to a threshold of an objective.
     from_data
         Settings that may be ``"auto"`` and are then chosen from the data.
     learnt
         Hyperparameters that are drawn with the factors.
+    rates_of
+        What has learnt prior rates of its own in W and in H: "component", "row" or "column".
     fixed, frozen
         Frozen components of W and of H, and which they are, (K,); None: none.
     covariates
@@ -225,6 +241,7 @@ class FactorModel(StoredModel, ABC):
     nonnegative: ClassVar[bool] = True
     has_observations: ClassVar[bool] = True
     default_optimizer: ClassVar[str] = "MultiplicativeUpdates"
+    conditional_sampler: ClassVar[str | None] = None
     inits: ClassVar[tuple[str, ...]] = (
         "multiplicative",
         "q_transform",
@@ -234,9 +251,11 @@ class FactorModel(StoredModel, ABC):
     )
     has_scores: ClassVar[bool] = False
     simplex: ClassVar[bool] = False
+    rotates: ClassVar[bool] = False
     has_threshold: ClassVar[bool] = False
     from_data: ClassVar[tuple[str, ...]] = ()
     learnt: Any = ()
+    rates_of: Any = (None, None)
     n_components: int
     fixed: tuple[Any, Any] = (None, None)
     frozen: tuple[Any, Any] = (None, None)
@@ -274,6 +293,15 @@ class FactorModel(StoredModel, ABC):
         del shape
         return math.inf
 
+    def scale_density(self, size_w: Array, size_h: Array, scales: Scales) -> Array:
+        """Log prior, less what it is with W and H of one weight: of components of these sums.
+
+        WH does not know the scale of a component, which only the priors hold in place, and
+        loosely. Sums are (..., K), the result is (...); 0 where the model cannot tell.
+        """
+        del size_h, scales
+        return np.zeros(size_w.shape[:-1])
+
     def draw_prior(
         self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
     ) -> PriorDraw:
@@ -309,6 +337,35 @@ class FactorModel(StoredModel, ABC):
             "pass weights to as_blocks, which are factors of log-likelihoods"
         )
 
+    def at(self, hyper: Any) -> tuple[Likelihood, Any]:
+        """Give the law at these hyperparameters, and these with what divides its divergence."""
+        return self.likelihood, hyper
+
+    def hyper_told(self, told: Mapping[str, Any], mean: float) -> Any:
+        """Give the hyperparameters of a draw, from what results tell of it, by name.
+
+        ``mean`` is that of the data that the model was fitted to.
+
+        Raises
+        ------
+        ModelError
+            If rows of one factor cannot be drawn given the other.
+        """
+        del told, mean
+        raise ModelError(
+            f"{type(self).__name__} has no law of a new row; pass a trace of a TweedieNMF, a "
+            "NegativeBinomialNMF or a GaussianMF"
+        )
+
+    def linked_prior(self, covariates: Any, link: Any, rate: Any) -> dict[str, Any]:
+        """Give what covariates make of the prior of rows, (n, width), as bands keep it."""
+        raise NotImplementedError(f"{type(self).__name__} has no covariates")
+
+    def prior_means(self, factor: int, hyper: Any) -> float | Array:
+        """Give prior means of the entries of W (``factor`` 0) or H (1), without covariates."""
+        del factor, hyper
+        return 0.0
+
     def with_constants(self, side: str, factor: Array, mean: float) -> Array:
         """A factor (n, width) of ``"rows"`` or ``"columns"`` of data with this mean.
 
@@ -317,9 +374,9 @@ class FactorModel(StoredModel, ABC):
         del side, mean
         return factor
 
-    def for_compilation(self) -> Self:
-        """The same with two components and nothing to choose: what kernels are compiled with."""
-        return self.with_components(2)
+    def for_compilation(self, n_components: int = 2) -> Self:
+        """The same with few components and nothing to choose: what kernels are compiled with."""
+        return self.with_components(n_components)
 
 
 def checked_count(name: str, value: Any, word: str = "") -> Any:
@@ -427,6 +484,10 @@ class FixedComponents(StoredArrays):
     def mean(self) -> float:
         """Mean of the values."""
         return 0.0 if self.values is None else float(self.values.mean())
+
+    def at(self, rows: slice | NDArray[np.int64]) -> Self:
+        """Take some of the caller's rows."""
+        return self if self.values is None else type(self)(self.frozen, self.values[:, rows])
 
     def put(self, factor: Array, rows: slice | NDArray[np.int64]) -> None:
         """Write the values of some of the caller's rows into a part (rows, K) of the factor."""

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from daskfactor.checks import inner_share
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.models.likelihood import Array, Entry, Likelihood, Scalar
 
@@ -512,6 +513,10 @@ class Tweedie(Likelihood):
             value = np.where(v < 0, -np.inf, value)
         return np.where(np.isnan(v), np.nan, value)
 
+    def spacing(self, dispersion: Any) -> Any:
+        """Values of beta = 1 are multiples of the dispersion."""
+        return dispersion if self.beta == 1 else 1.0
+
     def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: float) -> Array:
         mu, phi = np.asarray(mu, dtype=np.float64), checked_dispersion(dispersion)
         return np.asarray(self._density().sample(rng, mu, phi, self.beta))
@@ -576,10 +581,7 @@ class Tweedie(Likelihood):
             If the dispersion is not positive.
         """
         phi = checked_dispersion(dispersion)
-        if not 0.0 < level < 1.0:
-            raise OptionError(
-                f"level must lie strictly between 0 and 1, got {level!r}; 0.9 is 90 %"
-            )
+        inner_share("level", level)
         m, spread = np.broadcast_arrays(
             np.asarray(mean, dtype=np.float64), np.asarray(variance_of_mean, dtype=np.float64)
         )

@@ -1,20 +1,23 @@
-"""Figures from a result: every function returns a matplotlib Figure and shows nothing."""
+"""Figures from a result: every function returns a matplotlib Figure and shows nothing.
 
-from daskfactor.plots.calibration import calibration_plot
-from daskfactor.plots.factors import components, faces_panel, overview, particle_panel
-from daskfactor.plots.particles import diversity_plot, scores_plot, top_entries_plot, weights_plot
-from daskfactor.plots.traces import plot_ranks, trace_plot
+Those of a whole result have names, under which `draw` and ``daskfactor plot`` find them: `FIGURES`.
+"""
 
-__all__ = [
-    "calibration_plot",
-    "components",
-    "diversity_plot",
-    "faces_panel",
-    "overview",
-    "particle_panel",
-    "plot_ranks",
-    "scores_plot",
-    "top_entries_plot",
-    "trace_plot",
-    "weights_plot",
-]
+from daskfactor.plots.calibration import calibration_plot as calibration_plot
+from daskfactor.plots.components import components as components
+from daskfactor.plots.components import curves as curves
+from daskfactor.plots.components import maps as maps
+from daskfactor.plots.components import overview as overview
+from daskfactor.plots.components import shares as shares
+from daskfactor.plots.components import top_entries as top_entries
+from daskfactor.plots.particles import diversity_plot as diversity_plot
+from daskfactor.plots.particles import scores_plot as scores_plot
+from daskfactor.plots.particles import top_entries_plot as top_entries_plot
+from daskfactor.plots.particles import weights_plot as weights_plot
+from daskfactor.plots.pictures import faces_panel as faces_panel
+from daskfactor.plots.pictures import particle_panel as particle_panel
+from daskfactor.plots.registry import FIGURES as FIGURES
+from daskfactor.plots.registry import draw as draw
+from daskfactor.plots.registry import draw_all as draw_all
+from daskfactor.plots.traces import plot_ranks as plot_ranks
+from daskfactor.plots.traces import trace_plot as trace_plot

@@ -9,14 +9,12 @@ import xarray as xr
 
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import (
-    ACCENT,
-    INK,
-    QUIET,
-    WARN,
+    NORMAL,
     check_table,
     headline,
     new_figure,
     save,
+    theme,
     tidy,
 )
 from daskfactor.results.ranks import band
@@ -66,8 +64,8 @@ def calibration_plot(
     axes = figure.subplots(2, count, squeeze=False, sharey="row", height_ratios=(3, 2))
     for number, (above, below) in enumerate(axes.T):
         _panel(above, below, shown.isel(quantity=number))
-    axes[0, 0].set_ylabel("over uniform", fontsize=8)
-    axes[1, 0].set_ylabel("ECDF - uniform", fontsize=8)
+    axes[0, 0].set_ylabel("over uniform", fontsize=NORMAL)
+    axes[1, 0].set_ylabel("ECDF - uniform", fontsize=NORMAL)
     if path is not None:
         save(figure, Path(fspath(path)))
     return figure
@@ -80,18 +78,18 @@ def _panel(above: "Axes", below: "Axes", one: xr.Dataset) -> None:
     bars = min(MOST_BARS, levels + 1)
     seen = np.bincount(ranks * bars // (levels + 1), minlength=bars) * bars / ranks.size
     low, high = (binom.ppf(end, ranks.size, 1 / bars) * bars / ranks.size for end in (0.025, 0.975))
-    above.axhspan(low, high, color=QUIET, alpha=0.45, lw=0)
+    above.axhspan(low, high, color=theme().quiet, alpha=0.45, lw=0)
     middle = (np.arange(bars) + 0.5) / bars
     outside = (seen < low) | (seen > high)
-    above.bar(middle, seen, 0.85 / bars, color=np.where(outside, WARN, ACCENT))
+    above.bar(middle, seen, 0.85 / bars, color=np.where(outside, theme().warn, theme().accent))
     headline(above, f"{one['quantity'].item()}, p {float(one['p']):.2g}")
     at = np.arange(1, levels + 1) / (levels + 1)
     share = np.bincount(ranks, minlength=levels + 1).cumsum()[:-1] / ranks.size
     lower, upper = band(ranks.size, levels)
-    below.fill_between(at, lower - at, upper - at, color=QUIET, alpha=0.45, lw=0)
-    below.axhline(0.0, color=INK, lw=0.5)
-    below.step(at, share - at, where="post", color=ACCENT, lw=1.1)
-    below.set_xlabel("rank over draws", fontsize=8)
+    below.fill_between(at, lower - at, upper - at, color=theme().quiet, alpha=0.45, lw=0)
+    below.axhline(0.0, color=theme().ink, lw=0.5)
+    below.step(at, share - at, where="post", color=theme().accent, lw=1.1)
+    below.set_xlabel("rank over draws", fontsize=NORMAL)
     for ax in (above, below):
         tidy(ax)
         ax.set_xlim(0, 1)

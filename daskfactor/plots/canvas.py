@@ -5,13 +5,14 @@ And what several of them have in common: titles, labels, bars of colors, names o
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
+from daskfactor.results.components import component_title, told_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,10 +20,51 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
-INK = "#333333"
-ACCENT = "#20639b"
-QUIET = "#b8c4d0"
-WARN = "#c0392b"
+SMALL, NORMAL, LARGE = 8, 9, 10
+"""Sizes of letters, in points: ticks and legends; axes; headlines."""
+
+
+class Theme(NamedTuple):
+    """Colors that can be told apart by color-blind readers, on the ground of the style in use."""
+
+    ink: str
+    accent: str
+    quiet: str
+    warn: str
+    other: str
+    between: str
+    chains: tuple[str, ...]
+
+
+LIGHT = Theme(
+    ink="#333333",
+    accent="#20639b",
+    quiet="#b8c4d0",
+    warn="#c0392b",
+    other="#d1682b",
+    between="#7fa6c9",
+    chains=("#20639b", "#d1682b", "#3b8f5c", "#8e5aa8", "#a88a12", "#5b6770"),
+)
+DARK = Theme(
+    ink="#e6e6e6",
+    accent="#6db3f2",
+    quiet="#5a6672",
+    warn="#ff7b6b",
+    other="#f0955a",
+    between="#4a7396",
+    chains=("#6db3f2", "#f0955a", "#6cc48f", "#c79be0", "#d9bc4a", "#a9b4bd"),
+)
+
+
+def theme() -> Theme:
+    """The colors that suit the style of matplotlib that is in use."""
+    from matplotlib import rcParams
+    from matplotlib.colors import to_rgb
+
+    ground = rcParams["figure.facecolor"]
+    if ground == "none":  # the page's own, which letters are chosen for
+        return DARK if np.mean(to_rgb(rcParams["text.color"])) > 0.5 else LIGHT
+    return DARK if np.mean(to_rgb(ground)) < 0.5 else LIGHT
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -37,13 +79,13 @@ def new_figure(width: float, height: float) -> "Figure":
         If matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure
+        from daskfactor.plots.shown import Shown
     except ImportError as error:
         raise OptionError(
             "figures need matplotlib, which is not installed here: "
             "run  pip install 'daskfactor[plots]'"
         ) from error
-    return Figure(figsize=(width, height), layout="constrained")
+    return Shown(figsize=(width, height), layout="constrained")
 
 
 def group(tree: xr.DataTree, name: str) -> xr.Dataset:
@@ -78,19 +120,22 @@ def check_table(table: xr.Dataset, whole: bool, purpose: str, maker: str) -> Non
 
 def chain_colors(count: int) -> list[str]:
     """Colors that keep chains apart, also for color-blind readers."""
-    palette = ["#20639b", "#d1682b", "#3b8f5c", "#8e5aa8", "#a88a12", "#5b6770"]
+    palette = theme().chains
     return [palette[index % len(palette)] for index in range(count)]
 
 
-def tidy(ax: "Axes", labelsize: float = 7) -> None:
+def tidy(ax: "Axes", labelsize: float = SMALL) -> None:
     """Take the frame above and to the right away, and make ticks small."""
     ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(labelsize=labelsize, colors=INK, length=2)
+    ax.spines[["left", "bottom"]].set_color(theme().quiet)
+    ax.tick_params(labelsize=labelsize, colors=theme().ink, length=2, color=theme().quiet)
+    for offset in (ax.xaxis.get_offset_text(), ax.yaxis.get_offset_text()):
+        offset.set_fontsize(labelsize)
 
 
-def headline(ax: "Axes", text: str) -> None:
+def headline(ax: "Axes", text: str, size: float = LARGE) -> None:
     """Write what an axes shows above its left end."""
-    ax.set_title(text, loc="left", fontsize=9, color=INK)
+    ax.set_title(text, loc="left", fontsize=size, color=theme().ink)
 
 
 def bare(ax: "Axes", *, frame: bool = False) -> None:
@@ -104,13 +149,14 @@ def color_bar(figure: "Figure | SubFigure", image: Any, ax: Any, told: str, **op
     """What the colors of a picture mean, on its right."""
     bar = figure.colorbar(image, ax=ax, **options)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=7, length=2, colors=INK)
-    bar.set_label(told, fontsize=8, color=INK)
+    bar.ax.tick_params(labelsize=SMALL, length=2, colors=theme().ink)
+    bar.ax.yaxis.get_offset_text().set_fontsize(SMALL)
+    bar.set_label(told, fontsize=SMALL, color=theme().ink)
 
 
 def legend(figure: "Figure | SubFigure", handles: Any = None, **options: Any) -> None:
     """Say what lines and colors are, outside the axes: inside it would cover them."""
-    look: dict[str, Any] = {"loc": "outside lower center", "fontsize": 7, "frameon": False}
+    look: dict[str, Any] = {"loc": "outside lower center", "fontsize": SMALL, "frameon": False}
     figure.legend(handles=handles, **look | options)
 
 
@@ -124,9 +170,9 @@ def note_line(ax: "Axes", level: float, told: str, color: str, **line: Any) -> N
         xytext=(0, 3),
         textcoords="offset points",
         ha="right",
-        fontsize=7,
+        fontsize=SMALL,
         color=color,
-        bbox={"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 1.0},
+        bbox={"facecolor": ax.get_facecolor(), "alpha": 0.8, "lw": 0, "pad": 1.0},
     )
 
 
@@ -134,22 +180,8 @@ def threshold_line(ax: "Axes", tree: xr.DataTree) -> None:
     """The line above which a factorization is not good enough, if the model has one."""
     constants = group(tree, "constant_data") if "constant_data" in tree.children else {}
     if "threshold" in constants and np.isfinite(constants["threshold"]):
-        note_line(ax, float(constants["threshold"]), "threshold", WARN, lw=1.0, ls="--")
+        note_line(ax, float(constants["threshold"]), "threshold", theme().warn, lw=1.0, ls="--")
         ax.margins(y=0.15)
-
-
-def check_pixels(image_shape: tuple[int, int] | None, count: int, told: str) -> None:
-    """Refuse the shape of an image that has not as many pixels as there are entries.
-
-    Raises
-    ------
-    OptionError
-        With what there is instead.
-    """
-    if image_shape is not None and image_shape[0] * image_shape[1] != count:
-        raise OptionError(
-            f"image_shape {image_shape} has {image_shape[0] * image_shape[1]} pixels, {told}"
-        )
 
 
 def component_titles(labels: Any, names: Sequence[str] | None) -> Sequence[str]:
@@ -160,7 +192,7 @@ def component_titles(labels: Any, names: Sequence[str] | None) -> Sequence[str]:
     OptionError
         If there is not one name for each.
     """
-    titles = [f"component {label}" for label in labels] if names is None else names
+    titles = [component_title(label) for label in labels] if names is None else names
     if len(titles) != len(labels):
         raise OptionError(
             f"names must be one for each of {len(labels)} components, got {len(titles)}"
@@ -188,11 +220,13 @@ def particle_names(of: xr.DataArray) -> list[str]:
     return [f"{chain}:{draw}" for chain, draw in zip(chains, draws, strict=True)]
 
 
-def short_label(label: Any, longest: int = 22) -> str:
-    """Write a label in few letters: dates without needless digits, long text cut."""
-    text = np.datetime_as_string(label, unit="auto") if isinstance(label, np.datetime64) else label
-    text = f"{text:.6g}" if isinstance(text, float | np.floating) else str(text)
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+def short_label(label: Any, longest: int = 24) -> str:
+    """Write a label in few letters; of long text the beginning and the end, where names differ."""
+    text = " ".join(told_label(label).split()).replace("$", r"\$")
+    if len(text) <= longest:
+        return text
+    end = longest // 3
+    return f"{text[: longest - end - 1].rstrip()}…{text[-end:].lstrip()}"
 
 
 def save(figure: "Figure", path: Path) -> None:
@@ -206,4 +240,4 @@ def save(figure: "Figure", path: Path) -> None:
     known = figure.canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in known:
         raise OptionError(f"{path} has no suffix of a picture; take one of {', '.join(known)}")
-    figure.savefig(path, dpi=160, facecolor="white")
+    figure.savefig(path, dpi=160)

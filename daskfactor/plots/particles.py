@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import (
-    ACCENT,
-    INK,
-    QUIET,
+    LARGE,
+    NORMAL,
+    SMALL,
     FloatArray,
     bare,
     chain_colors,
@@ -28,9 +28,11 @@ from daskfactor.plots.canvas import (
     note_line,
     particle_names,
     short_label,
+    theme,
     threshold_line,
     tidy,
 )
+from daskfactor.plots.registry import figure
 from daskfactor.results.align import component_positions
 from daskfactor.results.compare import pairwise_distances
 from daskfactor.results.trace import Trace, as_tree, draw_masses, effective_number
@@ -41,10 +43,6 @@ if TYPE_CHECKING:
 
 MOST_NAMES: Final = 40
 """Particles of which every one gets its name below an axis."""
-OWN: Final = "#d1682b"
-"""Of an entry that a single one of the lists shown has."""
-SOME: Final = "#7fa6c9"
-_DOT: Final = "#8d9dac"
 _MARKERS: Final = "osD^vPX*"
 _MOST_ROWS: Final = 3
 _MOST_LINES: Final = 4
@@ -52,6 +50,7 @@ LEAST_SPAN: Final = 0.1
 """Of the colors of a scaled Stein matrix: what is less is next to nothing, and looks it."""
 
 
+@figure("weights", particles=True)
 def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Figure":
     """Mass of every particle, the largest first, and below it how well the particle fits.
 
@@ -87,18 +86,18 @@ def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Fi
     target = new_figure(7.2, 4.6 if fit else 2.6) if figure is None else figure
     axes = target.subplots(2 if fit else 1, 1, sharex=True, squeeze=False)[:, 0]
     at = np.arange(order.size)
-    colors = np.where(values[order] > 0, ACCENT, QUIET).tolist()
-    axes[0].bar(at, values[order], width=0.8, color=ACCENT)
-    note_line(axes[0], 1 / at.size, f"equal masses, 1/{at.size}", INK, lw=0.8, ls=":")
+    colors = np.where(values[order] > 0, theme().accent, theme().quiet).tolist()
+    axes[0].bar(at, values[order], width=0.8, color=theme().accent)
+    note_line(axes[0], 1 / at.size, f"equal masses, 1/{at.size}", theme().ink, lw=0.8, ls=":")
     told = f"mass, spread as far as over {effective_number(values):.1f} particles of equal mass"
     headline(axes[0], told)
-    axes[0].set_ylabel("mass", fontsize=8)
+    axes[0].set_ylabel("mass", fontsize=NORMAL)
     if fit:
         each = stats[fit].transpose("chain", "draw").values.reshape(-1)[order]
         axes[1].scatter(at, each, c=colors, s=16)
         title = "objective" if fit == "objective" else "log density"
         headline(axes[1], title)
-        axes[1].set_ylabel(title, fontsize=8)
+        axes[1].set_ylabel(title, fontsize=NORMAL)
         if fit == "objective":
             threshold_line(axes[1], tree)
     names = np.array(particle_names(mass))[order].tolist()
@@ -107,12 +106,13 @@ def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Fi
     else:
         long = max(map(len, names)) > 3 or len(names) > 24
         axes[-1].set_xticks(at, names, rotation=90 if long else 0)
-    axes[-1].set_xlabel("particle, the largest mass first", fontsize=8)
+    axes[-1].set_xlabel("particle, the largest mass first", fontsize=NORMAL)
     for ax in axes:
         tidy(ax)
     return target.get_figure(root=True)
 
 
+@figure("diversity", particles=True)
 def diversity_plot(
     tree: Trace,
     of: Literal["W", "H", "both"] = "W",
@@ -178,14 +178,14 @@ def _stein_panel(target: "Figure | SubFigure", ax: "Axes", scaled: FloatArray) -
 
 
 def _matrix_ticks(ax: "Axes", names: list[str]) -> None:
-    ax.tick_params(labelsize=6, colors=INK, length=2)
+    ax.tick_params(labelsize=6, colors=theme().ink, length=2)
     if len(names) > MOST_NAMES:
         bare(ax, frame=True)
     else:
         ax.set_xticks(np.arange(len(names)), names, rotation=90)
         ax.set_yticks(np.arange(len(names)), names)
-    ax.set_xlabel("particle", fontsize=8)
-    ax.set_ylabel("particle", fontsize=8)
+    ax.set_xlabel("particle", fontsize=NORMAL)
+    ax.set_ylabel("particle", fontsize=NORMAL)
 
 
 def _alike(distances: FloatArray) -> NDArray[np.int64]:
@@ -276,13 +276,18 @@ def top_entries_plot(
         seen = _times(labels, values)
         longest = float(np.abs(values).max()) or 1.0
         for ax, at, own, sizes, times in zip(line, rows, labels, values, seen, strict=True):
-            colors = [{1: OWN, rows.size: ACCENT}.get(n, SOME) for n in times]
+            colors = [
+                {1: theme().other, rows.size: theme().accent}.get(n, theme().between) for n in times
+            ]
             _bars(ax, own, sizes / longest, colors)
             weight = mass.values.reshape(-1)[at]
             ax.set_title(
-                f"particle {called[at]}, mass {weight:.3f}", loc="left", fontsize=8, color=INK
+                f"particle {called[at]}, mass {weight:.3f}",
+                loc="left",
+                fontsize=NORMAL,
+                color=theme().ink,
             )
-        line[0].set_ylabel(title, fontsize=9, color=INK)
+        line[0].set_ylabel(title, fontsize=LARGE, color=theme().ink)
     if rows.size > 1:
         _legend(target, rows.size)
     return target.get_figure(root=True)
@@ -306,23 +311,27 @@ def _bars(ax: "Axes", labels: NDArray[Any], lengths: FloatArray, colors: list[st
             xytext=(3, 0),
             textcoords="offset points",
             va="center",
-            fontsize=7,
-            color=INK if length else QUIET,
+            fontsize=SMALL,
+            color=theme().ink if length else theme().quiet,
         )
     ax.set_ylim(labels.size - 0.4, -0.6)
     ax.set_xlim(0.0, 1.9)
     bare(ax)
-    ax.spines["left"].set(visible=True, color=QUIET)
+    ax.spines["left"].set(visible=True, color=theme().quiet)
 
 
 def _legend(figure: "Figure | SubFigure", lists: int) -> None:
     from matplotlib.patches import Patch
 
-    told = {ACCENT: "in all of these lists", SOME: "in some", OWN: "in this one alone"}
+    told = {
+        theme().accent: "in all of these lists",
+        theme().between: "in some",
+        theme().other: "in this one alone",
+    }
     if lists == 2:
-        del told[SOME]
+        del told[theme().between]
     handles = [Patch(color=color, label=text) for color, text in told.items()]
-    legend(figure, handles, ncols=len(told), fontsize=8)
+    legend(figure, handles, ncols=len(told), fontsize=NORMAL)
 
 
 def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) -> "Figure":
@@ -366,9 +375,15 @@ def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) 
     spread = 0.26 * _even(mass.size)
     for k in at:
         ax.scatter(
-            k + spread, values[:, k], s=6 + 34 * share, color=_DOT, alpha=0.75, lw=0, zorder=1
+            k + spread,
+            values[:, k],
+            s=6 + 34 * share,
+            color=theme().quiet,
+            alpha=0.75,
+            lw=0,
+            zorder=1,
         )
-    ax.hlines(scores["mean"].values, at - 0.3, at + 0.3, color=INK, lw=1.2, zorder=2)
+    ax.hlines(scores["mean"].values, at - 0.3, at + 0.3, color=theme().ink, lw=1.2, zorder=2)
     called = particle_names(mass)
     followed = _followed(best, values)
     for number, (particle, color) in enumerate(
@@ -379,14 +394,20 @@ def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) 
         told = f"{called[particle]}: best in {', '.join(names[k] for k in won)}"
         x = at + spread[particle]
         if particle in followed:
-            line: dict[str, Any] = {"ls": ":", "lw": 1.3, "ms": 4, "mfc": "white", "zorder": 3}
+            line: dict[str, Any] = {
+                "ls": ":",
+                "lw": 1.3,
+                "ms": 4,
+                "mfc": ax.get_facecolor(),
+                "zorder": 3,
+            }
             ax.plot(x, values[particle], marker, color=color, **line)
         best_of: dict[str, Any] = {"ls": "none", "ms": 7, "zorder": 5, "label": told}
         ax.plot(x[won], values[particle, won], marker, color=color, **best_of)
     long = max(map(len, names)) > 12
     ax.set_xticks(at, names, rotation=20 if long else 0, ha="right" if long else "center")
     ax.set_xlim(-0.5, len(names) - 0.5)
-    ax.set_ylabel("score", fontsize=8)
+    ax.set_ylabel("score", fontsize=NORMAL)
     headline(ax, "score of every particle; bar: mean")
     tidy(ax)
     of_names = {"title": "particle", "title_fontsize": 8, "alignment": "left"}

@@ -9,10 +9,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.plots.canvas import (
-    ACCENT,
-    INK,
-    QUIET,
-    WARN,
+    NORMAL,
+    SMALL,
     FloatArray,
     chain_colors,
     check_table,
@@ -21,9 +19,11 @@ from daskfactor.plots.canvas import (
     legend,
     new_figure,
     save,
+    theme,
     threshold_line,
     tidy,
 )
+from daskfactor.plots.registry import figure
 from daskfactor.results.trace import is_particles
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _DOT_AREA: Final = 90.0
 """Of the particle of most weight, in square points."""
 
 
+@figure("trace")
 def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) -> "Figure":
     """Log density (``lp``) over cycles: the whole run on the left, the draws alone on the right.
 
@@ -76,7 +77,7 @@ def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) ->
     _warmup(whole, tree, colors)
     headline(whole, "whole run")
     headline(zoom, "draws")
-    whole.set_ylabel("log density", fontsize=8)
+    whole.set_ylabel("log density", fontsize=NORMAL)
     for ax in (whole, zoom):
         _tidy(ax)
     handles, labels = zoom.get_legend_handles_labels()
@@ -112,19 +113,19 @@ def _dots(
     weight: FloatArray,
 ) -> None:
     """One statistic of some particles; nothing where it is not known yet."""
-    ax.set_ylabel({"lp": "log density"}.get(name, name), fontsize=8)
+    ax.set_ylabel({"lp": "log density"}.get(name, name), fontsize=NORMAL)
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if name not in stats:
         said = "not known before all\nparticles are there"
-        ax.text(0.5, 0.5, said, ha="center", va="center", fontsize=8, transform=ax.transAxes)
+        ax.text(0.5, 0.5, said, ha="center", va="center", fontsize=NORMAL, transform=ax.transAxes)
         return
     values, mass = stats[name].values.ravel()[number], weight[number]
     some = mass > 0
     area = _DOT_AREA * mass[some] / weight.max()
-    ax.scatter(number[some], values[some], s=area, color=ACCENT, alpha=0.7, lw=0)
-    ax.scatter(number[~some], values[~some], s=14, color=QUIET, marker="x", lw=0.9)
+    ax.scatter(number[some], values[some], s=area, color=theme().accent, alpha=0.7, lw=0)
+    ax.scatter(number[~some], values[~some], s=14, color=theme().quiet, marker="x", lw=0.9)
 
 
 def _warmup(ax: "Axes", tree: xr.DataTree, colors: list[str]) -> None:
@@ -139,7 +140,7 @@ def _warmup(ax: "Axes", tree: xr.DataTree, colors: list[str]) -> None:
     cycle = np.arange(1, count + 1) * tune / count
     for index, color in enumerate(colors):
         ax.plot(cycle, warmup["lp"].isel(chain=index).values, color=color, lw=0.9, alpha=0.5)
-    ax.axvspan(0.0, tune, color=QUIET, alpha=0.25, lw=0)
+    ax.axvspan(0.0, tune, color=theme().quiet, alpha=0.25, lw=0)
     # The first few cycles lie so deep that they would flatten all the rest; draws are all shown.
     both = warmup["lp"].values, group(tree, "sample_stats")["lp"].values
     early, drawn = (values[np.isfinite(values)] for values in both)
@@ -156,12 +157,19 @@ def _mark_divergences(ax: "Axes", draw: NDArray[np.integer], stats: xr.Dataset, 
         bad = stats["diverging"].isel(chain=index).values.astype(bool)
         if bad.any():
             low = np.nanmin(stats["lp"].values)
-            ax.plot(draw[bad], np.full(bad.sum(), low), "|", color=WARN, ms=10, label="diverging")
+            ax.plot(
+                draw[bad],
+                np.full(bad.sum(), low),
+                "|",
+                color=theme().warn,
+                ms=10,
+                label="diverging",
+            )
 
 
 def _tidy(ax: "Axes", what: str = "cycle") -> None:
     tidy(ax)
-    ax.set_xlabel(what, fontsize=8)
+    ax.set_xlabel(what, fontsize=NORMAL)
     ax.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
     ax.yaxis.get_offset_text().set_fontsize(7)
 
@@ -197,21 +205,24 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
     errors = np.hypot(table["standard_error"].values, table["discretization_error"].values)
     _curve(axes[0], table, "log_evidence", errors, table.attrs["best"])
     what = "log evidence" if "bound" not in table.attrs else "log evidence, lower bound"
-    axes[0].set_ylabel(f"{what} (nats)", fontsize=8)
+    axes[0].set_ylabel(f"{what} (nats)", fontsize=NORMAL)
     headline(axes[0], "evidence")
-    axes[0].set_title(_caution(table.attrs), loc="right", fontsize=7, color=WARN)
-    for rank in table.attrs["not_distinguishable"]:
+    axes[0].set_title(_caution(table.attrs), loc="right", fontsize=SMALL, color=theme().warn)
+    others = np.atleast_1d(table.attrs["not_distinguishable"])  # files keep lists as arrays
+    for rank in others:
         value = float(table["log_evidence"].sel(rank=rank))
-        axes[0].plot([rank], [value], "o", ms=9, mfc="none", mec=WARN, label="within the errors")
-    if table.attrs["not_distinguishable"]:
+        axes[0].plot(
+            [rank], [value], "o", ms=9, mfc="none", mec=theme().warn, label="within the errors"
+        )
+    if others.size:
         handles, labels = axes[0].get_legend_handles_labels()
-        axes[0].legend(handles[:1], labels[:1], fontsize=7, frameon=False, loc="lower right")
+        axes[0].legend(handles[:1], labels[:1], fontsize=SMALL, frameon=False, loc="lower right")
     if scored:
         errors = table["held_out_difference_error"].values
         _curve(axes[1], table, "held_out_log_score", errors, table.attrs["best_held_out"])
-        axes[1].set_ylabel("mean log score of a cell (nats)", fontsize=8)
+        axes[1].set_ylabel("mean log score of a cell (nats)", fontsize=NORMAL)
         headline(axes[1], "cells left out")
-    axes[-1].set_xlabel("number of components", fontsize=8)
+    axes[-1].set_xlabel("number of components", fontsize=NORMAL)
     if path is not None:
         save(figure, Path(fspath(path)))
     return figure
@@ -227,20 +238,20 @@ def _caution(attrs: dict[str, Any]) -> str:
 
 def _curve(ax: "Axes", table: xr.Dataset, name: str, errors: FloatArray, best: int) -> None:
     ranks, values = table["rank"].values, table[name].values
-    ax.axvline(best, color=QUIET, lw=6, alpha=0.45, zorder=0)
+    ax.axvline(best, color=theme().quiet, lw=6, alpha=0.45, zorder=0)
     ax.errorbar(
         ranks,
         values,
         yerr=2 * errors,
-        color=ACCENT,
-        ecolor=INK,
+        color=theme().accent,
+        ecolor=theme().ink,
         elinewidth=0.9,
         capsize=2.5,
         lw=1.1,
         marker="o",
         ms=4,
-        mfc="white",
+        mfc=ax.get_facecolor(),
     )
-    ax.plot([best], [float(table[name].sel(rank=best))], "o", ms=5, color=ACCENT, zorder=5)
+    ax.plot([best], [float(table[name].sel(rank=best))], "o", ms=5, color=theme().accent, zorder=5)
     tidy(ax)
     ax.set_xticks(ranks)

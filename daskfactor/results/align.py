@@ -17,13 +17,15 @@ from os import PathLike
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+import scipy
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linear_sum_assignment
 
+from daskfactor.checks import one_of
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.models import model_from_dict
 from daskfactor.results.schema import COARSE, MOMENTS, STEIN
+from daskfactor.results.stacks import indexed
 from daskfactor.results.trace import (
     Running,
     Trace,
@@ -171,7 +173,7 @@ def best_order(cost: Array, law: Law) -> NDArray[np.int64]:
     order = np.arange(len(cost))
     if law.free.size > 1:
         inside = np.ix_(law.free, law.free)
-        order[law.free] = law.free[linear_sum_assignment(cost[inside])[1]]
+        order[law.free] = law.free[scipy.optimize.linear_sum_assignment(cost[inside])[1]]
     return order
 
 
@@ -206,7 +208,9 @@ def align(
     sum_i W_ik equal to sum_j H_kj; where factors are real-valued, c makes their lengths
     equal and its sign is that of the reference. Under a `SILFNMF` c is 1, since columns of W
     add up to 1 there. WH of every draw stays what it was. Frozen components and biases keep
-    their place and scale. Particles count by their weight wherever draws are averaged.
+    their place and scale. Without a reference, the other components come in the order of their
+    weight, that which carries most of the mean of WH first: these are the names of components
+    in figures, lists and reports. Particles count by their weight wherever draws are averaged.
 
     Parameters
     ----------
@@ -253,8 +257,7 @@ def align(
     """
     if not 0.0 < threshold <= 1.0:
         raise OptionError(f"threshold is a cosine above 0 and up to 1, got {threshold!r}")
-    if by not in ("both", "w"):
-        raise OptionError(f"by must be 'both' or 'w', the factors that are compared, got {by!r}")
+    one_of("by", by, ("both", "w"), ", the factors that are compared")
     tree = as_tree(trace)
     if not has_draws(tree):
         raise OptionError(
@@ -271,11 +274,18 @@ def align(
         target = _iterated_mean(tree, weights, matching)
     else:
         target = _given(reference, groups["posterior"])
+    order = None
     for name, found_name in GROUPS.items():
         if name not in groups or groups[name].sizes["draw"] == 0:
             continue
         masses = relative(groups[name], weights if name == "posterior" else None)
         found, moments = _all_matches(groups[name], masses, target, matching)
+        if reference is None:
+            order = _by_weight(tree, moments, law) if order is None else order
+            found = Match._make(each[..., order] for each in found)
+            moments = moments.isel(component=order).assign_coords(
+                {name: own for name, own in moments.coords.items() if "component" in own.dims}
+            )
         groups[found_name] = _described(groups[name], masses, found, threshold, by)
         # What else a component has, such as its prior's rate, goes with it, in the scale drawn.
         others = (key for key, own in groups[name].data_vars.items() if "component" in own.dims)
@@ -292,12 +302,23 @@ def align(
         )
         if name == "posterior":
             groups[MOMENTS] = _with_unordered(moments, tree)
-    order = groups["alignment"]["permutation"].transpose(..., "component").values
-    if (order != np.arange(order.shape[-1])).any():
+    moved = groups["alignment"]["permutation"].transpose(..., "component").values
+    if (moved != np.arange(moved.shape[-1])).any():
         groups.pop(STEIN, None)  # that was of the particles in their old order
     aligned = xr.DataTree.from_dict(groups)
     aligned.attrs = dict(tree.attrs)
-    return aligned
+    return indexed(aligned)
+
+
+def _by_weight(tree: xr.DataTree, moments: xr.Dataset, law: Law) -> NDArray[np.int64]:
+    """The order in which components that may move carry less and less of the mean of WH."""
+    means = over_chains(tree, moments[["W_mean", "H_mean"]])
+    W = means["W_mean"].transpose(..., "component").values
+    H = means["H_mean"].transpose("component", ...).values
+    of_w, of_h = sizes(W, H, law.signed)
+    order = np.arange(W.shape[1])
+    order[law.free] = law.free[np.argsort(-(of_w * of_h)[law.free], kind="stable")]
+    return order
 
 
 def _with_unordered(moments: xr.Dataset, tree: xr.DataTree) -> xr.Dataset:

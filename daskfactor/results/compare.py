@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.checks import whole_number
+from daskfactor.checks import one_of, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results.align import (
     Law,
@@ -162,10 +162,8 @@ def pairwise_distances(
     """
     whole_number("most", most, 1)
     sides: dict[str, tuple[Side, ...]] = {"W": ("W",), "H": ("H",), "both": ("W", "H")}
-    if of not in sides:
-        raise OptionError(f'of must be "W", "H" or "both", got {of!r}')
-    if metric not in ("angle", "euclidean"):
-        raise OptionError(f'metric must be "angle" or "euclidean", got {metric!r}')
+    one_of("of", of, [*sides])
+    one_of("metric", metric, ("angle", "euclidean"))
     angle = metric == "angle"
     if of == "both" and not angle:
         raise OptionError(
@@ -325,8 +323,7 @@ def top_entries(
     up, figure 7, is ``(top["label"] == word).any("rank").sum("component")``.
     """
     count = whole_number("count", count, 1)
-    if factor not in ("W", "H"):
-        raise OptionError(f'factor must be "W" or "H", got {factor!r}')
+    one_of("factor", factor, ("W", "H"))
     tree = aligned_trace(trace, "a list of entries")
     group, law = tree["posterior"].to_dataset(), law_of(tree)
     dim = factor_dims(tree)[0 if factor == "W" else 1]
@@ -414,8 +411,7 @@ def downstream(
     ----------
     Masood and Doshi-Velez, section 7.2 and figures 6 and 8.
     """
-    if best not in ("highest", "lowest"):
-        raise OptionError(f'best must be "highest" or "lowest", got {best!r}')
+    one_of("best", best, ("highest", "lowest"))
     tree = require_draws(trace, "a score of every draw")
     group, mass = tree["posterior"].to_dataset(), draw_masses(tree)
     found = [_scores_of(score(W, H)) for W, H in each_draw(group, None)]

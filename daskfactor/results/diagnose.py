@@ -16,6 +16,7 @@ and localization: an improved R-hat for assessing convergence of MCMC".
 """
 
 import math
+from itertools import combinations, repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,9 +24,11 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import special
 
-from daskfactor.results.align import Law, align, law_of, sizes
-from daskfactor.results.schema import factor_dims
-from daskfactor.results.trace import Weights, each_weighted_draw, has_draws
+from daskfactor.models.settings import Scales
+from daskfactor.results.align import Law, align, law_of, reference_from, sizes, stored_model
+from daskfactor.results.schema import CELL_INDICES, MONITOR, factor_dims
+from daskfactor.results.trace import Weights, each_draw, each_weighted_draw, has_draws
+from daskfactor.results.verdict import RARE
 
 Array = NDArray[np.float64]
 
@@ -33,6 +36,8 @@ LEAST_DRAWS: Final = 4
 """Draws per chain below which nothing can be said."""
 FEWEST_OF_TREND, WORTH_OF_TREND, CERTAIN, FAR = 100, 30, 5.0, 6.0
 """What `trend` asks for: draws, effective ones, standard errors, and standard deviations."""
+ROUNDING: Final = 1e-12
+"""Share of the largest number up to which what varies is what rounding has left over."""
 TAILS: Final = (0.05, 0.95)
 
 
@@ -71,8 +76,7 @@ def convergence(draws: NDArray[np.floating]) -> Convergence:
     drawn: Array = np.asarray(draws, dtype=np.float64)
     if drawn.shape[1] < LEAST_DRAWS or not np.isfinite(drawn).all():
         return UNKNOWN
-    # What rounding alone has left over is no variation.
-    if np.ptp(drawn) <= 1e-12 * np.abs(drawn).max():
+    if np.ptp(drawn) <= ROUNDING * np.abs(drawn).max():
         return UNKNOWN
     halves = split_chains(drawn)
     ranked = rank_normalised(halves)
@@ -93,9 +97,9 @@ def split_chains(draws: Array) -> Array:
 
 def rank_normalised(draws: Array) -> Array:
     """Normal scores of the ranks over all chains (Vehtari et al. 2021, section 4.1)."""
-    from scipy import stats  # takes a second to import
-
-    ranks = stats.rankdata(draws, axis=None).reshape(draws.shape)
+    # As scipy.stats.rankdata, which takes a second to import.
+    _, place, counts = np.unique(draws, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - 0.5 * (counts - 1))[place].reshape(draws.shape)
     return np.asarray(special.ndtri((ranks - 0.375) / (draws.size + 0.25)))
 
 
@@ -171,6 +175,8 @@ def trend(draws: Array, spread: float = math.inf) -> Trend | None:
     at = (np.arange(length) + 0.5) / length - 0.5
     found = []
     for own in draws:
+        if np.ptp(own) <= ROUNDING * np.abs(own).max():  # a chain that is stuck goes nowhere
+            continue
         slope = float(at @ (own - own.mean())) / float(at @ at)
         residual = own - own.mean() - slope * at
         sd, worth = float(residual.std()), effective_size(residual[None])
@@ -205,16 +211,20 @@ SPECTRUM: Final = 5
 class Series(NamedTuple):
     """One number per draw.
 
-    ``kind`` is ``"density"``; ``"product"``, of WH alone; ``"scale"``, which the priors
-    alone hold in place; ``"component"``, one for each component in the order of the
-    draws; ``"aligned"``, in one order.
+    ``kind`` is ``"density"``; ``"balanced"``, a density as it would be with W and H of one
+    weight; ``"product"``, of WH alone; ``"scale"``, which the priors alone hold in place;
+    ``"component"``, one for each component in the order of the draws; ``"aligned"``, in one order.
+    Of aligned ones there are the share of all draws in which they appear, of those of the chain
+    that has it in the fewest, the number of chains that have it in most, and how alike it is.
     """
 
     name: str
     kind: str
     values: Array
-    share: float = float("nan")
-    least_share: float = float("nan")
+    share: float = math.nan
+    least_share: float = math.nan
+    chains_with: float = math.nan
+    agreement: float = math.nan
 
 
 def addressed_cells(shape: tuple[int, int], count: int, seed: int) -> Cells:
@@ -235,7 +245,7 @@ def factor_series(
 
     (chain, draw); of draws with weights those that have some, chains one after the other.
     """
-    labels = _labels(group.sizes["component"], law, cells)
+    labels = _labels(group, law, cells)
     drawn = each_weighted_draw(group, None, weights)
     values = np.stack([_of_draw(W, H, law, cells) for (W, H), _ in drawn], axis=1)
     if weights is None:
@@ -243,9 +253,14 @@ def factor_series(
     return [Series(*label, one) for label, one in zip(labels, values, strict=True)]
 
 
-def _labels(width: int, law: Law, cells: Cells) -> list[tuple[str, str]]:
+def _names(group: xr.Dataset, law: Law) -> list[str]:
+    """What components are called, biases left out."""
+    return [str(label) for label in group["component"].values[: law.components].tolist()]
+
+
+def _labels(group: xr.Dataset, law: Law, cells: Cells) -> list[tuple[str, str]]:
     """Name and kind of every number of `_of_draw`."""
-    size = "norm" if law.signed else "sum"
+    size, width = "norm" if law.signed else "sum", group.sizes["component"]
     return [
         ("mu_mean", "product"),
         ("mu_norm", "product"),
@@ -253,7 +268,7 @@ def _labels(width: int, law: Law, cells: Cells) -> list[tuple[str, str]]:
         *((f"mu[{i},{j}]", "product") for i, j in zip(*cells, strict=True)),
         (f"w_{size}", "scale"),
         (f"h_{size}", "scale"),
-        *((f"component[{k}]", "component") for k in range(law.components)),
+        *((f"component[{name}]", "component") for name in _names(group, law)),
     ]
 
 
@@ -287,14 +302,66 @@ def _singular_values(gram_w: Array, gram_h: Array) -> Array:
 
 
 def all_series(
-    tree: xr.DataTree, cells: int, seed: int, weights: Weights | None
+    tree: xr.DataTree,
+    cells: int,
+    seed: int,
+    weights: Weights | None,
+    aligned: xr.DataTree | None = None,
 ) -> tuple[list[Series], bool]:
     """Series of what can be compared between draws, and whether components change places.
 
-    Those of components as drawn are left out where the order in which they were drawn says
+    ``aligned`` is the tree aligned by itself, if somebody has done that.
+    Cells are those that the run monitored, or else any. Components are left out where they can
+    be turned into each other; those as drawn, where the order in which they were drawn says
     nothing: of an aligned trace, and of particles.
     """
     kept: Any = ... if weights is None else weights > 0
+    series = _scalars(tree, kept)
+    if not has_draws(tree) or tree["posterior"].sizes["draw"] == 0:
+        return series, False
+    group, law, model = tree["posterior"].to_dataset(), law_of(tree), stored_model(tree)
+    if weights is None and (balanced := balanced_density(tree)) is not None:
+        series.insert(1, Series("lp_balanced", "balanced", balanced))
+    series += factor_series(group, law, _cells(tree, cells, seed), weights)
+    if model is not None and model.rotates:
+        return [one for one in series if one.kind != "component"], False
+    already = "alignment" in tree.children
+    if law.free.size < 2 and not already:
+        whole = float(group.sizes["chain"])
+        alike = iter(agreement(group)) if weights is None else repeat(math.nan)
+        return [
+            one._replace(chains_with=whole, agreement=next(alike))
+            if one.kind == "component"
+            else one
+            for one in series
+        ], False
+    aligned = tree if already else align(tree) if aligned is None else aligned
+    alignment = aligned["alignment"].to_dataset()
+    order = alignment["permutation"].transpose("chain", "draw", "component").values
+    # Size is what neither scale nor sign changes, so that the order is all that matters.
+    sizes_of = np.stack([one.values for one in series if one.kind == "component"], axis=-1)
+    if not already:
+        sizes_of = np.take_along_axis(sizes_of, order[kept][..., : law.components], axis=-1)
+    if already or weights is not None:
+        series = [one for one in series if one.kind != "component"]
+    by_chain = alignment["share_by_chain"].transpose("chain", "component").values
+    columns = (
+        alignment["share"].values,
+        np.nanmin(by_chain, axis=0),
+        (by_chain >= RARE).sum(axis=0),
+        agreement(aligned["posterior"].to_dataset())
+        if weights is None
+        else np.full(by_chain.shape[1], math.nan),
+    )
+    series += [
+        Series(f"aligned[{name}]", "aligned", sizes_of[..., k], *(float(one[k]) for one in columns))
+        for k, name in enumerate(_names(aligned["posterior"].to_dataset(), law))
+    ]
+    return series, not already and bool((order != order[0, 0]).any())
+
+
+def _scalars(tree: xr.DataTree, kept: Any) -> list[Series]:
+    """Log densities, and hyperparameters that are drawn."""
     series = []
     for name in ("sample_stats", "log_likelihood"):
         found = tree[name].data_vars.items() if name in tree.children else ()
@@ -307,28 +374,64 @@ def all_series(
         if set(values.dims) == {"chain", "draw"} and values.size:
             drawn = values.transpose("chain", "draw").values.astype(np.float64)
             series.append(Series(str(own), "learnt", drawn[kept]))
-    if not has_draws(tree) or tree["posterior"].sizes["draw"] == 0:
-        return series, False
-    group, law = tree["posterior"].to_dataset(), law_of(tree)
+    return series
+
+
+def _cells(tree: xr.DataTree, count: int, seed: int) -> Cells:
+    """Positions of some of the cells that were monitored; of any, where none were."""
+    if MONITOR in tree.children and tree[MONITOR].sizes["cell"]:
+        monitored = tree[MONITOR].to_dataset()
+        rows, columns = (monitored[name].values for name in CELL_INDICES)
+        among = np.arange(len(rows))
+        if len(rows) > count:
+            among, _ = addressed_cells((len(rows), 1), count, seed)
+        return rows[among].astype(np.int64), columns[among].astype(np.int64)
     row, column = factor_dims(tree)
-    chosen = addressed_cells((group.sizes[row], group.sizes[column]), cells, seed)
-    series += factor_series(group, law, chosen, weights)
-    already = "alignment" in tree.children
-    if law.free.size < 2 and not already:
-        return series, False
-    alignment = (tree if already else align(tree))["alignment"].to_dataset()
-    order = alignment["permutation"].transpose("chain", "draw", "component").values
-    # Size is what neither scale nor sign changes, so that the order is all that matters.
-    sizes_of = np.stack([one.values for one in series if one.kind == "component"], axis=-1)
-    if not already:
-        sizes_of = np.take_along_axis(sizes_of, order[kept][..., : law.components], axis=-1)
-    if already or weights is not None:
-        series = [one for one in series if one.kind != "component"]
-    shares = alignment["share"].values
-    by_chain = alignment["share_by_chain"].transpose("chain", "component").values
-    least = np.nanmin(by_chain, axis=0)
-    series += [
-        Series(f"aligned[{k}]", "aligned", sizes_of[..., k], float(shares[k]), float(least[k]))
-        for k in range(law.components)
-    ]
-    return series, not already and bool((order != order[0, 0]).any())
+    group = tree["posterior"]
+    return addressed_cells((group.sizes[row], group.sizes[column]), count, seed)
+
+
+def balanced_density(tree: xr.DataTree) -> Array | None:
+    """The log density (chain, draw) as it would be with W and H of one weight.
+
+    None where there are no draws, or where the model does not tell.
+    """
+    model = stored_model(tree)
+    if model is None or model.simplex or model.rotates or not has_draws(tree):
+        return None
+    group, free = tree["posterior"].to_dataset(), law_of(tree).free
+    if group.sizes["draw"] == 0:
+        return None
+    drawn = ((W.sum(0, np.float64), H.sum(1, np.float64)) for W, H in each_draw(group, None))
+    whole = group.sizes["chain"], group.sizes["draw"], -1
+    of_w, of_h = (np.stack(one).reshape(whole)[..., free] for one in zip(*drawn, strict=True))
+    row, column = factor_dims(group)
+    rates = (float(tree.attrs.get(name, math.nan)) for name in ("rate_w", "rate_h"))
+    scales = Scales((group.sizes[row], group.sizes[column]), *rates)
+    uneven = model.scale_density(of_w, of_h, scales)
+    lp = tree["sample_stats"]["lp"].transpose("chain", "draw").values
+    return lp - uneven if uneven.any() and lp.shape == uneven.shape else None
+
+
+def agreement(group: xr.Dataset) -> Array:
+    """Least cosine, in W and in H, of the means of each component in the halves of all chains.
+
+    Parameters
+    ----------
+    group
+        Draws, aligned. Of fewer than two draws nothing differs.
+    """
+    half = group.sizes["draw"] // 2
+    parts = [group.isel(draw=slice(half)), group.isel(draw=slice(-half, None))] if half else [group]
+    means = []
+    for at in range(group.sizes["chain"]):
+        for part in parts:
+            W = H = np.zeros(())
+            for of_w, of_h in each_draw(part.isel(chain=[at]), None):
+                W, H = W + of_w, H + of_h
+            means.append(reference_from(W / part.sizes["draw"], H / part.sizes["draw"]))
+    least = np.ones(group.sizes["component"])
+    for one, other in combinations(means, 2):
+        alike = (one.W * other.W).sum(axis=0), (one.H * other.H).sum(axis=1)
+        least = np.minimum(least, np.minimum(*alike))
+    return np.asarray(least, dtype=np.float64)

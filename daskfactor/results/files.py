@@ -1,14 +1,9 @@
 """Files of a run store: replaced atomically, flushed to disk, checked when read, one writer.
 
-zarr's own LocalStore writes a temporary file beside its target and renames it (since zarr
-3.1.3, which is why no older one will do). It does not flush to disk, and a temporary file
-beside a node's metadata would be taken for a broken member; so metadata of a store that has
-readers are replaced by `replace_json`.
-
-Checkpoints are two alternating files, and a marker that says which of them counts. The file
+Checkpoints are two alternating archives, and a marker that says which of them counts. The one
 that does not count is replaced and flushed first; then the marker, one small file, is
 replaced in an instant. Killed at any moment, the store still holds the last checkpoint whole.
-Each file is a NumPy archive, with a CRC-32 of every array and with its own description, so
+Each is a NumPy archive, with a CRC-32 of every array and with its own description, so
 that either may take the other's place. Arrays that a run needs all along and never changes are
 in a third one.
 """
@@ -16,37 +11,37 @@ in a third one.
 import contextlib
 import json
 import os
-import re
 import socket
 import sys
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from errno import EDQUOT, ENOLCK, ENOSPC, ENOSYS, ENOTSUP
-from os import PathLike
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import fsspec
-import google_crc32c
 import numpy as np
-from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
-from zarr.core.buffer import Buffer
-from zarr.storage import LocalStore, WrapperStore
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+    from daskfactor.results.places import Place, View
+
 Arrays = dict[str, NDArray[Any]]
+Late = dict[str, NDArray[Any] | Callable[[], NDArray[Any]]]
+"""Arrays by name, or what makes them: then only one exists at a time."""
 
 NODE: Final = "zarr.json"
 CHECKPOINT: Final = "checkpoint"
+MARKER: Final = f"{CHECKPOINT}/{NODE}"
 STATE: Final = "state"
 PARTIAL: Final = ".partial"
 _DISK_FULL: Final = frozenset({ENOSPC, EDQUOT})
 _NO_LOCKS: Final = frozenset({ENOLCK, ENOSYS, ENOTSUP})
-_CHUNK: Final = re.compile(r"(?P<array>.+)/c(/\d+)*")
 SEAL: Final = "crc32"
 """Key under which a document keeps the checksum of all else that it says."""
 
@@ -81,7 +76,7 @@ def replace_file(path: Path, write: Callable[[Any], object], scratch: Path) -> N
     except BaseException:
         making.unlink(missing_ok=True)
         raise
-    _flush_path(path.parent)
+    flush_path(path.parent)
 
 
 def replace_json(path: Path, document: Any, scratch: Path) -> None:
@@ -90,12 +85,9 @@ def replace_json(path: Path, document: Any, scratch: Path) -> None:
     replace_file(path, lambda file: file.write(text), scratch)
 
 
-def read_json(path: Path | str) -> Any:
-    """Read a JSON file, local or at a URL; ValueError if it is none, OSError if it is not there."""
-    if "://" not in str(path):
-        return json.loads(Path(path).read_bytes())
-    with fsspec.open(str(path), "rb") as file:
-        return json.load(file)
+def read_json(path: Path) -> Any:
+    """Read a JSON file; ValueError if it is none, OSError if it is not there."""
+    return json.loads(path.read_bytes())
 
 
 def seal(document: dict[str, Any], part: str) -> dict[str, Any]:
@@ -123,7 +115,7 @@ def damaged(where: object, why: str) -> StoreFormatError:
     return StoreFormatError(f"{where} is a damaged run store: {why}; restore it from a copy")
 
 
-def _flush_path(path: Path) -> None:
+def flush_path(path: Path) -> None:
     """Force a file, or the names in a folder, to the disk."""
     if sys.platform == "win32" and path.is_dir():
         return  # Windows cannot open folders, and orders renames itself
@@ -134,92 +126,7 @@ def _flush_path(path: Path) -> None:
         os.close(handle)
 
 
-class DurableStore(LocalStore):
-    """A local zarr store that remembers what it wrote and can flush all of it to disk."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self._unflushed: set[Path] = set()
-
-    def with_read_only(self, read_only: bool = False) -> Self:
-        """Give the store itself: it is only ever opened for writing."""
-        return self
-
-    async def set(self, key: str, value: Buffer) -> None:
-        """Write one value, atomically."""
-        await super().set(key, value)
-        self._unflushed.add(self.root / key)
-
-    def set_sync(self, key: str, value: Buffer) -> None:
-        """Write one value, atomically."""
-        super().set_sync(key, value)
-        self._unflushed.add(self.root / key)
-
-    def flush(self) -> None:
-        """Force every file written since the last flush, and its name, to the disk."""
-        folders: set[Path] = set()
-        for path in self._unflushed:
-            with contextlib.suppress(FileNotFoundError):
-                _flush_path(path)
-                folders.update((path.parent, path.parent.parent))
-        for folder in folders:
-            _flush_path(folder)
-        self._unflushed.clear()
-
-
-class CheckedStore(WrapperStore[Any]):
-    """A zarr store to read from, in which a chunk is whole or a sentence about damage is raised.
-
-    Parameters
-    ----------
-    store
-        Where the chunks are.
-    where
-        The run store, for the message.
-    checked
-        Paths of the arrays whose chunks end in a CRC-32C and all exist, as far as they are read.
-    """
-
-    def __init__(self, store: Any, where: str = "", checked: Collection[str] = ()) -> None:
-        super().__init__(store)
-        self.where = where
-        self.checked = set(checked)
-        self.partial: set[str] = set()
-        """Groups that may lack chunks: their values are being written for the first time."""
-        self._token = uuid.uuid4().hex
-
-    def _with_store(self, store: Any) -> Self:
-        other = type(self)(store, self.where, self.checked)
-        other.partial = self.partial
-        return other
-
-    def __dask_tokenize__(self) -> tuple[str, str]:
-        # The same path may hold other draws the next time it is opened.
-        return (self.where, self._token)
-
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Buffer | None:
-        """Read one value.
-
-        Raises
-        ------
-        StoreFormatError
-            If it is a chunk that is damaged or gone.
-        """
-        found: Buffer | None = await self._store.get(key, prototype, byte_range)
-        chunk = _CHUNK.fullmatch(key)
-        if chunk is None or chunk["array"] not in self.checked or byte_range is not None:
-            return found
-        if found is None:
-            if key.split("/", maxsplit=1)[0] in self.partial:
-                return None
-            raise damaged(self.where, f"{key} is missing")
-        raw = found.as_numpy_array().tobytes()
-        if google_crc32c.value(raw[:-4]).to_bytes(4, "little") != raw[-4:]:
-            raise damaged(self.where, f"{key} is not what was written")
-        return found
-
-
-def writer_lock(run: Path) -> BaseFileLock:
+def writer_lock(run: Path) -> "BaseFileLock":
     """Take the exclusive right to write a run store, given up when the process ends in any way.
 
     Raises
@@ -228,6 +135,8 @@ def writer_lock(run: Path) -> BaseFileLock:
         If another writer, here or in another process, holds it, or if the store is damaged or
         write-protected.
     """
+    from filelock import FileLock, Timeout
+
     folder = scratch_folder(run)
     lock, name = FileLock(folder / "lock", thread_local=False), folder / "writer"
     me = f"{os.getpid()} on {socket.gethostname()}"
@@ -307,7 +216,7 @@ def scratch_folder(root: Path) -> Path:
     return root / CHECKPOINT / STATE
 
 
-def read_marker(root: str | PathLike[str]) -> dict[str, Any]:
+def read_marker(view: "View") -> dict[str, Any]:
     """Read the document of the group ``checkpoint``.
 
     Raises
@@ -316,10 +225,12 @@ def read_marker(root: str | PathLike[str]) -> dict[str, Any]:
         If it is damaged or gone.
     """
     try:
-        document = dict(read_json(f"{root}/{CHECKPOINT}/{NODE}"))
+        document = dict(view.document(MARKER))
         check_seal(document, "attributes")
+    except StoreError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(root, f"{CHECKPOINT}/{NODE} cannot be read ({error})") from error
+        raise damaged(view.name, f"{MARKER} cannot be read ({error})") from error
     return document
 
 
@@ -336,23 +247,25 @@ class Checkpoints:
 
     Parameters
     ----------
-    root
-        The run store.
+    place
+        Where the run is.
     chains, warmup_draws
         Of the run, to read the counts in a checkpoint's meta.
     """
 
-    def __init__(self, root: Path, chains: int, warmup_draws: int) -> None:
-        self._root = root
+    def __init__(self, place: "Place", chains: int, warmup_draws: int) -> None:
+        self._place = place
         self._chains = chains
         self._warmup = warmup_draws
-        self._document = read_marker(root)
+        self._document = read_marker(place)
         self._newest: int | None = self._document["attributes"].get("newest")
         self.counts = counts_of(self._document, chains)
         """Draws that exist."""
 
-    def commit(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> bool:
+    def commit(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:
         """Write a checkpoint and make it the one that counts; True if it is the first.
+
+        Arrays may be functions (see `Late`), each of which is called when its turn comes.
 
         Raises
         ------
@@ -385,27 +298,30 @@ class Checkpoints:
             self._write(_LASTING, arrays, {})
             self._mark(**{_LASTING: True})
 
-    def _write(
-        self, name: str, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
-    ) -> None:
+    def _write(self, name: str, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Replace an archive of arrays and JSON values."""
-        found = {name: np.asarray(array) for name, array in arrays.items()}
-        for own, array in found.items():
-            if array.dtype.kind not in "biufc":
-                raise OptionError(
-                    f"checkpoint array {own!r} must hold numbers, got dtype {array.dtype}"
-                )
-        text = json.dumps({"names": list(found), "meta": plain(meta)}).encode()
-        found[_META] = np.frombuffer(text, dtype=np.uint8)
-        scratch = scratch_folder(self._root)
-        save: Any = np.savez  # names of arrays may be those of its own arguments
-        replace_file(scratch / f"{name}.npz", lambda file: save(file, **found), scratch)
+        text = json.dumps({"names": list(arrays), "meta": plain(meta)}).encode()
+        every = {**arrays, _META: np.frombuffer(text, dtype=np.uint8)}
+
+        def save(file: Any) -> None:
+            """As `numpy.savez`, which wants all arrays at once."""
+            with zipfile.ZipFile(file, "w") as archive:
+                for own, given in every.items():
+                    array = np.asarray(given() if callable(given) else given)
+                    if array.dtype.kind not in "biufc":
+                        raise OptionError(
+                            f"checkpoint array {own!r} must hold numbers, got dtype {array.dtype}"
+                        )
+                    with archive.open(f"{own}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
+
+        self._place.save(name, save)
 
     def _mark(self, **attributes: Any) -> None:
         """Change what the marker says, in an instant."""
         document = self._document | {"attributes": self._document["attributes"] | attributes}
         self._document = seal(document, "attributes")
-        replace_json(self._root / CHECKPOINT / NODE, self._document, scratch_folder(self._root))
+        self._place.replace(MARKER, self._document)
 
     def load(self) -> tuple[Arrays, dict[str, Any]]:
         """Read the newest checkpoint that is whole; from now on it is the one that counts.
@@ -417,30 +333,33 @@ class Checkpoints:
         """
         if self._newest is None:
             raise StoreFormatError(
-                f"{self._root} holds no checkpoint: the run was stopped before its first one; "
-                "start it again with overwrite=True"
+                f"{self._place.name} holds no checkpoint: the run was stopped before its first "
+                "one; start it again with overwrite=True"
             )
         faults, marked = [], self._document["attributes"].get(_LASTING)
         try:
             lasting = self._read(_LASTING)[0] if marked else {}
+        except StoreError:
+            raise
         except _DAMAGE as error:
-            raise damaged(self._root, f"{_LASTING}.npz cannot be read ({error})") from error
+            raise damaged(self._place.name, f"{_LASTING}.npz cannot be read ({error})") from error
         for slot in (self._newest, 1 - self._newest):
             try:
                 arrays, meta = self._read(f"{slot}")
                 self.counts, self._newest = self.counts_in(meta), slot
+            except StoreError:
+                raise
             except _DAMAGE as error:
                 faults.append(f"{slot}.npz: {error}")
             else:
                 return arrays | lasting, meta
         raise StoreFormatError(
-            f"no checkpoint of {self._root} is whole ({'; '.join(faults)}); "
+            f"no checkpoint of {self._place.name} is whole ({'; '.join(faults)}); "
             "its draws can still be read, but the run cannot be resumed"
         )
 
     def _read(self, name: str) -> tuple[Arrays, dict[str, Any]]:
-        path = scratch_folder(self._root) / f"{name}.npz"
-        with path.open("rb") as file, np.load(file) as archive:
+        with self._place.saved(name) as file, np.load(file) as archive:
             told = json.loads(archive[_META].tobytes())
             return {own: archive[own] for own in told["names"]}, told["meta"]
 

@@ -7,7 +7,8 @@ the first draw; `layouts` and `group_coords` say what it comes to, in memory or 
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -17,12 +18,14 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.errors import DataError, StoreFormatError
+import daskfactor
+from daskfactor.checks import warn
+from daskfactor.data.known import free_name
+from daskfactor.errors import DataError, DataWarning, OptionError, StoreFormatError
+from daskfactor.results.root import FORMAT_VERSION, LIBRARY
 
 ROW: Final = "{row}"
 COLUMN: Final = "{column}"
-LIBRARY: Final = "daskfactor"
-FORMAT_VERSION: Final = 2
 
 Kind = Literal["factor", "real", "count", "flag", "data"]
 
@@ -123,8 +126,39 @@ FEATURES: Final = ("row_feature", "column_feature")
 CELL_INDICES: Final = ("row_index", "column_index")
 BIASED: Final = "biased"
 """Attribute of a tree: 1 if the algorithm's draws are off by what no diagnostic sees."""
+SAMPLE_DIMS: Final = ("chain", "draw", "warmup_draw")
+IDENTITY: Final = {"trace_id": "trace_id", "created_at": "trace_created_at"}
+"""Attributes that tell runs apart, and what factors of new rows call them."""
+GROUP_ATTRS: Final = (
+    "created_at",
+    "inference_library",
+    "inference_library_version",
+    "creation_library",
+    "creation_library_version",
+    "creation_library_language",
+    "sample_dims",
+)
+"""Attributes of every group; of one that no draw numbers all but the last."""
+LONGEST_NAME: Final = 200
+"""Bytes of a name that a file system surely takes."""
 RENAMED: Final = "renamed"
 """Attribute of a tree: the user's own names of what has another one in it, as JSON."""
+
+
+def group_attrs(attrs: Mapping[str, Any], dims: Collection[Any]) -> dict[str, Any]:
+    """Say who made a group and when, in ArviZ's words, from the attributes of the run.
+
+    ``dims``: of the group; those that number draws are its ``sample_dims``.
+    """
+    own = {
+        "inference_library": LIBRARY,
+        "creation_library": LIBRARY,
+        "creation_library_version": daskfactor.__version__,
+        "creation_library_language": "Python",
+        "sample_dims": [dim for dim in SAMPLE_DIMS if dim in dims],
+    }
+    known = {name: attrs[name] for name in GROUP_ATTRS if name in attrs} | own
+    return {name: known[name] for name in GROUP_ATTRS if known.get(name)}
 
 
 def _own_names(variables: Iterable[Variable]) -> frozenset[str]:
@@ -145,13 +179,18 @@ def beside(names: Iterable[str], own: Collection[str]) -> dict[str, str]:
     """
     names = list(names)
     taken = {*names, *_FACTOR_NAMES, *_CELL_NAMES, *own}
-    found = {}
-    for name in names:
-        free = name
-        while name in own and free in taken:
-            free += "_"
-        found[name] = free
-    return found
+    return {name: free_name(name, taken) if name in own else name for name in names}
+
+
+def tell_of(names: Mapping[str, str]) -> None:
+    """Warn of names of the user's that are others in a result."""
+    moved = ", ".join(f"{name!r} is {own!r}" for name, own in names.items() if name != own)
+    if moved:
+        warn(
+            f"the results have names of their own, so that a name of the data's there has another "
+            f"one: {moved} (predict gives it back)",
+            DataWarning,
+        )
 
 
 def own_names(tree: xr.DataTree) -> dict[Any, str]:
@@ -159,38 +198,47 @@ def own_names(tree: xr.DataTree) -> dict[Any, str]:
     return dict(json.loads(tree.attrs.get(RENAMED, "{}")))
 
 
-def check_dims(dims: Sequence[str]) -> None:
-    """Refuse names of the data's dimensions that cannot be written to a store.
+def storable_names(names: Iterable[str]) -> dict[str, str]:
+    """Give every name one that a group of a store can have, whatever text it is.
 
-    Raises
-    ------
-    DataError
-        If a name is no text or has a slash.
+    A path takes no slash, no dots alone and no name that is empty, long or zarr's own.
     """
-    for dim in dims:
-        if not dim or "/" in dim:
-            raise DataError(
-                f"a dimension of the data is named {dim!r}; "
-                "dimension names must be non-empty text without '/'"
-            )
+    names = list(names)
+    found: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[/\\\0]", "_", name)
+        while len(plain.encode()) > LONGEST_NAME:
+            plain = plain[:-1]
+        if not plain.strip(".") or plain == "zarr.json":
+            plain += "_"
+        found[name] = name if plain == name else free_name(plain, {*names, *found.values()})
+    return found
 
 
-def factor_dims(tree: xr.DataTree) -> tuple[str, str]:
-    """The user's names of rows and columns in a trace.
+def factor_dims(trace: xr.DataTree | xr.Dataset) -> tuple[str, str]:
+    """The user's names of rows and columns in a trace, or in a group with W and H.
 
     Raises
     ------
     StoreFormatError
         If the tree holds neither draws nor moments of the factors.
+    OptionError
+        If they are maps.
     """
     own = {"chain", "draw", "component"}
+    groups = {"posterior": trace} if isinstance(trace, xr.Dataset) else trace.children
     for group, w, h in (("posterior", "W", "H"), (MOMENTS, "W_mean", "H_mean")):
-        if group in tree.children and {w, h} <= set(tree[group].data_vars):
-            dims = [[d for d in tree[group][name].dims if d not in own] for name in (w, h)]
+        if group in groups and {w, h} <= set(groups[group].data_vars):
+            dims = [[d for d in groups[group][name].dims if d not in own] for name in (w, h)]
             if len(dims[0]) == len(dims[1]) == 1:
                 return str(dims[0][0]), str(dims[1][0])
+            if max(map(len, dims)) > 1:
+                raise OptionError(
+                    f"rows of {w} or columns of {h} have several dimensions, as "
+                    "daskfactor.unstack gives them; pass the run as it was before"
+                )
     raise StoreFormatError(
-        f"this tree holds the groups {sorted(tree.children)} but no factors; "
+        f"this tree holds the groups {sorted(groups)} but no factors; "
         "pass the result of daskfactor.sample or the path of a run store"
     )
 
@@ -210,7 +258,7 @@ class RunSpec:
     dims : (str, str)
         The user's names of rows and columns.
     coords : mapping
-        Coordinates along one of them each, ``(dim, values)`` by name.
+        Coordinates along one of them each, ``(dim, values)`` by name, or with attributes.
     dtype : str
         dtype of the factors, ``"float32"`` or ``"float64"``.
     keep : {"draws", "moments"}
@@ -241,7 +289,7 @@ class RunSpec:
     Raises
     ------
     DataError
-        If a dimension has no usable name, or labels cannot be stored.
+        If labels cannot be stored.
     """
 
     shape: tuple[int, int, int]
@@ -266,7 +314,6 @@ class RunSpec:
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_dims(self.dims)
         _ = self.labels
 
     @property
@@ -301,7 +348,9 @@ class RunSpec:
         """What the user's dimensions and coordinates are called in a group."""
         users = dict.fromkeys([*self.dims, *map(str, self.labels.coords)])
         own = _FACTOR_NAMES | {variable.name for variable in self.learnt}
-        return beside(users, _CELL_NAMES if group == MONITOR else own)
+        stored = storable_names(users)
+        inner = beside(stored.values(), _CELL_NAMES if group == MONITOR else own)
+        return {name: inner[plain] for name, plain in stored.items()}
 
     @property
     def root_attrs(self) -> dict[str, Any]:
@@ -322,7 +371,7 @@ class RunSpec:
         """The user's coordinates, with string labels as text rather than objects."""
         given = xr.Dataset(coords=self.coords)
         labels = {
-            name: (coord.dims, _storable_labels(str(name), coord.values))
+            name: (coord.dims, _storable_labels(str(name), coord.values), coord.attrs)
             for name, coord in given.coords.items()
         }
         return given.assign_coords(labels)
@@ -441,5 +490,6 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
     for name, coord in spec.labels.coords.items():
         if coord.dims[0] in taken:
             along, at = taken[str(coord.dims[0])]
-            users[inner[str(name)]] = (along, coord.values[at])
-    return xr.Dataset(coords=users).assign_coords(own)
+            users[inner[str(name)]] = (along, coord.values[at], coord.attrs)
+    found = xr.Dataset(coords=users).assign_coords(own)
+    return found.assign_attrs(group_attrs(spec.attrs, dims))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from os import PathLike, fspath
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,10 +12,37 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.files import Counts, plain
-from daskfactor.results.schema import MOMENTS, MONITOR, STEIN, RunSpec, group_coords, layouts
+from daskfactor.results.schema import (
+    MOMENTS,
+    MONITOR,
+    STEIN,
+    RunSpec,
+    group_coords,
+    layouts,
+    tell_of,
+)
+from daskfactor.results.stacks import indexed
 from daskfactor.results.trace import check_weights, trimmed
 
 Array = NDArray[Any]
+
+
+def sink_of(
+    spec: RunSpec, store: str | PathLike[str] | None, overwrite: bool, state: tuple[Any, Any]
+) -> "Sink":
+    """Make what a run writes into, in memory or in a store that begins with a checkpoint.
+
+    Raises
+    ------
+    StoreError
+        If the store exists already or cannot be written.
+    """
+    tell_of(spec.names("posterior"))
+    if store is None:
+        return Sink(spec)
+    from daskfactor.results.store import RunStore  # zarr takes a tenth of a second
+
+    return RunStore.create(fspath(store), spec, overwrite=overwrite, state=state)
 
 
 class Sink:
@@ -176,13 +204,14 @@ class Sink:
                 self._array(path)[...] = value
             self._describe_group(STEIN, attrs)
 
-    def checkpoint(self, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
+    def checkpoint(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Commit what was written so far, with the state from which a stored run can go on.
 
         Parameters
         ----------
         arrays
-            Numeric arrays by name, any shapes.
+            Numeric arrays by name, any shapes, or functions that make them (see
+            `daskfactor.results.files.Late`).
         meta
             JSON-able; ``meta["draws"]`` is the number of draws that exist from now
             on (one number, or one per chain), ``meta["warmup_draws"]`` likewise
@@ -197,6 +226,15 @@ class Sink:
         """
         # In memory the state goes with the process.
         self.committed = Counts((int(meta["draws"]),) * self.chains, self.committed.warmup_draws)
+
+    def is_due(self) -> bool:
+        """Whether it is time for a checkpoint, which says when results are saved, never what."""
+        return True
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Attributes of the run that have been added to those of its plan."""
+        return dict(self._attrs)
 
     def update_attrs(self, attrs: Mapping[str, Any]) -> None:
         """Merge attributes into the root's; hyperparameters among them go to ``constant_data``.
@@ -228,13 +266,13 @@ class Sink:
             if values is not None:
                 if group not in groups:
                     groups[group] = group_coords(group, spec)
-                    groups[group].attrs = dict(self._group_attrs.get(group, {}))
+                    groups[group].attrs |= self._group_attrs.get(group, {})
                 about = {"description": layout.variable.doc}
                 found = layout.dims, np.asarray(values, dtype=layout.dtype), about
                 groups[group] = groups[group].assign({name: found})
         tree = xr.DataTree.from_dict(groups)
         tree.attrs = plain(spec.root_attrs)
-        return trimmed(tree, self.committed)
+        return indexed(trimmed(tree, self.committed))
 
     def _opened(self, path: str) -> Any:
         """Give a planned array, to be written."""

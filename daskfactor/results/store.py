@@ -10,45 +10,46 @@ the store looks like: replacing it extends a run in one instant, and what it lea
 out (the folder ``checkpoint``) no reader meets.
 """
 
-import shutil
-import uuid
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import xarray as xr
 import zarr
-from filelock import BaseFileLock
 from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
-from daskfactor.data.store import take_place
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results.files import (
     CHECKPOINT,
     NODE,
-    PARTIAL,
     STATE,
     Arrays,
     Checkpoints,
     Counts,
-    DurableStore,
     counts_of,
-    disk_errors,
     plain,
-    read_json,
     read_marker,
-    replace_json,
-    scratch_folder,
     seal,
-    writer_lock,
 )
+from daskfactor.results.places import (
+    Place,
+    located,
+    new_place,
+    open_place,
+    refuse_url,
+    view_of,
+)
+from daskfactor.results.root import INDEX, nodes_of, read_root
 from daskfactor.results.schema import (
     CELL_INDICES,
     COARSE,
+    GROUP_ATTRS,
     MONITOR,
     WARMUP,
     RunSpec,
@@ -57,19 +58,21 @@ from daskfactor.results.schema import (
     planned_draws,
 )
 from daskfactor.results.sink import Sink
-from daskfactor.results.trace import INDEX, checked_store, committed_tree, nodes_of, read_root
+from daskfactor.results.trace import checked_store, committed_tree
+from daskfactor.results.writer import Writer
+
+DEAREST: Final = 0.03
+"""Share of a run that checkpoints may take where each takes a while."""
 
 # Draws are noise in all but their exponents: measured on 8 MB of float32 draws, zstd
 # saves 8 % and lz4 with bit shuffling 11 %, zstd at four times the reading time.
 # Plain bytes read and write fastest, and every zarr reader knows them.
 _PLAIN: Final = (Crc32cCodec(),)
 _PACKED: Final = (ZstdCodec(), Crc32cCodec())
-# A chunk of nothing but fill values is written all the same: one that is not there is damage.
-_WHOLE: Final = {"array.write_empty_chunks": True}
 
 
 class RunStore(Sink):
-    """A run on disk, to be written. Made by `create` or `open`; one writer at a time.
+    """A run on disk or at a URL, to be written. Made by `create` or `open`; one writer at a time.
 
     Any number of readers may `open_run` it meanwhile. Not for several threads at once. Use as
     a context manager, or call `close`.
@@ -77,27 +80,24 @@ class RunStore(Sink):
 
     keeps_checkpoints: ClassVar[bool] = True
 
-    def __init__(self, path: Path, lock: BaseFileLock) -> None:
+    def __init__(self, place: Place) -> None:
         # Not as a sink in memory begins: what is planned is what the store says of itself.
-        self.path = path
-        self.name = str(path)
-        self._lock = lock
-        document = read_root(path)
+        self.name = self.path = place.name
+        self._place: Place | None = place
+        self._writer = Writer(place.store)
+        document = read_root(place)
         self._read_plan(document)
-        self._checkpoints = Checkpoints(path, self.chains, self.warmup_draws)
+        self._checkpoints = Checkpoints(place, self.chains, self.warmup_draws)
         # Consecutive draws by path and chain, the first one's number before them. Nothing counts
         # before the next checkpoint anyway, and a chunk that is written once instead of once per
         # draw makes a draw cheap; at most one chunk of each is held.
         self._pending: dict[tuple[str, int], tuple[int, list[Any]]] = {}
         self._empty = False  # true from its creation to its second checkpoint
-        # What writers that were killed left behind.
-        for leftover in path.rglob(f"*{PARTIAL}"):
-            leftover.unlink(missing_ok=True)
+        self._saved, self._cost, self._asked = time.monotonic(), 0.0, math.inf
         # An extension that was cut short: every node as the root's file says it is.
         for name, node in nodes_of(document).items():
-            if not _holds(path / name / NODE, node):
-                replace_json(path / name / NODE, node, scratch_folder(path))
-        self._store: DurableStore | None = DurableStore(path)
+            if not _holds(place, f"{name}/{NODE}", node):
+                place.replace(f"{name}/{NODE}", node)
 
     @classmethod
     def create(
@@ -115,7 +115,7 @@ class RunStore(Sink):
         Parameters
         ----------
         path
-            Local path.
+            Local path or URL.
         spec
             What the run will hold.
         overwrite
@@ -129,23 +129,13 @@ class RunStore(Sink):
         StoreError
             If something is there already, another process writes it, or the disk refuses.
         """
-        target = local_path(path)
-        old = claim(target, overwrite)
-        making = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
-        try:
-            with disk_errors("a new run store", target, "nothing was changed", "begin again"):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                write_skeleton(making, spec)
-                if state is not None:
-                    checkpoints = Checkpoints(making, spec.chains, spec.warmup_draws)
-                    checkpoints.keep(state[0])
-                    checkpoints.commit({}, state[1])
-                take_place(making, target, old.release if old is not None else None)
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
-            if old is not None:
-                old.release()
-        made = cls.open(target)
+        with new_place(located(path), check_place(path, overwrite)) as place:
+            write_skeleton(place, spec)
+            if state is not None:
+                checkpoints = Checkpoints(place, spec.chains, spec.warmup_draws)
+                checkpoints.keep(state[0])
+                checkpoints.commit({}, state[1])
+        made = cls.open(path)
         made._empty = True
         return made
 
@@ -160,17 +150,17 @@ class RunStore(Sink):
         StoreFormatError
             If what is there is not a run store, is damaged or of a newer version.
         """
-        target = local_path(path)
-        if read_root(target)["attributes"]["format_version"] == 1:
+        view = view_of(path)
+        if read_root(view)["attributes"]["format_version"] == 1:
             raise StoreFormatError(
-                f"{target} was begun by daskfactor 0.1.0, whose checkpoints this version cannot go "
-                "on from: its draws can be read; to have more, resume it with 0.1.0 or run anew"
+                f"{view.name} was begun by daskfactor 0.1.0, whose checkpoints this version cannot "
+                "go on from: its draws can be read; to have more, resume it with 0.1.0 or run anew"
             )
-        lock = writer_lock(target)
+        place = open_place(view.name)
         try:
-            return cls(target, lock)
+            return cls(place)
         except BaseException:
-            lock.release()
+            place.close()
             raise
 
     def _read_plan(self, document: dict[str, Any]) -> None:
@@ -182,7 +172,7 @@ class RunStore(Sink):
     @property
     def attrs(self) -> dict[str, Any]:
         """Attributes of the run, as they are on disk."""
-        return dict(read_root(self.path)["attributes"])
+        return dict(read_root(self._place or view_of(self.path))["attributes"])
 
     @property
     def committed(self) -> Counts:  # type: ignore[override]
@@ -194,14 +184,30 @@ class RunStore(Sink):
         """Positions of the monitored cells, rows and columns; None if there are none."""
         if f"{MONITOR}/{CELL_INDICES[0]}" not in self._plan:
             return None
-        store = checked_store(self.path, read_root(self.path))
+        view = self._place or view_of(self.path)
+        store = checked_store(view, read_root(view))
         rows, columns = (
             zarr.open_array(store, path=f"{MONITOR}/{name}", mode="r")[...] for name in CELL_INDICES
         )
         return np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)
 
-    def checkpoint(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
-        """As `Sink.checkpoint`, on disk."""
+    def writer(self) -> Writer:
+        """Give a writer for other processes, which comes back to `checkpoint`.
+
+        Raises
+        ------
+        StoreError
+            If the store is closed, or in the memory of this process.
+        """
+        return Writer(self._writable().fork())
+
+    def checkpoint(
+        self, arrays: Mapping[str, Any], meta: Mapping[str, Any], parts: Sequence[Writer] = ()
+    ) -> None:
+        """As `Sink.checkpoint`, on disk or in an object store.
+
+        ``parts`` are writers that came back: what they wrote is in the checkpoint, too.
+        """
         if max(self._checkpoints.counts_in(meta).draws) > self.draws:
             raise OptionError(
                 f"meta['draws'] is {meta['draws']}, but {self.path} has room for {self.draws} "
@@ -209,9 +215,19 @@ class RunStore(Sink):
             )
         with self._writing("a checkpoint"):
             self._flush()
-            self._writable().flush()
+            place = self._writable()
+            place.merge([part.store for part in parts])
+            place.flush()
             first = self._checkpoints.commit(arrays, meta)
+            place.commit("draws per chain: " + ", ".join(map(str, self.committed.draws)))
         self._empty = self._empty and first
+        self._saved = time.monotonic()
+        self._cost = max(0.0, self._saved - self._asked)
+
+    def is_due(self) -> bool:
+        """As `Sink.is_due`, by the time that passed and what the last checkpoint took."""
+        self._asked, every = time.monotonic(), self._writable().every
+        return not every or self._asked - self._saved >= max(every, self._cost / DEAREST)
 
     def load_checkpoint(self) -> tuple[Arrays, dict[str, Any]]:
         """Read the newest whole checkpoint, with the arrays that the run needs all along.
@@ -240,22 +256,27 @@ class RunStore(Sink):
             raise OptionError(f"cannot shorten {self.path} from {self.draws} to {draws} draws")
         with self._writing("room for more draws"):
             self._flush()
+            place = self._writable()
             self._make_room(draws, cycles)
-        self._read_plan(read_root(self.path))
+            place.commit(f"room for {draws} draws")
+        self._writer = Writer(place.store)  # the old one's arrays have the old length
+        self._read_plan(read_root(place))
 
     def _make_room(self, draws: int, cycles: NDArray[np.int64]) -> None:
         """Lengthen every array of draws; nothing has happened until the root is replaced."""
-        store, document = self._writable(), read_root(self.path)
+        place = self._writable()
+        document = read_root(place)
         for name, node in document[INDEX]["metadata"].items():
             axes = node.get("dimension_names") or ()
             if "draw" in axes:
                 group = name.split("/")[0]
                 node["shape"][list(axes).index("draw")] = planned_draws(group, draws)
-                replace_json(self.path / name / NODE, node, scratch_folder(self.path))
+                place.replace(f"{name}/{NODE}", node)
                 if name == f"{group}/draw":
-                    _to_write(store, name)[...] = cycles[1::2] if group == COARSE else cycles
-        store.flush()
-        _replace_root(self.path, document)
+                    numbers = cycles[1::2] if group == COARSE else cycles
+                    Writer(place.store).write(name, ..., numbers)
+        place.flush()
+        _replace_root(place, document)
 
     def update_attrs(self, attrs: Mapping[str, Any]) -> None:
         """As `Sink.update_attrs`, on disk."""
@@ -263,39 +284,43 @@ class RunStore(Sink):
             for name in attrs:
                 if f"constant_data/{name}" in self._plan:
                     self._array(f"constant_data/{name}")[...] = attrs[name]
-            self._writable().flush()
-            describe(self.path, attrs)
+            place = self._writable()
+            place.flush()
+            describe(place, attrs)
 
     def finish(self, attrs: Mapping[str, Any]) -> None:
         """Write the last attributes, flush everything to disk and close."""
         with self._writing("the end of the run"):
             self._flush()
         self.update_attrs(attrs)
+        with self._writing("the end of the run"):
+            self._writable().commit("the end of the run")
         self.close()
 
     def tree(self) -> xr.DataTree:
         """Give the draws that exist, lazily; see `daskfactor.results.trace.open_run`."""
-        return committed_tree(self.path, self.committed)
+        return committed_tree(view_of(self.path), self.committed)
 
     def close(self) -> None:
         """Let go of the store. What no checkpoint has committed is lost."""
-        self._store = None
-        self._arrays = {}
-        self._lock.release()
+        if self._place is not None:
+            self._place.close()
+        self._place, self._arrays = None, {}
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Let go of the store, and remove it if its run failed before it began."""
+        place = self._place
         self.close()
-        if self._empty and kind is not None and issubclass(kind, Exception):
-            shutil.rmtree(self.path, ignore_errors=True)
+        if self._empty and place is not None and kind is not None and issubclass(kind, Exception):
+            place.discard()
 
-    def _writable(self) -> DurableStore:
-        if self._store is None:
+    def _writable(self) -> Place:
+        if self._place is None:
             raise StoreError(f"{self.path} is closed; resume the run to write more")
-        return self._store
+        return self._place
 
     def _opened(self, path: str) -> Any:
-        return _to_write(self._writable(), path)
+        return self._writer.array(path)
 
     def _put(self, path: str, chain: int, start: int, block: NDArray[Any]) -> None:
         first, blocks = self._pending.get((path, chain), (start, []))
@@ -313,80 +338,69 @@ class RunStore(Sink):
         for path, chain in [places] if places else list(self._pending):
             first, blocks = self._pending[path, chain]
             block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-            super()._put(path, chain, first, block)
+            self._writer.write(path, (chain, slice(first, first + len(block))), block)
             del self._pending[path, chain]
 
     def _describe_group(self, group: str, attrs: Mapping[str, Any]) -> None:
-        self._writable().flush()
-        describe(self.path, attrs, group)
+        place = self._writable()
+        place.flush()
+        describe(place, attrs, group)
+        place.commit(f"about {group}")
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         draws = ", ".join(str(n) for n in self.committed.draws)
         safe = f"the last checkpoint is safe (draws per chain: {draws})"
-        return disk_errors(what, self.path, safe)
+        return self._writable().writing(what, safe)
 
 
-def _holds(path: Path, node: Any) -> bool:
-    """Whether a file is there, whole, and says this."""
+def _holds(place: Place, key: str, node: Any) -> bool:
+    """Whether a document is there, whole, and says this."""
     try:
-        return bool(read_json(path) == node)
+        return bool(place.document(key) == node)
+    except StoreError:
+        raise
     except (OSError, ValueError):
         return False
 
 
-def local_path(path: str | PathLike[str]) -> Path:
-    """Make a path absolute.
-
-    Raises
-    ------
-    StoreError
-        If it is a URL.
-    """
-    if "://" in str(path):
-        raise StoreError(
-            f"a run is written to a local path, got the URL {path}; "
-            "write it locally and copy it there when it is done"
-        )
-    return Path(path).expanduser().absolute()
-
-
-def claim(path: Path, overwrite: bool) -> BaseFileLock | None:
-    """Refuse what is in the way of a new run store, or lock the one that is to be replaced.
+def check_place(path: str | PathLike[str], overwrite: bool) -> bool:
+    """Refuse what is in the way of a new run store; True if there is one that is to be replaced.
 
     Raises
     ------
     StoreError
         If there is anything but a run store, or a run store and not ``overwrite``.
     """
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return None
+    refuse_url(located(path))
+    view = view_of(path)
+    contents = view.contents()
+    if contents is None:
+        return False
     try:
-        chains, draws = nodes_of(read_root(path))["sample_stats/lp"]["shape"]
-        done = ", ".join(str(count) for count in counts_of(read_marker(path), chains).draws)
+        chains, draws = nodes_of(read_root(view))["sample_stats/lp"]["shape"]
+        done = ", ".join(str(count) for count in counts_of(read_marker(view), chains).draws)
     except StoreError as error:
-        names = sorted(entry.name for entry in path.iterdir())[:3] if path.is_dir() else []
-        what = f"a folder with {', '.join(names)}" if names else "a file"
         raise StoreError(
-            f"{path} exists and is {what}, no run store that could be replaced; pass another path"
+            f"{view.name} exists and is {contents}, no run store that could be replaced; pass "
+            "another path"
         ) from error
     if not overwrite:
         raise StoreError(
-            f"{path} exists and holds a run (draws per chain: {done} of {draws}); pass another "
-            "path, overwrite=True to replace it, or use daskfactor.resume to go on with it"
+            f"{view.name} exists and holds a run (draws per chain: {done} of {draws}); pass another"
+            " path, overwrite=True to replace it, or use daskfactor.resume to go on with it"
         )
-    return writer_lock(path)
+    return True
 
 
-def write_skeleton(root: Path, spec: RunSpec) -> None:
-    """Write an empty run store at ``root``, flushed to disk; attributes and coordinates included.
+def write_skeleton(place: Place, spec: RunSpec) -> None:
+    """Write an empty run store, flushed to disk; attributes and coordinates included.
 
     Raises
     ------
     OSError
         If it cannot be written.
     """
-    scratch_folder(root).mkdir(parents=True)
-    store = DurableStore(root)
+    store, writer = place.store, Writer(place.store)
     top = zarr.create_group(store=store, zarr_format=3)
     plan = layouts(spec)
     for group in dict.fromkeys(layout.variable.group for layout in plan.values()):
@@ -408,33 +422,25 @@ def write_skeleton(root: Path, spec: RunSpec) -> None:
         elif variable in spec.constants and value is None:
             value = np.nan
         if value is not None:
-            _to_write(store, path)[...] = value
+            writer.write(path, ..., value)
     note = "private: what a stopped run needs to go on"
     state = top.create_group(CHECKPOINT, attributes={"description": note})
     dims = ("checkpoint_slot", "checkpoint_byte")
     state.create_array(STATE, shape=(2, 0), chunks=(1, 1), dtype="uint8", dimension_names=dims)
-    store.flush()
+    place.flush()
+    paths = sorted(PurePosixPath(path) for path, _ in top.members(max_depth=None))
     nodes = {
-        path.parent.relative_to(root).as_posix(): read_json(path)
-        for path in sorted(root.rglob(NODE))
+        str(path): place.document(f"{path}/{NODE}") for path in paths if path.parts[0] != CHECKPOINT
     }
-    for hidden in (".", CHECKPOINT, f"{CHECKPOINT}/{STATE}"):
-        del nodes[hidden]
     index = {"kind": "inline", "must_understand": False, "metadata": nodes}
     document = {"zarr_format": 3, "node_type": "group", "attributes": plain(spec.root_attrs)}
-    _replace_root(root, document | {INDEX: index})
+    _replace_root(place, document | {INDEX: index})
 
 
-def _to_write(store: DurableStore, path: str) -> Any:
-    """Open an array to write it, all of its chunks."""
-    with zarr.config.set(_WHOLE):
-        return zarr.open_array(store, path=path, mode="r+")
-
-
-def _write_coords(store: DurableStore, group: str, coords: xr.Dataset) -> None:
+def _write_coords(store: Any, group: str, coords: xr.Dataset) -> None:
     # As objects, text gets zarr's string type; fixed-width text has no specification yet.
     text = {
-        name: (coord.dims, coord.values.astype(object))
+        name: (coord.dims, coord.values.astype(object), coord.attrs)
         for name, coord in coords.coords.items()
         if coord.dtype.kind == "U"
     }
@@ -451,25 +457,27 @@ def _write_coords(store: DurableStore, group: str, coords: xr.Dataset) -> None:
     )
 
 
-def _replace_root(root: Path, document: dict[str, Any]) -> None:
-    replace_json(root / NODE, seal(document, INDEX), scratch_folder(root))
+def _replace_root(place: Place, document: dict[str, Any]) -> None:
+    place.replace(NODE, seal(document, INDEX))
 
 
-def describe(root: Path, attrs: Any, group: str | None = None) -> None:
-    """Merge attributes into the root's, or replace those of a group.
+def describe(place: Place, attrs: Any, group: str | None = None) -> None:
+    """Merge attributes into the root's, or replace a group's but for who made it and when.
 
     Raises
     ------
     OSError
         If they cannot be written; the old ones still count.
     """
-    document = read_root(root)
+    document = read_root(place)
     if group is None:
         document["attributes"] |= plain(attrs)
     else:
         node = document[INDEX]["metadata"][group]
-        if node.get("attributes", {}) == plain(attrs):
+        before = node.get("attributes", {})
+        after = {name: before[name] for name in GROUP_ATTRS if name in before} | plain(attrs)
+        if before == after:
             return
-        node["attributes"] = plain(attrs)
-        replace_json(root / group / NODE, node, scratch_folder(root))
-    _replace_root(root, document)
+        node["attributes"] = after
+        place.replace(f"{group}/{NODE}", node)
+    _replace_root(place, document)

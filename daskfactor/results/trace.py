@@ -8,31 +8,19 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from math import prod
 from os import PathLike
-from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import dask
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
-from zarr.storage import FsspecStore, LocalStore
 
-from daskfactor.data.store import zarr_kind
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.results.files import (
-    NODE,
-    CheckedStore,
-    Counts,
-    check_seal,
-    counts_of,
-    damaged,
-    read_json,
-    read_marker,
-    scratch_folder,
-)
+from daskfactor.results.files import Counts, counts_of, read_marker
+from daskfactor.results.places import View, view_of
+from daskfactor.results.root import LIBRARY, nodes_of, read_root
 from daskfactor.results.schema import (
-    FORMAT_VERSION,
-    LIBRARY,
+    GROUP_ATTRS,
     MOMENTS,
     MONITOR,
     STEIN,
@@ -40,67 +28,20 @@ from daskfactor.results.schema import (
     factor_dims,
     planned_draws,
 )
+from daskfactor.results.stacks import indexed, plain
+
+if TYPE_CHECKING:
+    from daskfactor.results.zarr_stores import CheckedStore
 
 Array = NDArray[Any]
 Trace = xr.DataTree | str | PathLike[str]
 Weights = NDArray[np.float64]
 F = TypeVar("F", bound=Callable[..., Any])
 
-INDEX: Final = "consolidated_metadata"
-_READ_BYTES: Final = 64 * 2**20
+_READ_BYTES: Final = 8 * 2**20
 
 
-def read_root(root: str | PathLike[str]) -> dict[str, Any]:
-    """Read the root's own file, checked to be a run store of a version that we know.
-
-    Raises
-    ------
-    StoreError
-        If there is nothing.
-    StoreFormatError
-        If it is not ours, damaged or of another version.
-    """
-    if "://" not in str(root) and not Path(root).exists():
-        raise StoreError(f"there is no run store at {root}; check the path")
-    foreign = f"{root} is not a run store of {LIBRARY}; pass the path given as store="
-    try:
-        document = dict(read_json(f"{root}/{NODE}"))
-        attrs = dict(document["attributes"])
-        if attrs.get("inference_library") == LIBRARY:
-            version = attrs.get("format_version")
-            if not isinstance(version, int) or version < 1:
-                why = f"it says that its format version is {version!r}, and the first one is 1"
-                raise damaged(root, why)
-            if version > FORMAT_VERSION:
-                raise StoreFormatError(
-                    f"{root} has format version {version}, this version of {LIBRARY} reads up to "
-                    f"{FORMAT_VERSION}; upgrade {LIBRARY} to open it"
-                )
-        check_seal(document, INDEX)
-        _ = nodes_of(document)["sample_stats/lp"]["shape"]
-    except StoreFormatError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        kind = zarr_kind(str(root))
-        if kind == "blocks":
-            raise StoreFormatError(
-                f"{root} is a matrix that {LIBRARY}.convert wrote, not a run: pass it as V to "
-                f"{LIBRARY}.sample, or to daskfactor fit"
-            ) from error
-        if kind == "run" or ("://" not in str(root) and scratch_folder(Path(root)).is_dir()):
-            raise damaged(root, f"its {NODE} is incomplete") from error
-        raise StoreFormatError(foreign) from error
-    if attrs.get("inference_library") != LIBRARY:
-        raise StoreFormatError(foreign)
-    return document
-
-
-def nodes_of(document: dict[str, Any]) -> dict[str, Any]:
-    """Metadata of all groups and arrays that readers see, by path."""
-    return dict(document[INDEX]["metadata"])
-
-
-def open_run(path: str | PathLike[str]) -> xr.DataTree:
+def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataTree:
     """Open the run at ``path`` lazily: the draws that its last checkpoint vouches for.
 
     Works while the run is still going on and after it was killed. With chains at
@@ -111,7 +52,13 @@ def open_run(path: str | PathLike[str]) -> xr.DataTree:
     Parameters
     ----------
     path
-        Local path of a run store, or a URL that fsspec knows.
+        Local path of a run store, a URL that one was written to (``s3://``, ``gs://``, ``az://``,
+        ``memory://``), or one that fsspec knows of a local run that was copied there. Credentials
+        are taken from the environment.
+    snapshot
+        An earlier checkpoint of a run that was written to a URL, by its id: of the commits that
+        ``icechunk.Repository.ancestry(branch="main")`` lists, or one that the message lists about
+        an id that is unknown. Left out, the newest.
 
     Returns
     -------
@@ -125,26 +72,26 @@ def open_run(path: str | PathLike[str]) -> xr.DataTree:
     StoreFormatError
         If what is there is not a run store, is damaged or of a newer version.
     """
-    return committed_tree(path, None)
+    return committed_tree(view_of(path, snapshot), None)
 
 
-def committed_tree(path: str | PathLike[str], counts: Counts | None) -> xr.DataTree:
-    """Open the tree at ``path``, cut to ``counts`` or to what its newest checkpoint vouches for."""
-    document = read_root(path)
+def committed_tree(view: View, counts: Counts | None) -> xr.DataTree:
+    """Open a run's tree, cut to ``counts`` or to what its newest checkpoint vouches for."""
+    document = read_root(view)
     if counts is None:
         chains = nodes_of(document)["sample_stats/lp"]["shape"][0]
-        counts = counts_of(read_marker(path), chains)
-    store: Any = checked_store(path, document)
+        counts = counts_of(read_marker(view), chains)
+    store: Any = checked_store(view, document)
     try:
         tree = xr.open_datatree(store, engine="zarr", chunks={}, consolidated=True)
-    except StoreFormatError:
+    except StoreError:
         raise
     except (OSError, ValueError, KeyError) as error:
         raise StoreFormatError(
-            f"{path} cannot be read as a run store of {LIBRARY} ({error}); "
+            f"{view.name} cannot be read as a run store of {LIBRARY} ({error}); "
             "check the path, or restore it from a copy"
         ) from error
-    tree = trimmed(tree, counts)
+    tree = indexed(trimmed(tree, counts))
     store.partial |= {
         name
         for name in (MOMENTS, MONITOR)
@@ -153,18 +100,16 @@ def committed_tree(path: str | PathLike[str], counts: Counts | None) -> xr.DataT
     return tree
 
 
-def checked_store(path: str | PathLike[str], document: dict[str, Any]) -> CheckedStore:
+def checked_store(view: View, document: dict[str, Any]) -> "CheckedStore":
     """Open the chunks of a run store to read them, each as it was written."""
-    if "://" in str(path):
-        store: Any = FsspecStore.from_url(str(path), read_only=True)
-    else:
-        store = LocalStore(Path(path), read_only=True)
+    from daskfactor.results.zarr_stores import CheckedStore
+
     checked = [
         name
         for name, node in nodes_of(document).items()
         if any(codec["name"] == "crc32c" for codec in node.get("codecs", ()))
     ]
-    return CheckedStore(store, str(path), checked)
+    return CheckedStore(view.chunks(), view.name, checked)
 
 
 def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
@@ -178,9 +123,10 @@ def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
         Draws that its checkpoint vouches for.
     """
     draws, chains = _rectangle(counts.draws)
-    # Particles have no weights yet where the attributes of their group, which come last, are none.
+    # Particles have no weights yet before their group is described, which comes last.
     stein = tree.children.get(STEIN)
-    unweighted = stein is not None and not (stein.attrs and draws == stein.sizes["draw"])
+    weighed = stein is not None and set(stein.attrs) - set(GROUP_ATTRS)
+    unweighted = stein is not None and not (weighed and draws == stein.sizes["draw"])
     warmup = min((counts.warmup_draws[chain] for chain in chains), default=0)
     groups: dict[str, Any] = {}
     for name, node in tree.children.items():
@@ -231,11 +177,11 @@ def reads_here(function: F) -> F:
 
 
 def as_tree(trace: Any) -> xr.DataTree:
-    """The tree of a trace given as such or as the path of a run store."""
+    """The tree of a trace given as such or as the path of a run store, stacks without index."""
     if isinstance(trace, xr.DataTree):
-        return trace
+        return plain(trace)
     if isinstance(trace, str | PathLike):
-        return open_run(trace)
+        return plain(open_run(trace))
     if isinstance(trace, xr.Dataset) and {"W", "H"} <= set(trace.data_vars):
         raise OptionError(
             "a trace has draws, and this is the point estimate of daskfactor.optimize, which has "
@@ -251,6 +197,23 @@ def as_tree(trace: Any) -> xr.DataTree:
 def has_draws(tree: xr.DataTree) -> bool:
     """Whether a run kept draws of the factors, and not of hyperparameters alone."""
     return "posterior" in tree.children and "W" in tree["posterior"].data_vars
+
+
+def require_point(given: xr.Dataset) -> xr.Dataset:
+    """The point estimate that a Dataset has to be.
+
+    Raises
+    ------
+    OptionError
+        If it lacks factors, or has draws of them.
+    """
+    wanted = "a Dataset must be the point estimate of daskfactor.optimize"
+    if not {"W", "H"} <= set(given.data_vars):
+        got = ", ".join(map(str, given.data_vars)) or "nothing"
+        raise OptionError(f"{wanted}, with W and H, got {got}")
+    if "draw" in given.dims:
+        raise OptionError(f"{wanted}, and this one has draws; pass the whole trace")
+    return given
 
 
 def require_draws(trace: Trace, purpose: str) -> xr.DataTree:
@@ -542,7 +505,7 @@ def factors_of(group: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     StoreFormatError
         If it holds none.
     """
-    row, column = factor_dims(xr.DataTree.from_dict({"posterior": group}))
+    row, column = factor_dims(group)
     W = group["W"].transpose("chain", "draw", row, "component")
     return W, group["H"].transpose("chain", "draw", "component", column)
 

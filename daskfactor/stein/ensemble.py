@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import whole_number
+from daskfactor.checks import one_of, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.executors import SerialExecutor
@@ -59,6 +59,8 @@ class Particle(NamedTuple):
 
 class ParticleMethod(Algorithm, ABC):
     """A way to make particles."""
+
+    folders = ("stein",)
 
     def check_count(self, count: int) -> None:
         """Raise OptionError if it cannot make so many particles."""
@@ -150,12 +152,8 @@ class Ensemble(ParticleMethod):
     transfer_rank: int = 3
 
     def __post_init__(self) -> None:
-        for name, allowed in (("start", STARTS), ("optimizer", ("auto", *OPTIMIZERS))):
-            if getattr(self, name) not in allowed:
-                raise OptionError(
-                    f"{name} must be one of {', '.join(map(repr, allowed))}, "
-                    f"got {getattr(self, name)!r}"
-                )
+        one_of("start", self.start, [*STARTS])
+        one_of("optimizer", self.optimizer, ("auto", *OPTIMIZERS))
         if self.max_iter is not None:
             whole_number("max_iter", self.max_iter, 1)
         if self.tol is not None and not 0 <= self.tol < 1:
@@ -223,7 +221,8 @@ class Ensemble(ParticleMethod):
             begun = time.perf_counter()
             W, H = start(number)
             if stacked:
-                state, rule = make_state(data.grid, W, H.T.copy()), DispersionRule(law, data)
+                state = runner.hold(make_state(data.grid, W, H.T.copy()))
+                rule = DispersionRule(law, data)
                 limits = method.max_iter or 300, tol
                 fit = run_updates(data, law, state, runner, rule, *limits, tell)
                 W, Ht = (fit.state.gather(side) for side in SIDES)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize
 
 from daskfactor.checks import is_number, positive_or, warn
 from daskfactor.errors import OptionError, SamplingWarning
@@ -318,6 +318,6 @@ def _least_squares(K: Array, size: Array) -> Array:
     system = np.vstack([root, size.min() / size])
     goal = np.zeros(len(system))
     goal[-1] = 1.0
-    u, _ = optimize.nnls(system, goal, maxiter=30 * len(K))
+    u, _ = scipy.optimize.nnls(system, goal, maxiter=30 * len(K))
     w = u / size
     return np.asarray(w / w.sum())

@@ -341,7 +341,7 @@ class Posterior:
         """Decide what the model leaves ``"auto"``; a dispersion as evidences do, by a fit."""
         auto = getattr(model, "dispersion", 1.0) == "auto"
         phi = chosen_dispersion(data, model, seed, executor) if auto else math.nan
-        return cls(executor, data, model.with_numbers(data.mean, phi), kernel, tangent)
+        return cls(executor, data, model.with_numbers(data.level, phi), kernel, tangent)
 
     @property
     def floor(self) -> float:

@@ -4,8 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from os import fspath
-from typing import Any, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 import numpy as np
 import xarray as xr
@@ -14,23 +13,26 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.checks import truth, warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError, SamplingWarning
-from daskfactor.executors import Executor
 from daskfactor.inference.base import algorithm_from_dict, chosen
 from daskfactor.inference.sampling import PathText, described
-from daskfactor.inference.session import Options, Session, as_begun, session, session_again, verb
+from daskfactor.inference.session import Session, as_begun, session, session_again
 from daskfactor.inference.setting import in_callers_order
 from daskfactor.inference.singular import PILOTS, Pair
 from daskfactor.machine import memory_budget
 from daskfactor.models import model_from_dict
+from daskfactor.options import OnMatrix, Running, verb
 from daskfactor.progress import OnEvent, Phase, RunEvent
 from daskfactor.results.align import Law, match, reference_from
+from daskfactor.results.ending import close_run
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
-from daskfactor.results.sink import Sink
-from daskfactor.results.store import RunStore, claim, local_path
+from daskfactor.results.sink import Sink, sink_of
 from daskfactor.results.trace import Trace, require_draws
 from daskfactor.stein.ensemble import Ensemble, Particle, ParticleMethod
 from daskfactor.stein.kernel import IMQ, checked_weights, discrepancy, stein_weights
 from daskfactor.stein.particles import Particles, Posterior, factors_of, on_simplex, read
+
+if TYPE_CHECKING:
+    from daskfactor.results.store import RunStore
 
 Array = NDArray[Any]
 
@@ -74,12 +76,7 @@ def stein_posterior(
     random_seed: int | None = None,
     store: PathText | None = None,
     overwrite: bool = False,
-    progressbar: bool = True,
-    client: Any = None,
-    blocks: int | None = None,
-    unstored: str | None = None,
-    executor: str | Executor = "auto",
-    callback: OnEvent | None = None,
+    **options: Unpack[OnMatrix],
 ) -> xr.DataTree:
     r"""A posterior made of a few factorizations with probability masses.
 
@@ -117,7 +114,7 @@ def stein_posterior(
     store
         Directory to write particles to as they are finished, from the end of the pilot runs
         on; :func:`resume` goes on with what was cut short, and :func:`open_run` reads it.
-    overwrite, progressbar, client, blocks, unstored, executor, callback
+    overwrite, options
         As for :func:`sample`.
 
     Returns
@@ -164,17 +161,7 @@ def stein_posterior(
         "align": truth("align", align),
     }
     method.check_count(settings["particles"])
-    with session(
-        V,
-        model,
-        blocks,
-        unstored,
-        random_seed=random_seed,
-        progressbar=progressbar,
-        client=client,
-        executor=executor,
-        callback=callback,
-    ) as opened:
+    with session(V, model, random_seed=random_seed, **options) as opened:
         data = opened.data
         if not data.maximum > 0:
             raise DataError(
@@ -182,29 +169,25 @@ def stein_posterior(
                 "factors can only be zero; check the data"
             )
         _check_room(data, model, settings["particles"], store, overwrite)
-        options = ParticleOptions(**settings, seed=opened.seed, dtype=str(data.dtype))
-        job = ParticleRun.of(opened, model, method, options)
+        planned = ParticleOptions(**settings, seed=opened.seed, dtype=str(data.dtype))
+        job = ParticleRun.of(opened, model, method, planned)
         spec = job.spec(store is not None)
-        sink = Sink(spec)
-        if store is not None:
-            state: tuple[Any, Any] = {}, {"draws": 0}
-            sink = RunStore.create(fspath(store), spec, overwrite=overwrite, state=state)
-        return job.go(sink)
+        return job.go(sink_of(spec, store, overwrite, ({}, {"draws": 0})))
 
 
 def go_on(
-    held: RunStore,
+    held: "RunStore",
     described: dict[str, Any],
     V: Any,
     memory_limit: int | str | None,
-    **options: Unpack[Options],
+    **options: Unpack[Running],
 ) -> None:
     """Make the particles that a store lacks, and weigh them; what `daskfactor.resume` calls."""
     _, meta = held.load_checkpoint()
     seconds = float(meta.get("seconds", 0.0))
     if "stein" in held.tree().children:
         known = held.attrs.get("sampling_time", 0.0)  # not there, if it was killed just then
-        held.finish({"sampling_time": max(known, seconds)})
+        close_run(held, {"sampling_time": max(known, seconds)})
         return
     with as_begun(held):
         planned = ParticleOptions(**described["options"])
@@ -229,9 +212,9 @@ def _check_room(
         If something is in the way of a store.
     """
     if store is not None:
-        held = claim(local_path(fspath(store)), overwrite)
-        if held is not None:
-            held.release()
+        from daskfactor.results.store import check_place
+
+        check_place(store, overwrite)
         return
     rows, columns = data.shape
     size = count * (rows + columns) * model.n_components * data.dtype.itemsize
@@ -339,11 +322,12 @@ class ParticleRun:
                     first = first or (one.W, one.H)
                     self._write(sink, _like(first, one) if self.options.align else one)
                     seconds = time.perf_counter() - begun
-                    sink.checkpoint({}, {"draws": one.number + 1, "seconds": seconds})
+                    if sink.is_due() or one.number + 1 == count:
+                        sink.checkpoint({}, {"draws": one.number + 1, "seconds": seconds})
             self.on_event(RunEvent("weights", 0, 1))
             self._weigh(sink)
             self.on_event(RunEvent("weights", 1, 1))
-            sink.finish({"sampling_time": time.perf_counter() - begun})
+            close_run(sink, {"sampling_time": time.perf_counter() - begun})
         return sink.tree()
 
     def _write(self, sink: Sink, one: Particle) -> None:
@@ -426,12 +410,7 @@ def stein_discrepancy(
     tangent: bool = False,
     kernel: IMQ | None = None,
     most: int = 200,
-    progressbar: bool = True,
-    client: Any = None,
-    blocks: int | None = None,
-    unstored: str | None = None,
-    executor: str | Executor = "auto",
-    callback: OnEvent | None = None,
+    **options: Unpack[OnMatrix],
 ) -> xr.Dataset:
     r"""Kernelised Stein discrepancy of some factorizations from a posterior: smaller is nearer.
 
@@ -468,8 +447,8 @@ def stein_discrepancy(
     most
         Largest number of draws of a run that is looked at: of more, one in two, in three
         and so on is. Time grows with their number, a matrix with its square.
-    progressbar, client, blocks, unstored, executor, callback
-        As for :func:`sample`.
+    options
+        Where it runs, and how V is read, as for :func:`sample`.
 
     Returns
     -------
@@ -505,17 +484,7 @@ def stein_discrepancy(
     (W, H), coords, decided = _given(particles, most, weights)
     model = _with_decided(model, decided)
     dtype = "float64" if np.dtype(W.dtype) == np.float64 else "float32"
-    with session(
-        V,
-        model,
-        blocks,
-        unstored,
-        reading={"dtype": dtype},
-        progressbar=progressbar,
-        client=client,
-        executor=executor,
-        callback=callback,
-    ) as run:
+    with session(V, model, reading={"dtype": dtype}, **options) as run:
         ours = Particles.of(W, H, run.data).loaded()
         if ours.width != model.n_components:
             raise OptionError(

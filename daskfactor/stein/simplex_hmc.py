@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.executors.state import make_state
+from daskfactor.executors.state import FactorBand, make_state
 from daskfactor.inference.hmc import DualAveraging, check_leapfrog, first_step
-from daskfactor.inference.program import shares
+from daskfactor.inference.passes import BOTH, Share, SharePass, run_pass
 from daskfactor.inference.singular import Pair
 from daskfactor.machine import single_threaded_blas
 from daskfactor.random import Stream, generator
@@ -40,6 +40,8 @@ from daskfactor.stein.particles import SIDES, Posterior
 
 Array = NDArray[np.float64]
 
+DENOMINATOR: Final = "denominator kept"
+"""Array of a band."""
 LIFT: Final = 1e-3
 """Of a factor's mean, below which no entry of the start is."""
 EXCESS: Final = 10.0
@@ -116,11 +118,12 @@ def widths(posterior: Posterior, place: Pair) -> Pair:
     least = float(posterior.divergences(posterior.particles(W[None], H[None]))[0])
     slope = typical_slope(posterior, least, W.size + H.size)
     state = make_state(data.grid, W.astype(data.dtype), H.T.astype(data.dtype))
-    law, floor = posterior.model.likelihood, posterior.floor
+    state = posterior.executor.hold(state)
+    keep = SharePass(posterior.model.likelihood, posterior.floor, BOTH, finish=keep_denominator)
+    run_pass(posterior.executor, keep, state, data)
     found = []
     for side, values in zip(SIDES, (place[0], place[1].T), strict=True):
-        bands = shares(posterior.executor, data, state, side, law, floor)
-        c = slope * np.concatenate([total for _, total in bands]).astype(np.float64)
+        c = slope * state.gather(side, DENOMINATOR).astype(np.float64)
         if side == "rows" and posterior.model.simplex:
             c = c / place[0].sum(axis=0) + 1.0 + EXCESS / len(W)
         else:
@@ -129,6 +132,12 @@ def widths(posterior: Posterior, place: Pair) -> Pair:
         width[:, posterior.frozen(side)] = 0.0
         found.append(width)
     return found[0], np.ascontiguousarray(found[1].T)
+
+
+def keep_denominator(band: FactorBand, share: Share, factor: int, cycle: int) -> None:
+    """Keep the denominator of the multiplicative update."""
+    del factor, cycle
+    band.arrays[DENOMINATOR] = share[1]
 
 
 def typical_slope(posterior: Posterior, least: float, entries: int) -> float:

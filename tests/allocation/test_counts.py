@@ -75,7 +75,7 @@ MATRICES = {
     "xarray of COO": lambda x, _: xr.DataArray(sparse.COO.from_numpy(x)),
     "xarray of dask": lambda x, _: xr.DataArray(x).chunk(3),
     "pandas": lambda x, _: pd.DataFrame(x),
-    "zarr": lambda x, path: zarr.array(x, chunks=(4, 2)),
+    "zarr": lambda x, path: zarr.array(x, chunks=(4, 2, *x.shape[2:])),
     "path of zarr": lambda x, path: zarr_of(x, path / "a.zarr"),
     "store": lambda x, path: store_of(x, path / "s.zarr"),
     "path text of store": lambda x, path: str(store_of(x, path / "s.zarr")),
@@ -219,7 +219,7 @@ def test_what_does_not_fit(tmp_path):
     with pytest.raises(StoreError, match="no zarr array can be opened"):
         as_counts(tmp_path / "nothing.zarr", NMF)
     zarr.create_group(tmp_path / "g.zarr").create_array("inside", data=X)
-    with pytest.raises(DataError, match=r"is a zarr group.*\(inside\)"):
+    with pytest.raises(DataError, match=r"holds 1 zarr array \(inside\); name one"):
         as_counts(tmp_path / "g.zarr", NMF)
 
 

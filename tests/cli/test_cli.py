@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -222,7 +223,7 @@ def test_resume_hands_its_options_on(invoke, matrix, monkeypatch):
     assert result.exit_code == 0, result.output
     ((store, options),) = calls
     assert store == "run.zarr"
-    np.testing.assert_array_equal(options.pop("V"), np.ones((6, 5)))
+    assert options.pop("V") == str(matrix)
     assert options == {"draws": 5, "progressbar": True, "executor": "auto", "client": None}
 
 
@@ -241,8 +242,11 @@ def test_info_tells_what_has_converged_when_asked(invoke, store):
     text = invoke("info", store, "--diagnose").stdout
     assert "2 chains of 20 draws" in text
     assert "log density" in text
-    found = json.loads(invoke("info", store, "--diagnose", "--json").stdout)["convergence"]
-    assert "TOO FEW" in found["verdict"] or "NOT CONVERGED" in found["verdict"]
+    summary = json.loads(invoke("info", store, "--diagnose", "--json").stdout)
+    predictions, found = summary["lights"]["predictions"], summary["convergence"]
+    assert predictions["status"] in ("amber", "red")
+    assert "Draw about 100 more" in predictions["advice"]
+    assert f"predictions   {predictions['status'].upper()}" in invoke("info", store).stdout
     assert found["functionals"]["lp"]["rhat"] > 0.9
     assert found["functionals"]["lp"]["share"] is None
 
@@ -262,6 +266,28 @@ def test_plot_writes_a_picture(invoke, store, tmp_path):
     assert json.loads(result.stdout) == {"picture": str(picture)}
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert invoke("plot", store, "-o", picture, "--image-shape", "4").exit_code == 3
+
+
+def test_plot_offers_each_figure_by_its_name(invoke, store, tmp_path):
+    picture = tmp_path / "run.svg"
+    assert invoke("plot", store, "--figure", "shares", "-o", picture).exit_code == 0
+    assert picture.read_text().startswith("<?xml")
+    assert "top-entries" in invoke("plot", store, "--list").stdout
+    result = invoke("plot", store, "--figure", "pie", "-o", picture)
+    assert result.exit_code == 3
+    assert "no figure 'pie'; figures are components, curves" in result.stderr
+    result = invoke("plot", store, "--figure", "all", "-k", 2, "-o", picture, "--json")
+    answer = json.loads(result.stdout)
+    assert str(tmp_path / "run-top-entries.svg") in answer["pictures"]
+    assert all(Path(name).is_file() for name in answer["pictures"])
+    assert set(answer["left_out"]) == {"curves", "maps"}
+
+
+def test_report_writes_a_page(invoke, store, tmp_path):
+    page = tmp_path / "run.html"
+    assert invoke("report", store, "-o", page, "--title", "Sites").exit_code == 0
+    assert "<h1>Sites</h1>" in page.read_text()
+    assert invoke("report", store, "-o", tmp_path / "run.pdf").exit_code == 3
 
 
 def test_demo_refuses_a_store_that_exists_before_it_works(invoke, tmp_path):
@@ -360,3 +386,18 @@ def test_info_says_how_to_go_on(invoke, store, monkeypatch, done, advice):
     found = json.loads(invoke("info", store, "--json").stdout)["resume"]
     assert found == f"daskfactor {advice.replace('run.zarr', str(store))}"
     assert ("to finish" in invoke("info", store).stdout) == (done == 7)
+
+
+def test_what_a_run_would_take(invoke, matrix):
+    options = ["--draws", 20, "--tune", 20, "--blocks", 2, "--workers", 2, "--threads", 1]
+    given = [*options, "--network", "1 Gbit/s", "--json"]
+    found = json.loads(invoke("estimate-cost", matrix, "-k", 3, *given).stdout)
+    known = {"draws": 20, "tune": 20, "blocks": 2, "workers": 2, "lanes": 1, "store": True}
+    cost = daskfactor.estimate_cost(
+        np.ones((6, 5)), daskfactor.TweedieNMF(3), **known, network=1.25e8
+    )
+    assert (found["sent"], found["state"], found["store"]) == (cost.sent, cost.state, cost.store)
+    assert found["sent"] > 0
+    refused = invoke("estimate-cost", matrix, "-k", 3, "--network", "fast")
+    assert refused.exit_code == 3
+    assert "network is bytes a second" in refused.stderr

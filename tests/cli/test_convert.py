@@ -81,9 +81,10 @@ def test_options_are_handed_on(
     assert calls == [
         {
             "source": str(table), "store": "s.zarr", "rows": "film", "columns": "0",
-            "values": False, "header": False, "layer": "counts", "shape": (3, 4),
+            "values": False, "header": False, "layer": "counts", "mask_var": None, "shape": (3, 4),
             "unstored": "missing", "blocks": 2, "balance": True, "dtype": "float64",
             "compression": "zstd", "overwrite": True, "memory_limit": "1GiB", "progressbar": False,
+            "table": None,
         }
     ]  # fmt: skip
 

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import xarray as xr
 from typer.testing import CliRunner
 
 import daskfactor
@@ -117,6 +119,59 @@ def test_a_run_begins_where_another_ended(table):
     assert "or the path of a run's store, got 'elsewhere'" in " ".join(refused.output.split())
 
 
+def test_long_tables_are_fitted_and_asked_for_by_label(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = [(f"u{i}", j, rng.poisson(3)) for i in range(9) for j in range(6) if (i + j) % 4]
+    text = "".join(f"{stars},{film},{user}\n" for user, film, stars in lines)
+    (tmp_path / "t.csv").write_text("stars,film,user\n" + text)
+    long = ("--rows", "user", "--columns", "film", "--values", "stars", "--unstored", "missing")
+    options = ("-k", 2, "--draws", 4, "--tune", 4, "--seed", 1, "--store")
+    fitted = json.loads(succeed("fit", "t.csv", *long, *options, "run.zarr", "--json"))
+    assert fitted["data"]["shape"] == [9, 6]
+    found = list(csv.reader(io.StringIO(succeed("predict", "run.zarr", "--rows", "u3,u1"))))
+    assert [line[0] for line in found[1:]] == ["u3"] * 6 + ["u1"] * 6
+    near = call("predict", "run.zarr", "--rows", "U33")
+    assert "did you mean 'u3'" in " ".join(near.stderr.split())
+    (tmp_path / "w.csv").write_text("a,b,c\n1,2,3\n2,1,4\n")
+    refused = call("fit", "w.csv", *options, "w.zarr")
+    assert "say which: pass --rows a, --columns b, --values c (or --table)" in " ".join(
+        refused.stderr.split()
+    )
+    matrix = json.loads(succeed("fit", "w.csv", *options, "w.zarr", "--matrix", "--json"))
+    assert matrix["data"]["shape"] == [2, 3]
+    refused = call("fit", "w.csv", *options, "x.zarr", "--count", "--values", "c")
+    assert "--count and --values exclude each other" in refused.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*is taken for a table")
+def test_the_best_columns_are_written_under_their_labels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = [(f"u{i}", 10 * j, rng.poisson(3)) for i in range(9) for j in range(8) if (i + j) % 3]
+    table = pd.DataFrame(lines, columns=["user", "film", "stars"])
+    table.to_csv("t.csv", index=False)
+    options = ("--draws", 4, "--tune", 4, "--seed", 1, "--unstored", "missing")
+    succeed("fit", "t.csv", "--store", "run.zarr", "-k", 2, *options)
+    wanted = daskfactor.recommend("run.zarr", ["u3", "u1"], 2, exclude=table, by="lower")
+    asked = ("--rows", "u3,u1", "-n", 2, "--by", "lower")
+    for left_out in ("t.csv", "seen"):
+        text = succeed("recommend", "run.zarr", *asked, "--exclude", left_out, "-q")
+        found = pd.read_csv(io.StringIO(text))
+        assert found["user"].tolist() == ["u3", "u3", "u1", "u1"]
+        assert found["rank"].tolist() == [1, 2, 1, 2]
+        assert found["film"].tolist() == wanted["film"].values.reshape(-1).tolist()
+        np.testing.assert_allclose(found["lower"], wanted["lower"].values.reshape(-1), rtol=1e-6)
+    left = {(user, film) for user, film, _ in lines}
+    assert not left & set(zip(found["user"], found["film"], strict=True))
+    columns = ("--columns", "20,70", "--by-label", "--rows", "u3")
+    report = succeed("recommend", "run.zarr", "-o", "top.parquet", "--json", *columns)
+    assert json.loads(report)["sizes"] == {"user": 1, "rank": 10}
+    assert set(pd.read_parquet("top.parquet")["film"]) == {20, 70, -1}
+    near = call("recommend", "run.zarr", "--rows", "u33")
+    assert "did you mean 'u3'" in " ".join(near.stderr.split())
+
+
 def test_errors_leave_no_store_behind(table, tmp_path):
     (tmp_path / "bad.csv").write_text("1,2\n-3,4\n")
     result = call("fit", "bad.csv", "--store", "bad.zarr", "-k", 1)
@@ -148,7 +203,7 @@ def test_predictions_of_unlabelled_cells_carry_their_positions(tmp_path):
     assert cells == [["row", "column"], ["2", "5"], ["2", "6"], ["7", "5"], ["7", "6"]]
 
 
-@pytest.mark.parametrize("model", ["gaussian", "tweedie", "negative-binomial"])
+@pytest.mark.parametrize("model", ["gaussian", "tweedie"])
 def test_fit_with_covariates(table, model):
     """Of rows that have no data, too."""
     lines = Path(table).read_text().splitlines()
@@ -160,3 +215,16 @@ def test_fit_with_covariates(table, model):
     assert daskfactor.open_run("run.zarr")["posterior"].sizes["row_feature"] == 2
     rates = "prior rates learnt by component and by covariates (W) and"
     assert (rates in " ".join(told.split())) == (model != "gaussian")
+
+
+def test_an_array_of_many_dimensions_is_read_alike_by_all_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = np.random.default_rng(0).gamma(2.0, size=(8, 3, 4))
+    cube = xr.DataArray(values, dims=("time", "lat", "lon"), name="precip")
+    cube.to_dataset().to_zarr("cube.zarr", consolidated=False)
+    read, short = ("cube.zarr:precip", "--rows", "time"), ("-k", 1, "--tune", 5, "--quiet")
+    succeed("fit", *read, "--store", "run.zarr", *short, "--draws", 4)
+    again = ("--draws", 3, "--data", "cube.zarr:precip", "--json", "--quiet")
+    assert json.loads(succeed("resume", "run.zarr", *again))["draws_done"] == 7
+    lines = succeed("transform", "run.zarr", *read, "--quiet").splitlines()
+    assert (lines[0], len(lines)) == ("time,component,mean,sd", 9)

@@ -3,13 +3,14 @@ import io
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from typer.testing import CliRunner
 
 import daskfactor
 from daskfactor.cli.main import app
-from daskfactor.cli.show import positions
+from daskfactor.cli.output import positions
 from daskfactor.errors import OptionError
 from tests.fake_run import fake_run
 
@@ -61,6 +62,36 @@ def invoke(*arguments):
 )
 def test_positions(text, expected):
     assert positions(text, 10, "--rows") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "by_label", "expected"),
+    [
+        ("bob,0:2", ["al", "bob", "cy"], False, [1, 0, 1]),
+        ('"a, b",2', ["al", "a, b", "2"], False, [1, 2]),
+        ("2", ["2", "bob", "cy"], False, [2]),
+        ("2", ["2", "bob", "cy"], True, [0]),
+        ("20,30", [10, 20, 30], True, [1, 2]),
+        ("x", ["x", "y", "x"], False, [0, 2]),
+    ],
+)
+def test_labels_beside_positions(text, labels, by_label, expected):
+    index = pd.Index(labels, name="user")
+    assert positions(text, 3, "--rows", index, by_label) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "message"),
+    [
+        ("bop", ["al", "bob"], "no label 'bop' among the 2 of 'user'; did you mean 'bob'"),
+        ("x7", [7, 8], "no label 'x7' among"),
+        ("7", None, "--by-label needs labels"),
+    ],
+)
+def test_unknown_labels_are_refused(text, labels, message):
+    index = None if labels is None else pd.Index(labels, name="user")
+    with pytest.raises(OptionError, match=message):
+        positions(text, 2, "--rows", index, by_label=labels != ["al", "bob"])
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,,2", "-1", "10", "3:2", "0:11", "0:4:2", "1.5"])

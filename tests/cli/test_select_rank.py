@@ -9,6 +9,7 @@ import daskfactor
 from daskfactor.cli.main import app
 from daskfactor.evidence import rank
 from daskfactor.evidence.base import Evidence
+from tests.fake_run import fake_run
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def asked(monkeypatch):
     asked = []
 
     def select_rank(V, model, ranks, method, held_out, *, random_seed, **options):
-        asked.append((V.shape, model, list(ranks), method, held_out, random_seed, options))
+        asked.append((np.load(V).shape, model, list(ranks), method, held_out, random_seed, options))
         found = [Evidence(-abs(r - 2) * 5.0, 0.5, 0.1, xr.Dataset()) for r in ranks]
         fits = [rank.RankFit(own, 1.0, None) for own in found]
         return rank._table(list(ranks), fits, method)
@@ -45,6 +46,20 @@ def test_options_reach_the_library(asked, matrix, tmp_path):
     assert (method.temperatures, held_out, seed) == (6, 0.0, 4)
     assert options["progressbar"] is False
     assert picture.exists()
+
+
+def test_the_table_goes_into_a_report(asked, matrix, tmp_path, monkeypatch):
+    table, page = tmp_path / "ranks.nc", tmp_path / "run.html"
+    invoke = CliRunner().invoke
+    done = invoke(app, ["select-rank", matrix, "--ranks", "1:3", "-q", "-o", str(table)])
+    assert done.exit_code == 0, done.output
+    monkeypatch.setattr(daskfactor, "open_run", lambda path: fake_run())
+    told = ["report", "run.zarr", "-o", str(page), "--evidence"]
+    assert invoke(app, [*told, str(table)]).exit_code == 0
+    assert "The evidence is largest for 2 components" in page.read_text()
+    refused = invoke(app, [*told, matrix])
+    assert refused.exit_code == 3
+    assert "is no table of select-rank" in refused.stderr
 
 
 def test_json(asked, matrix):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,6 +102,22 @@ class Killer:
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
         self.inner.update(op, data, rows, cols, workspace)
+
+    def evaluate(self, *arguments: Any) -> Any:
+        return self.inner.evaluate(*arguments)
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A mixer whose operations take some time, twice as much in one process."""
+
+    seconds: float
+    straggler: int = -1
+    inner: Mixer = MIXER
+
+    def update(self, *arguments: Any) -> None:
+        time.sleep(self.seconds * (1 + (os.getpid() == self.straggler)))
+        self.inner.update(*arguments)
 
     def evaluate(self, *arguments: Any) -> Any:
         return self.inner.evaluate(*arguments)

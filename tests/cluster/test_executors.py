@@ -1,9 +1,11 @@
 """Ring and tasks on a cluster leave the oracle's bits; errors come back as they are."""
 
+import os
 import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +39,7 @@ from tests.cluster.support import (
     BrokenData,
     Gated,
     Reading,
+    Slow,
     chain,
     cluster,
     oracle,
@@ -87,10 +90,20 @@ def test_the_oracles_bits_from_other_processes(name: str, elsewhere: Client) -> 
     executor.close()
 
 
+def test_a_ring_gives_fewer_bands_to_a_straggler(elsewhere: Client) -> None:
+    """Four of eight bands at half speed: busy for 1 and 1/2; three of them: for 6/6 and 5/6."""
+    executor = RingExecutor(elsewhere, patience=IMPATIENT)
+    straggler = Slow(0.01, max(elsewhere.run(os.getpid).values()))
+    options: dict[str, Any] = {"blocks": 8, "cycles": 1, "segments": 4}
+    assert bits(chain(executor, straggler, **options)) == bits(oracle(**options))
+    assert executor.report.balance > 0.85
+    executor.close()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-def test_bands_of_every_size_between_processes(threads: int) -> None:
+def test_bands_of_every_size_between_processes(threads: int, elsewhere: Client) -> None:
     """Small ones go inside a message, large ones beside it."""
-    with cluster(2, processes=True, threads=threads) as client:
+    with nullcontext(elsewhere) if threads == 1 else cluster(2, True, threads) as client:
         executor = RingExecutor(client, patience=IMPATIENT)
         for width in (3, 3000):
             options: dict[str, Any] = {"blocks": 4, "cycles": 3, "segments": 1, "width": width}

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.cluster.support import (
     IMPATIENT,
     Gated,
     Killer,
+    Slow,
     bare_worker,
     chain,
     cluster,
@@ -33,6 +35,8 @@ pytestmark = pytest.mark.cluster
 
 EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
 named = pytest.mark.parametrize("name", EXECUTORS)
+KILLS = int(os.environ.get("DASKFACTOR_KILLS", "6"))
+"""Workers that a long run loses; each takes about a second."""
 
 
 def kill_one(client: Client, which: int = 0) -> None:
@@ -94,20 +98,65 @@ def test_a_worker_that_joins_is_used_and_changes_nothing(name: str) -> None:
         executor.close()
 
 
-def test_twenty_kills_in_one_run(tmp_path: Path) -> None:
+@named
+def test_workers_that_go_politely(name: str) -> None:
+    """Retired within a segment, as spot instances are that get a notice, and between two."""
+    with cluster(3, processes=True) as client:
+        executor = EXECUTORS[name](client, patience=IMPATIENT)
+        first, second, _ = sorted(client.nthreads())
+        told = threading.Event()
+
+        def retire(done: int) -> None:
+            if done and not told.is_set():
+                told.set()
+                threading.Thread(target=client.retire_workers, args=([first],)).start()
+
+        state = chain(
+            executor,
+            Slow(0.01),
+            cycles=12,
+            on_done=retire,
+            before=[lambda: None] * 2 + [lambda: client.retire_workers([second])],
+        )
+        assert bits(state) == bits(oracle(cycles=12))
+        assert executor.report.lost_segments <= 1
+        assert first not in client.nthreads()
+        assert second not in client.nthreads()
+        executor.close()
+
+
+@named
+def test_a_cluster_that_grows_and_shrinks_by_itself(name: str) -> None:
+    """From no worker at all; it shrinks between segments, when nothing is to do."""
+    with cluster(0, processes=True) as client:
+        client.cluster.adapt(minimum=0, maximum=2, interval="100ms", wait_count=3)
+
+        def idle() -> None:
+            until = time.monotonic() + 30
+            while client.nthreads() and time.monotonic() < until:
+                time.sleep(0.1)
+
+        executor = EXECUTORS[name](client, patience=IMPATIENT)
+        options: dict[str, Any] = {"cycles": 6, "segments": 2}
+        state = chain(executor, Slow(0.01), before=[lambda: None, idle], **options)
+        assert bits(state) == bits(oracle(**options))
+        executor.close()
+
+
+def test_many_kills_in_one_run(tmp_path: Path) -> None:
     """Operations at random kill their own worker; nannies start new ones meanwhile."""
     rng = random.Random(7)
     spots: set[tuple[int, int, int]] = set()
-    while len(spots) < 20:
+    while len(spots) < KILLS:
         spots.add((rng.randrange(24), rng.randrange(4), rng.randrange(4)))
     with cluster(3, processes=True) as client:
-        executor = RingExecutor(client, patience=Patience(losses=20))
+        executor = RingExecutor(client, patience=Patience(losses=KILLS))
         program = Killer(str(tmp_path), frozenset(spots))
         options: dict[str, Any] = {"segments": 6, "cycles": 4}
         assert bits(chain(executor, program, **options)) == bits(oracle(**options))
-        assert len(list(tmp_path.iterdir())) == 20
+        assert len(list(tmp_path.iterdir())) == KILLS
         # Two of them may strike during the same attempt.
-        assert executor.report.lost_segments <= 20
+        assert executor.report.lost_segments <= KILLS
         executor.close()
 
 

@@ -8,7 +8,7 @@ import zarr
 
 from daskfactor.data.known import Labels, usable_dims
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DataError, OptionError
+from daskfactor.errors import DataWarning, OptionError
 
 
 def matrix(rows: int = 30, cols: int = 21) -> np.ndarray:
@@ -94,9 +94,21 @@ def test_a_closed_source_can_be_opened_again_from_its_location(tmp_path: Path) -
 def test_labels_name_cells() -> None:
     labels = Labels("gene", "cells", {"gene": np.array(["a", "b"])}, {"batch": np.array([4, 5])})
     assert labels.cell(1, 0) == "row 1 (b), column 0"
-    with pytest.raises(DataError, match="need names that differ, got x, x"):
-        Labels("x", "x")
     Labels("chain", "x", {}, {"component": np.arange(3)})  # names of results are free
+
+
+def test_names_that_rows_and_columns_share_are_told_apart() -> None:
+    own, other = np.arange(2), np.arange(3)
+    with pytest.warns(DataWarning, match="'x' of one is 'x_', 'k' of one is 'k_'"):
+        labels = Labels("x", "x", {"x": own, "k": own}, {"x": other, "k": other})
+    assert (labels.row_dim, labels.col_dim) == ("x", "x_")
+    assert labels.row_coords == {"x": own, "k": own}
+    assert labels.col_coords.keys() == {"x_", "k_"}
+    assert labels.index[1] is other
+    with pytest.warns(DataWarning, match="'y' of one is 'y_'"):  # the dimension has the name
+        labels = Labels("x", "y", {"y": own}, {"y": other})
+    assert labels.row_coords == {"y_": own}
+    assert labels.col_coords == {"y": other}
 
 
 def test_dims_that_cannot_be_used_are_replaced() -> None:

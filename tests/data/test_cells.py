@@ -264,3 +264,14 @@ def test_fingerprints_know_the_weights() -> None:
 def test_what_cannot_be_used_is_refused(values: Any, options: Any, words: str) -> None:
     with pytest.raises((DataError, OptionError, OSError), match=words):
         as_blocks(values, 2 if not isinstance(values, BlockedData) else None, **options)
+
+
+def test_weights_of_a_multiindex_must_be_in_its_order() -> None:
+    coords = {"lat": [10, 20], "lon": [1.0, 2.0, 3.0]}
+    maps = xr.DataArray(np.arange(1.0, 31).reshape(5, 2, 3), coords, ("time", "lat", "lon"))
+    V = maps.stack(place=("lat", "lon"))
+    for weights in (V[0], V, V.values):
+        as_blocks(V, weights=weights).close()
+    for weights in (V[0, ::-1], V[:, ::-1], maps.stack(place=("lon", "lat"))):
+        with pytest.raises(DataError, match="columns are not those of V, or in another order"):
+            as_blocks(V, weights=weights)

@@ -105,7 +105,7 @@ def test_anndata_layers_and_labels(tmp_path: Path) -> None:
         data = as_blocks(str(tmp_path / "s.zarr"), allow_empty=True)
         assert same(data, 2 * wanted)
         assert data.labels.row_coords["obs"][:2].tolist() == ["c0", "c1"]
-        with pytest.raises(DataError, match="no layers/x; its layers are: twice"):
+        with pytest.raises(DataError, match="has no layer 'x'; its layers are: twice"):
             convert(found[name], tmp_path / "x.zarr", layer="x", **QUIET)
     with pytest.raises(OptionError, match="layer is for AnnData"):
         convert(found["mtx"], tmp_path / "x.zarr", layer="x", **QUIET)
@@ -275,7 +275,7 @@ def test_options_are_checked_before_anything_is_read(tmp_path: Path) -> None:
     for options, message in (
         ({"dtype": "int8"}, "dtype must be"),
         ({"unstored": "what"}, "unstored must be"),
-        ({"compression": "zip"}, "compression must be one of lz4, zstd, none"),
+        ({"compression": "zip"}, 'compression must be "lz4", "zstd" or "none", got'),
         ({"shape": (0, 3)}, "shape must be"),
         ({"blocks": 1000}, "blocks must be"),
         ({"blocks": Grid.even((5, 5), 2)}, "the grid is for a matrix of shape"),
@@ -402,8 +402,12 @@ def test_elsewhere_half_a_store_does_not_open(monkeypatch: pytest.MonkeyPatch) -
     """A store at a URL is made in its place; a process that dies leaves it without its end."""
     place = "memory://killed/s.zarr"
     monkeypatch.setattr(StoreWriter, "abort", lambda self: None)
-    monkeypatch.setattr(StoreWriter, "finish", lambda self, *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+
+    def die(self: StoreWriter, *_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StoreWriter, "finish", die)
+    with pytest.raises(KeyboardInterrupt):
         convert(matrix(), place, **QUIET)
     with pytest.raises(StoreError, match="unfinished"):
         as_blocks(place, allow_empty=True)
@@ -496,6 +500,7 @@ def test_export_round_trips(tmp_path: Path, name: str, balance: bool) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.filterwarnings("ignore:The default value for `spmatrix`")
 def test_exports_are_what_others_read(tmp_path: Path) -> None:
     from scipy.io import mmread
 

@@ -101,7 +101,7 @@ def test_labelled_tables(tmp_path, text, rows, columns):
         ("x,y\n", "no line of numbers"),
         ("1,2\n3\n", "line 2 has 1 fields, the lines before it 2"),
         ("x,y\n1,2\n3,four\n", "line 3, field 2: 'four' is no number$"),
-        ("user,film,stars\nu1,f1,5\n", "'f1' is no number; a table .* is for daskfactor convert"),
+        ("user,film,stars\nu1,f1,5\n", "'f1' is no number; of a table with a line for each entry"),
         ("x,y,z\n1,2\n", "3 names in its header, but 2 columns"),
     ],
 )
@@ -114,7 +114,6 @@ def test_a_zarr_array_is_left_to_the_library(tmp_path):
     path = tmp_path / "v.zarr"
     zarr.save_array(path, VALUES)
     assert read_matrix(str(path)) == str(path)
-    assert read_matrix("s3://bucket/v.zarr") == "s3://bucket/v.zarr"
 
 
 @pytest.mark.parametrize("name", ["v.nc", "v.zarr"])

@@ -223,3 +223,75 @@ def test_of_annotated_data_in_a_file_comes_an_array(tmp_path: Path) -> None:
     assert isinstance(held.train, xr.DataArray)
     assert held.train.dims == ("obs", "var")
     np.testing.assert_allclose(held.values, ratings().toarray()[held.cells], rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["dense", "labelled", "missing", "zero", "blocks", "annotated"])
+def test_named_cells_are_held_out_in_their_order(form: str) -> None:
+    dense = np.arange(1.0, 13.0).reshape(3, 4)
+    dense[0, 0] = 0 if form == "zero" else np.nan
+    V: object = dense
+    options: dict[str, str] = {}
+    if form == "labelled":
+        V = xr.DataArray(dense, dims=("r", "c"))
+    if form in ("missing", "zero", "annotated"):
+        options = {"unstored": "zero" if form == "zero" else "missing"}
+        V = sparse.csr_array(np.nan_to_num(dense))
+        V = anndata.AnnData(V) if form == "annotated" else V
+    if form == "blocks":
+        V = dfac.as_blocks(dense, 2)
+    rows, cols = [2, 0, 1], [3, 1, 0]
+    held = hold_out(V, cells=(rows, cols), **options)
+    assert held.values.tolist() == [12.0, 2.0, 5.0]
+    assert [at.tolist() for at in held.cells] == [rows, cols]
+    left = dfac.as_blocks(held.train, allow_empty=True, **options)
+    assert np.isnan(left.values(rows, cols)).all()
+    assert left.n_missing == (3 if form == "zero" else 4)
+    if form != "zero":
+        with pytest.raises(OptionError, match="1 of the cells to hold out are missing in V"):
+            hold_out(V, cells=([1, 0], [0, 0]), **options)
+    with pytest.raises(OptionError, match="cells to hold out are"):
+        hold_out(V, cells=([3], [0]), **options)
+
+
+def test_a_mask_names_cells() -> None:
+    V = np.arange(12.0).reshape(3, 4)
+    assert hold_out(V, cells=V > 9).values.tolist() == [10.0, 11.0]
+
+
+@pytest.mark.parametrize("kind", ["array", "named", "sparse", "blocks", "lazy"])
+def test_a_mask_with_names_holds_out_its_own_cells(kind: str) -> None:
+    V = np.arange(1.0, 26).reshape(5, 5)
+    named = xr.DataArray(V, dims=("a", "b"))
+    made = {
+        "array": V,
+        "named": named,
+        "sparse": sparse.csr_array(V),
+        "blocks": dfac.as_blocks(named),
+        "lazy": named.chunk(2),
+    }
+    mask = xr.zeros_like(named, dtype=bool)
+    mask[3, 0] = mask[1, 4] = True
+    nameless = kind in ("array", "sparse")
+    for own in (mask, mask.values) if nameless else (mask, mask.T, mask.values):
+        held = hold_out(made[kind], cells=own)
+        assert set(zip(*(at.tolist() for at in held.cells), strict=True)) == {(3, 0), (1, 4)}
+        np.testing.assert_array_equal(held.values, V[held.cells])
+    if not nameless:
+        with pytest.raises(OptionError, match="dimensions a, c, and V has a, b"):
+            hold_out(made[kind], cells=mask.rename(b="c"))
+
+
+def test_a_mask_with_the_usual_names_holds_out_its_own_cells() -> None:
+    named = xr.DataArray(np.arange(1.0, 26).reshape(5, 5), dims=("row", "column"))
+    mask = xr.zeros_like(named, dtype=bool)
+    mask[3, 0] = True
+    for data in (named, dfac.as_blocks(named)):
+        for own in (mask, mask.T):
+            assert hold_out(data, cells=own).values.tolist() == [16.0]
+
+
+def test_a_mask_with_names_of_a_matrix_that_is_not_square() -> None:
+    V = xr.DataArray(np.arange(1.0, 13).reshape(4, 3), dims=("a", "b"))
+    mask = V == 6
+    for own in (mask, mask.T):
+        assert hold_out(V, cells=own).values.tolist() == [6]

@@ -3,6 +3,7 @@
 import bz2
 import datetime as dt
 import gzip
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -299,10 +300,10 @@ def test_number_axes_take_the_ends_of_a_type(kind: str) -> None:
         assert named[axis.positions(part)].tolist() == part.tolist()
 
 
-def test_keys_that_are_positions_need_no_labels() -> None:
+def test_keys_that_count_from_zero_are_labels_as_others_are() -> None:
     axis = keys.Axis("row")
     axis.learn(numbers(2, 0, 1))
-    assert axis.finish()[1] is None
+    np.testing.assert_array_equal(axis.finish()[1], [0, 1, 2])
 
 
 def test_text_axes_ignore_names_that_no_entry_has() -> None:
@@ -335,3 +336,18 @@ def test_positions_outside_a_matrix_are_refused() -> None:
     for wrong in (-1, 2):
         with pytest.raises(DataError, match=f"an entry is in row {wrong}, but the matrix has rows"):
             axis.learn(numbers(0, wrong))
+
+
+def test_a_matrix_as_text_needs_no_pyarrow(tmp_path: Path, monkeypatch: Any) -> None:
+    """Which only the extra for tables brings; tables with a line for each entry say so."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    matrix, long = tmp_path / "matrix.csv", tmp_path / "long.csv"
+    matrix.write_text("1,2,nan,4\n3,0,1,2\n2,2,5,1\n")
+    long.write_text("user,item,rating\nann,dune,4\nbob,dune,3\nann,emma,1\n")
+    np.testing.assert_array_equal(files.read_matrix(str(matrix))[1], [3, 0, 1, 2])
+    with pytest.raises(OptionError, match=r"pip install 'daskfactor\[tables\]'"):
+        files.read_matrix(str(long))
+    packed = tmp_path / "matrix.csv.gz"
+    packed.write_bytes(gzip.compress(matrix.read_bytes()))
+    with pytest.raises(OptionError, match=r"pip install 'daskfactor\[tables\]'"):
+        files.read_matrix(str(packed))

@@ -4,14 +4,12 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-import dask
 import numpy as np
 import pytest
 
 from daskfactor import executors
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import OptionError
-from daskfactor.executors import block_seconds, choose_executor, connect
+from daskfactor.executors import block_seconds, choose_executor
 from daskfactor.progress import NOTE_WIDTH
 
 
@@ -46,9 +44,3 @@ def test_the_estimate_grows_with_the_work() -> None:
         few, many = (block_seconds(data, width) for width in (10, 20))
         assert many == pytest.approx(2 * few)
         assert 1e-6 < few < 1e-2
-
-
-def test_an_address_where_nobody_answers() -> None:
-    with pytest.raises(OptionError, match=r"no Dask scheduler answers at nowhere"):
-        connect("nowhere://1")
-    assert dask.config.get("scheduler", None) is None

@@ -20,7 +20,8 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import SegmentLost, Work
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan, ops_by_row
 from daskfactor.executors.segment import Parcel, SegmentRun, _frame, make_orders
-from daskfactor.executors.state import ChainState, FactorBand, join_portions, make_state
+from daskfactor.executors.state import ChainState, FactorBand, bare, join_portions, make_state
+from daskfactor.executors.store import Key, Mode, Want
 from daskfactor.executors.threads import BandScheduler, share_bands
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
 
@@ -52,6 +53,29 @@ class Strict(HoardingMixer):
         super().update(op, data, rows, cols, *rest)
 
 
+class Here:
+    """Where the bands of a state are: all of them here."""
+
+    def __init__(self, state: ChainState) -> None:
+        self.state, self.blocks, self.monitored = state, len(state.rows), tuple(state.cells)
+        self.sides = {"rows": state.rows, "cols": state.cols}
+
+    def names(self, factor: int) -> frozenset[str]:
+        return self.state.names(factor)
+
+    def want(self, key: Key, changes: bool) -> Want:
+        return Want(key, 0, (), Mode.COPY if changes else Mode.READ)
+
+    def found(self, wants: list[Want]) -> dict[Key, Any]:
+        return {want.key: self.value(want.key).copy() for want in wants}
+
+    def value(self, key: Key) -> Any:
+        if key.side == "cells":
+            return self.state.cells[key.number]
+        band = self.sides[key.side][key.number]
+        return band.arrays[key.name] if key.name else bare(band, ())
+
+
 class Wire:
     """An exchange that leaves what is sent to the network."""
 
@@ -73,8 +97,11 @@ class Network:
         work = Work(plan, program, None, print)  # type: ignore[arg-type]
         shares = {str(rank): count for rank, count in enumerate(counts)}
         lanes = [1] * len(counts)
-        orders = make_orders(work, state, shares, lanes, ("token", 0), print, 0.01)
+        here = Here(state)
+        orders = make_orders(work, here, shares, lanes, ("token", 0), print, 0.01)
         self.workers = [SegmentRun(order, Wire(self)) for order in orders]
+        for worker in self.workers:
+            worker.begin(here.found(worker.order.wants))
 
     def step(self, worker: SegmentRun) -> None:
         op = worker.scheduler.take(0)

@@ -55,7 +55,7 @@ def test_every_biased_sampler(name: str) -> None:
     assert {"lp", "mu_mean", "mu_norm", "singular_value[0]"} < set(found["functional"].values)
     assert np.isfinite(found["bias"]).all()
     assert (found["error"] > 0).sum() >= found.sizes["functional"] - 1  # a frozen W has none
-    assert found.verdict in str(found)
+    assert found.verdict in " ".join(str(found).split())  # lines are broken
     assert tree.identical(before)
 
 

@@ -33,7 +33,7 @@ def test_what_it_returns() -> None:
     assert (np.diff(known) >= 0).all()
     assert (found["rank"].max("replication") <= found["levels"]).all()
     assert json.loads(found.attrs["sampler"])["type"] == "Gibbs"
-    assert found.verdict in str(found)
+    assert found.verdict in " ".join(str(found).split())  # lines are broken
     assert found.identical(calibrate(cells=2, missing=0.3))
     assert not found["rank"].equals(calibrate(cells=2, missing=0.3, random_seed=2)["rank"])
 

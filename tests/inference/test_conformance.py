@@ -199,6 +199,16 @@ def plain(group: xr.DataTree) -> xr.Dataset:
 
 each = pytest.mark.parametrize("name", CASES)
 main = pytest.mark.parametrize("name", [name for name in CASES if "plain" not in name])
+# Every sampler and every kind of model is stored with one of the others here.
+OF_PAIRS = {
+    *("PSGLD euler", "SGLD moments", "SGLD of a third", "BlockHMC learnt", "SGHMC squares"),
+    *("PSGRRLD negative binomial", "HMC negative binomial", "SGHMC negative binomial"),
+    *("Gibbs log-linear", "HMC log-linear"),
+    *("PSGLD negative binomial weights", "SGLD weights", "BlockHMC weights", "SGHMC weights"),
+}
+stored = pytest.mark.parametrize(
+    "name", [name for name in CASES if "plain" not in name and name not in OF_PAIRS]
+)
 
 
 @main
@@ -274,7 +284,7 @@ def test_every_executor_and_seed(name: str) -> None:
     assert not np.any(other["posterior"]["W"].values[..., :2] == tree["posterior"]["W"][..., :2])
 
 
-@main
+@stored
 def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +304,11 @@ def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(
     assert same(longer, draw(name, draws=12))
 
 
-@main
+@pytest.mark.parametrize(
+    # The negative binomial law with weights is compiled for tests/kernels/test_cell_weights.py.
+    "name",
+    [name for name in CASES if "plain" not in name and name != "PSGLD negative binomial weights"],
+)
 def test_sparse_input_whatever_is_not_stored(name: str) -> None:
     """What is stored where the rest is missing gives the posterior of the dense matrix."""
     V = counts()

@@ -21,6 +21,7 @@ from daskfactor.inference.block_hmc import BlockHMC
 from daskfactor.inference.cost import estimate_cost
 from daskfactor.inference.gibbs import GaussianGibbs, Gibbs
 from daskfactor.inference.langevin import PSGLD, PSGRRLD
+from daskfactor.inference.passes import Pass
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import SGHMC
@@ -52,7 +53,11 @@ KINDS = (
 )
 SLOW = KINDS if os.environ.get("DASKFACTOR_ALL_COSTS") else KINDS[2::5]
 """All kinds take minutes: the environment variable asks for them."""
-KERNELS = {name: os.environ[name] for name in ("DASKFACTOR_JIT_CACHE", "NUMBA_CACHE_DIR")}
+KERNELS = {
+    name: os.environ[name]
+    for name in ("DASKFACTOR_JIT_CACHE", "NUMBA_CACHE_DIR")
+    if name in os.environ
+}
 PROCFS = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="memory is measured through /proc"
 )
@@ -110,14 +115,15 @@ def test_so_do_runs_of_other_kinds(slow, name):
 
 
 class Counting(SerialExecutor):
-    """Counts operations and runs of plans."""
+    """Counts operations and plans of cycles; passes, as of a warm start, are none."""
 
     operations = plans = 0
 
-    def run(self, plan, *rest):
-        self.operations += sum(len(part.ops) for part in plan)
-        self.plans += 1
-        return super().run(plan, *rest)
+    def run(self, plan, program, *rest):
+        if not isinstance(program, Pass):
+            self.operations += sum(len(part.ops) for part in plan)
+            self.plans += 1
+        return super().run(plan, program, *rest)
 
 
 @pytest.mark.parametrize("chains", [1, 2])
@@ -257,7 +263,7 @@ def test_what_moves_what():
     assert watched.peak > base.peak
     wide = estimate_cost(V, model, executor="ring", workers=4, lanes=2)
     assert wide.worker != wide.client
-    assert wide.seconds < base.seconds * 100
+    assert wide.seconds > base.seconds  # messages take longer than blocks of this size
 
 
 def test_real_valued_models():

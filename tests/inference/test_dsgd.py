@@ -17,7 +17,7 @@ from daskfactor.inference.multiplicative import (
     objective,
     run_updates,
 )
-from daskfactor.inference.program import evaluate
+from daskfactor.inference.passes import evaluate
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import Tweedie

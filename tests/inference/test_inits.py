@@ -14,7 +14,7 @@ from daskfactor.errors import OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference import starts
 from daskfactor.inference.inits import KINDS, SHORT, Init, checked_init
-from daskfactor.inference.program import evaluate
+from daskfactor.inference.passes import evaluate
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.settings import FactorModel
 

@@ -9,7 +9,7 @@ import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.errors import ModelError, OptionError
+from daskfactor.errors import DataWarning, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
 from daskfactor.inference.setting import RunOptions, Setting
@@ -38,10 +38,9 @@ def test_draws_have_the_dimensions_of_what_they_are_of() -> None:
     assert found["rate_h"].sizes == {"chain": 2, "draw": 6, "component": 2}
     assert found["shape_w"].sizes == {"chain": 2, "draw": 6}
     assert np.unique(found["rate_w"]).size == 2 * 6 * 7  # a draw for each
-    shared = draw(
-        SHARED,
-        V=xr.DataArray(counts(), coords={"rate": ("gene", np.arange(7))}, dims=("gene", "cell")),
-    )
+    V = xr.DataArray(counts(), coords={"rate": ("gene", np.arange(7))}, dims=("gene", "cell"))
+    with pytest.warns(DataWarning, match="'rate' is 'rate_'"):
+        shared = draw(SHARED, V=V)
     assert shared["posterior"]["rate"].dims == ("chain", "draw", "component")
     assert "rate_w" not in shared.attrs
 

@@ -1,5 +1,6 @@
 """Where chains start: warm starts that go on for as long as they lead anywhere."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference import setting, starts, tweedie_chain
-from daskfactor.inference.multiplicative import DispersionRule, start_state
+from daskfactor.inference.multiplicative import DispersionRule, initial_state, start_state
 from daskfactor.models.gamma_factors import Hyperparameters
+from daskfactor.random import Stream, generator
 
 K = 3
 
@@ -86,3 +88,16 @@ def test_extrapolated_updates_never_lose():
             given = data, model, state, SerialExecutor(), hyper, values[-1]
             values.append(starts._extrapolate(*given)[1])
     assert (np.diff(values[1:]) < 1e-9 * values[1]).all()
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_bands_draw_the_rows_that_a_whole_factor_would_have(attempt: int) -> None:
+    """Whatever the number of bands, numbers are those of one stream for each factor."""
+    V, size = np.full((11, 7), 3.0), math.sqrt(3.0 / 4)
+    for blocks in (1, 3):
+        with dfac.as_blocks(V, blocks) as data:
+            state = initial_state(data, 4, 5, 1, attempt)
+            for factor, side in enumerate(("rows", "columns")):
+                address = 5, 1, Stream.START, factor, *([attempt] if attempt else [])
+                whole = size * (0.5 + generator(*address).random((data.shape[factor], 4)))
+                np.testing.assert_array_equal(state.gather(side), whole.astype(data.dtype))

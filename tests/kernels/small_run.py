@@ -80,19 +80,22 @@ def dense_results(dtype, beta):
     return {f"dense/{beta}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
 
 
-def sparse_results(dtype, beta, zeros):
-    """The same on compressed rows, one of them empty."""
+def sparse_results(dtype, beta, zeros, first=False):
+    """The same on compressed rows, one of them empty; or of the first kernel alone."""
     rng = np.random.default_rng(5)
-    W, H = (rng.gamma(2.0, size=(rows, 7)).astype(dtype) for rows in (4, 5))
+    # As many components as in test_sparse.py, for which most of this is compiled anyway.
+    W, H = (rng.gamma(2.0, size=(rows, 11)).astype(dtype) for rows in (4, 5))
     values = rng.gamma(2.0, size=6).astype(dtype)
     values[4] = np.nan
     pattern = np.array([0, 2, 2, 5, 6], np.int32), np.array([0, 4, 1, 2, 3, 4], np.uint16)
     block = (*pattern, values, NO_WEIGHTS)
-    k, last = sparse_kernels(Tweedie(beta), zeros, 7), Workspace(dtype).sums(7)
+    k, last = sparse_kernels(Tweedie(beta), zeros, 11), Workspace(dtype).sums(11)
     GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
     GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))
     k.gradient_curvature(block, W, H, 2.0, LAW, (GW, GH, CW, CH), last)
-    results = [GW.copy(), GH.copy(), CW, CH]
+    tag, results = f"sparse/{beta}/{zeros}", [GW.copy(), GH.copy(), CW, CH]
+    if first:
+        return {f"{tag}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
     k.gradient(block, W, H, 2.0, LAW, (GW, GH), last)
     k.multiplicative_rows(block, W, H, LAW, (num_w, den_w), last)
     k.multiplicative_cols(block, W, H, LAW, (num_h, den_h), last)
@@ -101,7 +104,6 @@ def sparse_results(dtype, beta, zeros):
     k.evaluate(block, W, H, LAW, out, (rows, cols, mean, m2, 1), last)
     results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
     results += slopes(k, block, W, H, last)
-    tag = f"sparse/{beta}/{zeros}"
     return {f"{tag}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
 
 
@@ -113,18 +115,18 @@ def all_results():
     return results | exact_results(np.float32) | exact_results(np.float64)
 
 
-def some_results():
-    """Every kernel of either kind once, under the names that `all_results` has."""
-    results = dense_results(np.float32, 1.0) | sparse_results(np.float64, 2.0, True)
-    return results | exact_results(np.float32)
-
-
 def indexed_results():
     """All ways to go through arrays: types and laws change what is done with an entry alone."""
-    return some_results() | sparse_results(np.float32, 0.3, False)
+    results = dense_results(np.float32, 1.0) | sparse_results(np.float64, 2.0, True)
+    return results | exact_results(np.float32) | sparse_results(np.float32, 0.3, False)
 
 
-WANTED = {"all": all_results, "some": some_results, "indexed": indexed_results}
+def closure_results():
+    """A kernel that is a closure over its law and number of components, with helpers that are."""
+    return sparse_results(np.float64, 2.0, True, first=True)
+
+
+WANTED = {"all": all_results, "indexed": indexed_results, "closures": closure_results}
 
 if __name__ == "__main__":
     np.savez(sys.argv[1], **WANTED[sys.argv[2]]())

@@ -59,8 +59,11 @@ def twin(V, order, W, H, share_w, share_h, col_w, col_h, step, floor, beta, proj
     return W, H
 
 
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-5), (np.float64, 1e-12)])
+@pytest.mark.parametrize(
+    ("beta", "dtype", "tolerance"),
+    [(beta, np.float32, 2e-5) for beta in BETAS]
+    + [(beta, np.float64, 1e-12) for beta in (1.0, 0.3)],
+)
 def test_both_kernels_equal_their_twin(beta, dtype, tolerance):
     V, *rest = problem(dtype)
     scalars = (0.05, FLOOR)

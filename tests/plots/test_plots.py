@@ -1,14 +1,12 @@
 import numpy as np
 import pytest
-import xarray as xr
 from matplotlib.figure import Figure
 
-import daskfactor as dfac
 from daskfactor import plots
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import save
-from daskfactor.plots.factors import factor_moments
 from daskfactor.results.compare import intensity_shares
+from daskfactor.results.components import factor_moments
 from tests.fake_run import COMPONENTS, SHAPE, fake_run
 
 
@@ -91,39 +89,6 @@ def test_shares_add_up_and_follow_the_product():
     np.testing.assert_allclose(intensity_shares(np.zeros((2, 4)), np.zeros((4, 3)), False), 0.25)
 
 
-def test_components_puts_the_strongest_first_and_draws_pictures():
-    tree = fake_run()
-    figure = plots.components(tree, image_shape=(4, 3), count=2)
-    w, h = (factor_moments(tree, name, 0)[0] for name in "WH")
-    strongest = int(np.argmax(intensity_shares(w.T, h, False)))
-    left = figure.axes[0]
-    np.testing.assert_allclose(left.images[0].get_array(), w[strongest].reshape(4, 3))
-    assert left.get_ylabel().startswith(f"{strongest}\n")
-
-
-def test_components_of_all_chains_take_an_aligned_trace():
-    tree = fake_run()
-    with pytest.raises(OptionError, match="what align"):
-        plots.components(tree, chain=None)
-    aligned = dfac.align(tree)
-    mean, sd = factor_moments(aligned, "W", None)
-    draws = (
-        aligned["posterior/W"]
-        .transpose("component", "row", ...)
-        .values.reshape(COMPONENTS, SHAPE[0], -1)
-    )
-    np.testing.assert_allclose(mean, draws.mean(axis=-1))
-    np.testing.assert_allclose(sd, draws.std(axis=-1))
-    labels = [ax.get_ylabel() for ax in plots.components(aligned, chain=None).axes[::2]]
-    shares = aligned["alignment/share"].values
-    assert {text.split("in ")[1] for text in labels} == {f"{share:.0%}" for share in shares}
-
-
-def test_components_refuses_a_shape_that_does_not_fit():
-    with pytest.raises(OptionError, match="20 pixels, the factor W has 12 rows"):
-        plots.components(fake_run(), image_shape=(4, 5))
-
-
 @pytest.mark.parametrize("keep", ["draws", "moments"])
 def test_overview_is_written_as_a_picture(tmp_path, keep):
     path = tmp_path / "run.png"
@@ -135,43 +100,6 @@ def test_a_suffix_that_is_no_picture_is_refused(tmp_path):
     with pytest.raises(OptionError, match="no suffix of a picture"):
         save(plots.trace_plot(fake_run()), tmp_path / "run.doc")
     assert not list(tmp_path.iterdir())
-
-
-def renamed(tree, names):
-    def rename(group):
-        return group.rename({old: new for old, new in names.items() if old in group.dims})
-
-    return tree.map_over_datasets(rename)
-
-
-def test_components_are_told_by_the_names_of_the_data():
-    figure = plots.components(renamed(fake_run(), {"column": "sample"}))
-    left, right = figure.axes[-2:]
-    assert [figure.axes[0].get_title("left"), figure.axes[1].get_title("left")] == [
-        "W, by row",
-        "H, by sample",
-    ]
-    assert (left.get_xlabel(), right.get_xlabel()) == ("row", "sample")
-    figure.draw_without_rendering()
-    told = [tick.get_text() for tick in left.get_xticklabels()]
-    assert told == [f"r{row}" for row in range(SHAPE[0])]
-
-
-def test_of_many_entries_some_have_their_labels_below():
-    rng = np.random.default_rng(0)
-    V = xr.DataArray(
-        rng.poisson(3.0, (120, 9)),
-        dims=("time", "sensor"),
-        coords={"time": np.arange("2026-01-01", "2026-05-01", dtype="datetime64[D]")},
-    )
-    trace = dfac.sample(V, dfac.TweedieNMF(2), draws=3, tune=3, random_seed=0, progressbar=False)
-    figure = plots.components(trace)
-    left, right = figure.axes[-2:]
-    figure.draw_without_rendering()
-    told = [tick.get_text() for tick in left.get_xticklabels() if tick.get_text()]
-    assert 2 <= len(told) <= 12
-    assert told[0] == "2026-01-01"
-    assert [tick.get_text() for tick in right.get_xticklabels()][1] in {"0", "1", "2"}
 
 
 def test_the_legend_covers_no_trace():

@@ -7,7 +7,7 @@ from matplotlib.collections import PathCollection
 import daskfactor as dfac
 from daskfactor import plots
 from daskfactor.errors import OptionError
-from daskfactor.plots.factors import factor_moments
+from daskfactor.results.components import components_of, factor_moments
 from tests.results.particle_tree import WEIGHTS, particle_store, particle_tree
 
 
@@ -48,7 +48,7 @@ def test_particles_without_weights_are_shown_alike(tmp_path):
     assert len(places) == 4
     assert len(set(areas.tolist())) == 1
     assert "not known before" in right.texts[0].get_text()
-    assert len(plots.overview(tree).axes) == 2 + 2 * 3
+    assert len(plots.overview(tree).axes) == 2 + 3 * 3
 
 
 @pytest.mark.parametrize("chain", [0, None])
@@ -61,14 +61,13 @@ def test_components_of_particles_are_aligned_and_weighted(chain):
     found = factor_moments(aligned, "W", chain)
     np.testing.assert_allclose(found[0], mean)
     np.testing.assert_allclose(found[1], sd)
-    figure = plots.components(tree, chain=chain)
-    labels = [ax.get_ylabel() for ax in figure.axes[::2]]
-    order = [int(text.split("\n")[0]) for text in labels]
-    for ax, k in zip(figure.axes[::2], order, strict=True):
-        np.testing.assert_allclose(ax.lines[0].get_ydata(), mean[k])
-    shares = aligned["alignment/share"].values
-    assert [text.split("in ")[1] for text in labels] == [f"{shares[k]:.0%}" for k in order]
-    assert len(plots.overview(tree, count=2).axes) == 2 + 2 * 2
+    shown = components_of(tree, chain)
+    order = shown.labels
+    np.testing.assert_allclose(shown.W.mean, mean[order] / mean[order].mean(axis=1)[:, None])
+    assert order == list(range(len(order)))
+    np.testing.assert_allclose(shown.present, aligned["alignment/share"].values[order])
+    assert len(plots.components(tree, chain=chain).axes) == 3 * 3
+    assert len(plots.overview(tree, count=2).axes) == 2 + 3 * 2
 
 
 def test_moments_of_unaligned_particles_are_weighted():

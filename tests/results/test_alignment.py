@@ -9,6 +9,7 @@ import xarray as xr
 import daskfactor as dfac
 from daskfactor.errors import OptionError
 from daskfactor.results.align import Law, match, reference_from
+from daskfactor.results.schema import factor_dims
 from daskfactor.results.store import RunStore
 from tests.fake_run import fake_run
 from tests.results.runs import ATTRS, fill, make_spec, memory_tree
@@ -103,6 +104,37 @@ def test_permutation_scale_and_sign_are_undone(signed):
             aligned["posterior"][name].var("draw"),
             rtol=1e-8,
         )
+
+
+def weights_of(aligned):
+    """What each component carries of the mean of WH."""
+    draws = aligned["posterior"].mean(("chain", "draw"))
+    sums = [draws[name].sum(dim) for name, dim in zip("WH", factor_dims(aligned), strict=True)]
+    return (sums[0] * sums[1]).values
+
+
+def test_components_come_by_weight_under_the_labels_that_they_had():
+    tree, _ = shuffled()
+    aligned = dfac.align(tree)
+    weights = weights_of(aligned)
+    assert (np.diff(weights) < 0).all()
+    named = tree.map_over_datasets(
+        lambda group: group.assign_coords(component=list("abcd")) if "W" in group else group
+    )
+    labels = dfac.align(named)
+    for group in ("posterior", "posterior_moments", "alignment"):
+        assert "component" not in aligned[group].coords
+        assert labels[group]["component"].values.tolist() == list("abcd")
+    backwards = dfac.align(tree.isel(draw=slice(None, None, -1)))
+    np.testing.assert_allclose(weights_of(backwards), weights, rtol=1e-12)
+    pair = (truth()[0][:, ::-1], truth()[1][::-1])
+    np.testing.assert_allclose(weights_of(dfac.align(tree, pair)), sorted_as(pair, weights))
+
+
+def sorted_as(pair, weights):
+    """Weights in the order of the components of a pair of factors, of which they are."""
+    rank = np.argsort(np.argsort(-pair[0].sum(axis=0) * pair[1].sum(axis=1)))
+    return weights[rank]
 
 
 def test_factor_and_permutation_say_what_was_done():

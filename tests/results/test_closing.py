@@ -11,7 +11,7 @@ RUNS = {
     "tweedie": (dfac.TweedieNMF(2), dfac.PSGLD(step=dfac.ConstantStep(0.001))),
     "gaussian": (dfac.GaussianMF(2), None),
 }
-OF_THE_MOMENT = {"sampling_time", "utilisation", "created_at"}
+OF_THE_MOMENT = {"sampling_time", "utilisation", "created_at", "trace_id"}
 
 
 class Killed(BaseException):

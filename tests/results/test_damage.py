@@ -12,6 +12,8 @@ import zarr
 
 import daskfactor as dfac
 from daskfactor.errors import StoreError, StoreFormatError
+from daskfactor.results.files import seal
+from daskfactor.results.root import INDEX
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.results.runs import fill, make_spec
@@ -40,11 +42,14 @@ def everything(path: Path) -> tuple[xr.DataTree, dict[str, np.ndarray], dict]:
     return tree, arrays, meta
 
 
-def mutations(raw: bytes, number: int) -> list[bytes | None]:
-    """A byte changed, and, in turn, the last one gone, half of them, or the file itself."""
-    at = zlib.crc32(raw) % max(1, len(raw))
-    flipped = raw[:at] + bytes([raw[at] ^ (1 << number % 8)]) + raw[at + 1 :]
-    return [flipped, (raw[:-1], raw[: len(raw) // 2], None)[number % 3]]
+def flipped(raw: bytes, number: int) -> bytes:
+    at = zlib.crc32(raw) % len(raw)
+    return raw[:at] + bytes([raw[at] ^ (1 << number % 8)]) + raw[at + 1 :]
+
+
+def cut(raw: bytes, number: int) -> bytes | None:
+    """Without the last byte, half of it, or no file at all."""
+    return (raw[:-1], raw[: len(raw) // 2], None)[number % 3]
 
 
 @pytest.mark.slow
@@ -52,23 +57,41 @@ def test_damage_anywhere_is_told_or_does_nothing(tmp_path):
     path = whole_store(tmp_path / "run.zarr")
     expected, arrays, meta = everything(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    refused = 0
-    for number, file in enumerate(files):
-        raw = file.read_bytes()
-        for changed in mutations(raw, number) if raw else ():
+
+    def told(changes: dict[Path, bytes | None]) -> bool:
+        before = {file: file.read_bytes() for file in changes}
+        for file, changed in changes.items():
             file.unlink() if changed is None else file.write_bytes(changed)
-            try:
-                tree, found, told = everything(path)
-            except StoreError as error:
-                refused += str(path) in str(error)
-            else:
-                xr.testing.assert_identical(tree, expected)
-                assert told == meta
-                assert all(found[name].tobytes() == arrays[name].tobytes() for name in arrays)
-            file.write_bytes(raw)
+        try:
+            tree, found, state = everything(path)
+        except StoreError as error:
+            return str(path) in str(error)
+        else:
+            xr.testing.assert_identical(tree, expected)
+            assert state == meta
+            assert all(found[name].tobytes() == arrays[name].tobytes() for name in arrays)
+            return False
+        finally:
+            for file, raw in before.items():
+                file.write_bytes(raw)
+
     chunks = [file for file in files if "/c/" in str(file) or file.name == "c"]
+    # What the root has a copy of: no reader opens these, so all are damaged at once.
+    copied = [file for file in files if file.name == "zarr.json" and file.parent != path]
+    copied.remove(path / "checkpoint" / "zarr.json")
+    for damage in (flipped, cut):
+        changes = {file: damage(file.read_bytes(), at) for at, file in enumerate(copied)}
+        if told(changes):
+            for file, changed in changes.items():
+                told({file: changed})
+    for number, file in enumerate(file for file in files if file not in copied):
+        raw = file.read_bytes()
+        if raw:
+            assert told({file: flipped(raw, number)}) or file not in chunks
+            # One check finds a change and a cut: a third of the files is enough of these.
+            if number % 3 == 0 or file not in chunks:
+                assert told({file: cut(raw, number // 3)}) or file not in chunks
     assert len(chunks) > 25
-    assert refused >= 2 * len(chunks)
 
 
 def test_damage_is_told_by_lazy_readings_too(tmp_path):
@@ -130,3 +153,30 @@ def test_stores_of_the_first_version_are_read_and_not_resumed(tmp_path):
     xr.testing.assert_identical(found, expected)
     with pytest.raises(StoreFormatError, match=r"begun by daskfactor 0\.1\.0.*can be read"):
         dfac.resume(path, progressbar=False)
+
+
+@pytest.mark.parametrize(
+    ("node", "changed", "says"),
+    [
+        (
+            "posterior/gene",
+            {"codecs": [{"name": "numcodecs.pickle"}]},
+            "decoded by numcodecs.pickle",
+        ),
+        ("posterior/W", {"codecs": [{"name": "numcodecs.pickle"}]}, "decoded by numcodecs.pickle"),
+        ("posterior/gene", {"storage_transformers": [{"name": "any"}]}, "a storage transformer"),
+        ("posterior/day", {"shape": [2**40]}, "GiB of labels, which take .* GiB of memory"),
+        ("posterior/W", {"shape": [2, 2**40, 7, 3]}, "chunks and .* take .* GiB of memory"),
+    ],
+)
+def test_a_store_of_somebody_else_executes_nothing_and_takes_bounded_memory(
+    tmp_path, node, changed, says
+):
+    RunStore.create(tmp_path / "run.zarr", make_spec()).close()
+    root = tmp_path / "run.zarr" / "zarr.json"
+    document = json.loads(root.read_text())
+    document[INDEX]["metadata"][node] |= changed
+    root.write_text(json.dumps(seal(document, INDEX)))
+    for opener in (open_run, RunStore.open):
+        with pytest.raises(StoreFormatError, match=says):
+            opener(tmp_path / "run.zarr")

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.results.runs import I, J, K, factors, fill, make_spec
-from tests.results.writer import state_of
+from tests.results.writer import start, state_of, write_until_killed
 
 KILLS = 10
 
@@ -47,13 +45,12 @@ def test_a_run_killed_at_random_instants_loses_no_committed_draw(tmp_path):
     rng = np.random.default_rng(0)
     seen = [0]
     for _ in range(KILLS):
-        command = [sys.executable, str(Path(__file__).with_name("writer.py")), str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(rng.uniform(0.0, 0.3))  # not a wait: the instant of death
-            process.kill()
-        assert process.returncode == -9
+        process, pipe = start(write_until_killed, str(path))
+        assert pipe.recv() == "ready"
+        time.sleep(rng.uniform(0.0, 0.3))  # not a wait: the instant of death
+        process.kill()
+        process.join()
+        assert process.exitcode == -9
         seen.append(_check(path))
     assert seen == sorted(seen)
     assert seen[-1] > 9

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import daskfactor as dfac
+from daskfactor.errors import DataWarning, OptionError
 from daskfactor.results.schema import beside, factor_dims, own_names
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import as_tree
@@ -23,8 +24,10 @@ OURS = sorted(
     | {"permutation", "factor", "similarity", "share", "share_by_chain", "alignment"}
     | {"functional", "kind", "rhat", "rank", "label", "value", "score", "particle", "distance"}
     | {"obs", "var", "row", "column", "x", "x_", "chain_", "var_", "mean_"}
+    | {"", "a/b", "a\\b", "a_b", "..", "zarr.json", "x" * 300, "mean/"}
 )
 PAIRS = [*itertools.pairwise(OURS), (OURS[-1], OURS[0])]
+pytestmark = pytest.mark.filterwarnings("ignore:the results have names of their own:UserWarning")
 QUICK = {"draws": 3, "tune": 2, "random_seed": 0, "progressbar": False}
 
 
@@ -97,7 +100,8 @@ def ordinary() -> xr.DataTree:
 
 
 @pytest.mark.parametrize(
-    ("row", "column"), [("chain", "W"), ("obs", "var"), ("cell", "mean"), ("count", "row_index")]
+    ("row", "column"),
+    [("chain", "W"), ("cell", "mean"), ("row_index", "")],
 )
 def test_no_name_is_in_the_way_of_readings(tmp_path, row, column, ordinary):
     spec = spec_of(row, column)
@@ -128,21 +132,55 @@ def test_no_further_coordinate_is_in_the_way(ordinary, names):
     assert float(picked[shown[extra]]) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("name", ["chain", "mean"])
-def test_runs_take_any_name(tmp_path, name):
-    V = matrix(name, "day")
+def with_a_gap(row: str, column: str) -> xr.DataArray:
+    V = matrix(row, column)
     V[2, 3] = np.nan
+    return V
+
+
+@pytest.fixture(scope="module")
+def usual() -> xr.DataTree:
+    return dfac.sample(with_a_gap("a", "b"), dfac.TweedieNMF(2), **QUICK)
+
+
+@pytest.mark.parametrize("name", ["mean", "..", "x" * 300])
+def test_runs_take_any_name(tmp_path, name, usual):
+    V = with_a_gap(name, "day")
     path = tmp_path / "run.zarr"
     trace = dfac.sample(V, dfac.TweedieNMF(2), monitor="missing", store=path, **QUICK)
-    ordinary = dfac.sample(matrix("a", "b").copy(data=V.values), dfac.TweedieNMF(2), **QUICK)
-    np.testing.assert_array_equal(trace["posterior"]["W"], ordinary["posterior"]["W"])
+    np.testing.assert_array_equal(trace["posterior"]["W"], usual["posterior"]["W"])
     longer = dfac.resume(path, draws=2, progressbar=False)
     assert longer["posterior"].sizes["draw"] == 5
     assert dfac.monitored(path)["row_index"].values.tolist() == [2]
     point = dfac.optimize(V, dfac.TweedieNMF(2), random_seed=0, progressbar=False)
     assert point["W"].shape == (I, 2)
     dfac.align(trace, point)
+    shown = beside([name], {"mean"})[name]
+    assert dfac.predict(path, rows=["g1"])["mean"].dims == (shown, "day")
+    dfac.summarize(path, cells=2)
     assert dfac.hold_out(V, 0.2, random_seed=0)[0].shape == V.shape
+
+
+def test_one_note_says_what_is_called_otherwise():
+    with pytest.warns(DataWarning, match="'component' is 'component_'.*gives it back") as all_:
+        trace = dfac.sample(matrix("component", "a/b"), dfac.TweedieNMF(2), **QUICK)
+    assert [str(one.message).count("is 'a_b'") for one in all_] == [1]
+    assert trace["posterior"]["W"].dims == ("chain", "draw", "component_", "component")
+    assert dfac.predict(trace)["mean"].dims == ("component", "a/b")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate dimension names:UserWarning")
+def test_rows_and_columns_of_one_name():
+    pandas = pytest.importorskip("pandas")
+    index = pandas.MultiIndex.from_product([["a", "b"], range(3)], names=["block", "part"])
+    V = pandas.DataFrame(matrix("a", "b").values[:6, :4] @ np.ones((4, 6)), index, index)
+    with pytest.warns(DataWarning, match="'block' of one is 'block_', 'part' of one is 'part_'"):
+        trace = dfac.sample(V, dfac.TweedieNMF(2), **QUICK)
+    assert {"block", "part", "block_", "part_"} <= set(trace["posterior"].coords)
+    twice = xr.DataArray(V.values, {"x": np.arange(6) * 2}, ("x", "x"))
+    with pytest.warns(DataWarning, match="'x' of one is 'x_'"):
+        trace = dfac.sample(twice, dfac.TweedieNMF(2), **QUICK)
+    assert dfac.predict(trace, rows=4, columns=[0, 2])["mean"].dims == ("x_",)
 
 
 def test_annotated_data_go_in_as_they_are():
@@ -160,3 +198,23 @@ def test_annotated_data_go_in_as_they_are():
     assert dfac.predict(trace)["mean"].dims == ("obs", "var")
     assert dfac.monitored(trace)["var"].values.tolist() == ["v0", "v3"]
     dfac.stein_posterior(adata, dfac.SILFNMF(2), particles=2, random_seed=0, progressbar=False)
+
+
+def test_new_columns_and_single_cells_may_have_slashes_in_their_names():
+    V = matrix("a b", "c/d", **{"e/f": ("a b", np.arange(I))})
+    trace = dfac.sample(V, dfac.TweedieNMF(2), **QUICK)
+    cells = dfac.log_likelihood(trace, ([0, 2], [1, 1]))["log_likelihood"]
+    assert cells["c_d"].values.tolist() == [10, 10]
+    assert cells["e_f"].values.tolist() == [0, 2]
+    new = dfac.transform(trace, V[:, :2], axis="column", random_seed=0, progressbar=False)
+    found = dfac.predict(trace, columns=new)
+    assert found["mean"].dims == ("a b", "c/d")
+    assert found["c/d"].values.tolist() == [0, 10]
+    with pytest.raises(OptionError, match=r"new\.isel\(\{'c/d': \[0\]\}\)"):
+        dfac.predict(trace, columns=new.isel({"c/d": 0}))
+    with pytest.raises(OptionError, match="has draws; pass the whole trace"):
+        dfac.transform(trace["posterior"].to_dataset(), V, progressbar=False)
+    with pytest.raises(OptionError, match="has draws; pass the whole trace"):
+        dfac.recommend(trace["posterior"].to_dataset())
+    with pytest.raises(OptionError, match=r"a trace is the result of .* got DataArray"):
+        dfac.report(V, "page.html")

@@ -69,7 +69,8 @@ def test_one_mode_is_told_from_several():
     one = dfac.summarize(particle_tree(W, H, w))
     assert one.attrs["alike"] == pytest.approx(1.0)
     assert "One mode" in one.verdict
-    assert "12 particles carry weight, worth 12.0 of equal weight." in one.verdict
+    assert [one.predictions.status, one.components.status] == ["amber", "green"]
+    assert "12 particles carry weight, worth 12.0 of equal weight:" in one.verdict
     sizes = one["mean"].where(one["kind"] == "aligned", drop=True)
     assert sizes.sizes["functional"] == 3
     np.testing.assert_allclose(one["share"].sel(functional="aligned[1]"), 1.0)
@@ -81,7 +82,8 @@ def test_one_mode_is_told_from_several():
     two = dfac.summarize(particle_tree(other, H, w))
     assert two.attrs["alike"] == pytest.approx(0.5)
     assert "Several modes" in two.verdict
-    assert "Do not read means of W and H" in two.verdict
+    assert two.components.status == "red"
+    assert "Read no means of W and H" in two.components.advice
     # The other mode without mass is no mode.
     some = np.where(np.arange(12) < 6, 0.0, 1.0 / 6)
     assert dfac.summarize(particle_tree(other, H, some)).attrs["alike"] == pytest.approx(1.0)
@@ -103,12 +105,13 @@ def test_aligned_sizes_are_those_of_an_aligned_trace():
 def test_a_particle_that_carries_everything_is_named():
     weights = np.array([0.01, 0.0, 0.0, 0.97, 0.02, 0.0])
     found = dfac.summarize(particle_tree(weights=weights))
-    assert found.verdict.startswith("ONE PARTICLE: number 3 carries 97% of the mass")
+    assert found.predictions.status == "red"
+    assert "Particle 3 carries 97% of the mass" in found.verdict
     alone = dfac.summarize(particle_tree(weights=np.eye(M)[4]))
-    assert "number 4 carries 100%" in alone.verdict
+    assert "Particle 4 carries 100%" in alone.verdict
     assert (alone["sd"] == 0).all()
-    assert "mode" not in alone.verdict
-    assert "FEW PARTICLES: 4 carry weight, worth 2.8" in dfac.summarize(particle_tree()).verdict
+    assert alone.components.status == "none"
+    assert "4 particles carry weight, worth 2.8" in dfac.summarize(particle_tree()).verdict
 
 
 def test_the_print_tells_it_all():
@@ -119,7 +122,7 @@ def test_the_print_tells_it_all():
     assert lines[2].startswith("objective 4.463 to 5.65, threshold 9")
     titles = ("log density, objective", "W H", "size of W", "components, aligned")
     assert all(any(line.startswith(title) for line in lines) for title in titles)
-    assert "FEW PARTICLES" in text
+    assert "predictions  RED    4 particles carry weight, worth 2.8" in text
     assert "R-hat" not in text
     table = dfac.summarize(particle_tree(silf=False))
     assert "objective" not in str(table).split("\n")[2]
@@ -130,7 +133,7 @@ def test_the_print_tells_it_all():
 def test_particles_without_weights_yet_count_alike(tmp_path):
     tree = particle_store(tmp_path / "run.zarr", done=4)
     found = dfac.summarize(tree)
-    assert found.verdict.startswith("NOT WEIGHTED YET: 4 particles")
+    assert "4 particles are there, not weighted yet" in found.predictions.reasons[0]
     assert str(found).startswith("4 particles\nobjective")
     values = np.linalg.norm(np.matmul(*(part[:4] for part in particle_factors())), axis=(1, 2))
     assert float(found["mean"].sel(functional="mu_norm")) == pytest.approx(values.mean())
@@ -143,4 +146,4 @@ def test_one_component_has_no_order():
     W1 = W[..., :1]
     found = dfac.summarize(particle_tree(W1, H[:, :1], WEIGHTS))
     assert set(found["kind"].values) == {"density", "product", "scale", "component"}
-    assert "mode" not in found.verdict
+    assert found.components.status == "none"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.results import predict as cells_module
+from daskfactor.results import cellwise as cells_module
 from daskfactor.results.predict import monitored, predict
 from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
@@ -243,7 +243,7 @@ def test_interval_is_a_probability(interval):
 
 
 def test_options_and_traces_that_do_not_serve_are_refused(tmp_path):
-    with pytest.raises(OptionError, match="'observation' or 'mean'"):
+    with pytest.raises(OptionError, match='"observation" or "mean"'):
         predict(memory_tree(make_spec()), of="median")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"moments only.*keep='draws'"):
         predict(memory_tree(make_spec(keep="moments")))

@@ -6,15 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskfactor.errors import DataError, StoreFormatError
-from daskfactor.results.schema import CHUNK_BYTES, RunSpec, check_dims, factor_dims, layouts
+from daskfactor.results.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts, storable_names
 from tests.results.runs import I, make_spec, memory_tree
 from tests.results.validation import REGISTRY, validate
 
 
-@pytest.mark.parametrize("name", ["", "a/b"])
-def test_dimension_names_are_plain_text(name):
-    with pytest.raises(DataError, match="non-empty text"):
-        check_dims((name, "column"))
+def test_every_name_has_one_that_a_store_takes(tmp_path):
+    names = ["a/b", "a_b", "a\\b", "", "_", "..", "zarr.json", "a\0b", "é" * 300, "day [UTC]"]
+    found = storable_names(names)
+    assert list(found) == names
+    assert len(set(found.values())) == len(names)
+    assert [name for name in names if found[name] == name] == ["a_b", "_", "day [UTC]"]
+    assert found["a/b"] == "a_b_"
+    assert found["a\\b"] == "a_b__"
+    for name in found.values():
+        (tmp_path / name).mkdir()
 
 
 @pytest.mark.parametrize("first", [{}, 1])

@@ -1,7 +1,5 @@
 import errno
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +10,10 @@ import zarr
 
 from daskfactor import convert
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
-from daskfactor.results.files import DurableStore
 from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
+from daskfactor.results.zarr_stores import DurableStore
 from tests.results.runs import (
     CHAINS,
     DRAWS,
@@ -29,6 +27,7 @@ from tests.results.runs import (
     stats,
 )
 from tests.results.validation import validate
+from tests.results.writer import open_and_wait, start
 
 
 @pytest.fixture
@@ -498,39 +497,35 @@ def test_a_damaged_marker_is_reported(path):
         open_run(path)
 
 
-def test_urls_are_refused_for_writing():
+def test_urls_that_cannot_be_written_are_refused():
     with pytest.raises(StoreError, match="local path"):
-        RunStore.create("s3://bucket/run.zarr", make_spec())
-
-
-def _in_another_process(path: Path, ending: str) -> subprocess.CompletedProcess[str]:
-    code = f"""
-import os, signal
-from daskfactor.results.store import RunStore
-store = RunStore.open({str(path)!r})
-{ending}
-"""
-    return subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
-    )
+        RunStore.create("https://host/run.zarr", make_spec())
 
 
 def test_one_writer_at_a_time(path):
     with RunStore.create(path, make_spec()) as store:
-        assert "is being written by process" in _in_another_process(path, "").stderr
+        _, pipe = start(open_and_wait, str(path))
+        assert "is being written by process" in pipe.recv()
         with pytest.raises(StoreError, match="being written by this process"):
             RunStore.open(path)
         with pytest.raises(StoreError, match="being written"):
             RunStore.create(path, make_spec(), overwrite=True)
         open_run(path)
         store.checkpoint({}, {"draws": 0})
-    assert _in_another_process(path, "").returncode == 0
+    process, pipe = start(open_and_wait, str(path))
+    assert pipe.recv() == "open"
+    pipe.send("enough")
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_the_lock_of_a_dead_writer_is_taken_over(path):
     RunStore.create(path, make_spec()).close()
-    done = _in_another_process(path, "os.kill(os.getpid(), signal.SIGKILL)")
-    assert done.returncode == -9
+    process, pipe = start(open_and_wait, str(path))
+    assert pipe.recv() == "open"
+    process.kill()
+    process.join()
+    assert process.exitcode == -9
     assert (path / "checkpoint" / "state" / "writer").read_text().split()[0].isdigit()
     with RunStore.open(path) as store:
         store.checkpoint({}, {"draws": 0})
@@ -547,3 +542,15 @@ def test_a_run_of_one_draw_without_extras(path):
     assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "column")
     assert tree["posterior_coarse"].sizes["draw"] == 0
     assert set(tree["posterior"].coords) == {"chain", "draw", "component"}
+
+
+def test_draws_go_on_after_room_was_made_in_the_same_process(path):
+    with RunStore.create(path, RunSpec(shape=(I, 4, K), chains=1, draws=2)) as store:
+        W, H = np.ones((2, I, K)), np.ones((2, 4, K))
+        store.write_draws(0, 0, W, H)
+        store.checkpoint({}, {"draws": 2})
+        store.extend(np.arange(4))
+        store.write_draws(0, 2, 2 * W, 2 * H)
+        store.checkpoint({}, {"draws": 4})
+    found = open_run(path)["posterior"]["W"].values
+    np.testing.assert_array_equal(found[0, :, 0, 0], [1, 1, 2, 2])

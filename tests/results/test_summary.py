@@ -1,3 +1,5 @@
+import re
+
 import dask
 import numpy as np
 import pytest
@@ -5,7 +7,6 @@ import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError
-from daskfactor.results import summary
 from daskfactor.results.align import Law
 from daskfactor.results.diagnose import addressed_cells, factor_series
 from daskfactor.results.store import RunStore
@@ -42,6 +43,10 @@ def run(chains=2, draws=500, lp=None, move=None, swap=False, seed=0):
         "sampler": '{"type": "PSGLD"}',
     }
     return tree
+
+
+def statuses(found):
+    return [light.status for light in found.lights.values()]
 
 
 def test_functionals_are_what_their_names_say():
@@ -100,9 +105,10 @@ def test_cells_are_addressed():
 
 def test_independent_draws_have_converged():
     found = dfac.summarize(run())
-    assert found.verdict.startswith("CONVERGED")
-    assert "All 3 components appear" in found.verdict
-    assert "change places" not in found.verdict
+    assert statuses(found) == ["green", "green", "green"]
+    assert not any(light.advice for light in found.lights.values())
+    assert "All 3 are in all 2 chains" in found.verdict
+    assert found.notes == []
     assert found["rhat"].max() < 1.02
     assert set(found["kind"].values) == {"density", "product", "scale", "component", "aligned"}
     assert found["share"].sel(functional="aligned[1]") == 1.0
@@ -117,7 +123,7 @@ def test_the_print_is_a_table_and_a_verdict():
     text = str(dfac.summarize(run(), cells=5))
     assert text.startswith("2 chains of 500 draws")
     assert "components, aligned" in text
-    assert "CONVERGED" in text
+    assert "predictions  GREEN" in text
     assert max(map(len, text.split("\n\n")[1].split("\n"))) < 80
     part = dfac.summarize(run(), cells=5)["rhat"]
     assert "xarray" in repr(part)
@@ -129,37 +135,25 @@ def test_a_run_that_still_rises_is_seen(chains):
     rise = np.broadcast_to(np.linspace(-3, 0, 200), (chains, 200))
     noise = np.random.default_rng(3).normal(size=rise.shape)
     found = dfac.summarize(run(chains=chains, draws=200, lp=10 * rise + noise))
-    assert found.verdict.startswith("NOT CONVERGED: lp has R-hat")
-    assert "The log density still rose by" in found.verdict
+    assert found.log_density.status == "red"
+    assert "the log density still rose by" in found.log_density.reasons[0].lower()
+    assert "tune=400" in found.log_density.advice
+    assert found.predictions.status == "amber"  # WH itself is at rest, as far as it shows
     assert ("One chain cannot show" in found.verdict) == (chains == 1)
 
 
 def test_chains_that_disagree_on_the_product_are_seen():
     move = np.array([[0.0], [0.5]]) * np.ones((2, 300))
     found = dfac.summarize(run(draws=300, move=move))
-    assert found.verdict.startswith("NOT CONVERGED")
-    assert "Chains disagree" in found.verdict
+    assert found.predictions.status == "red"
+    assert "settled apart" in found.predictions.advice
     assert found["rhat"].sel(functional="mu_mean") > 1.5
 
 
 def test_few_draws_are_told_from_draws_that_disagree():
-    found = dfac.summarize(run(draws=60))
-    assert found.verdict.startswith("TOO FEW DRAWS")
-    assert "times as many draws" in found.verdict
-
-
-@pytest.mark.parametrize(
-    ("rhat", "ess", "state"),
-    [
-        (1.01, 400, "good"),
-        (1.011, 4000, "few"),
-        (1.0, 399, "few"),
-        (1.05, 5, "few"),
-        (1.051, 4000, "apart"),
-    ],
-)
-def test_what_counts_as_converged(rhat, ess, state):
-    assert summary.state(rhat, ess, chains=4) == state
+    found = dfac.summarize(run(draws=35))
+    assert found.predictions.status == "amber"
+    assert re.search(r"Draw about \d00 more in each chain", found.predictions.advice)
 
 
 def test_components_that_change_places_are_no_alarm():
@@ -169,8 +163,8 @@ def test_components_that_change_places_are_no_alarm():
     )
     assert drawn > 1.3
     assert aligned < 1.02
-    assert found.verdict.startswith("CONVERGED")
-    assert "through align() only" in found.verdict
+    assert statuses(found) == ["green", "green", "green"]
+    assert "through align()" in found.notes[0]
     after = dfac.summarize(dfac.align(run(swap=True)))
     assert "component" not in after["kind"].values
     np.testing.assert_allclose(
@@ -186,11 +180,15 @@ def test_chains_with_other_components_are_seen_and_named():
     tree["posterior/W"].values[1, ..., 2] = other.permutation(np.arange(12.0))
     tree["posterior/H"].values[1, :, 2] = other.permutation(np.arange(9.0))
     found = dfac.summarize(tree)
-    assert "NOT CONVERGED" in found.verdict
-    assert "1 of 3 components appear in fewer than half of the draws of some" in found.verdict
-    aligned = dfac.summarize(dfac.align(tree))
-    assert "1 of 3 components appear in fewer than half of the draws of some" in aligned.verdict
-    assert "appear in most draws" not in found.verdict + aligned.verdict
+    alignment = dfac.align(tree)["alignment"].to_dataset()
+    having = (alignment["share_by_chain"] >= 0.5).sum("chain")
+    for one in (found, dfac.summarize(dfac.align(tree))):
+        assert [one.predictions.status, one.components.status] == ["red", "red"]
+        lost = int(having.values.argmin())
+        assert f"Component {lost} of 3 is not the same in all 2 chains" in one.verdict
+        table = one.to_dataframe().query("kind == 'aligned'")
+        np.testing.assert_array_equal(table["chains_with"], having)
+        assert one.components.numbers["least_chains"] == 1
     shares = found["share"].dropna("functional").values
     assert sorted(shares.tolist()) == [0.5, 1.0, 1.0]
 
@@ -198,12 +196,15 @@ def test_chains_with_other_components_are_seen_and_named():
 def test_moments_alone_give_the_density_alone():
     found = dfac.summarize(fake_run(keep="moments"))
     assert found["functional"].values.tolist() == ["lp"]
-    assert "kept no draws" in found.verdict
+    assert found.predictions.status == "red"  # its chains disagree at a cell that is monitored
+    assert found.components.status == "none"
+    assert "kept no draws" in found.components.reasons[0]
 
 
 def test_very_few_draws_say_nothing():
     found = dfac.summarize(run(draws=3))
-    assert "Nothing can be said yet" in found.verdict
+    assert found.predictions.status == found.log_density.status == "red"
+    assert "Nothing can be said of 3 draws" in found.verdict
     assert np.isnan(found["rhat"]).all()
     assert "nan" in str(found)
 
@@ -246,3 +247,17 @@ def test_what_a_finite_step_hides_is_told_of_those_who_have_one(sampler, told):
     for one in (trace, trace.copy()):
         assert ("bias of a finite step" in dfac.summarize(one).verdict) is told
         del one.attrs["biased"]  # as of 0.1.0
+
+
+def test_components_go_by_their_labels():
+    tree = run(swap=True)
+    plain = dfac.summarize(tree)
+    named = tree.map_over_datasets(
+        lambda one: one.assign_coords(component=["a", "b", "c"]) if "W" in one else one
+    )
+    found = dfac.summarize(named)
+    names = [str(name) for name in found["functional"].values]
+    assert [name for name in names if "[a]" in name] == ["component[a]", "aligned[a]"]
+    np.testing.assert_array_equal(found["rhat"], plain["rhat"])
+    part = dfac.summarize(named.isel(component=[2, 0]))
+    assert {"component[c]", "aligned[a]"} < set(part["functional"].values.tolist())

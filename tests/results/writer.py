@@ -1,14 +1,39 @@
-"""A run that goes on until it is killed. Usage: python writer.py PATH"""
+"""Processes that write to a store: forks of a server that has imported what takes a second."""
 
-import sys
-from pathlib import Path
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from daskfactor.results.store import RunStore
 from tests.results.runs import factors
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload([__name__])
+
+
+def start(target: Callable[..., None], *arguments: Any) -> tuple[ForkServerProcess, Connection]:
+    """Run a function in a process of its own; it gets the other end of a pipe besides."""
+    ours, other = SERVER.Pipe()
+    process = SERVER.Process(target=_told, args=(dict(os.environ), target, *arguments, other))
+    process.start()
+    other.close()
+    return process, ours
+
+
+def _told(environment: dict[str, str], target: Callable[..., None], *arguments: Any) -> None:
+    """Call a function in the caller's environment, not in that of the server's first process."""
+    take(environment)
+    target(*arguments)
+
+
+def take(environment: dict[str, str]) -> None:
+    """Take over the variables of another process."""
+    os.environ.update(environment)
 
 
 def state_of(draw: int) -> dict[str, np.ndarray]:
@@ -16,14 +41,14 @@ def state_of(draw: int) -> dict[str, np.ndarray]:
     return {"W": rng.random((50, 3)), "count": np.array(draw)}
 
 
-def main(path: str) -> None:
+def write_until_killed(path: str, pipe: Connection) -> None:
     with RunStore.open(path) as store:
         draw = sum(store.committed.draws)
         if draw:
             arrays, meta = store.load_checkpoint()
             draw = meta["draws"]
             assert arrays["count"] == draw
-        print("ready", flush=True)
+        pipe.send("ready")
         while True:
             if draw + 3 > store.draws:
                 store.extend(np.arange(store.draws + 6))
@@ -35,5 +60,13 @@ def main(path: str) -> None:
             store.checkpoint(state_of(draw), {"draws": draw})
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+def open_and_wait(path: str, pipe: Connection) -> None:
+    """Open a store for writing, say how that went, and stay until something is said or nobody."""
+    try:
+        store = RunStore.open(path)
+    except Exception as error:
+        pipe.send(str(error))
+        return
+    pipe.send("open")
+    pipe.recv()
+    store.close()

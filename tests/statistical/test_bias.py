@@ -40,8 +40,8 @@ def runs() -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """A biased run, its long continuation, and exact draws."""
     return (
         sample(COARSE, 300),
-        series(sample(COARSE, 4000, 1)),
-        series(sample(dfac.BlockHMC(), 2000)),
+        series(sample(COARSE, 2000, 1)),
+        series(sample(dfac.BlockHMC(), 1200)),
     )
 
 
@@ -82,7 +82,7 @@ def test_exact_draws_find_it_too(runs: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_pair_with_one_step_is_seen(runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(langevin, "half_step", lambda base, iteration: base(iteration // 2))
-    found = dfac.discretization_bias(runs[0], draws=2000, cells=4, **QUIET)
+    found = dfac.discretization_bias(runs[0], draws=1000, cells=4, **QUIET)
     assert distance(found, runs)[0] > 5, str(found)
 
 

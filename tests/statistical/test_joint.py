@@ -37,8 +37,8 @@ POISSON = dfac.TweedieNMF(2, dispersion=1.0, **RATES)
 BY_ROW = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="column")
 SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
 SHAPED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", shape_w="auto", shape_h="auto")
-COUNTS = dfac.NegativeBinomialNMF(2, **RATES)
-OF_COLUMNS = dfac.NegativeBinomialNMF(2, dispersion="column", **RATES)
+COUNTS = dfac.NegativeBinomialNMF(1, **RATES)
+OF_COLUMNS = dfac.NegativeBinomialNMF(1, dispersion="column", **RATES)
 FROZEN = dfac.TweedieNMF(
     2,
     dispersion=1.0,
@@ -59,7 +59,7 @@ def shared(model: Any, sampler: Any, **settings: Any) -> Joint:
 
 
 def power(beta: float, phi: float, **shapes: float) -> Any:
-    return dfac.TweedieNMF(2, beta=beta, dispersion=phi, **RATES, **shapes)
+    return dfac.TweedieNMF(1, beta=beta, dispersion=phi, **RATES, **shapes)
 
 
 CASES = {
@@ -79,7 +79,7 @@ CASES = {
     "BlockHMC, frozen": local(FROZEN, BLOCK_HMC),
     "BlockHMC, shapes": shared(SHAPED, BLOCK_HMC),
     "BlockHMC, negative binomial": local(
-        dfac.NegativeBinomialNMF(2, dispersion=0.5, **RATES), BLOCK_HMC
+        dfac.NegativeBinomialNMF(1, dispersion=0.5, **RATES), BLOCK_HMC
     ),
     "BlockHMC, its dispersion": shared(COUNTS, BLOCK_HMC),
     "BlockHMC, dispersions of columns": shared(OF_COLUMNS, BLOCK_HMC),

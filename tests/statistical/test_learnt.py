@@ -39,18 +39,19 @@ def exact(law: GammaFactors, shape_w: bool = False) -> dict[str, float]:
     """Posterior means under K = 1 by summation over H, and over w given H row by row.
 
     ``rate_w="row"`` and ``rate_h`` fixed, or both by component; a learnt ``shape_w`` too.
+    Twice as many points a side change the means by 1e-4 at most.
     """
-    h, log_h = nodes(2e-2, 40.0, 61)
+    h, log_h = nodes(2e-2, 40.0, 31)
     first, second = (own.ravel() for own in np.meshgrid(h, h, indexing="ij"))
     weight = np.add.outer(log_h, log_h).ravel()
     total, data = first + second, special.xlogy(V[:, :1], first) + special.xlogy(V[:, 1:], second)
-    a, log_a = nodes(0.03, 12.0, 61) if shape_w else (np.ones(1), np.zeros(1))
+    a, log_a = nodes(0.03, 12.0, 31) if shape_w else (np.ones(1), np.zeros(1))
     log_p, means = [], []
     for shape, log_shape in zip(a, log_a, strict=True):
         shapes = (float(shape), 1.0)
         prior_w, prior_h = law.hyperpriors(V.mean(), shapes)
         assert prior_w is not None
-        lam, log_lam = nodes(5e-3, 60.0, 121)
+        lam, log_lam = nodes(5e-3, 60.0, 61)
         log_lam = log_lam + log_gamma(lam, *prior_w)
         own = log_shape - shape if shape_w else 0.0
         counts = V.sum(axis=1)[:, None, None] + shape
@@ -95,7 +96,7 @@ def exact(law: GammaFactors, shape_w: bool = False) -> dict[str, float]:
     return found | ({"log shape": float((p * of(2)).sum())} if shape_w else {})
 
 
-def z_scores(law: dfac.TweedieNMF, draws: int = 3000) -> dict[str, float]:
+def z_scores(law: dfac.TweedieNMF, draws: int = 1000) -> dict[str, float]:
     """How far the means of a run are from the exact ones, in standard errors by the ESS."""
     shape_w = law.shape_w == "auto"
     settings: dict[str, Any] = {"random_seed": 2, "executor": "serial", "progressbar": False}
@@ -149,5 +150,5 @@ def test_planted_bugs_are_seen(
     law: dfac.TweedieNMF, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"daskfactor.models.gamma_factors.{name}", bug)
-    z = z_scores(law)
+    z = z_scores(law, 300)
     assert max(map(abs, z.values())) > 5, z

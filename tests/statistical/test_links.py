@@ -1,5 +1,6 @@
 """Links from covariates: conditionals of all that is drawn, and whole posteriors, another way."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,12 @@ from numpy.typing import NDArray
 from daskfactor import as_blocks
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.state import ChainState, make_state
+from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.gaussian_chain import Counted, GaussianChain, column_table
 from daskfactor.inference.gibbs import GaussianGibbs
 from daskfactor.inference.links import LINKS, telling
-from daskfactor.inference.program import Fit, prepare_state
+from daskfactor.inference.program import Fit, prepare_state, unshifted
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.kernels.langevin import sums_of_squares
@@ -47,12 +48,15 @@ class ResidualsForgotten(GaussianChain):
 
     def _sums(self, hyper: GaussianHyper, state: ChainState, factor: int, centre: Array) -> Counted:
         total, count = super()._sums(hyper, state, factor, centre)
-        for band, rows, residuals in telling(self.setting, state, factor):
-            away = np.zeros((2, len(centre)))
-            sums_of_squares(np.ascontiguousarray(band.values[rows]), centre, away[0])
-            sums_of_squares(residuals, centre, away[1])
-            total += away[0] - away[1]
-        return total, count
+        told = telling(self.setting, factor)
+        return total + sum(state.each(partial(forgotten, centre=centre), factor, told)), count
+
+
+def forgotten(band: FactorBand, rows: Any, centre: Array) -> Array:
+    away = np.zeros((2, len(centre)))
+    sums_of_squares(np.ascontiguousarray(band.values[rows]), centre, away[0])
+    sums_of_squares(unshifted(band)[rows], centre, away[1])
+    return np.asarray(away[0] - away[1])
 
 
 class LinkForgotten(GaussianChain):

@@ -17,23 +17,28 @@ from tests.allocation.particles import compiled_of, plan_of
 pytestmark = pytest.mark.statistical
 
 PARTICLES = 8
-BATCHES_RUN = 16_000
+BATCHES_RUN = 4000
+"""Estimates have standard errors of 0.1 to 0.6 % then, 1.1 % with an order for each particle."""
+OF_FEW = 16_000
+"""Where particles are few, or hidden states rarely mix: 0.4 to 1.1 %."""
 MATRIX = AllocationModel.nmf(2)
 ALIKE = {"tucker", "tables without hidden variables"}  # while tokens are few
 
 
-def batches_of(compiled: Any, seed: int = 11, moves: int = 1, **changes: Any) -> Any:
+def batches_of(
+    compiled: Any, seed: int = 11, moves: int = 1, count: int = BATCHES_RUN, **changes: Any
+) -> Any:
     settings = {"particles": PARTICLES, "moves": moves, "seed": seed, "least": 1 - 1e-6} | changes
     plan = plan_of(compiled, settings.pop("particles"), 0, **settings)
     workspace = Workspace()
-    return [run_batch(plan, n, workspace) for n in range(BATCHES_RUN)], plan
+    return [run_batch(plan, n, workspace) for n in range(count)], plan
 
 
 def ratios(compiled: Any, **changes: Any) -> Any:
     """p̂ / p of many batches."""
     found, plan = batches_of(compiled, **changes)
     exact = enumerate_evidence(compiled) - plan.placement.constant
-    assert sum(batch.resampled.sum() for batch in found) > BATCHES_RUN // 20
+    assert sum(batch.resampled.sum() for batch in found) > len(found) // 20
     return np.exp([batch.log_z - exact for batch in found])
 
 
@@ -43,8 +48,9 @@ def score(values: Any) -> float:
     return float((values.mean() - 1) / error)
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("scheme", "own"), [*((scheme, False) for scheme in SCHEMES), ("systematic", True)]
+)
 def test_every_scheme_is_unbiased(scheme: str, own: bool) -> None:
     assert abs(score(ratios(compiled_of(TOY, MATRIX), resampling=scheme, own=own))) < 4
 
@@ -58,10 +64,16 @@ def test_many_sweeps_are_unbiased() -> None:
     assert abs(score(ratios(compiled_of(TOY, MATRIX), moves=4, seed=12))) < 4
 
 
-@pytest.mark.parametrize("scheme", ["systematic", "multinomial"])
 @pytest.mark.parametrize(
-    ("R", "a", "particles", "least"),
-    [(3, 0.1, 8, 0.5), (2, 0.1, 8, 1.0), (2, 0.1, 4, 1.0), (2, 1.0, 4, 1.0), (3, 1.0, 2, 1.0)],
+    ("R", "a", "particles", "least", "scheme"),
+    [
+        (3, 0.1, 8, 0.5, "systematic"),
+        (2, 0.1, 8, 1.0, "multinomial"),
+        (2, 0.1, 4, 1.0, "systematic"),
+        (2, 1.0, 4, 1.0, "multinomial"),
+        (3, 1.0, 2, 1.0, "systematic"),
+        (3, 1.0, 2, 1.0, "multinomial"),
+    ],
 )
 def test_few_particles_are_unbiased(
     R: int, a: float, particles: int, least: float, scheme: str
@@ -71,7 +83,7 @@ def test_few_particles_are_unbiased(
     Few particles show it: the error of one that is taken for another falls with their number.
     """
     compiled = compiled_of(TOY, AllocationModel.nmf(R, concentration=a))
-    values = ratios(compiled, particles=particles, least=least, resampling=scheme)
+    values = ratios(compiled, particles=particles, least=least, resampling=scheme, count=OF_FEW)
     assert abs(score(values)) < 4
 
 

@@ -133,8 +133,8 @@ def test_the_loss_by_quadrature() -> None:
     """2 x 2 under ‖V - WH‖², where the loss bends and the boundaries of W and H are near."""
     V = np.array([[1.4, 0.2], [0.3, 0.6]])
     model = dfac.SILFNMF(1, threshold=0.8, smoothness=0.6, sharpness=3.0, rate=0.7)
-    w = (np.arange(120) + 0.5) / 120
-    h = (np.arange(240) + 0.5) * 6.0 / 240
+    w = (np.arange(80) + 0.5) / 80
+    h = (np.arange(120) + 0.5) * 6.0 / 120
     grid = np.stack(np.meshgrid(w, h, h, indexing="ij"), axis=-1)
     at, a, b = np.moveaxis(grid, -1, 0)
     f = (V[0, 0] - at * a) ** 2 + (V[0, 1] - at * b) ** 2

@@ -195,8 +195,8 @@ def test_the_optimizer_that_data_and_model_allow() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start": "warm"}, "start must be one of"),
-        ({"optimizer": "adam"}, "optimizer must be one of"),
+        ({"start": "warm"}, 'start must be "'),
+        ({"optimizer": "adam"}, 'optimizer must be "auto"'),
         ({"max_iter": 0}, "max_iter"),
         ({"tol": -1.0}, "tol"),
         ({"tol": float("nan")}, "tol"),

@@ -221,7 +221,7 @@ def test_options() -> None:
         ({"steps": 2.5}, "steps must be a whole number"),
         ({"step": "fast"}, "step must be"),
         ({"step": 0.0}, "step must be a positive"),
-        ({"target_accept": 1.0}, "target_accept must be a number between 0 and 1, got 1.0"),
+        ({"target_accept": 1.0}, "target_accept must lie strictly between 0 and 1, got 1.0"),
     ],
 )
 def test_bad_options(settings: dict[str, Any], message: str) -> None:

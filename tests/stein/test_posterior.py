@@ -189,8 +189,7 @@ class Stopped(Exception):
     """What a test stops a run with."""
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, 5])
-@pytest.mark.parametrize("data", ["kept", "given"])
+@pytest.mark.parametrize(("after", "data"), [(0, "given"), (1, "kept"), (3, "given"), (5, "kept")])
 def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path: Path, after: int, data: str) -> None:
     V = gaps() if data == "kept" else counts()
     options = {} if data == "kept" else {"unstored": "zero", "balance": True}

@@ -1,0 +1,170 @@
+"""Which rows and columns of a run are meant, and results as files."""
+
+import csv
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+
+from typer import Option
+
+from daskfactor.cli import options as o
+from daskfactor.errors import OptionError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+KINDS: Final = ("-", ".csv", ".parquet", ".nc", ".zarr")
+"""Endings of files that are written; - is CSV on stdout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """Some rows and columns of a run."""
+
+    rows: Annotated[
+        str | None,
+        Option(
+            help="Positions, as 0:100 or 3,5,7, labels, as alice,bob, or a mixture; all if left "
+            "out.",
+        ),
+    ] = None
+    columns: Annotated[str | None, Option(help="As --rows, for columns.")] = None
+    by_label: Annotated[
+        bool,
+        Option("--by-label", help="Numbers in --rows and --columns are labels, not positions."),
+    ] = False
+
+    def of(self, tree: "xr.DataTree") -> dict[str, list[int]]:
+        """Give the positions that are meant of a run, by dimension; all of one that is left out."""
+        from daskfactor.results.schema import factor_dims
+
+        posterior, found = tree["posterior"].to_dataset(), {}
+        for dim, side in zip(factor_dims(tree), ("rows", "columns"), strict=True):
+            text, labels = getattr(self, side), posterior.indexes.get(dim)
+            if text is not None:
+                size = posterior.sizes[dim]
+                found[dim] = positions(text, size, f"--{side}", labels, self.by_label)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where a result goes."""
+
+    output: Annotated[
+        str,
+        Option("--output", "-o", help="File: .csv, .parquet, .nc or .zarr; - is CSV on stdout."),
+    ] = "-"
+    as_json: o.Json = False
+
+    @property
+    def kind(self) -> str:
+        """The ending of the file, or - for CSV on stdout."""
+        return "-" if self.output == "-" else Path(self.output).suffix.lower()
+
+    def check(self, kinds: tuple[str, ...] = KINDS) -> None:
+        """Refuse, before anything is computed, what cannot be written."""
+        if self.as_json and self.output == "-":
+            raise OptionError("--json and CSV on stdout exclude each other: give --output FILE")
+        if self.kind not in kinds:
+            *others, last = (kind for kind in kinds if kind != "-")
+            files = f"a {', '.join(others)} or {last} file{', or -' if '-' in kinds else ''}"
+            raise OptionError(f"--output is {files}, got {self.output!r}")
+
+    def put(self, result: "xr.Dataset") -> o.Answer | None:
+        """Write a result, and give what ``--json`` prints of it."""
+        write(result, self.kind, self.output)
+        if not self.as_json:
+            return None
+        told = {"output": self.output, "sizes": dict(result.sizes), "variables": list(result)}
+        return told, ""
+
+
+def positions(
+    text: str, size: int, option: str, labels: Any = None, by_label: bool = False
+) -> list[int]:
+    """Read ``"0:3,7"`` as ``[0, 1, 2, 7]``, and what is no number as a label.
+
+    Raises
+    ------
+    OptionError
+        If the text is no such list, or names a position or label that does not exist.
+    """
+    if by_label and labels is None:
+        raise OptionError(f"--by-label needs labels, and what {option} chooses from has none")
+    chosen: list[int] = []
+    for part in next(csv.reader([text], skipinitialspace=True), []) or [""]:
+        match = None if by_label else re.fullmatch(r"\s*(\d*)\s*(:\s*(\d*)\s*)?", part)
+        if match is None and labels is not None:
+            chosen.extend(_labelled(part, labels, option))
+            continue
+        if match is None or not (match[1] or match[2]):
+            raise OptionError(f"{option} takes positions such as 0:100 or 3,5,7, got {text!r}")
+        start = int(match[1] or 0)
+        stop = start + 1 if match[2] is None else int(match[3] or size)
+        if not 0 <= start < stop <= size:
+            raise OptionError(f"{option} must lie within 0:{size}, got {part.strip()!r}")
+        chosen.extend(range(start, stop))
+    return chosen
+
+
+def _labelled(text: str, labels: Any, option: str) -> list[int]:
+    """Positions of what has a label."""
+    import numpy as np
+    import pandas as pd
+
+    from daskfactor.results.selection import near_labels
+
+    try:
+        found = np.flatnonzero(labels == pd.Index([text]).astype(labels.dtype)[0])
+    except (TypeError, ValueError):
+        found = np.zeros(0, int)
+    if not found.size:
+        raise OptionError(
+            f"{option}: there is no label {text!r} among the {len(labels)} of {labels.name!r}; "
+            f"{near_labels(labels, text)}give labels, or positions such as 0:100"
+        )
+    return [int(at) for at in found]
+
+
+def write(result: "xr.Dataset", kind: str, output: str) -> None:
+    """Write predictions in long form (CSV, Parquet), as netCDF, or as a zarr store."""
+    from daskfactor.results.schema import storable_names
+
+    if kind in (".nc", ".zarr"):
+        stored = storable_names(str(name) for name in {**result.variables, **result.sizes})
+        result = result.rename({name: own for name, own in stored.items() if name != own})
+    if kind == "-":
+        write_csv(result, sys.stdout)
+    elif kind == ".csv":
+        with Path(output).open("w", newline="", encoding="utf-8") as file:
+            write_csv(result, file)
+    elif kind == ".parquet":
+        result.to_dataframe().reset_index().to_parquet(output)
+    elif kind == ".nc":
+        Path(output).open("ab").close()  # HDF5's own words for a refusal are long
+        result.to_netcdf(output)
+    else:
+        if Path(output).exists():
+            raise FileExistsError(17, "exists already; give another name", output)
+        # Text of one fixed width has no settled zarr format; text as objects has.
+        texts = {name: c.astype(object) for name, c in result.coords.items() if c.dtype.kind == "U"}
+        result.assign_coords(texts).to_zarr(output, consolidated=False)
+
+
+def write_csv(result: "xr.Dataset", file: TextIO) -> None:
+    """Write a line for each cell: its two labels, then every variable.
+
+    Rows are computed and written by chunks, so that memory holds one chunk alone.
+    """
+    dims = [str(dim) for dim in result["mean"].dims]
+    mean, start = result["mean"], 0
+    for size in mean.chunks[0] if mean.chunks else mean.shape[:1]:
+        part = result.isel({dims[0]: slice(start, start + size)}).load()
+        if dims[0] not in part.coords:
+            part = part.assign_coords({dims[0]: range(start, start + size)})
+        table = part.to_dataframe(dim_order=dims)[[str(name) for name in result.data_vars]]
+        table.to_csv(file, header=not start, float_format="%.7g", lineterminator="\n")
+        start += size

@@ -1,0 +1,182 @@
+"""``daskfactor predict``, ``recommend``, ``transform``: what a run says of cells and new rows."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Option
+
+import daskfactor as dfac
+from daskfactor.cli import options as o
+from daskfactor.cli.output import Cells, Output
+from daskfactor.errors import DataError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Interval = Annotated[float, Option(min=0.0, max=1.0, help="Probability that an interval holds.")]
+
+
+def predict(
+    run: o.Run,
+    cells: Cells,
+    output: Output,
+    interval: Interval = 0.9,
+    of: Annotated[
+        Literal["mean", "observation"] | None,
+        Option(
+            help="Interval of the mean WH, or of a new observation of the cell; left out, the "
+            "latter where the model has one."
+        ),
+    ] = None,
+) -> o.Answer | None:
+    """Predict cells: posterior mean, standard deviation and interval, observed or not.
+
+    Numbers count rows and columns from 0, and the end of a range is left out; what is no number
+    is a label. Where labels are numbers, --by-label takes numbers for labels.
+
+        daskfactor predict run.zarr --rows 0:3 --columns 5,7
+
+        daskfactor predict run.zarr --rows alice,bob --columns Dune
+
+        daskfactor predict run.zarr --of observation --interval 0.95 -o filled.nc
+    """
+    output.check()
+    tree = _run_with_draws(run, "a prediction")
+    at = cells.of(tree)
+    # The factors are cut, with their labels: positions are meant, and labels may repeat.
+    result = dfac.predict(tree.isel(at, missing_dims="ignore"), interval=interval, of=of)
+    return output.put(_placed(result, tree, at))
+
+
+def recommend(
+    run: o.Run,
+    cells: Cells,
+    output: Output,
+    n: Annotated[int, Option("-n", min=1, help="Columns for each row.")] = 10,
+    exclude: Annotated[
+        str | None,
+        Option(
+            metavar="FILE|seen",
+            help="Cells to leave out: a table of row and column keys or any other input of fit; "
+            "seen: the run's own data.",
+        ),
+    ] = None,
+    by: Annotated[
+        Literal["mean", "lower", "upper"],
+        Option(help="lower prefers what is sure, upper what may yet be good."),
+    ] = "mean",
+    interval: Interval = 0.9,
+    memory: Annotated[
+        str | None, Option(help="Draws to hold in memory, as 4GiB; 512MiB if left out.")
+    ] = None,
+    quiet: o.Quiet = False,
+) -> o.Answer | None:
+    """Find the best columns (items) for every row (user) by posterior mean, with error bars.
+
+    The result is that of comparing all cells, but most are ruled out without being computed.
+    Columns that are named are those that may be recommended.
+
+        daskfactor recommend run.zarr --rows alice,bob -n 10 --exclude ratings.csv
+
+        daskfactor recommend run.zarr --exclude seen --by lower -o top.parquet
+    """
+    from daskfactor.results.schema import factor_dims
+
+    output.check()
+    tree = _run_with_draws(run, "a ranking")
+    at = cells.of(tree)
+    rows, columns = (_key(tree, dim, at.get(dim)) for dim in factor_dims(tree))
+    result = dfac.recommend(
+        tree,
+        rows,
+        n,
+        columns=columns,
+        exclude=_cells(exclude),
+        by=by,
+        interval=interval,
+        memory_limit=memory,
+        progressbar=not quiet,
+    )
+    return output.put(_placed(result, tree, at))
+
+
+def transform(
+    run: o.Run,
+    matrix: o.Weighed,
+    place: o.Seeded,
+    output: Output,
+    axis: Annotated[
+        Literal["row", "column"], Option(help="Whether rows or columns are new.")
+    ] = "row",
+    draws: Annotated[
+        int | None, Option(min=1, help="Draws of each chain to use; all if left out.")
+    ] = None,
+    keep_draws: Annotated[
+        bool,
+        Option(
+            "--keep-draws", help="Write every draw, in place of means and deviations: .nc, .zarr."
+        ),
+    ] = False,
+) -> o.Answer | None:
+    """Give new rows their components, by what a run has learnt, without fitting it again.
+
+    Posterior mean and standard deviation for each row and component; components are those of
+    the run, aligned over its draws. Columns of the data are matched by label where both have
+    labels. Where the run was given uncertainties or weights, new rows need theirs.
+
+        daskfactor transform run.zarr new.csv -o components.csv
+
+        daskfactor transform run.zarr new.npz --keep-draws -o draws.nc
+    """
+    output.check(*([(".nc", ".zarr")] if keep_draws else []))
+    trace = dfac.align(run)
+    with place.running() as options:
+        found = dfac.transform(trace, matrix.input, axis, draws, **matrix.told(), **options)
+    if keep_draws:
+        return output.put(found.to_dataset())
+    over = found.weighted(found["weight"]) if "weight" in found.coords else found
+    dims = ["chain", "draw"]
+    return output.put(over.mean(dims).to_dataset(name="mean").assign(sd=over.std(dims)))
+
+
+def _run_with_draws(run: str, what: str) -> "xr.DataTree":
+    from daskfactor.results.trace import require_draws
+
+    return require_draws(dfac.open_run(run), what)
+
+
+def _placed(result: "xr.Dataset", tree: "xr.DataTree", at: dict[str, list[int]]) -> "xr.Dataset":
+    """Say of rows or columns without labels which ones were chosen."""
+    from daskfactor.results.schema import factor_dims
+
+    for name, dim in zip(result["mean"].dims, factor_dims(tree), strict=True):
+        if dim in at and name not in result.coords:
+            result = result.assign_coords({name: at[dim]})
+    return result
+
+
+def _key(tree: "xr.DataTree", dim: str, chosen: list[int] | None) -> Any:
+    """Positions as `recommend` takes them: labels where there are any, a mask if these repeat."""
+    import numpy as np
+
+    posterior = tree["posterior"].to_dataset()
+    labels = posterior.indexes.get(dim)
+    if chosen is None or labels is None:
+        return chosen
+    if labels.is_unique:
+        return labels.take(chosen).to_numpy()
+    mask = np.zeros(posterior.sizes[dim], bool)
+    mask[chosen] = True
+    return mask
+
+
+def _cells(text: str | None) -> Any:
+    """Cells to leave out; a table that could be either has a line for each."""
+    if text in (None, "seen"):
+        return text
+    from daskfactor.data.files import read_matrix
+    from daskfactor.data.tables import Wanted
+
+    try:
+        return read_matrix(str(text))
+    except DataError:
+        return read_matrix(str(text), Wanted(table=True))

@@ -1,0 +1,345 @@
+"""AnnData: which matrix of an object or a file is meant, and the names of its rows and columns.
+
+Of a file nothing but names, and the column that chooses variables, is read here; matrices stay
+where they are. Sparse ones are seen as their three arrays, which all versions of anndata write
+alike; names and columns, which they do not, are read by anndata itself.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.checks import require
+from daskfactor.data.entries import text_array
+from daskfactor.data.known import NAMED, SourceInfo
+from daskfactor.data.places import Place, absolute, is_url, opened, reached, shown, why
+from daskfactor.data.store import zarr_kind
+from daskfactor.errors import DaskfactorError, DataError, OptionError
+
+H5AD = ".h5ad"
+RAW = "raw"
+"""What `AnnData.raw` is called where layers are named."""
+UNSTORED = "unstored"
+"""Key of `uns` that says what is not stored, in files that `export` wrote."""
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """One matrix of an AnnData, under the names of observations and variables.
+
+    Attributes
+    ----------
+    matrix
+        What holds it, as an adapter reads it.
+    obs, var
+        Names of all its rows and columns.
+    chosen
+        Positions of the variables that are wanted, ascending; None: all.
+    unstored
+        What entries mean that it does not store.
+    info
+        Where it came from.
+    """
+
+    matrix: Any
+    obs: NDArray[Any]
+    var: NDArray[Any]
+    chosen: NDArray[np.int64] | None
+    unstored: str
+    info: SourceInfo
+
+
+class Compressed(NamedTuple):
+    """A sparse matrix of a file: compressed rows (csr) or columns (csc), none of them read."""
+
+    format: str
+    shape: tuple[int, int]
+    data: Any
+    indices: Any
+    indptr: Any
+
+
+class Columns:
+    """The columns of ``obs`` or ``var`` in a file."""
+
+    def __init__(self, location: str, group: Any) -> None:
+        self._location, self._group = location, group
+        self.columns = [str(name) for name in group.attrs.get("column-order", group)]
+
+    def __getitem__(self, name: str) -> Any:
+        return _element(self._location, self._group[name])
+
+
+@dataclass(frozen=True)
+class AnnotatedFile:
+    """An AnnData in a file, with those attributes of the object that are needed here.
+
+    ``layer`` is the one that was named with the file; ``part`` is ``"raw/"`` in its ``raw``.
+    """
+
+    location: str
+    root: Any
+    layer: str | None = None
+    part: str = ""
+
+    @property
+    def X(self) -> Any:  # noqa: N802 - AnnData's name
+        """The main matrix, not read; None if there is none."""
+        return stored_matrix(self.location, self.root, f"{self.part}X")
+
+    @property
+    def layers(self) -> Mapping[str, Any]:
+        """Matrices of other values, not read."""
+        names = [] if self.part else list(self.root.get("layers", {}))
+        return {name: stored_matrix(self.location, self.root, f"layers/{name}") for name in names}
+
+    @property
+    def raw(self) -> "AnnotatedFile | None":
+        """The matrix that was set aside, with variables of its own."""
+        return AnnotatedFile(self.location, self.root, part="raw/") if RAW in self.root else None
+
+    @property
+    def obs_names(self) -> NDArray[Any]:
+        """Names of the observations."""
+        return self._names("obs")
+
+    @property
+    def var_names(self) -> NDArray[Any]:
+        """Names of the variables."""
+        return self._names(f"{self.part}var")
+
+    @property
+    def var(self) -> Columns:
+        """What is known of the variables."""
+        return Columns(self.location, self.root[f"{self.part}var"])
+
+    @property
+    def uns(self) -> Mapping[str, Any]:
+        """What was noted on the meaning of entries that are not stored."""
+        found = self.root.get("uns", {})
+        return {UNSTORED: _element(self.location, found[UNSTORED])} if UNSTORED in found else {}
+
+    def _names(self, side: str) -> NDArray[Any]:
+        group = self.root[side]
+        key = group.attrs.get("_index") if hasattr(group, "keys") else None
+        names = _element(self.location, group if key is None else group[key])
+        return np.asarray(names.index if key is None else names, object)
+
+
+def part_of(given: Any, layer: str | None = None, mask_var: Any = None) -> Annotated:
+    """The matrix that is meant of an AnnData object, its ``raw``, or a file of one.
+
+    Parameters
+    ----------
+    given
+        One of these; the path or URL of a file is opened.
+    layer
+        Name of a layer, or ``"raw"``; X if left out.
+    mask_var
+        Name of a boolean column of ``var``, or a boolean array, that chooses variables.
+
+    Raises
+    ------
+    OptionError
+        If it is no AnnData, so that there is neither layer nor variable to choose.
+    DataError
+        If it has no such layer or column, or the mask is none.
+    """
+    owner = _owner(given)
+    if owner is None:
+        option = "mask_var" if layer is None else "layer"
+        what = str(given) if isinstance(given, str | PathLike) else f"a {type(given).__name__}"
+        raise OptionError(
+            f"{option} is for AnnData, an object or a file of one, not for {what}; leave it out"
+        )
+    is_file = isinstance(owner, AnnotatedFile)
+    layer = owner.layer if is_file and layer is None else layer
+    where = owner.location if is_file else "the AnnData object"
+    matrix = owner.X if layer is None else None
+    if layer is not None:
+        layers = getattr(owner, "layers", {})
+        if layer == RAW and RAW not in layers and getattr(owner, "raw", None) is not None:
+            owner = owner.raw
+            matrix = owner.X
+        elif layer not in layers:
+            names = ", ".join(filter(None, layers)) or "none"  # anndata 0.13 has X among them
+            raise DataError(f"{where} has no layer {layer!r}; its layers are: {names}")
+        else:
+            matrix = layers[layer]
+    if matrix is None:
+        raise DataError(
+            f"{where} has no X; set it, or choose one of its layers: as_blocks(adata, layer=...)"
+        )
+    var = np.asarray(owner.var_names, object)
+    chosen = None if mask_var is None else _chosen(owner, where, mask_var, var)
+    unstored = getattr(owner, "uns", {}).get(UNSTORED)
+    named = mask_var is None or isinstance(mask_var, str)
+    info = SourceInfo(
+        "anndata",
+        owner.location if is_file and named else None,
+        lazy=is_file,
+        layer=layer,
+        mask_var=mask_var if isinstance(mask_var, str) else None,
+    )
+    return Annotated(
+        matrix,
+        _texts(owner.obs_names),
+        _texts(var),
+        chosen,
+        unstored if unstored in ("zero", "missing") else "zero",
+        info,
+    )
+
+
+def open_annotated(location: str, layer: str | None = None) -> AnnotatedFile | None:
+    """An ``.h5ad`` file or a zarr store that anndata wrote, not read; None if it is neither.
+
+    ``layer`` may be written as it is found in the file: ``layers/counts`` for ``counts``.
+    """
+    local = absolute(location)
+    root: Any
+    if local.lower().endswith(H5AD) and not Path(local).is_dir():
+        root = _h5(local)
+    elif zarr_kind(local) == "anndata":
+        from daskfactor.data.careful import open_zarr
+
+        root = open_zarr(local)
+    else:
+        return None
+    layer = None if layer in (None, "X") else str(layer).removeprefix("layers/")
+    return AnnotatedFile(local, root, "raw" if layer == "raw/X" else layer)
+
+
+def compressed(location: str, group: Any) -> Compressed:
+    """The arrays of a sparse matrix in a file.
+
+    Raises
+    ------
+    DataError
+        If the group is none.
+    """
+    attrs = dict(group.attrs)
+    kind = str(attrs.get("encoding-type", attrs.get("h5sparse_format", "group")))
+    if kind.removesuffix("_matrix") not in ("csr", "csc"):
+        raise DataError(
+            f"{group.name.strip('/')} of {location} is stored as {kind}, which is no matrix that "
+            "can be read; make it a dense array or compressed rows or columns, and write it again"
+        )
+    height, width = attrs["shape"] if "shape" in attrs else attrs["h5sparse_shape"]
+    arrays = (group[name] for name in ("data", "indices", "indptr"))
+    return Compressed(kind.removesuffix("_matrix"), (int(height), int(width)), *arrays)
+
+
+def stored_matrix(location: str, root: Any, key: str) -> Any:
+    """A matrix of a file as an adapter reads it; None if there is none."""
+    if key not in root:
+        return None
+    found = root[key]
+    if found.attrs.get("encoding-type") == "null":
+        return None
+    return compressed(location, found) if hasattr(found, "keys") else found
+
+
+def is_annotated(given: Any) -> bool:
+    """Whether this is an AnnData object, its ``raw``, or a file of one."""
+    return _owner(given) is not None
+
+
+def _owner(given: Any) -> Any:
+    """The AnnData that was passed, or is in the file that was named; None if there is none."""
+    module = sys.modules.get("anndata")
+    known = tuple(getattr(module, name, ()) for name in ("AnnData", "Raw"))
+    if isinstance(given, (AnnotatedFile, *known)):
+        return given
+    return open_annotated(*part_in(fspath(given))) if isinstance(given, str | PathLike) else None
+
+
+def part_in(text: str) -> tuple[str, str | None]:
+    """Split ``file:name`` into a file and what is meant in it; one whose name has a colon wins.
+
+    Of a URL it is split behind an ending alone: ports have colons, too.
+    """
+    head, _, name = text.rpartition(":")
+    if is_url(text):
+        if "/" in name or not PurePosixPath(head).suffix or head.count("/") < 3:
+            return text, None
+        return Place(reached(text)[0].rpartition(":")[0], reached(text)[1]), name
+    return (text, None) if not head or Path(text).exists() else (head, name)
+
+
+def _chosen(owner: Any, where: str, mask_var: Any, var: NDArray[Any]) -> NDArray[np.int64]:
+    """Positions of the variables under a mask, or under the column of that name."""
+    import pandas as pd
+
+    named = isinstance(mask_var, str)
+    what = f"the column {mask_var!r} of var in {where}" if named else "mask_var"
+    if named and mask_var not in owner.var.columns:
+        names = ", ".join(map(str, list(owner.var.columns)[: 2 * NAMED])) or "none"
+        raise DataError(
+            f"{where} has no column {mask_var!r} in var (its columns: {names}); make one, for "
+            "example with scanpy.pp.highly_variable_genes, or pass a boolean array"
+        )
+    given = owner.var[mask_var] if named else mask_var
+    if isinstance(given, pd.Series) and not named and not _same_names(given.index, var):
+        raise DataError(
+            "mask_var is a Series with other names than the variables of the AnnData, or in "
+            "another order; pass the name of a column of var, or a boolean array"
+        )
+    flags = given if hasattr(given, "dtype") else np.asarray(given)
+    if not pd.api.types.is_bool_dtype(flags.dtype) or np.shape(flags) != var.shape:
+        raise DataError(
+            f"{what} must be one boolean for each of the {var.size} variables, got dtype "
+            f"{flags.dtype} and shape {np.shape(flags)}; turn it into one, for example with "
+            ".astype(bool)"
+        )
+    if np.asarray(pd.isna(np.asarray(flags, object))).any():
+        raise DataError(f"{what} has missing values; fill them with False, or with True")
+    found = np.flatnonzero(np.asarray(flags, bool)).astype(np.int64)
+    if not found.size:
+        raise DataError(f"{what} chooses none of the {var.size} variables; at least one is needed")
+    return found
+
+
+def _same_names(index: Any, names: NDArray[Any]) -> bool:
+    """Whether labels are these names; plain numbers are no labels."""
+    counted = type(index).__name__ == "RangeIndex" and len(index) == names.size
+    return counted or [*map(str, index)] == [*map(str, names)]
+
+
+def _texts(names: Any) -> NDArray[Any]:
+    """Names as texts."""
+    return text_array([str(name) for name in np.asarray(names, object)])
+
+
+def _element(location: str, element: Any) -> Any:
+    """What anndata reads of an element of its files."""
+    io = require("anndata.io", "anndata", "AnnData files")
+    try:
+        return io.read_elem(element)
+    except Exception as error:  # anndata's own classes of errors change with its versions
+        raise DataError(
+            f"{element.name} of {location} cannot be read by the anndata that is installed "
+            f"({str(error).splitlines()[0][:200]}); a newer anndata may have written it: upgrade "
+            "anndata"
+        ) from error
+
+
+def _h5(location: str) -> Any:
+    h5py = require("h5py", "anndata", "AnnData files")
+    try:
+        return h5py.File(opened(location), "r")
+    except DaskfactorError:
+        raise
+    except OSError as error:
+        if not is_url(location) and not Path(location).exists():
+            raise DataError(f"{location} does not exist; check the path") from error
+        reason = str(error) if not is_url(location) else why(error, location)
+        raise DataError(f"{location} is no AnnData file that can be read: {reason}") from shown(
+            error, location
+        )

@@ -1,0 +1,126 @@
+"""One band of rows or of columns as a single block, for what works on a band by itself."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Bands, Grid
+from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock
+
+Array = NDArray[Any]
+SHORT_INDEX = 2**16
+"""Columns up to which their numbers take two bytes."""
+
+
+class OneBlock:
+    """A block that stands for all data, on a grid of one block."""
+
+    def __init__(self, block: AnyBlock) -> None:
+        self.block = block
+        self.grid = Grid(Bands((0, block.m)), Bands((0, block.n)))
+
+    def view(self, row: int, col: int) -> AnyBlock:
+        """Give the block for reading."""
+        del row, col
+        return self.block
+
+
+def part_of(block: AnyBlock, by_rows: bool, start: int, stop: int) -> AnyBlock:
+    """Give some of the rows, or of the columns, of a block."""
+    at = (slice(start, stop), slice(None)) if by_rows else (slice(None), slice(start, stop))
+    if isinstance(block, BlockView):
+        weights = None if block.weights is None else np.ascontiguousarray(block.weights[at])
+        rows, cols = block.block[at].shape
+        first = (block.row0 + start, block.col0) if by_rows else (block.row0, block.col0 + start)
+        return BlockView(block.array, *first, rows, cols, weights)
+    values, weights = _scipy(block)
+    part = values[at]
+    own = None if weights is None else weights[at].data
+    return _compressed(part.indptr, part.indices, part.data, part.shape, block.zeros, own)
+
+
+def _scipy(block: SparseBlock) -> tuple[Any, Any]:
+    """Give the values of compressed rows, and their weights if there are any, as scipy has them."""
+    pattern = block.indices.astype(np.int64), block.indptr.astype(np.int64)
+    shape = block.m, block.n
+    values = sparse.csr_array((block.values.copy(), *pattern), shape)
+    if block.weights is None:
+        return values, None
+    return values, sparse.csr_array((block.weights.copy(), *pattern), shape)
+
+
+def band_of(data: BlockedData, by_rows: bool, number: int) -> AnyBlock:
+    """Put the blocks of a band of rows, or of columns, together; no later reading overwrites them.
+
+    Windows of the caller's own array stay what they are.
+    """
+    others = range(data.grid.blocks)
+    places = [(number, other) if by_rows else (other, number) for other in others]
+    first = data.view(*places[0])
+    if isinstance(first, SparseBlock):
+        return _joined_sparse(data, places, by_rows)
+    if first.array.shape == data.shape and data.weights is None and data.in_memory:
+        m, n = (first.m, data.shape[1]) if by_rows else (data.shape[0], first.n)
+        return BlockView(first.array, first.row0, first.col0, m, n)
+    parts: list[Array] = []
+    weights: list[Array] = []
+    for place in places:
+        view: Any = data.view(*place)
+        parts.append(view.block.copy())
+        if view.weights is not None:
+            weights.append(view.weights.copy())
+    block = np.ascontiguousarray(np.concatenate(parts, int(by_rows)))
+    joined = np.ascontiguousarray(np.concatenate(weights, int(by_rows))) if weights else None
+    return BlockView(block, 0, 0, block.shape[0], block.shape[1], joined)
+
+
+def _joined_sparse(data: BlockedData, places: list[tuple[int, int]], by_rows: bool) -> AnyBlock:
+    values: list[Any] = []
+    weights: list[Any] = []
+    stack: Any = sparse.hstack if by_rows else sparse.vstack
+    for place in places:
+        view: Any = data.view(*place)
+        own, weight = _scipy(view)
+        values.append(own)
+        weights += [] if weight is None else [weight]
+    joined = stack(values, format="csr")
+    of = stack(weights, format="csr").data if weights else None
+    return _compressed(joined.indptr, joined.indices, joined.data, joined.shape, view.zeros, of)
+
+
+def _compressed(
+    indptr: Array, indices: Array, values: Array, shape: Any, zeros: bool, weights: Array | None
+) -> SparseBlock:
+    """Give compressed rows with the types of index that kernels are compiled for."""
+    m, n = shape
+    index = np.uint16 if n <= SHORT_INDEX else np.int32
+    pointer = np.int64 if values.size >= 2**31 else np.int32
+    return SparseBlock(indptr.astype(pointer), indices.astype(index), values, m, n, zeros, weights)
+
+
+def written_out(block: AnyBlock) -> SparseBlock:
+    """Give every observed cell of a block as an entry of compressed rows.
+
+    Sums over these have the same bits whatever other rows there are; of a matrix product they
+    depend on how many rows it has.
+    """
+    if isinstance(block, SparseBlock):
+        if not block.zeros:
+            return block
+        dense = np.zeros((block.m, block.n), block.values.dtype)
+        rows = np.repeat(np.arange(block.m), np.diff(block.indptr))
+        dense[rows, block.indices] = block.values
+        weights = None
+        if block.weights is not None:
+            weights = np.ones_like(dense)
+            weights[rows, block.indices] = block.weights
+    else:
+        dense, weights = block.block, block.weights
+    seen = ~np.isnan(dense)
+    indptr = np.concatenate([[0], np.cumsum(seen.sum(axis=1))])
+    indices = np.nonzero(seen)[1]
+    own = None if weights is None else weights[seen]
+    return _compressed(indptr, indices, dense[seen], dense.shape, False, own)

@@ -1,0 +1,103 @@
+"""What is done with one band of a state where it lies: functions for `ChainState.each`.
+
+They go to other processes where the bands are there, and what they return comes back: sums,
+numbers and flags, nothing that grows with a factor.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.data.grid import Grid
+from daskfactor.executors.state import ChainState, FactorBand, split_factor
+from daskfactor.models.rates import log_sum
+from daskfactor.models.settings import Mask, held
+
+Array = NDArray[Any]
+
+
+def pieces_of(grid: Grid, factor: int, whole: Array) -> list[Array]:
+    """Cut what has a number or a row for each of a factor's, in the grid's order, into bands'."""
+    return split_factor(whole, (grid.rows, grid.cols)[factor].offsets)
+
+
+def take_values(band: FactorBand, values: Array) -> None:
+    """Take values over."""
+    band.values[:] = values
+
+
+def take_array(band: FactorBand, array: Array, name: str) -> None:
+    """Take an array over that travels with a band."""
+    band.arrays[name] = array
+
+
+def fill_array(band: FactorBand, name: str, value: float) -> None:
+    """Set all numbers of an array."""
+    band.arrays[name][:] = value
+
+
+def drop_arrays(band: FactorBand, names: Sequence[str]) -> None:
+    """Drop arrays, as far as there are any by these names."""
+    for name in names:
+        band.arrays.pop(name, None)
+
+
+def take_counts(band: FactorBand, counts: dict[str, int]) -> None:
+    """Set counters."""
+    band.counts |= counts
+
+
+def is_finite(band: FactorBand) -> bool:
+    """Tell whether all values are finite."""
+    return bool(np.isfinite(band.values).all())
+
+
+def height(band: FactorBand) -> int:
+    """Count the rows of a band."""
+    return len(band.values)
+
+
+def moving(values: Array, frozen: Mask) -> Array:
+    """Return the columns of a band that are not frozen."""
+    return values if frozen is None else values[:, ~frozen]
+
+
+def sum_columns(band: FactorBand) -> Array:
+    """Add up every column, (K,)."""
+    return np.asarray(band.values.sum(axis=0, dtype=np.float64))
+
+
+class Moving(NamedTuple):
+    """Sums over the entries of a band that are not frozen; of logarithms where asked for."""
+
+    rows: int
+    size: int
+    total: float
+    logs: float = 0.0
+
+
+def sum_moving(band: FactorBand, frozen: Mask, logs: bool = False) -> Moving:
+    """Add up the entries that are not frozen; a zero's logarithm is that of a tiny number."""
+    free = moving(band.values, frozen)
+    total = float(free.sum(dtype=np.float64))
+    return Moving(len(free), free.size, total, log_sum(free) if logs else 0.0)
+
+
+def multiply(band: FactorBand, by: Any) -> None:
+    """Multiply columns by numbers, or all of them by one."""
+    band.values *= np.asarray(by).astype(band.values.dtype)
+
+
+def lift(band: FactorBand, by: float, frozen: Mask) -> None:
+    """Add a number to all entries that are not frozen."""
+    with held(band.values, frozen):
+        band.values += band.values.dtype.type(by)
+
+
+def column_sums(state: ChainState) -> list[Array]:
+    """Add up the columns of W and of Hᵀ, (K,) each."""
+    parts = state.each(sum_columns)
+    half = len(parts) // 2
+    return [np.sum(parts[:half], axis=0), np.sum(parts[half:], axis=0)]

@@ -1,0 +1,296 @@
+"""Rows of one factor given draws of the other, a band of them at a time.
+
+Given H rows of W are independent of each other and of all other data, so that a band of new
+rows goes through all draws of H by itself, by the very steps that samplers take in their pass
+over the rows. Each of these leaves p(w_i | H, v_i) as it is. A band is brought to the maximum of
+this density under the draw it begins with, learns its masses and steps while it visits draws from
+the last to the first, and takes ``steps`` steps under every draw from where the one before has
+led, in the scale that components have there: what is left of the latter falls geometrically with
+the number of steps.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.data.bands import OneBlock, band_of, part_of, written_out
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Block
+from daskfactor.executors.plan import Action, CycleOptions, Op
+from daskfactor.executors.state import FactorBand
+from daskfactor.inference.base import Sampler
+from daskfactor.inference.given import Condition, Given
+from daskfactor.inference.multiplicative import SMALLEST, take_share
+from daskfactor.inference.passes import Share, add_share
+from daskfactor.inference.program import DISPERSION, RATE, ROWS, Program, band_prior, law_of
+from daskfactor.kernels.variates import fill_gamma
+from daskfactor.kernels.views import AnyBlock, SparseBlock, Workspace
+from daskfactor.models.covariates import Covariates
+from daskfactor.models.settings import held
+from daskfactor.random import Stream, noise_key
+
+Array = NDArray[Any]
+CLIMB = 40
+"""Multiplicative updates that bring new rows to where their density is large."""
+TUNE = 100
+"""Steps in which masses and step sizes are learnt."""
+PART = 2**22
+"""Cells that rows have which are worked on together; what all of them need is small then."""
+SIDES = "rows", "columns"
+OF_RATES = 6
+"""Added to the factor in the address of the numbers that rates of rows are drawn from."""
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """How bands of new rows are drawn; what executors map over the bands.
+
+    Attributes
+    ----------
+    data
+        Of the new rows, with columns as ``given`` has them.
+    given
+        What the run says.
+    sampler
+        Whose steps these are.
+    floor
+        Smallest μ that gradients are taken at.
+    seed, first
+        Of the random numbers, and the number of the first row in their addresses.
+    steps
+        Steps under each draw.
+    point
+        Whether means over all draws are asked for, with numbers common to all rows.
+    covariates, fixed
+        Of the new rows, in the order of the grid, where the model has them.
+    out
+        `room` of all rows, in the order of the grid, where bands share it.
+    """
+
+    data: BlockedData
+    given: Given
+    sampler: Sampler
+    floor: float
+    seed: int
+    first: int
+    steps: int
+    point: bool
+    covariates: Covariates | None = None
+    fixed: Array | None = None
+    out: Array | None = None
+
+    def room(self, length: int) -> Array:
+        """Give room for draws of so many rows, (chain, draw, n, K'), or their means (n, K')."""
+        shape = length, self.given.model.width
+        if self.point:
+            return np.zeros(shape)
+        return np.zeros((*self.given.shape, *shape), self.data.dtype)
+
+    def __call__(self, number: int, work: Workspace) -> Array:
+        """Draw a band into its place in ``out``, or into room of its own where there is none."""
+        data, factor = self.data, self.given.factor
+        span = (data.grid.rows, data.grid.cols)[factor].slice(number)
+        count, out = span.stop - span.start, self.out
+        found = self.room(count) if out is None else out[..., span, :]
+        block = band_of(data, factor == ROWS, number)
+        length = max(1, PART // max(1, data.shape[1 - factor]))
+        for start in range(0, count, length):
+            stop = min(start + length, count)
+            part = part_of(block, factor == ROWS, start, stop)
+            at = slice(span.start + start, span.start + stop)
+            self._draw(Rows(self, part, at, work), found[..., start:stop, :])
+        return found
+
+    def _draw(self, rows: "Rows", out: Array) -> None:
+        """Draw rows, (chain, draw, n, K'), or add up their means, (n, K')."""
+        given, (chains, draws) = self.given, self.given.shape
+        masses = self._masses()
+        order = [list(range(draws))] if given.ordered else [[draw] for draw in range(draws)]
+        for chain in range(chains):
+            for each in order:
+                rows.begin(chain, each)
+                for draw in each:
+                    found = rows.drawn(chain, draw)
+                    if self.point:
+                        out += masses[chain, draw] * found
+                    else:
+                        out[chain, draw] = found
+
+    def _masses(self) -> Array:
+        """Probability masses of the draws."""
+        shape = self.given.shape
+        if "weight" in self.given.coords.coords:
+            return self.given.coords["weight"].values
+        return np.full(shape, 1.0 / (shape[0] * shape[1]))
+
+
+@lru_cache(maxsize=64)
+def _key(seed: int, chain: int) -> tuple[int, int]:
+    """Give the key of the noise of a chain."""
+    first, second = noise_key(seed, chain, Stream.TRANSFORM)
+    return int(first), int(second)
+
+
+@dataclass
+class Rows:
+    """A band of new rows on its way through the draws.
+
+    Attributes
+    ----------
+    plan, data, span
+        What is asked for, the data of these rows, and which they are, in the order of the grid.
+    band
+        Of the factor that is drawn.
+    program, other, scale
+        What the present draw says: priors and law, the other factor, what an alignment has
+        multiplied columns with.
+    cycle
+        Of the next step, in the address of its noise.
+    """
+
+    plan: NewRows
+    block: AnyBlock
+    span: slice
+    work: Workspace
+    data: Any = field(init=False)
+    band: FactorBand = field(init=False)
+    program: Program = field(init=False)
+    other: FactorBand = field(init=False)
+    scale: Array | None = field(init=False)
+    cycle: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        plan, model, block = self.plan, self.plan.given.model, self.block
+        zeros = isinstance(block, SparseBlock) and not model.likelihood.visits_all(block.zeros)
+        if not (zeros or plan.sampler.independent):
+            block = written_out(block)
+        self.data = OneBlock(block)
+        shape = self.span.stop - self.span.start, model.width
+        self.band = FactorBand(plan.first + self.span.start, np.zeros(shape, plan.data.dtype))
+
+    def begin(self, chain: int, draws: list[int]) -> None:
+        """Bring the band to where it can be drawn, and learn how; the first draw is next."""
+        plan, given = self.plan, self.plan.given
+        self.cycle = 0
+        self._look(chain, draws[0], fresh=True)
+        mean = given.prior_means(self.program.hyper)
+        start = np.broadcast_to(np.asarray(mean, self.band.values.dtype), self.band.values.shape)
+        self.band.values[:] = given.model.with_constants(SIDES[given.factor], start, given.mean)
+        if plan.fixed is not None:
+            self.band.values[:, self.program.frozen[given.factor]] = plan.fixed[self.span]
+        if plan.sampler.independent:
+            return
+        self._climb()
+        for step in range(TUNE):
+            self._go_on(chain, draws[-1 - step * len(draws) // TUNE])
+            self._step(adapt=True)
+
+    def drawn(self, chain: int, draw: int) -> Array:
+        """Take the steps under a draw; the band after them, or the mean of all."""
+        self._go_on(chain, draw)
+        plan, total = self.plan, np.zeros(self.band.values.shape)
+        for _ in range(plan.steps):
+            self._step()
+            if plan.point:
+                total += self.band.values
+        found = total / plan.steps if plan.point else self.band.values
+        return found if self.scale is None else found * self.scale.astype(found.dtype)
+
+    def _go_on(self, chain: int, draw: int) -> None:
+        """Go on to a draw, with components of the size that they have under it."""
+        before = self.other.values
+        self._look(chain, draw)
+        if self.plan.sampler.independent:
+            return
+        sums = [values.sum(axis=0, dtype=np.float64) for values in (before, self.other.values)]
+        usable = (sums[0] > 0) & (sums[1] > 0)
+        size = np.divide(sums[0], sums[1], out=np.ones_like(sums[0]), where=usable)
+        factor = self.plan.given.factor
+        mask = self.program.frozen[factor]
+        size[mask if mask is not None else slice(0, 0)] = 1.0
+        self.plan.sampler.resize(self.band, factor, size, self.program.hyper)
+
+    def _look(self, chain: int, draw: int, fresh: bool = False) -> None:
+        """Take over what a draw of the other factor says."""
+        plan, given, dtype = self.plan, self.plan.given, self.plan.data.dtype
+        found, factor = given.at(chain, draw), given.factor
+        self.other = FactorBand(0, np.ascontiguousarray(found.other, dtype))
+        if found.dispersions is not None and factor == ROWS:
+            self.other.arrays[DISPERSION] = found.dispersions[:, None].copy()
+        of_chain = chain if given.ordered else chain * given.shape[1] + draw
+        key = _key(plan.seed, of_chain)
+        self.program = Program(
+            plan.sampler,
+            found.law,
+            plan.floor,
+            found.hyper,
+            key,
+            given.model.frozen,
+            common=plan.point,
+        )
+        self.scale = found.scale
+        self._take_priors(found, fresh)
+
+    def _take_priors(self, found: Condition, fresh: bool) -> None:
+        """Give the band the priors of its rows, where these have their own."""
+        plan, given = self.plan, self.plan.given
+        if plan.covariates is not None and found.link is not None:
+            rate = found.hyper.prior(given.factor)[0] if given.model.nonnegative else None
+            rows = plan.covariates.at(np.arange(self.span.start, self.span.stop))
+            own = given.model.linked_prior(rows, found.link, rate)
+            self.band.arrays |= {name: np.asarray(value) for name, value in own.items()}
+        elif fresh and given.learns_rows:
+            self.band.arrays[RATE] = np.full(
+                (len(self.band.values), 1), found.hyper.prior(given.factor)[0]
+            )
+
+    def _climb(self) -> None:
+        """Go to a maximum of the density by multiplicative updates; then tell the sampler."""
+        plan, given, program = self.plan, self.plan.given, self.program
+        hyper = program.hyper
+        rate, shape = band_prior(self.band, hyper, given.factor)
+        phi, law = hyper.dispersion, program.likelihood
+        smallest = SMALLEST * float(np.mean(given.prior_means(hyper)))
+        prior = phi * rate, phi * (max(shape, 1.0) - 1.0)
+        for _ in range(CLIMB):
+            share = self._share()
+            with held(self.band.values, program.frozen[given.factor]):
+                take_share(self.band.values, share, *prior, law, smallest)
+                np.maximum(self.band.values, smallest, out=self.band.values)
+        _, denominator = self._share()
+        plan.sampler.begin(self.band, given.factor, denominator, hyper)
+
+    def _share(self) -> Share:
+        """Return numerator and denominator of the multiplicative update."""
+        factor, program, values = self.plan.given.factor, self.program, self.band.values
+        bands = (self.band, self.other) if factor == ROWS else (self.other, self.band)
+        numerator, denominator = np.zeros((2, *values.shape), values.dtype)
+        share, law = (numerator, denominator), law_of(program.likelihood, bands[1])
+        add_share(self.data.view(0, 0), law, factor, bands, program.floor, share, self.work)
+        return share
+
+    def _step(self, adapt: bool = False) -> None:
+        """Take one of the sampler's steps with the band, and draw the rates of its rows."""
+        plan, factor = self.plan, self.plan.given.factor
+        visits, wanted = plan.sampler.work(1).visits // 2, CycleOptions(adapt=adapt)
+        bands = (self.band, self.other) if factor == ROWS else (self.other, self.band)
+        for iteration in range(factor * visits, (factor + 1) * visits):
+            op = Op(Action.UPDATE, Block(0, 0), self.cycle, iteration, 1.0, False, wanted)
+            plan.sampler.block_step(self.program, op, self.data, bands, self.work)
+        if RATE in self.band.arrays and plan.covariates is None:
+            self._draw_rates()
+        self.cycle += 1
+
+    def _draw_rates(self) -> None:
+        """Draw the rate of every row: λ_i ~ Gamma(α + a K, b + Σ_k θ_ik)."""
+        given, band, program = self.plan.given, self.band, self.program
+        shape, prior, free = given.rate_law(program.hyper)
+        length = len(band.values)
+        out = np.empty((1 if program.common else length, 1))
+        address = program.address(band, self.cycle, given.factor + OF_RATES)
+        fill_gamma(np.full_like(out, shape), np.ones_like(out), *address, out)
+        total = band.values[:, free].sum(axis=1, dtype=np.float64, keepdims=True)
+        band.arrays[RATE] = out / (prior + total)

@@ -1,0 +1,216 @@
+"""Passes over the data with both factors, as plans: how well they fit, sums that one is moved by.
+
+In a pass a band meets all blocks of its row or column, one in each round, and gathers from them
+what is then done with it, in the operation with the last of them. Sums come in the order of the
+plan, so they have the same bits on every executor.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Passes
+from daskfactor.executors.base import Executor
+from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan, plan_visits
+from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.inference.bands import drop_arrays, pieces_of, take_array
+from daskfactor.inference.program import (
+    COLUMNS,
+    DISPERSION,
+    RATE,
+    ROWS,
+    Fit,
+    law_of,
+    take_fits,
+)
+from daskfactor.kernels import blockwise
+from daskfactor.kernels.views import AnyBlock, Workspace
+from daskfactor.models.likelihood import Likelihood
+
+Array = NDArray[Any]
+Share = tuple[Array, Array]
+"""Numerator and denominator of the multiplicative update of a band, or a block's part of them."""
+Finish = Callable[..., None]
+"""What is done with a band that has met all of its blocks: ``(band, share, factor=, cycle=)``."""
+BOTH = ROWS, COLUMNS
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What programs of passes have in common: the law, and evaluations.
+
+    Attributes
+    ----------
+    likelihood, floor
+        The law of an entry given its mean μ, and the smallest μ that it is taken at.
+    sides
+        The factor whose bands gather in each visit of all blocks that a cycle makes.
+    reads, writes
+        Names of the arrays that the end of a visit reads and changes; sums that are gathered
+        are made and used up on the way and need no name.
+    """
+
+    likelihood: Likelihood
+    floor: float
+    sides: tuple[int, ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+    def place(self, op: Op, blocks: int) -> tuple[int, bool, bool]:
+        """Say which factor gathers in an operation, and whether it is its visit's first or last."""
+        visit, position = divmod(op.iteration % (len(self.sides) * blocks), blocks)
+        return self.sides[visit], position == 0, position == blocks - 1
+
+    def update(
+        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        """Refuse: a pass that gathers says how."""
+        raise NotImplementedError
+
+    def evaluate(
+        self,
+        op: Op,
+        data: BlockedData,
+        rows: FactorBand,
+        cols: FactorBand,
+        cells: BlockCells | None,
+        workspace: Workspace,
+    ) -> Evaluation:
+        """Add up the fit over a block."""
+        del cells
+        sums, law = np.zeros(2), law_of(self.likelihood, cols)
+        block = data.view(*op.block), law, rows.values, cols.values, self.floor
+        blockwise.evaluate(*block, sums, None, workspace)
+        return Evaluation(op.cycle, op.block, sums)
+
+    def touches(self, op: Op) -> tuple[str, ...]:
+        """Name the arrays of a band that an operation reads or writes."""
+        return (DISPERSION, RATE, *self.reads, *self.changes(op))
+
+    def changes(self, op: Op) -> tuple[str, ...]:
+        """Name the arrays of a band that an operation writes."""
+        return self.writes if op.action == Action.UPDATE else ()
+
+
+@dataclass(frozen=True)
+class SharePass(Pass):
+    """Gathers the numerators and denominators of the multiplicative update.
+
+    ``finish`` is called with a band's, in the operation with its last block.
+    """
+
+    finish: Finish | None = None
+
+    def update(
+        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        """Add a block's share to what the band of the side has gathered."""
+        (factor, first, last), bands = self.place(op, data.grid.blocks), (rows, cols)
+        band, law = bands[factor], law_of(self.likelihood, cols)
+        if first:
+            band.arrays |= {name: np.zeros_like(band.values) for name in GATHERED}
+        share = band.arrays[GATHERED[0]], band.arrays[GATHERED[1]]
+        add_share(data.view(*op.block), law, factor, bands, self.floor, share, workspace)
+        if last:
+            drop_arrays(band, GATHERED)
+            assert self.finish is not None
+            self.finish(band, share, factor=factor, cycle=op.cycle)
+
+
+GATHERED = "numerator", "denominator"
+TRIED, FITS = "tried", "fits of columns"
+
+
+def add_share(
+    view: AnyBlock,
+    law: Likelihood,
+    factor: int,
+    bands: tuple[FactorBand, FactorBand],
+    floor: float,
+    share: Share,
+    work: Workspace,
+) -> None:
+    """Add a block's numerator and denominator of the multiplicative update of a factor."""
+    factors = bands[0].values, bands[1].values
+    blockwise.multiplicative(view, law, factor == ROWS, *factors, floor, share, work)
+
+
+@dataclass(frozen=True)
+class ColumnPass(Pass):
+    """Gathers the fit of every column at a dispersion of its own that is tried."""
+
+    sides: tuple[int, ...] = (COLUMNS,)
+    reads: tuple[str, ...] = (TRIED,)
+    writes: tuple[str, ...] = (FITS,)
+
+    def update(
+        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+    ) -> None:
+        """Add the fits of a block's columns."""
+        law, _ = self.likelihood.at(cols.arrays[TRIED].copy())
+        if self.place(op, data.grid.blocks)[1]:
+            cols.arrays[FITS] = np.zeros(len(cols.values))
+        block = data.view(*op.block), law, False, rows.values, cols.values
+        sums = np.zeros_like(cols.values), cols.arrays[FITS]
+        blockwise.slope(*block, self.floor, sums, workspace)
+
+
+def run_pass(
+    executor: Executor,
+    program: Pass,
+    state: ChainState,
+    data: BlockedData,
+    cycles: int = 1,
+    on_cycle: Callable[[int], None] | None = None,
+) -> None:
+    """Make a program's visits of all blocks, cycle by cycle, and change the state.
+
+    ``on_cycle`` is told of every cycle that is done, by number.
+    """
+    plan = build_plan(
+        Passes(len(program.sides)),
+        data.n_observed,
+        range(cycles),
+        lambda cycle: np.random.default_rng(0),  # passes have one order only
+        lambda cycle: CycleOptions(),
+    )
+    told, each = 0, len(program.sides) * data.grid.blocks**2
+
+    def tell(done: int) -> None:
+        nonlocal told
+        while on_cycle is not None and (told + 1) * each <= done:
+            on_cycle(told)
+            told += 1
+
+    state.become(executor.run(plan, program, state, data, tell))
+
+
+def evaluate(
+    executor: Executor, data: BlockedData, state: ChainState, likelihood: Likelihood, floor: float
+) -> Fit:
+    """Evaluate how well a state fits, summed over blocks in row-major order."""
+    plan = plan_visits(data.n_observed, Action.EVALUATE)
+    state.become(executor.run(plan, Pass(likelihood, floor), state, data))
+    (fit,) = take_fits(state).values()
+    return fit
+
+
+def fit_columns(
+    executor: Executor,
+    data: BlockedData,
+    state: ChainState,
+    likelihood: Likelihood,
+    floor: float,
+    dispersions: Array,
+) -> Array:
+    """Return minus the divergence of every column at a dispersion of its own, (J,)."""
+    state.each(partial(take_array, name=TRIED), COLUMNS, pieces_of(data.grid, COLUMNS, dispersions))
+    run_pass(executor, ColumnPass(likelihood, floor), state, data)
+    found = state.gather("columns", FITS)
+    state.each(partial(drop_arrays, names=(TRIED, FITS)), COLUMNS)
+    return found

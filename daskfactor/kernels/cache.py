@@ -1,0 +1,269 @@
+"""Compiled kernels on disk, between processes and for all processes of a user.
+
+A kernel is compiled once on a machine: the next process, and every worker process of a
+cluster, reads it. Files lie in one folder, the first of these that is named:
+
+1. ``DASKFACTOR_JIT_CACHE=/path`` (``DASKFACTOR_JIT_CACHE=0`` keeps nothing);
+2. ``daskfactor`` in numba's own folder, ``NUMBA_CACHE_DIR``;
+3. ``daskfactor/kernels`` in ``XDG_CACHE_HOME``, or in ``~/.cache``.
+
+A file is named after all that its code follows from: the kernel and everything that it
+calls or names, the types of its arguments, the processor, the versions of Python, NumPy,
+numba and llvmlite. So a file never needs to be replaced, processes that write at the same
+time write the same, and checkouts, versions and machines share a folder. It begins with the
+SHA-256 of the rest: one that is damaged is written anew. Where nothing can be read or written,
+kernels are compiled as if there were no cache.
+
+Files that no process has read for 30 days go, and the least recently used ones where all
+take more than 512 MiB. Files are unpickled: keep the folder to yourself.
+"""
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from enum import Enum
+from functools import cache, cached_property
+from hashlib import sha256
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+from uuid import uuid4
+
+import llvmlite
+import numba
+import numpy as np
+from numba.core.caching import _Cache
+from numba.core.compiler import CompileResult
+from numba.core.runtime.nrt import rtsys
+from numba.core.serialize import dumps
+
+from daskfactor.errors import OptionError
+
+VARIABLE = "DASKFACTOR_JIT_CACHE"
+HOUR = 3600.0
+UNUSED = 30 * 24 * HOUR
+MOST_BYTES = 512 * 2**20
+DIGEST = 32
+SWEPT = "swept"
+"""Name of the file whose age is the time since files were last removed."""
+
+OVERLOADS: dict[Callable[..., Any], tuple[Callable[..., Any], Any]] = {}
+"""What stands for a Python function in compiled code, and its compiler options."""
+
+# Settings of numba that change what is compiled, or what it needs to run.
+_SETTINGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT", "USING_SVML")
+
+
+def cache_folder() -> Path | None:
+    """Return the folder that compiled kernels are kept in, None where they are not.
+
+    Raises
+    ------
+    OptionError
+        If ``DASKFACTOR_JIT_CACHE`` is neither 0, 1 nor an absolute path.
+    """
+    said = os.environ.get(VARIABLE, "").strip()
+    if said == "0":
+        return None
+    with suppress(RuntimeError):  # of a user without a home
+        if said not in ("", "1"):
+            folder = Path(said).expanduser()
+            if not folder.is_absolute():
+                raise OptionError(
+                    f"{VARIABLE} is {said!r}; it must be 0 (keep no compiled kernels), 1 (keep "
+                    f"them in the usual folder) or the absolute path of a folder for them"
+                )
+            return folder
+        # getattr: numba fills its configuration in at run time, unseen by type checkers.
+        if of_numba := getattr(numba.config, "CACHE_DIR", ""):
+            return Path(of_numba, "daskfactor").absolute()
+        of_user = os.environ.get("XDG_CACHE_HOME", "")
+        # Relative paths are invalid there, and to be ignored (XDG Base Directory Specification).
+        base = Path(of_user) if Path(of_user).is_absolute() else Path.home() / ".cache"
+        return base / "daskfactor" / "kernels" if base.is_absolute() else None
+    return None
+
+
+@cache
+def _code(code: CodeType) -> str:
+    """What a function does, nested ones included, wherever it is written."""
+    constants = [_code(c) if isinstance(c, CodeType) else _plain(c) for c in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+
+
+def _plain(value: Any) -> str:
+    """Text of a constant; the order within a set of strings changes from process to process."""
+    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+def _names(code: CodeType) -> set[str]:
+    nested = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
+    return set(code.co_names).union(*nested)
+
+
+def _content(value: Any, names: Iterable[str], seen: set[int]) -> str:
+    """What code with such names may take from a value that it uses."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {sha256(value.tobytes()).hexdigest()}"
+    if isinstance(value, tuple | list):
+        return f"{type(value)} {[_content(each, names, seen) for each in value]}"
+    if isinstance(value, ModuleType):
+        return f"{value.__name__} {_of_module(value, names, seen)}"
+    if isinstance(value, type):
+        return f"{value} {list(value) if issubclass(value, Enum) else vars(value).get('_fields')}"
+    made = getattr(value, "_defn", value)  # of an intrinsic
+    function = getattr(made, "py_func", made)
+    if not isinstance(function, FunctionType):
+        if " at 0x" in (text := _plain(value)):
+            raise TypeError(f"{text} has no description that holds in another process")
+        return text
+    if id(function) in seen:
+        return function.__name__
+    seen.add(id(function))
+    options = sorted((getattr(made, "targetoptions", None) or {}).items())
+    return f"{options} {_of_function(function, seen)}"
+
+
+def _of_module(module: ModuleType, names: Iterable[str], seen: set[int]) -> list[str]:
+    """What code with such names may take from a module of this package."""
+    if not module.__name__.startswith(f"{__name__.partition('.')[0]}."):
+        return []
+    used = sorted(set(names) & vars(module).keys())
+    return [f"{name}: {_content(vars(module)[name], (), seen)}" for name in used]
+
+
+def _of_function(function: FunctionType, seen: set[int]) -> str:
+    """Code, defaults, cells, the globals that the code names, and what stands for it compiled."""
+    code = function.__code__
+    names = _names(code)
+    used = {name: function.__globals__.get(name) for name in names}
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    used |= {name: cell.cell_contents for name, cell in cells}
+    parts = [f"{name}: {_content(used[name], names, seen)}" for name in sorted(used)]
+    defaults = f"{function.__defaults__} {function.__kwdefaults__}"
+    implementation, options = OVERLOADS.get(function, (None, {}))
+    overloaded = f"{_content(implementation, (), seen)} {sorted(options.items())}"
+    return f"{_code(code)} {defaults} {parts} {overloaded}"
+
+
+def description(made: Any) -> str:
+    """All that a compiled function follows from, the same in every process.
+
+    Raises
+    ------
+    TypeError
+        If it uses an object that cannot be told apart from others between processes.
+    """
+    return _content(made, (), set())
+
+
+class KernelCache(_Cache):
+    """What numba asks for a compiled function, and gives one to keep.
+
+    numba's own cache knows a closure by its cells, and kernels in them change their names from
+    process to process; and it numbers its files in an index, in which processes that write at
+    the same time lose or exchange each other's, so that code for other types is loaded.
+    """
+
+    def __init__(self, made: Any, folder: Path) -> None:
+        self._made, self._function = made, made.py_func
+        self._folder = folder
+
+    @property
+    def cache_path(self) -> str:
+        return str(self._folder)
+
+    def enable(self) -> None:
+        """Do nothing: a kernel that has a cache uses it."""
+
+    disable = enable
+
+    def flush(self) -> None:
+        """Do nothing: a file is never out of date."""
+
+    @cached_property
+    def _content(self) -> str:
+        # Not before the first call: a function may name globals that come after it.
+        function = self._function
+        # What is kept names the module that it is loaded into.
+        names = f"{function.__module__}.{function.__qualname__}"
+        content = f"{names} {description(self._made)}"
+        if function.__closure__ is not None:
+            # The linker knows functions by name: those of several processes must not share one.
+            name = function.__qualname__.partition("#")[0]
+            function.__qualname__ = f"{name}#{sha256(content.encode()).hexdigest()[:16]}"
+        return content
+
+    def _file(self, signature: Any, codegen: Any) -> Path:
+        if " at 0x" in (types := str(signature)):
+            raise TypeError(f"{types} has no description that holds in another process")
+        settings = [getattr(numba.config, name, None) for name in _SETTINGS]
+        versions = sys.implementation.cache_tag, np.__version__, numba.__version__
+        text = f"{self._content} {types} {codegen.magic_tuple()} {settings} {versions}"
+        digest = sha256(f"{text} {llvmlite.__version__}".encode()).hexdigest()
+        return self._folder / f"{self._function.__name__.strip('_')}-{digest[:32]}.nbc"
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return what was compiled for a signature, None where it is not kept."""
+        with suppress(Exception):  # whatever a file holds that is not ours: it is written anew
+            kept = _read(self._file(sig, target_context.codegen()))
+            if sha256(kept[DIGEST:]).digest() == kept[:DIGEST]:
+                # Compiled code needs no more of numba than this. Its own cache prepares for
+                # compilation here, which takes longer than all kernels of a run take to load.
+                rtsys.initialize(target_context)
+                return CompileResult._rebuild(target_context, *pickle.loads(kept[DIGEST:]))
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled for a signature, if it would hold in another process."""
+        if data.library.has_dynamic_globals or any(not each.can_cache for each in data.lifted):
+            return
+        with suppress(OSError, TypeError, pickle.PicklingError):  # is compiled all the same
+            file = self._file(sig, data.codegen)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            begun = file.with_suffix(f".{uuid4().hex}")
+            compiled = dumps(data._reduce())
+            try:
+                begun.write_bytes(sha256(compiled).digest() + compiled)
+                begun.replace(file)
+            finally:
+                begun.unlink(missing_ok=True)
+            sweep(self._folder)
+
+
+def _read(file: Path) -> bytes:
+    """Read a file, and say by its time once a day that it is in use."""
+    with file.open("rb") as opened:
+        if time.time() - os.fstat(opened.fileno()).st_mtime > 24 * HOUR:
+            with suppress(OSError):  # a folder of somebody else's
+                os.utime(file)
+        return opened.read()
+
+
+def sweep(folder: Path, unused: float = UNUSED, most: int = MOST_BYTES) -> None:
+    """Remove files that nobody used for long, and the oldest of too many; once an hour at most.
+
+    A process that is reading one reads on, and one that comes late compiles.
+    """
+    marker, now = folder / SWEPT, time.time()
+    with suppress(FileNotFoundError):
+        if now - marker.stat().st_mtime < HOUR:
+            return
+    marker.touch()
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # One that was listed may be gone, removed by another process.
+            with suppress(FileNotFoundError):
+                about = entry.stat(follow_symlinks=False)
+                found.append((about.st_mtime, about.st_size, entry))
+    total = 0
+    for used, size, entry in sorted(found, key=lambda each: each[0], reverse=True):
+        total += size
+        begun = not entry.name.endswith(".nbc")  # by a process that was killed
+        if entry.name != SWEPT and (now - used > (HOUR if begun else unused) or total > most):
+            with suppress(OSError):
+                Path(entry).unlink()

@@ -1,0 +1,189 @@
+r"""Search the best columns of every row by a score over all draws, where a bound does not rule out.
+
+With draws of one row, a = (a_1, ..., a_D), and of one column, b, all of K components one after
+another, the scores are functions of
+
+    mu_d = a_d . b_d,    mean = sum_d w_d mu_d,    quantile of mu_d at a level
+
+and an upper bound of the score of every cell is known beforehand. A cell whose bound is below the
+n-th best score of its row so far cannot be among the n best. Of equal scores the column that comes
+first is better, so that the result does not depend on the order in which cells are looked at.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.kernels.jit import jit, jit_exact
+
+Array = NDArray[Any]
+Wide = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@jit
+def means_of_draws(a: Array, b: Array, out: Wide) -> None:
+    """mu_d of one cell, (D,), from its row's and its column's draws, (D * K,), double precision."""
+    width = a.size // out.size
+    for d in range(out.size):
+        total = 0.0
+        for k in range(d * width, (d + 1) * width):
+            total += np.float64(a[k]) * np.float64(b[k])
+        out[d] = total
+
+
+@jit_exact
+def mean_of(mu: Wide, weights: Wide) -> float:
+    """Sum of w_d mu_d."""
+    total = 0.0
+    for d in range(mu.size):
+        total += weights[d] * mu[d]
+    return total
+
+
+@jit_exact
+def quantile_of(mu: Wide, weights: Wide, level: float, equal: bool, order: Ints) -> float:
+    """Quantile at a level, as `daskfactor.results.cellwise` has it; ``mu`` is left sorted.
+
+    Of draws with ``equal`` weights, the usual one, linear between draws; else the mean of the
+    inverse distribution function over a window whose width is one over the effective number.
+    """
+    count = mu.size
+    if equal:
+        mu.sort()
+        place = level * (count - 1)
+        below = int(place)
+        above = min(below + 1, count - 1)
+        return float(mu[below] + (place - below) * (mu[above] - mu[below]))
+    for d in range(count):  # few draws have weight: insertion is enough
+        at = d
+        while at > 0 and mu[order[at - 1]] > mu[d]:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = d
+    width = 0.0
+    for d in range(count):
+        width += weights[d] * weights[d]
+    low = level * (1.0 - width)
+    reached, before, total, mass = 0.0, 0.0, 0.0, 0.0
+    for d in order:
+        reached += weights[d]
+        inside = min(max(reached, low), low + width) - min(max(before, low), low + width)
+        total += inside * mu[d]
+        mass += inside
+        before = reached
+    return total / mass
+
+
+@jit_exact
+def is_among(numbers: Ints, low: int, high: int, wanted: int) -> bool:
+    """Whether a number is among ascending ones from ``low`` up to ``high``."""
+    stop = high
+    while low < stop:
+        middle = (low + stop) // 2
+        if numbers[middle] < wanted:
+            low = middle + 1
+        else:
+            stop = middle
+    return bool(low < high and numbers[low] == wanted)
+
+
+@jit_exact
+def insert(scores: Wide, found: Ints, score: float, column: int) -> None:
+    """Put a column in its place among the n best of a row, of which the last one falls out."""
+    at = scores.size - 1
+    while at > 0 and (
+        score > scores[at - 1] or (score == scores[at - 1] and column < found[at - 1])
+    ):
+        scores[at], found[at] = scores[at - 1], found[at - 1]
+        at -= 1
+    scores[at], found[at] = score, column
+
+
+@jit_exact
+def search(
+    bounds: NDArray[np.float32],
+    rows: Array,
+    columns: Array,
+    numbers: Ints,
+    weights: Wide,
+    level: float,
+    equal: bool,
+    starts: Ints,
+    excluded: Ints,
+    scores: Wide,
+    found: Ints,
+    mu: Wide,
+    order: Ints,
+) -> int:
+    """Bring the n best columns of some rows up to date with some more columns.
+
+    Parameters
+    ----------
+    bounds : (R, C)
+        Upper bounds of the scores.
+    rows, columns : (R, D * K), (C, D * K)
+        Draws of the factors.
+    numbers : (C,)
+        What the columns are called.
+    weights : (D,)
+        Masses of the draws, which add up to 1; ``equal`` if they are.
+    level
+        Of the quantile that is the score; negative: the score is the mean.
+    starts, excluded : (R + 1,), (E,)
+        The columns that each row leaves out, in ascending order.
+    scores, found : (R, n)
+        The best so far, from the best on; minus infinity and -1 where there are none.
+    mu, order : (D,)
+        Room.
+
+    Returns
+    -------
+    int
+        How many scores were computed.
+    """
+    looked, last = 0, scores.shape[1] - 1
+    for r in range(bounds.shape[0]):
+        least = scores[r, last]
+        for c in range(bounds.shape[1]):
+            if bounds[r, c] < least:
+                continue
+            if is_among(excluded, starts[r], starts[r + 1], numbers[c]):
+                continue
+            means_of_draws(rows[r], columns[c], mu)
+            if level < 0.0:
+                score = mean_of(mu, weights)
+            else:
+                score = quantile_of(mu, weights, level, equal, order)
+            looked += 1
+            if score > least or (score == least and numbers[c] < found[r, last]):
+                insert(scores[r], found[r], score, numbers[c])
+                least = scores[r, last]
+    return looked
+
+
+@jit_exact
+def describe(
+    rows: Array,
+    columns: Array,
+    row_at: Ints,
+    column_at: Ints,
+    weights: Wide,
+    levels: Wide,
+    equal: bool,
+    out: Wide,
+    mu: Wide,
+    order: Ints,
+) -> None:
+    """Mean, standard deviation and quantiles at two levels of some cells, (p, 4)."""
+    for p in range(row_at.size):
+        means_of_draws(rows[row_at[p]], columns[column_at[p]], mu)
+        mean, square = mean_of(mu, weights), 0.0
+        for d in range(mu.size):
+            square += weights[d] * (mu[d] - mean) ** 2
+        out[p, 0], out[p, 1] = mean, np.sqrt(square)
+        out[p, 2] = quantile_of(mu, weights, levels[0], equal, order)
+        if not equal:  # else they are sorted by now, which changes nothing
+            means_of_draws(rows[row_at[p]], columns[column_at[p]], mu)
+        out[p, 3] = quantile_of(mu, weights, levels[1], equal, order)

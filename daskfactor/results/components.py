@@ -1,0 +1,312 @@
+r"""Components of a result as people are shown them: named, by weight, in the unit of the data.
+
+The scale of a component is shared out between its column of W and its row of H at will. Here
+columns of W have mean 1 (root mean square 1, where factors have signs), so that rows of H are
+in the unit of the data:
+
+.. math:: w_{ik} \to w_{ik} / c_k, \qquad h_{kj} \to c_k h_{kj}, \qquad
+    c_k = \frac1I \sum_i \mathrm{E}[w_{ik}]
+
+and a row of H is what the component adds to a column of the data, in the mean over rows.
+"""
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from daskfactor.errors import OptionError
+from daskfactor.results.align import align, stored_model
+from daskfactor.results.compare import intensity_shares
+from daskfactor.results.predict import matched_interval
+from daskfactor.results.schema import MOMENTS, factor_dims
+from daskfactor.results.trace import Trace, as_tree, draw_weights, has_draws, over_chains
+
+Array = NDArray[np.float64]
+
+INTERVAL = 0.9
+"""Probability of the intervals that are shown."""
+SURE = 0.95
+"""Share of draws from which on a component is in about all of them."""
+
+
+class Factor(NamedTuple):
+    """One factor, scaled as above.
+
+    Attributes
+    ----------
+    name
+        ``"W"`` or ``"H"``.
+    dim
+        Dimension of the data.
+    labels
+        Its coordinates.
+    mean
+        (component, entry).
+    variance
+        Of the same shape; None of a point estimate.
+    nonnegative
+        Whether values cannot be below zero.
+    """
+
+    name: str
+    dim: str
+    labels: xr.Dataset
+    mean: Array
+    variance: Array | None
+    nonnegative: bool
+
+    def interval(self, component: int, at: Any = slice(None)) -> tuple[Array, Array] | None:
+        """Ends of the interval of some entries, from a law with their mean and variance."""
+        if self.variance is None:
+            return None
+        mean, variance = self.mean[component, at], self.variance[component, at]
+        return matched_interval(mean, variance, self.nonnegative, INTERVAL)
+
+    def largest(self, component: int, count: int) -> NDArray[np.int64]:
+        """Positions of the entries of largest size, in descending order."""
+        sizes = np.abs(self.mean[component])
+        return np.asarray(np.argsort(-sizes, kind="stable")[:count], dtype=np.int64)
+
+    @property
+    def names(self) -> list[str]:
+        """What entries are called."""
+        if self.dim in self.labels.coords:
+            return [told_label(one) for one in self.labels[self.dim].values]
+        texts = [n for n, one in self.labels.coords.items() if one.dtype.kind in "OUT"]
+        if texts:  # the only names there are
+            return [str(one) for one in self.labels[texts[0]].values]
+        numbers = [(str(n), one.values) for n, one in self.labels.coords.items()]
+        if numbers:  # such as latitude and longitude
+            return [
+                ", ".join(f"{name} {told_label(values[at])}" for name, values in numbers)
+                for at in range(self.mean.shape[1])
+            ]
+        return [f"{self.dim} {at}" for at in range(self.mean.shape[1])]
+
+
+class Components(NamedTuple):
+    """All components of a result, the one that carries most of the data first.
+
+    Attributes
+    ----------
+    W, H
+        Both factors.
+    labels
+        Labels of the components.
+    weight
+        Share of the data's mean that each carries, adding up to 1.
+    present
+        Share of the draws in which each appears; None where nothing was aligned.
+    present_by_chain
+        The same for each chain, (chain, component).
+    chain
+        Label of the chain that is shown, None of all of them together.
+    quantity
+        What the values of the data are, and their unit, as `told_quantity` writes it.
+    """
+
+    W: Factor
+    H: Factor
+    labels: list[Any]
+    weight: Array
+    present: Array | None
+    present_by_chain: Array | None
+    chain: Any
+    quantity: str
+
+    @property
+    def titles(self) -> list[str]:
+        """Names of the components."""
+        return [component_title(label) for label in self.labels]
+
+    def factor(self, name: str) -> Factor:
+        """Return one factor by its name."""
+        return self.W if name == "W" else self.H
+
+
+def component_title(label: Any) -> str:
+    """Write the label of a component as its name."""
+    return f"component {label}" if str(label).isdecimal() else str(label)
+
+
+def told_label(label: Any) -> str:
+    """Write a label of an entry: dates without needless digits, numbers short."""
+    if isinstance(label, np.datetime64):
+        return "no date" if np.isnat(label) else str(np.datetime_as_string(label, unit="auto"))
+    return f"{label:.6g}" if isinstance(label, float | np.floating) else str(label)
+
+
+def told_quantity(attrs: Any, name: str) -> str:
+    """Write what a coordinate, or the data, is and its unit: its long name, else its name."""
+    told = str(attrs.get("long_name") or attrs.get("standard_name") or name).replace("_", " ")
+    units = str(attrs.get("units") or "")
+    return f"{told} [{units}]" if units and units != "1" else told
+
+
+def components_of(result: Trace | xr.Dataset, chain: int | None = None) -> Components:
+    """Components of a run, of particles or of a point estimate.
+
+    Draws are aligned, if they are not, and chains taken together; of a run that kept moments
+    alone, components of different chains have nothing in common, so that one is shown.
+
+    Parameters
+    ----------
+    result
+        What `sample`, `resume`, `stein_posterior`, `open_run`, `align` or `optimize` returned,
+        or the path of a store.
+    chain
+        Position of the only chain to look at.
+
+    Raises
+    ------
+    OptionError
+        If there are no factors, or no such chain.
+    """
+    if isinstance(result, xr.Dataset):
+        return _of_point(result)
+    tree = with_names(as_tree(result))
+    dims, group = factor_dims(tree), labelled(tree)
+    count = group.sizes["chain"]
+    if chain is not None and not 0 <= chain < count:
+        raise OptionError(f"chain must be a position from 0 to {count - 1}, got {chain}")
+    together = "alignment" in tree.children
+    alone = chain if chain is not None or together else 0
+    found = {name: factor_moments(tree, name, alone) for name in "WH"}
+    model = stored_model(tree)
+    least = min(float(mean.min()) for mean, _ in found.values())
+    nonnegative = least >= 0 if model is None else bool(model.nonnegative)
+    shown = None if alone is None or count == 1 else group["chain"].values[alone].item()
+    alignment = tree["alignment"].to_dataset() if together else None
+    return _ordered(
+        [
+            _factor(name, dim, group, *found[name], nonnegative)
+            for name, dim in zip("WH", dims, strict=True)
+        ],
+        group["component"].values.tolist(),
+        alignment,
+        shown,
+        _quantity(tree.attrs),
+    )
+
+
+def with_names(tree: xr.DataTree) -> xr.DataTree:
+    """A trace whose components have the names that `align` gives them, if it has draws."""
+    if "alignment" in tree.children or not has_draws(tree):
+        return tree
+    if tree["posterior"].sizes["draw"] == 0:
+        raise OptionError("the run has no draws yet: resume it first")
+    return align(tree)
+
+
+def labelled(tree: xr.DataTree) -> xr.Dataset:
+    """A group that has the labels of rows, columns and components."""
+    return tree[MOMENTS if MOMENTS in tree.children else "posterior"].to_dataset()
+
+
+def _quantity(attrs: Any) -> str:
+    about = json.loads(attrs.get("data", "{}"))
+    return told_quantity(about, about.get("name") or "value")
+
+
+def _of_point(point: xr.Dataset) -> Components:
+    """Factors without draws."""
+    if not {"W", "H"} <= set(point.data_vars):
+        raise OptionError(
+            f"there are no factors W and H in a dataset with {sorted(map(str, point))}; pass what "
+            "sample() or optimize() returned"
+        )
+    W = point["W"].transpose(..., "component")
+    H = point["H"].transpose("component", ...)
+    dims = str(W.dims[0]), str(H.dims[1])
+    means = W.values.T.astype(np.float64), H.values.astype(np.float64)
+    nonnegative = bool(min(mean.min() for mean in means) >= 0)
+    sides = zip("WH", dims, means, strict=True)
+    factors = [_factor(name, dim, point, mean, None, nonnegative) for name, dim, mean in sides]
+    return _ordered(factors, point["component"].values.tolist(), None, None, _quantity(point.attrs))
+
+
+def _factor(
+    name: str, dim: str, group: xr.Dataset, mean: Array, sd: Array | None, nonnegative: bool
+) -> Factor:
+    labels = group[[key for key, one in group.coords.items() if one.dims == (dim,)]]
+    if dim in labels.indexes and labels.indexes[dim].nlevels > 1:  # its levels say the same
+        labels = labels.reset_index(dim)
+    return Factor(name, dim, labels, mean, None if sd is None else sd**2, nonnegative)
+
+
+def _ordered(
+    factors: list[Factor], labels: list[Any], alignment: xr.Dataset | None, chain: Any, what: str
+) -> Components:
+    """Put both factors to scale and components in order."""
+    W, H = factors
+    weight = intensity_shares(W.mean.T, H.mean, not W.nonnegative)
+    order = np.argsort(-weight, kind="stable")
+    size = W.mean.mean(axis=1) if W.nonnegative else np.sqrt(np.square(W.mean).mean(axis=1))
+    size = np.where(size > 0, size, 1.0)
+    present: list[Array | None] = [None, None]
+    if alignment is not None:
+        shares = alignment["share"], alignment["share_by_chain"]
+        present = [one.transpose(..., "component").values[..., order] for one in shares]
+    return Components(
+        _scaled(W, 1.0 / size, order),
+        _scaled(H, size, order),
+        [labels[k] for k in order],
+        weight[order],
+        present[0],
+        present[1],
+        chain,
+        what,
+    )
+
+
+def _scaled(factor: Factor, by: Array, order: NDArray[np.intp]) -> Factor:
+    variance = factor.variance
+    if variance is not None:
+        variance = (variance * np.square(by)[:, None])[order]
+    return factor._replace(mean=(factor.mean * by[:, None])[order], variance=variance)
+
+
+def factor_moments(tree: xr.DataTree, name: str, chain: int | None) -> tuple[Array, Array]:
+    """Mean and standard deviation of factor ``W`` or ``H`` as (component, row or column).
+
+    Of one chain, or with None of all chains together, which takes an aligned trace.
+    Particles count by their weight.
+    """
+    if chain is None and "alignment" not in tree.children:
+        raise OptionError(
+            "components have no common order across chains: pass the number of one chain, or "
+            "what align() makes of this trace"
+        )
+    if chain is None:
+        moments = tree[MOMENTS].to_dataset().astype(np.float64)
+        means = moments[[f"{name}_mean"]]
+        mean = over_chains(tree, means)[f"{name}_mean"]
+        between = over_chains(tree, (means - mean) ** 2)[f"{name}_mean"]
+        variance = over_chains(tree, moments[[f"{name}_var"]])[f"{name}_var"] + between
+    elif MOMENTS in tree.children:
+        moments = tree[MOMENTS].to_dataset().isel(chain=chain)
+        mean, variance = moments[f"{name}_mean"], moments[f"{name}_var"]
+    else:
+        mean, variance = _over_draws(tree, name, chain)
+    each = (one.transpose("component", ...).values.astype(np.float64) for one in (mean, variance))
+    return next(each), np.sqrt(next(each))
+
+
+def _over_draws(tree: xr.DataTree, name: str, chain: int) -> tuple[xr.DataArray, xr.DataArray]:
+    """Mean and variance over the draws of a chain; those without weight are not read."""
+    draws, weights = tree["posterior"].to_dataset()[name].isel(chain=chain), draw_weights(tree)
+    if draws.sizes["draw"] == 0:
+        raise OptionError("the run has no draws yet: resume it first")
+    mass = np.ones(draws.sizes["draw"]) if weights is None else weights[chain]
+    kept = np.flatnonzero(mass > 0)
+    if not kept.size:
+        raise OptionError(f"no draw of chain {chain} has any weight: pass another chain")
+    if kept.size < mass.size:
+        draws, mass = draws.isel(draw=kept), mass[kept]
+    if (mass == mass[0]).all():
+        return draws.mean("draw"), draws.var("draw")
+    weighted = draws.weighted(xr.DataArray(mass, dims="draw"))
+    return weighted.mean("draw"), weighted.var("draw")

@@ -1,0 +1,112 @@
+"""How often intervals hold what they predict: cells whose values are known and were left out."""
+
+from typing import Any, Final
+
+import numpy as np
+import xarray as xr
+from numpy.typing import ArrayLike, NDArray
+
+from daskfactor.errors import OptionError
+from daskfactor.results.predict import monitored, predict
+from daskfactor.results.schema import CELL_INDICES, MONITOR, factor_dims
+from daskfactor.results.trace import Trace, as_tree, has_draws, reads_here
+
+Cells = tuple[ArrayLike, ArrayLike]
+
+LEVELS: Final = (0.5, 0.8, 0.9, 0.95)
+
+
+@reads_here
+def held_out_coverage(
+    trace: Trace, cells: Cells, values: ArrayLike, levels: tuple[float, ...] = LEVELS
+) -> xr.Dataset:
+    r"""Compare predictions of cells that were left out with what was observed there.
+
+    Parameters
+    ----------
+    trace
+        Result of a run, or the path of its store, that kept draws or monitored these cells.
+    cells
+        Positions of rows and columns, as `hold_out` gives them.
+    values
+        What was observed there, in the unit of the data; NaN is left out.
+    levels
+        Probabilities of the intervals.
+
+    Returns
+    -------
+    Dataset
+        Over ``level``: ``inside``, the share of the cells inside their interval of a new
+        observation, and ``error``, its standard error if cells were independent; ``rmse`` and
+        ``mae``, of the posterior mean; ``cells``, how many there are.
+
+    Raises
+    ------
+    OptionError
+        If cells and values do not go together, or the run knows nothing of these cells.
+    """
+    tree = as_tree(trace)
+    rows, columns = (np.asarray(at).ravel() for at in cells)
+    observed = np.asarray(values, dtype=np.float64).ravel()
+    if not rows.size == columns.size == observed.size or not observed.size:
+        raise OptionError(
+            "held-out cells need a row, a column and a value each, got "
+            f"{rows.size} rows, {columns.size} columns and {observed.size} values; pass the cells "
+            "and values of hold_out()"
+        )
+    known = np.isfinite(observed)
+    rows, columns, observed = rows[known], columns[known], observed[known]
+    inside = []
+    mean = np.zeros(0)
+    for level in levels:
+        found = _predicted(tree, rows, columns, level)
+        mean = found["mean"].values
+        within = (observed >= found["lower"].values) & (observed <= found["upper"].values)
+        inside.append(float(within.mean()))
+    share = np.array(inside)
+    return xr.Dataset(
+        {
+            "inside": ("level", share),
+            "error": ("level", np.sqrt(share * (1 - share) / observed.size)),
+            "rmse": float(np.sqrt(np.mean((observed - mean) ** 2))),
+            "mae": float(np.mean(np.abs(observed - mean))),
+            "cells": observed.size,
+        },
+        coords={"level": list(levels)},
+        attrs={"of": found.attrs["of"]},
+    )
+
+
+def _predicted(
+    tree: xr.DataTree, rows: NDArray[Any], columns: NDArray[Any], level: float
+) -> xr.Dataset:
+    """Predictions of some cells: streamed by the run, or from its draws."""
+    if MONITOR in tree.children:
+        group = tree[MONITOR].to_dataset()
+        width = int(max(group[CELL_INDICES[1]].max(), columns.max())) + 1
+        own, wanted = (
+            np.asarray(a, np.int64) * width + np.asarray(b, np.int64)
+            for a, b in (
+                (group[CELL_INDICES[0]].values, group[CELL_INDICES[1]].values),
+                (rows, columns),
+            )
+        )
+        order = np.argsort(own)
+        at = order[np.minimum(np.searchsorted(own, wanted, sorter=order), own.size - 1)]
+        if (own[at] == wanted).all():
+            return monitored(tree, interval=level).isel(cell=at)
+    if not has_draws(tree):
+        raise OptionError(
+            "the run kept moments only and did not monitor these cells; run again with "
+            "monitor=held.cells, or keep='draws'"
+        )
+    plain = tree.map_over_datasets(lambda group: group.drop_vars(_labels(group, tree)))
+    plain.attrs = tree.attrs
+    points = (xr.DataArray(at, dims="cell") for at in (rows, columns))
+    return predict(plain, *points, interval=level).load()
+
+
+def _labels(group: xr.Dataset, tree: xr.DataTree) -> list[Any]:
+    """Coordinates of rows and columns, without which these are told by their positions."""
+    dims = factor_dims(tree)
+    return [name for name, one in group.coords.items() if one.dims and one.dims[0] in dims]

@@ -1,0 +1,120 @@
+"""What the draws of a run come to when it ends: found once, and written down with the run."""
+
+from typing import Any, Final
+
+import dask
+import xarray as xr
+
+from daskfactor.results.about import facts_of
+from daskfactor.results.noted import Noted, noted_of, written
+from daskfactor.results.schema import factor_dims
+from daskfactor.results.sink import Sink
+from daskfactor.results.summary import Summary, as_noted, judged
+from daskfactor.results.trace import draw_weights, effective_number, has_draws, is_particles
+
+MOST_JUDGED: Final = 2**30
+"""Bytes of draws that a run judges at its end: what ``keep="auto"`` keeps, some ten seconds."""
+HELD: Final = 2**24
+"""Bytes of draws that are read once and held meanwhile: judging goes through them many times."""
+
+
+def close_run(sink: Sink, attrs: dict[str, Any]) -> None:
+    """Write the last attributes of a run, and its verdict where others may want it; then close."""
+    if sink.keeps_checkpoints:
+        tree = sink.tree()
+        tree.attrs |= attrs
+        attrs = attrs | _verdict(tree)
+    sink.finish(attrs)
+
+
+def _verdict(tree: xr.DataTree) -> dict[str, str]:
+    """The attribute that holds it; none if it is there."""
+    if noted_of(tree) is not None:
+        return {}
+    with dask.config.set(scheduler="threads"):  # a client that is about may have no workers
+        found = measured(tree)
+        if 0 < found["draws_bytes"] <= HELD:
+            tree["posterior"].load()
+        large = found["draws_bytes"] > MOST_JUDGED
+        return written(Noted(found, None if large else judged(tree).to_dict()), tree)
+
+
+def facts(tree: xr.DataTree, name: str) -> tuple[dict[str, Any], Summary]:
+    """Say what a run is and how far it has come, see `facts_of`; and judge it."""
+    noted = noted_of(tree)
+    of_draws = measured(tree) if noted is None else noted.measured
+    return facts_of(tree.attrs, of_draws, name), as_noted(noted, tree)
+
+
+def measured(tree: xr.DataTree) -> dict[str, Any]:
+    """Count draws, name dimensions, and sum up weights of particles or level of the log density."""
+    kept = has_draws(tree)
+    found: dict[str, Any] = {
+        "draws_done": 0,
+        "draws_kept": tree["posterior"].sizes["draw"] if kept else 0,
+        "draws_bytes": tree["posterior"].to_dataset().nbytes if kept else 0,
+    }
+    if {"posterior", "posterior_moments"} & set(tree.children):
+        found["dims"] = list(factor_dims(tree))
+    if is_particles(tree):
+        found["particles"] = _particles(tree)
+        found["draws_done"] = found["particles"]["done"]
+    elif "posterior_moments" in tree.children:
+        found["draws_done"] = int(tree["posterior_moments"]["count"].min())
+    return found | _health(tree) | _components(tree)
+
+
+def _particles(tree: xr.DataTree) -> dict[str, Any]:
+    """Count particles and what they are worth."""
+
+    def scalar(group: str, name: str, reduced: str = "max") -> float | None:
+        if group not in tree.children or name not in tree[group] or not tree[group][name].size:
+            return None
+        return float(getattr(tree[group][name], reduced)())
+
+    weights = draw_weights(tree)
+    masses: dict[str, Any] = dict.fromkeys(("with_weight", "effective", "largest_weight"))
+    if weights is not None:
+        masses["with_weight"] = int((weights > 0).sum())
+        masses["effective"] = effective_number(weights)
+        masses["largest_weight"] = float(weights.max())
+    return {
+        "done": tree["sample_stats"].sizes["draw"],
+        "planned": tree.attrs.get("particles"),
+        **masses,
+        "threshold": scalar("constant_data", "threshold"),
+        "objective_min": scalar("sample_stats", "objective", "min"),
+        "objective_max": scalar("sample_stats", "objective"),
+        "discrepancy": scalar("stein", "discrepancy"),
+        "discrepancy_equal": scalar("stein", "discrepancy_equal"),
+    }
+
+
+def _components(tree: xr.DataTree) -> dict[str, Any]:
+    """Sum up how many components the data support, where a run learnt that."""
+    name = "effective_components"
+    if "posterior" not in tree.children or name not in tree["posterior"]:
+        return {}
+    drawn = tree["posterior"][name]
+    if not drawn.size:
+        return {}
+    return {name: list(map(int, drawn.quantile([0.05, 0.5, 0.95], method="nearest").values))}
+
+
+def _health(tree: xr.DataTree) -> dict[str, Any]:
+    """Count divergences, and measure level and drift of the log density; None without draws."""
+    stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else {}
+    if "lp" not in stats or not stats["lp"].size or "particles" in tree.attrs:
+        return dict.fromkeys(("diverging", "lp_mean", "lp_sd", "lp_drift"))
+    rolled_back = tree.attrs.get("divergences")
+    if rolled_back is None:
+        rolled_back = stats["diverging"].sum() if "diverging" in stats else 0
+    lp = stats["lp"].values.astype("float64")
+    half, spread = lp.shape[1] // 2, float(lp.std())
+    moved = half and spread > 0
+    return {
+        "diverging": int(rolled_back),
+        "lp_mean": float(lp.mean()),
+        "lp_sd": spread,
+        "lp_drift": float(lp[:, half:].mean() - lp[:, :half].mean()) / spread if moved else 0.0,
+    }

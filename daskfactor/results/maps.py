@@ -1,0 +1,56 @@
+"""``unstack``: results of arrays of many dimensions as maps, with the dimensions apart again."""
+
+from typing import Any
+
+import xarray as xr
+
+from daskfactor.errors import OptionError
+from daskfactor.results.stacks import unstacked
+from daskfactor.results.trace import Trace, open_run
+
+
+def unstack(result: Trace | xr.Dataset | xr.DataArray) -> Any:
+    """Put the dimensions that were stacked as rows or columns apart again, lazily.
+
+    Of data with the dimensions time, lat and lon, of which ``rows="time"`` were the rows,
+    ``posterior/H`` has the dimension lat_lon, with a MultiIndex; here it has lat and lon, with
+    all their labels in their order, and NaN where the data had no observed entry at all.
+
+    Parameters
+    ----------
+    result
+        A run, the path of its store, or any Dataset or DataArray that was taken from it, such as
+        a mean over draws.
+
+    Returns
+    -------
+    DataTree, Dataset or DataArray
+        Of the kind that was passed. What has no stacked dimension is as it was. To give a run to
+        `predict`, `align` and the like, pass it as it was before.
+
+    Raises
+    ------
+    OptionError
+        If it is none of these.
+    """
+    if isinstance(result, xr.DataArray):
+        name = "values" if result.name is None else result.name
+        return unstacked(result.to_dataset(name=name))[name].rename(result.name)
+    if isinstance(result, xr.Dataset):
+        return unstacked(result)
+    tree = result if isinstance(result, xr.DataTree) else open_run(_path(result))
+    found = xr.DataTree.from_dict(
+        {name: unstacked(node.to_dataset()) for name, node in tree.children.items()}
+    )
+    found.attrs = dict(tree.attrs)
+    return found
+
+
+def _path(given: Any) -> Any:
+    """The path of a run."""
+    if not hasattr(given, "__fspath__") and not isinstance(given, str):
+        raise OptionError(
+            "unstack takes a run, the path of its store, or a Dataset or DataArray taken from it, "
+            f"got {type(given).__name__}"
+        )
+    return given

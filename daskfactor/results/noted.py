@@ -1,0 +1,130 @@
+"""The verdict that a run has written down of itself when it ended, so that nobody reads its draws.
+
+One attribute of the root, ``verdict``, holds as JSON what `summarize` said, what else `info` tells
+of the draws, and what both were taken of. It counts as long as this is what is there: a longer
+run, one under way, a selection of draws, and other rules of judging have to be judged anew.
+No library that takes time to import is imported here before it is needed.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from daskfactor.errors import StoreError
+from daskfactor.results.files import counts_of, read_marker
+from daskfactor.results.places import Folder, view_of
+from daskfactor.results.root import intact, nodes_of, read_root
+from daskfactor.results.verdict import RULES
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+VERDICT: Final = "verdict"
+"""Attribute of the root."""
+READ_AT_ONCE: Final = 2**26
+"""Bytes of an array that are compared with their checksum without being asked for it."""
+
+
+class Noted(NamedTuple):
+    """What a run has written down of itself.
+
+    Attributes
+    ----------
+    measured
+        What `daskfactor.results.ending.measured` found.
+    summary
+        What `summarize` said, as `xarray.Dataset.from_dict` takes it; None if it was not asked.
+    """
+
+    measured: dict[str, Any]
+    summary: dict[str, Any] | None
+
+
+def written(noted: Noted, tree: "xr.DataTree") -> dict[str, str]:
+    """Give the attribute for a run that has ended, with what it was taken of."""
+    lp = tree["sample_stats"]["lp"]
+    of = stamp(tree.attrs, [lp.sizes["draw"]] * lp.sizes["chain"])
+    return {VERDICT: json.dumps({"of": of, "imprint": imprint(tree), **noted._asdict()})}
+
+
+def stamp(attrs: Mapping[Any, Any], draws: Sequence[int]) -> dict[str, Any]:
+    """What a verdict was taken of, as the files of a store tell: rules, draws planned and there."""
+    return {"rules": RULES, "planned": attrs.get("draws"), "draws": list(draws)}
+
+
+def imprint(tree: "xr.DataTree") -> int | None:
+    """A checksum of shapes, statistics, monitored cells and one draw; None of an aligned trace."""
+    import dask
+
+    if "alignment" in tree.children:
+        return None
+    found, last = 0, {"chain": slice(1), "draw": slice(-1, None)}
+    with dask.config.set(scheduler="threads"):  # a client that is about may have no workers
+        for name in ("posterior", "posterior_moments", "monitor", "sample_stats"):
+            group = tree[name].to_dataset() if name in tree.children else {}
+            for key in sorted(map(str, group)):
+                whole = group[key]
+                short = name in ("monitor", "sample_stats")
+                part = whole if short else whole.isel(last, missing_dims="ignore")
+                found = zlib.crc32(repr((name, key, whole.dims, whole.shape)).encode(), found)
+                found = zlib.crc32(part.values.tobytes(), found)
+    return found
+
+
+def noted_of(tree: "xr.DataTree") -> Noted | None:
+    """What the run of a tree noted, if the tree is all of it; None if that has to be found anew."""
+    document = _document(tree.attrs)
+    if document is None or document["of"]["rules"] != RULES:
+        return None
+    own = imprint(tree)
+    return None if own is None or own != document["imprint"] else _noted(document)
+
+
+def noted_at(
+    path: str | PathLike[str], limit: int | None = None
+) -> tuple[dict[str, Any], Noted] | None:
+    """Attributes of a local run that has ended, and what it noted, from its files alone.
+
+    Parameters
+    ----------
+    path
+        A run store.
+    limit
+        Bytes of an array beyond which its chunks are only counted.
+
+    Returns
+    -------
+    (dict, Noted) or None
+        None if there is no verdict, if it was taken of other draws, or if anything is not as it
+        was written: who opens the store to read it tells of that.
+    """
+    with suppress(StoreError):
+        view = view_of(path)
+        if not isinstance(view, Folder):
+            return None
+        root = read_root(view)
+        attrs = root["attributes"]
+        document = _document(attrs)
+        if document is None:
+            return None
+        counts = counts_of(read_marker(view), nodes_of(root)["sample_stats/lp"]["shape"][0])
+        if document["of"] == stamp(attrs, counts.draws) and intact(view.path, root, limit):
+            return attrs, _noted(document)
+    return None
+
+
+def _document(attrs: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """The attribute, read; None if there is none, or others wrote it."""
+    try:
+        found = json.loads(attrs[VERDICT])
+        whole = {"of", "imprint", *Noted._fields} <= set(found) and "rules" in found["of"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found if whole else None
+
+
+def _noted(document: Mapping[str, Any]) -> Noted:
+    return Noted(*(document[name] for name in Noted._fields))

@@ -1,0 +1,343 @@
+"""Where a run is: a folder, a plain zarr store at a URL, or an Icechunk repository.
+
+What a run consists of has the same names everywhere: JSON documents (``zarr.json`` of the root and
+of each node), zarr's chunks, and archives of what a stopped run needs. A place says how these are
+kept, who may write them, and when what was written is there for others.
+"""
+
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, Protocol
+
+from daskfactor.errors import OptionError, StoreError
+from daskfactor.results.cloud import is_installed, needed
+from daskfactor.results.files import (
+    NODE,
+    PARTIAL,
+    disk_errors,
+    read_json,
+    replace_file,
+    replace_json,
+    scratch_folder,
+    writer_lock,
+)
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+CLOUD: Final = ("s3", "gs", "gcs", "az", "abfs", "abfss", "memory")
+"""Schemes of the URLs that a run can be written to."""
+LONGEST: Final = 2**28
+"""Bytes of the longest document that is read from somebody's URL."""
+
+
+class View(Protocol):
+    """One version of a run, to be read."""
+
+    @property
+    def name(self) -> str:
+        """Path or URL, for messages."""
+
+    def exists(self) -> bool:
+        """Whether there is anything at all."""
+
+    def kind(self) -> str | None:
+        """What is there, as `daskfactor.data.store.zarr_kind` tells."""
+
+    def contents(self) -> str | None:
+        """Say what is there that is no run; None where a run could be made."""
+
+    def document(self, key: str) -> Any:
+        """Read a JSON document; OSError if it is not there, ValueError if it is none."""
+
+    def chunks(self) -> Any:
+        """Give a zarr store to read from."""
+
+
+class Place(View, Protocol):
+    """A run to be written, by one process at a time.
+
+    Attributes
+    ----------
+    every
+        Seconds between checkpoints at least; 0 where one costs next to nothing.
+    store
+        The zarr store to write to.
+    """
+
+    every: ClassVar[float]
+    store: Any
+
+    def replace(self, key: str, document: Any) -> None:
+        """Replace a JSON document."""
+
+    def save(self, name: str, write: Callable[[Any], object]) -> None:
+        """Replace an archive by what ``write`` writes into a file."""
+
+    def saved(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """Open an archive to read it."""
+
+    def flush(self) -> None:
+        """Have everything that was written outlive the process."""
+
+    def commit(self, what: str) -> None:
+        """Show readers everything that was written, at once."""
+
+    def fork(self) -> Any:
+        """Give a zarr store that can be sent to another process, to write chunks there."""
+
+    def merge(self, stores: Sequence[Any]) -> None:
+        """Take over what was written to stores that `fork` gave."""
+
+    def writing(self, what: str, safe: str) -> AbstractContextManager[None]:
+        """Turn a failure to write into a sentence that says what is safe."""
+
+    def discard(self) -> None:
+        """Remove the run."""
+
+    def close(self) -> None:
+        """Let others write; what was not committed is lost."""
+
+
+class Folder:
+    """A run in a folder, to be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def kind(self) -> str | None:
+        from daskfactor.data.store import zarr_kind  # what takes long to import is not needed here
+
+        if (found := zarr_kind(self.name)) is not None:
+            return found
+        return "run" if scratch_folder(self.path).is_dir() else None
+
+    def contents(self) -> str | None:
+        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+            return None
+        if not self.path.is_dir():
+            return "a file"
+        return f"a folder with {', '.join(sorted(one.name for one in self.path.iterdir())[:3])}"
+
+    def document(self, key: str) -> Any:
+        return read_json(self.path / key)
+
+    def chunks(self) -> Any:
+        from zarr.storage import LocalStore
+
+        return LocalStore(self.path, read_only=True)
+
+
+class LocalPlace(Folder):
+    """A run in a folder, to be written: each file is replaced atomically and flushed to disk."""
+
+    every: ClassVar[float] = 0.0
+
+    def __init__(self, path: Path, lock: "BaseFileLock | None" = None) -> None:
+        from daskfactor.results.zarr_stores import DurableStore
+
+        super().__init__(path)
+        self._lock = lock
+        self.store = DurableStore(path)
+
+    @classmethod
+    def opened(cls, path: Path) -> "LocalPlace":
+        """Take the right to write a run, and remove what writers that were killed left behind."""
+        lock = writer_lock(path)
+        for leftover in path.rglob(f"*{PARTIAL}"):
+            leftover.unlink(missing_ok=True)
+        return cls(path, lock)
+
+    def replace(self, key: str, document: Any) -> None:
+        replace_json(self.path / key, document, scratch_folder(self.path))
+
+    def save(self, name: str, write: Callable[[Any], object]) -> None:
+        replace_file(self._archive(name), write, scratch_folder(self.path))
+
+    def saved(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        return self._archive(name).open("rb")
+
+    def _archive(self, name: str) -> Path:
+        return scratch_folder(self.path) / f"{name}.npz"
+
+    def flush(self) -> None:
+        self.store.flush()
+
+    def commit(self, what: str) -> None:
+        """Do nothing: the root and the marker are replaced in an instant."""
+
+    def fork(self) -> Any:
+        return type(self.store)(self.path)
+
+    def merge(self, stores: Sequence[Any]) -> None:
+        for store in stores:
+            store.flush()
+
+    def writing(self, what: str, safe: str) -> AbstractContextManager[None]:
+        return disk_errors(what, self.path, safe)
+
+    def discard(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+
+class PlainUrl:
+    """A run that was copied to a URL as the zarr store that it is, to be read through fsspec."""
+
+    def __init__(self, url: str) -> None:
+        self.name = url
+
+    def exists(self) -> bool:
+        """Whether fsspec finds a zarr store there; whatever it raises, it finds none."""
+        import fsspec
+
+        try:
+            with fsspec.open(f"{self.name}/{NODE}", "rb"):
+                return True
+        except Exception:  # noqa: BLE001 - each protocol has errors of its own
+            return False
+
+    def kind(self) -> str | None:
+        from daskfactor.data.store import zarr_kind
+
+        return zarr_kind(self.name)
+
+    def contents(self) -> str | None:
+        return "a zarr store" if self.exists() else None
+
+    def document(self, key: str) -> Any:
+        import fsspec
+
+        with fsspec.open(f"{self.name}/{key}", "rb") as file:
+            text = file.read(LONGEST + 1)
+        if len(text) > LONGEST:
+            raise ValueError(f"{key} is longer than {LONGEST} bytes")
+        return json.loads(text)
+
+    def chunks(self) -> Any:
+        from zarr.storage import FsspecStore
+
+        return FsspecStore.from_url(self.name, read_only=True)
+
+
+def located(path: str | PathLike[str]) -> str:
+    """Make a path absolute; leave a URL as it is.
+
+    Raises
+    ------
+    StoreError
+        If it is a URL that says more than where, or one that a `pathlib.Path` has cut short.
+    """
+    text = str(path)
+    scheme, colon, rest = text.partition(":/")
+    if colon and scheme in CLOUD and not rest.startswith("/"):
+        raise StoreError(f"a URL is passed as text, got the path {text}: a Path takes a slash away")
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+    if "://" not in text:
+        return str(Path(text).expanduser().absolute())
+    if scheme in CLOUD and scheme not in ("abfs", "abfss") and "@" in rest.split("/")[1]:
+        raise StoreError(
+            f"a URL with credentials was passed ({scheme}://***); leave them out: they are taken "
+            "from the environment and are written nowhere"
+        )
+    if "?" in text:
+        raise StoreError(
+            f"a URL with a query was passed ({text.partition('?')[0]}?***); pass the place alone: "
+            "credentials are taken from the environment and are written nowhere"
+        )
+    return text.rstrip("/")
+
+
+def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
+    """Find a run to read it: the newest version, or an earlier one of a repository.
+
+    Raises
+    ------
+    StoreError
+        If the place cannot be reached, or Icechunk is not installed and nothing else is there.
+    OptionError
+        If a snapshot is asked for where there are none.
+    """
+    text = located(path)
+    if text.partition("://")[0] in CLOUD:
+        from daskfactor.results.repository import repository_view
+
+        found = repository_view(text, snapshot) if is_installed() else None
+        if found is not None:
+            return found
+        if not is_installed() and not PlainUrl(text).exists():
+            raise needed(text)
+    if snapshot is not None:
+        raise OptionError(
+            f"snapshots are kept of runs in object stores, not of {text}; leave snapshot= out"
+        )
+    return PlainUrl(text) if "://" in text else Folder(Path(text))
+
+
+def open_place(path: str) -> Place:
+    """Take the right to write the run at a path or URL.
+
+    Raises
+    ------
+    StoreError
+        If another process has it, or if nothing can be written there.
+    """
+    if "://" not in path:
+        return LocalPlace.opened(Path(path))
+    refuse_url(path)
+    from daskfactor.results.repository import RepositoryPlace
+
+    return RepositoryPlace.opened(path)
+
+
+def refuse_url(path: str) -> None:
+    """Refuse a URL that a run cannot be written to."""
+    if "://" in path and path.partition("://")[0] not in CLOUD:
+        raise StoreError(
+            f"a run is written to a local path or to s3://, gs://, az:// or memory://, got {path}"
+        )
+
+
+@contextmanager
+def new_place(path: str, replaced: bool) -> Iterator[Place]:
+    """Make a place for a run, which appears complete when the block ends, or not at all.
+
+    ``replaced``: there is a run, which goes.
+    """
+    if "://" in path:
+        from daskfactor.results.repository import RepositoryPlace
+
+        with RepositoryPlace.created(path, replaced) as place:
+            yield place
+        return
+    from daskfactor.data.store import take_place
+
+    target = Path(path)
+    making = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
+    old = writer_lock(target) if replaced else None
+    try:
+        with disk_errors("a new run store", target, "nothing was changed", "begin again"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            scratch_folder(making).mkdir(parents=True)
+            yield LocalPlace(making)
+            take_place(making, target, old.release if old is not None else None)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+        if old is not None:
+            old.release()

@@ -1,0 +1,378 @@
+r"""The best columns of every row by a score over all draws, exactly, without looking at most cells.
+
+Draws of a row are one long vector a (D blocks of K components), each block by the root of the
+draw's weight, and so are those of a column, b: the posterior mean of a cell is a . b. With an
+orthonormal basis P of a few directions that hold most of all such vectors,
+
+.. math:: a \cdot b \le P'a \cdot P'b + |a - PP'a|\,|b - PP'b|,
+
+which one product of short vectors gives for all cells of a block. Only cells whose bound reaches
+the n-th best score of their row are looked at with all draws, in double precision. What rounding
+can do is part of the bound. A quantile Q at level p of draws with mean m and variance s^2 is
+bounded by
+
+.. math:: Q \le m + s \sqrt{l / (1 - l)}, \qquad Q \le m / (1 - l) \text{ if no draw is negative},
+
+with l = p (1 - 1/n), n the effective number of draws, since it is at most the mean of the part of
+the distribution above l; and s by the spread of the factors around their means:
+
+.. math:: s \le \tau_a |\bar b| + |\bar a| \tau_b + \kappa_a \kappa_b, \qquad
+    \tau^2 = \sum_d w_d |\epsilon_d|^2, \quad \kappa^4 = \sum_d w_d |\epsilon_d|^4 .
+
+Draws lie in memory or, beyond a limit, in a scratch file, a few draws of all rows at a time.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.data.storage import ArrayFile
+from daskfactor.kernels import ranking as kernels
+from daskfactor.machine import single_threaded_blas
+
+Array = NDArray[Any]
+Wide = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+DIRECTIONS: Final = 3
+"""Directions of the basis, in numbers of components, and some more."""
+MORE: Final = 32
+SAMPLE_BYTES: Final = 2**26
+"""Rows and columns from which the basis is found, at most."""
+GROUP_BYTES: Final = 2**26
+"""Draws of one factor that are read together, about."""
+ROW_BYTES: Final = 2**28
+COLUMN_BYTES: Final = 2**26
+"""Draws of the rows and of the columns of a block."""
+TILE: Final = 256
+"""Rows of a block that a thread takes at a time."""
+LEAST: Final = 64
+TINY: Final = 1e-6
+"""Share of its length that the residual of a vector is at least taken to have."""
+
+
+class Group(NamedTuple):
+    """Some draws of a factor: which of the D they are, and the array (rows, draws * K)."""
+
+    at: slice
+    kept: Any
+
+
+class Score(NamedTuple):
+    """What columns are ranked by: the mean (``level`` < 0) or a quantile, and its bound.
+
+    The bound is ``mean_factor`` times the mean plus ``sd_factor`` times the standard deviation.
+    """
+
+    level: float
+    mean_factor: float
+    sd_factor: float
+
+
+def score_of(by: str, levels: tuple[float, float], weights: Wide, nonnegative: bool) -> Score:
+    """What ``"mean"``, ``"lower"`` and ``"upper"`` are ranked by."""
+    if by == "mean":
+        return Score(-1.0, 1.0, 0.0)
+    level = levels[by == "upper"]
+    low = level * (1.0 - float(np.square(weights).sum()))
+    if nonnegative and by == "lower":
+        return Score(level, 1.0 / (1.0 - low), 0.0)
+    return Score(level, 1.0, float(np.sqrt(low / (1.0 - low))))
+
+
+@dataclass
+class Stack:
+    """All draws of the rows of one factor, in groups of draws, in memory or in a scratch file.
+
+    Attributes
+    ----------
+    length, width, draws
+        Rows, components and draws.
+    least
+        Smallest entry.
+    """
+
+    length: int
+    width: int
+    draws: int
+    dtype: Any
+    file: ArrayFile
+    groups: list[Group]
+    least: float
+
+    @classmethod
+    def filled(
+        cls,
+        shape: tuple[int, int, int],
+        dtype: Any,
+        groups: Iterator[tuple[slice, Array]],
+        file: ArrayFile,
+    ) -> "Stack":
+        """Take over draws (rows, draws * K), a group at a time."""
+        length, draws, width = shape
+        kept, least = [], np.inf
+        for at, part in groups:
+            kept.append(Group(at, file.put(part.reshape(-1))))
+            least = min(least, float(part.min(initial=np.inf)))
+        return cls(length, width, draws, dtype, file, kept, least)
+
+    def part(self, group: Group, rows: slice) -> Array:
+        """Some rows of a group, (rows, draws * K)."""
+        width = (group.at.stop - group.at.start) * self.width
+        flat = self.file.get(group.kept, slice(rows.start * width, rows.stop * width))
+        return flat.reshape(-1, width)
+
+    def rows(self, rows: slice) -> Array:
+        """Some rows of all draws, (rows, D * K)."""
+        if len(self.groups) == 1:
+            return self.part(self.groups[0], rows)
+        out = np.empty((rows.stop - rows.start, self.draws * self.width), self.dtype)
+        for group in self.groups:
+            of = slice(group.at.start * self.width, group.at.stop * self.width)
+            out[:, of] = self.part(group, rows)
+        return out
+
+    def ordered(self, order: Ints, file: ArrayFile) -> "Stack":
+        """The same with its rows in another order."""
+        whole = slice(0, self.length)
+        groups = ((group.at, self.part(group, whole)[order]) for group in self.groups)
+        shape = self.length, self.draws, self.width
+        return Stack.filled(shape, self.dtype, groups, file)
+
+    def sampled(self, at: Ints) -> Wide:
+        """Some rows, (rows, D * K), in double precision."""
+        whole = slice(0, self.length)
+        parts = [self.part(group, whole)[at] for group in self.groups]
+        return np.concatenate(parts, axis=1, dtype=np.float64)
+
+
+def basis(stacks: tuple[Stack, Stack], roots: Wide) -> Wide:
+    """Orthonormal directions (D * K, r) that hold most of the vectors of both factors.
+
+    From some rows of both, by products with random vectors and two powers. Any directions
+    would do: the bound is looser where they hold less.
+    """
+    total = roots.size * stacks[0].width
+    count = min(total, DIRECTIONS * stacks[0].width + MORE)
+    if count == total:
+        return np.eye(total)
+    rng = np.random.default_rng(0)
+    most = max(LEAST, SAMPLE_BYTES // (16 * total))
+    parts = []
+    for stack in stacks:
+        at = np.sort(rng.permutation(stack.length)[:most])
+        part = stack.sampled(at) * np.repeat(roots, stack.width)
+        parts.append(part / max(float(np.linalg.norm(part)), np.finfo(float).tiny))
+    sample = np.concatenate(parts)
+    found = sample.T @ rng.standard_normal((sample.shape[0], count))
+    for _ in range(2):
+        found = np.linalg.qr(found)[0]
+        found = sample.T @ (sample @ found)
+    return np.asarray(np.linalg.qr(found)[0])
+
+
+class Short(NamedTuple):
+    """Of every row: P'a (rows, r), |a|, |a - PP'a|, |mean|, tau, kappa."""
+
+    within: Wide
+    length: Wide
+    rest: Wide
+    mean: Wide
+    tau: Wide
+    kappa: Wide
+
+
+def shortened(stack: Stack, P: Wide, weights: Wide, spread: bool) -> Short:
+    """Bring vectors to the directions of a basis; with ``spread``, measure that of their draws."""
+    whole, K = slice(0, stack.length), stack.width
+    within = np.zeros((stack.length, P.shape[1]))
+    square, mean = np.zeros(stack.length), np.zeros((stack.length, K))
+    roots = np.sqrt(weights)
+    for group in stack.groups:
+        of = slice(group.at.start * K, group.at.stop * K)
+        for rows in parts_of(stack.length, max(1, GROUP_BYTES // (8 * (of.stop - of.start)))):
+            part = stack.part(group, rows) * np.repeat(roots[group.at], K)
+            within[rows] += part @ P[of]
+            square[rows] += np.einsum("it,it->i", part, part)
+            if spread:
+                drawn = part.reshape(len(part), -1, K)
+                mean[rows] += np.einsum("idk,d->ik", drawn, roots[group.at])
+    second, fourth = np.zeros((2, stack.length))
+    for group in stack.groups if spread else ():
+        part = stack.part(group, whole).reshape(stack.length, -1, K)
+        for at, d in enumerate(range(group.at.start, group.at.stop)):
+            far = np.square(part[:, at] - mean).sum(axis=1)
+            second += weights[d] * far
+            fourth += weights[d] * far**2
+    inside = np.einsum("ir,ir->i", within, within)
+    rest = np.sqrt(np.maximum(square - inside, 0.0) + TINY**2 * square)
+    return Short(
+        within, np.sqrt(square), rest, np.linalg.norm(mean, axis=1), np.sqrt(second), fourth**0.25
+    )
+
+
+def bounding(row: Short, column: Short, score: Score) -> tuple[Array, Array]:
+    """Vectors of rows and of columns whose products are bounds of scores, single precision."""
+    m, s = score.mean_factor, score.sd_factor
+    # Of r + 5 products and sums in single precision, and of the vectors before.
+    slack = (row.within.shape[1] + 16) * 2.0**-22
+    lengths = row.length + s * (row.mean + row.tau + row.kappa)
+    others = column.length + s * (column.mean + column.tau + column.kappa)
+    of_rows = [m * row.rest, m * slack * lengths]
+    of_columns = [column.rest, others]
+    if s:
+        of_rows += [s * row.tau, s * row.mean, s * row.kappa]
+        of_columns += [column.mean, column.tau, column.kappa]
+    single = np.float32
+    return (
+        np.column_stack([m * row.within, *of_rows]).astype(single),
+        np.column_stack([column.within, *of_columns]).astype(single),
+    )
+
+
+def parts_of(length: int, step: int) -> Iterator[slice]:
+    """Neighbouring parts of a length."""
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
+
+
+class Best(NamedTuple):
+    """The n best columns of every row, -1 where there are fewer, and what is known of them.
+
+    ``figures`` (rows, n, 4) are mean, standard deviation, lower and upper end, NaN where there
+    is no column; ``looked`` is how many cells were looked at with all draws.
+    """
+
+    columns: Ints
+    figures: Wide
+    looked: int
+
+
+@dataclass
+class Search:
+    """What is asked for: the score, n, the levels of an interval, and what each row leaves out.
+
+    Attributes
+    ----------
+    weights
+        Masses of the draws, (D,), which add up to 1.
+    starts, excluded
+        Columns that each row leaves out, in ascending order, as compressed rows.
+    threads
+        How many work at a time.
+    on_rows
+        Told how many rows are done.
+    """
+
+    score: Score
+    n: int
+    levels: tuple[float, float]
+    weights: Wide
+    starts: Ints
+    excluded: Ints
+    threads: int
+    on_rows: Callable[[int], None]
+    row_bytes: int = ROW_BYTES
+    column_bytes: int = COLUMN_BYTES
+
+    def run(self, rows: Stack, columns: Stack, file: ArrayFile) -> Best:
+        """Find the best columns of all rows."""
+        with single_threaded_blas():
+            P = basis((rows, columns), np.sqrt(self.weights))
+            spread = self.score.sd_factor > 0
+            short = [shortened(side, P, self.weights, spread) for side in (rows, columns)]
+            of_rows, of_columns = bounding(short[0], short[1], self.score)
+            # The columns that are likely the best come first: they rule out most others.
+            likely = of_columns @ of_rows.mean(axis=0) + short[1].length
+            order = np.argsort(-likely, kind="stable")
+            of_columns = np.ascontiguousarray(of_columns[order])
+            ordered = columns.ordered(order, file)
+            del short
+            found = np.full((rows.length, self.n), -1, np.int64)
+            figures = np.full((rows.length, self.n, 4), np.nan)
+            looked, each = 0, self.weights.size * rows.width * np.dtype(rows.dtype).itemsize
+            with ThreadPoolExecutor(self.threads) as pool:
+                for part in parts_of(rows.length, max(LEAST, self.row_bytes // each)):
+                    block = _Block(self, pool, rows.rows(part), of_rows[part], part, order)
+                    looked += block.search(ordered, of_columns, found[part], each)
+                    block.describe(ordered, found[part], figures[part], each)
+                    self.on_rows(part.stop)
+        return Best(found, figures, looked)
+
+
+@dataclass
+class _Block:
+    """Some rows, with all their draws, against all columns, block by block."""
+
+    search_: Search
+    pool: ThreadPoolExecutor
+    rows: Array
+    bounds: Array
+    part: slice
+    order: Ints
+
+    def search(self, columns: Stack, bounds: Array, found: Ints, each: int) -> int:
+        """Bring the best columns of these rows up to date, ``found`` (rows, n)."""
+        asked = self.search_
+        scores = np.full(found.shape, -np.inf)
+        looked = 0
+        for cols in parts_of(columns.length, max(LEAST, asked.column_bytes // each)):
+            block, numbers = columns.rows(cols), self.order[cols]
+            turned = np.ascontiguousarray(bounds[cols].T)
+
+            tile = partial(self._tile, block, turned, numbers, scores, found)
+            looked += sum(self.pool.map(tile, parts_of(len(self.rows), TILE)))
+        return looked
+
+    def _tile(
+        self, block: Array, turned: Array, numbers: Ints, scores: Wide, found: Ints, rows: slice
+    ) -> int:
+        """Bring a few rows up to date with a block of columns."""
+        asked, first = self.search_, self.part.start
+        count = asked.weights.size
+        return kernels.search(
+            self.bounds[rows] @ turned, self.rows[rows], block, numbers,
+            asked.weights, asked.score.level, self.equal,
+            asked.starts[first + rows.start : first + rows.stop + 1], asked.excluded,
+            scores[rows], found[rows], np.empty(count), np.empty(count, np.int64),
+        )  # fmt: skip
+
+    def describe(self, columns: Stack, found: Ints, figures: Wide, each: int) -> None:
+        """Fill in what is known of the best columns."""
+        asked, count = self.search_, self.search_.weights.size
+        place = np.empty(self.order.size, np.int64)
+        place[self.order] = np.arange(self.order.size)
+        rows, ranks = np.nonzero(found >= 0)
+        at = place[found[rows, ranks]]
+        by_column = np.argsort(at, kind="stable")
+        rows, ranks, at = rows[by_column], ranks[by_column], at[by_column]
+        for cols in parts_of(columns.length, max(LEAST, asked.column_bytes // each)):
+            low, high = np.searchsorted(at, [cols.start, cols.stop])
+            if low == high:
+                continue
+            block = columns.rows(cols)
+
+            def tile(cells: slice, block: Array = block, cols: slice = cols) -> None:
+                out = np.empty((cells.stop - cells.start, 4))
+                kernels.describe(
+                    self.rows, block, rows[cells], at[cells] - cols.start, asked.weights,
+                    np.array(asked.levels), self.equal, out, np.empty(count),
+                    np.empty(count, np.int64),
+                )  # fmt: skip
+                figures[rows[cells], ranks[cells]] = out
+
+            some = [
+                slice(low + part.start, low + part.stop) for part in parts_of(high - low, TILE * 16)
+            ]
+            list(self.pool.map(tile, some))
+
+    @property
+    def equal(self) -> bool:
+        """Whether draws count alike."""
+        weights = self.search_.weights
+        return bool((weights == weights[0]).all())

@@ -1,0 +1,408 @@
+"""The best columns for every row by the posterior of the mean: the verb ``recommend``."""
+
+import json
+from collections.abc import Iterator
+from math import prod
+from os import PathLike, fspath
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from daskfactor.checks import inner_share, label_at, match_labels, one_of, whole_number
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.files import open_input, opened_again
+from daskfactor.data.grid import Block
+from daskfactor.data.known import stored_cells
+from daskfactor.data.sources import as_blocks
+from daskfactor.data.storage import ArrayFile
+from daskfactor.data.store import is_blocked_store
+from daskfactor.errors import DataError, OptionError
+from daskfactor.machine import memory_budget
+from daskfactor.progress import RunEvent, progress_bar
+from daskfactor.results.predict import require_same_trace
+from daskfactor.results.ranking import GROUP_BYTES, Best, Search, Stack, score_of
+from daskfactor.results.schema import IDENTITY, beside, factor_dims, own_names
+from daskfactor.results.selection import keys_of, select
+from daskfactor.results.trace import (
+    Trace,
+    draw_weights,
+    factors_of,
+    kept_beside,
+    reads_here,
+    require_draws,
+    require_point,
+)
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+By = Literal["mean", "lower", "upper"]
+
+MEMORY: Final = 2**29
+"""Draws that are held in memory, at most, beside those of the blocks at work."""
+TABLES: Final = ("table", "csv", "parquet")
+"""Kinds of sources whose rows and columns are those that occur."""
+FIGURES: Final = ("mean", "sd", "lower", "upper")
+
+
+@reads_here
+def recommend(
+    trace: Trace | xr.Dataset,
+    rows: Any = None,
+    n: int = 10,
+    *,
+    columns: Any = None,
+    exclude: Any = None,
+    by: By = "mean",
+    interval: float = 0.9,
+    memory_limit: int | str | None = None,
+    progressbar: bool = False,
+) -> xr.Dataset:
+    r"""Find the n best columns (items) for every row (user), with what is known of each.
+
+    .. math:: \mathrm{E}[(WH)_{ij}] = \sum_d w_d \, W^{(d)}_i \cdot H^{(d)}_j
+
+    over all draws d of all chains, or by the lower or upper end of the interval of the mean.
+    The result is that of looking at every cell, to double precision, in any size of blocks;
+    most cells are ruled out by a bound without being looked at. Equal scores go by position.
+    ``by="mean"`` and, of non-negative models, ``"lower"`` rule out nearly all cells; for others
+    the bound is loose, so that up to all cells are looked at, at some microseconds each.
+
+    Parameters
+    ----------
+    trace
+        Result of a run that kept draws or of :func:`stein_posterior` (particles count by their
+        weight), the path of its store, or a point of :func:`optimize`.
+    rows, columns
+        Which rows, and which columns may be recommended, as for :func:`predict`: all, labels, a
+        slice or a mask; positions where there are no labels. ``rows`` may also be new
+        rows' factors, from :func:`transform`.
+    n
+        How many columns for each row.
+    exclude
+        Cells that are not recommended: anything that :func:`sample` takes, such as the data the
+        run was made from. What it stores, or observes if it is dense, is left out, matched
+        by label where both have labels, else by position; labels that the run does not know
+        do not matter. ``"seen"``: the run's own data, where it keeps them or their place.
+    by
+        ``"mean"``; ``"lower"`` prefers what is sure, ``"upper"`` what may yet be good.
+    interval
+        Probability inside ``lower`` and ``upper``.
+    memory_limit
+        Bytes, or a text such as ``"1 GiB"``, of draws that are held in memory, 512 MiB by
+        default; the others wait in a scratch file. Blocks at work take about as much again.
+    progressbar
+        Whether to show progress on standard error.
+
+    Returns
+    -------
+    Dataset
+        Over rows and ``rank`` (1 is the best): the label of the column under the name of its
+        dimension, those of each dimension where some are stacked, its ``position``, and
+        ``mean``, ``sd``, ``lower`` and ``upper`` of the mean WH in the unit of the data. Where
+        a row has fewer columns left, position is -1, figures are NaN, and the label is that of
+        no column: empty, NaN, or -1. The attribute ``looked_at`` is the number of cells whose
+        draws were all computed.
+
+    Raises
+    ------
+    OptionError
+        If there are no draws, a label is unknown or an option is not allowed.
+    DataError
+        If ``exclude`` does not go with the run.
+
+    Notes
+    -----
+    Of a :class:`PSGRRLD` run the draws of the fine chain alone are taken. `lower` and `upper`
+    are about the mean and not about a new observation, whose noise says nothing of a column.
+    """
+    n = whole_number("n", n, 1)
+    one_of("by", by, ("mean", "lower", "upper"))
+    inner_share("interval", interval)
+    budget = MEMORY if memory_limit is None else memory_budget(memory_limit)
+    asked = _asked(trace, rows, columns)
+    starts, excluded = _left_out(exclude, asked)
+    tail = 0.5 * (1.0 - interval)
+    weights = asked.weights
+    from dask.system import cpu_count
+
+    with progress_bar(progressbar) as on_event:
+        file = ArrayFile(budget=budget)
+        try:
+            sides = [
+                Stack.filled(
+                    (at.size, weights.size, factor.sizes["component"]),
+                    factor.dtype,
+                    _groups(factor, at.values, asked.kept),
+                    file,
+                )
+                for factor, at in ((asked.W, asked.rows), (asked.H, asked.columns))
+            ]
+            total = asked.rows.size
+            search = Search(
+                score_of(by, (tail, 1.0 - tail), weights, all(side.least >= 0 for side in sides)),
+                n,
+                (tail, 1.0 - tail),
+                weights,
+                starts,
+                excluded,
+                int(cpu_count()),
+                lambda done: on_event(RunEvent("rows", done, total)),
+            )
+            best = search.run(sides[0], sides[1], file)
+        finally:
+            file.close()
+    found = _labelled(best, asked)
+    return found.assign_attrs(by=by, interval=interval, of="mean", looked_at=best.looked)
+
+
+class Asked(NamedTuple):
+    """Draws and what is asked of them.
+
+    ``W`` and ``H`` are (chain, draw, row or column, component); ``rows`` and ``columns`` hold
+    positions under the user's names and labels, out of ``shape``; ``kept`` (chain, draw) which
+    draws have weight, ``weights`` (D,) theirs.
+    """
+
+    tree: xr.DataTree
+    W: xr.DataArray
+    H: xr.DataArray
+    rows: xr.DataArray
+    columns: xr.DataArray
+    shape: tuple[int, int]
+    kept: NDArray[np.bool_]
+    weights: NDArray[np.float64]
+
+
+def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
+    tree = _of_point(trace) if isinstance(trace, xr.Dataset) else require_draws(trace, "a ranking")
+    dims = factor_dims(tree)
+    new = isinstance(rows, xr.DataArray) and "component" in rows.dims
+    group, masses = tree["posterior"].to_dataset(), draw_weights(tree)
+    at_rows, at_columns = select(tree, dims, None if new else rows, columns)
+    if new:
+        require_same_trace(tree, rows, "rows")
+        group, masses, W = _of_new_rows(group, masses, rows)
+        (row,) = (dim for dim in W.dims if dim not in ("chain", "draw", "component"))
+        labels = {name: coord for name, coord in rows.coords.items() if coord.dims == (row,)}
+        at_rows = xr.DataArray(np.arange(W.sizes[row]), labels, (row,))
+        W = W.transpose("chain", "draw", row, "component")
+        H = factors_of(group)[1]
+    else:
+        W, H = factors_of(group)
+    H = H.transpose("chain", "draw", H.dims[3], "component")
+    if W.sizes["component"] != H.sizes["component"]:
+        raise OptionError(
+            f"the new rows have {W.sizes['component']} components and the run "
+            f"{H.sizes['component']}; pass what daskfactor.transform gives for this run"
+        )
+    if masses is None:
+        masses = np.full(W.shape[:2], 1.0 / prod(W.shape[:2]))
+    kept = masses > 0
+    weights = masses[kept] / masses[kept].sum()
+    shape = W.shape[2], H.shape[2]
+    names = own_names(tree)
+    at_rows, at_columns = (
+        at if at.ndim else at.expand_dims(names.get(dim, dim))
+        for at, dim in zip((at_rows, at_columns), dims, strict=True)
+    )
+    return Asked(tree, W, H, at_rows, at_columns, shape, kept, weights)
+
+
+def _of_point(point: xr.Dataset) -> xr.DataTree:
+    """A point estimate as a trace of one draw."""
+    group = require_point(point)[["W", "H"]].drop_attrs().expand_dims(chain=[0], draw=[0])
+    tree = xr.DataTree.from_dict({"posterior": group})
+    tree.attrs = {name: point.attrs[name] for name in IDENTITY if name in point.attrs}
+    return tree
+
+
+def _of_new_rows(group: xr.Dataset, masses: Any, rows: xr.DataArray) -> tuple[Any, Any, Any]:
+    """The draws of a run that new rows were drawn under, their masses, and these rows."""
+    single = group.sizes["chain"] * group.sizes["draw"] == 1
+    if not {"chain", "draw"} & set(rows.dims):
+        rows = rows.expand_dims(chain=group["chain"].values[:1], draw=group["draw"].values[:1])
+        if not single:
+            raise OptionError(
+                "these new rows are a point, without draws, and the run has draws; pass what "
+                "daskfactor.transform(..., point=False) gives"
+            )
+    if single:  # a point, under which all of them were drawn
+        again = {dim: np.zeros(rows.sizes[dim], int) for dim in ("chain", "draw")}
+        return group.isel(again), None, rows
+    try:
+        cut = group.sel(chain=rows["chain"], draw=rows["draw"])
+    except KeyError as error:
+        raise OptionError(
+            "the new rows were drawn under other draws than those of this run; pass the trace "
+            "that daskfactor.transform was given"
+        ) from error
+    if masses is not None:
+        own = xr.DataArray(masses, {d: group[d] for d in ("chain", "draw")}, ("chain", "draw"))
+        masses = own.sel(chain=rows["chain"], draw=rows["draw"]).values
+    return cut, masses, rows
+
+
+def _groups(
+    factor: xr.DataArray, at: Ints, kept: NDArray[np.bool_]
+) -> Iterator[tuple[slice, Array]]:
+    """Draws of a factor (chain, draw, row, component) with weight, some at a time, row by row."""
+    each = at.size * factor.sizes["component"] * factor.dtype.itemsize
+    step, done = max(1, GROUP_BYTES // max(1, each)), 0
+    every = at.size == factor.shape[2] and bool((at == np.arange(at.size)).all())
+    for chain, own in enumerate(kept):
+        draws = np.flatnonzero(own)
+        for start in range(0, draws.size, step):
+            chosen = draws[start : start + step]
+            whole = chosen[-1] - chosen[0] + 1 == chosen.size
+            draw = slice(chosen[0], chosen[-1] + 1) if whole else chosen
+            part = factor[chain, draw] if every else factor[chain, draw, at]
+            values = part.values
+            turned = np.ascontiguousarray(values.transpose(1, 0, 2)).reshape(at.size, -1)
+            yield slice(done, done + chosen.size), turned
+            done += chosen.size
+
+
+def _left_out(exclude: Any, asked: Asked) -> tuple[Ints, Ints]:
+    """Columns that each row leaves out, by place among those asked for, as compressed rows."""
+    none = np.zeros(asked.rows.size + 1, np.int64), np.zeros(0, np.int64)
+    if exclude is None:
+        return none
+    if isinstance(exclude, str) and exclude == "seen":
+        exclude = _seen(asked.tree)
+    given = isinstance(exclude, BlockedData)
+    data = exclude if given else _opened(exclude)
+    try:
+        if not data.is_sparse and data.n_missing == 0:
+            raise DataError(
+                "exclude observes every cell, so that nothing is left to recommend; pass a sparse "
+                "matrix, a table, or an array that is NaN where a cell is not to be left out"
+            )
+        places = [
+            _place(data, side, at, asked.shape)
+            for side, at in enumerate((asked.rows, asked.columns))
+        ]
+        pairs = [_cells(data, Block(*block), places) for block in data.grid.all_blocks()]
+    finally:
+        if not given:
+            data.close()
+    rows, columns = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    order = np.lexsort((columns, rows))
+    starts = np.searchsorted(rows[order], np.arange(asked.rows.size + 1))
+    return starts.astype(np.int64), columns[order].astype(np.int64)
+
+
+def _seen(tree: xr.DataTree) -> Any:
+    """The data of a run, where it keeps them or the place that they were read from."""
+    kept = kept_beside(tree, "V")
+    if kept is not None:
+        return kept
+    source = json.loads(tree.attrs.get("run", "{}")).get("source") or {}
+    if source.get("location") is None:
+        raise OptionError(
+            'exclude="seen" needs the data of the run, which it does not keep and which were read '
+            "from no path; pass them: exclude=V"
+        )
+    return opened_again(source["location"], source)
+
+
+def _opened(exclude: Any) -> BlockedData:
+    """Cells to leave out on blocks; what is not stored is not left out."""
+    sparse = isinstance(exclude, str | PathLike) and is_blocked_store(fspath(exclude))
+    source = exclude if sparse else open_input(exclude)
+    missing = sparse or source.is_sparse
+    return as_blocks(source, unstored="missing" if missing else None, allow_empty=True)
+
+
+def _place(data: BlockedData, side: int, at: xr.DataArray, shape: tuple[int, int]) -> Ints:
+    """Where each row (or column) of the cells to leave out is among those asked for, or -1."""
+    own: Any
+    what, labels, own = (
+        ("rows", "columns")[side],
+        data.labels.keys[side],
+        keys_of(at),
+    )
+    if labels is not None and own is not None:
+        found = match_labels(labels, own)
+        if found.twice != (None, None):
+            raise DataError(
+                f"the labels of {what} are not unique, and exclude has them in another order than "
+                f"the run; give every one of the {what} a label of its own"
+            )
+        if (found.at < 0).all() and at.size == shape[side]:  # a part may have none of them
+            raise DataError(
+                f"none of the {what} of exclude is among those of the run: it has "
+                f"{label_at(labels, 0)}, ..., the run {label_at(own, 0)}, ...; give both the same "
+                "labels"
+            )
+        return found.at
+    if labels is not None and (isinstance(labels, dict) or labels.dtype.kind not in "iu"):
+        raise DataError(
+            f"the {what} of exclude have labels ({label_at(labels, 0)}, ...), and those of the run "
+            "have none; pass exclude without labels, in the order of the run"
+        )
+    # Keys of a table are positions where the run has no labels: all of them need not occur.
+    keyed = own is None and (labels is not None or data.source.kind in TABLES)
+    if not keyed and data.shape[side] != shape[side]:
+        raise DataError(
+            f"exclude is {data.shape[0]} x {data.shape[1]}, and the run is {shape[0]} x "
+            f"{shape[1]}; {what} without labels must be all of those of the run, in their order"
+        )
+    positions = np.arange(data.shape[side]) if labels is None else labels
+    return match_labels(positions, at.values).at
+
+
+def _cells(data: BlockedData, block: Block, places: list[Ints]) -> tuple[Ints, Ints]:
+    """Observed cells of a block, by their places among rows and columns asked for."""
+    view: Any = data.view(*block)
+    corner = [part.start for part in data.grid.slices(block)]
+    if data.is_sparse:
+        row, col = stored_cells(view)
+        seen = ~np.isnan(view.values)
+    else:
+        row, col = np.nonzero(~np.isnan(view.block))
+        seen = np.ones(row.size, bool)
+    row = row[seen].astype(np.int64) + corner[0]
+    col = col[seen].astype(np.int64) + corner[1]
+    if data.row_order is not None and data.col_order is not None:
+        row, col = data.row_order[row], data.col_order[col]
+    row, col = places[0][row], places[1][col]
+    known = (row >= 0) & (col >= 0)
+    return row[known], col[known]
+
+
+def _labelled(best: Best, asked: Asked) -> xr.Dataset:
+    """What was found under the names and labels of rows and columns."""
+    rows, columns = asked.rows, asked.columns
+    row, column = str(rows.dims[0]), str(columns.dims[0])
+    place = best.columns
+    there = place >= 0
+    position = np.where(there, columns.values[place], -1)
+    labels = columns[column].values if column in columns.coords else columns.values
+    chosen = _with_none(labels[place], there)
+    own = {"rank", "position", *FIGURES}
+    levels = [str(name) for name in columns.attrs["levels"]]
+    names = beside([row, column, *levels, *map(str, rows.coords)], own)
+    shape = (names[row], "rank")
+    values: dict[str, Any] = {names[column]: (shape, chosen), "position": (shape, position)}
+    values |= {
+        names[name]: (shape, _with_none(columns[name].values[place], there)) for name in levels
+    }
+    values |= {name: (shape, best.figures[..., at]) for at, name in enumerate(FIGURES)}
+    coords = {
+        names[str(name)]: ((names[row],) if coord.dims else (), coord.values)
+        for name, coord in rows.coords.items()
+    }
+    coords["rank"] = (("rank",), np.arange(1, place.shape[1] + 1))
+    return xr.Dataset(values, coords)
+
+
+def _with_none(labels: Array, there: NDArray[np.bool_]) -> Array:
+    """Labels with those of no column where there is none."""
+    if there.all():
+        return labels
+    none: Any = {"U": "", "O": "", "T": "", "f": np.nan, "M": "NaT", "m": "NaT"}
+    if labels.dtype.kind == "u":
+        labels = labels.astype(np.int64)
+    return np.where(there, labels, np.array(none.get(labels.dtype.kind, -1)).astype(labels.dtype))

@@ -1,0 +1,384 @@
+"""Runs in object stores: Icechunk repositories, in which a checkpoint is a commit.
+
+A run is the branch ``main``. Its documents are those of a run in a folder, its archives arrays of
+bytes in the group ``checkpoint``. A commit is there wholly or not at all, and every earlier one
+can be opened by its id. The marker says who writes, and until when nobody else should; whoever
+commits besides stops the other at its next commit, so that no two ever write one history.
+"""
+
+import io
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import IO, Any, ClassVar, Final
+
+import numpy as np
+
+from daskfactor.errors import OptionError, StoreError
+from daskfactor.results.cloud import ask, repository_at, trouble_of
+from daskfactor.results.files import CHECKPOINT, MARKER, NODE, seal
+from daskfactor.results.zarr_stores import PatientStore
+
+BRANCH: Final = "main"
+LEASE: Final = 60.0
+"""Seconds after a commit in which another host takes a run for being written, at least."""
+PIECE: Final = 2**23
+"""Bytes of an archive in one object."""
+
+
+class RepositoryView:
+    """One snapshot of a run in a repository, to be read."""
+
+    def __init__(self, url: str, session: Any) -> None:
+        self.name = url
+        self.store = PatientStore(session.store, url)
+
+    def exists(self) -> bool:
+        return self._get(NODE) is not None
+
+    def kind(self) -> str | None:
+        """Tell a run from what others keep in a repository."""
+        with suppress(OSError, ValueError, AttributeError, KeyError):
+            if self.document(NODE)["attributes"]["inference_library"] == "daskfactor":
+                return "run"
+        return "group" if self.exists() else None
+
+    def contents(self) -> str | None:
+        return "an Icechunk repository" if self.exists() else None
+
+    def document(self, key: str) -> Any:
+        found = self._get(key)
+        if found is None:
+            raise FileNotFoundError(f"there is no {key}")
+        return json.loads(found)
+
+    def chunks(self) -> Any:
+        return self.store
+
+    def _get(self, key: str) -> bytes | None:
+        from zarr.core.buffer import default_buffer_prototype
+        from zarr.core.sync import sync
+
+        found = sync(self.store.get(key, default_buffer_prototype()))
+        return None if found is None else found.to_bytes()
+
+
+def repository_view(url: str, snapshot: str | None = None) -> RepositoryView | None:
+    """Open a run in a repository; None if there is no repository at that URL.
+
+    Raises
+    ------
+    StoreError
+        If the object store cannot be used.
+    OptionError
+        If there is no such snapshot.
+    """
+    repository = repository_at(url, make=False)
+    if repository is None:
+        return None
+    if snapshot is None:
+        session = ask(url, repository.readonly_session_async, BRANCH)
+    else:
+        known = ask(url, _history, repository)
+        if snapshot not in known:
+            latest = ", ".join(f"{own} ({told})" for own, told in list(known.items())[:5])
+            raise OptionError(f"{url} has no snapshot {snapshot!r}; its latest are {latest}")
+        session = ask(url, partial(repository.readonly_session_async, snapshot_id=snapshot))
+    return RepositoryView(url, session)
+
+
+async def _history(repository: Any) -> dict[str, str]:
+    """Messages of all commits by their ids, the latest first."""
+    return {one.id: one.message async for one in repository.async_ancestry(branch=BRANCH)}
+
+
+# -- to write -------------------------------------------------------------------------------
+
+
+_OPEN: set[str] = set()
+"""URLs of the runs that this process writes."""
+
+
+class RepositoryPlace(RepositoryView):
+    """A run in a repository, to be written: what no commit has shown is lost with the process."""
+
+    every: ClassVar[float] = 10.0
+
+    def __init__(self, url: str, repository: Any) -> None:
+        self._repository = repository
+        self._session = ask(url, repository.writable_session_async, BRANCH)
+        self._forks: Any = None
+        super().__init__(url, self._session)
+        self._signed = time.time()
+        self._me = f"{os.getpid()} on {socket.gethostname()}"
+        self._fenced = False
+
+    @classmethod
+    def opened(cls, url: str) -> "RepositoryPlace":
+        """Take the right to write a run.
+
+        Raises
+        ------
+        StoreError
+            If another process has it.
+        """
+        place = cls(url, repository_at(url, make=True))
+        place._refuse_others()
+        place.commit("opened")
+        _OPEN.add(url)
+        return place
+
+    @classmethod
+    @contextmanager
+    def created(cls, url: str, replaced: bool) -> Iterator["RepositoryPlace"]:
+        """Make a place for a run that one commit shows when the block ends."""
+        from zarr.core.sync import sync
+
+        place = cls(url, repository_at(url, make=True))
+        if replaced:
+            place._refuse_others()
+            sync(place.store.clear())
+        with place.writing("a new run store", "nothing was changed"):
+            yield place
+            place.commit("begun", leaving=True)
+
+    def _refuse_others(self) -> None:
+        """Refuse a run that another process writes, as far as can be known."""
+        writer = self.document(MARKER)["attributes"].get("writer")
+        if not writer:
+            return
+        process, until = str(writer["process"]), float(writer["until"])
+        number, _, host = process.partition(" on ")
+        here = host == socket.gethostname()
+        if process == self._me:
+            gone = self.name not in _OPEN  # it could not say so when it was closed
+        else:
+            gone = here and number.isdigit() and not _lives(int(number))
+        if gone:
+            return
+        left = until - time.time()
+        if left > 0 or (here and number.isdigit()):
+            owner = f"this process ({number})" if process == self._me else f"process {process}"
+            if_killed = "" if here else f"; if that was killed, try again in {left:.0f} seconds"
+            raise StoreError(
+                f"{self.name} is being written by {owner}; wait for it to end or stop it, or give "
+                f"this run another URL{if_killed}"
+            )
+
+    def replace(self, key: str, document: Any) -> None:
+        from zarr.core.buffer import cpu
+        from zarr.core.sync import sync
+
+        text = json.dumps(document).encode()
+        sync(self.store.set(key, cpu.Buffer.from_bytes(text)))
+
+    def save(self, name: str, write: Callable[[Any], object]) -> None:
+        import zarr
+        from zarr.codecs import Crc32cCodec
+
+        def made(size: int) -> Any:
+            return zarr.create_array(
+                self.store,
+                name=f"{CHECKPOINT}/{name}",
+                shape=(0,),
+                chunks=(min(size, PIECE),),  # a chunk is sent whole, however little is in it
+                dtype="uint8",
+                compressors=(Crc32cCodec(),),
+                overwrite=True,
+            )
+
+        with ArrayFile(made=made) as file:
+            write(file)
+
+    def saved(self, name: str) -> IO[bytes]:
+        import zarr
+
+        array = zarr.open_array(self.store, path=f"{CHECKPOINT}/{name}", mode="r+")
+        return io.BufferedReader(ArrayFile(array), PIECE)
+
+    def flush(self) -> None:
+        """Do nothing: what is in the object store stays there, and nobody sees it yet."""
+
+    def commit(self, what: str, leaving: bool = False) -> None:
+        """Show readers everything that was written, and say who goes on writing.
+
+        Raises
+        ------
+        StoreError
+            If another process has committed meanwhile, or the object store cannot be used.
+        """
+        from icechunk import ConflictError
+
+        now = time.time()
+        until = now + LEASE + 3 * (now - self._signed)
+        marker = self.document(MARKER)
+        writer = None if leaving else {"process": self._me, "until": until}
+        marker["attributes"] = marker["attributes"] | {"writer": writer}
+        self.replace(MARKER, seal(marker, "attributes"))
+        token = uuid.uuid4().hex
+        try:
+            tip = ask(self.name, self._commit, what, token)
+            if leaving:
+                return
+            session = ask(self.name, self._repository.writable_session_async, BRANCH)
+            if session.snapshot_id != tip:
+                self._stop()
+        except ConflictError:
+            self._stop()
+        self._session, self._signed, self._forks = session, now, None
+        self.store.follow(session.store)
+
+    async def _commit(self, what: str, token: str) -> str:
+        """Commit, once: the answer to an earlier attempt may have been lost."""
+        try:
+            return str(await self._session.commit_async(what, {"token": token, "by": self._me}))
+        except Exception:
+            async for tip in self._repository.async_ancestry(branch=BRANCH):
+                if tip.metadata.get("token") == token:
+                    return str(tip.id)
+                break
+            raise
+
+    def _stop(self) -> None:
+        self._fenced = True
+        raise StoreError(
+            f"{self.name} is being written by another process, which has taken it over, so that "
+            "this one stops; what was committed is safe, and the other goes on from there"
+        ) from None
+
+    def fork(self) -> Any:
+        """Give a store that can be sent to another process.
+
+        Raises
+        ------
+        StoreError
+            If the repository is in the memory of this process.
+        """
+        if self.name.startswith("memory://"):
+            raise StoreError(
+                f"{self.name} is in the memory of this process, where no other can write; take a "
+                "path or an object store"
+            )
+        if self._forks is None:
+            # Icechunk forks a session that has no changes yet; what is written here meanwhile
+            # is in the other, and merged with the rest.
+            self._forks = ask(self.name, self._repository.writable_session_async, BRANCH)
+            if self._forks.snapshot_id != self._session.snapshot_id:
+                self._stop()
+        return PatientStore(self._forks.fork().store, self.name)
+
+    def merge(self, stores: Sequence[Any]) -> None:
+        for store in stores:
+            self._session.merge(store.session)
+
+    @contextmanager
+    def writing(self, what: str, safe: str) -> Iterator[None]:
+        """Turn what Icechunk raises into a sentence that says what is safe."""
+        from icechunk import IcechunkError
+
+        try:
+            yield
+        except IcechunkError as error:
+            why = trouble_of(error)
+            told = f"{self.name} cannot be used: {why.what}; {why.remedy}"
+        except StoreError as error:
+            told = str(error)
+            if "cannot be used" not in told:
+                raise
+        else:
+            return
+        raise StoreError(f"could not write {what}: {told} and resume the run; {safe}") from None
+
+    def discard(self) -> None:
+        """Leave nothing in the branch; earlier snapshots stay until they expire."""
+        from zarr.core.sync import sync
+
+        with suppress(StoreError):
+            self._session = ask(self.name, self._repository.writable_session_async, BRANCH)
+            self.store.follow(self._session.store)
+            sync(self.store.clear())
+            ask(self.name, self._commit, "removed: it failed before it began", uuid.uuid4().hex)
+
+    def close(self) -> None:
+        """Let others write at once; if that cannot be said, other hosts wait for a while."""
+        _OPEN.discard(self.name)
+        if self._fenced:
+            return
+        with suppress(StoreError):
+            tip = self._session.snapshot_id
+            self._session = ask(self.name, self._repository.writable_session_async, BRANCH)
+            if self._session.snapshot_id == tip:
+                self.store.follow(self._session.store)
+                self.commit("closed", leaving=True)
+
+
+def _lives(number: int) -> bool:
+    import psutil
+
+    return bool(psutil.pid_exists(number))
+
+
+class ArrayFile(io.RawIOBase):
+    """A file that is an array of bytes: written from its beginning to its end, or read anywhere."""
+
+    def __init__(self, array: Any = None, made: Callable[[int], Any] | None = None) -> None:
+        self._array, self._made, self._written = array, made, made is not None
+        self._held, self._end = bytearray(), 0 if array is None else int(array.shape[0])
+        self._at, self._number, self._piece = 0, -1, np.empty(0, np.uint8)
+
+    def writable(self) -> bool:
+        return self._written
+
+    def write(self, data: Any) -> int:
+        """Add bytes to the end; those of several pieces are sent at once."""
+        self._held += data
+        if len(self._held) >= 4 * PIECE:
+            self._send(len(self._held) // PIECE * PIECE)
+        return memoryview(data).nbytes
+
+    def _send(self, size: int) -> None:
+        if self._made is not None:
+            self._array, self._made = self._made(size), None
+        self._array.resize((self._end + size,))
+        self._array[self._end : self._end + size] = np.frombuffer(self._held[:size], np.uint8)
+        self._end += size
+        del self._held[:size]
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        """Send what is still held, unless writing has failed."""
+        if kind is None and self._held:
+            self._send(len(self._held))
+        self.close()
+
+    def readable(self) -> bool:
+        return not self._written
+
+    def seekable(self) -> bool:
+        return not self._written
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if self._written:
+            raise io.UnsupportedOperation("it is written from its beginning to its end")
+        self._at = offset + (0, self._at, self._end)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        if self._written:
+            raise io.UnsupportedOperation("it is written from its beginning to its end")
+        return self._at
+
+    def readinto(self, out: Any) -> int:
+        """Read up to the end of a piece, which is fetched once."""
+        number, start = divmod(self._at, PIECE)
+        if number != self._number:
+            self._piece = np.asarray(self._array[number * PIECE : (number + 1) * PIECE])
+            self._number = number
+        found = self._piece[start : start + len(out)]
+        out[: len(found)] = found.tobytes()
+        self._at += len(found)
+        return len(found)

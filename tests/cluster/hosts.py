@@ -1,0 +1,335 @@
+"""Hosts of their own on one machine: network namespaces behind a switch, at a rate of one's choice.
+
+A host is a network namespace and a mount namespace: it has one network card, and a ``/tmp`` that
+nobody else sees. Cards are ends of veth pairs whose other ends belong to a bridge, the switch, in
+a namespace of its own; a token bucket at either end holds traffic to the rate of the bed, each way.
+Nothing of it is visible outside. Whatever was started dies with the process that started it, also
+when that is killed.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask
+import psutil
+from distributed import Client
+from distributed.security import Security
+
+TOOLS = ("ip", "nsenter", "setpriv", "tc", "unshare")
+ROOT = Path(__file__).parents[2]
+NETWORK = "10.77.0"
+RECONNECT = 20.0
+"""Seconds for which a client that has lost its scheduler tries to reach it again."""
+CLONE_NEWNET = 0x40000000
+_LAUNCHER = ThreadPoolExecutor(1, "launcher")
+
+
+def refusal() -> str:
+    """The reason why this machine makes no hosts; nothing where it does."""
+    if os.geteuid() != 0:
+        return "hosts are network namespaces, which only root may make"
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return f"hosts need the tools {', '.join(missing)} (packages iproute2 and util-linux)"
+    try:
+        with Bed() as bed:
+            bed.add("one")
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or error
+        return f"the kernel refuses network namespaces, bridges or token buckets: {said}".strip()
+    return ""
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout
+
+
+def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a process that dies with this one.
+
+    The kernel kills it with the thread that it came from, so that is one that stays.
+    """
+    mortal = ["setpriv", "--pdeathsig", "KILL", *command]
+    return _LAUNCHER.submit(subprocess.Popen, mortal, **options).result()
+
+
+class Namespace:
+    """A network and a mount namespace, held by a process that ends when its input does."""
+
+    def __init__(self) -> None:
+        script = "mount -t tmpfs none /tmp && ip link set lo up && echo ready && exec cat"
+        self._holder = _start(
+            ["unshare", "--net", "--mount", "sh", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline().strip() != "ready":
+            _, said = self._holder.communicate(timeout=10)
+            raise OSError(said.strip() or "unshare failed")
+        self.pid = self._holder.pid
+        self.enter = ["nsenter", f"--target={self.pid}", "--net", "--mount", "--"]
+
+    def run(self, *command: str) -> str:
+        """Run a command to its end; return what it prints."""
+        return _run(*self.enter, *command)
+
+    def close(self) -> None:
+        self._holder.kill()
+        self._holder.communicate()
+
+
+class Host(Namespace):
+    """A machine with one network card and an address; made by a `Bed`."""
+
+    def __init__(self, bed: "Bed", name: str, number: int) -> None:
+        super().__init__()
+        self.bed, self.name = bed, name
+        self.address, self.port = f"{NETWORK}.{number}", f"port{number}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a process that dies with this one; it writes to ``/tmp/log`` of the host."""
+        script = 'exec >>/tmp/log 2>&1; exec "$@"'
+        path = os.pathsep.join([str(ROOT), *sys.path])
+        process = _start(
+            [*self.enter, "sh", "-c", script, "sh", *command],
+            env={**os.environ, "PYTHONPATH": path, **(env or {})},
+            stdin=subprocess.DEVNULL,
+        )
+        self.processes.append(process)
+        return process
+
+    def python(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start an interpreter with the settings of Dask that hold here."""
+        inherited = dask.config.serialize(dask.config.global_config)
+        env = {"DASK_INTERNAL_INHERIT_CONFIG": inherited}
+        return self.start(sys.executable, *command, env=env)
+
+    def log(self) -> str:
+        """Return what the host's processes have said."""
+        return self.run("sh", "-c", "cat /tmp/log 2>/dev/null || true")
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Let this thread, and those that it starts, use the host's network card."""
+        with Path("/proc/thread-self/ns/net").open() as before:
+            with Path(f"/proc/{self.pid}/ns/net").open() as own:
+                _set_network(own.fileno())
+            try:
+                yield
+            finally:
+                _set_network(before.fileno())
+
+    def unplug(self) -> None:
+        """Take the link to the switch down: what is sent is lost, and nobody is told."""
+        self.bed.switch.run("ip", "link", "set", self.port, "down")
+
+    def plug(self) -> None:
+        """Take the link up again."""
+        self.bed.switch.run("ip", "link", "set", self.port, "up")
+
+    def sent(self) -> int:
+        """Return the bytes that the network card has sent."""
+        (card,) = json.loads(self.run("ip", "-json", "-stats", "link", "show", "eth0"))
+        return int(card["stats64"]["tx"]["bytes"])
+
+    def power_off(self) -> None:
+        """Kill all processes."""
+        for process in self.processes:
+            if process.poll() is None:
+                for own in (*psutil.Process(process.pid).children(recursive=True), process):
+                    own.kill()
+            process.wait()
+        self.processes.clear()
+
+    def close(self) -> None:
+        self.power_off()
+        super().close()
+
+
+def _set_network(descriptor: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns failed")
+
+
+class Bed:
+    """Hosts on one switch. ``rate`` is that of every link, each way, in the words of ``tc``."""
+
+    def __init__(self, rate: str = "10gbit") -> None:
+        self.rate = rate
+        self.hosts: dict[str, Host] = {}
+
+    def __enter__(self) -> "Bed":
+        self.switch = Namespace()
+        try:
+            self.switch.run("ip", "link", "add", "switch", "type", "bridge")
+            self.switch.run("ip", "link", "set", "switch", "up")
+        except BaseException:
+            self.switch.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for host in self.hosts.values():
+            host.close()
+        self.switch.close()
+
+    def add(self, name: str) -> Host:
+        """Return a new host, plugged in."""
+        host = Host(self, name, len(self.hosts) + 1)
+        self.hosts[name] = host
+        pair = ["type", "veth", "peer", "name", "eth0", "netns", str(host.pid)]
+        self.switch.run("ip", "link", "add", host.port, *pair)
+        self.switch.run("ip", "link", "set", host.port, "master", "switch", "up")
+        host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
+        host.run("ip", "link", "set", "eth0", "up")
+        self._limit(host)
+        return host
+
+    def host(self, name: str) -> Host:
+        """Return the host of a name, which is made if it is not there."""
+        return self.hosts.get(name) or self.add(name)
+
+    def logs(self) -> str:
+        """Return what the processes of all hosts have said."""
+        return "\n".join(f"{name}: {host.log()}" for name, host in self.hosts.items())
+
+    def set_rate(self, rate: str) -> None:
+        """Change the rate of all links."""
+        self.rate = rate
+        for host in self.hosts.values():
+            self._limit(host)
+
+    def _limit(self, host: Host) -> None:
+        """Let a millisecond's traffic through at once: a kernel's clock ticks no oftener."""
+        bits = float(self.rate.removesuffix("gbit")) * 1e9
+        bucket = ["rate", self.rate, "burst", str(int(bits / 8000) + 2**16), "latency", "20ms"]
+        for namespace, card in ((host, "eth0"), (self.switch, host.port)):
+            namespace.run("tc", "qdisc", "replace", "dev", card, "root", "tbf", *bucket)
+
+
+class HostedCluster:
+    """A scheduler on one host, workers on others, and a client of it whose host is another.
+
+    Parameters
+    ----------
+    bed
+        Where hosts are made that are not there yet.
+    security
+        With it all connections are encrypted.
+    nanny
+        Whether workers that die, or lose their scheduler, are started again.
+    """
+
+    def __init__(self, bed: Bed, security: Security | None = None, nanny: bool = False) -> None:
+        self.bed, self.security, self.nanny = bed, security, nanny
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._undo = ExitStack()
+
+    def __enter__(self) -> "HostedCluster":
+        with ExitStack() as undo:
+            undo.enter_context(dask.config.set(_certificates(self.security)))
+            undo.callback(self._power_off)
+            self.scheduler_host = self.bed.host("scheduler")
+            self.scheduler = self.start_scheduler()
+            self.client = undo.enter_context(self.connect())
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._undo.__exit__(*error)
+
+    @property
+    def address(self) -> str:
+        return f"{'tls' if self.security else 'tcp'}://{self.scheduler_host.address}:8786"
+
+    def start_scheduler(self) -> subprocess.Popen[bytes]:
+        own = ["--host", self.address.removesuffix(":8786"), "--port", "8786", "--no-dashboard"]
+        return self.scheduler_host.python("-m", "distributed.cli.dask_scheduler", *own)
+
+    @contextmanager
+    def connect(self) -> Iterator[Client]:
+        """A client on the client's host: its threads are made there, and their connections."""
+        with self.bed.host("client").inside():
+            _await_port(self.scheduler_host.address, 8786)
+            client = Client(
+                self.address, security=self.security, set_as_default=False, timeout=RECONNECT
+            )
+        try:
+            yield client
+        finally:
+            client.close(timeout=5)
+
+    def start_worker(self, name: str, threads: int = 1) -> subprocess.Popen[bytes]:
+        """Start a worker on a host of that name, without waiting for it."""
+        host = self.bed.host(name)
+        where = [self.address, "--host", self.address.split("//")[0] + "//" + host.address]
+        options = ["--nthreads", str(threads), "--no-dashboard", "--memory-limit", "0"]
+        kind = "--nanny" if self.nanny else "--no-nanny"
+        command = ["-m", "distributed.cli.dask_worker", *where, *options, kind, "--name", name]
+        self.workers[name] = host.python(*command, "--local-directory", "/tmp")
+        return self.workers[name]
+
+    def start_workers(self, count: int, threads: int = 1) -> None:
+        """Start workers on as many hosts, and wait for them."""
+        for number in range(count):
+            self.start_worker(f"worker{number}", threads)
+        self.client.wait_for_workers(count, timeout=120)
+
+    def _power_off(self) -> None:
+        for host in self.bed.hosts.values():
+            host.power_off()
+
+
+def _await_port(address: str, port: int, limit: float = 60.0) -> None:
+    """Wait until something listens there."""
+    until = time.monotonic() + limit
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=1.0).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _certificates(security: Security | None) -> dict[str, Any]:
+    """Return settings by which other processes are of the same cluster."""
+    if security is None:
+        return {}
+    found: dict[str, Any] = {"distributed.comm.require-encryption": True}
+    found["distributed.comm.tls.ca-file"] = security.tls_ca_file
+    for role in ("client", "scheduler", "worker"):
+        found[f"distributed.comm.tls.{role}.cert"] = getattr(security, f"tls_{role}_cert")
+        found[f"distributed.comm.tls.{role}.key"] = getattr(security, f"tls_{role}_key")
+    return found
+
+
+def later(seconds: float, *what: Callable[[], object]) -> threading.Thread:
+    """Do things from a thread, each some seconds after the last."""
+
+    def go() -> None:
+        for action in what:
+            time.sleep(seconds)
+            action()
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,346 @@
+"""Bands that stay in the workers: what a state does is what a local one does, to the bit."""
+
+import gc
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+import daskfactor as dfac
+from daskfactor.data.grid import Block, NestedReshuffled, Reshuffled, Schedule
+from daskfactor.errors import EngineError
+from daskfactor.executors import SerialExecutor
+from daskfactor.executors.base import StateLost
+from daskfactor.executors.cluster import ClusterTasksExecutor
+from daskfactor.executors.ring import RingExecutor
+from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.store import HOLD, PLUGIN, BandStore, Key, Mode, Want
+from tests.cluster import dying
+from tests.cluster.support import IMPATIENT, Killer, chain, cluster, oracle
+from tests.cluster.test_faults import kill_one
+from tests.cluster.test_runs import same
+from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
+
+pytestmark = pytest.mark.cluster
+
+EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
+named = pytest.mark.parametrize("name", EXECUTORS)
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Client]:
+    """Three workers of two threads in this process."""
+    with cluster(3, processes=False, threads=2) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Client]:
+    """Two worker processes."""
+    with cluster(2, processes=True) as client:
+        yield client
+
+
+@pytest.fixture(params=EXECUTORS)
+def executor(request: pytest.FixtureRequest, here: Client) -> Iterator[Any]:
+    made = EXECUTORS[request.param](here, patience=IMPATIENT)
+    yield made
+    made.close()
+
+
+def content(state: Any) -> list[Any]:
+    """Values and arrays of all bands."""
+    return [
+        (band.values.tobytes(), sorted((n, a.tobytes()) for n, a in band.arrays.items()))
+        for band in state.copy().local().bands()
+    ]
+
+
+class Holding:
+    """An executor whose states stay in the workers; ``between`` is done to each of them."""
+
+    def __init__(self, executor: Any, between: Any = None) -> None:
+        self.executor, self.between = executor, between
+
+    def run(self, plan: Any, program: Any, state: Any, data: Any, on_done: Any) -> Any:
+        held = self.executor.hold(state)
+        if self.between is not None:
+            self.between(held)
+        return self.executor.run(plan, program, held, data, on_done)
+
+
+def held_bytes(client: Client) -> int:
+    """Bytes in the stores of all workers, once they are told of all that is not wanted."""
+
+    def here(dask_worker: Any) -> int:
+        return int(dask_worker.plugins[PLUGIN].bands.nbytes)
+
+    gc.collect()
+    return sum(client.run(here).values())
+
+
+def settled(client: Client, expected: int) -> None:
+    until = time.monotonic() + 10
+    while (found := held_bytes(client)) != expected:
+        assert time.monotonic() < until, f"{found} bytes in the workers, not {expected}"
+        time.sleep(0.05)
+
+
+# -- the store of a worker ------------------------------------------------------------------
+
+
+@pytest.fixture
+def store() -> Iterator[BandStore]:
+    with ThreadPoolExecutor(1) as pool:
+        made = BandStore(SimpleNamespace(handlers={}, address="here"), pool)
+        made.transition(f"{HOLD}token-0", "released", "memory")
+        yield made
+
+
+def test_a_store_keeps_versions_and_counts_their_bytes(store: BandStore) -> None:
+    key, one = Key("rows", 0, "mean"), np.ones(100)
+    store.put("token", {(key, 1): one, (key, 2): 2 * one})
+    assert store.nbytes == 1600
+    found, _ = store.bring("token", [Want(key, 2, ("here",), Mode.COPY)], 1.0)
+    found[key][:] = 0
+    assert store.get("token", (key, 2))[0] == 2
+    assert store.bring("token", [Want(key, 1, ("here",), Mode.READ)], 1.0)[0][key] is one
+    assert store.bring("token", [Want(key, 1, ("here",), Mode.TAKE)], 1.0)[0][key] is one
+    assert store.nbytes == 800
+    with pytest.raises(StateLost, match="here has lost"):
+        store.bring("token", [Want(key, 1, ("here",), Mode.READ)], 1.0)
+    store.drop("token", pickle.dumps([(key, 2)]))
+    assert store.nbytes == 0
+
+
+def test_a_store_drops_bands_with_their_clients_key(store: BandStore) -> None:
+    store.put("token", {(Key("rows", 0), 0): FactorBand(0, np.ones((5, 2)))})
+    store.transition(f"{HOLD}token-1", "released", "memory")
+    store.transition(f"{HOLD}token-0", "memory", "released")
+    assert store.nbytes > 0  # the other key is still there
+    store.transition(f"{HOLD}token-1", "memory", "released")
+    assert store.nbytes == 0
+    with pytest.raises(StateLost, match="has gone"):
+        store.put("token", {(Key("rows", 0), 0): np.ones(1)})
+
+
+def test_a_change_is_made_once(store: BandStore) -> None:
+    store.once("call")
+    with pytest.raises(StateLost, match="a second time"):
+        store.once("call")
+
+
+# -- segments ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", [Reshuffled(), NestedReshuffled(2)], ids=str)
+@pytest.mark.parametrize("blocks", [2, 6])
+def test_the_oracles_bits(executor: Any, schedule: Schedule, blocks: int) -> None:
+    options: dict[str, Any] = {"schedule": schedule, "blocks": blocks, "cycles": 2}
+    assert bits(chain(Holding(executor), **options).local()) == bits(oracle(**options))
+
+
+@named
+def test_the_oracles_bits_from_other_processes(name: str, elsewhere: Client) -> None:
+    executor = EXECUTORS[name](elsewhere, patience=IMPATIENT)
+    after = chain(Holding(executor), blocks=5, cycles=2)
+    expected = oracle(blocks=5, cycles=2)
+    assert bits(after.local()) == bits(expected)
+    for side in ("rows", "columns"):
+        assert after.gather(side).tobytes() == expected.gather(side).tobytes()
+        part = slice(2, 5)
+        own = after.gather_draws(side, part)
+        assert own.tobytes() == expected.gather_draws(side, part).tobytes()
+    assert after.recorded == expected.recorded == 6
+    executor.close()
+
+
+def test_arrays_of_every_kind_stay_where_they_are(executor: Any) -> None:
+    """Some are constant, some needed late, some never; some are copied, some taken."""
+
+    def run(made: Any, changed: bool) -> ChainState:
+        kept = []
+
+        class Hoarding:
+            def run(self, plan: Any, program: Any, state: Any, data: Any, on_done: Any) -> Any:
+                if isinstance(state, ChainState) and not state.names(0):
+                    hoard(state)
+                    state = made.hold(state)
+                kept.append((state.copy(), content(state)))
+                if changed:
+                    state.each(add, 1)
+                return made.run(plan, program, state, data, on_done)
+
+        after = chain(Hoarding(), HoardingMixer(), blocks=4, cycles=2)
+        assert all(content(state) == before for state, before in kept)
+        return after.local()
+
+    for changed in (False, True):
+        assert bits(run(executor, changed)) == bits(run(SerialExecutor(), changed))
+
+
+def add(band: FactorBand, by: float = 1.0) -> float:
+    """Change a band in place, and give it another array in place of one."""
+    band.values += np.float32(by)
+    band.arrays["more"] = band.values * 2
+    band.arrays.pop("idle", None)
+    return float(band.values[0, 0])
+
+
+def look(band: FactorBand, power: int) -> tuple[float, int]:
+    """Change nothing."""
+    return float((band.values**power).sum()), band.offset
+
+
+def test_each_meets_bands_where_they_are(executor: Any, here: Client) -> None:
+    state = oracle(segments=1)
+    held = executor.hold(state.copy())
+    before = held.copy()
+    powers = range(1, 9)
+    assert held.each(look, None, powers) == state.each(look, None, powers)
+    size = held_bytes(here)
+    assert before.copy().each(look, None, powers) == state.each(look, None, powers)
+    settled(here, size)  # what a call only looked at is not kept twice
+    for change in (partial(add, by=0.5), add):
+        assert held.each(change, 1) == state.each(change, 1)
+    assert bits(held.local()) == bits(state)
+    assert held.names(1) == {"more"}
+    assert held.names(0) == set()
+    assert bits(before.local()) == bits(oracle(segments=1))
+
+
+def fail(band: FactorBand) -> None:
+    band.values[:] = 0
+    raise EngineError("on purpose")
+
+
+def test_an_error_in_each_comes_back(executor: Any) -> None:
+    held = executor.hold(oracle(segments=1))
+    with pytest.raises(EngineError, match="on purpose"):
+        held.each(fail)
+
+
+def test_a_copy_is_a_way_back(executor: Any) -> None:
+    state = executor.hold(oracle(segments=1))
+    way_back = state.copy()
+    first = bits(chain(Continued(executor, state)).local())
+    again = bits(chain(Continued(executor, way_back.copy())).local())
+    assert first == again
+    assert bits(way_back.local()) == bits(oracle(segments=1))
+
+
+class Continued:
+    """Begins a chain with a state of its own."""
+
+    def __init__(self, executor: Any, state: Any) -> None:
+        self.executor, self.state = executor, state
+
+    def run(self, plan: Any, program: Any, state: Any, data: Any, on_done: Any) -> Any:
+        self.state = self.executor.run(plan, program, self.state, data, on_done)
+        return self.state
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+@named
+def test_what_no_state_has_any_more_is_dropped(name: str, here: Client) -> None:
+    executor = EXECUTORS[name](here, patience=IMPATIENT)
+    local = oracle(segments=1)
+    local.forget()
+    state = executor.hold(local)
+    first = held_bytes(here)
+    after = chain(Continued(executor, state))
+    after.forget()
+    del state
+    settled(here, first)
+    executor.close()
+    settled(here, 0)
+
+
+@named
+def test_bands_go_with_a_client_that_dies(name: str, elsewhere: Client) -> None:
+    """The scheduler notices, and has the workers release its keys."""
+    with Client(elsewhere.scheduler.address, set_as_default=False) as own:
+        executor = EXECUTORS[name](own, patience=IMPATIENT)
+        held = executor.hold(oracle(segments=1))
+        assert held_bytes(elsewhere) > 0
+    settled(elsewhere, 0)
+    with pytest.raises(EngineError, match="lost its scheduler"):
+        held.gather("rows")
+
+
+# -- losses ------------------------------------------------------------------------------------
+
+
+class Saving:
+    """Goes back to where it saved its state, as a run does."""
+
+    def __init__(self, executor: Any) -> None:
+        self.executor, self.lost = executor, 0
+
+    def run(self, plan: Any, program: Any, state: Any, data: Any, on_done: Any) -> Any:
+        saved = state.local()
+        while True:
+            try:
+                held = self.executor.hold(saved)
+                return self.executor.run(plan, program, held, data, on_done).local()
+            except StateLost:
+                self.lost += 1
+
+
+@named
+def test_lost_bands_are_told(name: str, tmp_path: Any) -> None:
+    spots = frozenset({(5, 2, 1), (9, 1, 3)})
+    with cluster(2, processes=True) as client:
+        executor = EXECUTORS[name](client, patience=IMPATIENT)
+        saving = Saving(executor)
+        assert bits(chain(saving, Killer(str(tmp_path), spots))) == bits(oracle())
+        assert saving.lost == 2
+        held = executor.hold(oracle())
+        for pid in client.run(os.getpid).values():
+            os.kill(pid, signal.SIGKILL)
+        for verb in (lambda: held.each(look, 0, range(4)), lambda: held.gather("rows")):
+            with pytest.raises(StateLost):
+                verb()
+        with pytest.raises(StateLost):
+            chain(Continued(executor, held), Mixer(fail_at=Block(9, 9)))
+        executor.close()
+
+
+@pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_goes_back_to_its_last_checkpoint(stored: bool, tmp_path: Any) -> None:
+    """On the disk of the client if it has no store; the bits are those of a run without losses."""
+    settings: dict[str, Any] = dying.SETTINGS | {"monitor": (np.arange(3), np.arange(3))}
+    model = dfac.TweedieNMF(2)
+    wanted = dfac.sample(dying.data(), model, dying.SAMPLER, executor="serial", **settings)
+    kills: list[str] = []
+    scratch = dask.config.set({"temporary-directory": str(tmp_path)})
+    with scratch, cluster(2, processes=True) as client:
+
+        def strike(event: dfac.RunEvent) -> None:
+            if event.phase not in kills and event.done * 2 > event.total:
+                kills.append(event.phase)
+                if event.phase in ("warm start", "tune", "draw"):
+                    kill_one(client)
+
+        executor = RingExecutor(client, patience=IMPATIENT)
+        store = str(tmp_path / "run.zarr") if stored else None
+        found = dfac.sample(
+            dying.data(), model, dying.SAMPLER, executor=executor, callback=strike, store=store,
+            **settings,
+        )  # fmt: skip
+        assert executor.report.lost_segments >= 2
+        executor.close()
+    same(found, wanted)
+    assert not list(tmp_path.glob("daskfactor-*"))

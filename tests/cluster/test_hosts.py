@@ -1,0 +1,254 @@
+"""Ring and tasks between hosts of their own: any rate, any loss, the bits of one process.
+
+Only root may make such hosts; elsewhere these tests are skipped. Those that wait for time-outs or
+start many processes take minutes together, and run with ``DASKFACTOR_HOSTS=all``.
+"""
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed.security import Security
+
+import daskfactor as dfac
+from daskfactor.errors import EngineError
+from daskfactor.executors.cluster import ClusterTasksExecutor
+from daskfactor.executors.ring import RingExecutor
+from tests.cluster import dying
+from tests.cluster.hosts import Bed, HostedCluster, later, refusal
+from tests.cluster.support import IMPATIENT, SHORT, Slow, chain, oracle
+from tests.cluster.test_runs import same
+from tests.executors.mixer import bits
+
+pytestmark = pytest.mark.cluster
+
+EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
+named = pytest.mark.parametrize("name", EXECUTORS)
+thorough = pytest.mark.skipif(
+    os.environ.get("DASKFACTOR_HOSTS") != "all", reason="takes long; DASKFACTOR_HOSTS=all runs it"
+)
+RATES = {"1gbit": 1e9, "10gbit": 1e10}
+LONG: dict[str, Any] = {"segments": 2, "cycles": 8}
+"""A run of about two seconds on two workers, of operations that take time."""
+SLOW = Slow(0.02)
+CUT: dict[str, Any] = {
+    "distributed.comm.timeouts.tcp": "11s",  # the least that Dask takes
+    "distributed.scheduler.worker-ttl": "12s",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hosts() -> None:
+    if reason := refusal():
+        pytest.skip(reason)
+
+
+@dataclass
+class Rig:
+    bed: Bed
+    cluster: HostedCluster
+
+    def check(
+        self, name: str, program: Any = None, strike: Callable[[], object] | None = None, **run: Any
+    ) -> Any:
+        """Compare a chain with the oracle's; ``strike`` is called before the last segment."""
+        executor = EXECUTORS[name](self.cluster.client, patience=IMPATIENT)
+        before = [lambda: None] * (run.get("segments", 3) - 1)
+        try:
+            state = chain(executor, program, before=[*before, strike or (lambda: None)], **run)
+            assert bits(state) == bits(oracle(**run))
+            return executor.report
+        finally:
+            executor.close()
+
+
+@pytest.fixture(scope="module")
+def rig(_hosts: None) -> Iterator[Rig]:
+    """Two workers; tests leave them as they were."""
+    with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
+        cluster.start_workers(2)
+        yield Rig(bed, cluster)
+
+
+def test_hosts_share_no_folder(rig: Rig) -> None:
+    rig.bed.hosts["worker0"].run("touch", "/tmp/here")
+    found = rig.cluster.client.run(os.path.exists, "/tmp/here")
+    assert sorted(found.values()) == [False, True]
+    assert not Path("/tmp/here").exists()
+
+
+@pytest.mark.parametrize("rate", RATES)
+@named
+def test_the_oracles_bits_at_any_rate(name: str, rate: str, rig: Rig) -> None:
+    rig.bed.set_rate(rate)
+    before = rig.bed.hosts["worker0"].sent()
+    assert rig.check(name, cycles=2, width=30).workers == 2
+    assert rig.bed.hosts["worker0"].sent() > before
+
+
+@named
+def test_a_link_that_blinks_costs_nothing(name: str, rig: Rig) -> None:
+    host = rig.bed.hosts["worker1"]
+    report = rig.check(name, SLOW, lambda: later(0.5, host.unplug, host.plug), **LONG)
+    assert report.lost_segments == 0
+
+
+@named
+def test_a_worker_that_is_stopped_is_waited_for(name: str, rig: Rig) -> None:
+    process = rig.cluster.workers["worker1"]
+    report = rig.check(
+        name,
+        SLOW,
+        lambda: later(
+            1.0,
+            lambda: process.send_signal(signal.SIGSTOP),
+            lambda: process.send_signal(signal.SIGCONT),
+        ),
+        **LONG,
+    )
+    assert report.lost_segments == 0
+
+
+@named
+def test_workers_die_and_others_join(name: str) -> None:
+    """One is killed within a segment; another host joins within it."""
+    with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
+        cluster.start_workers(2)
+        rig = Rig(bed, cluster)
+        strike = [cluster.workers["worker0"].kill, lambda: cluster.start_worker("worker2")]
+        report = rig.check(name, SLOW, lambda: later(0.3, *strike), **LONG)
+        assert report.lost_segments <= 1
+        cluster.client.wait_for_workers(2, timeout=60)
+        assert rig.check(name).workers == 2
+
+
+@thorough
+@named
+def test_a_host_that_is_cut_off_for_long_is_done_without(name: str) -> None:
+    with dask.config.set({**SHORT, **CUT}), Bed() as bed, HostedCluster(bed) as cluster:
+        cluster.start_workers(2)
+        rig, host = Rig(bed, cluster), bed.hosts["worker1"]
+        report = rig.check(name, SLOW, lambda: later(0.5, host.unplug), **LONG)
+        assert report.lost_segments <= 2
+        host.plug()
+        cluster.workers["worker1"].wait(60)  # it has been given up, and knows
+        cluster.start_worker("worker1")
+        cluster.client.wait_for_workers(2, timeout=60)
+        assert rig.check(name).workers == 2
+
+
+@thorough
+@named
+def test_a_client_that_is_cut_off_goes_on_when_it_is_back(name: str) -> None:
+    """The scheduler forgets a client that is away, and all that it was to tell it."""
+    with dask.config.set({**SHORT, **CUT}), Bed() as bed, HostedCluster(bed) as cluster:
+        cluster.start_workers(2)
+        rig, host = Rig(bed, cluster), bed.hosts["client"]
+
+        def strike() -> None:
+            host.unplug()
+            later(14.0, host.plug)
+
+        assert rig.check(name, SLOW, strike, **LONG).lost_segments >= 1
+        assert rig.check(name, cycles=2).lost_segments == 0
+
+
+@thorough
+@named
+def test_nothing_is_shared_but_an_object_store(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Data and run lie there; the client is killed and resumed on other workers by another one."""
+    pytest.importorskip("moto.server", reason="an S3 server of its own needs moto[server]")
+    pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
+    from tests.object_store import BUCKET, ObjectStore
+
+    wanted = dfac.sample(
+        dying.data(), dying.MODEL, dying.SAMPLER, executor="serial", **dying.SETTINGS
+    )
+    urls = [f"s3://{BUCKET}/{name}/{what}" for what in ("v", "run")]
+
+    def do(cluster: HostedCluster, draw: int) -> str:
+        script = str(Path(dying.__file__).with_name("far.py"))
+        client = cluster.bed.host("client").python(script, cluster.address, *urls, name, str(draw))
+        assert client.wait(240) == (-signal.SIGKILL if draw else 0), cluster.bed.logs()
+        return cluster.bed.host("client").log()
+
+    with dask.config.set(SHORT), Bed() as bed:
+        with bed.host("store").inside():
+            store = ObjectStore(bed.host("store").address)
+        for variable, value in store.environment.items():
+            monkeypatch.setenv(variable, value)
+        with HostedCluster(bed) as cluster:
+            cluster.start_workers(2)
+            do(cluster, 13)
+        with HostedCluster(bed) as another:
+            another.start_worker("worker2")
+            assert do(another, 0).splitlines()[-1] == dying.digest(wanted)
+        store.stop()
+
+
+@thorough
+@named
+def test_a_scheduler_that_is_started_again_goes_on(name: str) -> None:
+    with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
+        cluster.start_workers(2)
+
+        def again() -> None:
+            bed.hosts["scheduler"].power_off()
+            cluster.start_scheduler()
+            for number in range(2):
+                cluster.start_worker(f"worker{number}")
+
+        report = Rig(bed, cluster).check(name, SLOW, lambda: later(0.5, again), **LONG)
+        assert report.lost_segments >= 1
+
+
+@named
+def test_encrypted_connections_between_hosts(name: str) -> None:
+    pytest.importorskip("cryptography")
+    security = Security.temporary()
+    with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed, security) as cluster:
+        cluster.start_workers(2)
+        assert all(address.startswith("tls://") for address in cluster.client.nthreads())
+        assert Rig(bed, cluster).check(name, cycles=2, width=3000).workers == 2
+
+
+@pytest.fixture
+def shared() -> Iterator[str]:
+    """A store of data that all hosts can read; a folder outside of ``/tmp`` is everybody's."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        store = str(Path(folder, "v.zarr"))
+        dfac.convert(dying.data(), store, unstored="zero", blocks=3, progressbar=False)
+        yield store
+
+
+@thorough
+@named
+def test_a_run_whose_scheduler_dies_is_resumed_on_another_cluster(
+    name: str, shared: str, tmp_path: Path
+) -> None:
+    store, run = str(tmp_path / "run.zarr"), (shared, dying.MODEL, dying.SAMPLER)
+    settings = {k: v for k, v in dying.SETTINGS.items() if k not in ("blocks", "unstored")}
+    wanted = dfac.sample(*run, executor="serial", **settings)
+    with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
+        cluster.start_workers(2)
+
+        def strike(event: dfac.RunEvent) -> None:
+            if event.phase == "draw":
+                cluster.scheduler.kill()
+
+        options = {"store": store, "client": cluster.client, "executor": name, "callback": strike}
+        with pytest.raises(EngineError, match="the client has lost its scheduler"):
+            dfac.sample(*run, **options, **settings)
+        bed.hosts["scheduler"].power_off()
+        with HostedCluster(bed) as another:
+            another.start_workers(2)
+            found = dfac.resume(store, client=another.client, executor=name, progressbar=False)
+    same(found, wanted)

@@ -1,0 +1,338 @@
+"""AnnData of every form, object and file: the same matrix under the same names."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anndata
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.data import adapters, entries
+from daskfactor.data.annotated import Compressed
+from daskfactor.errors import DataError, DataWarning, OptionError
+
+RNG = np.random.default_rng(3)
+COUNTS = RNG.poisson(RNG.gamma(1, 1, (40, 3)) @ RNG.gamma(1, 1, (3, 30))).astype("f4")
+CELLS, GENES = [f"cell {i}" for i in range(40)], [f"gene {j}" for j in range(30)]
+MASK = RNG.random(30) < 0.5
+# Which matrix, and what it is of the counts.
+LAYERS = {None: 1, "columns": 2, "dense": 3, "raw": 4}
+FORMS = ("memory", "view", "backed", "h5ad", "zarr 2", "zarr 3", "lazy")
+
+
+def annotated() -> anndata.AnnData:
+    obs = pd.DataFrame({"kind": pd.Categorical(list("ab") * 20)}, index=CELLS)
+    var = pd.DataFrame({"variable": MASK, "mean": COUNTS.mean(0)}, index=GENES)
+    made = anndata.AnnData(sparse.csr_matrix(4 * COUNTS), obs, var)
+    made.raw = made.copy()
+    made.X = sparse.csr_matrix(COUNTS)
+    made.layers["columns"] = sparse.csc_matrix(2 * COUNTS)
+    made.layers["dense"] = 3 * COUNTS
+    return made
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """One AnnData in all the forms that it can be passed in."""
+    folder, made = tmp_path_factory.mktemp("annotated"), annotated()
+    made.write_h5ad(folder / "a.h5ad")
+    with warnings.catch_warnings():  # of the format of zarr that is the default
+        warnings.simplefilter("ignore")
+        for version in (2, 3):
+            with anndata.settings.override(zarr_write_format=version):
+                made.write_zarr(folder / f"{version}.zarr")
+        backed = anndata.read_h5ad(folder / "a.h5ad", backed="r")
+        yield {
+            "memory": made,
+            "view": made[:],
+            "backed": backed,
+            "h5ad": folder / "a.h5ad",
+            "zarr 2": str(folder / "2.zarr"),
+            "zarr 3": folder / "3.zarr",
+            "lazy": anndata.experimental.read_lazy(folder / "3.zarr"),
+        }
+        backed.file.close()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_matrix(forms: dict[str, Any], form: str, layer: Any) -> None:
+    if form == "lazy" and layer == "raw":
+        pytest.skip("anndata reads no raw lazily")
+    for mask in (None, "variable", MASK, MASK.tolist(), pd.Series(MASK, GENES)):
+        data = dfac.as_blocks(forms[form], 3, layer=layer, mask_var=mask)
+        kept = slice(None) if mask is None else MASK
+        np.testing.assert_array_equal(data.to_numpy(), LAYERS[layer] * COUNTS[:, kept])
+        assert data.is_sparse == (layer != "dense")
+        assert data.labels.row_coords["obs"].tolist() == CELLS
+        assert data.labels.col_coords["var"].tolist() == np.array(GENES)[kept].tolist()
+        assert (data.source.kind, data.source.layer) == ("anndata", layer)
+
+
+def test_what_a_mask_leaves_out_does_not_change_the_bits(forms: dict[str, Any]) -> None:
+    wanted = dfac.as_blocks(anndata.AnnData(sparse.csr_matrix(COUNTS[:, MASK])), 3)
+    for form in FORMS:
+        found = dfac.as_blocks(forms[form], wanted.grid, mask_var="variable")
+        assert found.fingerprint == wanted.fingerprint
+
+
+def test_dense_regions_are_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "DENSE_PART", 1)
+    monkeypatch.setattr(adapters, "LEAST_LINES", 7)
+    for chunks in (None, ((25, 15), (4, 20, 6))):
+        read: list[tuple[int, int]] = []
+
+        def part(rows: slice, cols: slice, read: list[tuple[int, int]] = read) -> Any:
+            read.append((rows.stop - rows.start, cols.stop - cols.start))
+            return COUNTS[rows, cols]
+
+        source = adapters.Source(
+            adapters.SourceInfo("test", lazy=True), COUNTS.shape, chunks=chunks, read=part
+        )
+        source = adapters.masked(source, np.flatnonzero(MASK))
+        assert source.read is not None
+        found = source.read(slice(0, 40), slice(2, 9))
+        np.testing.assert_array_equal(found, COUNTS[:, np.flatnonzero(MASK)[2:9]])
+        assert max(rows for rows, _ in read) == (7 if chunks is None else 25)
+        if chunks is not None:
+            assert source.chunks is not None
+            assert source.chunks[0] == (25, 15)
+            assert sum(source.chunks[1]) == MASK.sum()
+
+
+def test_a_mask_may_leave_nothing_of_a_chunk() -> None:
+    chosen = np.array([4, 5])
+    source = adapters.Source(
+        adapters.SourceInfo("test"), (2, 6), chunks=((2,), (3, 3)), read=lambda *at: COUNTS[at]
+    )
+    assert adapters.masked(source, chosen).chunks == ((2,), (2,))
+
+
+class Spied:
+    """An array that notes how much of it is read at a time."""
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.most = values, 0
+        self.shape, self.dtype = values.shape, values.dtype
+
+    def __getitem__(self, part: slice) -> Any:
+        found = self.values[part]
+        self.most = max(self.most, found.size)
+        return found
+
+
+def test_sparse_files_are_read_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "PIECE", 50)
+    matrix = sparse.csr_matrix(COUNTS)
+    data, indices = Spied(matrix.data), Spied(matrix.indices)
+    file = Compressed("csr", matrix.shape, data, indices, matrix.indptr)
+    found = dfac.as_blocks(file, 3, unstored="zero")
+    np.testing.assert_array_equal(found.to_numpy(), COUNTS)
+    assert data.most == indices.most == 50
+
+
+def as_written(path: Path, matrix: Any, names: str) -> None:
+    """Write counts as versions of anndata do, which differ in how they write names."""
+    with h5py.File(path, "w") as file:
+        file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+        group = file.create_group("X")
+        kind = f"{matrix.format}_matrix"
+        group.attrs.update({"encoding-type": kind, "encoding-version": "0.1.0"})
+        group.attrs["shape"] = matrix.shape
+        for part in ("data", "indices", "indptr"):
+            group[part] = getattr(matrix, part)
+        for side, labels in (("obs", CELLS), ("var", GENES)):
+            frame = file.create_group(side)
+            frame.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
+            frame.attrs["_index"] = "_index"
+            frame.attrs.create("column-order", np.array([], h5py.string_dtype()))
+            write_names(frame, labels, names)
+
+
+def write_names(frame: Any, labels: list[str], names: str) -> None:
+    text = h5py.string_dtype()
+    version = {"encoding-version": "0.1.0"}
+    if names == "categorical":
+        group = frame.create_group("_index")
+        group.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0"})
+        group.attrs["ordered"] = False
+        order = np.argsort(labels)
+        group["codes"] = np.argsort(order).astype("i1")
+        group.create_dataset("categories", data=np.array(labels)[order].astype(object), dtype=text)
+        group["categories"].attrs.update(
+            {"encoding-type": "string-array", "encoding-version": "0.2.0"}
+        )
+        group["codes"].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    elif names == "nullable-string-array":  # pandas 3
+        group = frame.create_group("_index")
+        group.attrs.update({"encoding-type": names, "na-value": "NaN"} | version)
+        group.create_dataset("values", data=np.array(labels, object), dtype=text)
+        group["values"].attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
+        group["mask"] = np.zeros(len(labels), bool)
+        group["mask"].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    else:
+        frame.create_dataset("_index", data=np.array(labels, object), dtype=text)
+        frame["_index"].attrs.update({"encoding-type": names, "encoding-version": "0.2.0"})
+
+
+@pytest.mark.parametrize("names", ["string-array", "nullable-string-array", "categorical"])
+@pytest.mark.parametrize(
+    ("format_", "values", "index"),
+    [("csr", "u2", "u2"), ("csr", "i8", "i8"), ("csc", "f8", "i4"), ("csc", "?", "i8")],
+)
+def test_files_of_other_versions(
+    tmp_path: Path, names: str, format_: str, values: str, index: str
+) -> None:
+    """Any type of number, indices in any order, names as any version writes them."""
+    counts = COUNTS.astype(values)
+    matrix = sparse.csr_matrix(counts).asformat(format_)
+    for start, stop in zip(matrix.indptr, matrix.indptr[1:], strict=False):  # unsorted
+        part = slice(start, stop)
+        matrix.indices[part], matrix.data[part] = (
+            matrix.indices[part][::-1].copy(), matrix.data[part][::-1].copy(),
+        )  # fmt: skip
+    matrix.indices, matrix.indptr = matrix.indices.astype(index), matrix.indptr.astype(index)
+    as_written(tmp_path / "a.h5ad", matrix, names)
+    data = dfac.as_blocks(tmp_path / "a.h5ad", 3, mask_var=MASK)
+    np.testing.assert_array_equal(data.to_numpy(), counts[:, MASK])
+    assert data.labels.row_coords["obs"].tolist() == CELLS
+    assert data.labels.col_coords["var"].tolist() == np.array(GENES)[MASK].tolist()
+
+
+def test_files_that_are_damaged_are_refused(tmp_path: Path) -> None:
+    matrix = sparse.csr_matrix(COUNTS)
+    matrix.indptr[3] = 10**6
+    as_written(tmp_path / "a.h5ad", matrix, "string-array")
+    with pytest.raises(DataError, match="matrix is damaged: indptr falls after position 3"):
+        dfac.as_blocks(tmp_path / "a.h5ad", 3)
+    with h5py.File(tmp_path / "a.h5ad", "a") as file:
+        file["X"].attrs["encoding-type"] = "dataframe"
+    with pytest.raises(DataError, match=r"X of .*a\.h5ad is stored as dataframe, which is no"):
+        dfac.as_blocks(tmp_path / "a.h5ad")
+    with h5py.File(tmp_path / "a.h5ad", "a") as file:
+        del file["X"]
+        file["obs/_index"].attrs["encoding-type"] = "of-the-future"
+        file["X"] = COUNTS
+    with pytest.raises(DataError, match=r"obs/_index of .* cannot be read by the anndata that is"):
+        dfac.as_blocks(tmp_path / "a.h5ad")
+    (tmp_path / "b.h5ad").write_text("nothing")
+    with pytest.raises(DataError, match=r"b\.h5ad is no AnnData file that can be read"):
+        dfac.as_blocks(tmp_path / "b.h5ad")
+    with pytest.raises(DataError, match=r"c\.h5ad does not exist"):
+        dfac.as_blocks(tmp_path / "c.h5ad")
+
+
+@pytest.mark.parametrize("form", ["memory", "h5ad", "zarr 3"])
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"layer": "count"}, DataError, r"has no layer 'count'; its layers are: columns, dense"),
+        ({"mask_var": "hv"}, DataError, r"has no column 'hv' in var \(its columns: variable, mean"),
+        ({"mask_var": "mean"}, DataError, "'mean' of var in .* must be one boolean .* float32"),
+        ({"mask_var": MASK[:5]}, DataError, r"mask_var must be .* 30 variables, .* shape \(5,\)"),
+        ({"mask_var": [1] * 30}, DataError, r"must be one boolean .* dtype int64 .*astype\(bool\)"),
+        ({"mask_var": [False] * 30}, DataError, "chooses none of the 30 variables"),
+        (
+            {"mask_var": pd.Series([True, None] * 15, dtype="boolean")},
+            DataError,
+            "mask_var has missing values; fill them",
+        ),
+        ({"mask_var": pd.Series(MASK, GENES[::-1])}, DataError, "a Series with other names"),
+    ],
+)
+def test_sentences(
+    forms: dict[str, Any], form: str, options: dict[str, Any], kind: Any, message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        dfac.as_blocks(forms[form], **options)
+
+
+def test_nullable_and_series_masks(forms: dict[str, Any]) -> None:
+    for mask in (pd.array(MASK, "boolean"), pd.Series(MASK)):
+        assert dfac.as_blocks(forms["memory"], mask_var=mask).shape == (40, MASK.sum())
+
+
+def test_layers_and_masks_belong_to_annotated_data(tmp_path: Path) -> None:
+    for data in (COUNTS, dfac.as_blocks(COUNTS), xr.DataArray(COUNTS), str(tmp_path)):
+        with pytest.raises(OptionError, match=r"layer is for AnnData, .*leave it out"):
+            dfac.as_blocks(data, layer="counts")
+    with pytest.raises(OptionError, match="mask_var is for AnnData"):
+        dfac.as_blocks(COUNTS, mask_var="variable")
+    with pytest.raises(OptionError, match="layer is for AnnData"):
+        dfac.hold_out(dfac.as_blocks(COUNTS), layer="counts")
+    with pytest.raises(DataError, match="has no layer 'x'"):
+        dfac.sample(annotated(), dfac.TweedieNMF(2), layer="x")
+
+
+def test_a_run_finds_its_layer_and_its_variables_again(
+    forms: dict[str, Any], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"tune": 3, "random_seed": 0, "progressbar": False}
+    chosen: dict[str, Any] = {"layer": "columns", "mask_var": "variable"}
+    model = dfac.TweedieNMF(2, dispersion=1.0)
+    data = dfac.as_blocks(forms["h5ad"], 2, **chosen)
+    whole = dfac.sample(data, model, dfac.PSGLD(), draws=6, **options)
+    for form in ("h5ad", "memory"):
+        store = str(tmp_path / f"{form}.zarr")
+        data = dfac.as_blocks(forms[form], 2, **chosen)
+        dfac.sample(data, model, dfac.PSGLD(), draws=3, store=store, **options)
+        given = {} if form == "h5ad" else {"V": forms[form]}
+        trace = dfac.resume(store, draws=3, progressbar=False, **given)
+        assert trace["posterior"]["W"].equals(whole["posterior"]["W"])
+        assert trace["posterior"]["var"].values.tolist() == np.array(GENES)[MASK].tolist()
+
+
+def test_cells_held_out_of_counts_are_any_cells() -> None:
+    held = dfac.hold_out(annotated(), 0.1, random_seed=0)
+    assert (held.values == 0).any()
+    assert np.isnan(held.train.X.data).sum() == held.values.size == 120
+    blocks = dfac.as_blocks(annotated(), layer="columns", mask_var="variable")
+    held = dfac.hold_out(blocks, 0.1, random_seed=0)
+    assert held.train.labels.col_coords["var"].tolist() == np.array(GENES)[MASK].tolist()
+    np.testing.assert_array_equal(held.values, 2 * COUNTS[:, MASK][held.cells])
+
+
+def test_ratings_in_a_file_stay_ratings(tmp_path: Path) -> None:
+    data = dfac.as_blocks(sparse.csr_matrix(COUNTS), unstored="missing")
+    dfac.export(data, tmp_path / "ratings.h5ad")
+    again = dfac.as_blocks(tmp_path / "ratings.h5ad")
+    assert (again.unstored, again.n_missing) == ("missing", data.n_missing)
+    held = dfac.hold_out(anndata.read_h5ad(tmp_path / "ratings.h5ad"), 0.1, random_seed=0)
+    assert (held.values > 0).all()
+    assert dfac.as_blocks(held.train, allow_empty=True).unstored == "missing"
+
+
+def test_conversion_takes_layers_and_variables(forms: dict[str, Any], tmp_path: Path) -> None:
+    for form in ("memory", "h5ad", "zarr 2", "zarr 3"):
+        store = tmp_path / f"{form}.zarr"
+        dfac.convert(forms[form], store, layer="columns", mask_var="variable", progressbar=False)
+        data = dfac.as_blocks(store)
+        np.testing.assert_array_equal(data.to_numpy(), 2 * COUNTS[:, MASK])
+        assert data.labels.col_coords["var"].tolist() == np.array(GENES)[MASK].tolist()
+    with pytest.raises(DataError, match=r"dense of .* is dense; convert is for sparse"):
+        dfac.convert(forms["h5ad"], tmp_path / "x.zarr", layer="dense", progressbar=False)
+
+
+def test_costs_are_known_without_reading(forms: dict[str, Any]) -> None:
+    costs = [dfac.estimate_cost(forms[form], dfac.TweedieNMF(2)) for form in ("h5ad", "backed")]
+    assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
+def test_counts_are_asked_for_where_values_of_an_annotated_matrix_are_none(form: Any) -> None:
+    made = anndata.AnnData(form(np.log1p(COUNTS)), layers={"counts": form(COUNTS)})
+    run = {"draws": 1, "tune": 1, "random_seed": 0, "progressbar": False}
+    with pytest.warns(DataWarning, match=r"X of the AnnData holds fractions, .* beta=1 .*counts"):
+        dfac.sample(made, dfac.TweedieNMF(1), **run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DataWarning)
+        dfac.sample(made, dfac.TweedieNMF(1, dispersion=1.0), layer="counts", **run)
+        dfac.sample(made, dfac.TweedieNMF(1, beta=2.0), **run)
+        dfac.sample(np.log1p(COUNTS), dfac.TweedieNMF(1), **run)

@@ -1,0 +1,326 @@
+"""Long tables are told from matrices, whatever library they come from, and refused if unclear."""
+
+import datetime as dt
+import gzip
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import daskfactor as dfac
+from daskfactor.errors import DataError, DataWarning, OptionError
+
+LONG = pd.DataFrame(
+    {"who": ["b", "a", "b", "c"], "what": [30, 7, 7, 1000], "stars": [1.5, 2.0, 4.0, 0.5]}
+)
+DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
+WHOLE = pd.DataFrame({"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]})
+
+
+class Interchange:
+    """Gives out columns by the dataframe interchange protocol alone."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self._table = pa.Table.from_pandas(frame, preserve_index=False)
+
+    def __dataframe__(self, **options: Any) -> Any:
+        return self._table.__dataframe__(**options)
+
+
+class Stream:
+    """Gives out columns as Arrow streams alone, as a relation of a database does."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self._table = pa.Table.from_pandas(frame, preserve_index=False)
+        self.columns = list(frame)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def write(folder: Path, frame: pd.DataFrame, ending: str) -> str:
+    path = folder / f"t.{ending}"
+    text = frame.to_csv(index=False)
+    if ending == "parquet":
+        frame.to_parquet(path)
+    elif ending == "csv.gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text.replace(",", "\t") if ending == "tsv" else text)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow", "interchange", "stream"])
+@pytest.mark.parametrize("choice", [{}, {"rows": "who", "columns": 1, "values": "stars"}])
+def test_tables_in_memory(kind: str, choice: dict[str, Any]) -> None:
+    made = {"pandas": lambda f: f, "arrow": pa.table, "interchange": Interchange, "stream": Stream}
+    table = made[kind](LONG)
+    if choice:
+        data = dfac.as_blocks(table, 1, unstored="zero", **choice)
+    else:
+        with pytest.warns(DataWarning, match="rows in 'who', of columns in 'what', values in 'st"):
+            data = dfac.as_blocks(table, 1, unstored="zero")
+    np.testing.assert_array_equal(data.to_numpy(), DENSE)
+    assert data.labels.row_coords["who"].tolist() == ["a", "b", "c"]
+    assert data.labels.col_coords["what"].tolist() == [7, 30, 1000]
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "tsv", "parquet"])
+def test_tables_in_files_are_those_in_memory(tmp_path: Path, ending: str) -> None:
+    with pytest.warns(DataWarning, match="is taken for a table with a line for each entry"):
+        found = dfac.as_blocks(write(tmp_path, LONG, ending), unstored="missing", allow_empty=True)
+    own = dfac.as_blocks(LONG, unstored="missing", table=True)
+    assert found.fingerprint == own.fingerprint
+    assert found.labels.row_coords["who"].tolist() == ["a", "b", "c"]
+    store = tmp_path / "s.zarr"
+    with pytest.warns(DataWarning, match="is taken for a table"):
+        dfac.convert(LONG, store, unstored="missing", progressbar=False)
+    assert dfac.as_blocks(store).fingerprint == own.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("keys", "labels"),
+    [
+        (pd.Series(["z", "b", "z", "a"], dtype="category"), ["a", "b", "z"]),
+        (pd.Series([3, 1, 3, 2], dtype="category"), [1, 2, 3]),
+        (pd.Series([3, 1, 3, 2], dtype="Int64"), [1, 2, 3]),
+        (pd.Series([2**40, -5, 2**40, 7]), [-5, 7, 2**40]),
+        (pd.to_datetime(pd.Series(["2024-03-01", "2020-01-01", "2024-03-01", "2021-01-01"])), None),
+        (pd.Series(["z", "b", "z", "a"], dtype="string"), ["a", "b", "z"]),
+    ],
+    ids=["categories", "whole categories", "nullable", "large", "dates", "texts"],
+)
+def test_keys_of_any_type(keys: pd.Series, labels: list[Any] | None) -> None:
+    data = dfac.as_blocks(LONG.assign(who=keys), 1, unstored="zero", table=True)
+    found = data.labels.row_coords["who"]
+    sums = LONG["stars"].groupby(keys.astype(object)).sum()
+    np.testing.assert_array_equal(data.to_numpy().sum(axis=1), sums)
+    if labels is None:
+        assert found[1] == np.datetime64(dt.datetime(2021, 1, 1))
+    else:
+        assert found.tolist() == labels
+
+
+def test_lines_of_one_cell_are_added_up_or_the_last_one_stays(tmp_path: Path) -> None:
+    twice = pd.DataFrame({"user": [4, 4, 5, 5], "item": [0, 0, 0, 1], "n": [1.0, 2.0, 3.0, np.nan]})
+    for table in (twice, write(tmp_path, twice, "csv")):
+        added = dfac.as_blocks(table, 1, unstored="zero", table=True, allow_empty=True)
+        np.testing.assert_array_equal(added.to_numpy(), [[3, 0], [3, np.nan]])
+        with pytest.warns(DataWarning, match="1 entries name a cell that was named before"):
+            last = dfac.as_blocks(table, 1, unstored="missing", table=True, allow_empty=True)
+        np.testing.assert_array_equal(last.to_numpy(), [[2, np.nan], [3, np.nan]])
+        counted = dfac.as_blocks(table, 1, rows=0, columns=1, values=False, unstored="zero")
+        np.testing.assert_array_equal(counted.to_numpy(), [[2, 0], [1, 1]])
+
+
+@pytest.mark.parametrize("ending", [None, "csv", "parquet"])
+def test_what_could_be_either_is_refused(tmp_path: Path, ending: str | None) -> None:
+    table = WHOLE if ending is None else write(tmp_path, WHOLE, ending)
+    with pytest.raises(DataError, match=r"rows='a', columns='b', values='c' \(or table=True\)"):
+        dfac.as_blocks(table)
+    with pytest.raises(DataError, match="could be a table"):
+        dfac.sample(table, dfac.TweedieNMF(1), progressbar=False)
+    assert dfac.as_blocks(table, table=False).to_numpy().tolist() == WHOLE.to_numpy().tolist()
+    assert dfac.as_blocks(table, 1, table=True, unstored="zero").to_numpy().trace() == 24
+
+
+@pytest.mark.parametrize(
+    "names", [("user", "item"), ("userId", "movieId"), ("row", "col"), ("cell", "gene"), ("i", "j")]
+)
+def test_names_of_keys_are_known(names: tuple[str, str]) -> None:
+    table = WHOLE.set_axis([*names, "value"], axis=1).assign(when=3)
+    with pytest.warns(DataWarning, match=f"rows in '{names[0]}'"):
+        assert dfac.as_blocks(table, 1, unstored="zero").labels.col_dim == names[1]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        WHOLE.assign(d=1),
+        WHOLE.set_index(pd.Index(["x", "y", "z"])),
+        WHOLE.rename_axis("gene"),
+        WHOLE.astype(float),
+        WHOLE[["a"]],
+        WHOLE.rename(columns={"a": "user"}).astype(float),
+    ],
+    ids=["four columns", "labels", "named index", "floats", "one column", "float keys"],
+)
+def test_matrices_stay_matrices(frame: pd.DataFrame) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dfac.as_blocks(frame).shape == frame.shape
+
+
+def test_a_table_of_text_and_counts_needs_a_key_twice() -> None:
+    genes = pd.DataFrame({"gene": ["x", "y", "z"], "s1": [1, 2, 3], "s2": [3, 2, 1]})
+    with pytest.raises(DataError, match="could be a table"):
+        dfac.as_blocks(genes)
+    again = genes.assign(gene=["x", "y", "x"], s1=[1, 1, 2])
+    with pytest.warns(DataWarning, match="taken for a table"):
+        assert dfac.as_blocks(again, 1, unstored="zero").to_numpy().tolist() == [[3, 1], [2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "message"),
+    [
+        (LONG, {"rows": "whom"}, "no column 'whom' for rows; did you mean 'who'"),
+        (LONG, {"values": "who", "rows": "what", "columns": "stars"}, "holds float64; keys must"),
+        (LONG, {"values": "who", "rows": "stars", "columns": "what"}, "keys must be whole"),
+        (LONG.assign(stars="good"), {"table": True}, "values must be numbers; choose another"),
+        (LONG.assign(who=["a", None, "b", "c"]), {"table": True}, "1 lines of .* nothing in the"),
+        (LONG.assign(who=["a", 1, "b", "c"]), {"table": True}, "holds int and str; keys must be"),
+        (LONG.set_axis(["x", "x", "y"], axis=1), {"table": True}, "two columns of one name"),
+        (np.ones((3, 3)), {"rows": "a"}, "how to read a table .* got ndarray"),
+    ],
+)
+def test_bad_tables(frame: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((DataError, OptionError), match=message):
+        dfac.as_blocks(frame, unstored="zero", **options)
+
+
+def test_every_verb_takes_tables(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows, cols = np.nonzero(rng.random((12, 9)) < 0.7)
+    table = pd.DataFrame({"user": rows + 100, "item": cols, "count": rng.poisson(3, rows.size)})
+    path = write(tmp_path, table, "csv")
+    note = pytest.warns(DataWarning, match="taken for a table")
+    run = {"draws": 2, "tune": 2, "random_seed": 0, "progressbar": False, "unstored": "zero"}
+    with note:
+        trace = dfac.sample(path, dfac.TweedieNMF(2), store=str(tmp_path / "run.zarr"), **run)
+    assert trace["posterior"]["user"].values[0] == 100
+    assert dfac.resume(str(tmp_path / "run.zarr"), draws=1, progressbar=False) is not None
+    with note:
+        own = dfac.sample(table, dfac.TweedieNMF(2), **run)
+    np.testing.assert_array_equal(own["posterior"]["W"], trace["posterior"]["W"])
+    with note:
+        held = dfac.hold_out(path, 0.2, unstored="missing", random_seed=0)
+    assert held.train.dims == ("user", "item")
+    with note:
+        model = dfac.AllocationModel.nmf(1)
+        found = dfac.log_evidence(table.head(9), model, random_seed=0, progressbar=False)
+    assert np.isfinite(found.value)
+    with note:
+        cost = dfac.estimate_cost(path, dfac.TweedieNMF(2))
+    with note, dfac.as_blocks(path, unstored="zero") as data:
+        assert cost.data == data.nbytes
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", None])
+def test_a_run_finds_the_columns_of_its_table_again(tmp_path: Path, ending: str | None) -> None:
+    rng = np.random.default_rng(0)
+    places = rng.permutation(12 * 9)[:70]
+    table = pd.DataFrame(
+        {"stars": rng.integers(1, 6, 70), "b": places // 9, "a": 100 + places % 9, "c": places}
+    )
+    given: Any = table if ending is None else write(tmp_path, table, ending)
+    data = dfac.as_blocks(given, rows="b", columns="a", values="stars", unstored="missing")
+    run = {"random_seed": 0, "progressbar": False}
+    store = str(tmp_path / "run.zarr")
+    dfac.sample(data, dfac.TweedieNMF(2), draws=2, tune=2, store=store, **run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DataWarning)
+        if ending is None:
+            with pytest.raises(DataError, match="pass the data again"):
+                dfac.resume(store, draws=1, progressbar=False)
+            trace = dfac.resume(store, draws=1, V=table, progressbar=False)
+        else:
+            trace = dfac.resume(store, draws=1, progressbar=False)
+            best = dfac.recommend(store, n=9, exclude="seen")
+            left = (best["position"].values >= 0).sum()
+            assert left == 12 * 9 - 70
+    assert trace["posterior"].sizes["draw"] == 3
+
+
+RATINGS = pd.DataFrame(
+    {"user": [3, 5, 3, 8], "item": [20, 20, 9, 9], "rating": [1.5, 2.0, 4.0, 0.5]}
+)
+ASIDE = "pass rows='user', columns='item', values='rating'.* if it has a line .*table=False"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        RATINGS.astype({"user": float}),
+        RATINGS.assign(user=[3, np.nan, 3, 8]),
+        RATINGS.assign(item=[3, None, 3, 8]).astype({"item": "Float64"}),
+        RATINGS.reset_index(),
+        RATINGS.reset_index(names="Unnamed: 0"),
+        RATINGS.set_index("user"),
+        RATINGS.assign(when=7).set_index(["user", "item"]),
+        RATINGS[["item", "rating", "user"]].astype(float),
+        RATINGS.assign(item=list("abba"), user=[1.0, 2.0, np.nan, 4.0]),
+    ],
+)
+def test_keys_are_told_by_their_names_where_they_are_no_first_whole_columns(
+    table: pd.DataFrame,
+) -> None:
+    with pytest.raises(DataError, match=f"the DataFrame could be a table .*{ASIDE}"):
+        dfac.as_blocks(table, unstored="missing")
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_keys_are_told_by_their_names_in_files(tmp_path: Path, ending: str) -> None:
+    for table in (RATINGS.astype({"user": float}), RATINGS.reset_index(names="")):
+        with pytest.raises(DataError, match=ASIDE):
+            dfac.as_blocks(write(tmp_path, table, ending))
+    path = tmp_path / "indexed.csv"
+    RATINGS.to_csv(path)
+    with pytest.raises(DataError, match=ASIDE):
+        dfac.as_blocks(str(path))
+    told = {"rows": "user", "columns": "item", "values": "rating"}
+    read = dfac.as_blocks(str(path), 1, unstored="zero", **told)
+    np.testing.assert_array_equal(read.to_numpy(), [[4.0, 1.5], [0, 2.0], [0.5, 0]])
+
+
+def test_floats_that_are_keys_by_their_values_are_refused(tmp_path: Path) -> None:
+    table = LONG.assign(who=[3, np.nan, 3, 8])
+    with pytest.raises(DataError, match="'who' converted to whole numbers, table=False"):
+        dfac.as_blocks(table)
+    assert dfac.as_blocks(table, table=False).shape == (4, 3)
+    with pytest.raises(DataError, match="could be a table"):
+        dfac.as_blocks(table[["who", "what"]])
+    run = {"tune": 2, "random_seed": 0, "progressbar": False}
+    known = table.fillna({"who": 1})
+    store = str(tmp_path / "run.zarr")
+    dfac.sample(known, dfac.TweedieNMF(1), table=False, draws=2, store=store, **run)
+    again = dfac.resume(store, V=known, draws=1, progressbar=False)
+    assert again["posterior"].sizes["draw"] == 3
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pd.DataFrame(np.arange(8.0).reshape(4, 2) + 0.25),
+        pd.DataFrame(np.arange(12.0).reshape(4, 3) / 4),
+        pd.DataFrame({"user": [0.5, 1.25], "item": [2.5, 3.0], "rating": [1.0, 2.0]}),
+        pd.DataFrame({"a": [1.0, np.nan], "b": [2.0, 3.0], "c": [4.0, 5.0]}),
+        RATINGS.set_axis(["x", "y", "z"], axis=1).set_index("x", append=True),
+        pd.DataFrame(np.ones((2, 9)), columns=["doc", *"abcdefg", "word"]),
+        WHOLE.astype(float).set_index(pd.Index([2, 3, 5], name="gene")),
+    ],
+    ids=["two", "three", "fractions", "missing cells", "levels", "wide", "labels"],
+)
+def test_narrow_matrices_of_floats_stay_matrices(frame: pd.DataFrame) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dfac.as_blocks(frame).shape == frame.shape
+
+
+@pytest.mark.parametrize("names", [("user", "item"), (None, None)])
+def test_a_series_with_two_keys_is_a_table_with_a_line_for_each_entry(names: Any) -> None:
+    series = RATINGS.set_index(["user", "item"])["rating"].rename_axis(names)
+    dims = ("user", "item") if names[0] else ("row", "column")
+    for stacked in (series, series.to_frame(), series.rename(None)):
+        with pytest.warns(DataWarning, match=f"keys of rows in '{dims[0]}'"):
+            data = dfac.as_blocks(stacked, 1, unstored="zero")
+        np.testing.assert_array_equal(data.to_numpy(), [[4.0, 1.5], [0, 2.0], [0.5, 0]])
+        assert (data.labels.row_dim, data.labels.col_dim) == dims
+        assert data.labels.row_coords[dims[0]].tolist() == [3, 5, 8]
+    assert dfac.as_blocks(series.to_frame(), table=False).shape == (4, 1)
+    with pytest.raises(OptionError, match=r"leave table out, or pass series\.unstack"):
+        dfac.as_blocks(series, table=False)
+    assert dfac.as_blocks(series, 1, table=True, unstored="zero").shape == (3, 2)

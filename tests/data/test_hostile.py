@@ -1,0 +1,255 @@
+"""Stores made to do harm: nothing of theirs is run, and memory stays in bounds."""
+
+import gzip
+import json
+import os
+import pickle
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numcodecs.abc
+import numcodecs.registry
+import numpy as np
+import psutil
+import pytest
+import zarr
+from numcodecs.zstd import compress
+
+import daskfactor as dfac
+from daskfactor.data.careful import decoded_bytes
+from daskfactor.data.places import is_url
+from daskfactor.errors import DaskfactorError, DataError, StoreError, StoreFormatError
+
+VALUES = np.random.default_rng(3).gamma(2.0, 1.0, (40, 30)).astype("f4")
+
+
+class Harm:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def v2_array(place: Path, chunk: bytes, **changes: Any) -> None:
+    """An array of zarr format 2 with one chunk."""
+    place.mkdir()
+    document = {
+        "zarr_format": 2, "shape": [40, 30], "chunks": [40, 30], "dtype": "<f4", "order": "C",
+        "fill_value": 0, "compressor": None, "filters": None,
+    }  # fmt: skip
+    (place / ".zarray").write_text(json.dumps(document | changes))
+    (place / "0.0").write_bytes(chunk)
+
+
+def changed(place: Path, change: Any) -> None:
+    """The document of a node, changed."""
+    document = json.loads((place / "zarr.json").read_text())
+    change(document)
+    (place / "zarr.json").write_text(json.dumps(document))
+
+
+class Acts(numcodecs.abc.Codec):
+    """A codec that does something, as `numcodecs.Pickle` might."""
+
+    codec_id = "acts"
+
+    def encode(self, buf: Any) -> Any:
+        return buf
+
+    def decode(self, buf: Any, out: Any = None) -> Any:
+        Path(os.environ["ACTS"]).touch()
+        return buf
+
+
+def test_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = tmp_path / "mark"
+    monkeypatch.setenv("ACTS", str(mark))
+    monkeypatch.setitem(numcodecs.registry.codec_registry, "acts", Acts)
+    v2_array(tmp_path / "v.zarr", VALUES.tobytes(), filters=[{"id": "acts"}])
+    with pytest.raises(StoreError, match=r"encoded with 'acts', which is not read.*do not trust"):
+        dfac.as_blocks(tmp_path / "v.zarr")
+    assert not mark.exists()
+    assert np.array_equal(zarr.open_array(tmp_path / "v.zarr", mode="r")[:], VALUES)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "|O"])
+def test_nothing_is_unpickled(tmp_path: Path, dtype: str) -> None:
+    mark = tmp_path / "mark"
+    harm = pickle.dumps(Harm(mark))
+    for filters, compressor in (([{"id": "pickle"}], None), (None, {"id": "pickle"})):
+        place = tmp_path / f"v{filters is None}.zarr"
+        v2_array(place, harm, dtype=dtype, filters=filters, compressor=compressor)
+        with pytest.raises(DaskfactorError):
+            dfac.as_blocks(place)
+    np.save(tmp_path / "v.npy", np.array([[Harm(mark)]], object), allow_pickle=True)
+    np.savez(tmp_path / "v.npz", a=np.array([[Harm(mark)]], object))
+    for name in ("v.npy", "v.npz"):
+        with pytest.raises(DataError, match="it holds no numbers"):
+            dfac.as_blocks(tmp_path / name)
+    assert not mark.exists()
+
+
+ZEROS = bytes(2**28)
+BOMBS: dict[str, Any] = {
+    "zlib": lambda: zlib.compress(ZEROS),
+    "gzip": lambda: numcodecs.GZip().encode(ZEROS),
+    "bz2": lambda: numcodecs.BZ2().encode(ZEROS),
+    "zstd": lambda: bytes(compress(ZEROS, 3)),
+    "lz4": lambda: numcodecs.LZ4().encode(ZEROS),
+    "blosc": lambda: numcodecs.Blosc("zstd", shuffle=0).encode(ZEROS),
+}
+
+
+@pytest.mark.parametrize("codec", BOMBS)
+def test_a_chunk_that_grows_is_not_decoded(tmp_path: Path, codec: str) -> None:
+    bomb = BOMBS[codec]()
+    v2_array(tmp_path / "v.zarr", bomb, compressor={"id": codec}, chunks=[1000, 1000])
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(StoreError, match="would get larger than its array says"):
+        dfac.as_blocks(tmp_path / "v.zarr")
+    assert psutil.Process().memory_info().rss - before < 100e6
+    # What is no bomb passes.
+    whole = numcodecs.get_codec({"id": codec}).encode(VALUES.tobytes())
+    v2_array(tmp_path / "w.zarr", whole, compressor={"id": codec})
+    assert np.array_equal(dfac.as_blocks(tmp_path / "w.zarr").to_numpy(), VALUES)
+
+
+@pytest.mark.parametrize("shards", [None, (40, 30)])
+def test_a_bomb_in_format_3(tmp_path: Path, shards: Any) -> None:
+    place = tmp_path / "v.zarr"
+    made = zarr.create_array(place, shape=(40, 30), chunks=(20, 15), shards=shards, dtype="f4")
+    made[:] = VALUES
+    assert np.array_equal(dfac.as_blocks(place).to_numpy(), VALUES)
+    bomb = bytes(compress(ZEROS, 3))
+    if shards is None:
+        (place / "c/0/0").write_bytes(bomb)
+    else:
+        index = struct.pack("<8Q", *(0, len(bomb)) * 4)
+        checksum = google_crc32c.value(index).to_bytes(4, "little")
+        (place / "c/0/0").write_bytes(bomb + index + checksum)
+    with pytest.raises(StoreError, match="would get larger than its array says"):
+        dfac.as_blocks(place)
+
+
+def test_frames_that_do_not_say_how_large_they_get() -> None:
+    # Zstandard: no size in the header, blocks that repeat one byte 128 KiB long each.
+    block = struct.pack("<I", (2**17 << 3) | 2)[:3] + b"\0"
+    last = struct.pack("<I", (2**17 << 3) | 3)[:3] + b"\0"
+    frame = b"\x28\xb5\x2f\xfd\x00\x58" + 1000 * block + last
+    assert decoded_bytes("zstd", memoryview(frame), 0) == 1001 * 2**17
+    assert len(numcodecs.Zstd().decode(frame)) == 1001 * 2**17
+
+
+def test_metadata_that_announces_absurd_sizes(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "v.zarr", data=VALUES, chunks=(20, 15))
+
+    def huge(document: Any) -> None:
+        document["shape"] = [10**13, 10**13]
+
+    changed(tmp_path / "v.zarr", huge)
+    with pytest.raises(DataError, match=r"takes 640000000000000 bytes, more than is free"):
+        dfac.as_blocks(tmp_path / "v.zarr")
+
+    def wide(document: Any) -> None:
+        document["shape"] = [10**6, 10**6]
+        document["chunk_grid"]["configuration"]["chunk_shape"] = [10**6, 10**6]
+
+    changed(tmp_path / "v.zarr", wide)
+    with pytest.raises(DaskfactorError, match=r"20000976562500 bytes, far more than is free"):
+        dfac.as_blocks(tmp_path / "v.zarr")
+    np.save(tmp_path / "v.npy", VALUES)
+    raw = (tmp_path / "v.npy").read_bytes().replace(b"(40, 30)", b"(1000000, 10**9)"[:8])
+    (tmp_path / "w.npy").write_bytes(raw)
+    with pytest.raises(DataError, match=r"w\.npy is no NumPy array file"):
+        dfac.as_blocks(tmp_path / "w.npy")
+
+
+def test_an_archive_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "v.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", bytes(2**24))
+    monkeypatch.setattr("daskfactor.data.files.available_memory", lambda: 2**23)
+    with pytest.raises(DataError, match="holds arrays of 16777216 bytes, which are read whole"):
+        dfac.as_blocks(tmp_path / "v.npz")
+
+
+def test_a_text_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "v.csv.gz").write_bytes(gzip.compress(b"1,2\n" + b"3" * 2**24))
+    monkeypatch.setattr("daskfactor.data.tables.available_memory", lambda: 2**23)
+    with pytest.raises(DataError, match="is too large for the memory that is free"):
+        dfac.as_blocks(tmp_path / "v.csv.gz", table=False)
+
+
+def blocked(place: Path) -> Path:
+    from scipy import sparse
+
+    counts = sparse.random_array((60, 40), density=0.3, rng=np.random.default_rng(0), format="csr")
+    dfac.convert(counts, place, unstored="missing", blocks=2, progressbar=False)
+    return place
+
+
+def forged(place: Path, array: str, values: np.ndarray) -> None:
+    """An array of a blocked store, changed together with all that tells of it."""
+    from daskfactor.data.known import crc32
+    from daskfactor.data.store import attributes_checksum
+
+    zarr.open_array(place / array, mode="r+")[:] = values
+
+    def seal(document: Any) -> None:
+        about = document["attributes"]
+        if about["arrays"][array][2] is not None:
+            about["arrays"][array][2] = crc32(values)
+        about["checksum"] = attributes_checksum(about)
+
+    changed(place, seal)
+
+
+def test_blocks_whose_entries_lie_outside(tmp_path: Path) -> None:
+    from daskfactor.data.known import crc32
+
+    for array, change in (("columns", 2**15), ("row_starts", 2**30)):
+        place = blocked(tmp_path / f"{array}.zarr")
+        group = zarr.open_group(place, mode="r")
+        found, table = group[array][:], group["block_table"][:]
+        entry, start, stored, _ = table[0, 0].tolist()
+        at = entry if array == "columns" else start
+        found[at + 3] = change
+        forged(place, array, found)
+        group = zarr.open_group(place, mode="r")
+        table[0, 0, 3] = crc32(
+            group["values"][entry : entry + stored],
+            group["columns"][entry : entry + stored],
+            group["row_starts"][start : start + 31],
+        )
+        forged(place, "block_table", table)
+        with pytest.raises(StoreFormatError, match=r"block \(0, 0\) .* outside of it"):
+            dfac.as_blocks(place).view(0, 0)
+
+
+def test_a_block_of_absurd_size(tmp_path: Path) -> None:
+    place = blocked(tmp_path / "c.zarr")
+    table = zarr.open_array(place / "block_table", mode="r")[:]
+    table[0, 0, 2] = 10**13
+    forged(place, "block_table", table)
+    for name in ("values", "columns"):
+
+        def longer(document: Any) -> None:
+            document["shape"] = [10**14]
+
+        changed(place / name, longer)
+    with pytest.raises(StoreFormatError, match=r"damaged"):
+        dfac.as_blocks(place).view(0, 0)
+
+
+def test_what_a_url_is() -> None:
+    assert is_url("s3://a/b")
+    assert is_url("simplecache::https://a/b")
+    assert not is_url("file:///a/b")
+    assert not is_url(Path("a/b"))

@@ -1,0 +1,306 @@
+"""Data at URLs: a real S3 server on loopback, and fsspec's own memory where that is enough."""
+
+import json
+import os
+import pickle
+import uuid
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from traceback import format_exception
+from typing import Any
+
+import fsspec
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+import zarr
+from scipy import sparse
+from typer.testing import CliRunner
+
+import daskfactor as dfac
+from daskfactor.cli.main import app
+from daskfactor.data.places import Place, placed, reached, why
+from daskfactor.data.store import BlockStore
+from daskfactor.errors import DataError, OptionError, StoreError
+from tests.object_store import BUCKET, SECRETS
+
+RNG = np.random.default_rng(16)
+DENSE = RNG.gamma(2.0, 1.0, (48, 36)).astype(np.float32)
+COUNTS = sparse.random_array((60, 40), density=0.2, rng=RNG, format="csr")
+COUNTS.data[:] = 1 + RNG.poisson(0.3, COUNTS.nnz)
+TABLE = pd.DataFrame(dict(zip(("row", "column", "value"), sparse.find(COUNTS), strict=True)))
+FIT = {"draws": 4, "tune": 4, "progressbar": False, "random_seed": 1}
+QUIET = {"unstored": "zero", "progressbar": False}
+
+
+def fitted(V: Any, **options: Any) -> np.ndarray:
+    trace = dfac.sample(V, dfac.TweedieNMF(3, dispersion=1.0), **FIT, **options)
+    return trace["posterior"]["W"].to_numpy()
+
+
+def put(url: str, write: Callable[[Any], object]) -> None:
+    """A file at a URL."""
+    made = BytesIO()
+    write(made)
+    with fsspec.open(url, "wb") as file:
+        file.write(made.getvalue())
+
+
+@pytest.fixture
+def folder(s3: Any) -> str:
+    """The URL of an empty folder in a bucket."""
+    pytest.importorskip("s3fs")
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def memory() -> Any:
+    yield "memory://data"
+    fsspec.filesystem("memory").rm("/data", recursive=True)
+
+
+def test_a_dense_array(folder: str, tmp_path: Path) -> None:
+    for place in (f"{folder}/v.zarr", str(tmp_path / "v.zarr")):
+        zarr.create_array(place, data=DENSE, chunks=(16, 12))
+    local = fitted(str(tmp_path / "v.zarr"))
+    for executor in ("serial", "threads"):
+        assert np.array_equal(fitted(f"{folder}/v.zarr", executor=executor), local)
+
+
+def test_a_blocked_store(folder: str, tmp_path: Path) -> None:
+    for place in (f"{folder}/c.zarr", str(tmp_path / "c.zarr")):
+        dfac.convert(COUNTS, place, blocks=4, **QUIET)
+    local = fitted(str(tmp_path / "c.zarr"))
+    for executor in ("serial", "threads"):
+        assert np.array_equal(fitted(f"{folder}/c.zarr", executor=executor), local)
+    dfac.convert(f"{folder}/c.zarr", tmp_path / "back.zarr", blocks=2, progressbar=False)
+    assert (dfac.as_blocks(tmp_path / "back.zarr").observed_sparse() != COUNTS).nnz == 0
+    with pytest.raises(StoreError, match="exists already"):
+        dfac.convert(COUNTS, f"{folder}/c.zarr", **QUIET)
+    dfac.convert(2 * COUNTS, f"{folder}/c.zarr", overwrite=True, **QUIET)
+    assert dfac.as_blocks(f"{folder}/c.zarr").total == 2 * COUNTS.sum()
+
+
+def test_weights_come_through_the_same_reader(folder: str) -> None:
+    zarr.create_array(f"{folder}/v.zarr", data=DENSE, chunks=(16, 12))
+    zarr.create_array(f"{folder}/w.zarr", data=DENSE + 1, chunks=(16, 12))
+    at_urls = dfac.as_blocks(f"{folder}/v.zarr", weights=f"{folder}/w.zarr")
+    assert at_urls.fingerprint == dfac.as_blocks(DENSE, 3, weights=DENSE + 1).fingerprint
+    dfac.convert(COUNTS, f"{folder}/c.zarr", **QUIET)
+    weights = COUNTS.copy()
+    weights.data += 0.5
+    dfac.convert(weights, f"{folder}/cw.zarr", unstored="missing", progressbar=False)
+    at_urls = dfac.as_blocks(f"{folder}/c.zarr", weights=f"{folder}/cw.zarr", allow_empty=True)
+    local = dfac.as_blocks(COUNTS, weights=weights, unstored="zero", allow_empty=True)
+    assert at_urls.fingerprint == local.fingerprint
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet", "t.mtx", "t.npz", "folder"])
+def test_entries(memory: str, name: str, tmp_path: Path) -> None:
+    url = f"{memory}/{name}"
+    if ".csv" in name:
+        text = TABLE.to_csv(index=False).encode()
+        with fsspec.open(url, "wb", compression="infer") as file:
+            file.write(text)
+    elif name == "t.parquet":
+        put(url, lambda file: TABLE.to_parquet(file, index=False))
+    elif name == "folder":
+        for part, rows in enumerate((TABLE[:100], TABLE[100:])):
+            put(f"{url}/{part}.parquet", lambda file, rows=rows: rows.to_parquet(file, index=False))
+    else:
+        dfac.convert(COUNTS, tmp_path / "c.zarr", **QUIET)
+        dfac.export(tmp_path / "c.zarr", tmp_path / name)
+        put(url, lambda file: file.write((tmp_path / name).read_bytes()))
+    options = {"shape": COUNTS.shape} if name[2:] not in ("mtx", "npz") else {}
+    done = dfac.convert(url, f"{memory}/c.zarr", **QUIET, **options)
+    assert done.n_stored == COUNTS.nnz
+    assert (dfac.as_blocks(f"{memory}/c.zarr").observed_sparse() != COUNTS).nnz == 0
+    if "shape" in options:
+        table = {"rows": "row", "columns": "column", "values": "value"}
+        assert dfac.as_blocks(url, unstored="zero", **table).total == COUNTS.sum()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_npy_file_is_read_in_parts(
+    folder: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daskfactor.data.loading.LEAST_READ", 2**10)
+    monkeypatch.setattr("daskfactor.data.adapters.STRIP", 2**10)
+    put(f"{folder}/v.npy", lambda file: np.save(file, np.asarray(DENSE, order=order)))
+    data = dfac.as_blocks(f"{folder}/v.npy", memory_limit=2**10)
+    assert data.source.kind == "npy"
+    assert np.array_equal(data.to_numpy(), DENSE)
+    again = pickle.loads(pickle.dumps(data.share()))
+    assert again.kind == "zarr"  # read by workers from where it is
+    put(f"{folder}/cut.npy", lambda file: (np.save(file, DENSE), file.truncate(300)))
+    with pytest.raises(DataError, match=r"cut\.npy ends too early; it was cut off"):
+        dfac.as_blocks(f"{folder}/cut.npy")
+
+
+def test_dense_files(memory: str, tmp_path: Path) -> None:
+    labelled = xr.DataArray(DENSE, dims=("time", "place"), coords={"time": np.arange(48)}, name="v")
+    labelled.to_netcdf(tmp_path / "v.nc", engine="h5netcdf")
+    put(f"{memory}/v.nc", lambda file: file.write((tmp_path / "v.nc").read_bytes()))
+    labelled.to_dataset().to_zarr(f"{memory}/x.zarr", consolidated=False)
+    put(f"{memory}/a.npz", lambda file: np.savez(file, v=DENSE, other=DENSE + 1))
+    put(f"{memory}/v.csv", lambda file: np.savetxt(file, DENSE, delimiter=","))
+    put(f"{memory}/v.parquet", lambda file: pd.DataFrame(DENSE).add_prefix("c").to_parquet(file))
+    for name in ("v.nc", "v.nc:v", "x.zarr", "x.zarr:v", "x.zarr/v", "a.npz:v", "v.csv"):
+        data = dfac.as_blocks(f"{memory}/{name}")
+        assert np.array_equal(data.to_numpy(), DENSE), name
+        assert (data.labels.row_dim == "time") == (name[0] in "vx" and name[2:4] != "cs"), name
+    data = dfac.as_blocks(f"{memory}/v.parquet", table=False)
+    assert np.array_equal(data.to_numpy(), DENSE)
+
+
+def test_storage_options(folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    zarr.create_array(f"{folder}/v.zarr", data=DENSE, chunks=(16, 12))
+    dfac.convert(COUNTS, f"{folder}/c.zarr", **QUIET)
+    options = {
+        "key": "theaccesskey",
+        "secret": "averysecretkey",
+        "client_kwargs": {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]},
+    }
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    store = str(tmp_path / "run.zarr")
+    trace = dfac.sample(
+        f"{folder}/v.zarr", dfac.TweedieNMF(2), storage_options=options, store=store, **FIT
+    )
+    written = b"".join(path.read_bytes() for path in Path(store).rglob("*") if path.is_file())
+    for secret in (b"averysecretkey", b"theaccesskey"):
+        assert secret not in written
+    assert json.loads(trace.attrs["run"])["source"]["location"] == f"{folder}/v.zarr"
+    with dfac.as_blocks(f"{folder}/c.zarr", storage_options=options) as data:
+        assert data.total == COUNTS.sum()
+        # Workers get them, and nobody sees them.
+        handle = pickle.loads(pickle.dumps(data.share()))
+        assert reached(handle.location)[1] == options
+        assert "secret" not in repr(handle) + repr(data) + str(data.source)
+    with pytest.raises(OptionError, match="storage_options are for URLs, not for a ndarray"):
+        dfac.as_blocks(DENSE, storage_options=options)
+    with pytest.raises(OptionError, match="must be a dict, as fsspec takes it, got str"):
+        dfac.as_blocks(f"{folder}/v.zarr", storage_options="anon")
+
+
+def test_what_is_secret_in_a_url_is_not_told() -> None:
+    url = "https://user:password@host.org:8000/v.npy?signature=abcdef"
+    place = placed(url)
+    assert place == f"{place}" == "https://host.org:8000/v.npy"
+    assert reached(pickle.loads(pickle.dumps(place))) == (url, {})
+    assert json.dumps({"location": place}).count("abcdef") == 0
+    said = why(OSError(f"403 for {url}"), place)
+    assert "password" not in said
+    assert "abcdef" not in said
+    assert Place("abfs://container@account.host/v.zarr") == "abfs://container@account.host/v.zarr"
+
+
+def test_trouble_is_one_sentence(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for url, kind, message in (
+        ("s3://nowhere/v.zarr", StoreError, "at s3://nowhere/v.zarr .there is nothing of that k"),
+        (f"{folder}/none.zarr", StoreError, "there is nothing of that kind"),
+        (f"{folder}/none.npy", DataError, "there is nothing at"),
+        (f"{folder}/none.csv", DataError, "there is nothing at"),
+        ("nothing://v.zarr", DataError, "nothing:// is no kind of URL that fsspec knows"),
+    ):
+        with pytest.raises(kind, match=message):
+            dfac.as_blocks(url)
+    zarr.create_array(f"{folder}/v.zarr", data=DENSE, chunks=(16, 12))
+    with fsspec.open(f"{folder}/v.zarr/c/0/0", "rb") as file:
+        whole = file.read()
+    with fsspec.open(f"{folder}/v.zarr/c/0/0", "wb") as file:
+        file.write(whole[:-9])
+    with pytest.raises(StoreError, match=r"rows 0 to .* failed"):
+        dfac.as_blocks(f"{folder}/v.zarr")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    fsspec.filesystem("s3").clear_instance_cache()
+    with pytest.raises(StoreError, match=r"Unable to locate credentials.*give cred"):
+        dfac.as_blocks(f"{folder}/v.zarr")
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+def test_a_server_that_stumbles_is_asked_again(folder: str, s3: Any) -> None:
+    dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=4, **QUIET)
+    rng = np.random.default_rng(0)
+    asked = []
+
+    def stumbles(environ: Any) -> Any:
+        asked.append(environ["PATH_INFO"])
+        return (503, "SlowDown") if rng.random() < 0.3 else None
+
+    with s3.failing(stumbles):
+        store = BlockStore(f"{folder}/c.zarr")
+        total = sum(store.read(row, col).values.sum() for row in range(4) for col in range(4))
+    assert total == COUNTS.sum()
+    assert len(asked) > 30
+
+
+def test_a_server_that_is_gone_is_given_up(
+    folder: str, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=2, **QUIET)
+    store = BlockStore(f"{folder}/c.zarr")
+    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
+    with (
+        s3.failing(lambda environ: (503, "SlowDown")),
+        pytest.raises(StoreError, match=r"has not answered for 1 seconds .*DASKFACTOR_STORE_PATI"),
+    ):
+        store.read(0, 0)
+    assert store.read(0, 0).values.size
+
+
+def test_a_store_is_not_made_where_it_is_not_allowed(folder: str, s3: Any) -> None:
+    with pytest.raises(StoreError, match="could not be written: FileNotFoundError: The spec"):
+        dfac.convert(COUNTS, "s3://nowhere/c.zarr", **QUIET)
+
+    def refuses(environ: Any) -> Any:
+        return (403, "AccessDenied") if environ["REQUEST_METHOD"] == "PUT" else None
+
+    with (
+        s3.failing(refuses),  # and its answer has the key in it
+        pytest.raises(StoreError, match=r"could not be written: PermissionError") as caught,
+    ):
+        dfac.convert(COUNTS, f"{folder}/c.zarr", **QUIET)
+    assert SECRETS["AWS_SECRET_ACCESS_KEY"] not in "".join(format_exception(caught.value))
+
+
+def test_the_shell_takes_urls(folder: str, tmp_path: Path) -> None:
+    dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=2, **QUIET)
+    result = CliRunner().invoke(app, ["info", f"{folder}/c.zarr"])
+    assert result.exit_code == 0, result.output
+    store = str(tmp_path / "run.zarr")
+    assert "60 x 40 sparse, 480 stored" in " ".join(result.output.split())
+    result = CliRunner().invoke(app, ["fit", f"{folder}/none.zarr", "--store", store, "-k", "2"])
+    assert result.exit_code == 4
+    assert "there is nothing of that kind" in " ".join(result.output.split())
+
+
+def test_a_repository_of_icechunk(folder: str, tmp_path: Path) -> None:
+    icechunk = pytest.importorskip("icechunk")
+    from daskfactor.data.icechunks import icechunk_storage
+
+    for place in (f"{folder}/repo", str(tmp_path / "repo")):
+        repository = icechunk.Repository.create(icechunk_storage(place))
+        session = repository.writable_session("main")
+        zarr.create_array(session.store, name="v", data=DENSE, chunks=(16, 12))
+        first = session.commit("first")
+        pinned = dfac.as_blocks(f"{place}/v")
+        handle = pickle.loads(pickle.dumps(pinned.share()))
+        session = repository.writable_session("main")
+        zarr.open_array(session.store, path="v")[:] = DENSE + 1
+        session.commit("second")
+        assert np.array_equal(pinned.to_numpy(), DENSE)
+        assert pinned.source.location == f"{place}@{first}/v"
+        assert handle.location == f"{place}@{first}/v"
+        assert np.array_equal(dfac.as_blocks(pinned.source.location).to_numpy(), DENSE)
+        assert np.array_equal(dfac.as_blocks(f"{place}/v").to_numpy(), DENSE + 1)
+        repository.create_tag("v1", snapshot_id=first)
+        assert np.array_equal(dfac.as_blocks(f"{place}@v1/v").to_numpy(), DENSE)
+        with pytest.raises(DataError, match="has no branch, tag or snapshot 'v2'"):
+            dfac.as_blocks(f"{place}@v2/v")
+        with pytest.raises(DataError, match=r"holds 1 zarr array \(v\); name one as .*:NAME"):
+            dfac.as_blocks(place)

@@ -1,0 +1,542 @@
+"""New rows given the draws of a run: against quadrature, closed forms and priors; their labels."""
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+import zarr
+from scipy import sparse, stats
+
+import daskfactor as dfac
+from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
+
+QUIET: dict[str, Any] = {"progressbar": False, "random_seed": 5}
+ROWS, DRAWS = 80, 20
+
+
+def point(model: Any, H: Any, **attrs: float) -> xr.Dataset:
+    """What `optimize` gives, with factors of one's own."""
+    W = np.ones((3, len(H)))
+    told = {"model": json.dumps(model.to_dict()), "mean": 2.0, "dispersion": 1.0}
+    return xr.Dataset(
+        {"W": (("row", "component"), W), "H": (("component", "column"), np.asarray(H, float))},
+        coords={"component": range(len(H))},
+        attrs=told | {"rate_w": 0.7, "rate_h": 1.0} | attrs,
+    )
+
+
+def mean_and_sd(found: xr.DataArray) -> tuple[Any, Any, Any, Any]:
+    """Mean and sd of equal rows, and what these may be off by; rows are independent."""
+    values = found.values.astype(float)[0]
+    own = values.mean(axis=0), values.std(axis=0)
+    errors = [each.std(axis=0) / len(each) ** 0.5 for each in own]
+    return own[0].mean(axis=0), own[1].mean(axis=0), *errors
+
+
+def by_quadrature(model: Any, H: Any, v: Any, shape: float, phi: float = 1.0) -> tuple[Any, Any]:
+    """Mean and sd of a row's entries, on the quantiles of a wide gamma law."""
+    K = len(H)
+    ends = (np.arange(400) + 0.5) / 400
+    # Under u = θ^a an infinite density at zero is level.
+    one = (ends * 12.0 ** min(shape, 1.0)) ** (1.0 / min(shape, 1.0))
+    measure = one ** (1.0 - min(shape, 1.0))
+    grid = np.stack(np.meshgrid(*[one] * K, indexing="ij"), axis=-1)
+    log = np.log(np.stack(np.meshgrid(*[measure] * K, indexing="ij"), axis=-1)).sum(-1)
+    log += ((shape - 1) * np.log(grid) - 0.7 * grid).sum(-1)
+    log -= model.likelihood.deviance(v, grid @ np.asarray(H, float)).sum(-1) / phi
+    mass = np.exp(log - log.max())
+    mass /= mass.sum()
+    axes = tuple(range(K))
+    mean = (mass[..., None] * grid).sum(axes)
+    return mean, np.sqrt((mass[..., None] * (grid - mean) ** 2).sum(axes))
+
+
+@pytest.mark.parametrize(
+    ("beta", "shape"), [(2.0, 1.0), (2.0, 0.6), (1.0, 3.0), (0.5, 1.0), (0.0, 0.6), (0.0, 1.0)]
+)
+def test_a_row_is_drawn_from_its_conditional(beta: float, shape: float) -> None:
+    model = dfac.TweedieNMF(1, beta=beta, shape_w=shape)
+    H, v = [[1.0, 0.5, 2.0]], np.array([1.0, 2.0, 3.0])
+    given = point(model, H, shape_w=shape, dispersion=0.5)
+    found = dfac.transform(given, np.tile(v, (ROWS, 1)), draws=DRAWS, **QUIET)
+    mean, sd, of_mean, of_sd = mean_and_sd(found)
+    wanted = by_quadrature(model, H, v, shape, 0.5)
+    assert abs(mean - wanted[0]) < 5 * of_mean
+    # The sd of few draws is smaller by as much as their mean varies.
+    assert abs(sd - np.sqrt(wanted[1] ** 2 - found.mean("draw").values.var())) < 5 * of_sd
+
+
+@pytest.mark.parametrize("name", ["w", "h"])
+def test_two_components_and_columns_too(name: str) -> None:
+    model = dfac.TweedieNMF(2, rate_h="auto")
+    H, v = np.array([[1.0, 0.2, 2.0], [0.3, 1.5, 1.8]]), np.array([0.0, 4.0, 3.0])
+    given, V = point(model, H), np.tile(v, (ROWS, 1))
+    if name == "h":  # the same, turned
+        W = (("row", "component"), H.T)
+        given = given.drop_vars("H").assign(W=W, H=(("component", "column"), H[:, :1]))
+        given = given.assign_attrs(rate_h=0.7)
+        found = dfac.transform(given, V.T, "column", DRAWS, **QUIET)
+        assert found.dims == ("chain", "draw", "component", "column")
+        found = found.transpose("chain", "draw", "column", "component")
+    else:
+        found = dfac.transform(given, V, draws=DRAWS, **QUIET)
+    mean, sd, of_mean, of_sd = mean_and_sd(found)
+    wanted = by_quadrature(model, H, v, 1.0)
+    assert np.all(np.abs(mean - wanted[0]) < 5 * of_mean)
+    lost = found.mean("draw").values[0].var(axis=0)
+    assert np.all(np.abs(sd - np.sqrt(wanted[1] ** 2 - lost)) < 5 * of_sd)
+
+
+def test_empty_rows_are_drawn_from_the_prior() -> None:
+    model = dfac.TweedieNMF(2, shape_w=0.5)
+    V = np.full((ROWS, 3), np.nan)
+    V[0] = 1.0
+    given = point(model, np.ones((2, 3)), shape_w=0.5)
+    found = dfac.transform(given, V, draws=5, **QUIET).values[0, -1, 1:].astype(float)
+    assert stats.kstest(stats.gamma.cdf(found.ravel(), 0.5, scale=1 / 0.7), "uniform").pvalue > 1e-3
+
+
+def with_factors(tree: xr.DataTree, **factors: Any) -> xr.DataTree:
+    """The trace with other draws, and a rate of W that is known."""
+    groups = {"posterior": tree["posterior"].to_dataset().assign(factors)}
+    groups["sample_stats"] = tree["sample_stats"].to_dataset()
+    changed = xr.DataTree.from_dict(groups)
+    changed.attrs = tree.attrs | {"rate_w": 0.7}
+    return changed
+
+
+@pytest.fixture(scope="module")
+def counts() -> Any:
+    """Counts of 30 rows with labelled columns, of which the last 6 are new."""
+    rng = np.random.default_rng(1)
+    V = rng.poisson(2 * rng.gamma(1, 1, (30, 2)) @ rng.gamma(1, 1, (2, 7))).astype(float)
+    dims = {"cell": np.arange(30) + 100, "gene": list("abcdefg")}
+    return xr.DataArray(V, dims, name="counts")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: Any) -> Any:
+    return tmp_path_factory.mktemp("transform") / "run.zarr"
+
+
+@pytest.fixture(scope="module")
+def trace(counts: Any, path: Any) -> Any:
+    lengths = {"draws": 20, "tune": 60, "chains": 2}
+    sampler = dfac.BlockHMC()
+    return dfac.sample(counts[:24], dfac.TweedieNMF(2), sampler, store=path, **lengths, **QUIET)
+
+
+def test_every_draw_is_of_its_own_conditional_however_the_other_factor_jumps(trace: Any) -> None:
+    """H is three times as large in every second draw: nothing may be left of the draw before."""
+    large = xr.DataArray(np.where(np.arange(20) % 2, 3.0, 1.0), dims="draw")
+    H = xr.ones_like(trace["posterior"]["H"]) * large
+    H = H.where(H["component"] == 0, 0.0).astype(np.float32)
+    jumping = with_factors(trace, H=H)
+    found = dfac.transform(jumping, np.full((ROWS, 7), 5.0), steps=8, **QUIET)
+    for size, at in ((1.0, slice(2, None, 2)), (3.0, slice(1, None, 2))):
+        own = found.values[:, at, :, 0].astype(float)
+        law, means = stats.gamma(36.0, scale=1 / (7 * size + 0.7)), own.mean(axis=(0, 1))
+        assert abs(means.mean() - law.mean()) < 5 * means.std() / ROWS**0.5
+        assert own.std() == pytest.approx(law.std(), rel=0.03)
+
+
+def test_new_rows_have_their_labels_and_those_of_the_draws(counts: Any, trace: Any) -> None:
+    found = dfac.transform(trace, counts[24:], draws=5, **QUIET)
+    assert found.dims == ("chain", "draw", "cell", "component")
+    assert found["cell"].values.tolist() == list(range(124, 130))
+    drawn = trace["posterior"]["draw"].values
+    assert found["draw"].values.tolist() == drawn[3::4].tolist()
+    own = dfac.predict(trace, rows=found)
+    assert own["mean"].dims == ("cell", "gene")
+    H = trace["posterior"]["H"].sel(draw=found["draw"])
+    np.testing.assert_allclose(
+        own["mean"], xr.dot(found, H, dim="component").mean(("chain", "draw")), rtol=1e-4
+    )
+    assert (own["upper"] > own["lower"]).all()
+    one = dfac.predict(trace, rows=found, columns=["c", "a"], of="mean")
+    np.testing.assert_allclose(one["mean"], own["mean"].sel(gene=["c", "a"]), rtol=1e-6)
+
+
+def test_columns_are_matched_by_label(counts: Any, trace: Any) -> None:
+    new = counts[24:]
+    found = dfac.transform(trace, new, draws=2, **QUIET)
+    bare = dfac.transform(trace, new.values, draws=2, **QUIET)
+    np.testing.assert_array_equal(found.values, bare.values)
+    assert bare.dims[2] == "cell"
+    means = [dfac.transform(trace, own, point=True, **QUIET) for own in (new, new[:, ::-1])]
+    np.testing.assert_allclose(means[0], means[1], rtol=0.1, atol=0.05)  # rounding parts paths
+    with pytest.raises(DataError, match=r"1 of the 7 columns .* not among .*'x'"):
+        dfac.transform(trace, new.assign_coords(gene=list("abcdefx")), **QUIET)
+    with pytest.raises(DataError, match=r"lack 2 of the run's 7 columns, the first of them 'a'"):
+        dfac.transform(trace, new[:, 2:], **QUIET)
+    with pytest.raises(DataError, match="the run has 7 columns, and the new rows have 5"):
+        dfac.transform(trace, new.values[:, 2:], **QUIET)
+    with pytest.raises(DataError, match="the run has 24 rows, and the new columns have 6"):
+        dfac.transform(trace, new.values, "column", **QUIET)
+
+
+@pytest.mark.parametrize("executor", ["serial", "tasks"])
+def test_draws_have_the_same_bits_from_every_executor(
+    counts: Any, trace: Any, executor: str
+) -> None:
+    V = np.tile(counts.values, (3, 1))
+    usual = dfac.transform(trace, V, draws=3, blocks=3, **QUIET)
+    found = dfac.transform(trace, V, draws=3, blocks=3, executor=executor, **QUIET)
+    np.testing.assert_array_equal(usual, found)
+
+
+def test_a_store_sparse_data_and_pieces_give_the_same_draws(
+    counts: Any, trace: Any, path: Any
+) -> None:
+    V = counts[24:].values.copy()
+    V[1, 2] = V[4] = np.nan
+    usual = dfac.transform(trace, V, draws=3, **QUIET)
+    np.testing.assert_array_equal(usual, dfac.transform(path, V, draws=3, **QUIET))
+    rows, columns = np.nonzero(~np.isnan(V))
+    stored = sparse.csr_array((V[rows, columns], (rows, columns)), shape=V.shape)
+    found = dfac.transform(trace, stored, draws=3, unstored="missing", **QUIET)
+    np.testing.assert_array_equal(usual, found)
+    parts = [dfac.transform(trace, V[at : at + 3], draws=3, first=at, **QUIET) for at in (0, 3)]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=2), usual)
+
+
+def test_a_mean_depends_on_nothing_but_its_row(counts: Any, trace: Any) -> None:
+    new = counts[24:]
+    mean = dfac.transform(trace, new, point=True, progressbar=False)
+    assert mean.dims == ("cell", "component")
+    order = [3, 1, 5, 0, 2, 4]
+    turned = dfac.transform(trace, new[order], point=True, progressbar=False)
+    np.testing.assert_allclose(turned, mean[order], rtol=0, atol=1e-9)
+    alone = dfac.transform(trace, new[2:3], point=True, progressbar=False)
+    np.testing.assert_allclose(alone, mean[2:3], rtol=0, atol=1e-9)
+    drawn = dfac.transform(dfac.align(trace), new, steps=20, **QUIET)
+    sd = drawn.std(("chain", "draw"))
+    assert float((abs(mean - drawn.mean(("chain", "draw"))) / sd).max()) < 5 / 40**0.5
+
+
+def test_what_cannot_be_is_told_in_a_sentence(counts: Any, trace: Any) -> None:
+    new = counts[24:]
+
+    def refused(error: Any, match: str, *given: Any, **options: Any) -> None:
+        with pytest.raises(error, match=match):
+            dfac.transform(*given, **QUIET | options)
+
+    refused(OptionError, 'axis must be "row" or "column"', trace, new, "rows")
+    refused(OptionError, "20 draws in each chain, got draws=50", trace, new, draws=50)
+    refused(DataError, "negative", trace, -new)
+    refused(OptionError, "a trace is the result of daskfactor.sample", new, trace)
+    refused(ModelError, "has no covariates_w", trace, new, covariates=np.ones((6, 1)))
+    refused(ModelError, "has no fixed_w", trace, new, fixed=np.ones((6, 1)))
+    moments = dfac.sample(counts[:24], dfac.TweedieNMF(2), draws=2, tune=2, keep="moments", **QUIET)
+    refused(OptionError, "moments only, but a new row needs its draws", moments, new)
+    with pytest.raises(OptionError, match="must be draws of new rows"):
+        dfac.predict(trace, rows=dfac.transform(trace, new, draws=2, point=True, **QUIET))
+    found = dfac.transform(trace, new, draws=2, **QUIET).assign_coords(draw=[1, 2])
+    with pytest.raises(OptionError, match="given another trace"):
+        dfac.predict(trace, rows=found)
+
+
+def test_rows_of_a_gaussian_model_are_drawn_from_their_normal_conditional() -> None:
+    rng = np.random.default_rng(2)
+    V = 3 + rng.normal(size=(30, 2)) @ rng.normal(size=(2, 9)) + 0.5 * rng.normal(size=(30, 9))
+    V[rng.random(V.shape) < 0.2] = np.nan
+    run = dfac.sample(V[:25], dfac.GaussianMF(2), dfac.Gibbs(), draws=60, tune=60, **QUIET)
+    found = dfac.transform(run, V[25:], **QUIET)
+    group, scores, means = run["posterior"].to_dataset(), [], []
+    for d in range(60):
+        H, own = group["H"].values[0, d].astype(float), group["precision_w"].values[0, d]
+        noise = float(group["noise"][0, d])
+        free = ~np.isnan(own)
+        for row, v in enumerate(V[25:]):
+            seen = ~np.isnan(v)
+            A, rest = H[free][:, seen], v[seen] - H[~free][:, seen].sum(axis=0)
+            inverse = np.linalg.inv(np.diag(own[free]) + A @ A.T / noise)
+            mean, root = inverse @ (A @ rest) / noise, np.linalg.cholesky(np.linalg.inv(inverse))
+            scores.append(root.T @ (found.values[0, d, row, free] - mean))
+            means.append(mean)
+    assert stats.kstest(np.ravel(scores), "norm").pvalue > 1e-3
+    aligned = dfac.align(run)
+    mean = dfac.transform(aligned, V[25:], draws=60, point=True, progressbar=False)
+    permutation = aligned["alignment"]["permutation"].values[0][:, :3]
+    factor = aligned["alignment"]["factor"].values[0][:, :3]
+    exact = np.reshape(means, (60, 5, 3))
+    exact = np.take_along_axis(exact, permutation[:, None], 2) * factor[:, None]
+    np.testing.assert_allclose(mean.values[:, :3], exact.mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_a_store_take_the_room_of_their_draws_and_little_more(tmp_path: Path) -> None:
+    """A store of 10 MiB in bands of half a MiB, whose draws take 8 MiB."""
+    rng = np.random.default_rng(6)
+    V = rng.normal(size=(40_000, 64)).astype(np.float32)
+    run = dfac.sample(V[:50], dfac.GaussianMF(2), dfac.Gibbs(), draws=13, tune=5, **QUIET)
+    store = zarr.create_array(tmp_path / "V.zarr", shape=V.shape, chunks=(2000, 64), dtype="f4")
+    store[:] = V
+    del V
+    with dfac.as_blocks(str(tmp_path / "V.zarr"), blocks=20, memory_limit="1 MiB") as data:
+        tracemalloc.start()
+        found = dfac.transform(run, data, executor="serial", **QUIET)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert found.nbytes > 6 * 2**20
+    assert most < found.nbytes + 3 * 2**20
+
+
+def test_parts_of_a_band_are_drawn_as_the_whole(
+    counts: Any, trace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = dfac.transform(trace, counts[24:], draws=2, **QUIET)
+    monkeypatch.setattr("daskfactor.inference.new_rows.PART", 14)
+    np.testing.assert_array_equal(whole, dfac.transform(trace, counts[24:], draws=2, **QUIET))
+
+
+def test_draws_that_memory_cannot_hold_are_refused(trace: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("daskfactor.inference.transform.available_memory", lambda: 1000)
+    monkeypatch.setattr("daskfactor.inference.session.available_memory", lambda: 1000)
+    with pytest.raises(OptionError, match=r"40 draws of 9 new rows take .*first= says where"):
+        dfac.transform(trace, np.ones((9, 7)), **QUIET)
+    assert dfac.transform(trace, np.ones((9, 7)), point=True, **QUIET).shape == (9, 2)
+
+
+def prior_of(model: Any, row: Any = np.nan, **options: Any) -> Any:
+    """Draws of rows of which nothing is known but that they are rows, and the run."""
+    V = np.random.default_rng(3).poisson(4.0, (12, 5)).astype(float)
+    run = dfac.sample(V, model, dfac.BlockHMC(), draws=10, tune=30, **QUIET)
+    new = np.full((ROWS, 5), row)
+    new[0] = 1.0
+    return dfac.transform(run, new, steps=8, **QUIET | options).values[0, :, 1:].astype(float), run
+
+
+def test_covariates_of_new_rows_say_what_their_prior_is() -> None:
+    rng = np.random.default_rng(4)
+    X, new = rng.normal(size=(12, 2)), rng.normal(size=(ROWS, 2))
+    model = dfac.TweedieNMF(2, covariates_w=X, shape_w=2.0)
+    found, run = prior_of(model, covariates=new)
+    group = run["posterior"].to_dataset()
+    rate, link = group["rate_w"].values[0, -1], group["link_w"].values[0, -1]
+    own = stats.gamma.cdf(found[-1], 2.0, scale=np.exp(new[1:] @ link) / rate)
+    assert stats.kstest(own.ravel(), "uniform").pvalue > 1e-3
+    for wrong, told in ((None, "need theirs"), (new[:, :1], "2 covariates_w"), (X, "12 rows")):
+        with pytest.raises(ModelError, match=told):
+            dfac.transform(run, np.ones((ROWS, 5)), covariates=wrong, **QUIET)
+
+
+def test_a_row_with_a_rate_of_its_own_has_that_of_the_prior() -> None:
+    """θ | λ ~ Exponential(λ) and λ ~ Gamma(2, b): P(θ > x) = (b / (b + x))²."""
+    found, run = prior_of(dfac.TweedieNMF(1, rate_w="row", rate_h=1.0))
+    b = json.loads(run.attrs["data"])["mean"]  # such that the prior mean of the data is theirs
+    own = found[-1, :, 0]
+    assert stats.kstest((b / (b + own)) ** 2, "uniform").pvalue > 1e-3
+
+
+def test_frozen_components_of_new_rows_are_what_they_are_given_as() -> None:
+    fixed, new = np.linspace(0.5, 1, 12)[:, None], np.linspace(1, 2, ROWS)[:, None]
+    found, run = prior_of(dfac.TweedieNMF(2, fixed_w=fixed), fixed=new)
+    np.testing.assert_allclose(found[:, :, 0], np.broadcast_to(new[1:, 0], found.shape[:2]))
+    assert found[:, :, 1].std() > 0
+    with pytest.raises(ModelError, match=r"pass fixed= with the frozen .* \(rows, 1\)"):
+        dfac.transform(run, np.ones((2, 5)), **QUIET)
+
+
+def test_new_columns_of_a_model_with_dispersions_of_columns_are_refused(trace: Any) -> None:
+    each = xr.DataArray(np.full((2, 20, 7), 1.5), dims=("chain", "draw", "gene"))
+    run = with_factors(trace, dispersion=each)
+    run.attrs["model"] = json.dumps(dfac.NegativeBinomialNMF(2, dispersion="column").to_dict())
+    found = dfac.transform(run, np.full((ROWS, 7), 3.0), draws=5, **QUIET)
+    assert found.shape == (2, 5, ROWS, 2)
+    with pytest.raises(ModelError, match="every column of this model has a dispersion"):
+        dfac.transform(run, np.ones((24, 2)), "column", **QUIET)
+
+
+def test_points_and_particles_are_taken_too(counts: Any) -> None:
+    V, new = counts.values[:24], counts.values[24:]
+    model = dfac.TweedieNMF(2, dispersion=1.0)
+    best = dfac.optimize(V, model, **QUIET)
+    found = dfac.transform(best, new, draws=30, **QUIET)
+    assert found.dims == ("chain", "draw", "row", "component")
+    mean = dfac.transform(best, new, point=True, progressbar=False)
+    assert float(abs(mean - found.mean(("chain", "draw"))).max()) < 5 * float(found.std().max()) / 5
+    many = dfac.stein_posterior(V, model, particles=4, **QUIET)
+    drawn = dfac.transform(many, new, **QUIET)
+    weight = many["sample_stats"]["weight"]
+    np.testing.assert_allclose(drawn["weight"], weight.sel(draw=drawn["draw"]), rtol=1e-12)
+    predicted = dfac.predict(many, rows=drawn, of="mean")["mean"]
+    H = many["posterior"]["H"].sel(draw=drawn["draw"])
+    wanted = (xr.dot(drawn, H, dim="component") * drawn["weight"]).sum(("chain", "draw"))
+    np.testing.assert_allclose(predicted, wanted, rtol=1e-5)
+    with pytest.raises(OptionError, match="particles have weights"):
+        dfac.transform(many, new, draws=2, **QUIET)
+    aligned, means = dfac.align(many), []
+    for own in ([1.0, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 1.0], [0.55, 0.1, 0.1, 0.55]):
+        masses = weight.copy(data=np.reshape(own, weight.shape))
+        aligned["sample_stats"] = many["sample_stats"].to_dataset().assign(weight=masses)
+        means.append(dfac.transform(aligned, new, point=True, progressbar=False).values)
+    np.testing.assert_allclose((means[0] + means[1]) / 2, means[2], rtol=1e-9)
+    assert abs(means[0] - means[1]).max() > 0.01
+
+
+def test_dimensions_in_the_other_order_are_turned(counts: Any, trace: Any) -> None:
+    new = counts[24:]
+    found = dfac.transform(trace, new, draws=2, **QUIET)
+    np.testing.assert_array_equal(found, dfac.transform(trace, new.T, draws=2, **QUIET))
+
+
+def test_a_table_of_ratings_may_lack_columns(trace: Any, counts: Any) -> None:
+    """What has no entry is missing, whether or not the table has its column."""
+    new = counts[24:27, 2:]
+    rows, columns = np.nonzero(new.values >= 0)
+    table = {"cell": rows, "gene": new["gene"].values[columns], "value": new.values[rows, columns]}
+    with pytest.warns(DataWarning, match="a table with a line for each entry"):
+        found = dfac.transform(trace, pd.DataFrame(table), unstored="missing", point=True, **QUIET)
+    whole = counts[24:27].where(counts["gene"] >= "c")
+    drawn = dfac.transform(dfac.align(trace), whole, **QUIET)
+    off = abs(found.values - drawn.mean(("chain", "draw")).values)
+    assert np.all(off < 5 * drawn.std(("chain", "draw")).values / 40**0.5)
+
+
+@pytest.fixture(scope="module")
+def maps() -> Any:
+    """A run on maps, a function of new ones, and these."""
+    rng = np.random.default_rng(11)
+    coords = {"lat": [10, 20, 30, 40], "lon": [1.0, 2.0, 3.0]}
+    given = xr.DataArray(rng.normal(size=(12, 4, 3)), coords, ("time", "lat", "lon"))
+    options: dict[str, Any] = {**QUIET, "rows": "time"}
+    found = dfac.sample(given, dfac.GaussianMF(2), rows="time", draws=8, tune=4, **QUIET)
+    return lambda new: dfac.transform(found, new, point=True, **options), given[:3]
+
+
+def test_places_of_maps_are_matched_by_the_labels_of_every_dimension(maps: Any) -> None:
+    of, new = maps
+    right = of(new).values
+    for turned in (new[:, ::-1], new.transpose("time", "lon", "lat"), new[..., [1, 2, 0]]):
+        np.testing.assert_allclose(of(turned).values, right, atol=1e-12)
+    with pytest.warns(DataWarning, match="3 of 12 places"):
+        less = of(new.where(new["lat"] != 20))
+    np.testing.assert_allclose(of(new.sel(lat=[40, 10, 30])).values, less.values, atol=1e-12)
+    for other, told in (
+        (new.assign_coords(lat=[100, 110, 120, 130]), "12 of the 12 columns.*lat 100, lon 1.0"),
+        (new.rename(lat="y"), "lon 1.0, y 10"),
+        (new.drop_vars("lat"), "lat 0, lon 1.0"),
+    ):
+        with pytest.raises(DataError, match=told):
+            of(other)
+
+
+def test_a_value_where_the_run_left_a_place_out_is_refused() -> None:
+    rng = np.random.default_rng(2)
+    coords = {"lat": [10, 20, 30], "lon": [1.0, 2.0]}
+    new = xr.DataArray(rng.normal(size=(8, 3, 2)), coords, ("time", "lat", "lon"))
+    sea = new.where((new["lat"] > 10) | (new["lon"] > 1))
+    options: dict[str, Any] = {**QUIET, "rows": "time"}
+    with pytest.warns(DataWarning, match="1 of 6 places"):
+        trace = dfac.sample(sea, dfac.GaussianMF(2), rows="time", draws=4, tune=4, **QUIET)
+    with pytest.raises(DataError, match=r"1 of the 6 columns.*lat 10, lon 1.0.*must be NaN, too"):
+        dfac.transform(trace, new, **options)
+    with pytest.warns(DataWarning, match="2 of 6 places"):  # one more than the run
+        found = dfac.transform(trace, sea.where(new["lat"] + new["lon"] != 32), **options)
+    assert np.isfinite(found.values).all()
+
+
+def test_a_multiindex_is_matched_by_its_tuples(maps: Any) -> None:
+    one = maps[1].stack(place=("lat", "lon"))
+    given = xr.concat([one] * 4, "time") + np.arange(12)[:, None]
+    trace = dfac.sample(given, dfac.GaussianMF(2), draws=4, tune=4, **QUIET)
+    best = dfac.optimize(given, dfac.GaussianMF(2), **QUIET)
+    for known in (trace, best):
+        right = dfac.transform(known, one, point=True, **QUIET)
+        for turned in (one[:, ::-1], maps[1].stack(place=("lon", "lat"))):
+            found = dfac.transform(known, turned, point=True, **QUIET)
+            np.testing.assert_allclose(found.values, right.values, atol=1e-12)
+
+
+def ratings(items: Any, users: int = 8) -> pd.DataFrame:
+    """A table with a line for every user and item."""
+    keys = {"user": np.repeat(np.arange(users), len(items)), "item": np.tile(items, users)}
+    values = np.random.default_rng(users).normal(size=users * len(items))
+    return pd.DataFrame(keys | {"rating": values})
+
+
+@pytest.mark.filterwarnings("ignore:the DataFrame is taken for a table:UserWarning")
+def test_keys_that_count_from_zero_are_matched_as_others_are() -> None:
+    some: dict[str, Any] = {"draws": 4, "tune": 4, "unstored": "missing", **QUIET}
+    of, new = {"point": True, "unstored": "missing", **QUIET}, ratings([1, 3], 1)
+    values = ratings(range(6))["rating"].to_numpy().reshape(8, 6)
+    row = np.full((1, 6), np.nan)
+    row[0, [1, 3]] = new["rating"]
+    table = dfac.sample(ratings(range(6)), dfac.GaussianMF(2), **some)
+    matrix = dfac.sample(values, dfac.GaussianMF(2), draws=4, tune=4, **QUIET)
+    for trace in (table, matrix):
+        right = dfac.transform(trace, row, point=True, **QUIET).values
+        np.testing.assert_allclose(dfac.transform(trace, new, **of).values, right, atol=1e-12)
+        with pytest.raises(DataError, match="6 of the 6 columns"):
+            dfac.transform(trace, ratings(range(10, 16)), **of)
+        with pytest.raises(DataError, match="first of them 'a'"):
+            dfac.transform(trace, ratings(list("abcdef")), **of)
+        found = dfac.recommend(trace, rows=[2], n=6, exclude=new)
+        assert np.all(found["position"].values >= 0)
+    others = dfac.sample(ratings([0, 2, 5]), dfac.GaussianMF(2), **some)
+    with pytest.raises(DataError, match=r"1 of the 3 columns.*first of them 1 "):
+        dfac.transform(others, ratings([0, 1, 2]), **of)
+
+
+def test_columns_of_a_frame_are_matched_by_all_levels_of_their_labels() -> None:
+    columns = pd.MultiIndex.from_product([["a", "b"], [1, 2, 3]], names=["site", "year"])
+    frame = pd.DataFrame(np.random.default_rng(3).normal(4, 1, (12, 6)), columns=columns)
+    trace = dfac.sample(frame, dfac.GaussianMF(2), draws=4, tune=4, **QUIET)
+    right = dfac.transform(trace, frame[:3], point=True, **QUIET).values
+    turned = frame.iloc[:3, ::-1]
+    found = dfac.transform(trace, turned, point=True, **QUIET).values
+    np.testing.assert_allclose(found, right, atol=1e-10)
+    with pytest.raises(DataError, match="first of them site c, year 1"):
+        dfac.transform(trace, frame.rename(columns={"b": "c"})[:3], **QUIET)
+    with pytest.raises(DataError, match="labels of the weights's columns are not those of V"):
+        dfac.as_blocks(frame, weights=(frame**2).iloc[:, ::-1])
+
+
+def test_new_rows_of_another_point_are_refused() -> None:
+    V = np.random.default_rng(1).gamma(2.0, 1.0, (12, 6))
+    one, other = (dfac.optimize(own, dfac.TweedieNMF(2), **QUIET) for own in (V, V[::-1] + 1))
+    again = dfac.optimize(V, dfac.TweedieNMF(2), **QUIET)
+    new = dfac.transform(one, V[:2], draws=3, **QUIET)
+    assert dfac.recommend(again, new, 2).identical(dfac.recommend(one, new, 2))
+    with pytest.raises(OptionError, match="given another trace"):
+        dfac.recommend(other, new, 2)
+
+
+@pytest.mark.filterwarnings("ignore::daskfactor.errors.DaskfactorWarning")
+def test_new_rows_of_another_run_of_the_same_second_are_refused() -> None:
+    V = np.random.default_rng(1).normal(4, 1, (12, 6))
+    traces = [dfac.sample(own, dfac.GaussianMF(2), draws=6, tune=4, **QUIET) for own in (V, 10 * V)]
+    for trace in traces:
+        trace.attrs["created_at"] = traces[0].attrs["created_at"]
+    own, other = (dfac.transform(trace, V[:2], **QUIET) for trace in traces)
+    turned = dfac.transform(dfac.align(traces[0]), V[:2], **QUIET)
+    assert dfac.predict(traces[0], rows=own).sizes["row"] == 2
+    assert dfac.recommend(traces[0], own, 2, progressbar=False).sizes["row"] == 2
+    for bad, words in ((other, "given another trace"), (turned, "not both aligned")):
+        with pytest.raises(OptionError, match=words):
+            dfac.predict(traces[0], rows=bad)
+        with pytest.raises(OptionError, match=words):
+            dfac.recommend(traces[0], bad, 2, progressbar=False)
+
+
+@pytest.mark.filterwarnings("ignore::daskfactor.errors.DaskfactorWarning")
+@pytest.mark.parametrize("kind", ["uncertainty", "weights"])
+def test_rows_need_uncertainties_or_weights_where_the_run_had_some(kind: str) -> None:
+    V = np.random.default_rng(1).normal(4, 1, (12, 6))
+    told = {kind: np.full(V.shape, 5.0)}
+    trace = dfac.sample(V, dfac.GaussianMF(2), draws=6, tune=4, **told, **QUIET)
+    with pytest.raises(OptionError, match=f"new rows need theirs: pass {kind}="):
+        dfac.transform(trace, V[:2], **QUIET)
+    found = dfac.transform(trace, V[:2], **{kind: told[kind][:2]}, **QUIET)
+    assert found.sizes["row"] == 2
+
+
+def test_rows_that_are_all_empty_are_refused() -> None:
+    given = point(dfac.TweedieNMF(1), [[1.0, 0.5, 2.0]])
+    with pytest.raises(DataError, match="all 2 x 3 entries are missing"):
+        dfac.transform(given, np.full((2, 3), np.nan), **QUIET)

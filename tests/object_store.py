@@ -1,0 +1,125 @@
+"""An S3 server that fails when it is told to; on loopback one for all tests of a process."""
+
+import logging
+import os
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+BUCKET = "runs"
+SECRETS = {"AWS_ACCESS_KEY_ID": "AKIAVERYSECRETID", "AWS_SECRET_ACCESS_KEY": "averysecretkey/0+1"}
+ANSWER = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code} {key}</Message></Error>"
+
+Fault = tuple[int, str] | None
+"""Status and code of an answer that is an error; None: as usual."""
+
+
+class ObjectStore:
+    """A real S3 server; ``fault`` is asked before every request what is wrong with it."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        from moto.server import DomainDispatcherApplication, create_backend_app
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self.fault: Callable[[dict[str, Any]], Fault] | None = None
+        self.requests, self.host, self.port = 0, host, 0
+        self._server: Any = None
+        self.start()
+        request = urllib.request.Request(f"{self.endpoint}/{BUCKET}", method="PUT")
+        with urllib.request.urlopen(request):
+            pass
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **SECRETS,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",  # nobody else is asked for credentials
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_CONFIG_FILE": os.devnull,
+            "DASKFACTOR_STORE_PATIENCE": "20",
+        }
+
+    def start(self) -> None:
+        from werkzeug.serving import make_server
+
+        self._down = False
+        self._server = make_server(self.host, self.port, self._answer, threaded=True)
+        self.port = self._server.port
+        Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        """Take the server away; what it holds is there again when it starts."""
+        self._down = True  # connections that are open would be served to their end
+        self._server.shutdown()
+        self._server.server_close()
+
+    def away(self, seconds: float) -> Thread:
+        """Take the server away for a while; join what this returns."""
+        self.stop()
+
+        def back() -> None:
+            time.sleep(seconds)
+            self.start()
+
+        thread = Thread(target=back)
+        thread.start()
+        return thread
+
+    def url(self, name: str) -> str:
+        return f"s3://{BUCKET}/{name}/run"
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
+        self.requests += 1
+        if self._down:
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionResetError
+        found = self.fault(environ) if self.fault is not None else None
+        if found is None:
+            return self._app(environ, start_response)
+        status, code = found
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        start_response(f"{status} {code}", [("Content-Type", "application/xml")])
+        return [ANSWER.format(code=code, key=SECRETS["AWS_SECRET_ACCESS_KEY"]).encode()]
+
+    @contextmanager
+    def failing(self, fault: Callable[[dict[str, Any]], Fault]) -> Iterator[None]:
+        self.fault = fault
+        try:
+            yield
+        finally:
+            self.fault = None
+
+    def objects(self, url: str) -> dict[str, bytes]:
+        """All that is stored at a URL, as the server has it."""
+        prefix = url.removeprefix(f"s3://{BUCKET}/")
+        from moto.s3.models import s3_backends
+
+        for backends in s3_backends.values():
+            for backend in backends.values():
+                if BUCKET in backend.buckets:
+                    keys = backend.buckets[BUCKET].keys
+                    return {
+                        name: b"".join(one.value for one in keys.getlist(name))
+                        for name in keys
+                        if name.startswith(prefix)
+                    }
+        return {}
+
+
+def slow(seconds: float) -> Callable[[dict[str, Any]], Fault]:
+    def fault(environ: dict[str, Any]) -> Fault:
+        time.sleep(seconds)
+        return None
+
+    return fault

@@ -1,0 +1,328 @@
+"""Results in an AnnData: the right numbers at the right names, and files that can be read again."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anndata
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from click.testing import Result
+from typer.testing import CliRunner
+
+import daskfactor as dfac
+from daskfactor.cli.main import app
+from daskfactor.errors import DataError, DataWarning, OptionError
+
+RNG = np.random.default_rng(5)
+COUNTS = RNG.poisson(RNG.gamma(1, 2, (24, 3)) @ RNG.gamma(1, 2, (3, 16))).astype("f4")
+CELLS, GENES = [f"cell {i}" for i in range(24)], [f"gene {j}" for j in range(16)]
+MASK = np.arange(16) % 3 > 0
+QUICK: dict[str, Any] = {"tune": 20, "random_seed": 0, "progressbar": False}
+
+
+def annotated() -> anndata.AnnData:
+    var = pd.DataFrame({"chosen": MASK}, index=GENES)
+    made = anndata.AnnData(COUNTS * 0, pd.DataFrame(index=CELLS), var)
+    made.layers["counts"] = COUNTS
+    return made
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("annotation") / "run.zarr"
+    data = dfac.as_blocks(annotated(), 2, layer="counts", mask_var="chosen")
+    model = dfac.TweedieNMF(3, dispersion=1.0)
+    dfac.sample(data, model, dfac.Gibbs(), draws=12, chains=2, store=path, **QUICK)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trace(store: Path) -> xr.DataTree:
+    return dfac.open_run(store).load()
+
+
+def wanted(trace: xr.DataTree) -> dict[str, Any]:
+    """Mean and sd over all draws of all chains, one after the other."""
+    draws = dfac.align(trace)["posterior"].to_dataset().load()
+    W = draws["W"].values.reshape(-1, 24, 3).astype(float)
+    H = draws["H"].values.reshape(-1, 3, MASK.sum()).astype(float).transpose(0, 2, 1)
+    return {
+        "obsm": {"dfac": W.mean(0), "dfac_sd": W.std(0)},
+        "varm": {"dfac": H.mean(0), "dfac_sd": H.std(0)},
+    }
+
+
+def check(found: Any, expected: dict[str, Any], obs: Any, var: Any) -> None:
+    """Compare the rows of cells ``obs`` and the chosen ones among the genes ``var``."""
+    for name, values in expected["obsm"].items():
+        np.testing.assert_allclose(found.obsm[name], values[obs], rtol=1e-4, atol=1e-6)
+    at = np.cumsum(MASK) - 1
+    for name, values in expected["varm"].items():
+        rows = np.where(MASK[var][:, None], values[at[var]], 0.0 if name == "dfac" else np.nan)
+        np.testing.assert_allclose(found.varm[name], rows, rtol=1e-4, atol=1e-6)
+
+
+def test_means_and_sds_of_aligned_draws_are_written(store: Path, trace: xr.DataTree) -> None:
+    adata = annotated()
+    assert dfac.to_anndata(str(store), adata) is None
+    check(adata, wanted(trace), np.arange(24), np.arange(16))
+    assert adata.obsm["dfac"].dtype == np.float32
+    noted = adata.uns["dfac"]
+    params = noted["params"]
+    assert {params[key] for key in ("model", "sampler", "layer", "mask_var")} == {
+        "TweedieNMF", "Gibbs", "counts", "chosen",
+    }  # fmt: skip
+    assert (params["draws"], params["chains"], params["random_seed"]) == (12, 2, "0")
+    assert params["n_components"] == 3
+    assert json.loads(params["model_settings"])["beta"] == 1.0
+    assert "None" not in repr(noted)
+    np.testing.assert_allclose(noted["weight"].sum(), 1.0)
+    assert noted["share"].shape == (3,)
+    assert set(noted["convergence"]) == {"predictions", "components", "log_density", "verdict"}
+
+
+def test_entries_are_matched_by_name(trace: xr.DataTree) -> None:
+    expected, adata = wanted(trace), annotated()
+    order = RNG.permutation(24), RNG.permutation(16)
+    check(dfac.to_anndata(trace, adata[order].copy(), copy=True), expected, *order)
+    part = RNG.permutation(24)[:7], RNG.permutation(16)[:9]
+    check(dfac.to_anndata(trace, adata[part].copy(), copy=True), expected, *part)
+    more = anndata.concat([adata, anndata.AnnData(COUNTS[:2], var=adata.var)])
+    more.obs_names = [*CELLS, "new 0", "new 1"]
+    more.var["chosen"] = MASK
+    with pytest.warns(DataWarning, match="2 of the 26 observations .* rows of obsm are NaN"):
+        dfac.to_anndata(trace, more)
+    check(more[:24], expected, np.arange(24), np.arange(16))
+    assert np.isnan(more.obsm["dfac"][24:]).all()
+    assert np.isnan(more.obsm["dfac_sd"][24:]).all()
+
+
+def test_copies_views_and_keys(trace: xr.DataTree) -> None:
+    adata = annotated()
+    copy = dfac.to_anndata(trace, adata, "other", copy=True)
+    assert not any(map(len, (adata.obsm, adata.varm, adata.uns)))
+    assert set(copy.obsm) == set(copy.varm) == {"other", "other_sd"}
+    view = adata[5:15]
+    with pytest.warns(anndata.ImplicitModificationWarning):
+        dfac.to_anndata(trace, view)
+    check(view, wanted(trace), np.arange(5, 15), np.arange(16))
+    assert not adata.obsm
+    assert np.array_equal(view.layers["counts"], COUNTS[5:15])
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return set(one) == set(other) and all(same(one[key], other[key]) for key in one)
+    return bool(np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind == "f"))
+
+
+@pytest.mark.parametrize("kind", ["h5ad", "zarr 2", "zarr 3"])
+@pytest.mark.parametrize("by", ["memory", "file"])
+def test_files_hold_what_was_written(
+    store: Path, trace: xr.DataTree, tmp_path: Path, kind: str, by: str
+) -> None:
+    """In a new file, or beside what is there already."""
+    ending, _, version = kind.partition(" ")
+    adata, whole = annotated(), annotated()
+    adata.uns["dfac"] = {"old": 1}
+    adata.obsm["dfac"] = np.ones((24, 7))
+    dfac.to_anndata(trace, whole, evidence=dfac.Evidence(-1.5, 0.25, 0.5, xr.DataTree()))
+    path, out = tmp_path / f"a.{ending}", tmp_path / f"b.{ending}"
+    given = whole if by == "memory" else adata
+    with warnings.catch_warnings():  # of the format of zarr that is the default
+        warnings.simplefilter("ignore")
+        options = {} if ending == "h5ad" else {"zarr_write_format": int(version)}
+        with anndata.settings.override(**options):
+            getattr(given, f"write_{ending}")(path)
+        if by == "file":
+            for target in (["--output", out], ["--output", path, "--overwrite"]):
+                result = annotate(store, path, *target)
+                assert result.exit_code == 0, result.output
+            assert sorted(tmp_path.iterdir()) == [path, out]
+        read = getattr(anndata, f"read_{ending}")
+        for written in [path] + [out] * (by == "file"):
+            found = read(written)
+            for where in ("obsm", "varm"):
+                assert same(dict(getattr(found, where)), dict(getattr(whole, where)))
+            expected = dict(whole.uns["dfac"])
+            evidence = expected.pop("evidence")
+            if by == "memory":
+                assert found.uns["dfac"].pop("evidence") == evidence
+                assert evidence["value"] == -1.5
+            assert same(found.uns["dfac"], expected)
+            assert found.obs_names.tolist() == CELLS
+            np.testing.assert_array_equal(found.layers["counts"], COUNTS)
+
+
+def test_backed_objects(trace: xr.DataTree, tmp_path: Path) -> None:
+    annotated().write_h5ad(tmp_path / "a.h5ad")
+    backed = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    copy = dfac.to_anndata(trace, backed, copy=True)
+    dfac.to_anndata(trace, backed)
+    for found in (copy, backed):
+        check(found, wanted(trace), np.arange(24), np.arange(16))
+    backed.file.close()
+
+
+def annotate(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, ["annotate", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "message"),
+    [
+        ("a.h5ad", 4, "a.h5ad exists already; give another name, or allow --overwrite"),
+        ("b.zarr", 3, "b.zarr must end in .h5ad, as a.h5ad does"),
+        ("no/b.h5ad", 4, "No such file or directory"),
+    ],
+)
+def test_what_a_command_refuses(
+    store: Path, tmp_path: Path, target: str, code: int, message: str
+) -> None:
+    annotated().write_h5ad(tmp_path / "a.h5ad")
+    result = annotate(store, tmp_path / "a.h5ad", "-o", tmp_path / target)
+    assert (result.exit_code, message in result.output.replace("\n", " ")) == (code, True)
+    result = annotate(store, store, "-o", tmp_path / "c.zarr")
+    assert result.exit_code == 3
+    assert "is no AnnData: give an .h5ad file" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["a.h5ad"]
+
+
+def test_a_shell_fits_and_annotates(tmp_path: Path) -> None:
+    file, run = tmp_path / "a.h5ad", tmp_path / "run.zarr"
+    annotated().write_h5ad(file)
+    command = ["fit", f"{file}:counts", "--store", run, "-k", 2, "--mask-var", "chosen", "--quiet"]
+    command += ["--draws", 4, "--tune", 4, "--dispersion", 1]
+    result = CliRunner().invoke(app, [*map(str, command)])
+    assert result.exit_code == 0, result.output
+    assert annotate(run, file, "-o", file, "--overwrite", "--key", "nmf").exit_code == 0
+    found = anndata.read_h5ad(file)
+    assert found.obsm["nmf"].shape == (24, 2)
+    assert (found.varm["nmf"][:, 0] == 0).tolist() == (~MASK).tolist()
+
+
+def test_repeated_names_are_matched_where_their_order_says_it() -> None:
+    adata = annotated()
+    names = np.array(GENES)
+    names[[1, 2, 3]] = "twice"
+    adata.var_names = names
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # anndata says that names are not unique
+        data = dfac.as_blocks(adata, 2, layer="counts", mask_var="chosen")
+        trace = dfac.sample(data, dfac.TweedieNMF(2, dispersion=1.0), draws=3, **QUICK)
+        found = dfac.to_anndata(trace, adata, copy=True)
+        assert ((found.varm["dfac"] == 0).all(axis=1) == ~MASK).all()
+        with pytest.raises(DataError, match=r"'twice' more than once.*var_names_make_unique\(\)"):
+            dfac.to_anndata(trace, adata[:, ::-1].copy())
+
+
+def test_names_that_do_not_match_are_refused(trace: xr.DataTree) -> None:
+    other = anndata.AnnData(COUNTS, pd.DataFrame(index=[f"x{i}" for i in range(24)]))
+    with pytest.raises(DataError, match=r"none of the 24 names .* for obs \('cell 0', ...\) is"):
+        dfac.to_anndata(trace, other)
+    with pytest.raises(DataError, match="with observations as rows"):
+        dfac.to_anndata(trace, annotated().T)
+    for wrong in (COUNTS, "a.h5ad", annotated().raw):
+        with pytest.raises(OptionError, match="to_anndata writes into an AnnData object, got"):
+            dfac.to_anndata(trace, wrong)
+    with pytest.raises(OptionError, match="trace is the result of"):
+        dfac.to_anndata(None, annotated())  # type: ignore[arg-type]
+
+
+def test_results_of_every_kind() -> None:
+    """Points, particles, moments, arrays without names, models with biases."""
+    adata = annotated()
+    data = dfac.as_blocks(adata, 2, layer="counts")
+    model = dfac.TweedieNMF(2, dispersion=1.0)
+    point = dfac.optimize(data, model, random_seed=0, progressbar=False)
+    dfac.to_anndata(point, adata, "point")
+    np.testing.assert_array_equal(adata.obsm["point"], point["W"].values)
+    np.testing.assert_array_equal(adata.varm["point"], point["H"].values.T)
+    assert "point_sd" not in adata.obsm
+    assert adata.uns["point"]["params"]["layer"] == "counts"
+
+    moments = dfac.sample(data, model, dfac.Gibbs(), draws=12, keep="moments", **QUICK)
+    dfac.to_anndata(moments, adata, "moments")
+    found = moments["posterior_moments"].to_dataset().isel(chain=0)
+    np.testing.assert_allclose(adata.obsm["moments"], found["W_mean"], rtol=1e-5)
+    np.testing.assert_allclose(adata.varm["moments_sd"] ** 2, found["H_var"].T, rtol=1e-4)
+    assert "share" not in adata.uns["moments"]
+
+    modes = dfac.stein_posterior(
+        COUNTS, dfac.SILFNMF(2, beta=1.0), particles=5, random_seed=0, progressbar=False
+    )
+    dfac.to_anndata(modes, adata, "modes")  # without names: by position
+    mass = modes["sample_stats"]["weight"].values[0]
+    each = dfac.align(modes)["posterior"]["W"].values[0].astype(float)
+    mean = np.tensordot(mass, each, 1)
+    np.testing.assert_allclose(adata.obsm["modes"], mean, rtol=1e-4, atol=1e-7)
+    sd = np.sqrt(np.tensordot(mass, (each - mean) ** 2, 1))
+    np.testing.assert_allclose(adata.obsm["modes_sd"], sd, rtol=1e-3, atol=1e-7)
+    with pytest.raises(DataError, match="24 rows for obs without names, and the AnnData has 20"):
+        dfac.to_anndata(modes, adata[:20])
+
+    gauss = dfac.sample(data, dfac.GaussianMF(2), dfac.Gibbs(), draws=3, **QUICK)
+    dfac.to_anndata(gauss, adata, "gauss")
+    assert adata.obsm["gauss"].shape == (24, 2)
+    assert adata.uns["gauss"]["share"].shape == (2,)
+
+
+def test_new_observations_go_where_the_old_ones_are(trace: xr.DataTree) -> None:
+    """Cells of the run itself, as if they were new, have about the factors that they had."""
+    adata, new = annotated(), annotated()[::2].copy()
+    dfac.to_anndata(trace, adata)
+    V = dfac.as_blocks(new, layer="counts", mask_var="chosen")
+    for options in ({}, {"point": True}):
+        found = dfac.transform(dfac.align(trace), V, random_seed=0, progressbar=False, **options)
+        dfac.to_anndata(found, new)
+        apart = (new.obsm["dfac"] - adata.obsm["dfac"][::2]) / adata.obsm["dfac_sd"][::2]
+        assert np.sqrt(np.mean(apart**2)) < 1.0
+    rows = dfac.sample(V, dfac.GaussianMF(2), dfac.Gibbs(), draws=3, **QUICK)
+    found = dfac.transform(dfac.align(rows), V, random_seed=0, progressbar=False)
+    dfac.to_anndata(found, new)
+    assert new.obsm["dfac"].shape == (12, 2)
+
+
+def test_factors_of_new_observations_are_written_on_their_side() -> None:
+    draws = RNG.gamma(1, 1, (2, 5, 24, 3))
+    weight = RNG.random((2, 5))
+    dims = ("chain", "draw", "obs", "component")
+    new = xr.DataArray(draws, {"obs": CELLS, "component": range(3)}, dims, name="W")
+    adata = annotated()
+    dfac.to_anndata(new, adata)
+    np.testing.assert_allclose(adata.obsm["dfac"], draws.mean((0, 1)))
+    np.testing.assert_allclose(adata.obsm["dfac_sd"], draws.std((0, 1)))
+    assert not adata.varm
+    weighed = new.assign_coords(weight=(dims[:2], weight))
+    dfac.to_anndata(weighed.transpose("obs", ...), adata)
+    flat = draws.reshape(10, -1)
+    mean = np.average(flat, axis=0, weights=weight.ravel()).reshape(24, 3)
+    np.testing.assert_allclose(adata.obsm["dfac"], mean)
+    dfac.to_anndata(new.mean(("chain", "draw")).rename("W"), adata, "point")
+    np.testing.assert_allclose(adata.obsm["point"], draws.mean((0, 1)))
+    assert "point_sd" not in adata.obsm
+    with pytest.raises(OptionError, match=r"that is not aligned, .* pass transform\(align\("):
+        dfac.to_anndata(new.assign_attrs(aligned=0), adata)
+    with pytest.raises(OptionError, match="holds no factors; pass what transform"):
+        dfac.to_anndata(new.rename("mean"), adata)
+
+
+def test_draws_are_aligned_once(trace: xr.DataTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = trace.copy()
+    del fresh.attrs["verdict"]
+    calls = []
+
+    def counted(*args: Any, **options: Any) -> xr.DataTree:
+        calls.append(args)
+        return dfac.align(*args, **options)
+
+    for module in ("annotation", "diagnose"):
+        monkeypatch.setattr(f"daskfactor.results.{module}.align", counted)
+    adata = annotated()
+    dfac.to_anndata(fresh, adata)
+    assert len(calls) == 1
+    assert adata.uns["dfac"]["convergence"]["verdict"] == dfac.summarize(trace).verdict

@@ -1,0 +1,170 @@
+"""What a run writes down of itself when it ends: read instead of its draws, while it holds."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from typer.testing import CliRunner
+
+import daskfactor as dfac
+from daskfactor.cli.main import app
+from daskfactor.errors import StoreFormatError
+from daskfactor.results import ending, summary
+from daskfactor.results.noted import VERDICT, noted_at, noted_of
+from daskfactor.results.summary import judged
+
+QUIET = {"progressbar": False, "executor": "serial", "random_seed": 3}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype("f4")
+    path = tmp_path_factory.mktemp("noted") / "run.zarr"
+    dfac.sample(V, dfac.TweedieNMF(2), draws=20, tune=10, chains=2, store=path, **QUIET)
+    return path
+
+
+@pytest.fixture
+def copied(store, tmp_path):
+    import shutil
+
+    return shutil.copytree(store, tmp_path / "run.zarr")
+
+
+def said(path, *options):
+    result = CliRunner().invoke(app, ["info", str(path), "--json", *options])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def without_verdict(path):
+    attrs = zarr.open_group(path, mode="r+").attrs
+    del attrs[VERDICT]
+
+
+def never(*args, **options):
+    raise AssertionError("the draws were judged again")
+
+
+def test_what_is_noted_is_what_the_draws_say(store):
+    tree = dfac.open_run(store)
+    attrs, noted = noted_at(store)
+    assert attrs[VERDICT] == tree.attrs[VERDICT]
+    assert noted_of(tree) == noted
+    found = judged(tree)
+    xr.testing.assert_identical(summary.Summary.from_dict(noted.summary), found)
+    assert type(dfac.summarize(store)) is summary.Summary
+    assert dfac.summarize(store).lights == found.lights
+    assert noted.measured == json.loads(json.dumps(ending.measured(tree)))
+
+
+def test_nobody_judges_again_what_is_noted(store, monkeypatch):
+    tree = dfac.open_run(store)
+    monkeypatch.setattr(summary, "all_series", never)
+    assert dfac.summarize(store).verdict == dfac.summarize(tree).verdict
+    assert "lights" in said(store)
+    assert "predictions" in str(dfac.summarize(tree))
+    with pytest.raises(AssertionError, match="again"):  # other cells are other numbers
+        dfac.summarize(tree, cells=5)
+
+
+def test_info_says_the_same_without_what_is_noted(copied):
+    noted, diagnosed = said(copied), said(copied, "--diagnose")
+    without_verdict(copied)
+    assert noted_at(copied) is None
+    assert said(copied) == noted
+    assert said(copied, "--diagnose") == diagnosed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree.isel(draw=slice(None, None, 2)),
+        lambda tree: tree.isel(chain=[1]),
+        lambda tree: tree.isel(row=slice(5)),
+        lambda tree: tree.map_over_datasets(lambda one: one * 2.0),
+        dfac.align,
+    ],
+    ids=["thinned", "one chain", "rows", "other values", "aligned"],
+)
+def test_a_part_of_a_run_is_judged_anew(store, change):
+    assert noted_of(change(dfac.open_run(store))) is None
+
+
+def test_a_longer_run_is_judged_anew(copied):
+    before = zarr.open_group(copied, mode="r").attrs[VERDICT]
+    tree = dfac.resume(copied, draws=10, progressbar=False)
+    assert noted_of(tree).measured["draws_done"] == 30
+    assert dfac.summarize(copied).attrs["draws"] == 30
+    zarr.open_group(copied, mode="r+").attrs[VERDICT] = before  # as it is while the run goes on
+    assert noted_at(copied) is None
+    assert noted_of(dfac.open_run(copied)) is None
+    assert dfac.summarize(copied).attrs["draws"] == 30
+    dfac.resume(copied, progressbar=False)  # complete, but for what it says of itself
+    assert noted_at(copied)[1].measured["draws_done"] == 30
+
+
+def test_other_rules_count_for_nothing(copied, monkeypatch):
+    monkeypatch.setattr("daskfactor.results.noted.RULES", -1)
+    assert noted_at(copied) is None
+    assert noted_of(dfac.open_run(copied)) is None
+    assert "lights" in said(copied)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"of": 3, "imprint": 1, "measured": {}}'])
+def test_what_others_have_written_there_is_ignored(copied, text):
+    zarr.open_group(copied, mode="r+").attrs[VERDICT] = text
+    assert noted_at(copied) is None
+    assert "lights" in said(copied)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_damage_is_told_as_ever(copied, gone):
+    chunk = copied / "posterior" / "W" / "c" / "0" / "0" / "0" / "0"
+    raw = bytearray(chunk.read_bytes())
+    raw[20] ^= 4
+    chunk.unlink() if gone else chunk.write_bytes(raw)
+    assert noted_at(copied) is None
+    with pytest.raises(StoreFormatError, match=r"posterior/W/c/0/0/0/0 is "):
+        dfac.summarize(copied)
+    assert CliRunner().invoke(app, ["info", str(copied)]).exit_code == 4
+
+
+def test_a_run_of_moments_and_particles_note_theirs(tmp_path):
+    V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype("f4")
+    model, path = dfac.TweedieNMF(2, beta=2.0, dispersion=1.0), tmp_path / "moments.zarr"
+    dfac.sample(V, model, draws=8, tune=4, keep="moments", store=path, **QUIET)
+    assert noted_at(path)[1].measured["draws_kept"] == 0
+    assert dfac.summarize(path).predictions.status == "none"
+    path = tmp_path / "particles.zarr"
+    tree = dfac.stein_posterior(V, model, particles=3, store=path, **QUIET)
+    assert noted_of(tree).measured["particles"]["with_weight"] is not None
+    assert str(dfac.summarize(path)) == str(judged(tree))
+
+
+def test_draws_that_are_too_many_are_left_to_who_asks(tmp_path, monkeypatch):
+    monkeypatch.setattr(ending, "MOST_JUDGED", 10)
+    V, path = np.random.default_rng(0).poisson(3.0, (12, 9)), tmp_path / "run.zarr"
+    dfac.sample(V, dfac.TweedieNMF(2), draws=8, tune=4, store=path, **QUIET)
+    assert noted_at(path)[1].summary is None
+    monkeypatch.setattr("daskfactor.cli.show.QUICKLY_READ", 10)
+    assert "--diagnose reads" in CliRunner().invoke(app, ["info", str(path)]).stdout
+    assert "lights" not in said(path)
+    assert dfac.summarize(path).attrs["draws"] == 8
+
+
+def test_info_imports_nothing_that_takes_long(store):
+    code = (
+        "import sys; from daskfactor.cli.main import app\n"
+        f"try: app(['info', {str(store)!r}])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "slow = {'xarray', 'pandas', 'dask', 'numba', 'zarr', 'scipy'} & set(sys.modules)\n"
+        "assert not slow, slow"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "predictions" in done.stdout

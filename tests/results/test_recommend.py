@@ -1,0 +1,322 @@
+"""The best columns of rows are those of looking at every cell, whatever the blocks."""
+
+import itertools
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.data.storage import ArrayFile
+from daskfactor.errors import DataError, OptionError
+from daskfactor.kernels import ranking as kernels
+from daskfactor.results import ranking
+from daskfactor.results.cellwise import weighted_quantiles
+from daskfactor.results.ranking import Search, Stack, score_of
+
+I, J, K, CHAINS, DRAWS = 60, 90, 3, 2, 14  # noqa: E741, the papers' own letters
+ITEMS = [f"film {j}" for j in range(J)]
+
+
+def made(signed: bool = False, weights: Any = None, dtype: str = "f4") -> xr.DataTree:
+    """A trace whose draws are about their means, or have weights as particles do."""
+    rng = np.random.default_rng(5)
+    W, H = rng.gamma(1, 1, (I, K)), rng.gamma(1, 1, (J, K))
+    if signed:
+        W, H = W - 1, H - 1
+    shape = CHAINS, DRAWS
+    W, H = (
+        (F + 0.4 * F * rng.standard_normal((*shape, *F.shape)) if signed else
+         F * rng.gamma(4, 0.25, (*shape, *F.shape))).astype(dtype)
+        for F in (W, H)
+    )  # fmt: skip
+    dims = ("chain", "draw")
+    values = {
+        "W": ((*dims, "user", "component"), W),
+        "H": ((*dims, "component", "item"), H.transpose(0, 1, 3, 2)),
+    }
+    coords = {"chain": [0, 1], "draw": range(DRAWS), "component": range(K), "item": ITEMS}
+    groups = {"posterior": xr.Dataset(values, coords)}
+    if weights is not None:
+        own = {name: coords[name] for name in dims}
+        groups["sample_stats"] = xr.Dataset({"weight": (dims, weights)}, own)
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs = {"model": json.dumps(dfac.GaussianMF(K).to_dict()), "dispersion": 1.0}
+    return tree
+
+
+def masses() -> Any:
+    found = np.random.default_rng(8).gamma(0.3, 1, (CHAINS, DRAWS))
+    found[found < 0.1] = 0
+    return found / found.sum()
+
+
+def brute(trace: xr.DataTree, by: str, weights: Any = None) -> Any:
+    """Scores of all cells, (I, J), in double precision."""
+    W, H = (trace["posterior"][name].values.astype("f8") for name in ("W", "H"))
+    mu = (W @ H).reshape(-1, W.shape[2], H.shape[3])
+    w = np.full(len(mu), 1 / len(mu)) if weights is None else weights.reshape(-1)
+    if by == "mean":
+        return np.einsum("d,dij->ij", w, mu)
+    level = {"lower": 0.05, "upper": 0.95}[by]
+    if weights is None:
+        return np.quantile(mu, level, axis=0)
+    return weighted_quantiles(mu[w > 0], w[w > 0], (level,))[0]
+
+
+def best_of(score: Any, n: int) -> Any:
+    return np.argsort(-score, axis=1, kind="stable")[:, :n]
+
+
+@pytest.mark.parametrize("by", ["mean", "lower", "upper"])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_best_are_those_of_all_cells(by: str, signed: bool, weighted: bool) -> None:
+    weights = masses() if weighted else None
+    trace = made(signed, weights)
+    score, found = brute(trace, by, weights), dfac.recommend(trace, n=7, by=by)
+    best = best_of(score, 7)
+    np.testing.assert_array_equal(found["position"], best)
+    np.testing.assert_array_equal(found["item"], np.array(ITEMS)[best])
+    np.testing.assert_allclose(found[by], np.take_along_axis(score, best, 1), rtol=1e-12)
+    assert found.sizes == {"user": I, "rank": 7}
+    assert found.attrs["looked_at"] < I * J or by != "mean"
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_figures_are_those_of_predict(weighted: bool) -> None:
+    trace = made(weights=masses() if weighted else None)
+    found = dfac.recommend(trace, [3, 8], n=4, interval=0.8)
+    for at, user in enumerate((3, 8)):
+        cells = dfac.predict(trace, [user], found["item"].values[at], of="mean", interval=0.8)
+        for name in ("mean", "sd", "lower", "upper"):
+            np.testing.assert_allclose(found[name][at], cells[name][0], rtol=2e-5)
+
+
+@pytest.fixture
+def searched() -> Any:
+    """The search under other sizes of blocks, groups of draws and rooms in memory."""
+    rng = np.random.default_rng(3)
+    W, H = rng.gamma(1, 1, (2, 12, 70, 2)).astype("f4")
+    H[:, 11] = H[:, 4]  # equal scores: the first one is better
+
+    def search(step: int, budget: int, sizes: int) -> Any:
+        file = ArrayFile(budget=budget)
+        stacks = [
+            Stack.filled(
+                (70, 12, 2),
+                F.dtype,
+                (
+                    (
+                        slice(at, min(at + step, 12)),
+                        np.ascontiguousarray(F[at : at + step].transpose(1, 0, 2)).reshape(70, -1),
+                    )
+                    for at in range(0, 12, step)
+                ),
+                file,
+            )
+            for F in (W, H)
+        ]
+        weights = np.full(12, 1 / 12)
+        none = np.zeros(71, np.int64), np.zeros(0, np.int64)
+        asked = Search(
+            score_of("mean", (0.05, 0.95), weights, True), 5, (0.05, 0.95), weights, *none, 2,
+            lambda done: None, sizes, sizes,
+        )  # fmt: skip
+        with closing(file):
+            return asked.run(stacks[0], stacks[1], file)
+
+    return search
+
+
+def test_blocks_do_not_matter(searched: Any, monkeypatch: Any) -> None:
+    whole = searched(12, 2**30, 2**30)
+    pairs = {(row, 4) for row, own in enumerate(whole.columns) if 4 in own}
+    assert pairs
+    for row, _ in pairs:  # of two equal columns the first is the better
+        own = whole.columns[row].tolist()
+        assert 11 not in own or own.index(11) == own.index(4) + 1
+    monkeypatch.setattr(ranking, "LEAST", 8)
+    monkeypatch.setattr(ranking, "TILE", 5)
+    for step, budget, sizes in itertools.product((1, 5), (0, 3000), (1, 2000)):
+        found = searched(step, budget, sizes)
+        np.testing.assert_array_equal(found.columns, whole.columns)
+        np.testing.assert_array_equal(found.figures, whole.figures)
+
+
+@pytest.mark.parametrize("by", ["mean", "lower", "upper"])
+@pytest.mark.parametrize("signed", [False, True])
+def test_no_score_is_above_its_bound(by: str, signed: bool) -> None:
+    trace = made(signed)
+    W, H = (trace["posterior"][name].values for name in ("W", "H"))
+    sides = []
+    for F in (W, H.transpose(0, 1, 3, 2)):
+        flat = np.ascontiguousarray(F.reshape(-1, *F.shape[2:]).transpose(1, 0, 2))
+        shape = flat.shape[0], CHAINS * DRAWS, K
+        whole = iter([(slice(0, CHAINS * DRAWS), flat.reshape(shape[0], -1))])
+        sides.append(Stack.filled(shape, F.dtype, whole, ArrayFile(budget=2**30)))
+    weights = np.full(CHAINS * DRAWS, 1 / (CHAINS * DRAWS))
+    score = score_of(by, (0.05, 0.95), weights, not signed)
+    P = np.linalg.qr(np.random.default_rng(0).standard_normal((K * CHAINS * DRAWS, 4)))[0]
+    for directions in (ranking.basis((sides[0], sides[1]), np.sqrt(weights)), P):
+        row, column = (
+            ranking.shortened(side, directions, weights, score.sd_factor > 0) for side in sides
+        )
+        of_rows, of_columns = ranking.bounding(row, column, score)
+        assert (of_rows @ of_columns.T >= brute(trace, by)).all()
+
+
+def test_quantiles_are_bounded_by_means_and_spreads_of_any_draws() -> None:
+    weights = np.full(100, 0.01)
+    lower, upper = (score_of(by, (0.05, 0.95), weights, True) for by in ("lower", "upper"))
+    for low in range(101):  # draws of two values only are the worst there are
+        mu = np.sort(np.where(np.arange(100) < low, 0.0, 1.0))
+        for score in (lower, upper):
+            bound = score.mean_factor * mu.mean() + score.sd_factor * mu.std()
+            assert np.quantile(mu, score.level) <= bound + 1e-12
+
+
+def test_quantiles_are_those_of_predictions() -> None:
+    rng = np.random.default_rng(2)
+    for count, level in itertools.product((1, 2, 9, 40), (0.01, 0.05, 0.5, 0.95)):
+        mu, order = rng.standard_normal(count), np.empty(count, np.int64)
+        w = rng.gamma(0.4, 1, count)
+        w /= w.sum()
+        equal = np.full(count, 1 / count)
+        own = kernels.quantile_of(mu.copy(), equal, level, True, order)
+        assert own == pytest.approx(np.quantile(mu, level), rel=1e-12)
+        for masses_, wanted in ((equal, np.quantile(mu, level)), (w, None)):
+            if wanted is None:
+                wanted = weighted_quantiles(mu[:, None], w, (level,))[0, 0]
+            found = kernels.quantile_of(mu.copy(), masses_, level, False, order)
+            assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+SEEN = sparse.random_array((I, J), density=0.3, rng=np.random.default_rng(1), format="csr")
+
+
+def excluded(kind: str, tmp_path: Path) -> Any:
+    coo = SEEN.tocoo()
+    if kind == "sparse":
+        return SEEN
+    if kind == "dense":
+        dense = np.full(SEEN.shape, np.nan)
+        dense[coo.coords] = 0.0
+        return dense
+    if kind == "blocks":
+        return dfac.as_blocks(SEEN, 3, unstored="zero", balance=True, allow_empty=True)
+    items = np.array(ITEMS)[coo.coords[1]]
+    table = pd.DataFrame({"user": coo.coords[0], "item": items, "stars": coo.data})
+    table = table.sample(frac=1, random_state=0)
+    table = pd.concat([table, table.head(1).assign(item="unheard of")])
+    if kind == "table":
+        return table
+    table.to_csv(tmp_path / "seen.csv", index=False)
+    return str(tmp_path / "seen.csv")
+
+
+@pytest.mark.parametrize("kind", ["sparse", "dense", "blocks", "table", "file"])
+@pytest.mark.filterwarnings("ignore:.*is taken for a table")
+def test_what_was_seen_is_left_out(kind: str, tmp_path: Path) -> None:
+    trace = made()
+    score = brute(trace, "mean")
+    score[SEEN.toarray() > 0] = -np.inf
+    found = dfac.recommend(trace, n=6, exclude=excluded(kind, tmp_path))
+    np.testing.assert_array_equal(found["position"], best_of(score, 6))
+    some = dfac.recommend(trace, [40, 7], 6, columns=ITEMS[10:70], exclude=excluded(kind, tmp_path))
+    own = score[[40, 7], 10:70]
+    np.testing.assert_array_equal(some["position"], best_of(own, 6) + 10)
+
+
+def test_a_row_with_few_columns_left() -> None:
+    left = np.zeros((I, J))
+    left[0, 2:] = 1
+    left[1, :] = 1
+    found = dfac.recommend(made(), slice(0, 3), 4, exclude=sparse.csr_array(left))
+    assert (found["position"].values[0, 2:] == -1).all()
+    assert (found["item"].values[1] == "").all()
+    assert np.isnan(found["mean"].values[1]).all()
+    assert (found["position"].values[2] >= 0).all()
+
+
+def test_points_new_rows_and_stores(tmp_path: Path) -> None:
+    V = np.random.default_rng(0).poisson(3, (20, 15)).astype("f4")
+    V[np.random.default_rng(1).random(V.shape) < 0.3] = np.nan
+    run: dict[str, Any] = {"draws": 4, "tune": 4, "random_seed": 0, "progressbar": False}
+    store = str(tmp_path / "run.zarr")
+    trace = dfac.sample(V, dfac.GaussianMF(2), store=store, **run)
+    score = brute(trace, "mean")
+    np.testing.assert_array_equal(dfac.recommend(store, n=3)["position"], best_of(score, 3))
+    score[~np.isnan(V)] = -np.inf
+    unseen = dfac.recommend(store, 4, 3, exclude="seen")
+    np.testing.assert_array_equal(unseen["position"], best_of(score[4:5], 3))
+
+    point = dfac.optimize(V, dfac.TweedieNMF(2), random_seed=0, progressbar=False)
+    found = dfac.recommend(point, n=3)
+    mean = (point["W"] @ point["H"]).values.astype("f8")
+    np.testing.assert_allclose(found["mean"], -np.sort(-mean)[:, :3], rtol=1e-6)
+    assert (found["sd"].values < 1e-6).all()
+
+    new = trace["posterior"]["W"].isel(row=[3, 5], draw=[1, 3]).assign_coords(row=["x", "y"])
+    found = dfac.recommend(trace, new, 3)
+    mu = new.values.astype("f8") @ trace["posterior"]["H"].values[:, [1, 3]].astype("f8")
+    np.testing.assert_array_equal(found["position"], best_of(mu.mean(axis=(0, 1)), 3))
+    assert found["row"].values.tolist() == ["x", "y"]
+    drawn = dfac.transform(point, V[:2], draws=3, random_seed=0, progressbar=False)
+    found = dfac.recommend(point, drawn, 2)
+    mean = drawn.mean(("chain", "draw")).values @ point["H"].values
+    np.testing.assert_array_equal(found["position"], best_of(mean, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 0}, "n must be a whole number of at least 1"),
+        ({"by": "sd"}, 'by must be "mean", "lower" or "upper", got .sd'),
+        ({"interval": 1}, "interval must lie strictly between"),
+        ({"columns": ["film 77", "fulm 3"]}, "no 'fulm 3' among .* did you mean 'film 3'"),
+        ({"exclude": "seen"}, "needs the data of the run, which it does not keep"),
+        ({"exclude": np.ones((I, J))}, "exclude observes every cell"),
+        ({"exclude": sparse.csr_array(np.eye(3))}, "exclude is 3 x 3, and the run is 60 x 90"),
+        ({"rows": xr.DataArray(np.ones((2, K)), dims=("user", "component"))}, "are a point"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((OptionError, DataError), match=message):
+        dfac.recommend(made(), **options)
+
+
+def test_labels_that_have_nothing_in_common_are_refused() -> None:
+    table = pd.DataFrame({"user": [0, 1], "item": ["a", "b"], "stars": [1.0, 2.0]})
+    with pytest.raises(DataError, match=r"none of the columns of exclude .* it has 'a', ..., the"):
+        dfac.recommend(made(), exclude=dfac.as_blocks(table, table=True, unstored="missing"))
+
+
+def test_cells_of_stacked_dimensions_are_left_out_by_their_labels() -> None:
+    rng = np.random.default_rng(4)
+    coords = {"lat": [10, 20, 30, 40], "lon": [1.0, 2.0, 3.0]}
+    maps = xr.DataArray(rng.normal(size=(6, 4, 3)), coords, ("time", "lat", "lon"))
+    options: dict[str, Any] = {"draws": 3, "tune": 3, "random_seed": 0, "progressbar": False}
+    seen = maps.where((maps["lat"] == 10) & (maps["lon"] == 1.0))
+    stacked = seen.stack(place=("lat", "lon"))
+    names = {"model": dfac.GaussianMF(2), **options}
+    for trace in (
+        dfac.sample(maps, rows="time", **names),
+        dfac.sample(maps.stack(place=("lat", "lon")), **names),
+    ):
+        for exclude in (stacked, stacked[:, ::-1], seen.stack(place=("lon", "lat"))):
+            found = dfac.recommend(trace, n=12, exclude=exclude)["position"].values
+            assert 0 not in found
+            assert 11 in found
+            one = dfac.recommend(trace, rows=[2], columns=[0, 11], n=2, exclude=exclude)
+            np.testing.assert_array_equal(one["position"].values, [[11, -1]])
+        with pytest.raises(DataError, match="none of the columns of exclude"):
+            dfac.recommend(
+                trace, exclude=stacked.reset_index("place").assign_coords(place=range(12))
+            )

@@ -1,0 +1,385 @@
+"""Runs at URLs: the same store in an object store, which may fail in every way it likes."""
+
+import logging
+import os
+import pickle
+import random
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from daskfactor.errors import OptionError, StoreError
+from daskfactor.results import cloud, repository
+from daskfactor.results.store import RunStore
+from daskfactor.results.trace import open_run
+from tests.object_store import SECRETS, slow
+from tests.results.runs import DRAWS, factors, fill, make_spec, memory_tree, stats
+from tests.results.writer import SERVER, start, take
+
+pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
+
+
+@pytest.fixture(params=["s3", "memory"])
+def url(request, s3, tmp_path) -> str:
+    return {"s3": s3.url(tmp_path.name), "memory": f"memory://{tmp_path.name}"}[request.param]
+
+
+@pytest.fixture
+def place(s3, tmp_path) -> str:
+    return s3.url(tmp_path.name)
+
+
+def write(store, start, n, chains=(0, 1)):
+    for chain in chains:
+        store.write_draws(chain, start, *factors(chain, start, n))
+        store.write_stats(chain, start, stats(chain, start, n))
+
+
+def test_a_url_gives_back_the_tree_of_the_same_run_in_memory(url):
+    spec = make_spec(has_coarse=True, observed=np.arange(35.0).reshape(7, 5))
+    with RunStore.create(url, spec) as store:
+        fill(store, spec)
+        store.finish({"sampling_time": 1.5})
+    tree, expected = open_run(url), memory_tree(spec)
+    assert set(tree.children) == set(expected.children)
+    for group in expected.children:
+        for name, variable in expected[group].to_dataset().variables.items():
+            found = tree[group].to_dataset().variables[name]
+            assert found.dims == variable.dims
+            np.testing.assert_array_equal(found.values, variable.values, err_msg=f"{group}/{name}")
+    assert tree.attrs == expected.attrs | {"sampling_time": 1.5}
+
+
+def test_a_checkpoint_comes_back_bit_for_bit_in_pieces(url, monkeypatch):
+    monkeypatch.setattr(repository, "PIECE", 1000)
+    rng = np.random.default_rng(0)
+    arrays = {"a/b": rng.random((40, 30)), "none": np.zeros((0, 3)), "n": np.array(7, "u8")}
+    with RunStore.create(url, make_spec(), state=({"kept": np.arange(3.0)}, {"draws": 0})) as store:
+        for turn in range(3):
+            store.checkpoint(arrays, {"draws": 0, "turn": turn})
+    with RunStore.open(url) as store:
+        found, meta = store.load_checkpoint()
+    assert meta["turn"] == 2
+    assert {name: own.tobytes() for name, own in found.items()} == {
+        name: own.tobytes() for name, own in (arrays | {"kept": np.arange(3.0)}).items()
+    }
+
+
+def test_every_checkpoint_can_be_opened_and_nothing_between_them_is_seen(url):
+    ids = []
+    with RunStore.create(url, make_spec()) as store:
+        for start in (0, 4):
+            write(store, start, 4)
+            assert open_run(url)["posterior"].sizes["draw"] == start
+            store.checkpoint({}, {"draws": start + 4})
+            ids.append(store._place._session.snapshot_id)
+        write(store, 8, 2)
+        store.extend(np.arange(DRAWS + 5))
+    for draws, snapshot in zip((4, 8), ids, strict=True):
+        tree = open_run(url, snapshot=snapshot)
+        np.testing.assert_array_equal(tree["posterior"]["W"][1], factors(1, 0, draws)[0])
+    with pytest.raises(OptionError, match=rf"no snapshot 'nine'; its latest .*{ids[1]} \(draws"):
+        open_run(url, snapshot="nine")
+    with RunStore.open(url) as store:
+        assert (store.draws, store.committed.draws) == (DRAWS + 5, (8, 8))
+        write(store, 8, 6)
+        store.checkpoint({}, {"draws": 14})
+    np.testing.assert_array_equal(open_run(url)["posterior"]["W"][0], factors(0, 0, 14)[0])
+
+
+def test_snapshots_are_of_urls_only(tmp_path):
+    with pytest.raises(OptionError, match="snapshots are kept of runs in object stores"):
+        open_run(tmp_path / "run.zarr", snapshot="one")
+
+
+def test_what_is_in_the_way_is_kept_and_a_run_is_replaced_at_once(url):
+    spec = make_spec()
+    with RunStore.create(url, spec) as store:
+        fill(store, spec, draws=3)
+        before = store._place._session.snapshot_id
+    with pytest.raises(StoreError, match=r"draws per chain: 3, 3 of 10.*overwrite.*resume"):
+        RunStore.create(url, spec)
+    RunStore.create(url, make_spec(chains=1), overwrite=True).close()
+    assert open_run(url)["posterior"].sizes["draw"] == 0
+    assert open_run(url, snapshot=before)["posterior"].sizes["draw"] == 3
+
+
+def test_a_run_that_fails_before_it_began_leaves_its_place_free(url):
+    with pytest.raises(ValueError, match="broken"), RunStore.create(url, make_spec()):
+        raise ValueError("broken")
+    with pytest.raises(StoreError, match="there is no run store"):
+        open_run(url)
+    RunStore.create(url, make_spec()).close()
+    assert open_run(url)["posterior"].sizes["draw"] == 0
+
+
+# -- one writer ----------------------------------------------------------------------------
+
+
+def test_one_writer_at_a_time(url):
+    with RunStore.create(url, make_spec()) as store:
+        with pytest.raises(StoreError, match="is being written by this process"):
+            RunStore.open(url)
+        with pytest.raises(StoreError, match="is being written by this process"):
+            RunStore.create(url, make_spec(), overwrite=True)
+        write(store, 0, 1)
+        store.checkpoint({}, {"draws": 1})
+    RunStore.open(url).close()
+
+
+def create_and_wait(url, pipe):
+    RunStore.create(url, make_spec())
+    pipe.send("open")
+    pipe.recv()
+
+
+def test_a_writer_that_was_killed_is_followed_at_once_here_and_later_elsewhere(place, monkeypatch):
+    process, pipe = start(create_and_wait, place)
+    assert pipe.recv() == "open"
+    with pytest.raises(StoreError, match=rf"is being written by process {process.pid} on"):
+        RunStore.open(place)
+    process.kill()
+    process.join()
+    other = RunStore.open(place)
+    monkeypatch.setattr(repository.socket, "gethostname", lambda: "another")
+    with pytest.raises(StoreError, match=r"by process \d+ on .*try again in [56]\d seconds"):
+        RunStore.open(place)
+    monkeypatch.setattr(repository.time, "time", lambda now=time.time: now() + 65)
+    RunStore.open(place).close()
+    other._place._fenced = True
+
+
+def test_a_writer_that_was_taken_for_dead_stops_and_harms_nobody(place, monkeypatch):
+    with RunStore.create(place, make_spec()) as first:
+        monkeypatch.setattr(repository, "_OPEN", set())
+        with RunStore.open(place) as second:
+            write(first, 0, 2)
+            with pytest.raises(StoreError, match="taken it over, so that this one stops"):
+                first.checkpoint({}, {"draws": 2})
+            write(second, 0, 1)
+            second.checkpoint({}, {"draws": 1})
+            first.close()
+            write(second, 1, 1)
+            second.checkpoint({}, {"draws": 2})
+    np.testing.assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 2)[0])
+
+
+# -- an object store that fails ------------------------------------------------------------
+
+
+def test_errors_at_random_and_slowness_change_nothing(s3, place):
+    rng, spec = random.Random(0), make_spec()
+    answers = [None] * 8 + [(500, "InternalError"), (503, "SlowDown")]
+    with s3.failing(lambda environ: rng.choice(answers)):
+        with RunStore.create(place, spec) as store:
+            fill(store, spec, draws=6)
+        tree = open_run(place)["posterior"].to_dataset().load()
+    with s3.failing(slow(0.02)), RunStore.open(place) as store:
+        write(store, 6, 1)
+        store.checkpoint({}, {"draws": 7})
+    np.testing.assert_array_equal(tree["W"][0], factors(0, 0, 6)[0])
+    np.testing.assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 7)[0])
+
+
+def test_a_server_that_goes_and_comes_back_is_waited_for(s3, place, caplog, monkeypatch):
+    monkeypatch.setattr(cloud, "QUIET", 0.5)
+    with RunStore.create(place, make_spec()) as store, caplog.at_level(logging.WARNING):
+        write(store, 0, 2)
+        back = s3.away(1.5)
+        store.checkpoint({}, {"draws": 2})
+        back.join()
+    assert "no answer yet; waiting up to" in caplog.text
+    assert open_run(place)["posterior"].sizes["draw"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ((400, "ExpiredToken"), "the credentials have expired; renew them"),
+        ((403, "AccessDenied"), "the credentials are refused; check"),
+        ((500, "InternalError"), "cannot be used for [0-9] seconds"),
+        ((404, "NoSuchBucket"), "no such bucket; create it"),
+    ],
+)
+def test_a_store_that_keeps_refusing_stops_the_run_with_one_sentence(
+    s3, place, monkeypatch, caplog, fault, says
+):
+    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
+    with RunStore.create(place, make_spec()) as store:
+        write(store, 0, 2)
+        store.checkpoint({}, {"draws": 2})
+        write(store, 2, 2)
+        with s3.failing(lambda environ: fault), pytest.raises(StoreError, match=says) as caught:
+            store.checkpoint({}, {"draws": 4})
+        told = str(caught.value)
+        assert "the last checkpoint is safe (draws per chain: 2, 2)" in told
+        assert "resume the run" in told
+        assert not any(secret in told + caplog.text for secret in SECRETS.values())
+        assert caught.value.__suppress_context__
+        with s3.failing(lambda environ: fault):
+            store.close()
+            with pytest.raises(StoreError, match=says):
+                open_run(place)
+    assert open_run(place)["posterior"].sizes["draw"] == 2
+    with RunStore.open(place) as store:
+        write(store, 2, 1)
+        store.checkpoint({}, {"draws": 3})
+    np.testing.assert_array_equal(open_run(place)["posterior"]["W"][1], factors(1, 0, 3)[0])
+
+
+def test_a_commit_whose_answer_was_lost_counts_once(s3, place):
+    lost = []
+
+    def fault(environ):
+        """Do what is asked of the branch, and say that it failed."""
+        if environ["REQUEST_METHOD"] == "PUT" and "ref.json" in environ["PATH_INFO"] and not lost:
+            lost.append(environ["PATH_INFO"])
+            list(s3._app(environ, lambda *answer: None))
+            environ["CONTENT_LENGTH"] = "0"  # it has been read
+            return 500, "InternalError"
+        return None
+
+    with RunStore.create(place, make_spec()) as store:
+        write(store, 0, 2)
+        with s3.failing(fault):
+            store.checkpoint({}, {"draws": 2})
+        write(store, 2, 2)
+        store.checkpoint({}, {"draws": 4})
+    assert lost
+    np.testing.assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 4)[0])
+
+
+def test_a_missing_bucket_and_missing_icechunk_are_said(s3, place, monkeypatch):
+    for opener in (open_run, lambda url: RunStore.create(url, make_spec())):
+        with pytest.raises(StoreError, match="there is no such bucket; create it or check the URL"):
+            opener("s3://nowhere/run")
+    monkeypatch.setitem(sys.modules, "icechunk", None)
+    for opener in (open_run, RunStore.open, lambda url: RunStore.create(url, make_spec())):
+        with pytest.raises(StoreError, match=r"pip install 'daskfactor\[cloud\]'"):
+            opener(place)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("ftp://host/run", "written to a local path or to s3://"),
+        ("s3://key:secret@bucket/run", "leave them out"),
+        ("az://box/run?sig=secret", "with a query"),
+        ("s3:/bucket/run", "passed as text"),
+        ("az://box/run", "set AZURE_STORAGE_ACCOUNT_NAME"),
+        ("s3:///run", "names no bucket"),
+    ],
+)
+def test_urls_that_cannot_be_used_are_refused(url, says, monkeypatch):
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(StoreError, match=says) as caught:
+        RunStore.create(url, make_spec())
+    assert "secret" not in str(caught.value)
+
+
+def test_urls_of_other_clouds_name_a_storage(monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "ours")
+    for url in ("gs://box/run", "az://box/run", "abfs://box@theirs.dfs.core.windows.net/run"):
+        assert "run" in repr(cloud.storage_of(url))
+
+
+def test_nothing_secret_is_stored_or_pickled(s3, place):
+    spec = make_spec()
+    with RunStore.create(place, spec) as store:
+        fill(store, spec)
+        sent = pickle.dumps(store.writer())
+    tree = open_run(place)
+    sent += pickle.dumps(tree["posterior"]["W"].data)
+    stored = b"".join(name.encode() + own for name, own in s3.objects(place).items())
+    assert len(stored) > 10_000
+    for secret in SECRETS.values():
+        assert secret.encode() not in stored + sent
+
+
+# -- writers elsewhere ---------------------------------------------------------------------
+
+
+def write_half(part, chain):
+    W, Ht = factors(chain, 0, 4)
+    part.write("posterior/W", (chain, slice(0, 4)), W)
+    return part.write("posterior/H", (chain, slice(0, 4)), np.swapaxes(Ht, 1, 2))
+
+
+@pytest.mark.parametrize("kind", ["path", "s3"])
+def test_two_processes_write_disjoint_chunks_of_one_checkpoint(s3, tmp_path, kind):
+    where = str(tmp_path / "run.zarr") if kind == "path" else s3.url(tmp_path.name)
+    with (
+        RunStore.create(where, make_spec()) as store,
+        SERVER.Pool(2, take, (dict(os.environ),)) as pool,
+    ):
+        for chain in (0, 1):
+            store.write_stats(chain, 0, stats(chain, 0, 4))
+        parts = pool.starmap(write_half, [(store.writer(), chain) for chain in (0, 1)])
+        assert len(pickle.dumps(parts[0])) < 4096
+        assert open_run(where)["posterior"].sizes["draw"] == 0
+        store.checkpoint({"a": np.arange(3)}, {"draws": 4}, parts)
+        write(store, 4, 2)
+        store.checkpoint({}, {"draws": 6})
+    tree = open_run(where)
+    for chain in (0, 1):
+        np.testing.assert_array_equal(tree["posterior"]["W"][chain], factors(chain, 0, 6)[0])
+        np.testing.assert_array_equal(tree["sample_stats"]["lp"][chain], stats(chain, 0, 6)["lp"])
+
+
+def test_memory_has_no_writers_elsewhere():
+    with (
+        RunStore.create("memory://alone", make_spec()) as store,
+        pytest.raises(StoreError, match="memory of this process"),
+    ):
+        store.writer()
+
+
+# -- when ----------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_checkpoints_are_due_by_time_and_by_what_they_cost(tmp_path, monkeypatch):
+    with RunStore.create(tmp_path / "run.zarr", make_spec()) as store:
+        assert store.is_due()
+        assert store.is_due()
+    clock = Clock()
+    monkeypatch.setattr("daskfactor.results.store.time", clock)
+    with RunStore.create("memory://clock", make_spec()) as store:
+        assert not store.is_due()
+        for wait, cost in ((10, 0.1), (10, 1.2), (40, 0.0), (10, 0.0)):
+            clock.now += wait - 0.1
+            assert not store.is_due()
+            clock.now += 0.2
+            assert store.is_due()
+            clock.now += cost  # until all is written
+            store.checkpoint({}, {"draws": 0})
+
+
+def test_what_a_store_says_is_told_without_secrets(monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sig=hush/hush")
+    why = cloud.trouble_of(RuntimeError("x broken\n  |-> first\n  `-> no such key sig=hush/hush"))
+    assert why.what == "it says: no such key ***"
+    assert not why.lasting
+
+
+def test_missing_credentials_are_said_at_once(place, monkeypatch):
+    for name in SECRETS:
+        monkeypatch.delenv(name)
+    with pytest.raises(StoreError, match="no credentials in the environment; set them"):
+        open_run(place)
+
+
+def test_a_checkpoint_sends_what_there_is(s3, place):
+    with RunStore.create(place, make_spec()) as store:
+        before = sum(map(len, s3.objects(place).values()))
+        store.checkpoint({"a": np.arange(1000.0)}, {"draws": 0})
+        sent = sum(map(len, s3.objects(place).values())) - before
+    assert 8000 < sent < 30_000

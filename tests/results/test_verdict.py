@@ -1,0 +1,270 @@
+"""The three lights over a run: what they go by, and what they say is to be done."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import daskfactor as dfac
+from daskfactor.models.settings import Scales
+from daskfactor.results.diagnose import agreement, trend
+from daskfactor.results.summary import told_trend
+from daskfactor.results.verdict import (
+    Component,
+    Facts,
+    Light,
+    of_components,
+    of_density,
+    of_moments,
+    of_predictions,
+    rounded_up,
+)
+from tests.results.test_summary import run, statuses
+
+ONE = Facts(chains=1, draws=500, tune=500)
+FOUR = Facts(chains=4, draws=500, tune=500)
+
+
+def predictions(rhat, ess, facts=FOUR, rising=False, within=2.0, count=40):
+    rhat, ess = (np.broadcast_to(np.asarray(one, float), count) for one in (rhat, ess))
+    return of_predictions(rhat, ess, facts, rising=rising, within=lambda: within)
+
+
+@pytest.mark.parametrize(
+    ("rhat", "ess", "status"),
+    [
+        (1.01, 100, "green"),
+        (1.01, 99, "amber"),
+        (1.02, 4000, "amber"),
+        (1.1, 400, "amber"),
+        (1.11, 4000, "red"),
+        (1.0, 12, "amber"),
+        (1.0, 11, "red"),
+    ],
+)
+def test_predictions_go_by_error_and_rhat(rhat, ess, status):
+    assert predictions(rhat, ess).status == status
+
+
+def test_one_number_of_many_is_above_by_chance_unless_it_is_far_above():
+    rhat = np.r_[1.05, np.full(39, 1.001)]
+    assert predictions(rhat, 200).status == "green"
+    rhat[0] = 1.15
+    assert predictions(rhat, 200).status == "amber"
+
+
+def test_the_one_thing_to_do_fits_the_trouble():
+    assert predictions(1.0, 400).advice == ""
+    # Four times the draws halve an error of .2.
+    assert predictions(1.0, 25).advice.startswith("Draw about 1500 more in each chain")
+    assert predictions(1.0, 25, ONE).advice == "Draw about 1500 more: resume(..., draws=1500)."
+    assert "Tune longer: sample(..., tune=1000)" in predictions(1.3, 10, rising=True).advice
+    assert "starts=8" in predictions(1.5, 5, within=1.01).advice
+    assert "Draw about" in predictions(1.2, 30, within=1.2).advice
+    slow = ONE._replace(asked_for=True)
+    assert 'sampler="auto"' in predictions(1.3, 3, slow).advice
+    assert 'step="auto"' in predictions(1.0, 400, ONE._replace(diverging=0.2)).advice
+    by_hand = predictions(1.0, 400, ONE._replace(by_hand=True))
+    assert (by_hand.status, by_hand.advice[:16]) == ("amber", "Measure the bias")
+
+
+def test_draws_that_never_change_are_those_of_a_chain_that_is_stuck():
+    empty = np.array([])
+    stuck = of_predictions(empty, empty, ONE, rising=False, within=lambda: 1.0)
+    assert (stuck.status, 'step="auto"' in stuck.advice) == ("red", True)
+    few = of_predictions(empty, empty, ONE._replace(draws=3), rising=False, within=lambda: 1.0)
+    assert (few.status, "Draw about" in few.advice) == ("red", True)
+
+
+def test_moments_of_chains_are_judged_by_their_differences():
+    rng = np.random.default_rng(0)
+    var, count = np.ones((4, 200)), np.full(4, 500)
+    near = of_moments(rng.normal(size=(4, 200)) * 0.1, var, count, FOUR)
+    far = of_moments(rng.normal(size=(4, 200)) * 1.5, var, count, FOUR)
+    assert (near.status, far.status) == ("green", "red")
+    assert near.numbers["error"] == pytest.approx(0.05, rel=0.1)  # .1 / sqrt(4)
+    alone = of_moments(var[:1], var[:1], count[:1], ONE)
+    assert (alone.status, "four chains" in alone.advice) == ("none", True)
+
+
+@pytest.mark.parametrize(
+    ("rhat", "moving", "status"),
+    [
+        (1.05, None, "green"),
+        (1.051, None, "amber"),
+        (1.11, None, "red"),
+        (1.0, "it rose", "red"),
+        (math.nan, None, "red"),
+    ],
+)
+def test_the_log_density_has_to_be_at_one_level(rhat, moving, status):
+    assert of_density(rhat, moving, FOUR, within=lambda: 2.0).status == status
+
+
+def test_chains_at_levels_of_their_own_have_settled_apart():
+    assert "starts=8" in of_density(1.5, None, FOUR, within=lambda: 1.0).advice
+    assert "Tune longer" in of_density(1.5, None, FOUR, within=lambda: 1.5).advice
+    by_hand = ONE._replace(by_hand=True)
+    assert 'step="auto"' in of_density(1.5, "it fell", by_hand, within=lambda: 1.5).advice
+    assert predictions(1.0, 400, by_hand, rising=True).status == "red"
+
+
+def test_components_are_judged_by_the_chains_that_have_them():
+    good, lost = Component("a", 1.0, 4, 0.99), Component("b", 0.75, 3, 0.4)
+    weak, vague = Component("c", 0.3, 0, 0.9), Component("d", 0.9, 4, 0.9)
+    rough = Component("e", 1.0, 4, 0.99, 0.5)
+
+    def found(*components, sound=True):
+        return of_components(components, FOUR, sound=sound)
+
+    assert found(good, good).status == "green"
+    assert found(good, lost).status == "red"
+    assert found(good, lost._replace(agreement=0.99)).status == "red"
+    assert "Component b of 2 is not the same in all 4 chains" in found(good, lost).reasons[0]
+    assert "chains found different ones" in found(good, lost).reasons[0]
+    assert "Component a may be read." in found(good, lost).reasons
+    assert "Component d differs between all 4 chains" in found(good, vague).reasons[0]
+    assert "Components d, d differ between all 4 chains" in found(vague, vague).reasons[0]
+    assert "Its size has a Monte Carlo" in found(rough).reasons[-1]
+    assert "Their sizes have a Monte Carlo" in found(rough, good).reasons[-1]
+    assert "do not tell them" in found(good, weak).reasons[0]
+    assert "fewer components" in found(good, weak).advice
+    assert "predictions first" in found(good, weak, sound=False).advice
+    assert (found(good, vague).status, found(rough).status) == ("amber", "amber")
+    assert "sizes and intervals are rough" in found(rough).reasons[1]
+
+
+def test_lights_are_text_and_numbers_that_files_take(tmp_path):
+    found = dfac.summarize(run(), cells=4)
+    flat = {name: light.as_dict() for name, light in found.lights.items()}
+    assert flat["predictions"]["status"] == found.predictions.status == "green"
+    assert all(isinstance(value, str | float) for own in flat.values() for value in own.values())
+    assert json.loads(json.dumps(flat)) == flat
+    assert Light.from_dict(flat["components"]) == found.components
+    found.to_netcdf(tmp_path / "summary.nc")
+    with xr.open_dataset(tmp_path / "summary.nc") as read:
+        assert read.attrs["predictions_error"] == found.predictions.numbers["error"]
+        assert read.attrs["components_status"] == "green"
+
+
+def test_components_that_can_be_turned_are_not_judged():
+    tree = run()
+    tree.attrs["model"] = json.dumps({"type": "GaussianMF", "n_components": 3, "biases": False})
+    found = dfac.summarize(tree)
+    assert found.components.status == "none"
+    assert "can be turned into each other" in found.verdict
+    assert not {"aligned", "component"} & set(found["kind"].values)
+    assert statuses(found)[::2] == ["green", "green"]
+
+
+def test_the_scale_of_a_component_takes_no_part_in_the_density():
+    rng = np.random.default_rng(1)
+    model = dfac.TweedieNMF(3, shape_w=1.5, shape_h=0.7)
+    W, H = rng.gamma(1, 1, (5, 3)), rng.gamma(1, 1, (3, 4))
+
+    def levelled(c):
+        w, h = W * c, H / c[:, None]
+        scales = Scales((5, 4), 2.0, 3.0)
+        prior = 0.5 * np.log(w).sum() - 2.0 * w.sum() - 0.3 * np.log(h).sum() - 3.0 * h.sum()
+        return prior - model.scale_density(w.sum(axis=0), h.sum(axis=1), scales)
+
+    assert levelled(np.array([0.1, 1.0, 30.0])) == pytest.approx(levelled(np.ones(3)))
+    even = np.sqrt(3.0 * H.sum(axis=1) / (2.0 * W.sum(axis=0)))
+    sums = (W * even).sum(axis=0), (H / even[:, None]).sum(axis=1)
+    assert model.scale_density(*sums, Scales((5, 4), 2.0, 3.0)) == pytest.approx(0.0)
+
+
+def test_a_log_density_that_only_sizes_move_is_settled():
+    tree = run(chains=1, draws=400)
+    tree.attrs |= {"rate_w": 1.0, "rate_h": 1.0}
+    drift = np.exp(np.linspace(0, 1.5, 400))[None, :, None, None]
+    tree["posterior/W"].values[:] *= drift
+    tree["posterior/H"].values[:] /= drift
+    W, H = (tree["posterior"][name].values for name in "WH")
+    noise = 20 * np.random.default_rng(2).normal(size=(1, 400))
+    sums = W.sum(axis=2), H.sum(axis=3)
+    tree["sample_stats/lp"].values[:] = (
+        noise - sums[0].sum(axis=-1) - sums[1].sum(axis=-1) + 2 * np.sqrt(sums[0] * sums[1]).sum(-1)
+    )
+    assert trend(tree["sample_stats/lp"].values) is not None
+    assert told_trend(tree) is None
+    found = dfac.summarize(tree)
+    assert float(found["rhat"].sel(functional="lp")) > 1.2
+    assert float(found["rhat"].sel(functional="lp_balanced")) < 1.02
+    assert found.log_density.status == "green"
+    assert found.components.numbers["least_agreement"] > 0.95
+
+
+def test_halves_of_a_chain_stand_for_chains():
+    draws = run(chains=1, draws=100)["posterior"].to_dataset()
+    assert agreement(draws).min() > 0.99
+    draws["W"].values[:, 50:, :, 0] = draws["W"].values[:, 50:, ::-1, 0]
+    found = agreement(draws)
+    assert found[0] < 0.5
+    assert found[1:].min() > 0.99
+
+
+def test_cells_that_the_run_monitored_are_followed():
+    tree = run()
+    cells = xr.Dataset(coords={"row_index": ("cell", [1, 7]), "column_index": ("cell", [8, 0])})
+    tree["monitor"] = xr.DataTree(cells.assign(mean=(("chain", "cell"), np.zeros((2, 2)))))
+    names = dfac.summarize(tree)["functional"].values
+    assert [name for name in names if name.startswith("mu[")] == ["mu[1,8]", "mu[7,0]"]
+
+
+def test_numbers_of_draws_are_round():
+    assert [rounded_up(n) for n in (1, 100, 101, 950, 1001, 12345)] == [
+        100,
+        100,
+        200,
+        1000,
+        1100,
+        13000,
+    ]
+
+
+@pytest.mark.statistical
+def test_the_default_run_of_sound_data_is_green():
+    rng = np.random.default_rng(0)
+    mu = rng.exponential(size=(200, 5)) @ rng.exponential(size=(5, 100))
+    trace = dfac.sample(rng.poisson(mu), dfac.TweedieNMF(5), random_seed=0, progressbar=False)
+    assert statuses(dfac.summarize(trace)) == ["green", "green", "green"]
+
+
+@pytest.mark.parametrize("explained", [False, True])
+def test_one_chain_is_green_only_where_the_fit_rules_out_another_end(explained):
+    alone = ONE._replace(explained=explained)
+    status = "green" if explained else "amber"
+    found = [Component(str(k), 1.0, 1, 0.99, 0.1) for k in range(3)]
+    for light in (
+        predictions(1.0, 400, alone),
+        of_components(found, alone, sound=True),
+    ):
+        assert light.status == status
+        assert ("chains=4" in light.advice) == (not explained)
+        assert any("One chain" in reason for reason in light.reasons) == (not explained)
+    # What more draws would mend comes first.
+    assert "resume(" in predictions(1.05, 50, alone).advice
+    assert predictions(1.0, 400, FOUR).status == "green"
+
+
+@pytest.mark.parametrize(
+    ("dispersion", "asked", "status"),
+    [(1.0, "auto", "green"), (1.4, "auto", "amber"), (1.0, 1.0, "amber")],
+)
+def test_a_fit_rules_it_out_that_leaves_poisson_noise_of_counts(dispersion, asked, status):
+    tree = run(chains=1, draws=400)
+    model = {"type": "TweedieNMF", "n_components": 3, "beta": 1.0, "dispersion": asked}
+    tree.attrs |= {"model": json.dumps(model), "dispersion": dispersion}
+    found = dfac.summarize(tree)
+    assert [found.predictions.status, found.components.status] == [status, status]
+
+
+def test_a_chain_that_is_stuck_has_no_trend_and_is_told_of():
+    lp = np.random.default_rng(0).normal(size=(4, 500)) - 4210.3
+    lp[1] = lp[1, 0] - 1 / 3
+    assert trend(lp) is None
+    found = dfac.summarize(run(chains=4, draws=500, lp=lp))
+    assert found.log_density.status in ("amber", "red")

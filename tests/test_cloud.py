@@ -1,0 +1,124 @@
+"""Whole runs at URLs: the draws of a local run, killed or not, and the commands on them."""
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import daskfactor as dfac
+from daskfactor.cli.main import app
+from daskfactor.errors import StoreError
+from daskfactor.results import store as stores
+from daskfactor.results.repository import RepositoryPlace
+from tests.results.writer import start
+
+pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
+
+V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype(np.float32)
+SETTINGS: dict[str, Any] = {"draws": 60, "tune": 40, "random_seed": 3, "progressbar": False}
+
+
+def begin(store: Any = None, **options: Any) -> Any:
+    """A short run of several segments."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 10)
+        sampler = dfac.PSGLD(warm_start=5)
+        return dfac.sample(V, dfac.TweedieNMF(2), sampler, store=store, **SETTINGS | options)
+
+
+def go_on(store: str, **options: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 10)
+        return dfac.resume(store, progressbar=False, **options)
+
+
+def bits(tree: Any) -> dict[str, bytes]:
+    return {
+        f"{group}/{name}": variable.values.tobytes()
+        for group in tree.children
+        for name, variable in tree[group].data_vars.items()
+        if group != "observed_data"
+    }
+
+
+def begin_and_die(url: str, pipe: Any) -> None:
+    """Commit after each segment, and be killed in the middle of the draws."""
+    RepositoryPlace.every, stores.DEAREST = 1e-9, 1e9
+
+    def die(event: dfac.RunEvent) -> None:
+        if event.phase == "draw" and event.done > 35:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    begin(url, callback=die, executor="serial")
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, bytes]:
+    return bits(begin())
+
+
+def test_the_same_draws_in_an_object_store(s3, tmp_path, whole):
+    found = bits(begin(s3.url(tmp_path.name)))
+    local = bits(begin(tmp_path / "run.zarr"))
+    assert found == local
+    assert {name: found[name] for name in whole} == whole
+
+
+def test_a_client_that_was_killed_is_resumed_to_the_same_bits(s3, tmp_path, whole):
+    url = s3.url(tmp_path.name)
+    process, _ = start(begin_and_die, url)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert 0 < dfac.open_run(url)["posterior"].sizes["draw"] < 60
+    tree = go_on(url)
+    assert {name: bits(tree)[name] for name in whole} == whole
+    longer = bits(go_on(url, draws=10))
+    assert longer["posterior/W"] == bits(begin(draws=70))["posterior/W"]
+
+
+def test_commands_take_urls(s3, tmp_path):
+    np.save(tmp_path / "V.npy", V)
+    url = s3.url(tmp_path.name)
+
+    def invoke(*arguments: str) -> str:
+        result = CliRunner().invoke(app, [*arguments])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    fit = ["fit", str(tmp_path / "V.npy"), "--store", url, "-k", "2", "--draws", "20", "-q"]
+    invoke(*fit, "--tune", "20", "--sampler", "psgld")
+    assert url in invoke("info", url)
+    invoke("resume", url, "--draws", "5", "-q")
+    assert dfac.open_run(url)["posterior"].sizes["draw"] == 25
+    invoke("plot", url, "-o", str(tmp_path / "run.png"))
+    assert (tmp_path / "run.png").stat().st_size > 5000
+    again = CliRunner().invoke(app, fit)
+    assert again.exit_code != 0
+    assert "exists and holds a run (draws per chain: 25 of 25)" in " ".join(again.output.split())
+
+
+def test_a_run_waits_for_a_server_and_stops_when_credentials_expire(
+    s3, tmp_path, whole, monkeypatch
+):
+    monkeypatch.setattr(RepositoryPlace, "every", 1e-9)
+    monkeypatch.setattr(stores, "DEAREST", 1e9)
+    url, away = s3.url(tmp_path.name), []
+
+    def trouble(event: dfac.RunEvent) -> None:
+        if event.phase == "draw" and event.done >= 20 and not away:
+            away.append(s3.away(1.0))
+        if event.phase == "draw" and event.done >= 40:
+            s3.fault = lambda environ: (400, "ExpiredToken")
+
+    try:
+        with pytest.raises(StoreError, match=r"have expired; renew them and resume the run; the"):
+            begin(url, callback=trouble, executor="serial")
+    finally:
+        s3.fault = None
+    away[0].join()
+    kept = dfac.open_run(url)["posterior"].sizes["draw"]
+    assert 20 <= kept < 60
+    assert {name: value for name, value in bits(go_on(url)).items() if name in whole} == whole
