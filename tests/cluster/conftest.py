@@ -1,7 +1,10 @@
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from distributed import default_client
+from distributed import Client, default_client
+
+from tests.cluster.support import EXECUTORS, IMPATIENT, cluster
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +17,24 @@ def no_client_stays_behind() -> Iterator[None]:
         except ValueError:
             return
         client.close(timeout=5)
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Client]:
+    """Three workers of two threads in this process."""
+    with cluster(3, processes=False, threads=2) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Client]:
+    """Two worker processes."""
+    with cluster(2, processes=True) as client:
+        yield client
+
+
+@pytest.fixture(params=EXECUTORS)
+def executor(request: pytest.FixtureRequest, here: Client) -> Iterator[Any]:
+    made = EXECUTORS[request.param](here, patience=IMPATIENT)
+    yield made
+    made.close()

@@ -14,17 +14,21 @@ from typing import Any
 
 import dask
 import numpy as np
+import pytest
 from distributed import Client, LocalCluster
 
 from daskfactor.data.grid import Block, Grid, Reshuffled, Schedule
 from daskfactor.errors import StoreError
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.cluster import Patience
+from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
 from daskfactor.executors.plan import CycleOptions, Op, build_plan
+from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.state import ChainState, FactorBand, make_state, place_cells
 from daskfactor.kernels.views import Workspace
 from tests.executors.mixer import Mixer
 
+EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
+named = pytest.mark.parametrize("name", EXECUTORS)
 IMPATIENT = Patience(start=30.0, stall=60.0, workers=30.0, grace=10.0)
 
 SHORT = {

@@ -4,7 +4,6 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +33,7 @@ from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.segment import PLUGIN, Parcel
 from daskfactor.executors.state import FactorBand, Portion, make_state
 from tests.cluster.support import (
+    EXECUTORS,
     GATES,
     IMPATIENT,
     BrokenData,
@@ -42,35 +42,14 @@ from tests.cluster.support import (
     Slow,
     chain,
     cluster,
+    named,
     oracle,
 )
 from tests.executors.mixer import Mixer, bits
 
 pytestmark = pytest.mark.cluster
 
-EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
 SCHEDULES = [Reshuffled(), Cyclic(), Proportional(), NestedReshuffled(2)]
-
-
-@pytest.fixture(scope="module")
-def here() -> Iterator[Client]:
-    """Three workers of two threads in this process."""
-    with cluster(3, processes=False, threads=2) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[Client]:
-    """Two worker processes."""
-    with cluster(2, processes=True) as client:
-        yield client
-
-
-@pytest.fixture(params=EXECUTORS)
-def executor(request: pytest.FixtureRequest, here: Client) -> Iterator[Any]:
-    made = EXECUTORS[request.param](here, patience=IMPATIENT)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("blocks", [2, 4, 8])
@@ -81,7 +60,7 @@ def test_the_oracles_bits(executor: Any, schedule: Schedule, blocks: int) -> Non
     assert executor.report.lost_segments == 0
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
+@named
 def test_the_oracles_bits_from_other_processes(name: str, elsewhere: Client) -> None:
     executor = EXECUTORS[name](elsewhere, patience=IMPATIENT)
     assert bits(chain(executor, blocks=5, cycles=2)) == bits(oracle(blocks=5, cycles=2))

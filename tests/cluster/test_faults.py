@@ -18,6 +18,7 @@ from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
 from daskfactor.executors.ring import RingExecutor
 from tests.cluster.support import (
+    EXECUTORS,
     GATES,
     IMPATIENT,
     Gated,
@@ -26,6 +27,7 @@ from tests.cluster.support import (
     bare_worker,
     chain,
     cluster,
+    named,
     oracle,
     wait_at_gate,
 )
@@ -33,8 +35,6 @@ from tests.executors.mixer import bits
 
 pytestmark = pytest.mark.cluster
 
-EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
-named = pytest.mark.parametrize("name", EXECUTORS)
 KILLS = int(os.environ.get("DASKFACTOR_KILLS", "6"))
 """Workers that a long run loses; each takes about a second."""
 

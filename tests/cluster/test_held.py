@@ -21,41 +21,16 @@ from daskfactor.data.grid import Block, NestedReshuffled, Reshuffled, Schedule
 from daskfactor.errors import EngineError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import StateLost
-from daskfactor.executors.cluster import ClusterTasksExecutor
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.executors.store import HOLD, PLUGIN, BandStore, Key, Mode, Want
 from tests.cluster import dying
-from tests.cluster.support import IMPATIENT, Killer, chain, cluster, oracle
+from tests.cluster.support import EXECUTORS, IMPATIENT, Killer, chain, cluster, named, oracle
 from tests.cluster.test_faults import kill_one
 from tests.cluster.test_runs import same
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
 
 pytestmark = pytest.mark.cluster
-
-EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
-named = pytest.mark.parametrize("name", EXECUTORS)
-
-
-@pytest.fixture(scope="module")
-def here() -> Iterator[Client]:
-    """Three workers of two threads in this process."""
-    with cluster(3, processes=False, threads=2) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[Client]:
-    """Two worker processes."""
-    with cluster(2, processes=True) as client:
-        yield client
-
-
-@pytest.fixture(params=EXECUTORS)
-def executor(request: pytest.FixtureRequest, here: Client) -> Iterator[Any]:
-    made = EXECUTORS[request.param](here, patience=IMPATIENT)
-    yield made
-    made.close()
 
 
 def content(state: Any) -> list[Any]:

@@ -18,18 +18,14 @@ from distributed.security import Security
 
 import daskfactor as dfac
 from daskfactor.errors import EngineError
-from daskfactor.executors.cluster import ClusterTasksExecutor
-from daskfactor.executors.ring import RingExecutor
 from tests.cluster import dying
 from tests.cluster.hosts import Bed, HostedCluster, later, refusal
-from tests.cluster.support import IMPATIENT, SHORT, Slow, chain, oracle
+from tests.cluster.support import EXECUTORS, IMPATIENT, SHORT, Slow, chain, named, oracle
 from tests.cluster.test_runs import same
 from tests.executors.mixer import bits
 
 pytestmark = pytest.mark.cluster
 
-EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
-named = pytest.mark.parametrize("name", EXECUTORS)
 thorough = pytest.mark.skipif(
     os.environ.get("DASKFACTOR_HOSTS") != "all", reason="takes long; DASKFACTOR_HOSTS=all runs it"
 )
