@@ -138,6 +138,8 @@ def choose_executor(
     trial
         An operation to time on a worker instead.
     """
+    from daskfactor.executors.cluster import is_adaptive
+
     if trial is None:
         seconds, about = block_seconds(data, width), "about "
     else:
@@ -152,7 +154,7 @@ def choose_executor(
         f"({workers} of them)",
         f"blocks of {about}{_duration(seconds)}",
     )
-    if getattr(getattr(client, "cluster", None), "_adaptive", None) is not None:
+    if is_adaptive(client):
         but = "" if seconds >= TASK_WORTHY else ", although a ring on a fixed cluster is faster"
         reason = f"the cluster grows and shrinks by itself; {takes}{but}"
         choice = Choice("tasks", reason, "adaptive cluster")

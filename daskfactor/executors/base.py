@@ -6,7 +6,6 @@ they compute. Every executor leaves the same bits behind: operations of one
 round share no band, and all sums are taken later in a fixed order.
 """
 
-import itertools
 import logging
 import threading
 import time
@@ -185,20 +184,21 @@ class Executor(ABC):
         EngineError
             If they are lost `most_losses` times in a row.
         """
-        for number in itertools.count(1):
+        losses = 0
+        while True:
             try:
                 return work()
             except StateLost as loss:
+                losses += 1
                 self.report.lost_segments += 1
-                if number > self.most_losses:
+                if losses > self.most_losses:
                     raise EngineError(
-                        f"bands of factors were lost {number} times in a row, the last time "
+                        f"bands of factors were lost {losses} times in a row, the last time "
                         f"because of: {loss}; find out why workers die (memory is the usual "
                         "reason) and run again, or resume the run from its store"
                     ) from loss
                 logger.warning("bands of factors were lost, and are made again: %s", loss)
                 lost()
-        raise AssertionError
 
     @abstractmethod
     def _run(self, work: Work, state: ChainState) -> ChainState:
