@@ -89,8 +89,11 @@ class ObjectStore:
             return self._app(environ, start_response)
         status, code = found
         environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-        start_response(f"{status} {code}", [("Content-Type", "application/xml")])
-        return [ANSWER.format(code=code, key=SECRETS["AWS_SECRET_ACCESS_KEY"]).encode()]
+        answer = ANSWER.format(code=code, key=SECRETS["AWS_SECRET_ACCESS_KEY"]).encode()
+        answer = b"" if environ["REQUEST_METHOD"] == "HEAD" else answer
+        length = "Content-Length", str(len(answer))
+        start_response(f"{status} {code}", [("Content-Type", "application/xml"), length])
+        return [answer]
 
     @contextmanager
     def failing(self, fault: Callable[[dict[str, Any]], Fault]) -> Iterator[None]:

@@ -16,6 +16,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from daskfactor.errors import OptionError
+from daskfactor.urls import is_url
 
 Answer = tuple[Any, ...]
 """What a command returns: the values that ``--json`` prints, then text or tables for people."""
@@ -300,7 +301,7 @@ class Place:
         except KeyboardInterrupt:
             if store is None:
                 raise
-            begun = "://" in store or Path(store).exists()
+            begun = is_url(store) or Path(store).exists()
             how = (
                 f"; go on with: daskfactor resume {store}"
                 if begun

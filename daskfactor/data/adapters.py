@@ -51,9 +51,9 @@ from daskfactor.data.known import (
     told,
     usable_dims,
 )
-from daskfactor.data.places import binary, shown, why
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DaskfactorError, DataError, StoreError
+from daskfactor.urls import binary, shown, why
 
 FLOAT = np.dtype(np.float64)
 STRIP = 2**23

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from daskfactor.checks import require
 from daskfactor.data.entries import text_array
 from daskfactor.data.known import NAMED, SourceInfo
-from daskfactor.data.places import Place, absolute, is_url, opened, reached, shown, why
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DaskfactorError, DataError, OptionError
+from daskfactor.urls import absolute, along, is_url, opened, reached, shown, why
 
 H5AD = ".h5ad"
 RAW = "raw"
@@ -269,7 +269,7 @@ def part_in(text: str) -> tuple[str, str | None]:
     if is_url(text):
         if "/" in name or not PurePosixPath(head).suffix or head.count("/") < 3:
             return text, None
-        return Place(reached(text)[0].rpartition(":")[0], reached(text)[1]), name
+        return along(reached(text)[0].rpartition(":")[0], text), name
     return (text, None) if not head or Path(text).exists() else (head, name)
 
 

@@ -3,7 +3,7 @@
 Which codec decodes a chunk, and how large it gets, is written in the store itself. So arrays
 are read through `CarefulStore`: codecs are those of `CODECS` alone (one of numcodecs' own
 unpickles), and before a chunk is decoded it is looked up what it would become. What fails on
-the way is tried again, see `daskfactor.data.places`.
+the way is tried again, see `daskfactor.urls`.
 """
 
 import bz2
@@ -11,6 +11,7 @@ import json
 import math
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -20,17 +21,15 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 from daskfactor.data.icechunks import repository_store
-from daskfactor.data.places import (
+from daskfactor.errors import StoreFormatError
+from daskfactor.machine import available_memory
+from daskfactor.urls import (
     absolute,
     is_url,
     patiently,
     reached,
     reaching,
-    shown,
-    unreachable,
 )
-from daskfactor.errors import StoreFormatError
-from daskfactor.machine import available_memory
 
 DOCUMENTS: Final = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 LARGEST_DOCUMENT: Final = 2**26
@@ -69,6 +68,17 @@ class Chunk(NamedTuple):
 
 def zarr_store(location: str) -> "CarefulStore":
     """What is at a path or URL, as a store that zarr, xarray and anndata read: zarr or Icechunk."""
+    store = plain_store(location)
+    with reaching(store.location):
+        if not any(sync(store.exists(name)) for name in DOCUMENTS[:3]):
+            found = repository_store(store.location)
+            if found is not None:
+                return CarefulStore(found[0], found[2], found[1])
+    return store
+
+
+def plain_store(location: str) -> "CarefulStore":
+    """The same of zarr alone."""
     location = absolute(location)
     with reaching(location):
         url, options = reached(location)
@@ -76,12 +86,7 @@ def zarr_store(location: str) -> "CarefulStore":
             plain: Any = FsspecStore.from_url(url, options, read_only=True)
         else:
             plain = LocalStore(location, read_only=True)
-        store = CarefulStore(plain, location)
-        if not any(sync(store.exists(name)) for name in DOCUMENTS[:3]):
-            found = repository_store(location)
-            if found is not None:
-                return CarefulStore(found[0], found[2], found[1])
-    return store
+    return CarefulStore(plain, location)
 
 
 def open_zarr(location: str) -> Any:
@@ -89,14 +94,7 @@ def open_zarr(location: str) -> Any:
     import zarr
 
     store = zarr_store(location)
-    try:
-        return zarr.open(store=store, path=store.inside, mode="r")
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        raise
-    except Exception as error:
-        if not is_url(store.location):
-            raise
-        raise unreachable(store.location, error) from shown(error, store.location)
+    return zarr.open(store=store, path=store.inside, mode="r")
 
 
 class CarefulStore(WrapperStore[Any]):
@@ -139,7 +137,7 @@ class CarefulStore(WrapperStore[Any]):
         most = LARGEST_DOCUMENT if document else self._most(key, chunk, byte_range)
         whole = byte_range is None and isinstance(self._store, FsspecStore)
         bounded = RangeByteRequest(0, most + 1) if whole else byte_range
-        found = await self._read(key, prototype, bounded)
+        found: Buffer | None = await self._ask(self._store.get, key, prototype, bounded)
         if found is None:
             return None
         if byte_range is None and len(found) > most:
@@ -156,15 +154,12 @@ class CarefulStore(WrapperStore[Any]):
 
     async def exists(self, key: str) -> bool:
         """Whether there is a value."""
-        if not is_url(self.location):
-            return bool(await self._store.exists(key))
-        return bool(await patiently(lambda: self._store.exists(key), self.location))
+        return bool(await self._ask(self._store.exists, key))
 
-    async def _read(self, key: str, prototype: Any, part: Any) -> Buffer | None:
+    async def _ask(self, function: Any, *args: Any) -> Any:
         if not is_url(self.location):
-            found: Buffer | None = await self._store.get(key, prototype, part)
-            return found
-        return await patiently(lambda: self._store.get(key, prototype, part), self.location)
+            return await function(*args)
+        return await patiently(partial(function, *args), self.location)
 
     @property
     def _supports_sync_io(self) -> bool:

@@ -33,17 +33,6 @@ from daskfactor.data.entries import (
 from daskfactor.data.folding import data_array, open_array
 from daskfactor.data.frames import asked_for, is_frame, is_long, long_file, open_frame
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
-from daskfactor.data.places import (
-    Place,
-    binary,
-    holds,
-    is_url,
-    opened,
-    placed,
-    reaching,
-    shown,
-    why,
-)
 from daskfactor.data.store import BlockStore, is_blocked_store, zarr_kind
 from daskfactor.data.tables import (
     Look,
@@ -58,6 +47,17 @@ from daskfactor.data.tables import (
 )
 from daskfactor.errors import DaskfactorError, DataError, OptionError
 from daskfactor.machine import available_memory
+from daskfactor.urls import (
+    binary,
+    holds,
+    inside,
+    is_url,
+    opened,
+    placed,
+    reaching,
+    shown,
+    why,
+)
 
 PACKED = (".gz", ".bz2", ".zst")
 KNOWN = (
@@ -406,10 +406,6 @@ def _bare_arrays(location: str) -> list[str]:
     return sorted(open_zarr(location).array_keys()) if zarr_kind(location) == "group" else []
 
 
-def _inside(location: str, name: str) -> str:
-    return location.inside(name) if isinstance(location, Place) else f"{location}/{name}"
-
-
 def _dataset(location: str) -> Any:
     """What xarray reads at a location, none of its variables read."""
     import xarray as xr
@@ -437,7 +433,7 @@ def _read_labelled(location: str, name: str | None) -> Any:
     except Exception as error:  # every backend has errors of its own
         arrays = _bare_arrays(location)
         if name in arrays:
-            return _inside(location, name)
+            return inside(location, name)
         if arrays:
             raise DataError(
                 f"{location} holds {len(arrays)} zarr array{'s' if len(arrays) > 1 else ''} "

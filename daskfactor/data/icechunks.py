@@ -1,14 +1,25 @@
-"""Icechunk repositories: where a commit of one is, as a store that zarr reads."""
+"""Icechunk repositories: at a URL, or where a commit of one is, as a store that zarr reads."""
 
 import os
 import re
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from daskfactor.checks import require
-from daskfactor.data.places import Place, file_system, is_url, persistently, reached
-from daskfactor.errors import DataError, OptionError
-from daskfactor.results.cloud import storage_of
+from daskfactor.errors import DataError, OptionError, StoreError
+from daskfactor.urls import (
+    CLOUD,
+    along,
+    file_system,
+    is_url,
+    patiently,
+    persistently,
+    reached,
+    scheme_of,
+)
+
+T = TypeVar("T")
 
 REPOSITORY = ("refs/branch.main", "repo")
 """What a repository has, in the two layouts that there are."""
@@ -35,16 +46,12 @@ def repository_store(location: str) -> tuple[Any, str, str] | None:
         names.insert(0, name)
         if asked or len(names) > MOST_ABOVE or above.count("/") < (3 if is_url(location) else 1):
             return None
-        here = Place(above, reached(location)[1]) if is_url(location) else above
+        here = along(above, location)
     if asked is not None:
         names = [asked[1]] if asked[1] else []
-    icechunk = require("icechunk", "cloud", "Icechunk repositories")
-    repository = icechunk.Repository.open(icechunk_storage(here))
-    session = _session(repository, here, "main" if asked is None else asked[0])
-    inside = "/".join(names)
-    found = "/".join([f"{here}@{session.snapshot_id}", *names])
-    pinned = Place(found, reached(location)[1]) if is_url(location) else found
-    return session.store, inside, pinned
+    session = _session(repository_at(here), here, "main" if asked is None else asked[0])
+    pinned = "/".join([f"{here}@{session.snapshot_id}", *names])
+    return session.store, "/".join(names), along(pinned, location)
 
 
 def _without_commit(location: str) -> tuple[str, tuple[str, str] | None]:
@@ -52,9 +59,7 @@ def _without_commit(location: str) -> tuple[str, tuple[str, str] | None]:
     found = re.fullmatch(r"(.+://[^/]+/|/)(.*)@([\w.-]+)(?:/(.*))?", location)
     if found is None:
         return location, None
-    here = found[1] + found[2]
-    place = Place(here, reached(location)[1]) if is_url(location) else here
-    return place, (found[3], found[4] or "")
+    return along(found[1] + found[2], location), (found[3], found[4] or "")
 
 
 def _session(repository: Any, here: str, name: str) -> Any:
@@ -85,48 +90,122 @@ def is_repository(location: str) -> bool:
     )
 
 
+# -- where they are -------------------------------------------------------------------------
+
+_IN_MEMORY: dict[str, Any] = {}
+"""Storages of this process, by their URLs."""
+
+
+def ask(location: str, function: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
+    """Ask what is at a location, patiently, from a thread that may wait."""
+    from zarr.core.sync import sync
+
+    return sync(patiently(partial(function, *args, **options), location))
+
+
+def is_installed() -> bool:
+    """Whether Icechunk is there."""
+    from importlib.util import find_spec
+
+    return find_spec("icechunk") is not None
+
+
+def needed(location: str) -> StoreError:
+    """Say that it is needed and is not."""
+    where = "in an object store" if is_url(location) else "a repository"
+    return StoreError(
+        f"{location} is {where}, which needs Icechunk: run  "
+        "pip install 'daskfactor[cloud]'  or pass a local path"
+    )
+
+
+def repository_at(location: str, make: bool = False) -> Any:
+    """Open the repository at a path or URL; None if there is none and none is to be made."""
+    if not is_installed():
+        raise needed(location)
+    import icechunk
+
+    repository = icechunk.Repository
+    if scheme_of(location) == "memory" and location not in _IN_MEMORY and not make:
+        return None
+    storage = icechunk_storage(location)
+    if not ask(location, repository.exists_async, storage):
+        if not make:
+            return None
+        ask(location, repository.create_async, storage)
+    return ask(location, repository.open_async, storage)
+
+
 def icechunk_storage(location: str) -> Any:
-    """What Icechunk opens at a path or URL, as runs are opened, but for ``storage_options``.
+    """What Icechunk opens at a path or URL; credentials are in the environment, or its options.
 
     Raises
     ------
     OptionError
-        If there are options that are not for S3.
+        If there are ``storage_options`` that are not for S3.
     StoreError
-        If the URL is none that Icechunk knows.
+        If the URL names no bucket, nothing says which account it is in, or Icechunk knows none.
     """
-    icechunk = require("icechunk", "cloud", "Icechunk repositories")
+    import icechunk
+
     url, options = reached(location)
     if not is_url(url):
         return icechunk.local_filesystem_storage(url)
-    if not options:
-        return storage_of(url)
     scheme, _, rest = url.partition("://")
-    if scheme not in ("s3", "s3a"):
+    bucket, _, prefix = rest.rstrip("/").partition("/")
+    if options and scheme not in ("s3", "s3a"):
         raise OptionError(
             f"storage_options of a repository of Icechunk are for s3://, not for {scheme}://; "
             "leave them out, and set credentials in the environment"
         )
-    bucket, _, prefix = rest.strip("/").partition("/")
-    return _s3(icechunk, bucket, prefix, options)
+    if scheme == "memory":
+        return _IN_MEMORY.setdefault(url, icechunk.in_memory_storage())
+    if scheme not in (*CLOUD, "s3a"):
+        raise StoreError(f"Icechunk repositories are at s3://, gs:// or az://, got {location}")
+    if not bucket:
+        raise StoreError(f"{location} names no bucket; a run is at {scheme}://bucket/run")
+    if scheme in ("s3", "s3a"):
+        return _s3(bucket, prefix, options)
+    if scheme in ("gs", "gcs"):
+        return icechunk.gcs_storage(bucket=bucket, prefix=prefix, from_env=True)
+    container, _, host = bucket.partition("@")
+    account = host.partition(".")[0] or _first(
+        "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"
+    )
+    if not account:
+        raise StoreError(
+            f"{location} does not say which account it is in; set AZURE_STORAGE_ACCOUNT_NAME, or "
+            "pass abfs://container@account.dfs.core.windows.net/run"
+        )
+    return icechunk.azure_storage(
+        account=account, container=container, prefix=prefix, from_env=True
+    )
 
 
-def _s3(icechunk: Any, bucket: str, prefix: str, options: dict[str, Any]) -> Any:
-    """A bucket, reached with the options that s3fs takes."""
+def _s3(bucket: str, prefix: str, options: dict[str, Any]) -> Any:
+    """A bucket, reached with the options that s3fs takes, or as the environment says."""
+    import icechunk
+
     told = options.get("client_kwargs", {})
-    address = options.get("endpoint_url") or told.get("endpoint_url")
-    address = address or os.environ.get("AWS_ENDPOINT_URL")
-    key, anonymous = options.get("key"), bool(options.get("anon"))
+    endpoint = options.get("endpoint_url") or told.get("endpoint_url")
+    endpoint = endpoint or _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    unsigned = os.environ.get("AWS_NO_SIGN_REQUEST", "").lower() in ("1", "true", "yes")
+    key = options.get("key")
+    anonymous = bool(options.get("anon", unsigned and not key))
     return icechunk.s3_storage(
         bucket=bucket,
         prefix=prefix or None,
-        region=told.get("region_name") or os.environ.get("AWS_REGION"),
-        endpoint_url=address,
-        allow_http=bool(address and address.startswith("http://")),
-        force_path_style=address is not None,
+        region=told.get("region_name") or _first("AWS_REGION", "AWS_DEFAULT_REGION"),
+        endpoint_url=endpoint,
+        allow_http=bool(endpoint and endpoint.startswith("http://")),
+        force_path_style=bool(endpoint),
         anonymous=anonymous or None,
         from_env=None if anonymous or key else True,
         access_key_id=key,
         secret_access_key=options.get("secret"),
         session_token=options.get("token"),
     )
+
+
+def _first(*names: str) -> str | None:
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)

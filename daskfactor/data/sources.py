@@ -19,7 +19,6 @@ from daskfactor.data.folding import settled
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.known import TILE_ENTRIES, refuse_unobserved, unpermuted
 from daskfactor.data.loading import Beside, load, read_budget, weighed, working_bytes
-from daskfactor.data.places import all_placed, placed
 from daskfactor.data.sparse import (
     BLOCK_BYTES,
     LoadOptions,
@@ -41,6 +40,7 @@ from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.machine import available_memory, memory_budget
 from daskfactor.options import Weighing, verb
+from daskfactor.urls import all_placed, placed
 
 NEGLIGIBLE = 2**26
 SURELY = 4

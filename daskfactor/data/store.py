@@ -57,11 +57,11 @@ from daskfactor.data.entries import text_array
 from daskfactor.data.grid import Bands, Block, Grid
 from daskfactor.data.icechunks import MOST_ABOVE, is_repository
 from daskfactor.data.known import Known, Labels, Layout, SourceInfo, Statistics, crc32
-from daskfactor.data.places import absolute, file_system, is_url, reached, reaching, shown, why
 from daskfactor.data.storage import DISK_FULL, Storage, block_bytes
 from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.kernels.views import NARROW_COLUMNS, SparseBlock, index_type, pointer_type
 from daskfactor.machine import available_memory
+from daskfactor.urls import absolute, file_system, is_url, reached, reaching, shown, why
 
 FORMAT = "daskfactor-blocked-sparse"
 FORMAT_VERSION = 1

@@ -24,18 +24,17 @@ from daskfactor.checks import require
 from daskfactor.data.adapters import Source
 from daskfactor.data.entries import PIECE, Keys, KeysAreText, Piece
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
-from daskfactor.data.places import (
-    Place,
+from daskfactor.errors import DaskfactorError, DataError, OptionError
+from daskfactor.machine import available_memory
+from daskfactor.urls import (
+    along,
     binary,
     file_system,
     is_url,
     opened,
-    reached,
     reaching,
     why,
 )
-from daskfactor.errors import DaskfactorError, DataError, OptionError
-from daskfactor.machine import available_memory
 
 Column = str | int
 
@@ -296,8 +295,7 @@ def parquet_files(location: str) -> list[str]:
         raise DataError(f"there is no .parquet file in {location}")
     if not is_url(location):
         return found
-    options = reached(location)[1]
-    return [Place(system.unstrip_protocol(name), options) for name in found]
+    return [along(system.unstrip_protocol(name), location) for name in found]
 
 
 def _packing(location: str) -> str | None:

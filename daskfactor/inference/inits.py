@@ -16,6 +16,7 @@ from daskfactor.errors import OptionError
 from daskfactor.models.settings import FactorModel
 from daskfactor.results.schema import factor_dims
 from daskfactor.results.trace import draw_weights, require_draws
+from daskfactor.urls import is_url
 
 Array = NDArray[Any]
 
@@ -158,7 +159,7 @@ def checked_init(
 
 
 def _is_place(init: object) -> bool:
-    return isinstance(init, str) and ("://" in init or Path(init).exists())
+    return isinstance(init, str) and (is_url(init) or Path(init).exists())
 
 
 def _of_result(result: Any, model: FactorModel, data: BlockedData, chains: int) -> Init:

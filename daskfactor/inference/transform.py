@@ -15,7 +15,6 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.files import ANYTHING, open_input
 from daskfactor.data.known import DEFAULT_DIMS
-from daskfactor.data.places import placed
 from daskfactor.data.store import is_blocked_store
 from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, ModelError, OptionError
@@ -31,6 +30,7 @@ from daskfactor.options import OnWeighed, verb
 from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_trace
 from daskfactor.results.schema import beside
+from daskfactor.urls import placed
 
 Array = NDArray[Any]
 Axis = Literal["row", "column"]

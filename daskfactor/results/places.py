@@ -5,19 +5,17 @@ of each node), zarr's chunks, and archives of what a stopped run needs. A place 
 kept, who may write them, and when what was written is there for others.
 """
 
-import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
 
+from daskfactor.data.icechunks import is_installed, needed
 from daskfactor.errors import OptionError, StoreError
-from daskfactor.results.cloud import is_installed, needed
 from daskfactor.results.files import (
-    NODE,
     PARTIAL,
     disk_errors,
     read_json,
@@ -26,14 +24,10 @@ from daskfactor.results.files import (
     scratch_folder,
     writer_lock,
 )
+from daskfactor.urls import CLOUD, is_url, located, scheme_of
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
-
-CLOUD: Final = ("s3", "gs", "gcs", "az", "abfs", "abfss", "memory")
-"""Schemes of the URLs that a run can be written to."""
-LONGEST: Final = 2**28
-"""Bytes of the longest document that is read from somebody's URL."""
 
 
 class View(Protocol):
@@ -196,74 +190,6 @@ class LocalPlace(Folder):
             self._lock.release()
 
 
-class PlainUrl:
-    """A run that was copied to a URL as the zarr store that it is, to be read through fsspec."""
-
-    def __init__(self, url: str) -> None:
-        self.name = url
-
-    def exists(self) -> bool:
-        """Whether fsspec finds a zarr store there; whatever it raises, it finds none."""
-        import fsspec
-
-        try:
-            with fsspec.open(f"{self.name}/{NODE}", "rb"):
-                return True
-        except Exception:  # noqa: BLE001 - each protocol has errors of its own
-            return False
-
-    def kind(self) -> str | None:
-        from daskfactor.data.store import zarr_kind
-
-        return zarr_kind(self.name)
-
-    def contents(self) -> str | None:
-        return "a zarr store" if self.exists() else None
-
-    def document(self, key: str) -> Any:
-        import fsspec
-
-        with fsspec.open(f"{self.name}/{key}", "rb") as file:
-            text = file.read(LONGEST + 1)
-        if len(text) > LONGEST:
-            raise ValueError(f"{key} is longer than {LONGEST} bytes")
-        return json.loads(text)
-
-    def chunks(self) -> Any:
-        from zarr.storage import FsspecStore
-
-        return FsspecStore.from_url(self.name, read_only=True)
-
-
-def located(path: str | PathLike[str]) -> str:
-    """Make a path absolute; leave a URL as it is.
-
-    Raises
-    ------
-    StoreError
-        If it is a URL that says more than where, or one that a `pathlib.Path` has cut short.
-    """
-    text = str(path)
-    scheme, colon, rest = text.partition(":/")
-    if colon and scheme in CLOUD and not rest.startswith("/"):
-        raise StoreError(f"a URL is passed as text, got the path {text}: a Path takes a slash away")
-    if text.startswith("file://"):
-        text = text.removeprefix("file://")
-    if "://" not in text:
-        return str(Path(text).expanduser().absolute())
-    if scheme in CLOUD and scheme not in ("abfs", "abfss") and "@" in rest.split("/")[1]:
-        raise StoreError(
-            f"a URL with credentials was passed ({scheme}://***); leave them out: they are taken "
-            "from the environment and are written nowhere"
-        )
-    if "?" in text:
-        raise StoreError(
-            f"a URL with a query was passed ({text.partition('?')[0]}?***); pass the place alone: "
-            "credentials are taken from the environment and are written nowhere"
-        )
-    return text.rstrip("/")
-
-
 def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
     """Find a run to read it: the newest version, or an earlier one of a repository.
 
@@ -275,19 +201,23 @@ def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
         If a snapshot is asked for where there are none.
     """
     text = located(path)
-    if text.partition("://")[0] in CLOUD:
-        from daskfactor.results.repository import repository_view
+    found: View = Folder(Path(text))
+    if is_url(text):
+        from daskfactor.data.careful import plain_store
+        from daskfactor.results.repository import UrlView, repository_view
 
-        found = repository_view(text, snapshot) if is_installed() else None
-        if found is not None:
-            return found
-        if not is_installed() and not PlainUrl(text).exists():
+        cloud = scheme_of(text) in CLOUD
+        in_repository = repository_view(text, snapshot) if cloud and is_installed() else None
+        if in_repository is not None:
+            return in_repository
+        found = UrlView(text, plain_store(text))
+        if cloud and not is_installed() and not found.exists():
             raise needed(text)
     if snapshot is not None:
         raise OptionError(
             f"snapshots are kept of runs in object stores, not of {text}; leave snapshot= out"
         )
-    return PlainUrl(text) if "://" in text else Folder(Path(text))
+    return found
 
 
 def open_place(path: str) -> Place:
@@ -298,7 +228,7 @@ def open_place(path: str) -> Place:
     StoreError
         If another process has it, or if nothing can be written there.
     """
-    if "://" not in path:
+    if not is_url(path):
         return LocalPlace.opened(Path(path))
     refuse_url(path)
     from daskfactor.results.repository import RepositoryPlace
@@ -308,7 +238,7 @@ def open_place(path: str) -> Place:
 
 def refuse_url(path: str) -> None:
     """Refuse a URL that a run cannot be written to."""
-    if "://" in path and path.partition("://")[0] not in CLOUD:
+    if is_url(path) and scheme_of(path) not in CLOUD:
         raise StoreError(
             f"a run is written to a local path or to s3://, gs://, az:// or memory://, got {path}"
         )
@@ -320,7 +250,7 @@ def new_place(path: str, replaced: bool) -> Iterator[Place]:
 
     ``replaced``: there is a run, which goes.
     """
-    if "://" in path:
+    if is_url(path):
         from daskfactor.results.repository import RepositoryPlace
 
         with RepositoryPlace.created(path, replaced) as place:

@@ -19,10 +19,12 @@ from typing import IO, Any, ClassVar, Final
 
 import numpy as np
 
+from daskfactor.data.icechunks import ask, repository_at
 from daskfactor.errors import OptionError, StoreError
-from daskfactor.results.cloud import ask, repository_at, trouble_of
 from daskfactor.results.files import CHECKPOINT, MARKER, NODE, seal
+from daskfactor.results.root import LIBRARY
 from daskfactor.results.zarr_stores import PatientStore
+from daskfactor.urls import scheme_of, unreachable
 
 BRANCH: Final = "main"
 LEASE: Final = 60.0
@@ -31,25 +33,31 @@ PIECE: Final = 2**23
 """Bytes of an archive in one object."""
 
 
-class RepositoryView:
-    """One snapshot of a run in a repository, to be read."""
+class UrlView:
+    """A run at a URL, to be read: a snapshot in a repository, or a plain zarr store."""
 
-    def __init__(self, url: str, session: Any) -> None:
-        self.name = url
-        self.store = PatientStore(session.store, url)
+    what: ClassVar = "a zarr store"
+
+    def __init__(self, url: str, store: Any) -> None:
+        self.name, self.store = url, store
 
     def exists(self) -> bool:
         return self._get(NODE) is not None
 
     def kind(self) -> str | None:
-        """Tell a run from what others keep in a repository."""
+        """Tell a run from what others keep there."""
+        from daskfactor.data.store import FORMAT
+
         with suppress(OSError, ValueError, AttributeError, KeyError):
-            if self.document(NODE)["attributes"]["inference_library"] == "daskfactor":
+            attributes = self.document(NODE)["attributes"]
+            if attributes.get("inference_library") == LIBRARY:
                 return "run"
+            if attributes.get("format") == FORMAT:
+                return "blocks"
         return "group" if self.exists() else None
 
     def contents(self) -> str | None:
-        return "an Icechunk repository" if self.exists() else None
+        return self.what if self.exists() else None
 
     def document(self, key: str) -> Any:
         found = self._get(key)
@@ -66,6 +74,15 @@ class RepositoryView:
 
         found = sync(self.store.get(key, default_buffer_prototype()))
         return None if found is None else found.to_bytes()
+
+
+class RepositoryView(UrlView):
+    """One snapshot of a run in a repository, to be read."""
+
+    what: ClassVar = "an Icechunk repository"
+
+    def __init__(self, url: str, session: Any) -> None:
+        super().__init__(url, PatientStore(session.store, url))
 
 
 def repository_view(url: str, snapshot: str | None = None) -> RepositoryView | None:
@@ -212,8 +229,6 @@ class RepositoryPlace(RepositoryView):
         StoreError
             If another process has committed meanwhile, or the object store cannot be used.
         """
-        from icechunk import ConflictError
-
         now = time.time()
         until = now + LEASE + 3 * (now - self._signed)
         marker = self.document(MARKER)
@@ -221,27 +236,28 @@ class RepositoryPlace(RepositoryView):
         marker["attributes"] = marker["attributes"] | {"writer": writer}
         self.replace(MARKER, seal(marker, "attributes"))
         token = uuid.uuid4().hex
-        try:
-            tip = ask(self.name, self._commit, what, token)
-            if leaving:
-                return
-            session = ask(self.name, self._repository.writable_session_async, BRANCH)
-            if session.snapshot_id != tip:
-                self._stop()
-        except ConflictError:
+        tip = ask(self.name, self._commit, what, token)
+        if leaving:
+            return
+        session = ask(self.name, self._repository.writable_session_async, BRANCH)
+        if session.snapshot_id != tip:
             self._stop()
         self._session, self._signed, self._forks = session, now, None
         self.store.follow(session.store)
 
     async def _commit(self, what: str, token: str) -> str:
         """Commit, once: the answer to an earlier attempt may have been lost."""
+        from icechunk import ConflictError
+
         try:
             return str(await self._session.commit_async(what, {"token": token, "by": self._me}))
-        except Exception:
+        except Exception as error:
             async for tip in self._repository.async_ancestry(branch=BRANCH):
                 if tip.metadata.get("token") == token:
                     return str(tip.id)
                 break
+            if isinstance(error, ConflictError):
+                self._stop()
             raise
 
     def _stop(self) -> None:
@@ -259,7 +275,7 @@ class RepositoryPlace(RepositoryView):
         StoreError
             If the repository is in the memory of this process.
         """
-        if self.name.startswith("memory://"):
+        if scheme_of(self.name) == "memory":
             raise StoreError(
                 f"{self.name} is in the memory of this process, where no other can write; take a "
                 "path or an object store"
@@ -284,8 +300,7 @@ class RepositoryPlace(RepositoryView):
         try:
             yield
         except IcechunkError as error:
-            why = trouble_of(error)
-            told = f"{self.name} cannot be used: {why.what}; {why.remedy}"
+            told = str(unreachable(self.name, error))
         except StoreError as error:
             told = str(error)
             if "cannot be used" not in told:

@@ -39,7 +39,6 @@ from daskfactor.results.files import (
 )
 from daskfactor.results.places import (
     Place,
-    located,
     new_place,
     open_place,
     refuse_url,
@@ -60,6 +59,7 @@ from daskfactor.results.schema import (
 from daskfactor.results.sink import Sink
 from daskfactor.results.trace import checked_store, committed_tree
 from daskfactor.results.writer import Writer
+from daskfactor.urls import located
 
 DEAREST: Final = 0.03
 """Share of a run that checkpoints may take where each takes a while."""

@@ -19,6 +19,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, WrapperStore
 
 from daskfactor.results.files import damaged, flush_path
+from daskfactor.urls import patiently
 
 _CHUNK: Final = re.compile(r"(?P<array>.+)/c(/\d+)*")
 
@@ -109,7 +110,7 @@ class CheckedStore(WrapperStore[Any]):
 
 
 class PatientStore(WrapperStore[Any]):
-    """A zarr store in an object store, which is asked until it answers; see `cloud.patiently`."""
+    """A zarr store in an object store, which is asked until it answers; see `urls.patiently`."""
 
     def __init__(self, store: Any, name: str = "") -> None:
         super().__init__(store)
@@ -142,9 +143,7 @@ class PatientStore(WrapperStore[Any]):
         await self._ask(self._store.set, key, value)
 
     async def _ask(self, function: Any, *args: Any) -> Any:
-        from daskfactor.results.cloud import patiently
-
-        return await patiently(self.name, partial(function, *args))
+        return await patiently(partial(function, *args), self.name)
 
     def flush(self) -> None:
         """Do nothing: what is in an object store stays there."""

@@ -21,8 +21,8 @@ from numcodecs.zstd import compress
 
 import daskfactor as dfac
 from daskfactor.data.careful import decoded_bytes
-from daskfactor.data.places import is_url
 from daskfactor.errors import DaskfactorError, DataError, StoreError, StoreFormatError
+from daskfactor.urls import is_url
 
 VALUES = np.random.default_rng(3).gamma(2.0, 1.0, (40, 30)).astype("f4")
 

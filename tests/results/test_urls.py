@@ -10,8 +10,10 @@ import time
 import numpy as np
 import pytest
 
+from daskfactor import urls
+from daskfactor.data.icechunks import icechunk_storage
 from daskfactor.errors import OptionError, StoreError
-from daskfactor.results import cloud, repository
+from daskfactor.results import repository
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.object_store import SECRETS, slow
@@ -184,7 +186,7 @@ def test_errors_at_random_and_slowness_change_nothing(s3, place):
 
 
 def test_a_server_that_goes_and_comes_back_is_waited_for(s3, place, caplog, monkeypatch):
-    monkeypatch.setattr(cloud, "QUIET", 0.5)
+    monkeypatch.setattr(urls, "QUIET", 0.5)
     with RunStore.create(place, make_spec()) as store, caplog.at_level(logging.WARNING):
         write(store, 0, 2)
         back = s3.away(1.5)
@@ -282,7 +284,7 @@ def test_urls_that_cannot_be_used_are_refused(url, says, monkeypatch):
 def test_urls_of_other_clouds_name_a_storage(monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "ours")
     for url in ("gs://box/run", "az://box/run", "abfs://box@theirs.dfs.core.windows.net/run"):
-        assert "run" in repr(cloud.storage_of(url))
+        assert "run" in repr(icechunk_storage(url))
 
 
 def test_nothing_secret_is_stored_or_pickled(s3, place):
@@ -365,7 +367,7 @@ def test_checkpoints_are_due_by_time_and_by_what_they_cost(tmp_path, monkeypatch
 
 def test_what_a_store_says_is_told_without_secrets(monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sig=hush/hush")
-    why = cloud.trouble_of(RuntimeError("x broken\n  |-> first\n  `-> no such key sig=hush/hush"))
+    why = urls.trouble_of(RuntimeError("x broken\n  |-> first\n  `-> no such key sig=hush/hush"))
     assert why.what == "it says: no such key ***"
     assert not why.lasting
 
