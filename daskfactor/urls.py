@@ -365,11 +365,11 @@ _SECRET: Final = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS", re.IGNOR
 
 def trouble_of(error: BaseException, location: str = "") -> Trouble:
     """Find out why a place cannot be used; ``what`` says it without anything secret."""
-    text = f"{type(error).__name__} {error}".replace(location.partition("://")[2], "")
+    status, code = _answer(error)
+    text = f"{type(error).__name__} {code} {error}".replace(location.partition("://")[2], "")
     for signs, known in _KNOWN.items():
         if re.search(signs, text):
             return known
-    status, code = _answer(error)
     said, library = _said(error, location), type(error).__module__
     if status or code:
         answer = " ".join(filter(None, (str(status or ""), code)))
@@ -428,7 +428,7 @@ def unreachable(location: str, error: Exception, waited: float | None = None) ->
 
     A DataError if nothing is there, or there is no such scheme; an OptionError if a library is not
     installed, or does not take the options; a StoreError if it cannot be used, its ``errno``
-    being ETIMEDOUT if one has waited long enough.
+    being ETIMEDOUT if one has waited long enough, EIO if waiting does not help.
     """
     scheme, reason = scheme_of(location).rpartition("::")[2], why(error, location)
     if isinstance(error, FileNotFoundError):
@@ -442,13 +442,11 @@ def unreachable(location: str, error: Exception, waited: float | None = None) ->
     if isinstance(error, TypeError) and reached(location)[1]:
         return OptionError(f"storage_options do not suit {location} ({reason}); correct them")
     what, remedy, _ = trouble_of(error, location)
-    if waited is None:
-        return StoreError(f"{location} cannot be used: {what}; {remedy}")
-    failed = StoreError(
-        f"{location} cannot be used for {waited:.0f} seconds: {what}; {remedy}, or set {PATIENCE} "
-        "to more seconds"
-    )
-    failed.errno = errno.ETIMEDOUT
+    since = more = ""
+    if waited is not None:
+        since, more = f" for {waited:.0f} seconds", f", or set {PATIENCE} to more seconds"
+    failed = StoreError(f"{location} cannot be used{since}: {what}; {remedy}{more}")
+    failed.errno = errno.EIO if waited is None else errno.ETIMEDOUT
     return failed
 
 

@@ -386,6 +386,8 @@ def _tried(load: Load, block: Block) -> AnyBlock:
         except (DataError, StoreFormatError, MemoryError):
             raise
         except Exception as error:
+            if isinstance(error, StoreError) and error.errno is not None:
+                raise  # from a URL, where it was tried again for as long as makes sense
             if attempt == len(PAUSES):
                 raise StoreError(
                     f"block ({block.row}, {block.col}) could not be read in {attempt + 1} "

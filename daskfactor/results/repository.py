@@ -3,7 +3,9 @@
 A run is the branch ``main``. Its documents are those of a run in a folder, its archives arrays of
 bytes in the group ``checkpoint``. A commit is there wholly or not at all, and every earlier one
 can be opened by its id. The marker says who writes, and until when nobody else should; whoever
-commits besides stops the other at its next commit, so that no two ever write one history.
+commits besides stops the other at its next commit, so that no two ever write one history. Who
+commits nothing for long says on a branch of its own, ``writer``, that it still writes: what its
+session holds is for the next checkpoint to show.
 """
 
 import io
@@ -15,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from threading import Event, Thread
 from typing import IO, Any, ClassVar, Final
 
 import numpy as np
@@ -27,8 +30,9 @@ from daskfactor.results.zarr_stores import PatientStore
 from daskfactor.urls import scheme_of, unreachable
 
 BRANCH: Final = "main"
+WRITER: Final = "writer"
 LEASE: Final = 60.0
-"""Seconds after a commit in which another host takes a run for being written, at least."""
+"""Seconds after a sign of life in which another host takes a run for being written, at least."""
 PIECE: Final = 2**23
 """Bytes of an archive in one object."""
 
@@ -84,6 +88,20 @@ class RepositoryView(UrlView):
     def __init__(self, url: str, session: Any) -> None:
         super().__init__(url, PatientStore(session.store, url))
 
+    def replace(self, key: str, document: Any) -> None:
+        from zarr.core.buffer import cpu
+        from zarr.core.sync import sync
+
+        text = json.dumps(document).encode()
+        sync(self.store.set(key, cpu.Buffer.from_bytes(text)))
+
+    def sign(self, process: str, until: float | None) -> None:
+        """Put into the marker who goes on writing, if anybody does."""
+        marker = self.document(MARKER)
+        writer = None if until is None else {"process": process, "until": until}
+        marker["attributes"] = marker["attributes"] | {"writer": writer}
+        self.replace(MARKER, seal(marker, "attributes"))
+
 
 def repository_view(url: str, snapshot: str | None = None) -> RepositoryView | None:
     """Open a run in a repository; None if there is no repository at that URL.
@@ -131,7 +149,8 @@ class RepositoryPlace(RepositoryView):
         self._session = ask(url, repository.writable_session_async, BRANCH)
         self._forks: Any = None
         super().__init__(url, self._session)
-        self._signed = time.time()
+        self._signed, self._until = time.time(), 0.0
+        self._closed, self._renewed = Event(), False
         self._me = f"{os.getpid()} on {socket.gethostname()}"
         self._fenced = False
 
@@ -148,6 +167,8 @@ class RepositoryPlace(RepositoryView):
         place._refuse_others()
         place.commit("opened")
         _OPEN.add(url)
+        if scheme_of(url) != "memory":
+            Thread(target=place._stay, name="daskfactor lease", daemon=True).start()
         return place
 
     @classmethod
@@ -178,7 +199,7 @@ class RepositoryPlace(RepositoryView):
             gone = here and number.isdigit() and not _lives(int(number))
         if gone:
             return
-        left = until - time.time()
+        left = max(until, self._renewed_until(process)) - time.time()
         if left > 0 or (here and number.isdigit()):
             owner = f"this process ({number})" if process == self._me else f"process {process}"
             if_killed = "" if here else f"; if that was killed, try again in {left:.0f} seconds"
@@ -186,13 +207,6 @@ class RepositoryPlace(RepositoryView):
                 f"{self.name} is being written by {owner}; wait for it to end or stop it, or give "
                 f"this run another URL{if_killed}"
             )
-
-    def replace(self, key: str, document: Any) -> None:
-        from zarr.core.buffer import cpu
-        from zarr.core.sync import sync
-
-        text = json.dumps(document).encode()
-        sync(self.store.set(key, cpu.Buffer.from_bytes(text)))
 
     def save(self, name: str, write: Callable[[Any], object]) -> None:
         import zarr
@@ -231,10 +245,7 @@ class RepositoryPlace(RepositoryView):
         """
         now = time.time()
         until = now + LEASE + 3 * (now - self._signed)
-        marker = self.document(MARKER)
-        writer = None if leaving else {"process": self._me, "until": until}
-        marker["attributes"] = marker["attributes"] | {"writer": writer}
-        self.replace(MARKER, seal(marker, "attributes"))
+        self.sign(self._me, None if leaving else until)
         token = uuid.uuid4().hex
         tip = ask(self.name, self._commit, what, token)
         if leaving:
@@ -242,7 +253,7 @@ class RepositoryPlace(RepositoryView):
         session = ask(self.name, self._repository.writable_session_async, BRANCH)
         if session.snapshot_id != tip:
             self._stop()
-        self._session, self._signed, self._forks = session, now, None
+        self._session, self._signed, self._until, self._forks = session, now, until, None
         self.store.follow(session.store)
 
     async def _commit(self, what: str, token: str) -> str:
@@ -259,6 +270,37 @@ class RepositoryPlace(RepositoryView):
             if isinstance(error, ConflictError):
                 self._stop()
             raise
+
+    def _stay(self) -> None:
+        """Renew the lease while no commit does, until the run is closed."""
+        while not self._closed.wait(LEASE / 6):
+            if self._until - time.time() < LEASE / 2:
+                with suppress(StoreError):
+                    self._renew()
+
+    def _renew(self) -> None:
+        """Say beside the run that this process still writes it."""
+        until, tip = time.time() + LEASE, self._session.snapshot_id
+        if ask(self.name, self._repository.lookup_branch_async, BRANCH) != tip:
+            return  # somebody has committed: this process just now, or one that took the run over
+        there = WRITER in ask(self.name, self._repository.list_branches_async)
+        move = (
+            self._repository.reset_branch_async if there else self._repository.create_branch_async
+        )
+        ask(self.name, move, WRITER, tip)
+        self._renewed = True
+        session = ask(self.name, self._repository.writable_session_async, WRITER)
+        RepositoryView(self.name, session).sign(self._me, until)
+        ask(self.name, session.commit_async, "still being written")
+        self._until = until
+
+    def _renewed_until(self, process: str) -> float:
+        """Until when a process has said beside the run that it writes it."""
+        if WRITER not in ask(self.name, self._repository.list_branches_async):
+            return 0.0
+        session = ask(self.name, self._repository.readonly_session_async, WRITER)
+        writer = RepositoryView(self.name, session).document(MARKER)["attributes"]["writer"]
+        return float(writer["until"]) if writer and writer["process"] == process else 0.0
 
     def _stop(self) -> None:
         self._fenced = True
@@ -322,6 +364,7 @@ class RepositoryPlace(RepositoryView):
     def close(self) -> None:
         """Let others write at once; if that cannot be said, other hosts wait for a while."""
         _OPEN.discard(self.name)
+        self._closed.set()
         if self._fenced:
             return
         with suppress(StoreError):
@@ -330,6 +373,8 @@ class RepositoryPlace(RepositoryView):
             if self._session.snapshot_id == tip:
                 self.store.follow(self._session.store)
                 self.commit("closed", leaving=True)
+                if self._renewed:
+                    ask(self.name, self._repository.delete_branch_async, WRITER)
 
 
 def _lives(number: int) -> bool:

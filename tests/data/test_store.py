@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,13 +25,13 @@ from daskfactor.data.store import (
     SMALLEST_CHUNK,
     STORED,
     BlockStore,
-    absolute,
     chunk_length,
     is_blocked_store,
     take_place,
 )
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from daskfactor.kernels.views import BlockView
+from daskfactor.urls import absolute, unreachable
 
 BLOCKS = 3
 
@@ -297,7 +298,9 @@ def test_urls(tmp_path: Path) -> None:
 class Flaky:
     """Loads blocks of one row, and fails as often as it is told."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int, error: type[Exception]):
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, failures: int, error: Callable[[str], Exception]
+    ):
         self.failures = failures
         self.error = error
         self.loaded: list[Block] = []
@@ -337,6 +340,16 @@ def test_what_will_not_change_is_not_tried_again(
 ) -> None:
     flaky = Flaky(monkeypatch, 3, error)
     with pytest.raises(error):
+        flaky.blocks.view(1, 2)
+    assert len(flaky.loaded) == 1
+
+
+@pytest.mark.parametrize("waited", [None, 300.0])
+def test_what_a_url_was_waited_for_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, waited: float | None
+) -> None:
+    flaky = Flaky(monkeypatch, 3, lambda text: unreachable("s3://b/c.zarr", OSError(text), waited))
+    with pytest.raises(StoreError, match=r"^s3://b/c\.zarr cannot be used"):
         flaky.blocks.view(1, 2)
     assert len(flaky.loaded) == 1
 

@@ -23,7 +23,7 @@ import daskfactor as dfac
 from daskfactor.cli.main import app
 from daskfactor.data.store import BlockStore
 from daskfactor.errors import DataError, OptionError, StoreError
-from daskfactor.urls import Url, placed, reached, why
+from daskfactor.urls import Url, persistently, placed, reached, trouble_of, why
 from tests.object_store import BUCKET, SECRETS
 
 RNG = np.random.default_rng(16)
@@ -251,6 +251,34 @@ def test_a_server_that_is_gone_is_given_up(
     ):
         store.read(0, 0)
     assert store.read(0, 0).values.size
+
+
+def test_what_a_server_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    exceptions = pytest.importorskip("botocore.exceptions")
+    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "0.5")
+    url = "s3://bucket/v.zarr"
+
+    def answers(status: int, code: str, kind: type[Exception] = OSError) -> Callable[[], Any]:
+        asked = iter(range(100))
+
+        def attempt() -> Any:
+            if next(asked) > 1 and status >= 500:
+                raise TimeoutError  # the last attempt is cut off when time is up
+            about = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+            raise kind("no") from exceptions.ClientError(about, "GetObject")
+
+        return attempt
+
+    for status, code in ((500, "InternalError"), (503, "SlowDown")):
+        with pytest.raises(StoreError, match=rf"for \d seconds: it answers {status} {code}; see"):
+            persistently(answers(status, code), url)
+    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "300")
+    with pytest.raises(StoreError, match="used: the credentials are refused; check"):
+        persistently(answers(403, "AccessDenied", PermissionError), url)
+    with pytest.raises(StoreError, match="used: the credentials have expired; renew them"):
+        persistently(answers(400, "ExpiredToken"), url)
+    tree = 'x error\n  |-> service error\n  `-> Error { code: "InternalError", message: "m" }'
+    assert trouble_of(RuntimeError(tree)).what == "it answers InternalError"
 
 
 def test_a_store_is_not_made_where_it_is_not_allowed(folder: str, s3: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from daskfactor import urls
-from daskfactor.data.icechunks import icechunk_storage
+from daskfactor.data.icechunks import ask, icechunk_storage
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results import repository
 from daskfactor.results.store import RunStore
@@ -151,6 +151,28 @@ def test_a_writer_that_was_killed_is_followed_at_once_here_and_later_elsewhere(p
     monkeypatch.setattr(repository.time, "time", lambda now=time.time: now() + 65)
     RunStore.open(place).close()
     other._place._fenced = True
+
+
+def test_a_writer_that_commits_nothing_for_long_is_not_taken_for_dead(place, monkeypatch):
+    monkeypatch.setattr(repository, "LEASE", 2.0)
+    here = repository.socket.gethostname()
+    with RunStore.create(place, make_spec()) as store:
+        write(store, 0, 1)
+        mine = store._place
+        until, tip = mine._until, mine._session.snapshot_id
+        while mine._until < until + 1 or time.time() < until:
+            time.sleep(0.05)
+        monkeypatch.setattr(repository.socket, "gethostname", lambda: "another")
+        with pytest.raises(
+            StoreError, match=rf"is being written by process \d+ on {here}; .* try "
+        ):
+            RunStore.open(place)
+        assert mine._session.snapshot_id == tip
+        write(store, 1, 1)
+        store.checkpoint({}, {"draws": 2})
+    np.testing.assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 2)[0])
+    with RunStore.open(place) as store:
+        assert ask(place, store._place._repository.list_branches_async) == {"main"}
 
 
 def test_a_writer_that_was_taken_for_dead_stops_and_harms_nobody(place, monkeypatch):
