@@ -164,6 +164,11 @@ class Executor(ABC):
         """
         return state
 
+    def state_of(self, blocks: int, band: Callable[[int, int], FactorBand]) -> ChainState:
+        """Make a state of bands; ``band(factor, number)`` gives each of them, rows first."""
+        rows, cols = ([band(factor, number) for number in range(blocks)] for factor in (0, 1))
+        return ChainState(rows, cols, {})
+
     def map(
         self,
         function: Callable[[T, Workspace], R],

@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import logging
+import os
 import threading
 import time
 import uuid
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -35,12 +37,9 @@ from daskfactor.executors.base import (
 )
 from daskfactor.executors.held import HeldState, Keeper, starting_points
 from daskfactor.executors.segment import Exchange
-from daskfactor.executors.state import ChainState
+from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.executors.store import (
     PLUGIN,
-    Calls,
-    Met,
-    call_each,
     leave_portion,
     pack,
     read_portion,
@@ -53,6 +52,7 @@ from daskfactor.executors.tasks import (
 )
 from daskfactor.executors.threads import share_bands
 from daskfactor.machine import single_threaded_blas
+from daskfactor.results.files import PARTIAL
 
 logger = logging.getLogger(__name__)
 
@@ -231,6 +231,7 @@ class ClusterExecutor(Executor):
         self._unended: list[Attempt] = []
         self.most_losses = self.patience.losses
         self.keeper = Keeper(self)
+        self._reaching: dict[Path, set[str]] = {}
         self._changed = threading.Event()
         self._listening = False
         self._seen = 0.0
@@ -334,9 +335,39 @@ class ClusterExecutor(Executor):
             return self._hold(state)
 
     def _hold(self, state: ChainState) -> HeldState:
-        shares, _ = self.shares(len(state.rows))
-        owners = [address for address, count in shares.items() for _ in range(count)]
-        return self.keeper.hold(state, owners)
+        held = self.keeper.hold(state.bands(), self._owners(len(state.rows)))
+        if state.cells:
+            held.cells = state.cells
+        held.evaluations = list(state.evaluations)
+        return held
+
+    def _owners(self, blocks: int) -> list[str]:
+        shares, _ = self.shares(blocks)
+        return [address for address, count in shares.items() for _ in range(count)]
+
+    def state_of(self, blocks: int, band: Callable[[int, int], FactorBand]) -> ChainState:
+        """Make a state of bands, which are sent to the workers one after another."""
+        if is_adaptive(self.client):
+            return super().state_of(blocks, band)
+        with self._at_stake():
+            at = itertools.product((0, 1), range(blocks))
+            return self.keeper.hold(itertools.starmap(band, at), self._owners(blocks))
+
+    def reaches(self, folder: Path | bool, addresses: Sequence[str]) -> bool:
+        """Whether workers can write into a folder of this process; True and False are answers."""
+        if isinstance(folder, bool):
+            return folder
+        if new := sorted(set(addresses) - self._reaching.setdefault(folder, set())):
+            mark = folder / f"{uuid.uuid4().hex}{PARTIAL}"
+            mark.touch()
+            try:
+                limit = self.patience.workers
+                self._reaching[folder] |= self.responding_workers(
+                    partial(_can_write, str(mark)), new, limit
+                )
+            finally:
+                mark.unlink(missing_ok=True)
+        return set(addresses) <= self._reaching[folder]
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
         after: ChainState
@@ -356,15 +387,15 @@ class ClusterExecutor(Executor):
     def _segment(self, work: Work, state: HeldState, attempt: Attempt) -> HeldState:
         """Run a plan once, on bands where they are; what it changes must not be used again."""
 
-    def call(self, jobs: Mapping[str, Calls]) -> dict[str, list[Met]]:
-        """Call functions with bands on the workers that have them."""
+    def call(self, task: Callable[..., T], jobs: Mapping[str, Any]) -> dict[str, T]:
+        """Do something with bands on the workers that have them, each with a job of its own."""
         attempt = Attempt(("", 0), "call with bands", tuple(jobs))
         futures = []
         try:
             with self._at_stake():
-                for address, calls in jobs.items():
+                for address, job in jobs.items():
                     where = {"workers": [address], "priority": 10}
-                    futures.append(self.submit("each-band", call_each, pack(calls), **where))
+                    futures.append(self.submit("each-band", task, pack(job), **where))
                 found = self.results(futures, attempt)
         finally:
             for future in futures:
@@ -584,6 +615,11 @@ def large_graphs() -> Iterator[None]:
 def is_adaptive(client: Any) -> bool:
     """Whether a client's cluster grows and shrinks by itself."""
     return getattr(getattr(client, "cluster", None), "_adaptive", None) is not None
+
+
+def _can_write(mark: str) -> bool:
+    """Whether a file of the client's is here, in a folder that may be written to."""
+    return Path(mark).exists() and os.access(Path(mark).parent, os.W_OK)
 
 
 def _has_plugin(dask_worker: Any) -> bool:

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,11 +16,22 @@ from distributed.protocol.serialize import Serialize
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.base import StateLost
-from daskfactor.executors.state import Array, BlockCells, ChainState, Evaluation, FactorBand, bare
+from daskfactor.executors.state import (
+    Array,
+    BlockCells,
+    ChainState,
+    Evaluation,
+    FactorBand,
+    Piece,
+    bare,
+    put_together,
+    saved_as,
+)
 from daskfactor.executors.store import (
     HOLD,
     MESSAGE,
     Calls,
+    Deliveries,
     Key,
     Mode,
     Name,
@@ -28,12 +40,16 @@ from daskfactor.executors.store import (
     Start,
     Want,
     ask_for,
+    call_each,
+    deliver,
     draw_name,
     shape_of,
 )
 
 if TYPE_CHECKING:
     from daskfactor.executors.cluster import ClusterExecutor
+    from daskfactor.results.files import Checkpoints, Late
+    from daskfactor.results.sink import Sink
 
 SIDES = "rows", "cols"
 Band = tuple[str, int]
@@ -217,6 +233,61 @@ class HeldState(ChainState):
             out[draw, offset : offset + length] = values
         whole: Array = out
         return whole
+
+    def write(self, sink: "Sink", pieces: Iterable[Piece]) -> None:
+        """Write pieces of factors into the results, from the workers where these can."""
+        pieces = list(pieces)
+        if not self.keeper.reaches(sink):
+            ChainState.write(self, sink, pieces)
+            return
+        work: dict[str, list[Any]] = {}
+        for number, piece in enumerate(pieces):
+            needed = [(ref.want(Mode.READ)._replace(rows=r), at) for ref, r, at in self._at(piece)]
+            work.setdefault(needed[number % len(needed)][0].places[0], []).append((piece, needed))
+        self.keeper.deliver(sink, {address: {"pieces": own} for address, own in work.items()})
+
+    def _taken(self, piece: Piece) -> Array:
+        refs, rows, places = zip(*self._at(piece), strict=True)
+        found = self.keeper.bring(refs, rows)
+        return put_together(piece, ((values, places[number]) for number, values in found))
+
+    def _at(self, piece: Piece) -> list[tuple[Ref, Any, Any]]:
+        """Return where the rows of a piece are: versions, which rows, and where they go."""
+        bands = self.numbers(piece.factor)
+        spans = [slice(self.shapes[b][0], self.shapes[b][0] + self.shapes[b][1]) for b in bands]
+        found = []
+        for number, rows, at in piece.parts(spans):
+            if piece.draw is None:
+                ref = self.arrays[bands[number]][piece.name or ""]
+            else:
+                ref = sorted(self.draws[bands[number]])[piece.draw].ref
+            found.append((ref, rows, at))
+        return found
+
+    def save(self, kept: "Checkpoints", name: str) -> "Late":
+        """Save all bands with the next checkpoint, from the workers where these can."""
+        arrays = {
+            saved_as(name, factor, number, own): ref
+            for factor in (0, 1)
+            for side, number in self.numbers(factor)
+            for own, ref in self.arrays[side, number].items()
+        }
+        if not self.keeper.reaches(kept):
+            return {own: partial(self._all_of, ref) for own, ref in arrays.items()}
+        work: dict[str, dict[str, Want]] = {}
+        for own, ref in arrays.items():
+            work.setdefault(ref.places[0], {})[own] = ref.want(Mode.READ)
+        part = name.replace("/", "-")
+        jobs = {
+            address: {"name": f"{part}-{number}", "saved": own}
+            for number, (address, own) in enumerate(sorted(work.items()))
+        }
+        self.keeper.deliver(kept, jobs)
+        return {}
+
+    def _all_of(self, ref: Ref) -> Array:
+        ((_, values),) = self.keeper.bring([ref], [slice(None)])
+        return np.asarray(values)
 
     @property
     def cells(self) -> dict[Block, BlockCells]:
@@ -445,14 +516,17 @@ class Keeper:
         flush(0)
         return refs
 
-    def bring(self, refs: Sequence[Ref]) -> Iterator[tuple[int, Any]]:
-        """Bring arrays here, with their places in the list; some of each worker at a time."""
+    def bring(self, refs: Sequence[Ref], rows: Sequence[Any] = ()) -> Iterator[tuple[int, Any]]:
+        """Bring arrays here, with their places in the list; some of each worker at a time.
+
+        ``rows`` are those that are wanted of each; all, if none are given.
+        """
         left: dict[str, list[int]] = {}
         for number, ref in enumerate(refs):
             left.setdefault(ref.places[0], []).append(number)
 
         async def ask(address: str) -> list[Any]:
-            names = [refs[number].name for number in left[address]]
+            names = [(refs[n].name, rows[n] if rows else None) for n in left[address]]
 
             async def get(**message: Any) -> Any:
                 message.pop("token")
@@ -478,19 +552,24 @@ class Keeper:
 
     # -- states ------------------------------------------------------------------------------------
 
-    def hold(self, state: ChainState, owners: Sequence[str]) -> HeldState:
-        """Send a state to workers, bands of either side to ``owners`` of their numbers."""
+    def hold(self, bands: Iterable[FactorBand], owners: Sequence[str]) -> HeldState:
+        """Send bands to workers, rows first and either side's to ``owners`` of their numbers.
+
+        They are asked for one after another, as they are sent.
+        """
         held, version = HeldState(self), -1
-        sides = dict(zip(SIDES, (state.rows, state.cols), strict=True))
 
         def values() -> Iterator[tuple[Key, Any, str]]:
-            for side, bands in sides.items():
-                for number, (band, owner) in enumerate(zip(bands, owners, strict=True)):
-                    yield Key(side, number), bare(band, ()), owner
-                    for name, array in band.arrays.items():
-                        yield Key(side, number, name), array, owner
-                    for n, draw in enumerate(band.draws):
-                        yield Key(side, number, draw_name(0, n)), draw, owner
+            at = itertools.product(SIDES, enumerate(owners))
+            for (side, (number, owner)), band in zip(at, bands, strict=True):
+                held.shapes[side, number] = shape_of(band)
+                held.counters[side, number] = dict(band.counts)
+                held.recorded_sums[side, number] = dict(band.sums)
+                yield Key(side, number), bare(band, ()), owner
+                for name, array in band.arrays.items():
+                    yield Key(side, number, name), array, owner
+                for n, draw in enumerate(band.draws):
+                    yield Key(side, number, draw_name(0, n)), draw, owner
 
         for ref in self.put(values()):
             band = ref.key[:2]
@@ -499,14 +578,20 @@ class Keeper:
                 own.append(Drawn(version, 0, len(own), ref))
             else:
                 held.arrays.setdefault(band, {})[ref.key.name] = ref
-        for at, own_band in zip(held.numbers(), state.bands(), strict=True):
-            held.shapes[at] = shape_of(own_band)
-            held.counters[at] = dict(own_band.counts)
-            held.recorded_sums[at] = dict(own_band.sums)
-        if state.cells:
-            held.cells = state.cells
-        held.evaluations = list(state.evaluations)
         return held
+
+    def reaches(self, place: Any) -> bool:
+        """Whether the workers that have bands can write where a run's results are kept."""
+        return self.executor.reaches(place.shared, sorted(self._anchors))
+
+    def deliver(self, kept: Any, work: Mapping[str, Mapping[str, Any]]) -> None:
+        """Have workers write results or what is saved; the next checkpoint tells of it."""
+        patience = self.executor.patience.stall
+        jobs = {
+            address: Deliveries(self.token, patience, kept.writer(), **own)
+            for address, own in work.items()
+        }
+        kept.take(list(self.executor.call(deliver, jobs).values()))
 
     def each(
         self,
@@ -529,6 +614,7 @@ class Keeper:
             wants.sort(key=lambda want: want.key.name)  # the band itself first
             jobs.setdefault(home, []).append((number, wants, tuple(own)))
         met = self.executor.call(
+            call_each,
             {
                 address: Calls(
                     self.token,
@@ -539,7 +625,7 @@ class Keeper:
                     [(wants, own) for _, wants, own in found],
                 )
                 for address, found in jobs.items()
-            }
+            },
         )
         results = [None] * len(bands)
         for address, found in jobs.items():

@@ -5,13 +5,17 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.grid import Block, Grid
 from daskfactor.machine import single_threaded_blas
+
+if TYPE_CHECKING:
+    from daskfactor.results.files import Checkpoints, Late
+    from daskfactor.results.sink import Sink
 
 Array = NDArray[Any]
 
@@ -217,6 +221,106 @@ class ChainState:
         bands = self.rows if side == "rows" else self.cols
         each = zip(*(band.draws[part] for band in bands), strict=True)
         return np.stack([np.concatenate(draw) for draw in each])
+
+    # -- what results and checkpoints take ---------------------------------------------
+
+    def write(self, sink: "Sink", pieces: Iterable["Piece"]) -> None:
+        """Write pieces of factors into the results, from where the bands are."""
+        for piece in pieces:
+            sink.write(piece.path, piece.region, piece.settled(self._taken(piece)))
+
+    def _taken(self, piece: "Piece") -> Array:
+        """Bring the rows of a piece to the caller."""
+        bands = (self.rows, self.cols)[piece.factor]
+        parts = piece.parts([band.span for band in bands])
+        return put_together(piece, ((piece.of(bands[n])[own], at) for n, own, at in parts))
+
+    def save(self, kept: "Checkpoints", name: str) -> "Late":
+        """Save values and arrays of all bands with the next checkpoint, where they are.
+
+        Returned is what could not be saved there, by the names that `saved_as` gives.
+        """
+        del kept
+        sides = self.rows, self.cols
+        return {
+            saved_as(name, factor, number, own): array
+            for factor, bands in enumerate(sides)
+            for number, band in enumerate(bands)
+            for own, array in (("", band.values), *band.arrays.items())
+        }
+
+
+def saved_as(name: str, factor: int, number: int, array: str) -> str:
+    """Name an array of a band, or under ``""`` its values, in the checkpoint of a state."""
+    return f"{name}/{('rows', 'columns')[factor]}/{number}/{array or 'values'}"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A region of an array of the results, and the rows of a factor that fill it.
+
+    Attributes
+    ----------
+    path, region
+        Where it goes.
+    factor
+        0 for W, 1 for Hᵀ.
+    rows
+        Which ones, in the grid's order: a slice, or positions.
+    name
+        An array of the bands; None for the values.
+    draw
+        Number of a draw that the running segment has recorded, in place of ``name``.
+    turned
+        Whether the results have components first.
+    divisor
+        What values are divided by, if by anything.
+    """
+
+    path: str
+    region: tuple[Any, ...]
+    factor: int
+    rows: Any
+    name: str | None = None
+    draw: int | None = None
+    turned: bool = False
+    divisor: float | None = None
+
+    def of(self, band: FactorBand) -> Array:
+        """Return all rows of a band that the piece has some of."""
+        if self.draw is not None:
+            return band.draws[self.draw]
+        return band.values if self.name is None else band.arrays[self.name]
+
+    def parts(self, spans: Iterable[slice]) -> list[tuple[int, Any, Any]]:
+        """Return the bands that have rows of it: their number, which rows, and where they go."""
+        at: Any
+        found: list[tuple[int, Any, Any]] = []
+        for number, span in enumerate(spans):
+            if isinstance(self.rows, slice):
+                low, high = max(self.rows.start, span.start), min(self.rows.stop, span.stop)
+                if low < high:
+                    at = slice(low - self.rows.start, high - self.rows.start)
+                    found.append((number, slice(low - span.start, high - span.start), at))
+            elif (at := np.flatnonzero((span.start <= self.rows) & (self.rows < span.stop))).size:
+                found.append((number, self.rows[at] - span.start, at))
+        return found
+
+    def settled(self, values: Array) -> Array:
+        """Return rows as the results have them."""
+        values = values if self.divisor is None else values / self.divisor
+        return values.T if self.turned else values
+
+
+def put_together(piece: Piece, parts: Iterable[tuple[Array, Any]]) -> Array:
+    """Put the rows of a piece together from those of bands, each with where they go."""
+    count = piece.rows.stop - piece.rows.start if isinstance(piece.rows, slice) else len(piece.rows)
+    out: Any = None
+    for values, at in parts:
+        out = np.empty((count, *values.shape[1:]), values.dtype) if out is None else out
+        out[at] = values
+    whole: Array = out
+    return whole
 
 
 @dataclass(slots=True)

@@ -27,8 +27,17 @@ from distributed.protocol.serialize import Serialize
 from numpy.typing import NDArray
 
 from daskfactor.executors.base import StateLost
-from daskfactor.executors.state import BlockCells, Evaluation, FactorBand, Portion, bare
+from daskfactor.executors.state import (
+    BlockCells,
+    Evaluation,
+    FactorBand,
+    Piece,
+    Portion,
+    bare,
+    put_together,
+)
 from daskfactor.machine import single_threaded_blas
+from daskfactor.results.files import disk_errors
 
 PLUGIN = "daskfactor-bands"
 HOLD = "daskfactor-hold-"
@@ -68,6 +77,8 @@ class Key(NamedTuple):
 
 Name = tuple[Key, int]
 """A version of an array."""
+Asked = tuple[Name, Any]
+"""A version, and which of its rows; None for all of them."""
 Shape = tuple[int, int, int]
 """The offset of a band, its rows, and the bytes of its values."""
 
@@ -86,12 +97,21 @@ class Mode(IntEnum):
 
 
 class Want(NamedTuple):
-    """A version that is needed, and the addresses of the workers that have it."""
+    """A version that is needed, and the addresses of the workers that have it.
+
+    ``rows``: a slice or positions, for which `Mode` says nothing; None for all of them.
+    """
 
     key: Key
     version: int
     places: tuple[str, ...]
     mode: Mode
+    rows: Any = None
+
+    @property
+    def asked(self) -> "Asked":
+        """Return what a worker that has it is asked for."""
+        return (self.key, self.version), self.rows
 
 
 @dataclass
@@ -224,12 +244,12 @@ class BandStore:
     async def send(self, token: str, names: bytes) -> dict[str, Any]:
         """Answer who asks for versions with the first ones of them; the operation's handler."""
         found, size = [], 0
-        for name in pickle.loads(names):
+        for name, rows in pickle.loads(names):
             value = self.get(token, name)
             if value is None:
                 return {"lost": f"{self.worker.address} has no {name[0]} of version {name[1]}"}
-            found.append(value)
-            size += _size(value)
+            found.append(_rows_of(value, rows))
+            size += _size(found[-1])
             if size > MESSAGE:
                 break
         loop = asyncio.get_running_loop()
@@ -276,6 +296,8 @@ class BandStore:
             if value is None:
                 others = [place for place in want.places if place != self.worker.address]
                 missing.setdefault(others[0] if others else "", []).append(want)
+            elif want.rows is not None:
+                found[want.key] = _rows_of(value, want.rows)
             else:
                 found[want.key] = value.copy() if want.mode == Mode.COPY else value
         if lost := missing.pop("", None):
@@ -283,7 +305,7 @@ class BandStore:
         replicas: dict[Name, Any] = {}
         for want, raw in self._fetch(token, missing, patience, given_up):
             value = found[want.key] = pickle.loads(raw)
-            if want.mode == Mode.READ:
+            if want.mode == Mode.READ and want.rows is None:
                 replicas[want[:2]] = value
         if replicas:
             self.put(token, replicas)
@@ -301,7 +323,7 @@ class BandStore:
         async def ask(address: str, wants: Sequence[Want]) -> list[tuple[Want, Any]]:
             remote, got = self.worker.rpc(address), list[Any]()
             while len(got) < len(wants):
-                names = [want[:2] for want in wants[len(got) :]]
+                names = [want.asked for want in wants[len(got) :]]
                 got += await ask_for(remote.daskfactor_get, token, names)
             return list(zip(wants, got, strict=True))
 
@@ -369,6 +391,13 @@ def _own(value: Any) -> Any:
     return value
 
 
+def _rows_of(value: Any, rows: Any) -> Any:
+    """Return some rows of an array, or of a band's values; with None all there is."""
+    if rows is None:
+        return value
+    return (value if isinstance(value, np.ndarray) else value.values)[rows]
+
+
 def _packed(values: Sequence[Any]) -> list[bytes]:
     return [pickle.dumps(value, protocol=5) for value in values]
 
@@ -378,7 +407,7 @@ def _unpacked(raw: Sequence[Any]) -> list[Any]:
 
 
 async def ask_for(
-    ask: Callable[..., Awaitable[Any]], token: str, names: Sequence[Name]
+    ask: Callable[..., Awaitable[Any]], token: str, names: Sequence[Asked]
 ) -> list[Any]:
     """Ask a worker for versions; return as many of them, packed, as it answers with."""
     reply = await ask(token=token, names=pickle.dumps(list(names)))
@@ -445,6 +474,50 @@ class Calls:
     patience: float
     function: Callable[..., Any]
     bands: list[tuple[list[Want], tuple[Any, ...]]]
+
+
+@dataclass
+class Deliveries:
+    """What one worker writes into the results, or saves with the next checkpoint.
+
+    Attributes
+    ----------
+    token, patience
+        As of `Start`.
+    writer
+        What writes; it goes back to the client.
+    pieces
+        Regions of the results, each with what is needed of each band and where that goes.
+    saved
+        Versions by the names they are saved under, in an archive ``name``.
+    """
+
+    token: str
+    patience: float
+    writer: Any
+    pieces: list[tuple[Piece, list[tuple[Want, Any]]]] = field(default_factory=list)
+    name: str = ""
+    saved: dict[str, Want] = field(default_factory=dict)
+
+
+def deliver(packed: NDArray[np.uint8]) -> Any:
+    """Write what a worker is to write: the task; the writer is what it gives back."""
+    work: Deliveries = unpack(packed)
+    store = store_here()
+
+    def bring(wants: Sequence[Want]) -> dict[Key, Any]:
+        return store.bring(work.token, wants, work.patience)[0]
+
+    with disk_errors("from a worker", work.writer.name, "the last checkpoint is safe"):
+        for piece, needed in work.pieces:
+            found = bring([want for want, _ in needed])
+            values = put_together(piece, ((found[want.key], at) for want, at in needed))
+            work.writer.write(piece.path, piece.region, piece.settled(values))
+        if work.saved:
+            found = bring(list(work.saved.values()))
+            arrays = {own: _rows_of(found[w.key], slice(None)) for own, w in work.saved.items()}
+            work.writer.save(work.name, arrays)
+    return work.writer
 
 
 class Met(NamedTuple):

@@ -1,8 +1,9 @@
 """One chain of a run: segments, the way back after a divergence, and what each leaves behind."""
 
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self, cast
@@ -10,10 +11,11 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.data.grid import inverse
 from daskfactor.errors import DivergenceError
 from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.executors.state import ChainState, FactorBand, make_state, place_cells
-from daskfactor.inference.bands import is_finite, pieces_of, take_array, take_counts
+from daskfactor.executors.state import ChainState, FactorBand, Piece, place_cells, saved_as
+from daskfactor.inference.bands import is_finite
 from daskfactor.inference.base import StepSize, Track
 from daskfactor.inference.links import LINK_PRECISIONS, LINKS, SIDES
 from daskfactor.inference.multiplicative import OnStep
@@ -22,8 +24,8 @@ from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.kernels.philox import Address
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, noise_key
-from daskfactor.results.files import Late
-from daskfactor.results.schema import COLUMN, FEATURES, MOMENTS, ROW, Kind, Variable
+from daskfactor.results.files import Checkpoints, Late
+from daskfactor.results.schema import COLUMN, FEATURES, MOMENTS, MONITOR, ROW, Kind, Variable
 from daskfactor.results.sink import Sink
 from daskfactor.results.trace import extrapolated_moments
 
@@ -31,6 +33,8 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]
 OnShare = Callable[[float], None]
 
+FACTORS = ("W", -2), ("H", -1)
+"""Factors as results have them, and the axis of their rows and columns."""
 MOST_REDUCTIONS = 20
 ADAPT_EVERY = 5
 DRAWS_AT_ONCE = 2**23
@@ -96,15 +100,13 @@ class TrackRun:
         """Draws in the monitored cells' moments; None before they are watched."""
         return next((own.count for own in self.state.cells.values()), None)
 
-    def snapshot(self, chain: int) -> tuple[Late, dict[str, Any]]:
-        """Return what a chain's track needs to go on: arrays, put together late, JSON values."""
+    def snapshot(self, kept: Checkpoints, chain: int) -> tuple[Late, dict[str, Any]]:
+        """Return what a chain's track needs to go on: arrays, put together late, JSON values.
+
+        Bands may be saved where they are, for the next checkpoint that is ``kept``.
+        """
         own, state = f"{chain}/{self.track.name}", self.state
-        names = [sorted(state.names(factor)) for factor in range(len(SIDES))]
-        arrays: Late = {
-            f"{own}/{side}/{name or 'values'}": partial(state.gather, side, name)
-            for side, found in zip(SIDES, names, strict=True)
-            for name in (None, *found)
-        }
+        arrays = state.save(kept, own)
         if state.cells:
             arrays |= {
                 f"{own}/cells/{name}": partial(self.gather_cells, name) for name in ("mean", "m2")
@@ -114,21 +116,25 @@ class TrackRun:
             "cycle": self.cycle,
             "counts": state.counts,
             "cell_count": self.cell_count,
-            "arrays": sorted({*names[0], *names[1]}),
+            "arrays": [sorted(state.names(factor)) for factor in range(len(SIDES))],
         }
         return arrays, meta
 
     @classmethod
-    def restore(cls, chain: "Chain", arrays: Arrays, meta: dict[str, Any]) -> Self:
+    def restore(cls, chain: "Chain", arrays: Mapping[str, Array], meta: dict[str, Any]) -> Self:
         """Make the track of a chain that a snapshot holds."""
         setting, name = chain.setting, f"{chain.number}/{meta['name']}"
         data, grid = setting.data, setting.data.grid
-        state = make_state(grid, arrays[f"{name}/rows/values"], arrays[f"{name}/columns/values"])
-        for factor, side in enumerate(SIDES):
-            for key in (key for key in meta["arrays"] if f"{name}/{side}/{key}" in arrays):
-                pieces = pieces_of(grid, factor, arrays[f"{name}/{side}/{key}"])
-                state.each(partial(take_array, name=key), factor, pieces)
-        state.each(partial(take_counts, counts=meta["counts"]))
+        offsets = grid.rows.offsets, grid.cols.offsets
+
+        def band(factor: int, number: int) -> FactorBand:
+            values, *found = (
+                arrays[saved_as(name, factor, number, own)] for own in ("", *meta["arrays"][factor])
+            )
+            own = dict(zip(meta["arrays"][factor], found, strict=True))
+            return FactorBand(offsets[factor][number], values, own, dict(meta["counts"]))
+
+        state = setting.executor.state_of(grid.blocks, band)
         cells = setting.placed_cells
         if cells is not None and meta["cell_count"] is not None:
             state.cells = place_cells(grid, *cells, data.dtype)
@@ -137,7 +143,7 @@ class TrackRun:
                 own.m2[:] = arrays[f"{name}/cells/m2"][own.where]
                 own.count = meta["cell_count"]
         (track,) = (own for own in setting.sampler.tracks if own.name == meta["name"])
-        return cls.of(track, setting, setting.executor.hold(state), meta["cycle"])
+        return cls.of(track, setting, state, meta["cycle"])
 
 
 def stirred(band: FactorBand, sampler: Any, key: Array, factor: int, shape: float) -> None:
@@ -487,6 +493,18 @@ class Chain(ABC):
         if not count:
             return
         taken = (run.cycle - options.tune) // options.thin // options.keep_every
+        paths = [f"{run.track.group}/{name}" for name, _ in FACTORS]
+        if any(
+            len(list(sink.parts(own, axis))) > 1
+            for own, (_, axis) in zip(paths, FACTORS, strict=True)
+        ):
+            pieces = (
+                self._pieces(sink, path, factor, (taken - count + draw,), draw=draw)
+                for draw in range(count)
+                for factor, path in enumerate(paths)
+            )
+            state.write(sink, itertools.chain.from_iterable(pieces))
+            return
         one = sum(data.shape) * self.setting.model.width * data.dtype.itemsize
         each = max(1, DRAWS_AT_ONCE // one)
         for start in range(0, count, each):
@@ -496,15 +514,20 @@ class Chain(ABC):
             sink.write_draws(self.number, taken - count + start, W, Ht, run.track.group)
 
     def _write_moments(self, sink: Sink) -> None:
-        state, data = self.tracks[0].state, self.setting.data
+        state = self.tracks[0].state
         count = state.counts["moments"]
         if not count:
             return
-        moments: dict[str, Array] = {}
-        for name, side in (("W", "rows"), ("Ht", "columns")):
-            moments[f"{name}_mean"] = in_callers_order(data, side, state.gather(side, "mean"))
-            moments[f"{name}_var"] = in_callers_order(data, side, state.gather(side, "m2")) / count
-        sink.write_moments(self.number, **moments, **self.means, count=count)
+        pieces = [
+            piece
+            for factor, (name, _) in enumerate(FACTORS)
+            for kind, own in (("mean", {"name": "mean"}), ("var", {"name": "m2", "divisor": count}))
+            for piece in self._pieces(sink, f"{MOMENTS}/{name}_{kind}", factor, (), **own)
+        ]
+        with sink.replacing(MOMENTS, self.number, count):
+            state.write(sink, pieces)
+            for name, value in self.means.items():
+                sink.write(f"{MOMENTS}/{name}", self.number, value)
         if not state.cells:
             return
         found = []
@@ -514,15 +537,32 @@ class Chain(ABC):
         mean, var = found[0]
         if len(found) > 1:
             mean, var = extrapolated_moments(found[0], found[1], nonnegative=True)
-        sink.write_monitor(self.number, mean=mean, var=var, count=self.tracks[0].cell_count or 0)
+        with sink.replacing(MONITOR, self.number, self.tracks[0].cell_count or 0):
+            for name, value in (("mean", mean), ("var", var)):
+                sink.write(f"{MONITOR}/{name}", self.number, value)
 
-    def snapshot(self) -> tuple[Late, dict[str, Any]]:
+    def _pieces(
+        self, sink: Sink, path: str, factor: int, before: tuple[int, ...], **what: Any
+    ) -> Iterator[Piece]:
+        """Cut a factor's array of the results into pieces that may be written at the same time.
+
+        ``before`` are the indices between the chain's and those of the factor.
+        """
+        data, axis = self.setting.data, FACTORS[factor][1]
+        order = (data.row_order, data.col_order)[factor]
+        place = None if order is None else inverse(order)
+        for part in sink.parts(path, axis):
+            rows = part if place is None else place[part]
+            region = (self.number, *before, *((part,) if axis == -2 else (slice(None), part)))
+            yield Piece(path, region, factor, rows, turned=axis == -1, **what)
+
+    def snapshot(self, kept: Checkpoints) -> tuple[Late, dict[str, Any]]:
         """Return everything the chain needs to go on with the same bits.
 
-        Arrays of the state are put together when they are called, so that a checkpoint holds
-        one of them at a time.
+        What is not saved where it is is brought here when it is called, so that a checkpoint
+        holds an array of one band at a time.
         """
-        found = [run.snapshot(self.number) for run in self.tracks]
+        found = [run.snapshot(kept, self.number) for run in self.tracks]
         arrays: Late = {name: array for own, _ in found for name, array in own.items()}
         memory = self.memory()
         held = [name for name, value in memory.items() if isinstance(value, np.ndarray)]
@@ -535,7 +575,7 @@ class Chain(ABC):
         }
         return arrays, meta
 
-    def restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+    def restore(self, arrays: Mapping[str, Array], meta: dict[str, Any]) -> None:
         """Take over the state that a snapshot holds."""
         memory, start = meta.get("memory", meta), f"{self.number}/memory/"
         held = {key.removeprefix(start): arrays[key] for key in arrays if key.startswith(start)}

@@ -30,7 +30,7 @@ from daskfactor.inference.base import (
     best_sampler,
     checked_sampler,
 )
-from daskfactor.inference.chain import Arrays, Chain, learnt_variables
+from daskfactor.inference.chain import Chain, learnt_variables
 from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.saved import Saved
 from daskfactor.inference.session import as_begun, session, session_again
@@ -279,20 +279,20 @@ class Run:
         self.chains = self._new_chains()
         self.cycle, self.seconds, self.started = 0, 0.0, time.perf_counter()
         self._shown = math.nan
-        self._saved: Saved | None = None
+        self._kept: Any = sink if sink.keeps_checkpoints else None  # or the last state alone
 
     def _new_chains(self) -> list[Chain]:
         numbers = range(self.options.chains)
         return [self.setting.sampler.chain(self.setting, number) for number in numbers]
 
-    def restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+    def restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; start if no chain had started yet."""
         self.seconds = meta["seconds"]
-        if self.setting.executor.most_losses and not self.sink.keeps_checkpoints:
-            self._saved = Saved(arrays, meta)
+        if self._kept is None and self.setting.executor.most_losses:
+            self._kept = Saved(arrays, meta)
         self._recovering(partial(self._restore, arrays, meta))
 
-    def _restore(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+    def _restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
         self.cycle = meta["cycle"]
         if meta["chains"]:
             for chain, kept in zip(self.chains, meta["chains"], strict=True):
@@ -311,8 +311,11 @@ class Run:
         """Run all segments that are still to come; a checkpoint after each, where it is due."""
         while self.cycle < self.options.cycles:
             self._recovering(self._segment)
-        if self._saved is not None:
-            self._saved.close()
+
+    def close(self) -> None:
+        """Let go of a last state that is kept for no longer than the run."""
+        if isinstance(self._kept, Saved):
+            self._kept.close()
 
     def _segment(self) -> None:
         end = next(end for end in self.setting.ends if end > self.cycle)
@@ -331,8 +334,8 @@ class Run:
         def go_back() -> None:
             nonlocal work
             self.chains = self._new_chains()
-            kept: Any = self.sink if self._saved is None else self._saved
-            work = partial(self._restore, *kept.load_checkpoint())
+            assert self._kept is not None  # bands can be lost only where they are saved
+            work = partial(self._restore, *self._kept.load_checkpoint())
 
         def go_on() -> None:
             work()
@@ -365,7 +368,7 @@ class Run:
     def _write(self, before: int) -> None:
         """Write what a segment gave; it began at cycle ``before``."""
         options, sink = self.options, self.sink
-        due = sink.is_due() or self.cycle >= options.cycles
+        due = (self._kept or sink).is_due() or self.cycle >= options.cycles
         for chain in self.chains:
             chain.write(sink, self.cycle, moments=due)
         if before <= options.tune < self.cycle:
@@ -378,10 +381,10 @@ class Run:
 
     def save(self) -> None:
         """Make a checkpoint, if the sink keeps any or bands may be lost with a worker."""
-        options, sink = self.options, self.sink
-        if sink.keeps_checkpoints or self._saved is not None:
-            found = [chain.snapshot() for chain in self.chains]
-            (self._saved or sink).checkpoint(
+        options, kept = self.options, self._kept
+        if kept is not None:
+            found = [chain.snapshot(kept) for chain in self.chains]
+            kept.checkpoint(
                 {name: value for arrays, _ in found for name, value in arrays.items()},
                 {
                     "cycle": self.cycle,
@@ -401,15 +404,18 @@ class Run:
 
 
 def _carry_out(
-    setting: Setting, sink: Sink, on_event: OnEvent, arrays: Arrays, meta: dict[str, Any]
+    setting: Setting, sink: Sink, on_event: OnEvent, arrays: Mapping[str, Any], meta: dict[str, Any]
 ) -> xr.DataTree:
     """Do everything after the checks: compile, warm start, segments, results."""
     complete = meta["chains"] and meta["cycle"] >= setting.options.cycles
     if not complete:
         _compile_kernels(setting, on_event)
     run = Run(setting, sink, on_event)
-    run.restore(arrays, meta)
-    run.go()
+    try:
+        run.restore(arrays, meta)
+        run.go()
+    finally:
+        run.close()
     if not complete:
         _report_trouble(run)
     # Also of a complete run, which may have been killed before it was closed.

@@ -10,13 +10,15 @@ in a third one.
 
 import contextlib
 import json
+import math
 import os
 import socket
 import sys
+import time
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from errno import EDQUOT, ENOLCK, ENOSPC, ENOSYS, ENOTSUP
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
     from daskfactor.results.places import Place, View
+    from daskfactor.results.writer import Writer
 
 Arrays = dict[str, NDArray[Any]]
 Late = dict[str, NDArray[Any] | Callable[[], NDArray[Any]]]
@@ -40,6 +43,10 @@ CHECKPOINT: Final = "checkpoint"
 MARKER: Final = f"{CHECKPOINT}/{NODE}"
 STATE: Final = "state"
 PARTIAL: Final = ".partial"
+DEAREST: Final = 0.03
+"""Share of a run that checkpoints may take where each takes a while."""
+CHEAP: Final = 0.1
+"""Seconds of a checkpoint that may come as often as there is something to save."""
 _DISK_FULL: Final = frozenset({ENOSPC, EDQUOT})
 _NO_LOCKS: Final = frozenset({ENOLCK, ENOSYS, ENOTSUP})
 SEAL: Final = "crc32"
@@ -242,8 +249,71 @@ def counts_of(marker: Mapping[str, Any], chains: int) -> Counts:
     return Counts(tuple(slots[newest]["draws"]), tuple(slots[newest]["warmup_draws"]))
 
 
+def archive(arrays: Mapping[str, Any], told: Mapping[str, Any]) -> Callable[[Any], None]:
+    """Return what writes arrays and JSON values into a file: an archive of NumPy's.
+
+    Arrays may be functions (see `Late`), each of which is called when its turn comes.
+
+    Raises
+    ------
+    OptionError
+        If a value is none of JSON's; when it is written, if an array is not of numbers.
+    """
+    text = json.dumps({"names": list(arrays), **plain(told)}).encode()
+    every = {**arrays, _META: np.frombuffer(text, dtype=np.uint8)}
+
+    def save(file: Any) -> None:
+        """As `numpy.savez`, which wants all arrays at once."""
+        with zipfile.ZipFile(file, "w") as made:
+            for own, given in every.items():
+                array = np.asarray(given() if callable(given) else given)
+                if array.dtype.kind not in "biufc":
+                    raise OptionError(
+                        f"checkpoint array {own!r} must hold numbers, got dtype {array.dtype}"
+                    )
+                with made.open(f"{own}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+
+    return save
+
+
+class Archives(Mapping[str, NDArray[Any]]):
+    """Arrays of archives by name, each read when it is asked for."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Any] = {}
+        self._files: list[Any] = []
+
+    def add(self, file: Any) -> dict[str, Any]:
+        """Add an archive's arrays, all of them checked to be whole; return what else it says."""
+        self._files.append(file)
+        found = np.load(file)
+        if (broken := found.zip.testzip()) is not None:
+            raise ValueError(f"{broken} is not what was written")
+        told: dict[str, Any] = json.loads(found[_META].tobytes())
+        self._of |= dict.fromkeys(told["names"], found)
+        return told
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        array: NDArray[Any] = self._of[name][name]
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def close(self) -> None:
+        """Close all files; nothing can be read any more."""
+        while self._files:
+            self._files.pop().close()
+
+
 class Checkpoints:
     """The checkpoints of one run store.
+
+    A checkpoint is an archive, and those of its ``parts``, which others may have written.
 
     Parameters
     ----------
@@ -257,6 +327,9 @@ class Checkpoints:
         self._place = place
         self._chains = chains
         self._warmup = warmup_draws
+        self._stamp, self._parts = uuid.uuid4().hex, list["Writer"]()
+        self._arrays = Archives()
+        self._saved, self._asked, self._costs = time.monotonic(), math.inf, (0.0, 0.0)
         self._document = read_marker(place)
         self._newest: int | None = self._document["attributes"].get("newest")
         self.counts = counts_of(self._document, chains)
@@ -265,7 +338,7 @@ class Checkpoints:
     def commit(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:
         """Write a checkpoint and make it the one that counts; True if it is the first.
 
-        Arrays may be functions (see `Late`), each of which is called when its turn comes.
+        Arrays may be functions (see `Late`). What writers have brought that were taken is in it.
 
         Raises
         ------
@@ -275,14 +348,54 @@ class Checkpoints:
             If it cannot be written; the previous checkpoint still counts.
         """
         counts = self.counts_in(meta)
-        first = self._newest is None
-        target = 1 - (1 if self._newest is None else self._newest)
-        self._write(f"{target}", arrays, meta)
+        first, target = self._newest is None, self._target
+        parts = sorted(name for part in self._parts for name in part.saved)
+        self._place.merge([part.store for part in self._parts])
+        self._place.flush()
+        told = {"meta": meta, "stamp": self._stamp, "parts": parts}
+        self._place.save(f"{target}", archive(arrays, told))
         slots = list(self._document["attributes"].get("slots") or [None, None])
         slots[target] = {name: list(number) for name, number in counts._asdict().items()}
         self._mark(slots=slots, newest=target)
         self._newest, self.counts = target, counts
+        self._stamp, self._parts = uuid.uuid4().hex, []
+        self._saved = time.monotonic()
+        self._costs = self._costs[1], max(0.0, self._saved - self._asked)
         return first
+
+    @property
+    def _target(self) -> int:
+        """The slot that is written next."""
+        return 1 - (1 if self._newest is None else self._newest)
+
+    @property
+    def shared(self) -> Path | bool:
+        """As `Place.shared`."""
+        return self._place.shared
+
+    def writer(self) -> "Writer":
+        """Give a writer for other processes, which comes back to `take`.
+
+        Raises
+        ------
+        StoreError
+            If the place is in the memory of this process.
+        """
+        from daskfactor.results.writer import Writer
+
+        return Writer(self._place.fork(), self._place.name, f"{self._target}", self._stamp)
+
+    def take(self, parts: "Sequence[Writer]") -> None:
+        """Have the next checkpoint tell of what writers have written that came back."""
+        self._parts += parts
+
+    def is_due(self) -> bool:
+        """Whether it is time for one, by the time that passed and what the last two took."""
+        self._asked, every = time.monotonic(), self._place.every
+        cost = min(self._costs)  # one may be dear by accident, as the first one often is
+        if not every and cost < CHEAP:
+            return True
+        return self._asked - self._saved >= max(every, cost / DEAREST)
 
     def keep(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write arrays that `load` adds to every checkpoint's.
@@ -295,27 +408,8 @@ class Checkpoints:
             If they cannot be written.
         """
         if arrays:
-            self._write(_LASTING, arrays, {})
+            self._place.save(_LASTING, archive(arrays, {}))
             self._mark(**{_LASTING: True})
-
-    def _write(self, name: str, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Replace an archive of arrays and JSON values."""
-        text = json.dumps({"names": list(arrays), "meta": plain(meta)}).encode()
-        every = {**arrays, _META: np.frombuffer(text, dtype=np.uint8)}
-
-        def save(file: Any) -> None:
-            """As `numpy.savez`, which wants all arrays at once."""
-            with zipfile.ZipFile(file, "w") as archive:
-                for own, given in every.items():
-                    array = np.asarray(given() if callable(given) else given)
-                    if array.dtype.kind not in "biufc":
-                        raise OptionError(
-                            f"checkpoint array {own!r} must hold numbers, got dtype {array.dtype}"
-                        )
-                    with archive.open(f"{own}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, array, allow_pickle=False)
-
-        self._place.save(name, save)
 
     def _mark(self, **attributes: Any) -> None:
         """Change what the marker says, in an instant."""
@@ -323,8 +417,10 @@ class Checkpoints:
         self._document = seal(document, "attributes")
         self._place.replace(MARKER, self._document)
 
-    def load(self) -> tuple[Arrays, dict[str, Any]]:
-        """Read the newest checkpoint that is whole; from now on it is the one that counts.
+    def load(self) -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
+        """Open the newest checkpoint that is whole; from now on it is the one that counts.
+
+        Its arrays are read as they are asked for, until the next one is opened or `close` called.
 
         Raises
         ------
@@ -337,31 +433,44 @@ class Checkpoints:
                 "one; start it again with overwrite=True"
             )
         faults, marked = [], self._document["attributes"].get(_LASTING)
-        try:
-            lasting = self._read(_LASTING)[0] if marked else {}
-        except StoreError:
-            raise
-        except _DAMAGE as error:
-            raise damaged(self._place.name, f"{_LASTING}.npz cannot be read ({error})") from error
         for slot in (self._newest, 1 - self._newest):
             try:
-                arrays, meta = self._read(f"{slot}")
+                meta = self._open(f"{slot}")
                 self.counts, self._newest = self.counts_in(meta), slot
             except StoreError:
                 raise
             except _DAMAGE as error:
                 faults.append(f"{slot}.npz: {error}")
             else:
-                return arrays | lasting, meta
-        raise StoreFormatError(
-            f"no checkpoint of {self._place.name} is whole ({'; '.join(faults)}); "
-            "its draws can still be read, but the run cannot be resumed"
-        )
+                break
+        else:
+            raise StoreFormatError(
+                f"no checkpoint of {self._place.name} is whole ({'; '.join(faults)}); "
+                "its draws can still be read, but the run cannot be resumed"
+            )
+        try:
+            if marked:
+                self._arrays.add(self._place.saved(_LASTING))
+        except StoreError:
+            raise
+        except _DAMAGE as error:
+            raise damaged(self._place.name, f"{_LASTING}.npz cannot be read ({error})") from error
+        return self._arrays, meta
 
-    def _read(self, name: str) -> tuple[Arrays, dict[str, Any]]:
-        with self._place.saved(name) as file, np.load(file) as archive:
-            told = json.loads(archive[_META].tobytes())
-            return {own: archive[own] for own in told["names"]}, told["meta"]
+    def _open(self, name: str) -> dict[str, Any]:
+        """Open a checkpoint, all of its parts; return its meta."""
+        self._arrays.close()
+        self._arrays = Archives()
+        told = self._arrays.add(self._place.saved(name))
+        for part in told.get("parts", ()):
+            if self._arrays.add(self._place.saved(part))["stamp"] != told["stamp"]:
+                raise ValueError(f"{part}.npz is of another checkpoint")
+        meta: dict[str, Any] = told["meta"]
+        return meta
+
+    def close(self) -> None:
+        """Close the checkpoint that was opened."""
+        self._arrays.close()
 
     def counts_in(self, meta: Mapping[str, Any]) -> Counts:
         """Counts that a checkpoint's meta says, of every chain.

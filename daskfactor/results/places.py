@@ -16,10 +16,10 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
 from daskfactor.data.icechunks import is_installed, needed
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.files import (
+    MARKER,
     PARTIAL,
     disk_errors,
     read_json,
-    replace_file,
     replace_json,
     scratch_folder,
     writer_lock,
@@ -67,13 +67,17 @@ class Place(View, Protocol):
     every: ClassVar[float]
     store: Any
 
+    @property
+    def shared(self) -> Path | bool:
+        """A folder whose owners can write here, or whether all processes can."""
+
     def replace(self, key: str, document: Any) -> None:
         """Replace a JSON document."""
 
     def save(self, name: str, write: Callable[[Any], object]) -> None:
         """Replace an archive by what ``write`` writes into a file."""
 
-    def saved(self, name: str) -> AbstractContextManager[IO[bytes]]:
+    def saved(self, name: str) -> IO[bytes]:
         """Open an archive to read it."""
 
     def flush(self) -> None:
@@ -154,17 +158,26 @@ class LocalPlace(Folder):
             leftover.unlink(missing_ok=True)
         return cls(path, lock)
 
+    @classmethod
+    def for_checkpoints(cls, path: Path) -> "LocalPlace":
+        """Make a place in an empty folder that holds checkpoints and nothing else."""
+        scratch_folder(path).mkdir(parents=True)
+        place = cls(path)
+        place.replace(MARKER, {"attributes": {}})
+        return place
+
+    @property
+    def shared(self) -> Path | bool:
+        return scratch_folder(self.path)
+
     def replace(self, key: str, document: Any) -> None:
         replace_json(self.path / key, document, scratch_folder(self.path))
 
     def save(self, name: str, write: Callable[[Any], object]) -> None:
-        replace_file(self._archive(name), write, scratch_folder(self.path))
+        self.store.save(name, write)
 
-    def saved(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        return self._archive(name).open("rb")
-
-    def _archive(self, name: str) -> Path:
-        return scratch_folder(self.path) / f"{name}.npz"
+    def saved(self, name: str) -> IO[bytes]:
+        return (scratch_folder(self.path) / f"{name}.npz").open("rb")
 
     def flush(self) -> None:
         self.store.flush()

@@ -20,21 +20,17 @@ from functools import partial
 from threading import Event, Thread
 from typing import IO, Any, ClassVar, Final
 
-import numpy as np
-
 from daskfactor.data.icechunks import ask, repository_at
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.files import CHECKPOINT, MARKER, NODE, seal
 from daskfactor.results.root import LIBRARY
-from daskfactor.results.zarr_stores import PatientStore
+from daskfactor.results.zarr_stores import PIECE, ArrayFile, PatientStore
 from daskfactor.urls import scheme_of, unreachable
 
 BRANCH: Final = "main"
 WRITER: Final = "writer"
 LEASE: Final = 60.0
 """Seconds after a sign of life in which another host takes a run for being written, at least."""
-PIECE: Final = 2**23
-"""Bytes of an archive in one object."""
 
 
 class UrlView:
@@ -208,23 +204,13 @@ class RepositoryPlace(RepositoryView):
                 f"this run another URL{if_killed}"
             )
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes can write here: not into the memory of this one."""
+        return scheme_of(self.name) != "memory"
+
     def save(self, name: str, write: Callable[[Any], object]) -> None:
-        import zarr
-        from zarr.codecs import Crc32cCodec
-
-        def made(size: int) -> Any:
-            return zarr.create_array(
-                self.store,
-                name=f"{CHECKPOINT}/{name}",
-                shape=(0,),
-                chunks=(min(size, PIECE),),  # a chunk is sent whole, however little is in it
-                dtype="uint8",
-                compressors=(Crc32cCodec(),),
-                overwrite=True,
-            )
-
-        with ArrayFile(made=made) as file:
-            write(file)
+        self.store.save(name, write)
 
     def saved(self, name: str) -> IO[bytes]:
         import zarr
@@ -317,7 +303,7 @@ class RepositoryPlace(RepositoryView):
         StoreError
             If the repository is in the memory of this process.
         """
-        if scheme_of(self.name) == "memory":
+        if not self.shared:
             raise StoreError(
                 f"{self.name} is in the memory of this process, where no other can write; take a "
                 "path or an object store"
@@ -381,64 +367,3 @@ def _lives(number: int) -> bool:
     import psutil
 
     return bool(psutil.pid_exists(number))
-
-
-class ArrayFile(io.RawIOBase):
-    """A file that is an array of bytes: written from its beginning to its end, or read anywhere."""
-
-    def __init__(self, array: Any = None, made: Callable[[int], Any] | None = None) -> None:
-        self._array, self._made, self._written = array, made, made is not None
-        self._held, self._end = bytearray(), 0 if array is None else int(array.shape[0])
-        self._at, self._number, self._piece = 0, -1, np.empty(0, np.uint8)
-
-    def writable(self) -> bool:
-        return self._written
-
-    def write(self, data: Any) -> int:
-        """Add bytes to the end; those of several pieces are sent at once."""
-        self._held += data
-        if len(self._held) >= 4 * PIECE:
-            self._send(len(self._held) // PIECE * PIECE)
-        return memoryview(data).nbytes
-
-    def _send(self, size: int) -> None:
-        if self._made is not None:
-            self._array, self._made = self._made(size), None
-        self._array.resize((self._end + size,))
-        self._array[self._end : self._end + size] = np.frombuffer(self._held[:size], np.uint8)
-        self._end += size
-        del self._held[:size]
-
-    def __exit__(self, kind: Any, *error: object) -> None:
-        """Send what is still held, unless writing has failed."""
-        if kind is None and self._held:
-            self._send(len(self._held))
-        self.close()
-
-    def readable(self) -> bool:
-        return not self._written
-
-    def seekable(self) -> bool:
-        return not self._written
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if self._written:
-            raise io.UnsupportedOperation("it is written from its beginning to its end")
-        self._at = offset + (0, self._at, self._end)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        if self._written:
-            raise io.UnsupportedOperation("it is written from its beginning to its end")
-        return self._at
-
-    def readinto(self, out: Any) -> int:
-        """Read up to the end of a piece, which is fetched once."""
-        number, start = divmod(self._at, PIECE)
-        if number != self._number:
-            self._piece = np.asarray(self._array[number * PIECE : (number + 1) * PIECE])
-            self._number = number
-        found = self._piece[start : start + len(out)]
-        out[: len(found)] = found.tobytes()
-        self._at += len(found)
-        return len(found)

@@ -1,7 +1,7 @@
 """What a run writes, into arrays that are as large as the plan; here those of a run in memory."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, ClassVar, Self
@@ -13,8 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.files import Counts, plain
 from daskfactor.results.schema import (
-    MOMENTS,
-    MONITOR,
     STEIN,
     RunSpec,
     group_coords,
@@ -65,6 +63,7 @@ class Sink:
     """
 
     keeps_checkpoints: ClassVar[bool] = False
+    shared: ClassVar[Any] = False
     name: str = "this run"
     committed: Counts
 
@@ -116,38 +115,36 @@ class Sink:
         for name, values in stats.items():
             self._append(f"{group}/{name}", chain, start, np.atleast_1d(np.asarray(values)))
 
-    def write_moments(
-        self,
-        chain: int,
-        *,
-        W_mean: Array,
-        W_var: Array,
-        Ht_mean: Array,
-        Ht_var: Array,
-        count: int,
-        **means: Array,
-    ) -> None:
-        """Replace one chain's streamed moments: W (I, K), H (J, K), number of cycles.
+    def parts(self, path: str, axis: int) -> Iterator[slice]:
+        """Say which parts of an axis of an array may be written at the same time."""
+        yield slice(0, self._array(path).shape[axis])
 
-        ``means`` are others, by the names of their variables.
+    def write(self, path: str, region: Any, values: Any) -> None:
+        """Write a region of an array.
 
         Raises
         ------
         StoreError
             As `write_draws`.
         """
-        values = {"W_mean": W_mean, "W_var": W_var, "H_mean": Ht_mean.T, "H_var": Ht_var.T, **means}
-        self._replace(MOMENTS, chain, values, count)
+        with self._writing(path):
+            self._array(path)[region] = values
 
-    def write_monitor(self, chain: int, *, mean: Array, var: Array, count: int) -> None:
-        """Replace one chain's streamed mean and variance (n_monitor,) at the monitored cells.
+    @contextmanager
+    def replacing(self, group: str, chain: int, count: int) -> Iterator[None]:
+        """Have one chain's streamed moments written in the block, those of ``count`` cycles.
+
+        ``group`` is that of the factors' moments, or of the monitored cells'.
 
         Raises
         ------
         StoreError
             As `write_draws`.
         """
-        self._replace(MONITOR, chain, {"mean": mean, "var": var}, count)
+        # A count of 0 marks values that are being replaced, should we be killed here.
+        self.write(f"{group}/count", chain, 0)
+        yield
+        self.write(f"{group}/count", chain, count)
 
     def write_weights(
         self,
@@ -314,11 +311,3 @@ class Sink:
             )
         with self._writing(path):
             self._put(path, chain, start, block)
-
-    def _replace(self, group: str, chain: int, values: Mapping[str, Array], count: int) -> None:
-        # A count of 0 marks values that are being replaced, should we be killed here.
-        with self._writing(f"{group} of chain {chain}"):
-            self._array(f"{group}/count")[chain] = 0
-            for name, value in values.items():
-                self._array(f"{group}/{name}")[chain] = value
-            self._array(f"{group}/count")[chain] = count

@@ -10,12 +10,10 @@ the store looks like: replacing it extends a run in one instant, and what it lea
 out (the folder ``checkpoint``) no reader meets.
 """
 
-import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
@@ -61,9 +59,6 @@ from daskfactor.results.trace import checked_store, committed_tree
 from daskfactor.results.writer import Writer
 from daskfactor.urls import located
 
-DEAREST: Final = 0.03
-"""Share of a run that checkpoints may take where each takes a while."""
-
 # Draws are noise in all but their exponents: measured on 8 MB of float32 draws, zstd
 # saves 8 % and lz4 with bit shuffling 11 %, zstd at four times the reading time.
 # Plain bytes read and write fastest, and every zarr reader knows them.
@@ -93,7 +88,6 @@ class RunStore(Sink):
         # draw makes a draw cheap; at most one chunk of each is held.
         self._pending: dict[tuple[str, int], tuple[int, list[Any]]] = {}
         self._empty = False  # true from its creation to its second checkpoint
-        self._saved, self._cost, self._asked = time.monotonic(), 0.0, math.inf
         # An extension that was cut short: every node as the root's file says it is.
         for name, node in nodes_of(document).items():
             if not _holds(place, f"{name}/{NODE}", node):
@@ -191,23 +185,22 @@ class RunStore(Sink):
         )
         return np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)
 
+    @property
+    def shared(self) -> Path | bool:
+        """As `daskfactor.results.places.Place.shared`."""
+        return self._checkpoints.shared
+
     def writer(self) -> Writer:
-        """Give a writer for other processes, which comes back to `checkpoint`.
+        """As `Checkpoints.writer`."""
+        self._writable()
+        return self._checkpoints.writer()
 
-        Raises
-        ------
-        StoreError
-            If the store is closed, or in the memory of this process.
-        """
-        return Writer(self._writable().fork())
+    def take(self, parts: Sequence[Writer]) -> None:
+        """As `Checkpoints.take`."""
+        self._checkpoints.take(parts)
 
-    def checkpoint(
-        self, arrays: Mapping[str, Any], meta: Mapping[str, Any], parts: Sequence[Writer] = ()
-    ) -> None:
-        """As `Sink.checkpoint`, on disk or in an object store.
-
-        ``parts`` are writers that came back: what they wrote is in the checkpoint, too.
-        """
+    def checkpoint(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        """As `Sink.checkpoint`, on disk or in an object store."""
         if max(self._checkpoints.counts_in(meta).draws) > self.draws:
             raise OptionError(
                 f"meta['draws'] is {meta['draws']}, but {self.path} has room for {self.draws} "
@@ -216,21 +209,16 @@ class RunStore(Sink):
         with self._writing("a checkpoint"):
             self._flush()
             place = self._writable()
-            place.merge([part.store for part in parts])
-            place.flush()
             first = self._checkpoints.commit(arrays, meta)
             place.commit("draws per chain: " + ", ".join(map(str, self.committed.draws)))
         self._empty = self._empty and first
-        self._saved = time.monotonic()
-        self._cost = max(0.0, self._saved - self._asked)
 
     def is_due(self) -> bool:
-        """As `Sink.is_due`, by the time that passed and what the last checkpoint took."""
-        self._asked, every = time.monotonic(), self._writable().every
-        return not every or self._asked - self._saved >= max(every, self._cost / DEAREST)
+        """As `Checkpoints.is_due`."""
+        return self._checkpoints.is_due()
 
-    def load_checkpoint(self) -> tuple[Arrays, dict[str, Any]]:
-        """Read the newest whole checkpoint, with the arrays that the run needs all along.
+    def load_checkpoint(self) -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
+        """Open the newest whole checkpoint, with the arrays that the run needs all along.
 
         The draws that it vouches for exist.
 
@@ -303,6 +291,7 @@ class RunStore(Sink):
 
     def close(self) -> None:
         """Let go of the store. What no checkpoint has committed is lost."""
+        self._checkpoints.close()
         if self._place is not None:
             self._place.close()
         self._place, self._arrays = None, {}
@@ -318,6 +307,12 @@ class RunStore(Sink):
         if self._place is None:
             raise StoreError(f"{self.path} is closed; resume the run to write more")
         return self._place
+
+    def parts(self, path: str, axis: int) -> Iterator[slice]:
+        """As `Sink.parts`: those that share no chunk."""
+        array = self._array(path)
+        for low in range(0, array.shape[axis], array.chunks[axis]):
+            yield slice(low, min(low + array.chunks[axis], array.shape[axis]))
 
     def _opened(self, path: str) -> Any:
         return self._writer.array(path)

@@ -1,8 +1,11 @@
 """Write regions of a run's arrays, in the process that opened it or in others."""
 
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 import zarr
+
+from daskfactor.results.files import archive
 
 # A chunk of nothing but fill values is written all the same: one that is not there is damage.
 _WHOLE: Final = {"array.write_empty_chunks": True}
@@ -11,17 +14,27 @@ _WHOLE: Final = {"array.write_empty_chunks": True}
 class Writer:
     """Writes regions of arrays; a copy goes to another process, and comes back to be committed.
 
-    Nobody sees what it wrote before `daskfactor.results.store.RunStore.checkpoint` was given what
-    came back. Regions that two write before the same checkpoint must not share a chunk.
+    Nobody sees what it wrote before the next checkpoint after what came back was taken.
+    Regions that two write before the same checkpoint must not share a chunk.
 
     Parameters
     ----------
     store
         Where it writes.
+    name
+        Path or URL, for messages.
+    slot, stamp
+        Of the checkpoint that is next: what archives are for.
+
+    Attributes
+    ----------
+    saved
+        Names of the archives that it has written.
     """
 
-    def __init__(self, store: Any) -> None:
-        self.store = store
+    def __init__(self, store: Any, name: str = "", slot: str = "", stamp: str = "") -> None:
+        self.store, self.name, self.slot, self.stamp = store, name, slot, stamp
+        self.saved: list[str] = []
         self._arrays: dict[str, Any] = {}
 
     def array(self, path: str) -> Any:
@@ -44,6 +57,17 @@ class Writer:
         self.array(path)[region] = values
         return self
 
+    def save(self, name: str, arrays: Mapping[str, Any]) -> None:
+        """Write arrays that the next checkpoint has, in an archive of their own.
+
+        Raises
+        ------
+        StoreError, OSError
+            As `write`.
+        """
+        self.saved.append(f"{self.slot}-{name}")
+        self.store.save(self.saved[-1], archive(arrays, {"stamp": self.stamp}))
+
     def __getstate__(self) -> dict[str, Any]:
         self.store.flush()  # what comes back from another machine must be on the disk there
-        return {"store": self.store, "_arrays": {}}
+        return self.__dict__ | {"_arrays": {}}

@@ -7,20 +7,32 @@ readers are replaced by `replace_json`.
 """
 
 import contextlib
+import io
 import re
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
 import google_crc32c
+import numpy as np
+import zarr
+from zarr.codecs import Crc32cCodec
 from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, WrapperStore
 
-from daskfactor.results.files import damaged, flush_path
+from daskfactor.results.files import (
+    CHECKPOINT,
+    damaged,
+    flush_path,
+    replace_file,
+    scratch_folder,
+)
 from daskfactor.urls import patiently
 
+PIECE: Final = 2**23
+"""Bytes of an archive in one object."""
 _CHUNK: Final = re.compile(r"(?P<array>.+)/c(/\d+)*")
 
 
@@ -30,6 +42,11 @@ class DurableStore(LocalStore):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self._unflushed: set[Path] = set()
+
+    def save(self, name: str, write: Callable[[Any], object]) -> None:
+        """Replace an archive by what ``write`` writes into a file, atomically and durably."""
+        scratch = scratch_folder(self.root)
+        replace_file(scratch / f"{name}.npz", write, scratch)
 
     def with_read_only(self, read_only: bool = False) -> Self:
         """Give the store itself: it is only ever opened for writing."""
@@ -147,3 +164,81 @@ class PatientStore(WrapperStore[Any]):
 
     def flush(self) -> None:
         """Do nothing: what is in an object store stays there."""
+
+    def save(self, name: str, write: Callable[[Any], object]) -> None:
+        """Replace an archive, an array of bytes, by what ``write`` writes into a file."""
+
+        def made(size: int) -> Any:
+            return zarr.create_array(
+                self,
+                name=f"{CHECKPOINT}/{name}",
+                shape=(0,),
+                chunks=(min(size, PIECE),),  # a chunk is sent whole, however little is in it
+                dtype="uint8",
+                compressors=(Crc32cCodec(),),
+                overwrite=True,
+            )
+
+        with ArrayFile(made=made) as file:
+            write(file)
+
+
+class ArrayFile(io.RawIOBase):
+    """A file that is an array of bytes: written from its beginning to its end, or read anywhere."""
+
+    def __init__(self, array: Any = None, made: Callable[[int], Any] | None = None) -> None:
+        self._array, self._made, self._written = array, made, made is not None
+        self._held, self._end = bytearray(), 0 if array is None else int(array.shape[0])
+        self._at, self._number, self._piece = 0, -1, np.empty(0, np.uint8)
+
+    def writable(self) -> bool:
+        return self._written
+
+    def write(self, data: Any) -> int:
+        """Add bytes to the end; those of several pieces are sent at once."""
+        self._held += data
+        if len(self._held) >= 4 * PIECE:
+            self._send(len(self._held) // PIECE * PIECE)
+        return memoryview(data).nbytes
+
+    def _send(self, size: int) -> None:
+        if self._made is not None:
+            self._array, self._made = self._made(size), None
+        self._array.resize((self._end + size,))
+        self._array[self._end : self._end + size] = np.frombuffer(self._held[:size], np.uint8)
+        self._end += size
+        del self._held[:size]
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        """Send what is still held, unless writing has failed."""
+        if kind is None and self._held:
+            self._send(len(self._held))
+        self.close()
+
+    def readable(self) -> bool:
+        return not self._written
+
+    def seekable(self) -> bool:
+        return not self._written
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if self._written:
+            raise io.UnsupportedOperation("it is written from its beginning to its end")
+        self._at = offset + (0, self._at, self._end)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        if self._written:
+            raise io.UnsupportedOperation("it is written from its beginning to its end")
+        return self._at
+
+    def readinto(self, out: Any) -> int:
+        """Read up to the end of a piece, which is fetched once."""
+        number, start = divmod(self._at, PIECE)
+        if number != self._number:
+            self._piece = np.asarray(self._array[number * PIECE : (number + 1) * PIECE])
+            self._number = number
+        found = self._piece[start : start + len(out)]
+        out[: len(found)] = found.tobytes()
+        self._at += len(found)
+        return len(found)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from daskfactor.results.schema import RunSpec
+from daskfactor.results.schema import MOMENTS, MONITOR, RunSpec
 from daskfactor.results.sink import Sink
 
 I, J, K = 7, 5, 3  # noqa: E741, the papers' own letters
@@ -68,9 +68,17 @@ def moments(chain: int) -> dict[str, np.ndarray]:
     return {
         "W_mean": W.mean(0),
         "W_var": W.var(0),
-        "Ht_mean": Ht.mean(0),
-        "Ht_var": Ht.var(0),
+        "H_mean": Ht.mean(0).T,
+        "H_var": Ht.var(0).T,
     }
+
+
+def put_moments(
+    sink: Sink, group: str, chain: int, values: dict[str, Any], count: int = DRAWS
+) -> None:
+    with sink.replacing(group, chain, count):
+        for name, value in values.items():
+            sink.write(f"{group}/{name}", chain, value)
 
 
 def monitor(chain: int, spec: RunSpec) -> dict[str, np.ndarray]:
@@ -93,9 +101,9 @@ def fill(store: Sink, spec: RunSpec, *, draws: int | None = None) -> None:
                 chain, 0, *factors(chain, 0, n // 2, salt=1), group="posterior_coarse"
             )
         store.write_stats(chain, 0, stats(chain, 0, n))
-        store.write_moments(chain, **moments(chain), count=DRAWS)
+        put_moments(store, MOMENTS, chain, moments(chain))
         if spec.n_monitor:
-            store.write_monitor(chain, **monitor(chain, spec), count=DRAWS)
+            put_moments(store, MONITOR, chain, monitor(chain, spec))
     store.checkpoint({"state": np.arange(5)}, {"draws": n})
 
 
@@ -113,7 +121,7 @@ def tree_of(spec: RunSpec, arrays: dict[str, dict[str, Any]]) -> xr.DataTree:
         for chain in range(spec.chains):
             own = {name: np.asarray(values)[chain] for name, values in members.items()}
             if group == "monitor":
-                sink.write_monitor(chain, **own)
+                put_moments(sink, group, chain, own, int(own.pop("count")))
             elif "H" in own:
                 sink.write_draws(chain, 0, own["W"], own["H"], group)
             else:

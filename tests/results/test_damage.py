@@ -39,7 +39,7 @@ def everything(path: Path) -> tuple[xr.DataTree, dict[str, np.ndarray], dict]:
         tree = open_run(path).load()
     with RunStore.open(path) as held:
         arrays, meta = held.load_checkpoint()
-    return tree, arrays, meta
+        return tree, dict(arrays), meta
 
 
 def flipped(raw: bytes, number: int) -> bytes:

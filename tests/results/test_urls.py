@@ -62,7 +62,8 @@ def test_a_checkpoint_comes_back_bit_for_bit_in_pieces(url, monkeypatch):
         for turn in range(3):
             store.checkpoint(arrays, {"draws": 0, "turn": turn})
     with RunStore.open(url) as store:
-        found, meta = store.load_checkpoint()
+        opened, meta = store.load_checkpoint()
+        found = dict(opened)
     assert meta["turn"] == 2
     assert {name: own.tobytes() for name, own in found.items()} == {
         name: own.tobytes() for name, own in (arrays | {"kept": np.arange(3.0)}).items()
@@ -154,7 +155,7 @@ def test_a_writer_that_was_killed_is_followed_at_once_here_and_later_elsewhere(p
 
 
 def test_a_writer_that_commits_nothing_for_long_is_not_taken_for_dead(place, monkeypatch):
-    monkeypatch.setattr(repository, "LEASE", 2.0)
+    monkeypatch.setattr(repository, "LEASE", 5.0)
     here = repository.socket.gethostname()
     with RunStore.create(place, make_spec()) as store:
         write(store, 0, 1)
@@ -343,7 +344,8 @@ def test_two_processes_write_disjoint_chunks_of_one_checkpoint(s3, tmp_path, kin
         parts = pool.starmap(write_half, [(store.writer(), chain) for chain in (0, 1)])
         assert len(pickle.dumps(parts[0])) < 4096
         assert open_run(where)["posterior"].sizes["draw"] == 0
-        store.checkpoint({"a": np.arange(3)}, {"draws": 4}, parts)
+        store.take(parts)
+        store.checkpoint({"a": np.arange(3)}, {"draws": 4})
         write(store, 4, 2)
         store.checkpoint({}, {"draws": 6})
     tree = open_run(where)
@@ -375,15 +377,29 @@ def test_checkpoints_are_due_by_time_and_by_what_they_cost(tmp_path, monkeypatch
         assert store.is_due()
         assert store.is_due()
     clock = Clock()
-    monkeypatch.setattr("daskfactor.results.store.time", clock)
+    monkeypatch.setattr("daskfactor.results.files.time", clock)
     with RunStore.create("memory://clock", make_spec()) as store:
         assert not store.is_due()
-        for wait, cost in ((10, 0.1), (10, 1.2), (40, 0.0), (10, 0.0)):
+        for wait, cost in ((10, 0.1), (10, 1.2), (10, 1.2), (40, 0.0), (10, 0.0)):
             clock.now += wait - 0.1
             assert not store.is_due()
             clock.now += 0.2
             assert store.is_due()
             clock.now += cost  # until all is written
+            store.checkpoint({}, {"draws": 0})
+
+
+def test_dear_checkpoints_in_a_folder_keep_apart(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("daskfactor.results.files.time", clock)
+    with RunStore.create(tmp_path / "run.zarr", make_spec()) as store:
+        for wait, cost in ((0, 0.6), (0, 0.6), (20, 0.05), (0, 0.05)):
+            if wait:
+                clock.now += wait - 0.1
+                assert not store.is_due()
+                clock.now += 0.2
+            assert store.is_due()
+            clock.now += cost
             store.checkpoint({}, {"draws": 0})
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from daskfactor.results.schema import MOMENTS
 from daskfactor.results.store import RunStore
-from tests.results.runs import factors
+from tests.results.runs import factors, put_moments
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([__name__])
@@ -56,7 +57,8 @@ def write_until_killed(path: str, pipe: Connection) -> None:
             store.write_stats(0, draw, {"lp": np.arange(draw, draw + 3) + 0.5})
             draw += 3
             W, Ht = factors(1, draw, 1)
-            store.write_moments(0, W_mean=W[0], W_var=W[0], Ht_mean=Ht[0], Ht_var=Ht[0], count=draw)
+            found = {"W_mean": W[0], "W_var": W[0], "H_mean": Ht[0].T, "H_var": Ht[0].T}
+            put_moments(store, MOMENTS, 0, found, draw)
             store.checkpoint(state_of(draw), {"draws": draw})
 
 

@@ -1,0 +1,136 @@
+"""What workers write by themselves: results and checkpoints, without the client in between."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from distributed import Client
+
+import daskfactor as dfac
+from daskfactor.errors import StoreError
+from daskfactor.executors.cluster import ClusterExecutor
+from daskfactor.executors.held import Keeper
+from daskfactor.results import schema
+from daskfactor.results.store import RunStore
+from daskfactor.results.zarr_stores import DurableStore
+from tests.cluster import dying
+
+pytestmark = pytest.mark.cluster
+
+SETTINGS = dying.SETTINGS | {"draws": 4, "monitor": (np.arange(3), np.arange(3))}
+MODEL = dfac.TweedieNMF(2, dispersion=1.0)
+SAMPLERS = {"one track": dfac.PSGLD(warm_start=4), "two": dfac.PSGRRLD(warm_start=4)}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks to a draw, of no whole number of bands."""
+    monkeypatch.setattr(schema, "CHUNK_BYTES", 17 * 2 * 4)
+
+
+def equal(found: xr.DataTree, wanted: xr.DataTree) -> None:
+    for group in ("posterior", "posterior_moments"):
+        assert found[group].to_dataset().equals(wanted[group].to_dataset())
+
+
+@pytest.mark.parametrize("balance", [False, True])
+@pytest.mark.parametrize("name", ["ring", "tasks"])
+def test_workers_write_what_the_client_never_sees(
+    name: str, balance: bool, elsewhere: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SETTINGS | {"monitor": None, "keep": "draws"}
+    settings |= {"blocks": None, "unstored": None}
+    with dfac.as_blocks(dying.data(), 3, unstored="zero", balance=balance) as data:
+        wanted = dfac.sample(data, MODEL, dying.SAMPLER, executor="serial", **settings)
+        store = str(tmp_path / "run.zarr")
+        with monkeypatch.context() as patch:
+
+            def refuse(_: Keeper, refs: Any, rows: Any = ()) -> Any:
+                assert not refs, "bands were brought to the client"
+                return iter(rows)
+
+            patch.setattr(Keeper, "bring", refuse)
+            found = dfac.sample(
+                data, MODEL, dying.SAMPLER, executor=name, client=elsewhere, store=store, **settings
+            )
+        assert found["posterior"]["W"].data.numblocks[2] > 1
+        equal(found, wanted)
+        more = dfac.resume(store, 3, V=data, executor=name, client=elsewhere, progressbar=False)
+        wanted = dfac.sample(
+            data, MODEL, dying.SAMPLER, executor="serial", **settings | {"draws": 7}
+        )
+        equal(more, wanted)
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_the_client_writes_where_workers_cannot(
+    kind: str, here: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, runs = SAMPLERS[kind], {}
+    for shared in (True, False):
+        with monkeypatch.context() as patch:
+            if not shared:
+                patch.setattr(ClusterExecutor, "reaches", lambda *_: False)
+            store = str(tmp_path / f"{shared}.zarr")
+            dfac.sample(
+                dying.data(), MODEL, sampler, executor="ring", client=here, store=store, **SETTINGS
+            )
+            parts = list((Path(store) / "checkpoint/state").glob("[01]-*.npz"))
+            assert bool(parts) == shared
+            runs[shared] = dfac.resume(
+                store, 2, V=dying.data(), executor="ring", client=here, progressbar=False
+            )
+    equal(runs[True], runs[False])
+    settings = SETTINGS | {"draws": 6}
+    equal(runs[True], dfac.sample(dying.data(), MODEL, sampler, executor="serial", **settings))
+
+
+def test_a_run_of_workers_goes_on_in_threads(here: Client, tmp_path: Path) -> None:
+    store = str(tmp_path / "run.zarr")
+    dfac.sample(
+        dying.data(), MODEL, dying.SAMPLER, executor="ring", client=here, store=store, **SETTINGS
+    )
+    found = dfac.resume(store, 2, V=dying.data(), executor="threads", progressbar=False)
+    wanted = dfac.sample(
+        dying.data(), MODEL, dying.SAMPLER, executor="serial", **SETTINGS | {"draws": 6}
+    )
+    equal(found, wanted)
+
+
+def test_parts_of_different_checkpoints_are_never_mixed(here: Client, tmp_path: Path) -> None:
+    """As a client leaves them that dies between its workers' parts and its own."""
+    store, folder = str(tmp_path / "run.zarr"), tmp_path / "run.zarr/checkpoint/state"
+    options: dict[str, Any] = {"executor": "ring", "client": here, "progressbar": False}
+    dfac.sample(dying.data(), MODEL, dying.SAMPLER, store=store, **SETTINGS | options)
+    with RunStore.open(store) as held:
+        newest = held.load_checkpoint()[1]["cycle"]
+    slot = max((0, 1), key=lambda own: (folder / f"{own}.npz").stat().st_mtime_ns)
+    for part in folder.glob(f"{slot}-*.npz"):
+        shutil.copy(folder / part.name.replace(f"{slot}-", f"{1 - slot}-", 1), part)
+    with RunStore.open(store) as held:
+        assert held.load_checkpoint()[1]["cycle"] < newest
+    found = dfac.resume(store, V=dying.data(), **options)
+    wanted = dfac.sample(dying.data(), MODEL, dying.SAMPLER, executor="serial", **SETTINGS)
+    equal(found, wanted)
+
+
+def test_a_full_disk_under_a_worker_is_told(
+    here: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = str(tmp_path / "run.zarr")
+
+    def full(self: DurableStore, name: str, write: Any) -> None:
+        if "-" in name:
+            raise OSError(28, "No space left on device")
+        save(self, name, write)
+
+    save = DurableStore.save
+    monkeypatch.setattr(DurableStore, "save", full)
+    with pytest.raises(StoreError, match=r"from a worker to .*run\.zarr, the disk is full"):
+        dfac.sample(
+            dying.data(), MODEL, dying.SAMPLER, executor="ring", client=here, store=store,
+            **SETTINGS,
+        )  # fmt: skip
