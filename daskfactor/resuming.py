@@ -1,6 +1,7 @@
 """Go on with a run of any kind where its store stopped: the verb ``resume``."""
 
 import json
+from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import Any, Unpack
 
@@ -13,6 +14,7 @@ from daskfactor.options import Running, verb
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.stein import posterior
+from daskfactor.urls import placed
 
 
 @verb
@@ -22,6 +24,7 @@ def resume(
     *,
     V: Any = None,
     memory_limit: int | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Unpack[Running],
 ) -> xr.DataTree:
     """Go on with a run where its store stopped: the same draws as an unbroken run.
@@ -40,6 +43,8 @@ def resume(
         data from :func:`as_blocks`: dense ones in memory and those on a path are found again.
     memory_limit
         As for :func:`as_blocks`.
+    storage_options
+        For data at a URL, as for :func:`as_blocks`: they are not kept with the run.
     options
         Where it runs, as for :func:`sample`.
 
@@ -55,6 +60,8 @@ def resume(
     path = _path(store)
     with RunStore.open(path) as held:
         described = json.loads(held.attrs["run"])
+        if storage_options is not None:
+            V = placed(described["source"]["location"] if V is None else V, storage_options)
         if "particles" not in held.attrs:
             sampling.go_on(held, described, draws, V, memory_limit, **options)
         elif draws is None:

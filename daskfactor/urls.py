@@ -345,7 +345,10 @@ _KNOWN: Final = {
     "Expired|TokenRefreshRequired": Trouble("the credentials have expired", "renew them"),
     "no providers in chain provided credentials|CredentialsNotLoaded|NoCredentials"
     "|loading credentials|credentials provider was not enabled":
-        Trouble("there are no credentials in the environment", "set them"),
+        Trouble(
+            "there are no credentials in the environment",
+            "set them, or pass storage_options if it is data",
+        ),
     "AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|Forbidden|Bad Request"
     "|Unauthorized|AuthenticationFailed|AuthorizationFailure|PermissionError|edentialsError":
         Trouble("the credentials are refused", "check that they may do this and have not expired"),

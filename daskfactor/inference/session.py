@@ -36,6 +36,7 @@ from daskfactor.options import OnWeighed, Running, split
 from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.trace import kept_beside
+from daskfactor.urls import Url, along, is_url
 
 if TYPE_CHECKING:
     from daskfactor.results.store import RunStore
@@ -264,7 +265,8 @@ def _weights_again(
     if kept is not None:
         return {"weights": StoredWeights(weighting, kept.values)}
     if source.get("weights") is not None:
-        return {weighting: source["weights"]}
+        there = source["weights"]
+        return {weighting: along(there, V) if isinstance(V, Url) and is_url(there) else there}
     options = [f"blocks={len(saved['row_offsets']) - 1}"]
     options += [f'unstored="{saved["unstored"]}"'] if saved["unstored"] else []
     options += ["balance=True"] if saved["balance"] else []

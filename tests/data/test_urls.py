@@ -173,6 +173,11 @@ def test_storage_options(folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path:
     for secret in (b"averysecretkey", b"theaccesskey"):
         assert secret not in written
     assert json.loads(trace.attrs["run"])["source"]["location"] == f"{folder}/v.zarr"
+    fsspec.filesystem("s3").clear_instance_cache()
+    with pytest.raises(StoreError, match="no credentials in the environment; set them, or pass st"):
+        dfac.resume(store, draws=2, progressbar=False)
+    trace = dfac.resume(store, draws=2, storage_options=options, progressbar=False)
+    assert trace["posterior"].sizes["draw"] == FIT["draws"] + 2
     with dfac.as_blocks(f"{folder}/c.zarr", storage_options=options) as data:
         assert data.total == COUNTS.sum()
         # Workers get them, and nobody sees them.
