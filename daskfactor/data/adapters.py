@@ -73,7 +73,8 @@ class Source:
     dtype
         Type of its values, where that is known.
     labels
-        Labels of rows and columns, or, where they are learnt, the names of the dimensions.
+        Labels of rows and columns, or, where they are learnt, the names of the dimensions, with
+        an empty coordinate for what are texts in its pieces and times for the caller.
     chunks
         Lengths of its chunks of rows and of columns, if it has any.
     steps

@@ -110,7 +110,9 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
                 raise _unreadable(path, error) from error
 
     info = SourceInfo("parquet", location, lazy=True)
-    labels = Labels(*usable_dims(*names[:2]))
+    dims = usable_dims(*names[:2])
+    rows, cols = (_times(pa, *one) for one in zip(dims, map(schema.field, names[:2]), strict=True))
+    labels = Labels(*dims, rows, cols)
     return Source(info, labels=labels, pieces=pieces, entries=entries, merges=True)
 
 
@@ -482,6 +484,14 @@ def _check_types(pa: Any, location: str, names: list[str], schema: Any) -> None:
                 f"another with values, or values=False (--count) to count lines; it has "
                 f"{_listing(schema.names)}"
             )
+
+
+def _times(pa: Any, dim: str, column: Any) -> dict[str, NDArray[Any]]:
+    """An empty coordinate of the type that labels of a column of dates or times get; or none."""
+    kind = column.type
+    unit = "s" if pa.types.is_date(kind) else getattr(kind, "unit", "")
+    timed = pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
+    return {dim: np.empty(0, f"M8[{unit}]")} if timed else {}
 
 
 def _is_text(pa: Any, kind: Any) -> bool:
