@@ -16,6 +16,7 @@ from daskfactor.data.grid import NestedReshuffled
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
+from daskfactor.executors.traffic import HOP
 from daskfactor.inference.base import checked_sampler
 from daskfactor.inference.block_hmc import BlockHMC
 from daskfactor.inference.cost import estimate_cost
@@ -264,6 +265,21 @@ def test_what_moves_what():
     wide = estimate_cost(V, model, executor="ring", workers=4, lanes=2)
     assert wide.worker != wide.client
     assert wide.seconds > base.seconds  # messages take longer than blocks of this size
+
+
+def test_time_is_that_of_one_thread_and_of_the_messages_between_rounds():
+    V, model, options = matrix(400, 300, 0.3), TweedieNMF(5), {"draws": 40, "tune": 40, "blocks": 8}
+    one = estimate_cost(V, model, executor="serial", **options)
+    taller = estimate_cost(np.vstack([V, V, V]), model, executor="serial", **options)
+    assert taller.seconds == pytest.approx(3 * one.seconds, rel=0.02)
+    two = estimate_cost(V, model, executor="threads", lanes=2, **options)
+    assert two.seconds == pytest.approx(one.seconds / 2)
+    ring = {"executor": "ring", "workers": 4, "lanes": 2, "blocks": 8, "draws": 40, "tune": 40}
+    messages = 8 * HOP  # of a cycle, if every band left its worker after every update
+    quick = estimate_cost(V, model, **ring)
+    assert 0.5 * messages < quick.cycle_seconds < one.cycle_seconds + messages
+    slow = estimate_cost(V, model, block_seconds=1.0, **ring)
+    assert 0.9 * 64 / 8 < slow.cycle_seconds < 64 / 4
 
 
 def test_real_valued_models():
