@@ -308,7 +308,8 @@ def pair(problem: Problem, client: Client, names: Sequence[str], options: Any) -
     executors = {name: executor_named(name, client) for name in names}
     states = {}
     for name, executor in executors.items():  # compiles and reads
-        states[name] = executor.run(plan[:BLOCKS], problem.program, problem.fresh(), problem.data)
+        held = executor.hold(problem.fresh())  # between segments, too, as in a run
+        states[name] = executor.run(plan[:BLOCKS], problem.program, held, problem.data)
     found: dict[str, list[float]] = {name: [] for name in ("alone", "floor", *names)}
     inside: dict[str, list[float]] = {name: [] for name in names}
     processor: dict[str, list[float]] = {name: [] for name in names}

@@ -7,6 +7,7 @@ change is not. Messages of servers are looked through for anything secret before
 shown. No library that takes time to import is imported here before it is needed.
 """
 
+import asyncio
 import errno
 import io
 import logging
@@ -279,8 +280,6 @@ def persistently(attempt: Callable[[], T], location: str) -> T:
 
 async def patiently(attempt: Callable[[], Awaitable[T]], location: str) -> T:
     """The same for a coroutine, each attempt ended after a minute."""
-    import asyncio
-
     waiting = _Waiting(location)
     while True:
         task = asyncio.ensure_future(attempt())

@@ -36,6 +36,8 @@ what the C library keeps of memory that was given back in small pieces.
 """
 WRITING_BYTES = 112 * 2**20
 """Chunks that are on their way to a store at one time; measured."""
+HANDED_ON = 2**27
+"""What a client holds of bands at most that it hands on, or reads again, in pieces."""
 COPIES = 3
 """States beside the chain's own where blocks are updated by tasks of this process."""
 OPERATION_BYTES = 512
@@ -299,8 +301,10 @@ def _memory(
     usual += 2 * sum(array.nbytes for array in setting.model.arrays().values())
     usual += LINK_BYTES[setting.model.nonnegative] * width * max(linked, default=0)
     copies = COPIES if tasks else 0
-    # On a cluster the client has a state until workers hold it, and while it is saved.
-    states = 1 if place.elsewhere else chains + 1 + copies
+    states = chains + 1 + copies
+    if place.elsewhere:  # workers make and save their bands, but for first states of some kinds
+        states = int(not (setting.model.nonnegative and setting.init.made_by_bands))
+        usual += HANDED_ON
     inside = int(gathered * factors)  # of the one chain that is in a cycle
     usual += 0 if place.elsewhere else (1 + copies) * inside
     drawn = waiting + WRITING_BYTES if place.stored else waiting + result - observed

@@ -82,6 +82,11 @@ class Init:
     H: Array | None = None
 
     @property
+    def made_by_bands(self) -> bool:
+        """Whether every band of a non-negative model makes its own rows, where it is."""
+        return self.W is None and not KINDS[self.kind].numbered
+
+    @property
     def climbs(self) -> bool:
         """Whether an automatic warm start goes on from it."""
         return KINDS[self.kind].climbs

@@ -16,7 +16,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.bands import drop_arrays
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule
-from daskfactor.inference.inits import KINDS, SHORT, Init
+from daskfactor.inference.inits import SHORT, Init
 from daskfactor.inference.multiplicative import (
     FIT_EVERY,
     LAST_LOOK,
@@ -66,7 +66,7 @@ def state_maker(
     """Prepare first states of a kind: what all chains and attempts share is made once, here."""
     if init.W is not None:
         return lambda chain, attempt: executor.hold(given_state(data, model, init, chain))
-    if not KINDS[init.kind].numbered:
+    if init.made_by_bands:
         return lambda chain, attempt: start_state(data, model, seed, chain, attempt, executor)
     law, count = model.without_spikes(), chains * init.starts
     made = prepare_starts(executor, data, law, init.kind, count, seed, stacked=True)

@@ -8,7 +8,7 @@ No library that takes time to import is imported here before it is needed.
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 VERDICT: Final = "verdict"
 """Attribute of the root."""
+PIECE: Final = 2**25
+"""Bytes of an array that are read at once for its imprint."""
 READ_AT_ONCE: Final = 2**26
 """Bytes of an array that are compared with their checksum without being asked for it."""
 
@@ -70,8 +72,20 @@ def imprint(tree: "xr.DataTree") -> int | None:
                 short = name in ("monitor", "sample_stats")
                 part = whole if short else whole.isel(last, missing_dims="ignore")
                 found = zlib.crc32(repr((name, key, whole.dims, whole.shape)).encode(), found)
-                found = zlib.crc32(part.values.tobytes(), found)
+                for piece in _pieces(part):
+                    found = zlib.crc32(piece.values.tobytes(), found)
     return found
+
+
+def _pieces(values: "xr.DataArray") -> "Iterator[xr.DataArray]":
+    """Cut an array along its longest axis, so that little of it is in memory at a time."""
+    if values.nbytes <= PIECE:
+        yield values
+        return
+    dim = max(values.dims, key=lambda own: values.sizes[own])
+    step = max(1, PIECE * values.sizes[dim] // values.nbytes)
+    for start in range(0, values.sizes[dim], step):
+        yield values.isel({dim: slice(start, start + step)})
 
 
 def noted_of(tree: "xr.DataTree") -> Noted | None:
