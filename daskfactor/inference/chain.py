@@ -493,25 +493,23 @@ class Chain(ABC):
         if not count:
             return
         taken = (run.cycle - options.tune) // options.thin // options.keep_every
-        paths = [f"{run.track.group}/{name}" for name, _ in FACTORS]
-        if any(
-            len(list(sink.parts(own, axis))) > 1
-            for own, (_, axis) in zip(paths, FACTORS, strict=True)
-        ):
-            pieces = (
-                self._pieces(sink, path, factor, (taken - count + draw,), draw=draw)
-                for draw in range(count)
-                for factor, path in enumerate(paths)
-            )
-            state.write(sink, itertools.chain.from_iterable(pieces))
-            return
-        one = sum(data.shape) * self.setting.model.width * data.dtype.itemsize
-        each = max(1, DRAWS_AT_ONCE // one)
-        for start in range(0, count, each):
-            part = slice(start, start + each)
-            W = in_callers_order(data, "rows", state.gather_draws("rows", part), axis=1)
-            Ht = in_callers_order(data, "columns", state.gather_draws("columns", part), axis=1)
-            sink.write_draws(self.number, taken - count + start, W, Ht, run.track.group)
+        for factor, (name, axis) in enumerate(FACTORS):
+            path = f"{run.track.group}/{name}"
+            if len(list(sink.parts(path, axis))) > 1:
+                pieces = (
+                    self._pieces(sink, path, factor, (taken - count + draw,), draw=draw)
+                    for draw in range(count)
+                )
+                state.write(sink, itertools.chain.from_iterable(pieces))
+                continue
+            # Several draws may be in a chunk, which only one process can write.
+            one = data.shape[factor] * self.setting.model.width * data.dtype.itemsize
+            each = max(1, DRAWS_AT_ONCE // one)
+            for start in range(0, count, each):
+                drawn = state.gather_draws(SIDES[factor], slice(start, start + each))
+                values = in_callers_order(data, SIDES[factor], drawn, axis=1)
+                values = np.swapaxes(values, 1, 2) if axis == -1 else values
+                sink.append(path, self.number, taken - count + start, values)
 
     def _write_moments(self, sink: Sink) -> None:
         state = self.tracks[0].state

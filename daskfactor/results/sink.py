@@ -99,8 +99,29 @@ class Sink:
             If the store was opened for reading, has no such group or no room, or
             the disk refuses.
         """
-        self._append(f"{group}/W", chain, start, W)
-        self._append(f"{group}/H", chain, start, np.swapaxes(Ht, 1, 2))
+        self.append(f"{group}/W", chain, start, W)
+        self.append(f"{group}/H", chain, start, np.swapaxes(Ht, 1, 2))
+
+    def append(self, path: str, chain: int, start: int, block: Array) -> None:
+        """Write ``start, start + 1, ...`` of one chain into an array of draws; see `write_draws`.
+
+        Raises
+        ------
+        StoreError
+            As `write_draws`.
+        """
+        array = self._array(path)
+        expected = (len(block), *array.shape[2:])
+        if block.shape != expected:
+            raise OptionError(f"{path} takes draws of shape {expected}, got {block.shape}")
+        stop = start + len(block)
+        if not (start >= 0 and stop <= array.shape[1] and 0 <= chain < self.chains):
+            raise StoreError(
+                f"{self.name} has room for {array.shape[1]} draws of {self.chains} chains in "
+                f"{path}, got draws {start}..{stop - 1} of chain {chain}; call extend first"
+            )
+        with self._writing(path):
+            self._put(path, chain, start, block)
 
     def write_stats(
         self, chain: int, start: int, stats: Mapping[str, ArrayLike], group: str = "sample_stats"
@@ -113,7 +134,7 @@ class Sink:
             As `write_draws`.
         """
         for name, values in stats.items():
-            self._append(f"{group}/{name}", chain, start, np.atleast_1d(np.asarray(values)))
+            self.append(f"{group}/{name}", chain, start, np.atleast_1d(np.asarray(values)))
 
     def parts(self, path: str, axis: int) -> Iterator[slice]:
         """Say which parts of an axis of an array may be written at the same time."""
@@ -297,17 +318,3 @@ class Sink:
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()
-
-    def _append(self, path: str, chain: int, start: int, block: Array) -> None:
-        array = self._array(path)
-        expected = (len(block), *array.shape[2:])
-        if block.shape != expected:
-            raise OptionError(f"{path} takes draws of shape {expected}, got {block.shape}")
-        stop = start + len(block)
-        if not (start >= 0 and stop <= array.shape[1] and 0 <= chain < self.chains):
-            raise StoreError(
-                f"{self.name} has room for {array.shape[1]} draws of {self.chains} chains in "
-                f"{path}, got draws {start}..{stop - 1} of chain {chain}; call extend first"
-            )
-        with self._writing(path):
-            self._put(path, chain, start, block)

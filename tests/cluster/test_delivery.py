@@ -100,6 +100,37 @@ def test_a_run_of_workers_goes_on_in_threads(here: Client, tmp_path: Path) -> No
     equal(found, wanted)
 
 
+def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
+    elsewhere: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draw of W has two chunks, and a chunk of H four draws, which only one may write."""
+    monkeypatch.setattr(schema, "CHUNK_BYTES", 400)
+    tall, settings = dying.data()[:, :12], dying.SETTINGS | {"draws": 12}
+    writers: dict[Any, set[str]] = {}
+
+    def watched(self: Keeper, kept: Any, work: Any) -> None:
+        for address, own in work.items():
+            for piece, _ in own.get("pieces", ()):
+                chunk = kept._array(piece.path).chunks[1]
+                if piece.path.startswith("posterior/"):
+                    chain, draw, *rest = piece.region
+                    key = piece.path, chain, draw // chunk, str(rest)
+                    writers.setdefault(key, set()).add(address)
+        deliver(self, kept, work)
+
+    deliver = Keeper.deliver
+    monkeypatch.setattr(Keeper, "deliver", watched)
+    wanted = dfac.sample(tall, MODEL, dying.SAMPLER, executor="serial", **settings)
+    found = dfac.sample(
+        tall, MODEL, dying.SAMPLER, executor="ring", client=elsewhere,
+        store=str(tmp_path / "run.zarr"), **settings,
+    )  # fmt: skip
+    assert {len(own) for own in writers.values()} == {1}
+    assert found["posterior"]["W"].data.numblocks[1:3] == (12, 2)
+    assert found["posterior"]["H"].data.numblocks[1:3] == (3, 1)
+    equal(found, wanted)
+
+
 def test_parts_of_different_checkpoints_are_never_mixed(here: Client, tmp_path: Path) -> None:
     """As a client leaves them that dies between its workers' parts and its own."""
     store, folder = str(tmp_path / "run.zarr"), tmp_path / "run.zarr/checkpoint/state"
