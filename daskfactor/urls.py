@@ -7,7 +7,6 @@ change is not. Messages of servers are looked through for anything secret before
 shown. No library that takes time to import is imported here before it is needed.
 """
 
-import asyncio
 import errno
 import io
 import logging
@@ -15,6 +14,7 @@ import math
 import os
 import random
 import re
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -280,6 +280,8 @@ def persistently(attempt: Callable[[], T], location: str) -> T:
 
 async def patiently(attempt: Callable[[], Awaitable[T]], location: str) -> T:
     """The same for a coroutine, each attempt ended after a minute."""
+    import asyncio
+
     waiting = _Waiting(location)
     while True:
         task = asyncio.ensure_future(attempt())
@@ -426,6 +428,13 @@ def reaching(location: str) -> Iterator[None]:
         raise unreachable(location, error) from shown(error, location)
 
 
+def _forget(scheme: str) -> None:
+    """Have the next attempt take its credentials from the environment as it is then."""
+    registry = sys.modules.get("fsspec.registry")
+    if registry is not None and scheme in registry.registry:
+        registry.registry[scheme].clear_instance_cache()
+
+
 def unreachable(location: str, error: Exception, waited: float | None = None) -> DaskfactorError:
     """The sentence for an error on the way to a URL, where so many seconds were waited.
 
@@ -445,6 +454,7 @@ def unreachable(location: str, error: Exception, waited: float | None = None) ->
     if isinstance(error, TypeError) and reached(location)[1]:
         return OptionError(f"storage_options do not suit {location} ({reason}); correct them")
     what, remedy, _ = trouble_of(error, location)
+    _forget(scheme)
     since = more = ""
     if waited is not None:
         since, more = f" for {waited:.0f} seconds", f", or set {PATIENCE} to more seconds"

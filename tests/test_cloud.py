@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import daskfactor as dfac
 from daskfactor.cli.main import app
 from daskfactor.errors import StoreError
-from daskfactor.results import store as stores
+from daskfactor.results import files
 from daskfactor.results.repository import RepositoryPlace
 from tests.results.writer import start
 
@@ -46,7 +46,7 @@ def bits(tree: Any) -> dict[str, bytes]:
 
 def begin_and_die(url: str, pipe: Any) -> None:
     """Commit after each segment, and be killed in the middle of the draws."""
-    RepositoryPlace.every, stores.DEAREST = 1e-9, 1e9
+    RepositoryPlace.every, files.DEAREST = 1e-9, 1e9
 
     def die(event: dfac.RunEvent) -> None:
         if event.phase == "draw" and event.done > 35:
@@ -104,7 +104,7 @@ def test_a_run_waits_for_a_server_and_stops_when_credentials_expire(
     s3, tmp_path, whole, monkeypatch
 ):
     monkeypatch.setattr(RepositoryPlace, "every", 1e-9)
-    monkeypatch.setattr(stores, "DEAREST", 1e9)
+    monkeypatch.setattr(files, "DEAREST", 1e9)
     url, away = s3.url(tmp_path.name), []
 
     def trouble(event: dfac.RunEvent) -> None:

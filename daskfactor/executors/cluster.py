@@ -231,7 +231,7 @@ class ClusterExecutor(Executor):
         self._unended: list[Attempt] = []
         self.most_losses = self.patience.losses
         self.keeper = Keeper(self)
-        self._reaching: dict[Path, set[str]] = {}
+        self._reaching: dict[Path, dict[str, bool]] = {}
         self._changed = threading.Event()
         self._listening = False
         self._seen = 0.0
@@ -357,17 +357,19 @@ class ClusterExecutor(Executor):
         """Whether workers can write into a folder of this process; True and False are answers."""
         if isinstance(folder, bool):
             return folder
-        if new := sorted(set(addresses) - self._reaching.setdefault(folder, set())):
+        known = self._reaching.setdefault(folder, {})
+        if new := sorted(set(addresses) - set(known)):
             mark = folder / f"{uuid.uuid4().hex}{PARTIAL}"
-            mark.touch()
             try:
-                limit = self.patience.workers
-                self._reaching[folder] |= self.responding_workers(
-                    partial(_can_write, str(mark)), new, limit
-                )
-            finally:
+                mark.touch()
+                with self._at_stake():
+                    asked = partial(_can_write, str(mark))
+                    yes = self.responding_workers(asked, new, self.patience.workers)
                 mark.unlink(missing_ok=True)
-        return set(addresses) <= self._reaching[folder]
+            except OSError:
+                return False  # the client will say what is wrong when it writes itself
+            known |= {address: address in yes for address in new}
+        return all(known[address] for address in addresses)
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
         after: ChainState

@@ -508,7 +508,7 @@ def deliver(packed: NDArray[np.uint8]) -> Any:
     def bring(wants: Sequence[Want]) -> dict[Key, Any]:
         return store.bring(work.token, wants, work.patience)[0]
 
-    with disk_errors("from a worker", work.writer.name, "the last checkpoint is safe"):
+    with disk_errors("results from a worker", work.writer.name, "the last checkpoint is safe"):
         for piece, needed in work.pieces:
             found = bring([want for want, _ in needed])
             values = put_together(piece, ((found[want.key], at) for want, at in needed))
@@ -517,6 +517,7 @@ def deliver(packed: NDArray[np.uint8]) -> Any:
             found = bring(list(work.saved.values()))
             arrays = {own: _rows_of(found[w.key], slice(None)) for own, w in work.saved.items()}
             work.writer.save(work.name, arrays)
+        work.writer.store.flush()
     return work.writer
 
 

@@ -137,11 +137,12 @@ class TrackRun:
         state = setting.executor.state_of(grid.blocks, band)
         cells = setting.placed_cells
         if cells is not None and meta["cell_count"] is not None:
-            state.cells = place_cells(grid, *cells, data.dtype)
-            for own in state.cells.values():
-                own.mean[:] = arrays[f"{name}/cells/mean"][own.where]
-                own.m2[:] = arrays[f"{name}/cells/m2"][own.where]
+            placed = place_cells(grid, *cells, data.dtype)
+            mean, m2 = (arrays[f"{name}/cells/{own}"] for own in ("mean", "m2"))
+            for own in placed.values():
+                own.mean[:], own.m2[:] = mean[own.where], m2[own.where]
                 own.count = meta["cell_count"]
+            state.cells = placed  # complete: they may go to workers from here
         (track,) = (own for own in setting.sampler.tracks if own.name == meta["name"])
         return cls.of(track, setting, state, meta["cycle"])
 

@@ -21,7 +21,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import diagonal_sizes
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DataWarning, SamplingWarning
+from daskfactor.errors import DataWarning, EngineError, SamplingWarning
 from daskfactor.executors import Executor, SerialExecutor
 from daskfactor.inference.base import (
     Sampler,
@@ -278,7 +278,7 @@ class Run:
         self.sink, self.on_event = sink, on_event
         self.chains = self._new_chains()
         self.cycle, self.seconds, self.started = 0, 0.0, time.perf_counter()
-        self._shown = math.nan
+        self._shown, self._lost = math.nan, 0
         self._kept: Any = sink if sink.keeps_checkpoints else None  # or the last state alone
 
     def _new_chains(self) -> list[Chain]:
@@ -333,6 +333,13 @@ class Run:
 
         def go_back() -> None:
             nonlocal work
+            if self._lost == self.setting.executor.most_losses:
+                raise EngineError(
+                    f"bands of factors were lost {self._lost + 1} times since the last checkpoint; "
+                    "find out why workers die (memory is the usual reason) and run again, or "
+                    "resume the run from its store"
+                )
+            self._lost += 1
             self.chains = self._new_chains()
             assert self._kept is not None  # bands can be lost only where they are saved
             work = partial(self._restore, *self._kept.load_checkpoint())
@@ -396,6 +403,7 @@ class Run:
                     "seconds": self.seconds + time.perf_counter() - self.started,
                 },
             )
+            self._lost = 0
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters as results name them; sampled noise is the mean over chains."""

@@ -44,7 +44,10 @@ class Saved(Checkpoints):
 
     def load_checkpoint(self) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return the newest checkpoint; its arrays are read as they are asked for."""
-        return self._first if self._newest is None else self.load()
+        if self._newest is None:
+            self._begin()
+            return self._first
+        return self.load()
 
     def close(self) -> None:
         """Delete what there is on the disk."""

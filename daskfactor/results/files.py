@@ -327,7 +327,7 @@ class Checkpoints:
         self._place = place
         self._chains = chains
         self._warmup = warmup_draws
-        self._stamp, self._parts = uuid.uuid4().hex, list["Writer"]()
+        self._begin()
         self._arrays = Archives()
         self._saved, self._asked, self._costs = time.monotonic(), math.inf, (0.0, 0.0)
         self._document = read_marker(place)
@@ -348,25 +348,27 @@ class Checkpoints:
             If it cannot be written; the previous checkpoint still counts.
         """
         counts = self.counts_in(meta)
-        first, target = self._newest is None, self._target
+        first, target = self._newest is None, 1 - (1 if self._newest is None else self._newest)
         parts = sorted(name for part in self._parts for name in part.saved)
         self._place.merge([part.store for part in self._parts])
         self._place.flush()
+        self._arrays.close()
         told = {"meta": meta, "stamp": self._stamp, "parts": parts}
         self._place.save(f"{target}", archive(arrays, told))
         slots = list(self._document["attributes"].get("slots") or [None, None])
         slots[target] = {name: list(number) for name, number in counts._asdict().items()}
+        slots[target]["parts"] = parts
         self._mark(slots=slots, newest=target)
         self._newest, self.counts = target, counts
-        self._stamp, self._parts = uuid.uuid4().hex, []
+        self._place.tidy({name for slot in slots if slot for name in slot.get("parts", ())})
+        self._begin()
         self._saved = time.monotonic()
         self._costs = self._costs[1], max(0.0, self._saved - self._asked)
         return first
 
-    @property
-    def _target(self) -> int:
-        """The slot that is written next."""
-        return 1 - (1 if self._newest is None else self._newest)
+    def _begin(self) -> None:
+        """Have writers write for a checkpoint of which nothing is there yet."""
+        self._stamp, self._parts = uuid.uuid4().hex, list["Writer"]()
 
     @property
     def shared(self) -> Path | bool:
@@ -383,7 +385,7 @@ class Checkpoints:
         """
         from daskfactor.results.writer import Writer
 
-        return Writer(self._place.fork(), self._place.name, f"{self._target}", self._stamp)
+        return Writer(self._place.fork(), self._place.name, self._stamp)
 
     def take(self, parts: "Sequence[Writer]") -> None:
         """Have the next checkpoint tell of what writers have written that came back."""
@@ -427,6 +429,7 @@ class Checkpoints:
         StoreFormatError
             If there is none, or none is whole.
         """
+        self._begin()  # what was brought for the one that failed is of another cycle
         if self._newest is None:
             raise StoreFormatError(
                 f"{self._place.name} holds no checkpoint: the run was stopped before its first "

@@ -7,7 +7,7 @@ kept, who may write them, and when what was written is there for others.
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from pathlib import Path
@@ -79,6 +79,9 @@ class Place(View, Protocol):
 
     def saved(self, name: str) -> IO[bytes]:
         """Open an archive to read it."""
+
+    def tidy(self, parts: Collection[str]) -> None:
+        """Remove archives that writers left, but for those that a checkpoint lists."""
 
     def flush(self) -> None:
         """Have everything that was written outlive the process."""
@@ -178,6 +181,11 @@ class LocalPlace(Folder):
 
     def saved(self, name: str) -> IO[bytes]:
         return (scratch_folder(self.path) / f"{name}.npz").open("rb")
+
+    def tidy(self, parts: Collection[str]) -> None:
+        for file in scratch_folder(self.path).glob("*-*.npz"):
+            if file.stem not in parts:
+                file.unlink(missing_ok=True)
 
     def flush(self) -> None:
         self.store.flush()

@@ -10,11 +10,12 @@ session holds is for the next checkpoint to show.
 
 import io
 import json
+import logging
 import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Event, Thread
@@ -26,6 +27,8 @@ from daskfactor.results.files import CHECKPOINT, MARKER, NODE, seal
 from daskfactor.results.root import LIBRARY
 from daskfactor.results.zarr_stores import PIECE, ArrayFile, PatientStore
 from daskfactor.urls import scheme_of, unreachable
+
+logger = logging.getLogger(__name__)
 
 BRANCH: Final = "main"
 WRITER: Final = "writer"
@@ -147,6 +150,7 @@ class RepositoryPlace(RepositoryView):
         super().__init__(url, self._session)
         self._signed, self._until = time.time(), 0.0
         self._closed, self._renewed = Event(), False
+        self._staying = Thread(target=self._stay, name="daskfactor lease", daemon=True)
         self._me = f"{os.getpid()} on {socket.gethostname()}"
         self._fenced = False
 
@@ -164,7 +168,7 @@ class RepositoryPlace(RepositoryView):
         place.commit("opened")
         _OPEN.add(url)
         if scheme_of(url) != "memory":
-            Thread(target=place._stay, name="daskfactor lease", daemon=True).start()
+            place._staying.start()
         return place
 
     @classmethod
@@ -218,6 +222,13 @@ class RepositoryPlace(RepositoryView):
         array = zarr.open_array(self.store, path=f"{CHECKPOINT}/{name}", mode="r+")
         return io.BufferedReader(ArrayFile(array), PIECE)
 
+    def tidy(self, parts: Collection[str]) -> None:
+        import zarr
+
+        group = zarr.open_group(self.store, path=CHECKPOINT, mode="r+")
+        for name in [own for own in group.array_keys() if "-" in own and own not in parts]:
+            del group[name]
+
     def flush(self) -> None:
         """Do nothing: what is in the object store stays there, and nobody sees it yet."""
 
@@ -261,19 +272,20 @@ class RepositoryPlace(RepositoryView):
         """Renew the lease while no commit does, until the run is closed."""
         while not self._closed.wait(LEASE / 6):
             if self._until - time.time() < LEASE / 2:
-                with suppress(StoreError):
+                try:
                     self._renew()
+                except Exception as error:  # noqa: BLE001 - the run goes on without
+                    logger.warning("%s: could not renew the lease: %s", self.name, error)
 
     def _renew(self) -> None:
         """Say beside the run that this process still writes it."""
         until, tip = time.time() + LEASE, self._session.snapshot_id
         if ask(self.name, self._repository.lookup_branch_async, BRANCH) != tip:
             return  # somebody has committed: this process just now, or one that took the run over
-        there = WRITER in ask(self.name, self._repository.list_branches_async)
-        move = (
-            self._repository.reset_branch_async if there else self._repository.create_branch_async
-        )
-        ask(self.name, move, WRITER, tip)
+        # A branch that is there goes on from what it says: moved to this snapshot it would say
+        # for a moment that the lease has ended.
+        if WRITER not in ask(self.name, self._repository.list_branches_async):
+            ask(self.name, self._repository.create_branch_async, WRITER, tip)
         self._renewed = True
         session = ask(self.name, self._repository.writable_session_async, WRITER)
         RepositoryView(self.name, session).sign(self._me, until)
@@ -351,6 +363,8 @@ class RepositoryPlace(RepositoryView):
         """Let others write at once; if that cannot be said, other hosts wait for a while."""
         _OPEN.discard(self.name)
         self._closed.set()
+        if self._staying.is_alive():
+            self._staying.join(LEASE / 6)
         if self._fenced:
             return
         with suppress(StoreError):

@@ -23,8 +23,9 @@ class Writer:
         Where it writes.
     name
         Path or URL, for messages.
-    slot, stamp
-        Of the checkpoint that is next: what archives are for.
+    stamp
+        Of the checkpoint that is next: what its archives' names begin with, so that a writer that
+        is late spoils no other.
 
     Attributes
     ----------
@@ -32,8 +33,8 @@ class Writer:
         Names of the archives that it has written.
     """
 
-    def __init__(self, store: Any, name: str = "", slot: str = "", stamp: str = "") -> None:
-        self.store, self.name, self.slot, self.stamp = store, name, slot, stamp
+    def __init__(self, store: Any, name: str = "", stamp: str = "") -> None:
+        self.store, self.name, self.stamp = store, name, stamp
         self.saved: list[str] = []
         self._arrays: dict[str, Any] = {}
 
@@ -65,7 +66,7 @@ class Writer:
         StoreError, OSError
             As `write`.
         """
-        self.saved.append(f"{self.slot}-{name}")
+        self.saved.append(f"{self.stamp}-{name}")
         self.store.save(self.saved[-1], archive(arrays, {"stamp": self.stamp}))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,14 +12,14 @@ import sys
 from distributed import Client
 
 import daskfactor as dfac
-from daskfactor.results import store as stores
+from daskfactor.results import files
 from daskfactor.results.repository import RepositoryPlace
 from tests.cluster import dying
 
 
 def main() -> None:
     scheduler, data, run, executor, last = sys.argv[1:]
-    RepositoryPlace.every, stores.DEAREST = 1e-9, 1e9  # commit after each segment
+    RepositoryPlace.every, files.DEAREST = 1e-9, 1e9  # commit after each segment
 
     def die(event: dfac.RunEvent) -> None:
         if event.phase == "draw" and event.done >= int(last):

@@ -64,9 +64,9 @@ def test_nothing_of_a_path_is_left_in_a_checkpoint(tmp_path: Any, monkeypatch: A
     seen: list[set[str]] = []
     right = TrackRun.snapshot
 
-    def watched(run: TrackRun, chain: int) -> Any:
+    def watched(run: TrackRun, kept: Any, chain: int) -> Any:
         seen.append(set(run.state.rows[0].arrays))
-        return right(run, chain)
+        return right(run, kept, chain)
 
     monkeypatch.setattr(TrackRun, "snapshot", watched)
     draw(counts(), dfac.BlockHMC(warm_start=3), store=tmp_path / "run.zarr")
