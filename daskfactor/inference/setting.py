@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import cell_positions, one_of, warn, whole_number
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import inverse
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.inference.base import Sampler, pass_size, visits_all
@@ -248,7 +249,7 @@ class Setting:
             return None
         orders = self.data.row_order, self.data.col_order
         rows, cols = (
-            own if order is None else np.argsort(order)[own]
+            own if order is None else inverse(order)[own]
             for own, order in zip(self.cells, orders, strict=True)
         )
         return rows, cols
@@ -257,7 +258,7 @@ class Setting:
 def in_callers_order(data: BlockedData, side: str, values: Array, axis: int = 0) -> Array:
     """Put rows (or columns) of a factor in the order in which the caller numbers them."""
     order = data.row_order if side == "rows" else data.col_order
-    return values if order is None else np.take(values, np.argsort(order), axis=axis)
+    return values if order is None else np.take(values, inverse(order), axis=axis)
 
 
 def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
