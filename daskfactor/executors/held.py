@@ -5,9 +5,9 @@ import itertools
 import pickle
 import threading
 import uuid
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,6 @@ from daskfactor.executors.state import (
     FactorBand,
     Piece,
     bare,
-    put_together,
-    saved_as,
 )
 from daskfactor.executors.store import (
     HOLD,
@@ -101,7 +99,7 @@ class HeldState(ChainState):
     monitored
         Versions of monitored cells.
     shapes, counters, recorded_sums, draws
-        Small things of bands: shapes, counters, recorded sums, where draws are.
+        Small things of bands: shapes, counters, recorded sums, where draws are, in their order.
     """
 
     __slots__ = (
@@ -128,7 +126,7 @@ class HeldState(ChainState):
 
     cols = rows
 
-    def bands(self) -> list[FactorBand]:
+    def bands(self, factor: int | None = None) -> list[FactorBand]:
         """Refuse: the bands are elsewhere."""
         return self.rows
 
@@ -146,10 +144,6 @@ class HeldState(ChainState):
     def counts(self) -> dict[str, int]:
         """Counters that all bands have in common."""
         return dict(self.counters["rows", 0])
-
-    def names(self, factor: int) -> frozenset[str]:
-        """Return the names of the arrays that the bands of a factor have."""
-        return frozenset(self.arrays[SIDES[factor], 0]) - {""}
 
     @property
     def recorded(self) -> int:
@@ -206,39 +200,11 @@ class HeldState(ChainState):
         """
         return self.keeper.each(self, function, factor, given)
 
-    def gather(self, side: str, name: str | None = None) -> Array:
-        """Bring a whole factor (or one of its arrays) to the caller: shape (I, K) or (J, K)."""
-        bands = self.numbers(0 if side == "rows" else 1)
-        refs = [self.arrays[band][name or ""] for band in bands]
-        (whole,) = self._put_together(bands, [refs])
-        return np.asarray(whole)
-
-    def gather_draws(self, side: str, part: slice = slice(None)) -> Array:
-        """Bring some draws of the segment to the caller: (draws, I, K) or (draws, J, K)."""
-        bands = self.numbers(0 if side == "rows" else 1)
-        found = [[drawn.ref for drawn in sorted(self.draws[b])][part] for b in bands]
-        return self._put_together(bands, list(zip(*found, strict=True)))
-
-    def _put_together(self, bands: Sequence[Band], draws: Sequence[Sequence[Ref]]) -> Array:
-        """Bring arrays of bands into one array of a factor for each draw."""
-        total = sum(self.shapes[band][1] for band in bands)
-        refs = list(itertools.chain.from_iterable(draws))
-        out: Any = None
-        for number, value in self.keeper.bring(refs):
-            draw, place = divmod(number, len(bands))
-            values = value if isinstance(value, np.ndarray) else value.values
-            if out is None:
-                out = np.empty((len(draws), total, *values.shape[1:]), values.dtype)
-            offset, length, _ = self.shapes[bands[place]]
-            out[draw, offset : offset + length] = values
-        whole: Array = out
-        return whole
-
     def write(self, sink: "Sink", pieces: Iterable[Piece]) -> None:
         """Write pieces of factors into the results, from the workers where these can."""
         pieces = list(pieces)
         if not self.keeper.reaches(sink):
-            ChainState.write(self, sink, pieces)
+            super().write(sink, pieces)
             return
         work: dict[str, list[Any]] = {}
         for number, piece in enumerate(pieces):
@@ -246,36 +212,12 @@ class HeldState(ChainState):
             work.setdefault(needed[number % len(needed)][0].places[0], []).append((piece, needed))
         self.keeper.deliver(sink, {address: {"pieces": own} for address, own in work.items()})
 
-    def _taken(self, piece: Piece) -> Array:
-        refs, rows, places = zip(*self._at(piece), strict=True)
-        found = self.keeper.bring(refs, rows)
-        return put_together(piece, ((values, places[number]) for number, values in found))
-
-    def _at(self, piece: Piece) -> list[tuple[Ref, Any, Any]]:
-        """Return where the rows of a piece are: versions, which rows, and where they go."""
-        bands = self.numbers(piece.factor)
-        spans = [slice(self.shapes[b][0], self.shapes[b][0] + self.shapes[b][1]) for b in bands]
-        found = []
-        for number, rows, at in piece.parts(spans):
-            if piece.draw is None:
-                ref = self.arrays[bands[number]][piece.name or ""]
-            else:
-                ref = sorted(self.draws[bands[number]])[piece.draw].ref
-            found.append((ref, rows, at))
-        return found
-
     def save(self, kept: "Checkpoints", name: str) -> "Late":
         """Save all bands with the next checkpoint, from the workers where these can."""
-        arrays = {
-            saved_as(name, factor, number, own): ref
-            for factor in (0, 1)
-            for side, number in self.numbers(factor)
-            for own, ref in self.arrays[side, number].items()
-        }
         if not self.keeper.reaches(kept):
-            return {own: partial(self._all_of, ref) for own, ref in arrays.items()}
+            return super().save(kept, name)
         work: dict[str, dict[str, Want]] = {}
-        for own, ref in arrays.items():
+        for own, ref in self._named(name).items():
             work.setdefault(ref.places[0], {})[own] = ref.want(Mode.READ)
         part = name.replace("/", "-")
         jobs = {
@@ -285,9 +227,18 @@ class HeldState(ChainState):
         self.keeper.deliver(kept, jobs)
         return {}
 
-    def _all_of(self, ref: Ref) -> Array:
-        ((_, values),) = self.keeper.bring([ref], [slice(None)])
-        return np.asarray(values)
+    def _spans(self, factor: int) -> list[slice]:
+        shapes = (self.shapes[band] for band in self.numbers(factor))
+        return [slice(offset, offset + length) for offset, length, _ in shapes]
+
+    def _arrays(self, factor: int, number: int) -> Mapping[str, Ref]:
+        return self.arrays[SIDES[factor], number]
+
+    def _draw(self, factor: int, number: int, draw: int) -> Ref:
+        return self.draws[SIDES[factor], number][draw].ref
+
+    def _bring(self, sources: Sequence[Ref], rows: Sequence[Any]) -> Iterator[tuple[int, Array]]:
+        return self.keeper.bring(sources, rows)
 
     @property
     def cells(self) -> dict[Block, BlockCells]:
@@ -308,7 +259,7 @@ class HeldState(ChainState):
     def local(self) -> ChainState:
         """Bring all of it to the caller's process."""
         bands = {band: FactorBand(0, np.empty(0)) for band in self.numbers()}
-        draws = [drawn.ref for own in self.draws.values() for drawn in sorted(own)]
+        draws = [drawn.ref for own in self.draws.values() for drawn in own]
         arrays = [ref for refs in self.arrays.values() for ref in refs.values()]
         found = dict(self.keeper.bring([*arrays, *draws]))
         for number, ref in enumerate([*arrays, *draws]):
@@ -359,7 +310,7 @@ class HeldState(ChainState):
             own = self.draws.setdefault(band, [])
             for number in range(count):
                 ref = draws[Key(*band, draw_name(position, number))]
-                own.append(Drawn(version, position, number, ref))
+                insort(own, Drawn(version, position, number, ref))
 
     def _ref(self, key: Key) -> Ref | None:
         if key.side == "cells":

@@ -2,8 +2,9 @@
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -164,9 +165,9 @@ class ChainState:
             band.sums.clear()
         self.evaluations.clear()
 
-    def bands(self) -> list[FactorBand]:
-        """Return all bands, rows first."""
-        return [*self.rows, *self.cols]
+    def bands(self, factor: int | None = None) -> list[FactorBand]:
+        """Return the bands of one factor, or all, rows first."""
+        return [*self.rows, *self.cols] if factor is None else (self.rows, self.cols)[factor]
 
     def each(
         self, function: Callable[..., Any], factor: int | None = None, *given: Sequence[Any]
@@ -183,9 +184,9 @@ class ChainState:
         given
             Sequences with an item for each of these bands.
         """
-        bands = self.bands() if factor is None else (self.rows, self.cols)[factor]
         with single_threaded_blas():
-            return [function(band, *own) for band, *own in zip(bands, *given, strict=True)]
+            at = zip(self.bands(factor), *given, strict=True)
+            return [function(band, *own) for band, *own in at]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -194,7 +195,7 @@ class ChainState:
 
     def names(self, factor: int) -> frozenset[str]:
         """Return the names of the arrays that the bands of a factor have."""
-        return frozenset((self.rows, self.cols)[factor][0].arrays)
+        return frozenset(self._arrays(factor, 0)) - {""}
 
     @property
     def recorded(self) -> int:
@@ -203,24 +204,18 @@ class ChainState:
 
     def sums(self, key: Any, factor: int | None = None) -> list[Any]:
         """Return what the bands of a factor, or all, recorded under a key of their ``sums``."""
-        bands = self.bands() if factor is None else (self.rows, self.cols)[factor]
-        return [band.sums[key] for band in bands]
+        return [band.sums[key] for band in self.bands(factor)]
 
     def gather(self, side: str, name: str | None = None) -> Array:
         """Bring a whole factor (or one of its arrays) to the caller: shape (I, K) or (J, K).
 
         For results, and for what needs all rows at once; sums of bands are for `each`.
         """
-        bands = self.rows if side == "rows" else self.cols
-        return np.concatenate(
-            [band.values if name is None else band.arrays[name] for band in bands]
-        )
+        return self._taken(Piece(*self._whole(side), name=name))
 
     def gather_draws(self, side: str, part: slice = slice(None)) -> Array:
         """Bring some draws of the segment to the caller: (draws, I, K) or (draws, J, K)."""
-        bands = self.rows if side == "rows" else self.cols
-        each = zip(*(band.draws[part] for band in bands), strict=True)
-        return np.stack([np.concatenate(draw) for draw in each])
+        return self._taken(Piece(*self._whole(side), draws=range(self.recorded)[part]))
 
     # -- what results and checkpoints take ---------------------------------------------
 
@@ -229,25 +224,69 @@ class ChainState:
         for piece in pieces:
             sink.write(piece.path, piece.region, piece.settled(self._taken(piece)))
 
-    def _taken(self, piece: "Piece") -> Array:
-        """Bring the rows of a piece to the caller."""
-        bands = (self.rows, self.cols)[piece.factor]
-        parts = piece.parts([band.span for band in bands])
-        return put_together(piece, ((piece.of(bands[n])[own], at) for n, own, at in parts))
-
     def save(self, kept: "Checkpoints", name: str) -> "Late":
         """Save values and arrays of all bands with the next checkpoint, where they are.
 
         Returned is what could not be saved there, by the names that `saved_as` gives.
         """
         del kept
-        sides = self.rows, self.cols
+        return {own: partial(self._all_of, source) for own, source in self._named(name).items()}
+
+    def _named(self, name: str) -> dict[str, Any]:
+        """Return the sources of all values and arrays, under what they are saved as."""
         return {
-            saved_as(name, factor, number, own): array
-            for factor, bands in enumerate(sides)
-            for number, band in enumerate(bands)
-            for own, array in (("", band.values), *band.arrays.items())
+            saved_as(name, factor, number, own): source
+            for factor in (0, 1)
+            for number in range(len(self._spans(factor)))
+            for own, source in self._arrays(factor, number).items()
         }
+
+    def _all_of(self, source: Any) -> Array:
+        ((_, values),) = self._bring([source], [slice(None)])
+        return values
+
+    def _taken(self, piece: "Piece") -> Array:
+        """Bring the rows of a piece to the caller."""
+        sources, rows, places = zip(*self._at(piece), strict=True)
+        found = self._bring(sources, rows)
+        return put_together(piece, ((values, places[number]) for number, values in found))
+
+    def _at(self, piece: "Piece") -> list[tuple[Any, Any, Any]]:
+        """Return where the rows of a piece are: sources, which rows, and where they go."""
+        factor, parts = piece.factor, piece.parts(self._spans(piece.factor))
+        if piece.draws is None:
+            own = piece.name or ""
+            return [(self._arrays(factor, number)[own], rows, at) for number, rows, at in parts]
+        return [
+            (self._draw(factor, number, draw), rows, (place, at))
+            for place, draw in enumerate(piece.draws)
+            for number, rows, at in parts
+        ]
+
+    def _whole(self, side: str) -> tuple[int, slice]:
+        """Return the number of a factor, and all of its rows."""
+        factor = 0 if side == "rows" else 1
+        spans = self._spans(factor)
+        return factor, slice(spans[0].start, spans[-1].stop)
+
+    # -- sources of arrays: here these themselves, elsewhere what says where they are ------
+
+    def _spans(self, factor: int) -> list[slice]:
+        """Return the rows of each band of a factor."""
+        return [band.span for band in self.bands(factor)]
+
+    def _arrays(self, factor: int, number: int) -> Mapping[str, Any]:
+        """Return the sources of a band's arrays by name, and of its values under ``""``."""
+        band = self.bands(factor)[number]
+        return {"": band.values, **band.arrays}
+
+    def _draw(self, factor: int, number: int, draw: int) -> Any:
+        """Return the source of a draw of a band, of those that the segment has recorded."""
+        return self.bands(factor)[number].draws[draw]
+
+    def _bring(self, sources: Sequence[Any], rows: Sequence[Any]) -> Iterator[tuple[int, Array]]:
+        """Bring some rows of arrays to the caller, with their places in the list, in any order."""
+        return enumerate(source[own] for source, own in zip(sources, rows, strict=True))
 
 
 def saved_as(name: str, factor: int, number: int, array: str) -> str:
@@ -257,40 +296,35 @@ def saved_as(name: str, factor: int, number: int, array: str) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """A region of an array of the results, and the rows of a factor that fill it.
+    """Rows of a factor, and the region of an array of the results that they fill.
 
     Attributes
     ----------
-    path, region
-        Where it goes.
     factor
         0 for W, 1 for Hᵀ.
     rows
         Which ones, in the grid's order: a slice, or positions.
     name
         An array of the bands; None for the values.
-    draw
-        Number of a draw that the running segment has recorded, in place of ``name``.
+    draws
+        Numbers of draws that the running segment has recorded, in place of ``name``: the first
+        axis.
+    path, region
+        Where they go.
     turned
         Whether the results have components first.
     divisor
         What values are divided by, if by anything.
     """
 
-    path: str
-    region: tuple[Any, ...]
     factor: int
     rows: Any
     name: str | None = None
-    draw: int | None = None
+    draws: range | None = None
+    path: str = ""
+    region: tuple[Any, ...] = ()
     turned: bool = False
     divisor: float | None = None
-
-    def of(self, band: FactorBand) -> Array:
-        """Return all rows of a band that the piece has some of."""
-        if self.draw is not None:
-            return band.draws[self.draw]
-        return band.values if self.name is None else band.arrays[self.name]
 
     def parts(self, spans: Iterable[slice]) -> list[tuple[int, Any, Any]]:
         """Return the bands that have rows of it: their number, which rows, and where they go."""
@@ -309,15 +343,17 @@ class Piece:
     def settled(self, values: Array) -> Array:
         """Return rows as the results have them."""
         values = values if self.divisor is None else values / self.divisor
-        return values.T if self.turned else values
+        return np.swapaxes(values, -1, -2) if self.turned else values
 
 
 def put_together(piece: Piece, parts: Iterable[tuple[Array, Any]]) -> Array:
     """Put the rows of a piece together from those of bands, each with where they go."""
-    count = piece.rows.stop - piece.rows.start if isinstance(piece.rows, slice) else len(piece.rows)
+    rows = piece.rows
+    count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+    shape = (count,) if piece.draws is None else (len(piece.draws), count)
     out: Any = None
     for values, at in parts:
-        out = np.empty((count, *values.shape[1:]), values.dtype) if out is None else out
+        out = np.empty((*shape, *values.shape[1:]), values.dtype) if out is None else out
         out[at] = values
     whole: Array = out
     return whole

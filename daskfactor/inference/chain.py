@@ -11,7 +11,6 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.grid import inverse
 from daskfactor.errors import DivergenceError
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, Piece, place_cells, saved_as
@@ -496,10 +495,10 @@ class Chain(ABC):
         taken = (run.cycle - options.tune) // options.thin // options.keep_every
         for factor, (name, axis) in enumerate(FACTORS):
             path = f"{run.track.group}/{name}"
-            if len(list(sink.parts(path, axis))) > 1:
+            if next(sink.parts(path, axis)).stop < data.shape[factor]:
                 pieces = (
-                    self._pieces(sink, path, factor, (taken - count + draw,), draw=draw)
-                    for draw in range(count)
+                    self._pieces(sink, path, factor, (slice(at, at + 1),), draws=range(n, n + 1))
+                    for n, at in enumerate(range(taken - count, taken))
                 )
                 state.write(sink, itertools.chain.from_iterable(pieces))
                 continue
@@ -541,19 +540,17 @@ class Chain(ABC):
                 sink.write(f"{MONITOR}/{name}", self.number, value)
 
     def _pieces(
-        self, sink: Sink, path: str, factor: int, before: tuple[int, ...], **what: Any
+        self, sink: Sink, path: str, factor: int, before: tuple[slice, ...], **what: Any
     ) -> Iterator[Piece]:
         """Cut a factor's array of the results into pieces that may be written at the same time.
 
         ``before`` are the indices between the chain's and those of the factor.
         """
-        data, axis = self.setting.data, FACTORS[factor][1]
-        order = (data.row_order, data.col_order)[factor]
-        place = None if order is None else inverse(order)
+        axis, places = FACTORS[factor][1], self.setting.places[factor]
         for part in sink.parts(path, axis):
-            rows = part if place is None else place[part]
+            rows = part if places is None else places[part]
             region = (self.number, *before, *((part,) if axis == -2 else (slice(None), part)))
-            yield Piece(path, region, factor, rows, turned=axis == -1, **what)
+            yield Piece(factor, rows, path=path, region=region, turned=axis == -1, **what)
 
     def snapshot(self, kept: Checkpoints) -> tuple[Late, dict[str, Any]]:
         """Return everything the chain needs to go on with the same bits.

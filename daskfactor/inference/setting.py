@@ -242,15 +242,20 @@ class Setting:
             found.append(own if own is None or seen.all() else own.at(seen))
         return found[0], found[1]
 
+    @cached_property
+    def places(self) -> tuple[Array | None, Array | None]:
+        """Places on the grid of the caller's rows, and columns; None: they are in its order."""
+        rows, cols = self.data.row_order, self.data.col_order
+        return None if rows is None else inverse(rows), None if cols is None else inverse(cols)
+
     @property
     def placed_cells(self) -> Cells | None:
         """Monitored cells as positions on the grid, which may be in an order of its own."""
         if self.cells is None:
             return None
-        orders = self.data.row_order, self.data.col_order
         rows, cols = (
-            own if order is None else inverse(order)[own]
-            for own, order in zip(self.cells, orders, strict=True)
+            own if places is None else places[own]
+            for own, places in zip(self.cells, self.places, strict=True)
         )
         return rows, cols
 

@@ -115,7 +115,7 @@ def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
                 chunk = kept._array(piece.path).chunks[1]
                 if piece.path.startswith("posterior/"):
                     chain, draw, *rest = piece.region
-                    key = piece.path, chain, draw // chunk, str(rest)
+                    key = piece.path, chain, draw.start // chunk, str(rest)
                     writers.setdefault(key, set()).add(address)
         deliver(self, kept, work)
 
