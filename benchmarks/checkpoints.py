@@ -42,7 +42,7 @@ def timed(V: Any, components: int, draws: int, store: str | None) -> dict[str, A
 
     def watched(self: RunStore, *args: Any, **options: Any) -> None:
         checkpoint(self, *args, **options)
-        costs.append(self._checkpoints._costs[1])
+        costs.append(self.checkpoints._costs[1])
 
     RunStore.checkpoint = watched  # type: ignore[method-assign]
     model = dfac.TweedieNMF(components)

@@ -67,7 +67,7 @@ def child(V: str, options: argparse.Namespace) -> None:
 
     def watched(self: RunStore, *args: Any) -> None:
         checkpoint(self, *args)
-        saving.append(self._checkpoints._costs[1])  # with all that workers wrote for it
+        saving.append(self.checkpoints._costs[1])  # with all that workers wrote for it
 
     RunStore.checkpoint = watched  # type: ignore[method-assign]
     with (

@@ -181,15 +181,21 @@ class Executor(ABC):
         """
         return self._map(function, items, name) if len(items) else []
 
-    def until_kept(self, work: Callable[[], R], lost: Callable[[], None] = lambda: None) -> R:
-        """Do something with bands; where they are lost, again, after ``lost`` was called.
+    def until_kept(
+        self,
+        work: Callable[[], R],
+        instead: Callable[[], Callable[[], R]] | None = None,
+        losses: int = 0,
+    ) -> R:
+        """Do something with bands; where they are lost, again, or what ``instead`` gives then.
+
+        ``losses`` are those in a row before.
 
         Raises
         ------
         EngineError
             If they are lost `most_losses` times in a row.
         """
-        losses = 0
         while True:
             try:
                 return work()
@@ -203,7 +209,7 @@ class Executor(ABC):
                         "reason) and run again, or resume the run from its store"
                     ) from loss
                 logger.warning("bands of factors were lost, and are made again: %s", loss)
-                lost()
+                work = work if instead is None else instead()
 
     @abstractmethod
     def _run(self, work: Work, state: ChainState) -> ChainState:

@@ -203,14 +203,15 @@ class HeldState(ChainState):
     def write(self, sink: "Sink", pieces: Iterable[Piece]) -> None:
         """Write pieces of factors into the results, from the workers where these can."""
         pieces = list(pieces)
-        if not self.keeper.reaches(sink):
+        kept = sink.checkpoints
+        if kept is None or not self.keeper.reaches(kept):
             super().write(sink, pieces)
             return
         work: dict[str, list[Any]] = {}
         for number, piece in enumerate(pieces):
             needed = [(ref.want(Mode.READ)._replace(rows=r), at) for ref, r, at in self._at(piece)]
             work.setdefault(needed[number % len(needed)][0].places[0], []).append((piece, needed))
-        self.keeper.deliver(sink, {address: {"pieces": own} for address, own in work.items()})
+        self.keeper.deliver(kept, {address: {"pieces": own} for address, own in work.items()})
 
     def save(self, kept: "Checkpoints", name: str) -> "Late":
         """Save all bands with the next checkpoint, from the workers where these can."""
@@ -531,11 +532,11 @@ class Keeper:
                 held.arrays.setdefault(band, {})[ref.key.name] = ref
         return held
 
-    def reaches(self, place: Any) -> bool:
+    def reaches(self, kept: "Checkpoints") -> bool:
         """Whether the workers that have bands can write where a run's results are kept."""
-        return self.executor.reaches(place.shared, sorted(self._anchors))
+        return self.executor.reaches(kept.shared, sorted(self._anchors))
 
-    def deliver(self, kept: Any, work: Mapping[str, Mapping[str, Any]]) -> None:
+    def deliver(self, kept: "Checkpoints", work: Mapping[str, Mapping[str, Any]]) -> None:
         """Have workers write results or what is saved; the next checkpoint tells of it."""
         patience = self.executor.patience.stall
         jobs = {

@@ -146,6 +146,7 @@ def discretization_bias(
         asked |= {"draws": each * lengths[0], "tune": 2 * each * (lengths[1] // 2)}
         setting = Setting(run.data, model, follower, RunOptions(**asked), run.executor)
         on = Continued(setting, sink := Sink(run_spec(setting, False)), run.on_event)
+        run.stack.callback(on.close)
         on.restore({}, NOT_STARTED)
         for chain in on.chains:
             _put(chain, tree)

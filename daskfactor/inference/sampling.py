@@ -21,7 +21,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import diagonal_sizes
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DataWarning, EngineError, SamplingWarning
+from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor, SerialExecutor
 from daskfactor.inference.base import (
     Sampler,
@@ -279,7 +279,7 @@ class Run:
         self.chains = self._new_chains()
         self.cycle, self.seconds, self.started = 0, 0.0, time.perf_counter()
         self._shown, self._lost = math.nan, 0
-        self._kept: Any = sink if sink.keeps_checkpoints else None  # or the last state alone
+        self._kept: Any = None if sink.checkpoints is None else sink  # or the last state alone
 
     def _new_chains(self) -> list[Chain]:
         numbers = range(self.options.chains)
@@ -331,23 +331,13 @@ class Run:
         A run that was resumed goes on with the same bits, and so does this one.
         """
 
-        def go_back() -> None:
-            nonlocal work
-            if self._lost == self.setting.executor.most_losses:
-                raise EngineError(
-                    f"bands of factors were lost {self._lost + 1} times since the last checkpoint; "
-                    "find out why workers die (memory is the usual reason) and run again, or "
-                    "resume the run from its store"
-                )
+        def go_back() -> Callable[[], None]:
             self._lost += 1
             self.chains = self._new_chains()
             assert self._kept is not None  # bands can be lost only where they are saved
-            work = partial(self._restore, *self._kept.load_checkpoint())
+            return partial(self._restore, *self._kept.load_checkpoint())
 
-        def go_on() -> None:
-            work()
-
-        self.setting.executor.until_kept(go_on, go_back)
+        self.setting.executor.until_kept(work, go_back, self._lost)
 
     def _agree(self) -> None:
         """Give all chains one dispersion, the mean of their estimates: densities then compare."""
@@ -374,8 +364,8 @@ class Run:
 
     def _write(self, before: int) -> None:
         """Write what a segment gave; it began at cycle ``before``."""
-        options, sink = self.options, self.sink
-        due = (self._kept or sink).is_due() or self.cycle >= options.cycles
+        options, sink, kept = self.options, self.sink, self._kept
+        due = kept is None or kept.checkpoints.is_due() or self.cycle >= options.cycles
         for chain in self.chains:
             chain.write(sink, self.cycle, moments=due)
         if before <= options.tune < self.cycle:
@@ -390,7 +380,7 @@ class Run:
         """Make a checkpoint, if the sink keeps any or bands may be lost with a worker."""
         options, kept = self.options, self._kept
         if kept is not None:
-            found = [chain.snapshot(kept) for chain in self.chains]
+            found = [chain.snapshot(kept.checkpoints) for chain in self.chains]
             kept.checkpoint(
                 {name: value for arrays, _ in found for name, value in arrays.items()},
                 {

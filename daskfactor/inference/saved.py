@@ -15,7 +15,7 @@ AGAIN = (
 )
 
 
-class Saved(Checkpoints):
+class Saved:
     """Checkpoints in a folder of this machine that goes with the run.
 
     Parameters
@@ -28,8 +28,8 @@ class Saved(Checkpoints):
         with disk_errors(WHAT, Path(scratch_directory()), "nothing was begun", AGAIN):
             self._folder = TemporaryDirectory(prefix="daskfactor-", dir=scratch_directory())
             place = LocalPlace.for_checkpoints(Path(self._folder.name))
-        super().__init__(place, 1, 0)
-        self._first = arrays, dict(meta)
+            self.checkpoints = Checkpoints(place, 1, 0)
+            self.checkpoints.commit(arrays, meta)
 
     def checkpoint(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Replace the checkpoint; the one before counts until all is written.
@@ -40,16 +40,13 @@ class Saved(Checkpoints):
             If it cannot be written.
         """
         with disk_errors(WHAT, Path(self._folder.name), "nothing of the run is kept", AGAIN):
-            self.commit(arrays, meta)
+            self.checkpoints.commit(arrays, meta)
 
     def load_checkpoint(self) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return the newest checkpoint; its arrays are read as they are asked for."""
-        if self._newest is None:
-            self._begin()
-            return self._first
-        return self.load()
+        return self.checkpoints.load()
 
     def close(self) -> None:
         """Delete what there is on the disk."""
-        super().close()
+        self.checkpoints.close()
         self._folder.cleanup()

@@ -20,7 +20,7 @@ HELD: Final = 2**24
 
 def close_run(sink: Sink, attrs: dict[str, Any]) -> None:
     """Write the last attributes of a run, and its verdict where others may want it; then close."""
-    if sink.keeps_checkpoints:
+    if sink.checkpoints is not None:
         tree = sink.tree()
         tree.attrs |= attrs
         attrs = attrs | _verdict(tree)

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError, StoreError
-from daskfactor.results.files import Counts, plain
+from daskfactor.results.files import Checkpoints, Counts, plain
 from daskfactor.results.schema import (
     STEIN,
     RunSpec,
@@ -58,12 +58,13 @@ class Sink:
     ----------
     chains, draws
         How many are planned.
+    checkpoints
+        What a stored run saves; None: there is no store.
     committed
         Draws and warm-up draws that exist, per chain.
     """
 
-    keeps_checkpoints: ClassVar[bool] = False
-    shared: ClassVar[Any] = False
+    checkpoints: Checkpoints | None = None
     name: str = "this run"
     committed: Counts
 
@@ -244,10 +245,6 @@ class Sink:
         """
         # In memory the state goes with the process.
         self.committed = Counts((int(meta["draws"]),) * self.chains, self.committed.warmup_draws)
-
-    def is_due(self) -> bool:
-        """Whether it is time for a checkpoint, which says when results are saved, never what."""
-        return True
 
     @property
     def attrs(self) -> dict[str, Any]:

@@ -10,11 +10,11 @@ the store looks like: replacing it extends a run in one instant, and what it lea
 out (the folder ``checkpoint``) no reader meets.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from os import PathLike
-from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Final, Self
+from pathlib import PurePosixPath
+from typing import Any, Final, Self
 
 import numpy as np
 import xarray as xr
@@ -73,7 +73,7 @@ class RunStore(Sink):
     a context manager, or call `close`.
     """
 
-    keeps_checkpoints: ClassVar[bool] = True
+    checkpoints: Checkpoints
 
     def __init__(self, place: Place) -> None:
         # Not as a sink in memory begins: what is planned is what the store says of itself.
@@ -82,7 +82,7 @@ class RunStore(Sink):
         self._writer = Writer(place.store)
         document = read_root(place)
         self._read_plan(document)
-        self._checkpoints = Checkpoints(place, self.chains, self.warmup_draws)
+        self.checkpoints = Checkpoints(place, self.chains, self.warmup_draws)
         # Consecutive draws by path and chain, the first one's number before them. Nothing counts
         # before the next checkpoint anyway, and a chunk that is written once instead of once per
         # draw makes a draw cheap; at most one chunk of each is held.
@@ -171,7 +171,7 @@ class RunStore(Sink):
     @property
     def committed(self) -> Counts:  # type: ignore[override]
         """Draws and warm-up draws that exist, per chain."""
-        return self._checkpoints.counts
+        return self.checkpoints.counts
 
     @property
     def cells(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
@@ -185,23 +185,9 @@ class RunStore(Sink):
         )
         return np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)
 
-    @property
-    def shared(self) -> Path | bool:
-        """As `daskfactor.results.places.Place.shared`."""
-        return self._checkpoints.shared
-
-    def writer(self) -> Writer:
-        """As `Checkpoints.writer`."""
-        self._writable()
-        return self._checkpoints.writer()
-
-    def take(self, parts: Sequence[Writer]) -> None:
-        """As `Checkpoints.take`."""
-        self._checkpoints.take(parts)
-
     def checkpoint(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """As `Sink.checkpoint`, on disk or in an object store."""
-        if max(self._checkpoints.counts_in(meta).draws) > self.draws:
+        if max(self.checkpoints.counts_in(meta).draws) > self.draws:
             raise OptionError(
                 f"meta['draws'] is {meta['draws']}, but {self.path} has room for {self.draws} "
                 "draws; call extend first"
@@ -209,13 +195,9 @@ class RunStore(Sink):
         with self._writing("a checkpoint"):
             self._flush()
             place = self._writable()
-            first = self._checkpoints.commit(arrays, meta)
+            first = self.checkpoints.commit(arrays, meta)
             place.commit("draws per chain: " + ", ".join(map(str, self.committed.draws)))
         self._empty = self._empty and first
-
-    def is_due(self) -> bool:
-        """As `Checkpoints.is_due`."""
-        return self._checkpoints.is_due()
 
     def load_checkpoint(self) -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
         """Open the newest whole checkpoint, with the arrays that the run needs all along.
@@ -227,7 +209,7 @@ class RunStore(Sink):
         StoreFormatError
             If there is none, or none is whole.
         """
-        return self._checkpoints.load()
+        return self.checkpoints.load()
 
     def extend(self, cycles: NDArray[np.int64]) -> None:
         """Make room for more draws, of which all have these cycle numbers, (draws,).
@@ -291,7 +273,7 @@ class RunStore(Sink):
 
     def close(self) -> None:
         """Let go of the store. What no checkpoint has committed is lost."""
-        self._checkpoints.close()
+        self.checkpoints.close()
         if self._place is not None:
             self._place.close()
         self._place, self._arrays = None, {}

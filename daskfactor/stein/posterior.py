@@ -322,7 +322,8 @@ class ParticleRun:
                     first = first or (one.W, one.H)
                     self._write(sink, _like(first, one) if self.options.align else one)
                     seconds = time.perf_counter() - begun
-                    if sink.is_due() or one.number + 1 == count:
+                    due = sink.checkpoints is None or sink.checkpoints.is_due()
+                    if due or one.number + 1 == count:
                         sink.checkpoint({}, {"draws": one.number + 1, "seconds": seconds})
             self.on_event(RunEvent("weights", 0, 1))
             self._weigh(sink)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from distributed import Client
 
 import daskfactor as dfac
@@ -106,13 +107,14 @@ def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
 ) -> None:
     """A draw of W has two chunks, and a chunk of H four draws, which only one may write."""
     monkeypatch.setattr(schema, "CHUNK_BYTES", 400)
+    store = str(tmp_path / "run.zarr")
     tall, settings = dying.data()[:, :12], dying.SETTINGS | {"draws": 12}
     writers: dict[Any, set[str]] = {}
 
     def watched(self: Keeper, kept: Any, work: Any) -> None:
         for address, own in work.items():
             for piece, _ in own.get("pieces", ()):
-                chunk = kept._array(piece.path).chunks[1]
+                chunk = zarr.open_array(f"{store}/{piece.path}", mode="r").chunks[1]
                 if piece.path.startswith("posterior/"):
                     chain, draw, *rest = piece.region
                     key = piece.path, chain, draw.start // chunk, str(rest)
@@ -124,7 +126,7 @@ def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
     wanted = dfac.sample(tall, MODEL, dying.SAMPLER, executor="serial", **settings)
     found = dfac.sample(
         tall, MODEL, dying.SAMPLER, executor="ring", client=elsewhere,
-        store=str(tmp_path / "run.zarr"), **settings,
+        store=store, **settings,
     )  # fmt: skip
     assert {len(own) for own in writers.values()} == {1}
     assert found["posterior"]["W"].data.numblocks[1:3] == (12, 2)

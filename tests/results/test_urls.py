@@ -314,7 +314,7 @@ def test_nothing_secret_is_stored_or_pickled(s3, place):
     spec = make_spec()
     with RunStore.create(place, spec) as store:
         fill(store, spec)
-        sent = pickle.dumps(store.writer())
+        sent = pickle.dumps(store.checkpoints.writer())
     tree = open_run(place)
     sent += pickle.dumps(tree["posterior"]["W"].data)
     stored = b"".join(name.encode() + own for name, own in s3.objects(place).items())
@@ -341,10 +341,10 @@ def test_two_processes_write_disjoint_chunks_of_one_checkpoint(s3, tmp_path, kin
     ):
         for chain in (0, 1):
             store.write_stats(chain, 0, stats(chain, 0, 4))
-        parts = pool.starmap(write_half, [(store.writer(), chain) for chain in (0, 1)])
+        parts = pool.starmap(write_half, [(store.checkpoints.writer(), chain) for chain in (0, 1)])
         assert len(pickle.dumps(parts[0])) < 4096
         assert open_run(where)["posterior"].sizes["draw"] == 0
-        store.take(parts)
+        store.checkpoints.take(parts)
         store.checkpoint({"a": np.arange(3)}, {"draws": 4})
         write(store, 4, 2)
         store.checkpoint({}, {"draws": 6})
@@ -359,7 +359,7 @@ def test_memory_has_no_writers_elsewhere():
         RunStore.create("memory://alone", make_spec()) as store,
         pytest.raises(StoreError, match="memory of this process"),
     ):
-        store.writer()
+        store.checkpoints.writer()
 
 
 # -- when ----------------------------------------------------------------------------------
@@ -374,17 +374,17 @@ class Clock:
 
 def test_checkpoints_are_due_by_time_and_by_what_they_cost(tmp_path, monkeypatch):
     with RunStore.create(tmp_path / "run.zarr", make_spec()) as store:
-        assert store.is_due()
-        assert store.is_due()
+        assert store.checkpoints.is_due()
+        assert store.checkpoints.is_due()
     clock = Clock()
     monkeypatch.setattr("daskfactor.results.files.time", clock)
     with RunStore.create("memory://clock", make_spec()) as store:
-        assert not store.is_due()
+        assert not store.checkpoints.is_due()
         for wait, cost in ((10, 0.1), (10, 1.2), (10, 1.2), (40, 0.0), (10, 0.0)):
             clock.now += wait - 0.1
-            assert not store.is_due()
+            assert not store.checkpoints.is_due()
             clock.now += 0.2
-            assert store.is_due()
+            assert store.checkpoints.is_due()
             clock.now += cost  # until all is written
             store.checkpoint({}, {"draws": 0})
 
@@ -396,9 +396,9 @@ def test_dear_checkpoints_in_a_folder_keep_apart(tmp_path, monkeypatch):
         for wait, cost in ((0, 0.6), (0, 0.6), (20, 0.05), (0, 0.05)):
             if wait:
                 clock.now += wait - 0.1
-                assert not store.is_due()
+                assert not store.checkpoints.is_due()
                 clock.now += 0.2
-            assert store.is_due()
+            assert store.checkpoints.is_due()
             clock.now += cost
             store.checkpoint({}, {"draws": 0})
 
