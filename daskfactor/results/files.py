@@ -12,6 +12,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import socket
 import sys
 import time
@@ -72,18 +73,37 @@ def replace_file(path: Path, write: Callable[[Any], object], scratch: Path) -> N
     OSError
         If the disk is full or the folder cannot be written; the target is untouched.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with taking_place(path, scratch) as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    flush_path(path.parent)
+
+
+@contextlib.contextmanager
+def taking_place(path: Path, scratch: Path) -> Iterator[Any]:
+    """Give a file in a folder that takes its place at ``path`` at the end of the block."""
     making = scratch / f"{uuid.uuid4().hex}{PARTIAL}"
     try:
         with making.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
+            yield file
+        path.parent.mkdir(parents=True, exist_ok=True)
         making.replace(path)
     except BaseException:
         making.unlink(missing_ok=True)
         raise
-    flush_path(path.parent)
+
+
+def remove_scratch(leftover: Path) -> None:
+    """Remove a file in the making, or a folder of them: none takes its place from now on.
+
+    The folder is renamed first: whoever makes another file in it meanwhile cannot find that again.
+    """
+    if leftover.is_dir():
+        leftover = leftover.rename(leftover.with_name(f"{uuid.uuid4().hex}{PARTIAL}"))
+        shutil.rmtree(leftover, ignore_errors=True)
+    else:
+        leftover.unlink(missing_ok=True)
 
 
 def replace_json(path: Path, document: Any, scratch: Path) -> None:
@@ -429,6 +449,7 @@ class Checkpoints:
         StoreFormatError
             If there is none, or none is whole.
         """
+        self._place.recall()  # a worker that was lost may still be writing
         self._begin()  # what was brought for the one that failed is of another cycle
         if self._newest is None:
             raise StoreFormatError(

@@ -20,6 +20,7 @@ from daskfactor.results.files import (
     PARTIAL,
     disk_errors,
     read_json,
+    remove_scratch,
     replace_json,
     scratch_folder,
     writer_lock,
@@ -92,6 +93,9 @@ class Place(View, Protocol):
     def fork(self) -> Any:
         """Give a zarr store that can be sent to another process, to write chunks there."""
 
+    def recall(self) -> None:
+        """Have nothing more come of what is written to stores that `fork` gave."""
+
     def merge(self, stores: Sequence[Any]) -> None:
         """Take over what was written to stores that `fork` gave."""
 
@@ -151,14 +155,15 @@ class LocalPlace(Folder):
 
         super().__init__(path)
         self._lock = lock
+        self._making: Path | None = None
         self.store = DurableStore(path)
 
     @classmethod
     def opened(cls, path: Path) -> "LocalPlace":
         """Take the right to write a run, and remove what writers that were killed left behind."""
         lock = writer_lock(path)
-        for leftover in path.rglob(f"*{PARTIAL}"):
-            leftover.unlink(missing_ok=True)
+        for leftover in [*path.rglob(f"*{PARTIAL}")]:
+            remove_scratch(leftover)
         return cls(path, lock)
 
     @classmethod
@@ -194,7 +199,15 @@ class LocalPlace(Folder):
         """Do nothing: the root and the marker are replaced in an instant."""
 
     def fork(self) -> Any:
-        return type(self.store)(self.path)
+        if self._making is None:
+            self._making = scratch_folder(self.path) / f"{uuid.uuid4().hex}{PARTIAL}"
+            self._making.mkdir()
+        return type(self.store)(self.path, self._making)
+
+    def recall(self) -> None:
+        if self._making is not None:
+            remove_scratch(self._making)
+            self._making = None
 
     def merge(self, stores: Sequence[Any]) -> None:
         for store in stores:
@@ -207,6 +220,7 @@ class LocalPlace(Folder):
         shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
+        self.recall()
         if self._lock is not None:
             self._lock.release()
 

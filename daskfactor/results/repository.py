@@ -328,6 +328,9 @@ class RepositoryPlace(RepositoryView):
                 self._stop()
         return PatientStore(self._forks.fork().store, self.name)
 
+    def recall(self) -> None:
+        """Do nothing: what is not merged nobody sees."""
+
     def merge(self, stores: Sequence[Any]) -> None:
         for store in stores:
             self._session.merge(store.session)

@@ -1,11 +1,11 @@
 """Zarr stores of a run: one to write to that can be flushed, one to read from that is checked.
 
-zarr's own LocalStore writes a temporary file beside its target and renames it (since zarr
-3.1.3, which is why no older one will do). It does not flush to disk, and a temporary file
-beside a node's metadata would be taken for a broken member; so metadata of a store that has
-readers are replaced by `replace_json`.
+zarr's own LocalStore writes a temporary file beside its target and renames it. It does not
+flush to disk, and a temporary file beside a node's metadata would be taken for a broken member:
+files are made elsewhere, and metadata of a store that has readers are replaced by `replace_json`.
 """
 
+import asyncio
 import contextlib
 import io
 import re
@@ -28,6 +28,7 @@ from daskfactor.results.files import (
     flush_path,
     replace_file,
     scratch_folder,
+    taking_place,
 )
 from daskfactor.urls import patiently
 
@@ -37,16 +38,25 @@ _CHUNK: Final = re.compile(r"(?P<array>.+)/c(/\d+)*")
 
 
 class DurableStore(LocalStore):
-    """A local zarr store that remembers what it wrote and can flush all of it to disk."""
+    """A local zarr store that remembers what it wrote and can flush all of it to disk.
 
-    def __init__(self, root: Path) -> None:
+    Parameters
+    ----------
+    root
+        The store.
+    making
+        Where files are made before they take their place. Once this folder is gone, nothing
+        is written any more.
+    """
+
+    def __init__(self, root: Path, making: Path | None = None) -> None:
         super().__init__(root)
+        self._making = making or scratch_folder(root)
         self._unflushed: set[Path] = set()
 
     def save(self, name: str, write: Callable[[Any], object]) -> None:
         """Replace an archive by what ``write`` writes into a file, atomically and durably."""
-        scratch = scratch_folder(self.root)
-        replace_file(scratch / f"{name}.npz", write, scratch)
+        replace_file(scratch_folder(self.root) / f"{name}.npz", write, self._making)
 
     def with_read_only(self, read_only: bool = False) -> Self:
         """Give the store itself: it is only ever opened for writing."""
@@ -54,13 +64,14 @@ class DurableStore(LocalStore):
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write one value, atomically."""
-        await super().set(key, value)
-        self._unflushed.add(self.root / key)
+        await asyncio.to_thread(self.set_sync, key, value)
 
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write one value, atomically."""
-        super().set_sync(key, value)
-        self._unflushed.add(self.root / key)
+        path = self.root / key
+        with taking_place(path, self._making) as file:
+            file.write(value.as_numpy_array())
+        self._unflushed.add(path)
 
     def flush(self) -> None:
         """Force every file written since the last flush, and its name, to the disk."""
@@ -158,6 +169,10 @@ class PatientStore(WrapperStore[Any]):
     async def set(self, key: str, value: Buffer) -> None:
         """Write one value."""
         await self._ask(self._store.set, key, value)
+
+    async def delete_dir(self, prefix: str) -> None:
+        """Remove all that is below a prefix."""
+        await self._ask(self._store.delete_dir, prefix)
 
     async def _ask(self, function: Any, *args: Any) -> Any:
         return await patiently(partial(function, *args), self.name)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,19 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from distributed import Client
+from distributed import Client, get_worker
 
 import daskfactor as dfac
 from daskfactor.errors import StoreError
 from daskfactor.executors.cluster import ClusterExecutor
 from daskfactor.executors.held import Keeper
 from daskfactor.results import schema
+from daskfactor.results.places import LocalPlace
 from daskfactor.results.store import RunStore
+from daskfactor.results.writer import Writer
 from daskfactor.results.zarr_stores import DurableStore
 from tests.cluster import dying
+from tests.cluster.support import cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -166,8 +170,74 @@ def test_a_full_disk_under_a_worker_is_told(
 
     save = DurableStore.save
     monkeypatch.setattr(DurableStore, "save", full)
-    with pytest.raises(StoreError, match=r"from a worker to .*run\.zarr, the disk is full"):
+    with pytest.raises(StoreError, match=r"from the worker \S+ to .*run\.zarr, the disk is full"):
         dfac.sample(
             dying.data(), MODEL, dying.SAMPLER, executor="ring", client=here, store=store,
             **SETTINGS,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ring", "tasks"])
+def test_a_worker_that_was_given_up_writes_nothing_more(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped before it writes moments, it continues when the run without it has written all."""
+    gate, late, finish, write = threading.Event(), [], RunStore.finish, Writer.write
+    continued = threading.Event()
+
+    def stopped(self: Writer, path: str, region: Any, values: Any) -> Any:
+        mine = path.startswith("posterior_moments/") and not late and is_worker()
+        if mine:
+            late.append(get_worker().address)
+            remove = client.cluster.scheduler.remove_worker
+            client.sync(remove, late[0], stimulus_id="given up", close=False, expected=True)
+            assert gate.wait(60)
+        try:
+            return write(self, path, region, values)
+        finally:
+            if mine:
+                continued.set()
+
+    def finished(self: RunStore, *args: Any) -> None:
+        gate.set()
+        assert continued.wait(60)
+        finish(self, *args)
+
+    with cluster(2, processes=False) as client:
+        monkeypatch.setattr(Writer, "write", stopped)
+        monkeypatch.setattr(RunStore, "finish", finished)
+        found = dfac.sample(
+            dying.data(), MODEL, dying.SAMPLER, executor=name, client=client,
+            store=str(tmp_path / "run.zarr"), **SETTINGS | {"draws": 12},
+        )  # fmt: skip
+        gate.set()
+    assert late
+    wanted = dfac.sample(
+        dying.data(), MODEL, dying.SAMPLER, executor="serial", **SETTINGS | {"draws": 12}
+    )
+    assert "posterior_moments" in found.children
+    equal(found, wanted)
+
+
+def test_a_worker_of_a_client_that_died_writes_nothing_more(tmp_path: Path) -> None:
+    store, moments = str(tmp_path / "run.zarr"), "posterior_moments/W_mean"
+    dfac.sample(dying.data(), MODEL, dying.SAMPLER, executor="serial", store=store, **SETTINGS)
+    # As a client leaves it that is killed: not closed.
+    late = Writer(LocalPlace(Path(store)).fork())
+    late.write(moments, 0, dfac.open_run(store)[moments].values[0])
+    found = dfac.resume(store, 2, V=dying.data(), executor="serial", progressbar=False)
+    with pytest.raises(FileNotFoundError):
+        late.write(moments, 0, 0)
+    wanted = dfac.sample(
+        dying.data(), MODEL, dying.SAMPLER, executor="serial", **SETTINGS | {"draws": 6}
+    )
+    equal(found, wanted)
+    assert not list(Path(store).rglob("*.partial"))
+
+
+def is_worker() -> bool:
+    try:
+        get_worker()
+    except ValueError:
+        return False
+    return True
