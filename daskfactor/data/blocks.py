@@ -8,7 +8,9 @@ processes of the same machine map, so that they share its pages.
 
 import contextlib
 import hashlib
+import os
 import pickle
+import socket
 import threading
 import uuid
 import weakref
@@ -536,7 +538,7 @@ def _mapped(handle: DataHandle, budget: int, weights: BlockedData | None) -> Blo
             storage.map(file, extents)
     except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise StoreError(
-            f"this worker cannot read the shared data at {handle.location}: data in the client's "
+            f"{_here()} cannot read the shared data at {handle.location}: data in the client's "
             "memory can only be shared with workers on the same machine, for as long as the client "
             "lives; for workers elsewhere make a store that all of them can read, with daskfactor "
             "convert, and pass its location"
@@ -588,9 +590,13 @@ def _from_store(handle: DataHandle, budget: int, weights: BlockedData | None) ->
     return open_store(store, np.dtype(handle.dtype), budget)
 
 
+def _here() -> str:
+    return f"the worker in process {os.getpid()} on {socket.gethostname()}"
+
+
 def _unreachable(handle: DataHandle, error: StoreError) -> StoreError:
     return StoreError(
-        f"this worker cannot open the data at {handle.location}, which the client reads from: "
+        f"{_here()} cannot open the data at {handle.location}, which the client reads from: "
         f"{error}; put them where all workers can read them under one location"
     )
 

@@ -28,6 +28,9 @@ Tell = Callable[..., None]
 _local = threading.local()
 logger = logging.getLogger(__name__)
 
+LONGEST_STEP = 2.0
+"""Seconds between two looks beyond which this process must have been stopped itself."""
+
 
 class BlockProgram(Protocol):
     """Says what an operation computes: one update, one evaluation.
@@ -230,6 +233,28 @@ class SegmentLost(Exception):  # noqa: N818  # no error of the caller's: the seg
 
 class StateLost(SegmentLost):
     """Bands were lost, so that a run has to go back to where it saved them."""
+
+
+class Waited:
+    """Counts seconds waited, without those that the whole machine or process was stopped for.
+
+    A laptop that was closed or a client that was paused must not take the time
+    away for other processes' silence.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._last = 0.0, time.monotonic()
+
+    def seconds(self) -> float:
+        """Return the seconds so far; to be called at least every second or so."""
+        now = time.monotonic()
+        self._seconds += min(now - self._last, LONGEST_STEP)
+        self._last = now
+        return self._seconds
+
+    def restart(self) -> None:
+        """Begin at zero."""
+        self._seconds, self._last = 0.0, time.monotonic()
 
 
 def perform(

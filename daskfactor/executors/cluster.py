@@ -19,6 +19,7 @@ from typing import Any
 
 import dask
 import numpy as np
+from dask.utils import format_bytes
 from distributed import Client, KilledWorker, get_worker, secede
 from distributed.comm.core import CommClosedError
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ from daskfactor.executors.base import (
     StateLost,
     T,
     Tell,
+    Waited,
     Work,
     local_workspace,
 )
@@ -77,8 +79,6 @@ CACHE_SHARE = 0.4
 """Of a worker's memory limit, for decoded blocks; Dask starts to spill at 0.6."""
 AFTER_LOSS = 5.0
 """Seconds for workers to answer after a loss: a dead one may be listed for a while."""
-LONGEST_STEP = 2.0
-"""Seconds between two looks beyond which this process must have been stopped itself."""
 
 
 @dataclass(frozen=True)
@@ -105,28 +105,6 @@ class Patience:
     workers: float = 60.0
     grace: float = 30.0
     losses: int = 10
-
-
-class Waited:
-    """Counts seconds waited, without those that the whole machine or process was stopped for.
-
-    A laptop that was closed or a client that was paused must not take the time
-    away for other processes' silence.
-    """
-
-    def __init__(self) -> None:
-        self._seconds, self._last = 0.0, time.monotonic()
-
-    def seconds(self) -> float:
-        """Return the seconds so far; to be called at least every second or so."""
-        now = time.monotonic()
-        self._seconds += min(now - self._last, LONGEST_STEP)
-        self._last = now
-        return self._seconds
-
-    def restart(self) -> None:
-        """Begin at zero."""
-        self._seconds, self._last = 0.0, time.monotonic()
 
 
 @dataclass
@@ -568,6 +546,8 @@ class ClusterExecutor(Executor):
             if gone:
                 raise SegmentLost(f"lost worker {', '.join(gone)}")
             self.await_workers()
+            if attempt.quiet.seconds() > self.patience.start:
+                self.check_paused(attempt.members or tuple(self.workers()), idle=True)
         if attempt.lost:
             raise SegmentLost("workers lost their connection to each other")
         if look is not None:
@@ -576,6 +556,30 @@ class ClusterExecutor(Executor):
             raise EngineError(
                 f"no {attempt.what} was finished anywhere for {self.patience.stall:g} s; look at "
                 "the workers' logs, and allow more time if it takes that long"
+            )
+
+    def paused(self, needed: Sequence[str], idle: bool = False) -> list[str]:
+        """Return which workers Dask lets begin nothing for want of memory, and what they have.
+
+        ``idle``: none while any worker is at work, who might make room.
+        """
+        known = self.client.sync(self.client.scheduler.identity)["workers"]
+        if idle and any(_executing(own["metrics"]) for own in known.values()):
+            return []
+        return [
+            f"{address} ({format_bytes(own['metrics']['memory'])} of "
+            f"{format_bytes(own['memory_limit'])})"
+            for address in needed
+            if (own := known.get(address)) is not None and own["status"] == "paused"
+        ]
+
+    def check_paused(self, needed: Sequence[str], idle: bool = False) -> None:
+        """Raise EngineError if workers that are needed are paused; see `paused`."""
+        if told := self.paused(needed, idle):
+            raise EngineError(
+                "workers are paused because their memory is full, and nothing was begun for "
+                f"{self.patience.start:g} s: {', '.join(told)}; give workers more memory or use "
+                "more of them, and run again, or resume the run from its store"
             )
 
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
@@ -622,6 +626,11 @@ def is_adaptive(client: Any) -> bool:
 def _can_write(mark: str) -> bool:
     """Whether a file of the client's is here, in a folder that may be written to."""
     return Path(mark).exists() and os.access(Path(mark).parent, os.W_OK)
+
+
+def _executing(metrics: Mapping[str, Any]) -> int:
+    """Return the tasks that a worker is at work on."""
+    return int(metrics.get("task_counts", {}).get("executing", 0))
 
 
 def _has_plugin(dask_worker: Any) -> bool:

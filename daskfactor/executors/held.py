@@ -15,7 +15,7 @@ from distributed.protocol.serialize import Serialize
 
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
-from daskfactor.executors.base import StateLost
+from daskfactor.executors.base import StateLost, Waited
 from daskfactor.executors.state import (
     Array,
     BlockCells,
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from daskfactor.results.sink import Sink
 
 SIDES = "rows", "cols"
+NOT_READY = 10.0
+"""Seconds for a worker that begins or ends to be there or gone."""
 Band = tuple[str, int]
 """A side and the number of a band."""
 
@@ -392,10 +394,24 @@ class Keeper:
             if address in before and not anew:
                 self._anchors[address] = before.pop(address)
                 continue
-            key = f"{HOLD}{self.token}-{next(self._numbers)}"
-            options = {"workers": [address], "hash": False, "timeout": 10}
-            self._anchors[address] = self.client.scatter({key: b""}, **options)[key]
+            self._anchors[address] = self._anchored(address)
         _release(before.values())
+
+    def _anchored(self, address: str) -> Any:
+        """Put a key of the client's on a worker, which Dask does only once it is not paused."""
+        key, waited = f"{HOLD}{self.token}-{next(self._numbers)}", Waited()
+        while True:
+            try:
+                return self.client.scatter({key: b""}, workers=[address], hash=False, timeout=1)[
+                    key
+                ]
+            except KeyError as error:
+                raise StateLost(f"lost worker {address}") from error
+            except TimeoutError:
+                paused = self.executor.paused([address])
+                if waited.seconds() > (self.executor.patience.start if paused else NOT_READY):
+                    self.executor.check_paused([address])
+                    raise
 
     def close(self) -> None:
         """Have all workers drop all bands."""

@@ -16,12 +16,11 @@ from distributed import Client
 
 from daskfactor.errors import EngineError
 from daskfactor.executors.balance import Balance, evenness
-from daskfactor.executors.base import OnDone, Work
+from daskfactor.executors.base import OnDone, Waited, Work
 from daskfactor.executors.cluster import (
     Attempt,
     ClusterExecutor,
     Patience,
-    Waited,
 )
 from daskfactor.executors.held import HeldState
 from daskfactor.executors.segment import make_orders, run_segment
@@ -98,6 +97,7 @@ class RingExecutor(ClusterExecutor):
         missing = sorted(set(range(len(attempt.members))) - attempt.started)
         limit = self.patience.start
         if waited.seconds() > limit and missing:
+            self.check_paused([attempt.members[rank] for rank in missing])
             names = ", ".join(attempt.members[rank] for rank in missing)
             raise EngineError(
                 f"{len(missing)} of {len(attempt.members)} workers did not start their part of the "

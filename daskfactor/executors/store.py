@@ -15,7 +15,8 @@ import pickle
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from distributed import get_worker
 from distributed.protocol.serialize import Serialize
 from numpy.typing import NDArray
 
+from daskfactor.errors import StoreError
 from daskfactor.executors.base import StateLost
 from daskfactor.executors.state import (
     BlockCells,
@@ -508,7 +510,7 @@ def deliver(packed: NDArray[np.uint8]) -> Any:
     def bring(wants: Sequence[Want]) -> dict[Key, Any]:
         return store.bring(work.token, wants, work.patience)[0]
 
-    with disk_errors("results from a worker", work.writer.name, "the last checkpoint is safe"):
+    with _told_of(store.worker.address, work.writer.name):
         for piece, needed in work.pieces:
             found = bring([want for want, _ in needed])
             values = put_together(piece, ((found[want.key], at) for want, at in needed))
@@ -519,6 +521,20 @@ def deliver(packed: NDArray[np.uint8]) -> Any:
             work.writer.save(work.name, arrays)
         work.writer.store.flush()
     return work.writer
+
+
+@contextmanager
+def _told_of(address: str, place: Any) -> Iterator[None]:
+    """Name this worker in errors of what it writes: others may have other disks and credentials."""
+    safe = "the last checkpoint is safe"
+    with disk_errors(f"results from the worker {address}", place, safe):
+        try:
+            yield
+        except StoreError as error:
+            told = f"the worker {address} cannot write results: {error}; {safe}; resume the run"
+            failure = StoreError(told)
+            failure.errno = error.errno
+            raise failure from error
 
 
 class Met(NamedTuple):

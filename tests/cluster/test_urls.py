@@ -1,5 +1,6 @@
 """Data at URLs on a cluster: workers read them by themselves, and the draws are those of one."""
 
+import os
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +12,9 @@ from distributed import Client
 from scipy import sparse
 
 import daskfactor as dfac
+from daskfactor.errors import StoreError
 from tests.cluster.support import cluster
-from tests.object_store import BUCKET
+from tests.object_store import BUCKET, SECRETS
 
 pytestmark = pytest.mark.cluster
 
@@ -55,3 +57,31 @@ def test_the_draws_of_one_process(kind: str, client: Client, s3: Any) -> None:
     for executor in ("ring", "tasks") if kind == "blocks" else ("ring",):
         there = dfac.sample(url, model, executor=executor, client=client, **FIT)
         assert there["posterior"].to_dataset().equals(here["posterior"].to_dataset())
+
+
+def without_credentials() -> None:
+    for name in SECRETS:
+        os.environ.pop(name)
+
+
+@pytest.mark.parametrize(("what", "executor"), [("data", "tasks"), ("run", "ring")])
+def test_a_worker_without_credentials_is_named(what: str, executor: str, client: Client) -> None:
+    pytest.importorskip("icechunk")
+    place = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    values = sparse.csr_array(np.ones((40, 32), np.float32))
+    data, store = dfac.as_blocks(values, blocks=2, unstored="zero"), None
+    if what == "run":
+        store = f"{place}/run"
+    else:
+        dfac.convert(data, f"{place}/v", progressbar=False)
+        data = f"{place}/v"
+    with cluster(2, processes=True) as own:
+        first, _ = sorted(own.nthreads())
+        (pid,) = own.run(os.getpid, workers=[first]).values()
+        own.run(without_credentials, workers=[first])
+        cannot = f"{first} cannot write results" if what == "run" else f"process {pid} on .* cannot"
+        with pytest.raises(StoreError, match=f"the worker (in )?{cannot}.*s3://.*no credentials"):
+            dfac.sample(
+                data, dfac.TweedieNMF(2, dispersion=1.0), store=store, client=own,
+                executor=executor, **FIT,
+            )  # fmt: skip
