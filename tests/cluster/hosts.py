@@ -56,7 +56,7 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """Start a process that dies with this one.
 
     The kernel kills it with the thread that it came from, so that is one that stays.
@@ -70,7 +70,7 @@ class Namespace:
 
     def __init__(self) -> None:
         script = "mount -t tmpfs none /tmp && ip link set lo up && echo ready && exec cat"
-        self._holder = _start(
+        self._holder = start(
             ["unshare", "--net", "--mount", "sh", "-c", script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -106,7 +106,7 @@ class Host(Namespace):
         """Start a process that dies with this one; it writes to ``/tmp/log`` of the host."""
         script = 'exec >>/tmp/log 2>&1; exec "$@"'
         path = os.pathsep.join([str(ROOT), *sys.path])
-        process = _start(
+        process = start(
             [*self.enter, "sh", "-c", script, "sh", *command],
             env={**os.environ, "PYTHONPATH": path, **(env or {})},
             stdin=subprocess.DEVNULL,
@@ -243,7 +243,7 @@ class HostedCluster:
 
     def __enter__(self) -> "HostedCluster":
         with ExitStack() as undo:
-            undo.enter_context(dask.config.set(_certificates(self.security)))
+            undo.enter_context(dask.config.set(certificates(self.security)))
             undo.callback(self._power_off)
             self.scheduler_host = self.bed.host("scheduler")
             self.scheduler = self.start_scheduler()
@@ -310,7 +310,7 @@ def _await_port(address: str, port: int, limit: float = 60.0) -> None:
             return
 
 
-def _certificates(security: Security | None) -> dict[str, Any]:
+def certificates(security: Security | None) -> dict[str, Any]:
     """Return settings by which other processes are of the same cluster."""
     if security is None:
         return {}

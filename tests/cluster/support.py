@@ -6,10 +6,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import dask
@@ -45,17 +46,23 @@ SHORT = {
 
 
 @contextmanager
-def cluster(workers: int, processes: bool, threads: int = 1) -> Iterator[Client]:
+def cluster(
+    workers: int,
+    processes: bool,
+    threads: int = 1,
+    memory: str | int = 0,
+    config: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[Client]:
     """A client of a fresh cluster on this machine, without a dashboard."""
     with (
-        dask.config.set(SHORT),
+        dask.config.set({**SHORT, **config}),
         LocalCluster(
             n_workers=workers,
             threads_per_worker=threads,
             processes=processes,
             dashboard_address=":0",
             silence_logs=50,
-            memory_limit=0,
+            memory_limit=memory,
         ) as made,
         Client(made, set_as_default=False) as client,
     ):

@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client
 
+from benchmarks.faults import FAULTS, STORES, Bench, frequent_checkpoints, small
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
@@ -21,6 +23,7 @@ from tests.cluster.support import (
     EXECUTORS,
     GATES,
     IMPATIENT,
+    SHORT,
     Gated,
     Killer,
     Slow,
@@ -32,11 +35,24 @@ from tests.cluster.support import (
     wait_at_gate,
 )
 from tests.executors.mixer import bits
+from tests.object_store import BUCKET
 
 pytestmark = pytest.mark.cluster
 
 KILLS = int(os.environ.get("DASKFACTOR_KILLS", "6"))
 """Workers that a long run loses; each takes about a second."""
+
+
+DAILY = {("overdue", "ring", "local"), ("overdue", "tasks", "s3")}
+"""Of `benchmarks.faults`, what runs without ``DASKFACTOR_FAULTS=all``, in half a minute."""
+MATRIX = [
+    (fault, executor, store)
+    for fault, told in FAULTS.items()
+    for executor in EXECUTORS
+    for store in STORES
+    if told.strike is not None
+    and ((fault, executor, store) in DAILY or os.environ.get("DASKFACTOR_FAULTS") == "all")
+]
 
 
 def kill_one(client: Client, which: int = 0) -> None:
@@ -246,3 +262,47 @@ def test_work_that_never_ends_is_given_up(name: str, what: str) -> None:
         finally:
             GATES["never"].set()
             executor.close()
+
+
+@named
+@pytest.mark.parametrize("what", ["block", "pass"])
+def test_workers_that_are_paused_for_want_of_memory_are_named(name: str, what: str) -> None:
+    full = {"distributed.worker.memory.pause": 1e-6}
+    impatient = dataclasses.replace(IMPATIENT, start=1.0)
+    with cluster(1, processes=False, memory="1 GB", config=full) as client:
+        executor = EXECUTORS[name](client, patience=impatient)
+        (address,) = client.nthreads()
+        work = partial(chain, executor) if what == "block" else partial(executor.map, add, [1, 2])
+        until = time.monotonic() + 30
+        while statuses(client) != ["paused"] and time.monotonic() < until:
+            time.sleep(0.05)
+        with pytest.raises(EngineError, match=rf"paused .* for 1 s: {address} \(.* of .*\); give"):
+            work()
+        executor.close()
+
+
+def statuses(client: Client) -> list[str]:
+    known = client.scheduler_info()["workers"]
+    return [own["status"] for own in known.values()]
+
+
+def add(item: int, workspace: Any) -> int:
+    return item + 1
+
+
+@pytest.mark.parametrize(("fault", "executor", "store"), MATRIX)
+def test_the_same_bits_or_a_sentence_and_a_resume_with_them(
+    fault: str, executor: str, store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if store == "s3":
+        pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
+        request.getfixturevalue("s3")
+    place = str(tmp_path) if store == "local" else f"s3://{BUCKET}/{fault}-{executor}"
+    with dask.config.set(SHORT), frequent_checkpoints():
+        bench = Bench(small(48), place, dataclasses.replace(IMPATIENT, workers=10.0), 8.0)
+        found = bench.run(fault, executor, times=KILLS if fault == "kills" else 1)
+    assert found.struck
+    assert found.same, found
+    assert bool(found.sentence) == (fault in ("gone", "scheduler"))
+    if fault == "overdue":
+        assert found.losses

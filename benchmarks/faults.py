@@ -1,0 +1,402 @@
+"""Faults on a cluster: the bits of one process of threads, or a sentence and a resume with them.
+
+A run on three workers of this machine, whose data and store are both in folders or both in an
+object store (an S3 server on loopback), is struck while it draws. It goes on by itself, or it
+ends with one sentence, and is resumed on a fresh cluster. Each line tells of one run: the
+seconds until its end or its sentence, losses, and whether its results are those of threads, bit
+for bit.
+
+- ``kills``: ``--kills`` random SIGKILLs of workers; their nannies start new ones.
+- ``stopped``: a worker is stopped for ``--stopped`` seconds and continues; it is waited for.
+- ``overdue``: the same, but the scheduler gives it up first; the others go on without it.
+- ``gone``: all workers and nannies are killed.
+- ``scheduler``: the scheduler is killed.
+- ``tls``: connections are encrypted; a worker is killed.
+- ``paused``: factors outgrow the memory at which Dask pauses a worker.
+- ``terminated``: they outgrow that at which a nanny kills it.
+
+    python -m benchmarks.faults [FAULT ...] [--executors ring tasks] [--stores local s3]
+        [--kills 20] [--stopped 60]
+"""
+
+import argparse
+import faulthandler
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import psutil
+import xarray as xr
+from distributed import Client
+from distributed.security import Security
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.errors import DaskfactorError
+from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
+from daskfactor.executors.ring import RingExecutor
+from daskfactor.inference import setting
+from daskfactor.results import files
+from daskfactor.results.repository import RepositoryPlace
+from tests.cluster.hosts import certificates, start
+
+EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
+STORES = ("local", "s3")
+WORKERS = 3
+LONGEST = 1200.0
+"""Seconds after which a run counts as one that waits without end."""
+
+
+class Processes:
+    """A scheduler and workers in processes of their own, and a client of them.
+
+    Parameters
+    ----------
+    nanny
+        Whether workers that die are started again.
+    memory
+        Limit of each worker, as Dask takes it; "0" is none.
+    security
+        With it all connections are encrypted.
+    """
+
+    def __init__(
+        self, nanny: bool = True, memory: str = "0", security: Security | None = None
+    ) -> None:
+        self.nanny, self.memory, self.security = nanny, memory, security
+        self._undo = ExitStack()
+        self._all: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> "Processes":
+        with ExitStack() as undo:
+            undo.enter_context(dask.config.set(certificates(self.security)))
+            self.folder = undo.enter_context(tempfile.TemporaryDirectory())
+            undo.callback(self.kill_all)
+            file = str(Path(self.folder, "scheduler.json"))
+            protocol = "tls" if self.security else "tcp"
+            where = ["--host", f"{protocol}://127.0.0.1", "--port", "0"]
+            where += ["--no-dashboard", "--scheduler-file", file]
+            self.scheduler = self._start("distributed.cli.dask_scheduler", *where)
+            until = time.monotonic() + 60
+            while not Path(file).exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            self.workers = [self._start_worker(file) for _ in range(WORKERS)]
+            self.client = undo.enter_context(
+                Client(scheduler_file=file, security=self.security, set_as_default=False)
+            )
+            self.client.wait_for_workers(WORKERS, timeout=120)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._undo.__exit__(*error)
+
+    def _start_worker(self, file: str) -> subprocess.Popen[bytes]:
+        options = ["--nthreads", "1", "--no-dashboard", "--memory-limit", self.memory]
+        options += ["--local-directory", self.folder, "--nanny" if self.nanny else "--no-nanny"]
+        return self._start("distributed.cli.dask_worker", "--scheduler-file", file, *options)
+
+    def _start(self, module: str, *options: str) -> subprocess.Popen[bytes]:
+        inherited = dask.config.serialize(dask.config.global_config)
+        environment = {
+            "DASK_INTERNAL_INHERIT_CONFIG": inherited,
+            "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path]),
+        }
+        with Path(self.folder, "log").open("ab") as log:
+            command, env = [sys.executable, "-m", module, *options], {**os.environ, **environment}
+            process = start(command, env=env, stdout=log, stderr=log)
+        self._all.append(process)
+        return process
+
+    def log(self) -> str:
+        """What the processes have said."""
+        return Path(self.folder, "log").read_text(errors="replace")
+
+    def pids(self) -> list[int]:
+        """Workers that answer, in an order that does not change."""
+        found: dict[str, int] = {}
+        until = time.monotonic() + 60
+        while not found and time.monotonic() < until:  # one that is dying is listed for a while
+            found = self.client.run(os.getpid, on_error="ignore")
+        return [pid for pid in found.values() if isinstance(pid, int)]
+
+    def kill_workers(self) -> None:
+        for process in self.workers:
+            kill_family(process.pid)
+
+    def kill_all(self) -> None:
+        for process in self._all:
+            kill_family(process.pid)
+            process.wait()
+
+
+def kill_family(pid: int) -> None:
+    """SIGKILL a process and what it has started, which cannot start anything meanwhile."""
+    try:
+        parent = psutil.Process(pid)
+        parent.suspend()
+        for process in (*parent.children(recursive=True), parent):
+            process.kill()
+    except psutil.NoSuchProcess:
+        pass
+
+
+# -- what strikes ---------------------------------------------------------------------------------
+
+
+def kill_one(cluster: Processes, rng: random.Random, _: float) -> None:
+    os.kill(rng.choice(cluster.pids()), signal.SIGKILL)
+
+
+def stop_one(cluster: Processes, rng: random.Random, seconds: float) -> None:
+    """Stop a worker for some seconds; it has no nanny that would kill it meanwhile."""
+    pid = rng.choice(cluster.pids())
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGCONT)
+
+
+def kill_all_workers(cluster: Processes, *_: Any) -> None:
+    cluster.kill_workers()
+
+
+def kill_scheduler(cluster: Processes, *_: Any) -> None:
+    cluster.scheduler.kill()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a run, on what cluster; ``strike`` is given the seconds of a stop."""
+
+    strike: Callable[[Processes, random.Random, float], None] | None
+    nanny: bool = True
+    tls: bool = False
+    limited: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+FAULTS: dict[str, Fault] = {
+    "kills": Fault(kill_one),
+    "stopped": Fault(stop_one, nanny=False),
+    # Dask gives a worker up after five seconds at the earliest; this is how often it looks.
+    "overdue": Fault(stop_one, nanny=False, config={"distributed.scheduler.worker-ttl": "1s"}),
+    "gone": Fault(kill_all_workers),
+    "scheduler": Fault(kill_scheduler),
+    "tls": Fault(kill_one, tls=True),
+    "paused": Fault(
+        None,
+        limited=True,
+        config={"distributed.worker.memory.terminate": False},
+    ),
+    "terminated": Fault(None, limited=True, config={"distributed.worker.memory.pause": False}),
+}
+
+
+class Striker:
+    """Strikes when a run has done given shares of its draws, each time in a thread of its own.
+
+    All of it is over before the last draws. ``waits``: seconds from a share on, at most.
+    """
+
+    def __init__(
+        self, fault: Fault, cluster: Processes, times: int, seed: int, seconds: float, waits: float
+    ) -> None:
+        self.fault, self.cluster, self.seconds = fault, cluster, seconds
+        self.rng = random.Random(seed)
+        self.waits = waits
+        self.shares = sorted(self.rng.uniform(0.05, 0.9) for _ in range(times))
+        self.struck = 0
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self, event: dfac.RunEvent) -> None:
+        if self.fault.strike is None or event.phase != "draw":
+            return
+        while self.shares and event.done >= self.shares[0] * event.total:
+            self.shares.pop(0)
+            thread = threading.Thread(target=self._strike, args=[self.rng.uniform(0, self.waits)])
+            thread.start()
+            self.threads.append(thread)
+        if event.done >= 0.95 * event.total:
+            self.join()
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join()
+
+    def _strike(self, wait: float) -> None:
+        assert self.fault.strike is not None
+        time.sleep(wait)
+        self.fault.strike(self.cluster, self.rng, self.seconds)
+        self.struck += 1
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is sampled."""
+
+    data: Any
+    model: Any
+    sampler: Any
+    settings: Mapping[str, Any]
+
+
+def small(draws: int) -> Load:
+    """A run of small segments, so that a loss may come in any of them."""
+    rng = np.random.default_rng(2)
+    data = sparse.csr_array(rng.poisson(0.4, (60, 40)).astype(np.float32))
+    settings = {"draws": draws, "tune": 12, "random_seed": 5}
+    return Load(data, dfac.TweedieNMF(2, dispersion=1.0), dfac.PSGLD(warm_start=4), settings)
+
+
+def large() -> Load:
+    """Factors of 26 MB each, moments of twice that, and a copy of either on its way."""
+    rng, size = np.random.default_rng(2), 100_000
+    rows, cols = rng.integers(0, size, (2, size))
+    values = np.ones(size, np.float32)
+    data = sparse.csr_array((values, (rows, cols)), (size, size))
+    settings = {"draws": 4, "tune": 4, "random_seed": 5, "keep": "moments"}
+    return Load(data, dfac.TweedieNMF(64, dispersion=1.0), dfac.PSGLD(warm_start=0), settings)
+
+
+def digest(tree: xr.DataTree) -> str:
+    """What tells two runs apart: draws, moments, monitored cells, and what is known of draws."""
+    values = hashlib.sha256()
+    for group in ("posterior", "posterior_moments", "monitor"):
+        for name in sorted(tree[group].data_vars) if group in tree.children else ():
+            values.update(tree[group][name].values.tobytes())
+    for name in ("lp", "step_size"):
+        values.update(tree["sample_stats"][name].values.tobytes())
+    return values.hexdigest()
+
+
+@contextmanager
+def frequent_checkpoints() -> Iterator[None]:
+    """Save after every segment, and make these as small as the runs are."""
+    before = setting.LONGEST_SEGMENT, RepositoryPlace.every, files.DEAREST
+    setting.LONGEST_SEGMENT, RepositoryPlace.every, files.DEAREST = 6, 1e-9, 1e9
+    try:
+        yield
+    finally:
+        setting.LONGEST_SEGMENT, RepositoryPlace.every, files.DEAREST = before
+
+
+@dataclass
+class Outcome:
+    """What came of a run; ``sentence``: what it ended with before it was resumed."""
+
+    fault: str
+    executor: str
+    store: str
+    seconds: float = 0.0
+    struck: int = 0
+    losses: int = 0
+    sentence: str = ""
+    resumed: float = 0.0
+    same: bool = False
+
+
+class Bench:
+    """Runs faults on a load whose data and runs are at a place, a folder or a URL."""
+
+    def __init__(self, load: Load, place: str, patience: Patience, seconds: float) -> None:
+        self.load, self.place, self.patience, self.seconds = load, place, patience, seconds
+        self.data, self._count = f"{place}/v", 0
+        self.options = {"progressbar": False, "monitor": ([0, 1, 2], [0, 1, 2])}
+        dfac.convert(load.data, self.data, unstored="zero", blocks=4, progressbar=False)
+        tree = dfac.sample(
+            self.data, load.model, load.sampler, executor="threads", **self.options, **load.settings
+        )
+        self.wanted = digest(tree)
+
+    def run(
+        self, name: str, executor: str, times: int = 1, memory: str = "", waits: float = 0.0
+    ) -> Outcome:
+        """Strike a run; resume it if it ended with a sentence."""
+        fault, load = FAULTS[name], self.load
+        self._count += 1
+        store = f"{self.place}/run{self._count}"
+        found = Outcome(name, executor, "s3" if "://" in self.place else "local")
+        security = Security.temporary() if fault.tls else None
+        with (
+            dask.config.set(fault.config),
+            Processes(fault.nanny, memory if fault.limited else "0", security) as cluster,
+        ):
+            made = EXECUTORS[executor](cluster.client, patience=self.patience)
+            striker = Striker(fault, cluster, times, self._count, self.seconds, waits)
+            begun = time.monotonic()
+            try:
+                tree = dfac.sample(
+                    self.data, load.model, load.sampler, store=store, executor=made,
+                    callback=striker, **self.options, **load.settings,
+                )  # fmt: skip
+                found.same = digest(tree) == self.wanted
+            except DaskfactorError as error:
+                found.sentence = str(error)
+            found.seconds = time.monotonic() - begun
+            striker.join()
+            found.struck, found.losses = striker.struck, made.report.lost_segments
+            if cluster.client.status == "running":
+                made.close()
+        if found.sentence:
+            begun = time.monotonic()
+            with Processes() as another:
+                tree = dfac.resume(
+                    store, client=another.client, executor=executor, progressbar=False
+                )
+                found.same = digest(tree) == self.wanted
+            found.resumed = time.monotonic() - begun
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("faults", nargs="*", default=list(FAULTS), metavar="FAULT")
+    parser.add_argument("--executors", nargs="+", default=list(EXECUTORS), choices=EXECUTORS)
+    parser.add_argument("--stores", nargs="+", default=list(STORES), choices=STORES)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--stopped", type=float, default=60.0)
+    parser.add_argument("--memory", default="350MB", help="of a worker, where that is the fault")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, frequent_checkpoints(), ExitStack() as undo:
+        os.environ.setdefault("DASKFACTOR_JIT_CACHE", str(Path(folder, "kernels")))
+        places = {"local": folder}
+        if "s3" in asked.stores:
+            from tests.object_store import BUCKET, ObjectStore
+
+            server = ObjectStore()
+            undo.callback(server.stop)
+            os.environ.update(server.environment)
+            places["s3"] = f"s3://{BUCKET}"
+        for number, name in enumerate(asked.faults):
+            draws = 24 * asked.kills if name == "kills" else 120
+            load = large() if FAULTS[name].limited else small(draws)
+            for store in asked.stores:
+                place = f"{places[store]}/{number}"
+                bench = Bench(load, place, Patience(), asked.stopped)
+                for executor in asked.executors:
+                    faulthandler.dump_traceback_later(LONGEST, exit=True)
+                    times = asked.kills if name == "kills" else 1
+                    found = bench.run(name, executor, times, asked.memory, waits=1.0)
+                    faulthandler.cancel_dump_traceback_later()
+                    print(json.dumps(found.__dict__), flush=True)
+
+
+if __name__ == "__main__":
+    main()
