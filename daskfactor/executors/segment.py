@@ -6,8 +6,8 @@ operation in round n + 1. Only what an operation touches travels with it: arrays
 that nobody changes in a plan are copied to every worker once, and those that
 later rounds alone need go straight to where they will be needed.
 
-Bands travel over the cluster's own connections: a plugin registers one operation on
-every worker. Messages go one way: a band needs no answer, since the receiver's next band
+Bands travel over the cluster's own connections (`wire`), for which a plugin registers
+operations on every worker. Messages go one way: a band needs no answer, since the receiver's next band
 is the answer. Whatever belongs to an attempt that is over is dropped on arrival.
 """
 
@@ -19,7 +19,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 from distributed import get_worker
@@ -33,6 +34,7 @@ from daskfactor.executors.plan import Op, Round, ops_by_row, row_of_columns
 from daskfactor.executors.state import Array, Evaluation, FactorBand, Portion, bare
 from daskfactor.executors.store import PLUGIN, BandStore, Key, Report, Want, unpack
 from daskfactor.executors.threads import BandScheduler
+from daskfactor.executors.wire import Wire, can_carry
 from daskfactor.machine import single_threaded_blas
 
 logger = logging.getLogger(__name__)
@@ -84,10 +86,13 @@ class Exchange(WorkerPlugin):
 
     name = PLUGIN
     idempotent = True
+    here: ClassVar[WeakValueDictionary[str, "Exchange"]] = WeakValueDictionary()
+    """Those of this process, by address: what is for them takes no message."""
 
     def setup(self, worker: Any) -> None:
         """Begin; called on the worker, when the plugin or the worker is new."""
         self.worker = worker
+        self.here[worker.address] = self
         self.pool = ThreadPoolExecutor(MOST_THREADS, "daskfactor-ring")
         self.bands = BandStore(worker, self.pool)
         self._lock = threading.Lock()
@@ -96,14 +101,17 @@ class Exchange(WorkerPlugin):
         self._over: OrderedDict[str, int] = OrderedDict()
         self._unwanted: OrderedDict[Any, None] = OrderedDict()
         self._queues: dict[str, list[Parcel]] = {}
+        self._wire = Wire(worker, self.take, self._lose)
         worker.handlers["daskfactor_bands"] = self.receive
 
     def teardown(self, worker: Any) -> None:
         """End; called when the worker closes: nobody may go on waiting."""
         worker.handlers.pop("daskfactor_bands", None)
+        self.here.pop(worker.address, None)
         for segment in list(self._segments.values()):
             segment.abort("the worker is closing")
         self.bands.close()
+        self._wire.close()
         self.pool.shutdown(wait=False)
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
@@ -145,7 +153,18 @@ class Exchange(WorkerPlugin):
     # -- messages ------------------------------------------------------------
 
     def send(self, address: str, parcel: Parcel) -> None:
-        """Send without waiting, from any thread; what queues up goes in one message."""
+        """Send without waiting, from any thread.
+
+        Where the cluster's messages are encrypted, or otherwise more than bytes on a socket, its
+        own layer takes them, and what queues up goes in one message.
+        """
+        peer = self.here.get(address)
+        if peer is not None:
+            peer.take(parcel)
+            return
+        if can_carry(address):
+            self._wire.send(address, parcel)
+            return
         with self._lock:
             idle = address not in self._queues
             self._queues.setdefault(address, []).append(parcel)
@@ -154,10 +173,9 @@ class Exchange(WorkerPlugin):
 
     async def _pump(self, address: str) -> None:
         """Write messages to another worker until nothing is queued for it any more."""
-        near = address.startswith("inproc:")  # passed on as it is
         try:
             while parcels := self._next(address):
-                bands = [Serialize(p.band) if near else _frame(p.band) for p in parcels]  # type: ignore[no-untyped-call]
+                bands = [_frame(parcel.band) for parcel in parcels]
                 heads = [tuple(parcel._replace(band=None)) for parcel in parcels]
                 remote = self.worker.rpc(address)
                 await remote.daskfactor_bands(reply=False, heads=heads, bands=bands)
@@ -176,15 +194,18 @@ class Exchange(WorkerPlugin):
     def receive(self, heads: list[Any], bands: list[Any]) -> None:
         """Hand parcels to their attempts; the operation's handler, in the event loop's thread."""
         for (attempt, col, due, names, _, reason), band in zip(heads, bands, strict=True):
-            parcel = Parcel(tuple(attempt), col, due, tuple(names), band, reason)
-            with self._lock:
-                segment = self._segments.get(parcel.attempt)
-                if segment is None:
-                    if not self._is_over(parcel.attempt):
-                        early = self._early.get(parcel.attempt, [])
-                        _remember(self._early, parcel.attempt, [*early, parcel])
-                    continue
-            segment.arrive(parcel)
+            self.take(Parcel(tuple(attempt), col, due, tuple(names), band, reason))
+
+    def take(self, parcel: Parcel) -> None:
+        """Hand a parcel to its attempt, or keep it for one that has not begun here."""
+        with self._lock:
+            segment = self._segments.get(parcel.attempt)
+            if segment is None:
+                if not self._is_over(parcel.attempt):
+                    early = self._early.get(parcel.attempt, [])
+                    _remember(self._early, parcel.attempt, [*early, parcel])
+                return
+        segment.arrive(parcel)
 
     def abort_peers(self, order: "Order", reason: str) -> None:
         """Tell the others that an attempt cannot succeed."""

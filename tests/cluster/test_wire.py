@@ -1,0 +1,214 @@
+"""Messages between workers on sockets: whole, in order, in arrays of their own; or said to be lost."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed.core import Server, connect
+
+from daskfactor.executors.wire import START, Wire, can_carry, framed, unframed
+
+
+class End:
+    """One end: a server as every worker is one, its wire, and what came of it."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.got: list[Any] = []
+        self.lost: list[tuple[str, str]] = []
+        self.open = threading.Event()
+        self.open.set()
+        server.connection_args = {}
+        self.wire = Wire(server, self.take, lambda *news: self.lost.append(news))
+
+    def take(self, message: Any) -> None:
+        self.open.wait(30)
+        self.got.append(message)
+
+
+@contextlib.asynccontextmanager
+async def two_ends() -> AsyncIterator[tuple[End, End]]:
+    servers = [Server({}), Server({})]
+    for server in servers:
+        await server
+        await server.listen("tcp://127.0.0.1:0")
+    ends = [End(server) for server in servers]
+    try:
+        yield ends[0], ends[1]
+    finally:
+        for end in ends:
+            end.open.set()
+            end.wire.close()
+        for server in servers:
+            await server.close()
+
+
+async def until(happened: Callable[[], Any]) -> None:
+    limit = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < limit, "it did not happen within 30 s"
+        await asyncio.sleep(0.005)
+
+
+def run(story: Callable[[End, End], Awaitable[None]]) -> None:
+    async def tell() -> None:
+        async with two_ends() as (here, there):
+            await story(here, there)
+
+    asyncio.run(tell())
+
+
+def test_messages_arrive_whole_and_in_order() -> None:
+    sizes = [0, 1, 3, 1000, 0, 70_000, 2]
+
+    async def story(here: End, there: End) -> None:
+        for number, size in enumerate(sizes):
+            array = np.arange(size, dtype=np.float32)
+            here.wire.send(there.server.address, (number, {"values": array, "mean": array[::2]}))
+        await until(lambda: len(there.got) == len(sizes))
+
+    def check(end: End) -> None:
+        for number, (size, (place, arrays)) in enumerate(zip(sizes, end.got, strict=True)):
+            assert place == number
+            np.testing.assert_array_equal(arrays["values"], np.arange(size, dtype=np.float32))
+            np.testing.assert_array_equal(arrays["mean"], np.arange(size, dtype=np.float32)[::2])
+            for own in arrays.values():
+                assert own.flags.writeable
+                assert own.flags.aligned
+
+    async def all_of_it(here: End, there: End) -> None:
+        await story(here, there)
+        check(there)
+
+    run(all_of_it)
+
+
+def test_a_receiver_that_does_not_read_makes_nobody_wait() -> None:
+    """More than sockets hold: the rest goes once they have room, after what came before."""
+
+    async def story(here: End, there: End) -> None:
+        there.open.clear()
+        began = time.monotonic()
+        for number in range(40):
+            here.wire.send(there.server.address, np.full(2**18, number, np.float64))
+        assert time.monotonic() - began < 10
+        await asyncio.sleep(0.2)
+        assert len(there.got) == 0
+        there.open.set()
+        await until(lambda: len(there.got) == 40)
+        for number, array in enumerate(there.got):
+            np.testing.assert_array_equal(array, number)
+
+    run(story)
+
+
+def test_messages_from_many_threads_are_not_mixed() -> None:
+    async def story(here: End, there: End) -> None:
+        def send(thread: int) -> None:
+            for number in range(50):
+                array = np.full(1 + 400 * number, thread)
+                here.wire.send(there.server.address, (thread, number, array))
+
+        threads = [threading.Thread(target=send, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        await until(lambda: len(there.got) == 200)
+        for thread, number, array in there.got:
+            assert array.shape == (1 + 400 * number,)
+            assert (array == thread).all()
+        for thread in range(4):
+            assert [number for own, number, _ in there.got if own == thread] == list(range(50))
+
+    run(story)
+
+
+def test_a_worker_that_is_not_there_is_lost() -> None:
+    async def story(here: End, _: End) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+        with dask.config.set({"distributed.comm.timeouts.connect": "0.5s"}):
+            here.wire.send(address, "news")
+            await until(lambda: here.lost)
+        assert here.lost[0][0] == address
+        assert "cannot be reached" in here.lost[0][1]
+
+    run(story)
+
+
+def test_both_sides_learn_that_a_connection_has_ended_and_the_next_message_makes_a_new_one() -> None:
+    async def story(here: End, there: End) -> None:
+        here.wire.send(there.server.address, "one")
+        await until(lambda: there.got)
+        link = here.wire._links[there.server.address]
+        assert link.sock is not None
+        link.sock.shutdown(socket.SHUT_RDWR)
+        await until(lambda: here.lost and there.lost)
+        assert here.lost[0][0] == there.server.address
+        assert there.lost[0][0] == here.server.address
+        here.wire.send(there.server.address, "two")
+        await until(lambda: there.got == ["one", "two"])
+
+    run(story)
+
+
+def test_rubbish_ends_its_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(here: End, there: End) -> None:
+        here.wire.send(there.server.address, "one")
+        comm = await connect(there.server.address)
+        await comm.write({"op": Wire.OPERATION, "reply": True, "address": "tcp://somebody:1"})
+        await comm.read()
+        sock = comm.stream.socket.dup()  # type: ignore[attr-defined]
+        comm.abort()
+        sock.setblocking(True)
+        sock.sendall(START.pack(5, 0) + b"hello")
+        await until(lambda: there.lost)
+        assert there.lost[0][0] == "tcp://somebody:1"
+        sock.close()
+        here.wire.send(there.server.address, "two")
+        await until(lambda: there.got == ["one", "two"])
+
+    run(story)
+    assert "cannot be read" in caplog.text
+
+
+def test_a_frame_is_read_however_it_is_cut() -> None:
+    message = {"a": np.arange(100.0), "b": np.zeros((0, 3)), "c": np.ones((3, 5), np.int8)}
+    stream = b"".join(bytes(piece) for piece in framed(message)) * 2
+    for cut in (1, 7, 16, 1000):
+        got: list[Any] = []
+        empty = unframed(got.append)
+        filling = next(empty)
+        for low in range(0, len(stream), cut):
+            part = memoryview(stream[low : low + cut])
+            while part:
+                size = min(len(part), filling.nbytes)
+                filling[:size] = part[:size]
+                part, filling = part[size:], filling[size:]
+                if not filling.nbytes:
+                    filling = next(empty)
+        assert len(got) == 2
+        for own in got:
+            for name, array in message.items():
+                np.testing.assert_array_equal(own[name], array)
+
+
+def test_arrays_are_sent_from_where_they_are() -> None:
+    array = np.arange(1000.0)
+    head, own = framed(array)
+    assert np.shares_memory(np.frombuffer(own, np.float64), array)
+    size, count = struct.unpack_from("<QQ", head)
+    assert (count, head.nbytes) == (1, 16 + 8 + size)
+
+
+def test_sockets_alone_are_taken_over() -> None:
+    assert can_carry("tcp://127.0.0.1:1")
+    assert not can_carry("tls://127.0.0.1:1")
+    assert not can_carry("inproc://127.0.0.1/1/1")
