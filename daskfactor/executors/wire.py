@@ -21,7 +21,8 @@ from typing import Any
 
 import dask
 import numpy as np
-from distributed.core import Status, connect
+from distributed.comm.core import connect
+from distributed.core import Status
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def unframed(take: Callable[[Any], None]) -> Iterator[memoryview]:
         rest = bytearray(8 * count + size)
         yield memoryview(rest)
         arrays = [np.empty(n, np.uint8) for n in struct.unpack_from(f"<{count}Q", rest)]
-        yield from (memoryview(array) for array in arrays if array.nbytes)
+        yield from (array.data for array in arrays if array.nbytes)
         take(pickle.loads(memoryview(rest)[8 * count :], buffers=arrays))
 
 
@@ -173,7 +174,7 @@ class Wire:
 
     async def _connect(self, link: Link) -> None:
         try:
-            comm = await connect(link.address, **self._worker.connection_args)
+            comm = await connect(link.address, **self._worker.connection_args)  # type: ignore[no-untyped-call]
             await comm.write({"op": self.OPERATION, "reply": True, "address": self._worker.address})
             await comm.read()
             self._begin(link, comm)
@@ -241,7 +242,7 @@ class Wire:
                         with link.lock:
                             if link.write():
                                 self._selector.modify(key.fileobj, selectors.EVENT_READ, link)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001  # one link ends, the others go on
                     self._break(link, error)
         self._release()
 

@@ -1,4 +1,4 @@
-"""Messages between workers on sockets: whole, in order, in arrays of their own; or said to be lost."""
+"""Messages between workers on sockets: whole, in order and writable, or said to be lost."""
 
 import asyncio
 import contextlib
@@ -143,7 +143,9 @@ def test_a_worker_that_is_not_there_is_lost() -> None:
     run(story)
 
 
-def test_both_sides_learn_that_a_connection_has_ended_and_the_next_message_makes_a_new_one() -> None:
+def test_both_sides_learn_that_a_connection_has_ended_and_the_next_message_makes_a_new_one() -> (
+    None
+):
     async def story(here: End, there: End) -> None:
         here.wire.send(there.server.address, "one")
         await until(lambda: there.got)
