@@ -7,8 +7,8 @@ that nobody changes in a plan are copied to every worker once, and those that
 later rounds alone need go straight to where they will be needed.
 
 Bands travel over the cluster's own connections (see `wire`), for which a plugin registers
-operations on every worker. Messages go one way: a band needs no answer, since the receiver's next band
-is the answer. Whatever belongs to an attempt that is over is dropped on arrival.
+operations on every worker. Messages go one way: a band needs no answer, since the receiver's
+next band is the answer. Whatever belongs to an attempt that is over is dropped on arrival.
 """
 
 import logging
