@@ -2,9 +2,9 @@
 
 A run on three workers of this machine, whose data and store are both in folders or both in an
 object store (an S3 server on loopback), is struck while it draws. It goes on by itself, or it
-ends with one sentence, and is resumed on a fresh cluster. Each line tells of one run: the
-seconds until its end or its sentence, losses, and whether its results are those of threads, bit
-for bit.
+ends with one sentence, and is resumed on a fresh cluster, or run again if it had not begun. Each
+line tells of one run: the seconds until its end or its sentence, losses, and whether its results
+are those of threads, bit for bit.
 
 - ``kills``: ``--kills`` random SIGKILLs of workers; their nannies start new ones.
 - ``stopped``: a worker is stopped for ``--stopped`` seconds and continues; it is waited for.
@@ -51,6 +51,7 @@ from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.inference import setting
 from daskfactor.results import files
+from daskfactor.results.places import view_of
 from daskfactor.results.repository import RepositoryPlace
 from tests.cluster.hosts import certificates, start
 
@@ -357,9 +358,14 @@ class Bench:
         if found.sentence:
             begun = time.monotonic()
             with Processes() as another:
-                tree = dfac.resume(
-                    store, client=another.client, executor=executor, progressbar=False
-                )
+                again: dict[str, Any] = {"client": another.client, "executor": executor}
+                if view_of(store).exists():
+                    tree = dfac.resume(store, progressbar=False, **again)
+                else:  # it failed before it began
+                    tree = dfac.sample(
+                        self.data, load.model, load.sampler, **again, **self.options,
+                        **load.settings,
+                    )  # fmt: skip
                 found.same = digest(tree) == self.wanted
             found.resumed = time.monotonic() - begun
         return found
@@ -372,7 +378,7 @@ def main() -> None:
     parser.add_argument("--stores", nargs="+", default=list(STORES), choices=STORES)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--stopped", type=float, default=60.0)
-    parser.add_argument("--memory", default="350MB", help="of a worker, where that is the fault")
+    parser.add_argument("--memory", default="500MB", help="of a worker, where that is the fault")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, frequent_checkpoints(), ExitStack() as undo:
         os.environ.setdefault("DASKFACTOR_JIT_CACHE", str(Path(folder, "kernels")))
