@@ -179,7 +179,7 @@ def positive_or(name: str, value: Any, word: str = "auto") -> Any:
 
 
 def mask_in_order(
-    mask: Any, dims: Sequence[Any], labels: tuple[Any, Any], allowed: str
+    mask: Any, dims: Sequence[Any], labels: Sequence[Any], allowed: str
 ) -> NDArray[Any]:
     """Turn a DataArray mask to the dimensions of a matrix, and to its labels where both have any.
 
@@ -215,7 +215,7 @@ def cell_positions(
     shape: Sequence[int],
     dims: Sequence[str],
     allowed: str,
-    labels: tuple[Any, Any] = (None, None),
+    labels: Sequence[Any] = (None, None),
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return rows and columns of the cells of a matrix that a mask or two lists name.
 

@@ -118,11 +118,9 @@ class BlockedData:
         self.grid, self.labels, statistics, self.source, self.dtype, layout = known
         self.shape = self.grid.shape
         self.statistics = statistics
-        self.unstored, self.row_order, self.col_order = layout
+        self.unstored, self.is_balanced = layout.unstored, layout.row_order is not None
         self.is_sparse = self.unstored is not None
         self.n_observed = statistics.n_observed
-        self.row_observed = statistics.row_observed
-        self.col_observed = statistics.col_observed
         self.total_observed = int(statistics.n_observed.sum())
         self.n_missing = self.shape[0] * self.shape[1] - self.total_observed
         self.total = statistics.total
@@ -135,9 +133,8 @@ class BlockedData:
         stored = statistics.n_stored
         self.n_stored = self.grid.areas if stored is None else stored
         self.weights, self.weighting = weights, statistics.kind
-        counts: Any = self.row_observed, self.col_observed
-        self.mass = statistics.mass or Mass(self.n_observed, *counts, *counts)  # type: ignore[arg-type]
-        self.total_mass = float(self.mass.blocks.sum())
+        mass: Any = self.n_observed if statistics.mass is None else statistics.mass.blocks
+        self._mass_blocks, self.total_mass = mass, float(mass.sum())
         if weights is not None:
             self.fingerprint += f" {self.weighting} {weights.fingerprint}"
         self.known = known
@@ -154,6 +151,33 @@ class BlockedData:
         """
         return float(self.mean if self.mean > 0 else max(self.mean, self.maximum / 2.0))
 
+    # What has a number for every row is read, where a store has it, by who asks for it.
+
+    def counts(self, factor: int) -> Any:
+        """Observed entries of rows (0) or columns (1), as an array that is read when it is cut."""
+        return (self.statistics.row_observed, self.statistics.col_observed)[factor]
+
+    @property
+    def row_observed(self) -> NDArray[np.int64]:
+        return np.asarray(self.counts(0))
+
+    @property
+    def col_observed(self) -> NDArray[np.int64]:
+        return np.asarray(self.counts(1))
+
+    @property
+    def row_order(self) -> NDArray[np.int64] | None:
+        return np.asarray(self.known.layout.row_order) if self.is_balanced else None
+
+    @property
+    def col_order(self) -> NDArray[np.int64] | None:
+        return np.asarray(self.known.layout.col_order) if self.is_balanced else None
+
+    @property
+    def mass(self) -> Mass:
+        counts: Any = self.row_observed, self.col_observed
+        return self.statistics.mass or Mass(self.n_observed, *counts, *counts)  # type: ignore[arg-type]
+
     @cached_property
     def observed_key(self) -> bytes:
         """`n_observed` as bytes, int64 row by row: one object, whose hash is taken once."""
@@ -162,7 +186,7 @@ class BlockedData:
     @cached_property
     def mass_key(self) -> bytes:
         """Weights of observed cells by block as bytes, float64 row by row."""
-        return np.ascontiguousarray(self.mass.blocks, np.float64).tobytes()
+        return np.ascontiguousarray(self._mass_blocks, np.float64).tobytes()
 
     @property
     def effective(self) -> float:
@@ -312,7 +336,7 @@ class BlockedData:
         if self.is_sparse:
             marked = self.n_missing if self.unstored == "zero" else 0
             aside = f", {_short(marked)} of them missing" if marked else ""
-            order = ", rows and columns permuted" if self.row_order is not None else ""
+            order = ", rows and columns permuted" if self.is_balanced else ""
             held = (
                 f" sparse, {_short(int(self.n_stored.sum()))} stored of {entries}{aside} (others "
                 f"{self.unstored})"

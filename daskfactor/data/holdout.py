@@ -1,5 +1,6 @@
 """Set cells aside before a fit, to be predicted and compared with what they were."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -140,7 +141,7 @@ def hold_out(
     if isinstance(V, BlockedData):
         V = as_blocks(V, unstored=unstored)  # refuses what the blocks contradict
         held = _from_blocks(V, wanted, keep_one, rng)
-        balance = V.row_order is not None
+        balance = V.is_balanced
         weights, own = None, V.weights
         if own is not None and V.weighting is not None:
             values = own.observed_sparse() if own.is_sparse else own.to_numpy()
@@ -151,7 +152,7 @@ def hold_out(
         return _from_blocks(data, wanted, keep_one, rng)
 
 
-def _in_order(wanted: Any, dims: tuple[Any, ...], labels: tuple[Any, Any]) -> Any:
+def _in_order(wanted: Any, dims: tuple[Any, ...], labels: Sequence[Any]) -> Any:
     """Turn a mask with names to the dimensions and labels of V; all else is as it was."""
     return mask_in_order(wanted, dims, labels, CELLS) if hasattr(wanted, "dims") else wanted
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import warn
-from daskfactor.data.grid import Block, Grid, inverse
+from daskfactor.data.grid import Block, Grid
 from daskfactor.data.storage import FloatArray, FloatType, as_bytes
 from daskfactor.errors import DataError, DataWarning
 from daskfactor.kernels.views import AnyBlock, SparseBlock
@@ -34,6 +34,7 @@ _ADVICE = {
     "m": "turn times into numbers, for example V / numpy.timedelta64(1, 's')",
 }
 TILE_ENTRIES = 65_536
+TILE_COUNTS = 2**21
 NAMED = 5
 EACH, LARGE = 32, 2**28
 """Bytes that a row or column takes at least; so many are not worth a look at what is free."""
@@ -121,11 +122,12 @@ class Labels:
             if (stack := stacks.pop(given, None)) is not None:
                 stacks[dim] = stack.renamed(names)
             moved |= {key: name for key, name in names.items() if key != name}
-            found.append({names[key]: values for key, values in coords.items()})
+            found.append((names, coords))
         if not moved:
-            return
+            return  # values need not be read
         attrs = dict(self.attrs) | {new: self.attrs.get(old, {}) for old, new in moved.items()}
-        told_apart = col_dim, *found, attrs, stacks
+        renamed = ({names[key]: own for key, own in side.items()} for names, side in found)
+        told_apart = col_dim, *renamed, attrs, stacks
         fields = "col_dim", "row_coords", "col_coords", "attrs", "stacks"
         for name, value in zip(fields, told_apart, strict=True):
             object.__setattr__(self, name, value)
@@ -167,19 +169,12 @@ class Labels:
         return self.row_coords.get(self.row_dim), self.col_coords.get(self.col_dim)
 
     @property
-    def keys(self) -> tuple[Any, Any]:
+    def keys(self) -> "Keys":
         """What rows, and columns, are matched by: labels; where stacked, those of each dimension.
 
         None where there are none; see `daskfactor.checks.match_labels`.
         """
-        sides = (self.row_dim, self.row_coords), (self.col_dim, self.col_coords)
-        rows, columns = (
-            {name: coords[name] for name in self.stacks[dim].levels}
-            if dim in self.stacks
-            else coords.get(dim)
-            for dim, coords in sides
-        )
-        return rows, columns
+        return Keys(self)
 
     def row(self, index: int) -> str:
         """How a message calls one row: its number and its label."""
@@ -198,6 +193,24 @@ class Labels:
     def cell(self, row: int, col: int) -> str:
         """How a message calls one cell."""
         return f"{self.row(row)}, {self.column(col)}"
+
+
+class Keys(Sequence[Any]):
+    """What rows, and columns, are matched by, each read when it is asked for."""
+
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, side: Any) -> Any:
+        labels = self._labels
+        dim = (labels.row_dim, labels.col_dim)[side]
+        coords = (labels.row_coords, labels.col_coords)[side]
+        if dim in labels.stacks:
+            return {name: coords[name] for name in labels.stacks[dim].levels}
+        return coords.get(dim)
 
 
 def told(attrs: Mapping[Any, Any]) -> dict[str, str]:
@@ -436,10 +449,6 @@ class StatisticsBuilder:
 
     def finish(self, source: SourceInfo, dtype: FloatType, allow_empty: bool = False) -> Known:
         """What is known of the whole matrix, once every block has been scanned."""
-        rows = unpermuted(self._rows, self._layout.row_order)
-        cols = unpermuted(self._cols, self._layout.col_order)
-        if source.rule is None:  # what has no weight is told of with the data
-            refuse_unobserved(self._observed, rows, cols, self._labels, allow_empty)
         statistics = Statistics(
             n_observed=self._observed,
             row_observed=self._rows,
@@ -453,7 +462,10 @@ class StatisticsBuilder:
             mass=self._mass if self._weighing else None,
             kind=self._weighing.kind if self._weighing else None,
         )
-        return Known(self._grid, self._labels, statistics, source, dtype, self._layout)
+        known = Known(self._grid, self._labels, statistics, source, dtype, self._layout)
+        if source.rule is None:  # what has no weight is told of with the data
+            refuse_unobserved(known, allow_empty)
+        return known
 
     def _scan_dense(self, block: Block, values: FloatArray, weights: FloatArray | None) -> None:
         width = values.shape[1]
@@ -496,7 +508,7 @@ class StatisticsBuilder:
         self._observed[block] = view.m * view.n - missing if self._zeros else stored - missing
         # The entries have one order, and NaN and zero one form each.
         lengths = np.diff(view.indptr).astype(np.int64)
-        self._checksums[block] = crc32(lengths, view.indices, values)
+        self._checksums[block] = crc32((lengths, view.indices, values))
         self._count(block, view, held_out if missing else None)
         if view.weights is not None:
             self._weigh_sparse(block, view)
@@ -569,35 +581,35 @@ def infinite(labels: Labels, cell: tuple[int, int], value: float) -> DataError:
     )
 
 
-def refuse_unobserved(
-    observed: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    cols: NDArray[np.int64],
-    labels: Labels,
-    allow_empty: bool,
-) -> None:
+def refuse_unobserved(known: Known, allow_empty: bool) -> None:
     """Refuse a matrix of nothing, and rows and columns of nothing unless they are allowed."""
-    if not observed.any():
+    labels, statistics, (_, *orders) = known.labels, known.statistics, known.layout
+    if not statistics.n_observed.any():
+        rows, cols = known.grid.shape
         raise DataError(
-            f"all {rows.size} x {cols.size} entries are missing (NaN, masked or not stored); "
+            f"all {rows} x {cols} entries are missing (NaN, masked or not stored); "
             "pass a matrix with at least one observed entry in every row and column"
         )
-    for counts, side, name in ((rows, "row", labels.row), (cols, "column", labels.column)):
-        empty = np.flatnonzero(counts == 0)
-        if allow_empty or not empty.size:
+    counted = statistics.row_observed, statistics.col_observed
+    names = ("row", labels.row), ("column", labels.column)
+    for counts, order, (side, name) in zip(counted, orders, names, strict=True):
+        if allow_empty or not has_zeros(counts):
             continue
+        empty = np.flatnonzero(np.asarray(counts) == 0)
+        empty = empty if order is None else np.sort(order[empty])
         shown = ", ".join(name(int(index)) for index in empty[:NAMED])
         more = f" and {empty.size - NAMED} more" if empty.size > NAMED else ""
         raise DataError(
-            f"{empty.size} of {counts.size} {side}s have no observed entry: {shown}{more}; such a "
+            f"{empty.size} of {len(counts)} {side}s have no observed entry: {shown}{more}; such a "
             f"{side} says nothing about its factors, so drop it from the matrix, or pass "
             "allow_empty=True to leave them to the prior"
         )
 
 
-def unpermuted(counts: NDArray[np.int64], order: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Counts by position of the grid, as counts by the caller's rows."""
-    return counts if order is None else counts[inverse(order)]
+def has_zeros(counts: NDArray[np.int64]) -> bool:
+    """Whether a count is zero, of an array that may have to be read."""
+    starts = range(0, len(counts), TILE_COUNTS)
+    return any((counts[start : start + TILE_COUNTS] == 0).any() for start in starts)
 
 
 def dense_cells(row0: int, col0: int, width: int) -> Locate:
@@ -617,7 +629,7 @@ def stored_cells(view: SparseBlock) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.repeat(np.arange(view.m), np.diff(view.indptr)), view.indices
 
 
-def crc32(*arrays: NDArray[Any]) -> int:
+def crc32(arrays: Iterable[NDArray[Any]]) -> int:
     """CRC-32 of arrays as a store has them, little-endian, one after another."""
     checksum = 0
     for array in arrays:

@@ -17,7 +17,7 @@ from daskfactor.data.entries import PIECE
 from daskfactor.data.files import ANYTHING, open_input, refuse_columns
 from daskfactor.data.folding import settled
 from daskfactor.data.grid import Grid, choose_grid
-from daskfactor.data.known import TILE_ENTRIES, refuse_unobserved, unpermuted
+from daskfactor.data.known import TILE_ENTRIES, refuse_unobserved
 from daskfactor.data.loading import Beside, load, read_budget, weighed, working_bytes
 from daskfactor.data.sparse import (
     BLOCK_BYTES,
@@ -469,13 +469,7 @@ def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) 
             f"the store at {store.location} has entries up to {largest:g} in size, outside the "
             f'range of {dtype}; pass dtype="float64", or rescale the data'
         )
-    refuse_unobserved(
-        data.n_observed,
-        unpermuted(data.row_observed, data.row_order),
-        unpermuted(data.col_observed, data.col_order),
-        data.labels,
-        allow_empty,
-    )
+    refuse_unobserved(data.known, allow_empty)
     return data
 
 
@@ -557,7 +551,7 @@ def _agreeing(
             f"unstored is {unstored!r}, but these data were made with {data.unstored!r}; leave it "
             "out, or call as_blocks on the original data"
         )
-    if data.is_sparse and balance and data.row_order is None:
+    if data.is_sparse and balance and not data.is_balanced:
         raise OptionError(
             "these data were made without balance=True; leave it out, or call as_blocks on the "
             "original data"

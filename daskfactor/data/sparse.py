@@ -212,7 +212,7 @@ def _cuts(csr: Any, grid: Grid, layout: Layout) -> Iterator[tuple[Block, Any]]:
         rows = grid.rows.slice(row)
         band = csr[rows if layout.row_order is None else layout.row_order[rows]]
         if layout.col_order is not None:
-            position = inverse(layout.col_order).astype(band.indices.dtype)
+            position = inverse(np.asarray(layout.col_order)).astype(band.indices.dtype)
             parts = (band.data, position[band.indices], band.indptr)
             band = sparse.csr_array(parts, shape=band.shape)
         band = band.tocsc()  # a band of columns of it lies in one piece
@@ -488,7 +488,7 @@ def _places(
     local = (np.arange(offsets[-1]) - np.repeat(offsets[:-1], sizes)).astype(np.uint32)
     if order is None:
         return band, local
-    position = inverse(order)
+    position = inverse(np.asarray(order))
     return band[position], local[position]
 
 

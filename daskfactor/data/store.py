@@ -123,8 +123,8 @@ class BlockStore:
             raise ValueError("shape, offsets and block table do not agree")
         statistics = Statistics(
             n_observed=self._array("block_observed"),
-            row_observed=self._array("row_observed"),
-            col_observed=self._array("column_observed"),
+            row_observed=self._late("row_observed"),
+            col_observed=self._late("column_observed"),
             n_stored=self._table[:, :, STORED],
             **{name: attributes["statistics"][name] for name in NUMBERS},
         )
@@ -138,7 +138,7 @@ class BlockStore:
             attributes.get("about", {}),
         )
         ordered = "row_order" in (self._group if self._listed is None else self._listed)
-        orders = [self._array(f"{side}_order") for side in SIDES] if ordered else []
+        orders = [self._late(f"{side}_order") for side in SIDES] if ordered else []
         source = SourceInfo("blocks", self.location, lazy=True)
         layout = Layout(self.unstored, *orders)
         return Known(grid, labels, statistics, source, np.dtype(attributes["dtype"]), layout)
@@ -173,7 +173,7 @@ class BlockStore:
             starts = np.asarray(self._starts[start : start + m + 1])
         except Exception as error:  # noqa: BLE001 - every store has errors of its own
             raise _unreadable(self.location, error, what) from shown(error, self.location)
-        if crc32(values, columns, starts) != checksum:
+        if crc32((values, columns, starts)) != checksum:
             why = ValueError("its checksum is not what it was when it was written")
             raise _unreadable(self.location, why, what)
         if not _inside(starts, columns, n):
@@ -192,25 +192,73 @@ class BlockStore:
         return array
 
     def _array(self, name: str) -> NDArray[Any]:
+        return np.asarray(self._late(name))
+
+    def _late(self, name: str) -> Any:
+        """An array of the store, checked a chunk at a time, to be read when it is asked for."""
         array = self._stream(name)
         if array.nbytes > available_memory() // 2:
             raise ValueError(f"{name} has {array.nbytes} bytes, more than fit into memory")
-        found = np.asarray(array[...])
-        if self._listed is not None and self._listed[name][2] != crc32(found):
+        found = Stored(array)
+        if self._listed is not None and self._listed[name][2] != crc32(found.pieces()):
             raise ValueError(f"{name} has other contents than when it was written")
         return found
 
-    def _coordinates(self, side: str, names: list[dict[str, str]]) -> dict[str, NDArray[Any]]:
+    def _coordinates(self, side: str, names: list[dict[str, str]]) -> "StoredLabels":
         """Coordinates of one side, by name."""
-        found: dict[str, NDArray[Any]] = {}
+        found: dict[str, list[Any]] = {}
         for number, about in enumerate(names):
-            raw = self._array(f"{side}_label_{number}")
-            if about["kind"] == "text":
-                ends = self._array(f"{side}_label_{number}_ends")
-                found[about["name"]] = _texts(raw.tobytes(), ends.tolist())
-            else:
-                found[about["name"]] = raw.view(np.dtype(about["kind"]))
-        return found
+            where = f"{side}_label_{number}"
+            parts = [where, f"{where}_ends"] if about["kind"] == "text" else [where]
+            found[about["name"]] = [about["kind"], *map(self._late, parts)]
+        return StoredLabels(found)
+
+
+class Stored:
+    """An array of a store, read when it is asked for: all of it, or some rows."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return int(self._array.shape[0])
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self._array[rows] if isinstance(rows, slice) else np.asarray(self)[rows]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self._array[...], dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to other processes as the array that it is."""
+        return np.asarray, (np.asarray(self),)
+
+    def pieces(self) -> Iterator[NDArray[Any]]:
+        """Give all of it, a chunk at a time."""
+        for start in range(0, len(self), step := self._array.chunks[0]):
+            yield np.asarray(self[start : start + step])
+
+
+class StoredLabels(Mapping[str, NDArray[Any]]):
+    """Coordinates of one side in a store, each read when it is asked for.
+
+    ``arrays`` has their kinds, and their arrays, by name.
+    """
+
+    def __init__(self, arrays: Mapping[str, list[Any]]) -> None:
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        kind, raw, *ends = self._arrays[name]
+        if ends:
+            return _texts(np.asarray(raw).tobytes(), np.asarray(ends[0]).tolist())
+        return np.asarray(raw).view(np.dtype(kind))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
 
 
 class StoreWriter:
@@ -286,7 +334,7 @@ class StoreWriter:
             padded = np.pad(data, (0, -data.size % array.chunks[0]))
             if padded.size:
                 array[at : at + padded.size] = padded
-        self._table[block][2:] = view.values.size, crc32(*parts)
+        self._table[block][2:] = view.values.size, crc32(parts)
         self._totals[block] = np.nansum(view.values, dtype=np.float64)
 
     def finish(self, known: Known) -> None:
@@ -355,7 +403,7 @@ class StoreWriter:
 
     def _put(self, name: str, array: NDArray[Any]) -> None:
         chunks = tuple(max(1, min(side, LARGEST_CHUNK // 8)) for side in array.shape)
-        made = self._create(name, array.shape, chunks, array.dtype, checksum=crc32(array))
+        made = self._create(name, array.shape, chunks, array.dtype, checksum=crc32([array]))
         if array.size:
             made[...] = array
 

@@ -204,15 +204,22 @@ class HeldState(ChainState):
 
     def write(self, sink: "Sink", pieces: Iterable[Piece]) -> None:
         """Write pieces of factors into the results, from the workers where these can."""
-        pieces = list(pieces)
         kept = sink.checkpoints
         if kept is None or not self.keeper.reaches(kept):
             super().write(sink, pieces)
             return
         work: dict[str, list[Any]] = {}
+        told: dict[tuple[Any, ...], tuple[list[slice], list[list[Want]]]] = {}
         for number, piece in enumerate(pieces):
-            needed = [(ref.want(Mode.READ)._replace(rows=r), at) for ref, r, at in self._at(piece)]
-            work.setdefault(needed[number % len(needed)][0].places[0], []).append((piece, needed))
+            kind = piece.factor, piece.name, piece.draws
+            if kind not in told:
+                wants = [[ref.want(Mode.READ) for ref in own] for own in self._sources(piece)]
+                told[kind] = self._spans(piece.factor), wants
+            spans, wants = told[kind]
+            # Which rows a worker finds out where the grid has an order of its own.
+            among = wants[0] if piece.places else [own for own, *_ in piece.at(spans, wants)]
+            home = among[number % len(among)].places[0]
+            work.setdefault(home, []).append((piece, spans, wants))
         self.keeper.deliver(kept, {address: {"pieces": own} for address, own in work.items()})
 
     def save(self, kept: "Checkpoints", name: str) -> "Late":

@@ -4,17 +4,18 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.grid import Block, Grid
+from daskfactor.data.grid import Block, Grid, inverse
 from daskfactor.machine import single_threaded_blas
 
 if TYPE_CHECKING:
+    from daskfactor.data.blocks import BlockedData
     from daskfactor.results.files import Checkpoints, Late
     from daskfactor.results.sink import Sink
 
@@ -247,21 +248,17 @@ class ChainState:
 
     def _taken(self, piece: "Piece") -> Array:
         """Bring the rows of a piece to the caller."""
-        sources, rows, places = zip(*self._at(piece), strict=True)
+        at = piece.at(self._spans(piece.factor), self._sources(piece))
+        sources, rows, places = zip(*at, strict=True)
         found = self._bring(sources, rows)
         return put_together(piece, ((values, places[number]) for number, values in found))
 
-    def _at(self, piece: "Piece") -> list[tuple[Any, Any, Any]]:
-        """Return where the rows of a piece are: sources, which rows, and where they go."""
-        factor, parts = piece.factor, piece.parts(self._spans(piece.factor))
+    def _sources(self, piece: "Piece") -> list[list[Any]]:
+        """Return the sources of all bands of what a piece is of, of one draw after another."""
+        factor, bands = piece.factor, range(len(self._spans(piece.factor)))
         if piece.draws is None:
-            own = piece.name or ""
-            return [(self._arrays(factor, number)[own], rows, at) for number, rows, at in parts]
-        return [
-            (self._draw(factor, number, draw), rows, (place, at))
-            for place, draw in enumerate(piece.draws)
-            for number, rows, at in parts
-        ]
+            return [[self._arrays(factor, number)[piece.name or ""] for number in bands]]
+        return [[self._draw(factor, number, draw) for number in bands] for draw in piece.draws]
 
     def _whole(self, side: str) -> tuple[int, slice]:
         """Return the number of a factor, and all of its rows."""
@@ -294,6 +291,22 @@ def saved_as(name: str, factor: int, number: int, array: str) -> str:
     return f"{name}/{('rows', 'columns')[factor]}/{number}/{array or 'values'}"
 
 
+class Places:
+    """Where the grid has the caller's rows of a factor, found in the process that asks for it."""
+
+    def __init__(self, data: "BlockedData", factor: int) -> None:
+        self.data, self.factor = data, factor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Places, (self.data, self.factor)
+
+    @cached_property
+    def found(self) -> NDArray[np.int64]:
+        """The place of every row."""
+        layout = self.data.known.layout
+        return inverse(np.asarray((layout.row_order, layout.col_order)[self.factor]))
+
+
 @dataclass(frozen=True)
 class Piece:
     """Rows of a factor, and the region of an array of the results that they fill.
@@ -303,7 +316,9 @@ class Piece:
     factor
         0 for W, 1 for Hᵀ.
     rows
-        Which ones, in the grid's order: a slice, or positions.
+        Which ones, as the caller numbers them.
+    places
+        Where the grid has them; None where it has the caller's order.
     name
         An array of the bands; None for the values.
     draws
@@ -318,7 +333,8 @@ class Piece:
     """
 
     factor: int
-    rows: Any
+    rows: slice
+    places: Places | None = None
     name: str | None = None
     draws: range | None = None
     path: str = ""
@@ -328,17 +344,28 @@ class Piece:
 
     def parts(self, spans: Iterable[slice]) -> list[tuple[int, Any, Any]]:
         """Return the bands that have rows of it: their number, which rows, and where they go."""
-        at: Any
         found: list[tuple[int, Any, Any]] = []
+        rows: Any = self.rows if self.places is None else self.places.found[self.rows]
         for number, span in enumerate(spans):
-            if isinstance(self.rows, slice):
-                low, high = max(self.rows.start, span.start), min(self.rows.stop, span.stop)
+            if isinstance(rows, slice):
+                low, high = max(rows.start, span.start), min(rows.stop, span.stop)
                 if low < high:
-                    at = slice(low - self.rows.start, high - self.rows.start)
+                    at = slice(low - rows.start, high - rows.start)
                     found.append((number, slice(low - span.start, high - span.start), at))
-            elif (at := np.flatnonzero((span.start <= self.rows) & (self.rows < span.stop))).size:
-                found.append((number, self.rows[at] - span.start, at))
+            elif (among := np.flatnonzero((span.start <= rows) & (rows < span.stop))).size:
+                found.append((number, rows[among] - span.start, among))
         return found
+
+    def at(
+        self, spans: Iterable[slice], sources: Sequence[Sequence[Any]]
+    ) -> list[tuple[Any, Any, Any]]:
+        """Return where its rows are: sources, which rows, and where they go."""
+        parts = self.parts(spans)
+        return [
+            (own[number], rows, at if self.draws is None else (place, at))
+            for place, own in enumerate(sources)
+            for number, rows, at in parts
+        ]
 
     def settled(self, values: Array) -> Array:
         """Return rows as the results have them."""
@@ -348,8 +375,7 @@ class Piece:
 
 def put_together(piece: Piece, parts: Iterable[tuple[Array, Any]]) -> Array:
     """Put the rows of a piece together from those of bands, each with where they go."""
-    rows = piece.rows
-    count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+    count = piece.rows.stop - piece.rows.start
     shape = (count,) if piece.draws is None else (len(piece.draws), count)
     out: Any = None
     for values, at in parts:

@@ -489,7 +489,7 @@ class Deliveries:
     writer
         What writes; it goes back to the client.
     pieces
-        Regions of the results, each with what is needed of each band and where that goes.
+        Regions of the results, each with the rows of all bands and the arrays of these.
     saved
         Versions by the names they are saved under, in an archive ``name``.
     """
@@ -497,7 +497,7 @@ class Deliveries:
     token: str
     patience: float
     writer: Any
-    pieces: list[tuple[Piece, list[tuple[Want, Any]]]] = field(default_factory=list)
+    pieces: list[tuple[Piece, list[slice], list[list[Want]]]] = field(default_factory=list)
     name: str = ""
     saved: dict[str, Want] = field(default_factory=dict)
 
@@ -511,9 +511,10 @@ def deliver(packed: NDArray[np.uint8]) -> Any:
         return store.bring(work.token, wants, work.patience)[0]
 
     with _told_of(store.worker.address, work.writer.name):
-        for piece, needed in work.pieces:
-            found = bring([want for want, _ in needed])
-            values = put_together(piece, ((found[want.key], at) for want, at in needed))
+        for piece, spans, wants in work.pieces:
+            needed = piece.at(spans, wants)
+            found = bring([want._replace(rows=rows) for want, rows, _ in needed])
+            values = put_together(piece, ((found[want.key], at) for want, _, at in needed))
             work.writer.write(piece.path, piece.region, piece.settled(values))
         if work.saved:
             found = bring(list(work.saved.values()))

@@ -548,9 +548,9 @@ class Chain(ABC):
         """
         axis, places = FACTORS[factor][1], self.setting.places[factor]
         for part in sink.parts(path, axis):
-            rows = part if places is None else places[part]
             region = (self.number, *before, *((part,) if axis == -2 else (slice(None), part)))
-            yield Piece(factor, rows, path=path, region=region, turned=axis == -1, **what)
+            what |= {"path": path, "region": region, "turned": axis == -1}
+            yield Piece(factor, part, places, **what)
 
     def snapshot(self, kept: Checkpoints) -> tuple[Late, dict[str, Any]]:
         """Return everything the chain needs to go on with the same bits.

@@ -19,7 +19,7 @@ from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.inference.bands import drop_arrays, pieces_of
+from daskfactor.inference.bands import drop_arrays
 from daskfactor.inference.base import Bands, check_schedule
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
 from daskfactor.inference.gaussian_chain import NO_FLOOR, column_table, warm_start
@@ -390,14 +390,13 @@ def weighted_distance(band: FactorBand, mean: Array, weights: Array) -> float:
 
 def share_priors(state: ChainState, data: BlockedData, columns: Columns) -> None:
     """Give every band 1 / n_i, and rows without any observed entry their prior's mode."""
-    counts = data.row_observed, data.col_observed
     for factor, (mode, _, free) in enumerate(columns):
-        own = pieces_of(data.grid, factor, counts[factor])
-        state.each(partial(share_prior, mode=mode, free=free), factor, own)
+        state.each(partial(share_prior, data, factor, mode=mode, free=free), factor)
 
 
-def share_prior(band: FactorBand, counts: Array, mode: Array, free: Array) -> None:
+def share_prior(data: BlockedData, factor: int, band: FactorBand, mode: Array, free: Array) -> None:
     """Give a band 1 / n_i, and rows without any observed entry their prior's mode."""
+    counts = data.counts(factor)[band.span]
     share = np.zeros(len(counts), band.values.dtype)
     np.divide(1.0, counts, out=share, where=counts > 0, casting="same_kind")
     band.arrays[SHARE] = share

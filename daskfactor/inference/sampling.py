@@ -19,6 +19,7 @@ import daskfactor
 from daskfactor.checks import warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import diagonal_sizes
+from daskfactor.data.known import has_zeros
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, SamplingWarning
@@ -219,9 +220,10 @@ def sample(
         )
         cells = monitored_cells(monitor, data)
         setting = Setting(data, model, taken, planned, held.executor, cells, init=origin)
-        spec = run_spec(setting, store is not None, "as asked for" if asked else taken.merit)
+        reason = "as asked for" if asked else taken.merit
         state = model.arrays() | origin.arrays(), NOT_STARTED
-        with sink_of(spec, store, overwrite, state) as sink:
+        # What is planned goes with this line: all labels are in it.
+        with sink_of(run_spec(setting, store is not None, reason), store, overwrite, state) as sink:
             return _carry_out(setting, sink, held.on_event, {}, NOT_STARTED)
 
 
@@ -533,7 +535,7 @@ def described(
         if kept or (small and where is None and not data.is_sparse):
             beside = weights.to_numpy()
     run = {"options": options, "model": model, "sampler": sampler, "source": place}
-    empty = (data.row_observed == 0).any() or (data.col_observed == 0).any()
+    empty = any(has_zeros(data.counts(factor)) for factor in (0, 1))
     about = {
         "shape": list(data.shape),
         "row_offsets": list(data.grid.rows.offsets),
@@ -544,8 +546,8 @@ def described(
         "fingerprint": data.fingerprint,
         "unstored": data.unstored,
         **({} if data.weighting is None else {"weighting": data.weighting}),
-        "balance": data.row_order is not None,
-        "allow_empty": bool(empty),
+        "balance": data.is_balanced,
+        "allow_empty": empty,
         **({} if labels.name is None else {"name": labels.name}),
         **labels.about,
         **labels.folded,

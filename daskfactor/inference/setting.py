@@ -13,6 +13,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import inverse
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
+from daskfactor.executors.state import Places
 from daskfactor.inference.base import Sampler, pass_size, visits_all
 from daskfactor.inference.inits import USUAL, Init
 from daskfactor.models.settings import FactorModel
@@ -236,17 +237,20 @@ class Setting:
     def told(self) -> tuple[Any, Any]:
         """Covariates of those rows, and of those columns, that have data; None: there are none."""
         data, found = self.data, []
-        sides = ("rows", data.row_observed), ("columns", data.col_observed)
-        for (side, counts), own in zip(sides, self.model.covariates, strict=True):
-            seen = in_callers_order(data, side, counts) > 0
-            found.append(own if own is None or seen.all() else own.at(seen))
+        for factor, (side, own) in enumerate(
+            zip(("rows", "columns"), self.model.covariates, strict=True)
+        ):
+            if own is not None:
+                seen = in_callers_order(data, side, np.asarray(data.counts(factor))) > 0
+                own = own if seen.all() else own.at(seen)
+            found.append(own)
         return found[0], found[1]
 
     @cached_property
-    def places(self) -> tuple[Array | None, Array | None]:
+    def places(self) -> tuple[Places | None, Places | None]:
         """Places on the grid of the caller's rows, and columns; None: they are in its order."""
-        rows, cols = self.data.row_order, self.data.col_order
-        return None if rows is None else inverse(rows), None if cols is None else inverse(cols)
+        data = self.data
+        return (Places(data, 0), Places(data, 1)) if data.is_balanced else (None, None)
 
     @property
     def placed_cells(self) -> Cells | None:
@@ -254,7 +258,7 @@ class Setting:
         if self.cells is None:
             return None
         rows, cols = (
-            own if places is None else places[own]
+            own if places is None else places.found[own]
             for own, places in zip(self.cells, self.places, strict=True)
         )
         return rows, cols

@@ -291,12 +291,12 @@ class SideInformation(FactorModel):
             if own is not None:
                 own.check_length(name, length)
 
-    def sized(self, shape: Sequence[int], labels: tuple[Any, Any] = (None, None)) -> Self:
+    def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
         """The model for data of this shape and these labels, by which covariates are found."""
         del shape
-        sides = zip(LINKED, self.covariates, labels, strict=True)
+        sides = enumerate(zip(LINKED, self.covariates, strict=True))
         found: dict[str, Any] = {
-            name: own.matching(name, wanted) for name, own, wanted in sides if own is not None
+            name: own.matching(name, labels[side]) for side, (name, own) in sides if own is not None
         }
         return replace(self, **found) if found else self
 

@@ -198,7 +198,7 @@ class GammaFactors(SideInformation):
             )
         self._put({"rate_w": "component", "rate_h": "component"})
 
-    def sized(self, shape: Sequence[int], labels: tuple[Any, Any] = (None, None)) -> Self:
+    def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
         """Give a model of ``"auto"`` components as many as data of a shape may have.
 
         3 √n of the shorter side n, at most n and at most 100.

@@ -324,7 +324,7 @@ class FactorModel(StoredModel, ABC):
     def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse data whose rows or columns the model does not fit."""
 
-    def sized(self, shape: Sequence[int], labels: tuple[Any, Any] = (None, None)) -> Self:
+    def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
         """The model with a number of components, for data of this shape with these labels."""
         del shape, labels
         return self

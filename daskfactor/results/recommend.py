@@ -365,8 +365,7 @@ def _cells(data: BlockedData, block: Block, places: list[Ints]) -> tuple[Ints, I
         seen = np.ones(row.size, bool)
     row = row[seen].astype(np.int64) + corner[0]
     col = col[seen].astype(np.int64) + corner[1]
-    if data.row_order is not None and data.col_order is not None:
-        row, col = data.row_order[row], data.col_order[col]
+    row, col = data.known.layout.callers(row, col)
     row, col = places[0][row], places[1][col]
     known = (row >= 0) & (col >= 0)
     return row[known], col[known]

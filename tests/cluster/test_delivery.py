@@ -117,7 +117,7 @@ def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
 
     def watched(self: Keeper, kept: Any, work: Any) -> None:
         for address, own in work.items():
-            for piece, _ in own.get("pieces", ()):
+            for piece, *_ in own.get("pieces", ()):
                 chunk = zarr.open_array(f"{store}/{piece.path}", mode="r").chunks[1]
                 if piece.path.startswith("posterior/"):
                     chain, draw, *rest = piece.region

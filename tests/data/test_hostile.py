@@ -205,7 +205,7 @@ def forged(place: Path, array: str, values: np.ndarray) -> None:
     def seal(document: Any) -> None:
         about = document["attributes"]
         if about["arrays"][array][2] is not None:
-            about["arrays"][array][2] = crc32(values)
+            about["arrays"][array][2] = crc32([values])
         about["checksum"] = attributes_checksum(about)
 
     changed(place, seal)
@@ -223,11 +223,8 @@ def test_blocks_whose_entries_lie_outside(tmp_path: Path) -> None:
         found[at + 3] = change
         forged(place, array, found)
         group = zarr.open_group(place, mode="r")
-        table[0, 0, 3] = crc32(
-            group["values"][entry : entry + stored],
-            group["columns"][entry : entry + stored],
-            group["row_starts"][start : start + 31],
-        )
+        parts = [group[name][entry : entry + stored] for name in ("values", "columns")]
+        table[0, 0, 3] = crc32([*parts, group["row_starts"][start : start + 31]])
         forged(place, "block_table", table)
         with pytest.raises(StoreFormatError, match=r"block \(0, 0\) .* outside of it"):
             dfac.as_blocks(place).view(0, 0)
