@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from daskfactor.data.blocks import BlockedData
@@ -167,8 +168,13 @@ class Executor(ABC):
         """
         return state
 
-    def state_of(self, blocks: int, band: Callable[[int, int], FactorBand]) -> ChainState:
-        """Make a state of bands; ``band(factor, number)`` gives each of them, rows first."""
+    def state_of(
+        self, blocks: int, band: Callable[[int, int], FactorBand], shared: Path | bool = False
+    ) -> ChainState:
+        """Make a state of bands; ``band(factor, number)`` gives each of them, rows first.
+
+        ``shared``: the folder that it reads them from, or whether all processes can.
+        """
         rows, cols = ([band(factor, number) for number in range(blocks)] for factor in (0, 1))
         return ChainState(rows, cols, {})
 

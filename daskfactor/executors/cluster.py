@@ -323,13 +323,18 @@ class ClusterExecutor(Executor):
         shares, _ = self.shares(blocks)
         return [address for address, count in shares.items() for _ in range(count)]
 
-    def state_of(self, blocks: int, band: Callable[[int, int], FactorBand]) -> ChainState:
-        """Make a state of bands, which are sent to the workers one after another."""
+    def state_of(
+        self, blocks: int, band: Callable[[int, int], FactorBand], shared: Path | bool = False
+    ) -> ChainState:
+        """Make a state of bands, which workers read where they can, or are sent one by one."""
         if is_adaptive(self.client):
             return super().state_of(blocks, band)
         with self._at_stake():
+            owners = self._owners(blocks)
+            if self.reaches(shared, sorted(set(owners))):
+                return self.keeper.read(band, owners)
             at = itertools.product((0, 1), range(blocks))
-            return self.keeper.hold(itertools.starmap(band, at), self._owners(blocks))
+            return self.keeper.hold(itertools.starmap(band, at), owners)
 
     def reaches(self, folder: Path | bool, addresses: Sequence[str]) -> bool:
         """Whether workers can write into a folder of this process; True and False are answers."""

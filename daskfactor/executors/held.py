@@ -33,6 +33,7 @@ from daskfactor.executors.store import (
     Key,
     Mode,
     Name,
+    Reading,
     Report,
     Shape,
     Start,
@@ -41,6 +42,7 @@ from daskfactor.executors.store import (
     call_each,
     deliver,
     draw_name,
+    read_bands,
     shape_of,
 )
 
@@ -553,6 +555,15 @@ class Keeper:
                 own.append(Drawn(version, 0, len(own), ref))
             else:
                 held.arrays.setdefault(band, {})[ref.key.name] = ref
+        return held
+
+    def read(self, band: Callable[[int, int], FactorBand], owners: Sequence[str]) -> HeldState:
+        """Have workers read bands; ``band(factor, number)`` gives each of them to its owner."""
+        held, version, jobs = HeldState(self), self.next_version(), dict[str, Reading]()
+        for number, owner in enumerate(owners):
+            jobs.setdefault(owner, Reading(self.token, version, band, [])).numbers.append(number)
+        for report in self.executor.call(read_bands, jobs).values():
+            held.take_in(report, version)
         return held
 
     def reaches(self, kept: "Checkpoints") -> bool:

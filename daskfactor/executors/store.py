@@ -451,6 +451,23 @@ def read_portion(packed: NDArray[np.uint8]) -> Portion:
     return portion
 
 
+@dataclass
+class Reading:
+    """What one worker reads: either side's bands of some numbers, as `Keeper.read` takes them."""
+
+    token: str
+    version: int
+    band: Callable[[int, int], FactorBand]
+    numbers: list[int]
+
+
+def read_bands(packed: NDArray[np.uint8]) -> Report:
+    """Read bands and leave them in the store of this worker: the task."""
+    work: Reading = unpack(packed)
+    rows, cols = ({n: work.band(factor, n) for n in work.numbers} for factor in (0, 1))
+    return store_here().leave(work.token, work.version, Portion(rows, cols))
+
+
 def leave_portion(token: str, version: int, kind: str, portion: Portion) -> Report:
     """Leave one kind of bands in the store of this worker: the task.
 

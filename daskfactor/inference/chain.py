@@ -125,15 +125,8 @@ class TrackRun:
         setting, name = chain.setting, f"{chain.number}/{meta['name']}"
         data, grid = setting.data, setting.data.grid
         offsets = grid.rows.offsets, grid.cols.offsets
-
-        def band(factor: int, number: int) -> FactorBand:
-            values, *found = (
-                arrays[saved_as(name, factor, number, own)] for own in ("", *meta["arrays"][factor])
-            )
-            own = dict(zip(meta["arrays"][factor], found, strict=True))
-            return FactorBand(offsets[factor][number], values, own, dict(meta["counts"]))
-
-        state = setting.executor.state_of(grid.blocks, band)
+        band = partial(saved_band, arrays, name, meta, offsets)
+        state = setting.executor.state_of(grid.blocks, band, getattr(arrays, "shared", False))
         cells = setting.placed_cells
         if cells is not None and meta["cell_count"] is not None:
             placed = place_cells(grid, *cells, data.dtype)
@@ -144,6 +137,22 @@ class TrackRun:
             state.cells = placed  # complete: they may go to workers from here
         (track,) = (own for own in setting.sampler.tracks if own.name == meta["name"])
         return cls.of(track, setting, state, meta["cycle"])
+
+
+def saved_band(
+    arrays: Mapping[str, Array],
+    name: str,
+    meta: dict[str, Any],
+    offsets: tuple[tuple[int, ...], ...],
+    factor: int,
+    number: int,
+) -> FactorBand:
+    """Read a band of a track from what `TrackRun.snapshot` gave."""
+    values, *found = (
+        arrays[saved_as(name, factor, number, own)] for own in ("", *meta["arrays"][factor])
+    )
+    own = dict(zip(meta["arrays"][factor], found, strict=True))
+    return FactorBand(offsets[factor][number], values, own, dict(meta["counts"]))
 
 
 def stirred(band: FactorBand, sampler: Any, key: Array, factor: int, shape: float) -> None:

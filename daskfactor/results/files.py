@@ -298,24 +298,50 @@ def archive(arrays: Mapping[str, Any], told: Mapping[str, Any]) -> Callable[[Any
 
 
 class Archives(Mapping[str, NDArray[Any]]):
-    """Arrays of archives by name, each read when it is asked for."""
+    """Arrays of archives by name, each read when it is asked for, in other processes, too.
 
-    def __init__(self) -> None:
-        self._of: dict[str, Any] = {}
-        self._files: list[Any] = []
+    Parameters
+    ----------
+    place
+        Where the archives are; in another process, what its ``fork`` gave.
+    of
+        The archive of every array.
+    """
 
-    def add(self, file: Any) -> dict[str, Any]:
+    def __init__(self, place: Any, of: Mapping[str, str] | None = None) -> None:
+        self._place, self._of = place, dict(of or {})
+        self._files: dict[str, tuple[Any, Any]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Archives, (self._place.fork(), self._of)
+
+    @property
+    def shared(self) -> Path | bool:
+        """As `Place.shared`."""
+        found: Path | bool = self._place.shared
+        return found
+
+    def add(self, name: str) -> dict[str, Any]:
         """Add an archive's arrays, all of them checked to be whole; return what else it says."""
-        self._files.append(file)
-        found = np.load(file)
+        found = self._opened(name)
         if (broken := found.zip.testzip()) is not None:
             raise ValueError(f"{broken} is not what was written")
         told: dict[str, Any] = json.loads(found[_META].tobytes())
-        self._of |= dict.fromkeys(told["names"], found)
+        self._of |= dict.fromkeys(told["names"], name)
         return told
 
+    def _opened(self, name: str) -> Any:
+        if name not in self._files:
+            file = self._place.saved(name)
+            try:
+                self._files[name] = np.load(file), file
+            except BaseException:
+                file.close()
+                raise
+        return self._files[name][0]
+
     def __getitem__(self, name: str) -> NDArray[Any]:
-        array: NDArray[Any] = self._of[name][name]
+        array: NDArray[Any] = self._opened(self._of[name])[name]
         return array
 
     def __iter__(self) -> Iterator[str]:
@@ -326,8 +352,12 @@ class Archives(Mapping[str, NDArray[Any]]):
 
     def close(self) -> None:
         """Close all files; nothing can be read any more."""
+        self._of.clear()
         while self._files:
-            self._files.pop().close()
+            self._files.popitem()[1][1].close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Checkpoints:
@@ -348,7 +378,7 @@ class Checkpoints:
         self._chains = chains
         self._warmup = warmup_draws
         self._begin()
-        self._arrays = Archives()
+        self._arrays = Archives(place)
         self._saved, self._asked, self._costs = time.monotonic(), math.inf, (0.0, 0.0)
         self._document = read_marker(place)
         self._newest: int | None = self._document["attributes"].get("newest")
@@ -474,7 +504,7 @@ class Checkpoints:
             )
         try:
             if marked:
-                self._arrays.add(self._place.saved(_LASTING))
+                self._arrays.add(_LASTING)
         except StoreError:
             raise
         except _DAMAGE as error:
@@ -484,10 +514,10 @@ class Checkpoints:
     def _open(self, name: str) -> dict[str, Any]:
         """Open a checkpoint, all of its parts; return its meta."""
         self._arrays.close()
-        self._arrays = Archives()
-        told = self._arrays.add(self._place.saved(name))
+        self._arrays = Archives(self._place)
+        told = self._arrays.add(name)
         for part in told.get("parts", ()):
-            if self._arrays.add(self._place.saved(part))["stamp"] != told["stamp"]:
+            if self._arrays.add(part)["stamp"] != told["stamp"]:
                 raise ValueError(f"{part}.npz is of another checkpoint")
         meta: dict[str, Any] = told["meta"]
         return meta

@@ -185,7 +185,7 @@ class LocalPlace(Folder):
         self.store.save(name, write)
 
     def saved(self, name: str) -> IO[bytes]:
-        return (scratch_folder(self.path) / f"{name}.npz").open("rb")
+        return self.store.saved(name)
 
     def tidy(self, parts: Collection[str]) -> None:
         for file in scratch_folder(self.path).glob("*-*.npz"):

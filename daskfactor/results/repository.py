@@ -8,7 +8,6 @@ commits nothing for long says on a branch of its own, ``writer``, that it still 
 session holds is for the next checkpoint to show.
 """
 
-import io
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ from daskfactor.data.icechunks import ask, repository_at
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.files import CHECKPOINT, MARKER, NODE, seal
 from daskfactor.results.root import LIBRARY
-from daskfactor.results.zarr_stores import PIECE, ArrayFile, PatientStore
+from daskfactor.results.zarr_stores import PatientStore
 from daskfactor.urls import scheme_of, unreachable
 
 logger = logging.getLogger(__name__)
@@ -217,10 +216,8 @@ class RepositoryPlace(RepositoryView):
         self.store.save(name, write)
 
     def saved(self, name: str) -> IO[bytes]:
-        import zarr
-
-        array = zarr.open_array(self.store, path=f"{CHECKPOINT}/{name}", mode="r+")
-        return io.BufferedReader(ArrayFile(array), PIECE)
+        found: IO[bytes] = self.store.saved(name)
+        return found
 
     def tidy(self, parts: Collection[str]) -> None:
         import zarr

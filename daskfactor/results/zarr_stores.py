@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 import google_crc32c
 import numpy as np
@@ -57,6 +57,10 @@ class DurableStore(LocalStore):
     def save(self, name: str, write: Callable[[Any], object]) -> None:
         """Replace an archive by what ``write`` writes into a file, atomically and durably."""
         replace_file(scratch_folder(self.root) / f"{name}.npz", write, self._making)
+
+    def saved(self, name: str) -> IO[bytes]:
+        """Open an archive to read it."""
+        return (scratch_folder(self.root) / f"{name}.npz").open("rb")
 
     def with_read_only(self, read_only: bool = False) -> Self:
         """Give the store itself: it is only ever opened for writing."""
@@ -196,6 +200,11 @@ class PatientStore(WrapperStore[Any]):
 
         with ArrayFile(made=made) as file:
             write(file)
+
+    def saved(self, name: str) -> IO[bytes]:
+        """Open an archive to read it."""
+        array = zarr.open_array(self, path=f"{CHECKPOINT}/{name}", mode="r+")
+        return io.BufferedReader(ArrayFile(array), PIECE)
 
 
 class ArrayFile(io.RawIOBase):

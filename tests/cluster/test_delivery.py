@@ -49,22 +49,24 @@ def test_workers_write_what_the_client_never_sees(
 ) -> None:
     settings = SETTINGS | {"monitor": None, "keep": "draws"}
     settings |= {"blocks": None, "unstored": None}
+
+    def refuse(_: Keeper, refs: Any, rows: Any = ()) -> Any:
+        assert not list(refs), "bands went through the client"
+        return iter(rows)
+
     with dfac.as_blocks(dying.data(), 3, unstored="zero", balance=balance) as data:
         wanted = dfac.sample(data, MODEL, dying.SAMPLER, executor="serial", **settings)
         store = str(tmp_path / "run.zarr")
         with monkeypatch.context() as patch:
-
-            def refuse(_: Keeper, refs: Any, rows: Any = ()) -> Any:
-                assert not refs, "bands were brought to the client"
-                return iter(rows)
-
             patch.setattr(Keeper, "bring", refuse)
             found = dfac.sample(
                 data, MODEL, dying.SAMPLER, executor=name, client=elsewhere, store=store, **settings
             )
         assert found["posterior"]["W"].data.numblocks[2] > 1
         equal(found, wanted)
-        more = dfac.resume(store, 3, V=data, executor=name, client=elsewhere, progressbar=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(Keeper, "put", refuse)  # every worker reads its own
+            more = dfac.resume(store, 3, V=data, executor=name, client=elsewhere, progressbar=False)
         wanted = dfac.sample(
             data, MODEL, dying.SAMPLER, executor="serial", **settings | {"draws": 7}
         )
