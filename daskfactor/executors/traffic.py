@@ -1,8 +1,9 @@
 """Foresee what a ring sends and how long it takes, by the rules of its own plan and transfers."""
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ from daskfactor.executors.threads import share_bands
 
 HOP: Final = 1.5e-3
 """Seconds that a message takes from worker to worker, however short it is."""
+ON_WIRE: Final = 1538 / 1448
+"""Bytes that Ethernet and TCP send for one of data: a frame with the gap behind it."""
 
 
 class Traffic(NamedTuple):
@@ -35,12 +38,49 @@ class Traffic(NamedTuple):
     seconds: float
 
 
+Pair = tuple[int, int]
+"""Who sends, and to whom."""
+Parcel = tuple[float, tuple[int, int] | None]
+"""Bytes, and the round and column band that wait for them, if any does already."""
+
+
+@dataclass
+class Message:
+    """Parcels on their way from a worker to another, and bytes of them that are still to go."""
+
+    left: float
+    parcels: list[Parcel]
+
+
+def fair_rates(pairs: Sequence[Pair], card: float) -> dict[Pair, float]:
+    """Share cards among messages: each has as much as the fullest card on its way has for one.
+
+    What others leave of a card goes to those that can take more (max-min fairness).
+    """
+    found: dict[Pair, float] = {}
+    senders, takers = (Counter(pair[end] for pair in pairs) for end in (0, 1))
+    room = dict.fromkeys(senders, card), dict.fromkeys(takers, card)
+    while len(found) < len(pairs):
+        waiting = [pair for pair in pairs if pair not in found]
+        each = [min(room[0][a] / senders[a], room[1][b] / takers[b]) for a, b in waiting]
+        least = min(each)
+        for (a, b), own in zip(waiting, each, strict=True):
+            if own <= least:
+                found[a, b] = least
+                room[0][a] -= least
+                room[1][b] -= least
+                senders[a] -= 1
+                takers[b] -= 1
+    return found
+
+
 class RingClock:
     """A ring that goes through a plan with a clock in place of operations and messages.
 
     Operations take their time on a thread of the worker that owns their row band. A column band
-    then goes to the owner of its next row band: a worker sends one message after the other, and
-    takes in one after the other.
+    then goes to the owner of its next row band. Between two workers there is one message at a time,
+    and what queues up meanwhile goes in the next one; all bands of a message arrive together.
+    Messages on their way share cards fairly, that of who sends and that of who takes in.
 
     Parameters
     ----------
@@ -77,7 +117,10 @@ class RingClock:
         shares = share_bands(len(rows), threads, None)
         self.owner = np.repeat(np.arange(len(threads)), shares)
         self.free = [min(own, share) for own, share in zip(threads, shares, strict=True)]
-        self.sent, self.sending, self.taking = np.zeros((3, len(threads)))
+        self.sent = np.zeros(len(threads))
+        self.queues: dict[Pair, list[Parcel]] = {}
+        self.messages: dict[Pair, Message] = {}
+        self.rates: dict[Pair, float] = {}
         self.position = [0] * len(rows)
         self.here: set[tuple[int, int]] = set()
         self.ready: list[list[tuple[int, int]]] = [[] for _ in threads]
@@ -86,8 +129,14 @@ class RingClock:
     def run(self) -> Traffic:
         """Go through the plan."""
         now = 0.0
-        while self.events:
-            now, done, number, at = heapq.heappop(self.events)
+        while self.events or self.messages:
+            now, passed = self._next(now), now
+            for pair, message in self.messages.items():
+                message.left -= (now - passed) * self.rates[pair]
+            if not self.events or now < self.events[0][0]:
+                self._deliver(now)
+                continue
+            _, done, number, at = heapq.heappop(self.events)
             worker = self._finish(now, number, at) if done else self._arrive(number, at)
             while self.free[worker] and self.ready[worker]:
                 number, row = heapq.heappop(self.ready[worker])
@@ -95,6 +144,28 @@ class RingClock:
                 lasts = self.seconds[row, self.col_of[number, row]]
                 heapq.heappush(self.events, (now + lasts, True, number, row))
         return Traffic(self.sent, self._hops(), now)
+
+    def _next(self, now: float) -> float:
+        """Return when something happens: an event, or the end of a message."""
+        if not self.rates:
+            self.rates = fair_rates(list(self.messages), self.network / ON_WIRE)
+        ends = (now + max(0.0, m.left) / self.rates[pair] for pair, m in self.messages.items())
+        return min(self.events[0][0] if self.events else np.inf, min(ends, default=np.inf))
+
+    def _deliver(self, now: float) -> None:
+        """Have messages arrive that are over, and what has queued up behind them go."""
+        over = min(self.messages, key=lambda pair: self.messages[pair].left / self.rates[pair])
+        for _, waiting in self.messages.pop(over).parcels:
+            if waiting is not None:
+                heapq.heappush(self.events, (now + HOP, False, *waiting))
+        self._send(over)
+
+    def _send(self, pair: Pair) -> None:
+        """Begin a message of all that is queued between two workers, if none is under way."""
+        if pair not in self.messages:
+            self.rates = {}
+            if parcels := self.queues.pop(pair, []):
+                self.messages[pair] = Message(sum(size for size, _ in parcels), parcels)
 
     def _arrive(self, number: int, col: int) -> int:
         """Take a column band in for a round; return the worker that has it now."""
@@ -112,15 +183,15 @@ class RingClock:
         for due, each in self.parts[number]:
             if due == self.rounds:
                 continue  # it stays
-            to, arrives = int(self.owner[self.row_of[due, col]]), now
-            if to != worker:
-                size = each * self.rows[col]
-                arrives = max(now, self.sending[worker], self.taking[to]) + size / self.network
-                self.sending[worker] = self.taking[to] = arrives
-                self.sent[worker] += size
-                arrives += HOP
-            if due == number + 1:
-                heapq.heappush(self.events, (arrives, False, due, col))
+            to, size = int(self.owner[self.row_of[due, col]]), each * self.rows[col]
+            waiting = (due, col) if due == number + 1 else None
+            self.sent[worker] += size if to != worker else 0
+            if to != worker and self.network < np.inf:
+                self.queues.setdefault((worker, to), []).append((size, waiting))
+                self._send((worker, to))
+            elif waiting is not None:
+                arrives = now + (HOP if to != worker else 0)
+                heapq.heappush(self.events, (arrives, False, *waiting))
         if number + 1 < self.rounds:
             following = number + 1, int(self.col_of[number + 1, row])
             if following in self.here:

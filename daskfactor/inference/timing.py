@@ -23,7 +23,7 @@ FLOPS = 4e10
 """Floating-point operations per second and thread that the kernels reach on usual machines."""
 EVALUATION = 0.33
 """Work of an evaluation, in updates."""
-MOST_FORESEEN = 100_000
+MOST_FORESEEN = 16_384
 """Block updates of a ring that is foreseen."""
 RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bits?|bytes?|b)(?:/s|ps)?", re.IGNORECASE)
 PREFIXES: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
