@@ -13,7 +13,7 @@ import pytest
 from daskfactor import urls
 from daskfactor.data.icechunks import ask, icechunk_storage
 from daskfactor.errors import OptionError, StoreError
-from daskfactor.results import repository
+from daskfactor.results import repository, zarr_stores
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.object_store import SECRETS, slow
@@ -55,7 +55,7 @@ def test_a_url_gives_back_the_tree_of_the_same_run_in_memory(url):
 
 
 def test_a_checkpoint_comes_back_bit_for_bit_in_pieces(url, monkeypatch):
-    monkeypatch.setattr(repository, "PIECE", 1000)
+    monkeypatch.setattr(zarr_stores, "PIECE", 1000)
     rng = np.random.default_rng(0)
     arrays = {"a/b": rng.random((40, 30)), "none": np.zeros((0, 3)), "n": np.array(7, "u8")}
     with RunStore.create(url, make_spec(), state=({"kept": np.arange(3.0)}, {"draws": 0})) as store:
