@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ from daskfactor.errors import (
     DataError,
     DataWarning,
     DivergenceError,
+    EngineError,
     GridError,
     ModelError,
     OptionError,
@@ -27,6 +29,7 @@ from daskfactor.errors import (
     StoreError,
     StoreFormatError,
 )
+from daskfactor.executors.base import StateLost
 from daskfactor.inference import sampling
 from daskfactor.kernels import blockwise
 from daskfactor.options import Reading
@@ -620,6 +623,40 @@ def test_a_run_that_this_version_cannot_go_on_with_says_so(tmp_path: Path) -> No
         held.update_attrs({"run": json.dumps(described)})
     with pytest.raises(StoreFormatError, match=r"begun by daskfactor \S+ with .*flavour.* anew$"):
         dfac.resume(path, draws=2, progressbar=False)
+
+
+def test_a_checkpoint_with_whole_factors_is_refused(tmp_path: Path) -> None:
+    """As it was saved before 0.2.0, in the second format."""
+    path = tmp_path / "run.zarr"
+    dfac.sample(V0, dfac.TweedieNMF(2), store=path, blocks=1, **QUICK)
+    with RunStore.open(path) as held:
+        arrays, meta = held.load_checkpoint()
+        whole = {re.sub(r"(rows|columns)/0", r"\1", name): own for name, own in arrays.items()}
+        for chain in meta["chains"]:
+            for track in chain["tracks"]:
+                track["arrays"] = sorted({*track["arrays"][0], *track["arrays"][1]})
+        held.checkpoint(whole, meta)
+    with pytest.raises(
+        StoreFormatError, match=r"begun by .*/rows/0/values.* can be read; .* anew$"
+    ):
+        dfac.resume(path, draws=2, progressbar=False)
+    assert dfac.open_run(path)["posterior"].sizes["draw"] == QUICK["draws"]
+
+
+def test_losses_in_a_row_count_until_something_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def lost(self: sampling.Run) -> None:
+        calls.append(self.cycle)
+        assert len(calls) < 9
+        raise StateLost("as staged")
+
+    monkeypatch.setattr(sampling.Run, "_segment", lost)
+    executor = dfac.SerialExecutor()
+    executor.most_losses = 2
+    with pytest.raises(EngineError, match=r"lost 3 times in a row.* as staged"):
+        dfac.sample(V0, dfac.TweedieNMF(2), executor=executor, **QUICK)
+    assert calls == [0, 0, 0]
 
 
 def test_warnings_point_at_the_line_that_asked() -> None:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self, cast
@@ -153,6 +153,13 @@ def saved_band(
     )
     own = dict(zip(meta["arrays"][factor], found, strict=True))
     return FactorBand(offsets[factor][number], values, own, dict(meta["counts"]))
+
+
+def check_saved(arrays: Mapping[str, Array], chains: Iterable[dict[str, Any]]) -> None:
+    """Raise KeyError if chains were saved otherwise than band by band, as before 0.2.0."""
+    own = ((n, track["name"]) for n, chain in enumerate(chains) for track in chain["tracks"])
+    if missing := {saved_as(f"{n}/{name}", 0, 0, "") for n, name in own} - set(arrays):
+        raise KeyError(min(missing))
 
 
 def stirred(band: FactorBand, sampler: Any, key: Array, factor: int, shape: float) -> None:
@@ -582,9 +589,9 @@ class Chain(ABC):
 
     def restore(self, arrays: Mapping[str, Array], meta: dict[str, Any]) -> None:
         """Take over the state that a snapshot holds."""
-        memory, start = meta.get("memory", meta), f"{self.number}/memory/"
+        start = f"{self.number}/memory/"
         held = {key.removeprefix(start): arrays[key] for key in arrays if key.startswith(start)}
-        self.recall(memory | held)  # the first stores kept it one level up
+        self.recall(meta["memory"] | held)
         self.shrink = meta["shrink"]
         self.divergences = list(meta["divergences"])
         self.tracks = [TrackRun.restore(self, arrays, own) for own in meta["tracks"]]

@@ -31,7 +31,7 @@ from daskfactor.inference.base import (
     best_sampler,
     checked_sampler,
 )
-from daskfactor.inference.chain import Chain, learnt_variables
+from daskfactor.inference.chain import Chain, check_saved, learnt_variables
 from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.saved import Saved
 from daskfactor.inference.session import as_begun, session, session_again
@@ -238,6 +238,7 @@ def go_on(
     """Finish a stored run of chains, with ``draws`` more; what `daskfactor.resume` calls."""
     arrays, meta = held.load_checkpoint()
     with as_begun(held):
+        check_saved(arrays, meta["chains"])
         planned = RunOptions(**described["options"])
         model = model_from_dict(described["model"]).with_arrays(arrays)
         values = described["sampler"]

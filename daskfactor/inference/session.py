@@ -222,7 +222,7 @@ def session_again(
 
 @contextmanager
 def as_begun(run: "RunStore") -> Iterator[None]:
-    """Turn a description of a run that this version cannot read into one sentence."""
+    """Turn what a run was begun with, and this version cannot read, into one sentence."""
     try:
         yield
     except DaskfactorError:
@@ -230,9 +230,9 @@ def as_begun(run: "RunStore") -> Iterator[None]:
     except (KeyError, TypeError, ValueError) as error:
         begun = run.attrs.get("inference_library_version", "an unknown version")
         raise StoreFormatError(
-            f"the run at {run.path} was begun by daskfactor {begun} with options that this version "
-            f"({daskfactor.__version__}) does not have ({error}); finish it with that version, or "
-            "begin it anew"
+            f"the run at {run.path} was begun by daskfactor {begun} with options or checkpoints "
+            f"that this state of it ({daskfactor.__version__}) does not know ({error}); its draws "
+            "can be read; finish it with the one that began it, or begin it anew"
         ) from error
 
 
