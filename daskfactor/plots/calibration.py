@@ -1,7 +1,6 @@
 """Ranks of a calibration: histograms, and distribution functions with simultaneous bands."""
 
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,9 +65,7 @@ def calibration_plot(
         _panel(above, below, shown.isel(quantity=number))
     axes[0, 0].set_ylabel("over uniform", fontsize=NORMAL)
     axes[1, 0].set_ylabel("ECDF - uniform", fontsize=NORMAL)
-    if path is not None:
-        save(figure, Path(fspath(path)))
-    return figure
+    return save(figure, path)
 
 
 def _panel(above: "Axes", below: "Axes", one: xr.Dataset) -> None:

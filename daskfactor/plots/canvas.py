@@ -4,6 +4,7 @@ And what several of them have in common: titles, labels, bars of colors, names o
 """
 
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -229,15 +230,18 @@ def short_label(label: Any, longest: int = 24) -> str:
     return f"{text[: longest - end - 1].rstrip()}…{text[-end:].lstrip()}"
 
 
-def save(figure: "Figure", path: Path) -> None:
-    """Write a figure; the suffix of the path is its format.
+def save(figure: "Figure", path: str | PathLike[str] | None) -> "Figure":
+    """Write a figure, if there is a path; its suffix is the format.
 
     Raises
     ------
     OptionError
         If the suffix names no format that matplotlib writes.
     """
+    if path is None:
+        return figure
     known = figure.canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in known:
+    if Path(path).suffix.lstrip(".").lower() not in known:
         raise OptionError(f"{path} has no suffix of a picture; take one of {', '.join(known)}")
     figure.savefig(path, dpi=160)
+    return figure

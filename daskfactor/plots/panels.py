@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 Array = NDArray[np.float64]
+Interval = tuple[Array, Array] | None
 
 _MANY: Final = 400
 """Points of a curve from which on its line is thin."""
@@ -47,17 +48,13 @@ def curve(ax: "Axes", factor: Factor, side: Side, component: int) -> None:
     """A line over numbers or dates, its interval a band."""
     colors = theme()
     at, order = side.at[side.order], side.order
-    found = factor.interval(component)
-    high = factor.mean[component]
+    mean, found = factor.mean[component], factor.interval(component)
     if found is not None:
         low, high = found
         ax.fill_between(at, low[order], high[order], color=colors.accent, alpha=0.3, lw=0)
     thin = 1.0 if at.size <= _MANY else 0.6
-    ax.plot(at, factor.mean[component][order], color=colors.accent, lw=thin)
-    if factor.nonnegative:
-        ax.set_ylim(0.0, _top(high))
-    else:
-        ax.axhline(0.0, color=colors.quiet, lw=0.6, zorder=0)
+    ax.plot(at, mean[order], color=colors.accent, lw=thin)
+    _from_zero(ax, factor, mean, found, zorder=0)
     if at.size > 1:
         ax.set_xlim(at[0], at[-1])
     tidy(ax)
@@ -65,15 +62,12 @@ def curve(ax: "Axes", factor: Factor, side: Side, component: int) -> None:
 
 def bars(ax: "Axes", factor: Factor, component: int) -> None:
     """A bar for each of a few entries, its interval a whisker."""
-    mean = factor.mean[component]
+    mean, found = factor.mean[component], factor.interval(component)
     at = np.arange(mean.size)
     ax.bar(at, mean, width=0.72, color=theme().accent)
-    _whiskers(ax, at, factor.interval(component), upright=True)
-    if factor.nonnegative:
-        found = factor.interval(component)
-        ax.set_ylim(0.0, _top(mean if found is None else found[1]))
-    else:
-        ax.axhline(0.0, color=theme().quiet, lw=0.6)
+    if found is not None:
+        ax.vlines(at, *found, color=theme().ink, lw=1.0)
+    _from_zero(ax, factor, mean, found)
     ax.set_xlim(-0.6, mean.size - 0.4)
     tidy(ax)
 
@@ -84,31 +78,25 @@ def entries(ax: "Axes", factor: Factor, side: Side, component: int, count: int) 
     mean, found = factor.mean[component][best], factor.interval(component, best)
     at = np.arange(best.size)
     ax.barh(at, mean, height=0.72, color=theme().accent)
-    _whiskers(ax, at, found, upright=False)
+    if found is not None:
+        ax.hlines(at, *found, color=theme().ink, lw=1.0)
     ax.set_yticks(at, [short_label(side.names[entry]) for entry in best])
     ax.set_ylim(best.size - 0.4, -0.6)
-    if factor.nonnegative:
-        ax.set_xlim(0.0, _top(mean if found is None else found[1]))
-    else:
-        ax.axvline(0.0, color=theme().quiet, lw=0.6)
+    _from_zero(ax, factor, mean, found, upright=False)
     tidy(ax)
     ax.tick_params(axis="y", length=0)
     ax.locator_params(axis="x", nbins=4)
 
 
-def _whiskers(
-    ax: "Axes", at: NDArray[Any], found: tuple[Array, Array] | None, *, upright: bool
+def _from_zero(
+    ax: "Axes", factor: Factor, mean: Array, found: Interval, upright: bool = True, **line: Any
 ) -> None:
-    if found is None:
+    """Let the axis of values begin at zero, or mark where zero is."""
+    if not factor.nonnegative:
+        (ax.axhline if upright else ax.axvline)(0.0, color=theme().quiet, lw=0.6, **line)
         return
-    draw = ax.vlines if upright else ax.hlines
-    draw(at, *found, color=theme().ink, lw=1.0)
-
-
-def _top(values: Array) -> float:
-    """The upper end of an axis that begins at zero."""
-    most = float(np.nanmax(values, initial=0.0))
-    return _ROOM * most if most > 0 else 1.0
+    most = float(np.nanmax(mean if found is None else found[1], initial=0.0))
+    (ax.set_ylim if upright else ax.set_xlim)(0.0, _ROOM * most if most > 0 else 1.0)
 
 
 def picture(

@@ -1,7 +1,6 @@
 """Curves: the log density of a run, by cycle or particle, and the evidence of ranks."""
 
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -223,9 +222,7 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
         axes[1].set_ylabel("mean log score of a cell (nats)", fontsize=NORMAL)
         headline(axes[1], "cells left out")
     axes[-1].set_xlabel("number of components", fontsize=NORMAL)
-    if path is not None:
-        save(figure, Path(fspath(path)))
-    return figure
+    return save(figure, path)
 
 
 def _caution(attrs: dict[str, Any]) -> str:
