@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from distributed.protocol.serialize import Serialize
 
 from daskfactor.data.grid import Block
@@ -270,23 +269,18 @@ class HeldState(ChainState):
 
     def local(self) -> ChainState:
         """Bring all of it to the caller's process."""
-        bands = {band: FactorBand(0, np.empty(0)) for band in self.numbers()}
-        draws = [drawn.ref for own in self.draws.values() for drawn in own]
-        arrays = [ref for refs in self.arrays.values() for ref in refs.values()]
-        found = dict(self.keeper.bring([*arrays, *draws]))
-        for number, ref in enumerate([*arrays, *draws]):
-            side, place, name = ref.key
-            band = bands[side, place]
-            if number >= len(arrays):
-                band.draws.append(found[number])
-            elif name:
-                band.arrays[name] = found[number]
-            else:
-                band.offset, band.values = found[number].offset, found[number].values
-                band.counts = found[number].counts
-        for key, own in self.recorded_sums.items():
-            bands[key].sums.update(own)
-        rows, cols = ([bands[band] for band in self.numbers(factor)] for factor in (0, 1))
+        draws = {band: [drawn.ref for drawn in own] for band, own in self.draws.items()}
+        refs = [ref for own in self.arrays.values() for ref in own.values()]
+        refs += itertools.chain.from_iterable(draws.values())
+        found = {refs[n]: own for n, own in self._bring(refs, [slice(None)] * len(refs))}
+
+        def here(band: Band) -> FactorBand:
+            own = {name: found[ref] for name, ref in self.arrays[band].items()}
+            recorded = [found[ref] for ref in draws.get(band, ())]
+            told = dict(self.counters[band]), recorded, dict(self.recorded_sums.get(band, {}))
+            return FactorBand(self.shapes[band][0], own.pop(""), own, *told)
+
+        rows, cols = (list(map(here, self.numbers(factor))) for factor in (0, 1))
         return ChainState(rows, cols, dict(self.cells), list(self.evaluations))
 
     # -- what segments leave ---------------------------------------------------------------
