@@ -485,7 +485,7 @@ class ClusterExecutor(Executor):
         """Submit one task under a readable name, however large its arguments."""
         with large_graphs():
             key = f"{name}-{uuid.uuid4().hex}"
-            future = self.client.submit(function, *args, key=key, pure=False, **options)
+            future = self.client.submit(_task, function, *args, key=key, pure=False, **options)
         self.watch(future)
         return future
 
@@ -652,6 +652,18 @@ def _call_batch(packed: NDArray[np.uint8], items: Sequence[Any]) -> list[Any]:
     function = unpack(packed)
     with single_threaded_blas():
         return [function(item, local_workspace()) for item in items]
+
+
+def _task(function: Callable[..., Any], *args: Any) -> Any:
+    """Call what a task is to call; an error of this package goes to the client without causes.
+
+    Those of other libraries do not all survive pickling, and would take the error with them.
+    """
+    try:
+        return function(*args)
+    except DaskfactorError as error:
+        error.__cause__ = error.__context__ = None
+        raise
 
 
 def _real_error(errors: Sequence[BaseException]) -> BaseException | None:

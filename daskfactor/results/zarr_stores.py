@@ -24,6 +24,7 @@ from zarr.storage import LocalStore, WrapperStore
 
 from daskfactor.results.files import (
     CHECKPOINT,
+    NODE,
     damaged,
     flush_path,
     replace_file,
@@ -167,8 +168,15 @@ class PatientStore(WrapperStore[Any]):
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Buffer | None:
         """Read one value."""
-        found: Buffer | None = await self._ask(self._store.get, key, prototype, byte_range)
-        return found
+
+        async def get() -> Buffer | None:
+            found: Buffer | None = await self._store.get(key, prototype, byte_range)
+            # Icechunk gives none when it could not look for a document, too; `exists` fails then.
+            if found is None and key.endswith(NODE) and await self._store.exists(key):
+                found = await self._store.get(key, prototype, byte_range)
+            return found
+
+        return await patiently(get, self.name)
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write one value."""

@@ -219,6 +219,17 @@ def test_a_server_that_goes_and_comes_back_is_waited_for(s3, place, caplog, monk
     assert open_run(place)["posterior"].sizes["draw"] == 2
 
 
+def test_a_document_that_could_not_be_looked_for_is_not_taken_for_none(s3, place, monkeypatch):
+    with RunStore.create(place, make_spec()):
+        pass
+    view = repository.repository_view(place)  # it knows its snapshot and has fetched nothing yet
+    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
+    with s3.failing(lambda environ: (403, "AccessDenied")):
+        with pytest.raises(StoreError, match="the credentials are refused"):
+            view.exists()
+    assert view.exists()
+
+
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
