@@ -224,9 +224,9 @@ def test_a_document_that_could_not_be_looked_for_is_not_taken_for_none(s3, place
         pass
     view = repository.repository_view(place)  # it knows its snapshot and has fetched nothing yet
     monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
-    with s3.failing(lambda environ: (403, "AccessDenied")):
-        with pytest.raises(StoreError, match="the credentials are refused"):
-            view.exists()
+    refused = pytest.raises(StoreError, match="the credentials are refused")
+    with s3.failing(lambda environ: (403, "AccessDenied")), refused:
+        view.exists()
     assert view.exists()
 
 
