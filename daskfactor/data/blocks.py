@@ -79,7 +79,7 @@ class BlockedData:
     is_sparse : bool
         Whether blocks hold compressed rows.
     unstored : str or None
-        ``"zero"``, ``"missing"``, or None if blocks are dense.
+        ``"zero"``, ``"missing"``, or None if blocks are dense; ``"mixed"`` where they differ.
     row_order, col_order : numpy.ndarray or None
         The caller's row and column at each position of the grid, None if they
         were not permuted. Blocks, ``row_observed`` and ``col_observed`` are in
@@ -118,7 +118,9 @@ class BlockedData:
         self.grid, self.labels, statistics, self.source, self.dtype, layout = known
         self.shape = self.grid.shape
         self.statistics = statistics
-        self.unstored, self.is_balanced = layout.unstored, layout.row_order is not None
+        known_all = layout.unstored is None or isinstance(layout.unstored, str)
+        self.unstored = layout.unstored if known_all else "mixed"
+        self.is_balanced = layout.row_order is not None
         self.is_sparse = self.unstored is not None
         self.n_observed = statistics.n_observed
         self.total_observed = int(statistics.n_observed.sum())
@@ -269,7 +271,7 @@ class BlockedData:
                 f"cells need as many rows as columns, got {row.size} rows and {col.size} columns"
             )
         owner = row_band * self.grid.blocks + col_band
-        out = np.full(row.size, 0 if self.unstored == "zero" else np.nan, self.dtype)
+        out = np.full(row.size, np.nan, self.dtype)
         order = np.argsort(owner, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(owner[order])) + 1):
             if group.size:
@@ -278,7 +280,8 @@ class BlockedData:
                 if isinstance(view, BlockView):
                     out[group] = view.block[cells]
                 else:
-                    out[group] = looked_up(view, *cells, out[group])
+                    others = self.dtype.type(0 if view.zeros else np.nan)
+                    out[group] = looked_up(view, *cells, others)
         return out
 
     def to_numpy(self) -> FloatArray:
@@ -297,9 +300,10 @@ class BlockedData:
             )
         out = np.full(self.shape, 0 if self.unstored == "zero" else np.nan, self.dtype)
         for block in self.grid.all_blocks():
-            view = self.view(*block)
-            if isinstance(view, BlockView):
-                out[self.grid.slices(block)] = view.block
+            view, (row_part, col_part) = self.view(*block), self.grid.slices(block)
+            if isinstance(view, BlockView) or self.unstored == "mixed":
+                every = np.ogrid[row_part, col_part]
+                out[self.known.layout.callers(*every)] = _dense(view)
             else:
                 out[self._callers(block, *stored_cells(view))] = view.values
         return out
@@ -625,14 +629,23 @@ def _unreachable(handle: DataHandle, error: StoreError) -> StoreError:
     )
 
 
+def _dense(view: AnyBlock) -> FloatArray:
+    """A block as an array, NaN where missing."""
+    if isinstance(view, BlockView):
+        return view.block
+    out = np.full((view.m, view.n), 0 if view.zeros else np.nan, view.values.dtype)
+    out[stored_cells(view)] = view.values
+    return out
+
+
 def looked_up(
-    view: SparseBlock, rows: NDArray[np.int64], cols: NDArray[np.int64], default: FloatArray
+    view: SparseBlock, rows: NDArray[np.int64], cols: NDArray[np.int64], default: Any
 ) -> FloatArray:
-    """Stored values at cells of one block."""
+    """Stored values at cells of one block, and ``default`` at others."""
     from scipy import sparse
 
     if view.values.size == 0:
-        return default
+        return np.full(rows.size, default)
     numbers = np.arange(1, view.values.size + 1)
     table = sparse.csr_array((numbers, view.indices, view.indptr), shape=(view.m, view.n))
     number = np.asarray(table[rows, cols]).ravel()

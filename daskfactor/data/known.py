@@ -250,12 +250,13 @@ class SourceInfo:
 class Layout(NamedTuple):
     """What is particular to sparse blocks.
 
-    ``unstored`` is ``"zero"`` or ``"missing"``, and None of dense blocks; ``row_order`` (I,) and
+    ``unstored`` is ``"zero"`` or ``"missing"``, and None of dense blocks, or one of these by
+    block, where blocks differ; ``row_order`` (I,) and
     ``col_order`` (J,) hold the caller's row and column at each position of the grid, None if
     they were not permuted.
     """
 
-    unstored: str | None = None
+    unstored: str | Mapping[Block, str | None] | None = None
     row_order: NDArray[np.int64] | None = None
     col_order: NDArray[np.int64] | None = None
 
@@ -427,13 +428,11 @@ class StatisticsBuilder:
         self._grid = grid
         self._labels = labels
         self._layout = layout
-        self._zeros = zeros = layout.unstored == "zero"
         self._stored = np.zeros(square, np.int64)
         self._observed = np.zeros(square, np.int64)
         self._checksums = np.zeros(square, np.uint32)
         self._totals = np.zeros(square)
-        self._rows = np.full(height, width if zeros else 0, np.int64)
-        self._cols = np.full(width, height if zeros else 0, np.int64)
+        self._rows, self._cols = np.zeros(height, np.int64), np.zeros(width, np.int64)
         self._low, self._high = math.nan, math.nan
         self._is_integer = True
         self._weighing = weighing
@@ -499,20 +498,21 @@ class StatisticsBuilder:
             self._observed[block] += int(np.count_nonzero(observed))
         self._checksums[block] = checksum
         self._totals[block] = total
+        self._stored[block] = values.size
 
     def _scan_sparse(self, block: Block, view: SparseBlock) -> None:
         values, stored = view.values, view.values.size
         held_out = np.isnan(values)
         missing = int(np.count_nonzero(held_out))
         self._stored[block] = stored
-        self._observed[block] = view.m * view.n - missing if self._zeros else stored - missing
+        self._observed[block] = (view.m * view.n if view.zeros else stored) - missing
         # The entries have one order, and NaN and zero one form each.
         lengths = np.diff(view.indptr).astype(np.int64)
         self._checksums[block] = crc32((lengths, view.indices, values))
         self._count(block, view, held_out if missing else None)
         if view.weights is not None:
             self._weigh_sparse(block, view)
-        if self._zeros and stored < view.m * view.n:
+        if view.zeros and stored < view.m * view.n:
             self._low, self._high = float(np.fmin(self._low, 0)), float(np.fmax(self._high, 0))
         if missing == stored:
             return
@@ -532,7 +532,7 @@ class StatisticsBuilder:
         """Add up the weights of a block; those of zeros that it does not store are 1."""
         assert view.weights is not None
         rows, cols = self._grid.slices(block)
-        seen, zeros = ~np.isnan(view.values), int(self._zeros)
+        seen, zeros = ~np.isnan(view.values), int(view.zeros)
         q = np.where(seen, view.weights, 0).astype(np.float64)
         self._weigh(block, partial(cell_of, self._grid, self._layout, block, view), q)
         self._mass.blocks[block] += zeros * (view.m * view.n - q.size)
@@ -544,7 +544,10 @@ class StatisticsBuilder:
 
     def _count(self, block: Block, view: SparseBlock, held_out: NDArray[np.bool_] | None) -> None:
         rows, cols = self._grid.slices(block)
-        if not self._zeros:
+        if view.zeros:
+            self._rows[rows] += view.n
+            self._cols[cols] += view.m
+        else:
             self._rows[rows] += np.diff(view.indptr)
             self._cols[cols] += np.bincount(view.indices, minlength=view.n)
         if held_out is not None:
@@ -565,12 +568,19 @@ class StatisticsBuilder:
         digest = hashlib.blake2b(digest_size=8)
         digest.update(repr((self._grid.rows.offsets, self._grid.cols.offsets)).encode())
         if self._layout.unstored:
-            digest.update(f"unstored {self._layout.unstored}".encode())
+            digest.update(f"unstored {_by_block(self._layout.unstored)}".encode())
             for order in (self._layout.row_order, self._layout.col_order):
                 digest.update(b"" if order is None else order.astype("<i8").tobytes())
         digest.update(self._observed.astype("<i8").tobytes())
         digest.update(self._checksums.astype("<u4").tobytes())
         return f"{rows}x{cols}-{int(self._observed.sum())}-{digest.hexdigest()}"
+
+
+def _by_block(unstored: Any) -> str:
+    """What is not stored, as a text that is the same for the same."""
+    if isinstance(unstored, str):
+        return unstored
+    return ",".join(f"{row} {col} {own}" for (row, col), own in sorted(unstored.items()))
 
 
 def infinite(labels: Labels, cell: tuple[int, int], value: float) -> DataError:

@@ -265,7 +265,7 @@ class Storage:
     Parameters
     ----------
     grid, unstored
-        The grid of the blocks; None for dense ones, else "zero" or "missing".
+        The grid of the blocks; None for dense ones, else "zero" or "missing", or by block.
     file
         A file that takes all of them.
     load
@@ -277,7 +277,7 @@ class Storage:
     def __init__(
         self,
         grid: Grid,
-        unstored: str | None = None,
+        unstored: str | Mapping[Block, str | None] | None = None,
         *,
         file: ArrayFile | None = None,
         load: Load | None = None,
@@ -373,9 +373,10 @@ class Storage:
 
     def _viewed(self, block: Block, arrays: list[NDArray[Any]]) -> AnyBlock:
         m, n = self._grid.block_shape(block)
-        if self._unstored is None:
+        meaning = self._unstored[block] if isinstance(self._unstored, Mapping) else self._unstored
+        if meaning is None:
             return BlockView(arrays[0], 0, 0, m, n)
-        return SparseBlock(arrays[0], arrays[1], arrays[2], m, n, self._unstored == "zero")
+        return SparseBlock(arrays[0], arrays[1], arrays[2], m, n, meaning == "zero")
 
 
 def _tried(load: Load, block: Block) -> AnyBlock:

@@ -403,7 +403,7 @@ class BlockHMC(HMC):
         if number % visits == 0 and position == 0:
             arrays[GRADIENT], arrays[FITS] = np.zeros_like(band.values), np.zeros(len(band.values))
         sums = arrays[GRADIENT], arrays[FITS] if ends else None
-        law = law_of(program.likelihood, bands[1])
+        law = law_of(program.likelihood, op.block, bands[1])
         block = data.view(*op.block), law, factor == ROWS, *factors, program.floor
         blockwise.slope(*block, sums, workspace)
         if position < blocks - 1:

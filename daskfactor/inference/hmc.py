@@ -447,7 +447,7 @@ class HMC(Sampler):
         are added up and nothing moves.
         """
         view, (rows, cols) = data.view(*op.block), bands
-        law = law_of(program.likelihood, cols)
+        law = law_of(program.likelihood, op.block, cols)
         block = (view, law, rows.values, cols.values, op.scale, program.floor)
         shares = blockwise.gradient(*block, workspace)
         last_block = op.iteration % data.grid.blocks == data.grid.blocks - 1

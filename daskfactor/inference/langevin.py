@@ -577,7 +577,7 @@ class SGLD(LangevinSampler):
             curvature = gathered, weight / self.work(blocks).moves
         add_subsample(
             data.view(*op.block),
-            law_of(program.likelihood, cols),
+            law_of(program.likelihood, op.block, cols),
             (rows.values, cols.values),
             (count, block_address(np.array(program.key, dtype=np.uint32), number, block)),
             weight / program.hyper.dispersion,

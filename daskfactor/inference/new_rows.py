@@ -268,7 +268,7 @@ class Rows:
         factor, program, values = self.plan.given.factor, self.program, self.band.values
         bands = (self.band, self.other) if factor == ROWS else (self.other, self.band)
         numerator, denominator = np.zeros((2, *values.shape), values.dtype)
-        share, law = (numerator, denominator), law_of(program.likelihood, bands[1])
+        share, law = (numerator, denominator), law_of(program.likelihood, (0, 0), bands[1])
         add_share(self.data.view(0, 0), law, factor, bands, program.floor, share, self.work)
         return share
 

@@ -83,10 +83,10 @@ class Pass:
     ) -> Evaluation:
         """Add up the fit over a block."""
         del cells
-        sums, law = np.zeros(2), law_of(self.likelihood, cols)
+        sums, law = np.zeros(2), law_of(self.likelihood, op.block, cols)
         block = data.view(*op.block), law, rows.values, cols.values, self.floor
         blockwise.evaluate(*block, sums, None, workspace)
-        return Evaluation(op.cycle, op.block, sums)
+        return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
     def touches(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation reads or writes."""
@@ -111,7 +111,7 @@ class SharePass(Pass):
     ) -> None:
         """Add a block's share to what the band of the side has gathered."""
         (factor, first, last), bands = self.place(op, data.grid.blocks), (rows, cols)
-        band, law = bands[factor], law_of(self.likelihood, cols)
+        band, law = bands[factor], law_of(self.likelihood, op.block, cols)
         if first:
             band.arrays |= {name: np.zeros_like(band.values) for name in GATHERED}
         share = band.arrays[GATHERED[0]], band.arrays[GATHERED[1]]

@@ -40,10 +40,14 @@ SHIFT = "shift"
 
 
 class Fit(NamedTuple):
-    """Sums over the observed entries: -Σ d_β(v|μ) and Σ (v - μ)² μ^(β-2)."""
+    """Sums over the observed entries: -Σ d_β(v|μ) and Σ (v - μ)² μ^(β-2).
+
+    Of data that several laws share, the first is in units of their dispersions, and there is
+    one of the second for each of them.
+    """
 
     negative_divergence: float
-    pearson: float
+    pearson: Any
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class Program:
         """Return the block's share of the gradients of the log-likelihood, scaled by ``op``."""
         scale = op.scale / self.hyper.dispersion
         view, (rows, cols) = data.view(*op.block), bands
-        law = law_of(self.likelihood, cols)
+        law = law_of(self.likelihood, op.block, cols)
         block = (view, law, rows.values, cols.values, scale, self.floor)
         return blockwise.gradient(*block, workspace, curvatures)
 
@@ -149,9 +153,9 @@ class Program:
             cells.count += 1
             watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
         sums, view = np.zeros(2), data.view(*op.block)
-        law, factors = law_of(self.likelihood, cols), (rows.values, cols.values)
+        law, factors = law_of(self.likelihood, op.block, cols), (rows.values, cols.values)
         blockwise.evaluate(view, law, *factors, self.floor, sums, watched, workspace)
-        return Evaluation(op.cycle, op.block, sums)
+        return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
     def touches(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation reads or writes."""
@@ -191,10 +195,10 @@ def finish_band(band: FactorBand, program: Program, op: Op, factor: int) -> None
         band.sums[op.cycle] = program.algorithm.log_prior(program, band, factor)
 
 
-def law_of(likelihood: Likelihood, columns: FactorBand) -> Likelihood:
+def law_of(likelihood: Likelihood, block: tuple[int, int], columns: FactorBand) -> Likelihood:
     """Return the law of a block: at the dispersions of its columns, if these have their own."""
-    own = columns.arrays.get(DISPERSION)
-    return likelihood if own is None else likelihood.at(own[:, 0].copy())[0]
+    law, own = likelihood.of(block), columns.arrays.get(DISPERSION)
+    return law if own is None else law.at(own[:, 0].copy())[0]
 
 
 def unshifted(band: FactorBand) -> Array:
@@ -259,7 +263,8 @@ def take_fits(state: ChainState) -> dict[int, Fit]:
     for found in state.evaluations:
         sums[found.cycle] = sums.get(found.cycle, 0.0) + found.values
     state.evaluations.clear()
-    return {cycle: Fit(*own.tolist()) for cycle, own in sums.items()}
+    found = ((cycle, own.tolist()) for cycle, own in sums.items())
+    return {n: Fit(own[0], own[1] if len(own) == 2 else tuple(own[1:])) for n, own in found}
 
 
 def tally_columns(data: BlockedData, executor: Executor) -> tuple[Array, Array, Array]:

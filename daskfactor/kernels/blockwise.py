@@ -8,6 +8,7 @@ Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, section 4.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -52,12 +53,26 @@ def gradient(
     of any sign. ``curvatures`` (CW, CH) gain ``C H`` and ``C.T W``.
     """
     kernels, law, out, scratch = _parts(view, likelihood, W, floor, work)
-    block = view.arguments
+    block, scale = view.arguments, scale * likelihood.share
     if curvatures is None:
         kernels.gradient(block, W, H, scale, law, out, scratch)
-    else:
-        kernels.gradient_curvature(block, W, H, scale, law, (*out, *curvatures), scratch)
+        return out
+    with _by_share(likelihood, curvatures) as added:
+        kernels.gradient_curvature(block, W, H, scale, law, (*out, *added), scratch)
     return out
+
+
+@contextmanager
+def _by_share(likelihood: Likelihood, sums: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Give arrays to add to; times the law's share they come to ``sums``. None stays None."""
+    if likelihood.share == 1.0:
+        yield sums
+        return
+    added = tuple(None if own is None else np.zeros_like(own) for own in sums)
+    yield added
+    for own, more in zip(sums, added, strict=True):
+        if own is not None:
+            own += likelihood.share * more
 
 
 def multiplicative(
@@ -77,7 +92,8 @@ def multiplicative(
     """
     kernels, law, _, scratch = _parts(view, likelihood, W, floor, work)
     share = kernels.multiplicative_rows if by_rows else kernels.multiplicative_cols
-    share(view.arguments, W, H, law, out, scratch)
+    with _by_share(likelihood, out) as added:
+        share(view.arguments, W, H, law, added, scratch)
 
 
 NO_FITS = np.empty(0)
@@ -101,13 +117,13 @@ def slope(
     summed over the other side.
     """
     kernels, law, buffers, scratch = _parts(view, likelihood, W, floor, work)
-    gradient, fits = out
-    if fits is None:
+    if out[1] is None:
         add = kernels.slope_rows if by_rows else kernels.slope_cols
     else:
         add = kernels.fitted_slope_rows if by_rows else kernels.fitted_slope_cols
-    found = gradient, NO_FITS if fits is None else fits
-    add(view.arguments, W, H, law, found, (buffers[0 if by_rows else 1], *scratch))
+    with _by_share(likelihood, out) as (gradient, fits):
+        found = gradient, NO_FITS if fits is None else fits
+        add(view.arguments, W, H, law, found, (buffers[0 if by_rows else 1], *scratch))
 
 
 def evaluate(

@@ -10,9 +10,10 @@ Symbols: ``v`` observation, ``mu`` its mean. A likelihood has the density
 has it: the dispersion itself, unless that is a number of the law's own.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -77,6 +78,8 @@ class Likelihood(ABC):
         summed deviance has the slope den r^m - num r^n over r.
     has_density, closed_form
         Whether `log_density` and `sample` are known, and without a series per entry.
+    share
+        What the log-likelihood of its observations counts, beside that of others.
     """
 
     numbers: tuple[Any, ...] = ()
@@ -87,6 +90,26 @@ class Likelihood(ABC):
     has_density: bool = True
     closed_form: bool = True
     majorizer: tuple[float, float] = (1.0, 0.0)
+    share: float = 1.0
+
+    def of(self, block: tuple[int, int]) -> "Likelihood":
+        """Give the law of the entries of a block, (row band, column band)."""
+        del block
+        return self
+
+    def sums(self, block: tuple[int, int], found: Array) -> Array:
+        """Give a block's sums of fit, as `Evaluation` adds them up over blocks.
+
+        They are minus the divergence, by the law's share, and Pearson's statistic.
+        """
+        del block
+        return found
+
+    def shared(self, share: float) -> Self:
+        """Give the same law with a share; the same kernels serve it."""
+        made = copy.copy(self)
+        object.__setattr__(made, "share", float(share))
+        return made
 
     def visits_all(self, zeros: bool) -> bool:
         """Tell whether cells that sparse data do not store are visited, if those are ``zeros``."""
