@@ -44,6 +44,8 @@ from .inference.sampling import sample as sample
 from .inference.sghmc import SGHMC as SGHMC
 from .inference.transform import transform as transform
 from .models.allocation import AllocationModel as AllocationModel
+from .models.coupled import Coupled as Coupled
+from .models.coupled import Relation as Relation
 from .models.gaussian import GaussianAdditive as GaussianAdditive
 from .models.gaussian import GaussianMF as GaussianMF
 from .models.negative_binomial import NegativeBinomialNMF as NegativeBinomialNMF
@@ -68,6 +70,9 @@ from .results.recommend import recommend as recommend
 from .results.summary import summarize as summarize
 from .results.trace import expectation as expectation
 from .results.trace import open_run as open_run
+from .results.views import explained_variance as explained_variance
+from .results.views import factors as factors
+from .results.views import view as view
 from .resuming import resume as resume
 from .stein import IMQ as IMQ
 from .stein import SVGD as SVGD

@@ -146,6 +146,11 @@ class BlockedData:
         self._unshare: weakref.finalize[..., Any] | None = None
 
     @property
+    def placed(self) -> dict[str, Any] | None:
+        """Where each matrix is, if these are several."""
+        return None
+
+    @property
     def level(self) -> float:
         """The size of the values that priors of non-negative factors go by: their mean.
 

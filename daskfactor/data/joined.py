@@ -25,7 +25,6 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands, Block, Grid, default_blocks, inverse
 from daskfactor.data.known import (
     DEFAULT_DIMS,
-    Known,
     Labels,
     Layout,
     SourceInfo,
@@ -128,7 +127,8 @@ class JoinedData(BlockedData):
         return {
             "relations": [own._asdict() for own in self.joints],
             "factors": {
-                name: {"side": own.side, "span": own.span} for name, own in self.axes.items()
+                name: {"side": own.side, "span": own.span, "labelled": own.labels is not None}
+                for name, own in self.axes.items()
             },
             "owner": self.owner.tolist(),
         }
@@ -392,9 +392,7 @@ def _grid(
         )
     entries = sum(int(part.n_stored.sum()) for part in parts.values())
     count = blocks or min(max(default_blocks(shape, None, entries), least), min(shape))
-    loads = [
-        [load for own in side for load in _loads(own, axes, parts)] for side in sides
-    ]
+    loads = [[load for own in side for load in _loads(own, axes, parts)] for side in sides]
     rows, cols = (_bands(*both, count) for both in zip(groups, loads, strict=True))
     return Grid(rows, cols)
 
@@ -455,9 +453,11 @@ def _joined(
     layout = Layout(kinds.pop() if len(kinds) == 1 else meaning, *_orders(factors))
     labels = _labels(factors, [part.labels for part in parts.values()])
     builder = StatisticsBuilder(grid, labels, layout)
-    size = int(block_bytes(grid, dtype, None).sum() if layout.unstored is None else sum(
-        part.nbytes for part in parts.values()
-    ))
+    size = int(
+        block_bytes(grid, dtype, None).sum()
+        if layout.unstored is None
+        else sum(part.nbytes for part in parts.values())
+    )
     storage = Storage(grid, layout.unstored, nbytes=size, budget=limit)
     try:
         for joint in joints:
@@ -504,10 +504,12 @@ def _labels(factors: Sequence[Axis], given: Sequence[Labels]) -> Labels:
             np.arange(axis.length).astype(str) if axis.labels is None else axis.labels.astype(str)
             for axis in own
         ]
-        coords.append({
-            FACTOR.format(SIDES[side]): np.concatenate(names),
-            LABEL.format(SIDES[side]): np.concatenate(texts),
-        })
+        coords.append(
+            {
+                FACTOR.format(SIDES[side]): np.concatenate(names),
+                LABEL.format(SIDES[side]): np.concatenate(texts),
+            }
+        )
     attrs = {name: told for own in given for name, told in own.attrs.items() if name in dims}
     return Labels(dims[0], dims[1], coords[0], coords[1], None, attrs)
 
@@ -517,7 +519,7 @@ def _pieces(joint: Joint, axis: Axis, bands: Bands) -> Iterator[tuple[int, Index
     for number in range(len(bands)):
         span = bands.slice(number)
         low, high = span.start - axis.start, span.stop - axis.start
-        if 0 <= low and high <= axis.length and low < high:
+        if low >= 0 and high <= axis.length and low < high:
             rows = axis.places[joint.name][axis.order[low:high]]
             if rows[0] >= 0:
                 yield number, rows

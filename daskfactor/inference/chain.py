@@ -198,7 +198,7 @@ class Chain(ABC):
         self.tracks: list[TrackRun] = []
         self.means: Arrays = {}
         self.links: Arrays = {}
-        self.noise_sum = 0.0
+        self.noise_sum: Any = 0.0
         self.noise_draws = 0
 
     # -- what a model adds -----------------------------------------------------
@@ -263,7 +263,7 @@ class Chain(ABC):
         """Learn from a track's cycles since ``start``; a divergence takes it back."""
         spent = (self.setting.options.draw_index(cycle) for cycle in range(start, run.cycle))
         draws = sum(draw is not None for draw in spent)
-        self.noise_sum += draws * self.hyper.dispersion
+        self.noise_sum = self.noise_sum + draws * np.asarray(self.hyper.dispersion)
         self.noise_draws += draws
         # A segment's end must leave no trace in the draws.
         if self.setting.model.learnt and run.cycle % self.setting.learns_every == 0:
@@ -280,22 +280,22 @@ class Chain(ABC):
         return {name: np.asarray(getattr(self.hyper, name)) for name in names}
 
     @property
-    def mean_dispersion(self) -> float:
+    def mean_dispersion(self) -> Any:
         """The mean of the dispersion over the draws, as predictions take it."""
         if not self.noise_draws:
-            return float(self.hyper.dispersion)
-        return self.noise_sum / self.noise_draws
+            return self.hyper.dispersion
+        return (self.noise_sum / self.noise_draws).tolist()
 
     def _adapt(self, end: int) -> None:
         """Learn from a segment that ended soundly at fine cycle ``end``."""
         del end
 
     @property
-    def estimate(self) -> float | None:
+    def estimate(self) -> Any:
         """The dispersion as the chain has just estimated it; None: there is nothing to estimate."""
         return None
 
-    def take_dispersion(self, dispersion: float) -> None:
+    def take_dispersion(self, dispersion: Any) -> None:
         """Take what all chains of a run agreed on in place of an estimate of the chain's own."""
         del dispersion
 

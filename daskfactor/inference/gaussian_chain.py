@@ -256,7 +256,7 @@ class GaussianChain(Chain):
         return {
             "hyper": self.hyper.to_dict(),
             "priors": self.priors.to_dict(),
-            "noise": [self.noise_sum, self.noise_draws],
+            "noise": [np.asarray(self.noise_sum).tolist(), self.noise_draws],
             **self.links,
             **self.means,
         }
@@ -264,7 +264,8 @@ class GaussianChain(Chain):
     def recall(self, memory: dict[str, Any]) -> None:
         self.hyper = GaussianHyper.from_dict(memory["hyper"])
         self.priors = GaussianHyper.from_dict(memory["priors"])
-        self.noise_sum, self.noise_draws = memory["noise"]
+        noise, self.noise_draws = memory["noise"]
+        self.noise_sum = np.asarray(noise)
         self.recall_links(memory)
 
     def _learn(self, run: TrackRun) -> None:

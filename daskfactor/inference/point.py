@@ -81,6 +81,7 @@ def optimize(
     method.check_model(model)
     with session(V, model, weighed=True, random_seed=random_seed, **options) as run:
         started = time.perf_counter()
+        model = model.placed(run.data.placed)
         if run.data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
 

@@ -290,19 +290,27 @@ def tally_columns(data: BlockedData, executor: Executor) -> tuple[Array, Array, 
     return at, values, counts
 
 
-def tally(data: BlockedData, executor: Executor) -> tuple[Array, Array]:
-    """Count how often each value is observed, by weight: (values, counts), ascending."""
+def tally(data: BlockedData, executor: Executor, only: Array | None = None) -> tuple[Array, Array]:
+    """Count how often each value is observed, by weight: (values, counts), ascending.
+
+    ``only``: which blocks, (B, B); None: all.
+    """
 
     def one_row(row: int, work: Workspace) -> tuple[Array, Array]:
         del work
         found: list[tuple[Array, Array]] = [(np.zeros(0), np.zeros(0))]
-        for col in range(data.grid.blocks):
+        for col in _chosen(data, row, only):
             for values, weights, zeros, _ in observed_values(data.view(row, col)):
                 own = values, np.ones(values.size) if weights is None else weights
                 found += [_added([own]), (np.zeros(1), np.array([zeros]))]
         return _added(found)
 
     return _added(executor.map(one_row, range(data.grid.blocks), "tally"))
+
+
+def _chosen(data: BlockedData, row: int, only: Array | None) -> Iterable[int]:
+    """Give the columns of the blocks of a row band that are asked for, all or ``only`` some."""
+    return range(data.grid.blocks) if only is None else np.flatnonzero(only[row]).tolist()
 
 
 def _added(found: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -312,17 +320,21 @@ def _added(found: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def normalizer(
-    data: BlockedData, dispersion: float, likelihood: Likelihood, executor: Executor
+    data: BlockedData,
+    dispersion: float,
+    likelihood: Likelihood,
+    executor: Executor,
+    only: Array | None = None,
 ) -> float:
     """Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries, for every law with a density.
 
-    By weight, if cells have any; those from uncertainties divide φ instead.
+    Of ``only`` some blocks, (B, B), if that is given. By weight, if cells have any; those from uncertainties divide φ instead.
     """
 
     def one_row(row: int, work: Workspace) -> float:
         del work
         total = 0.0
-        for col in range(data.grid.blocks):
+        for col in _chosen(data, row, only):
             for values, weights, zeros, _ in observed_values(data.view(row, col)):
                 if weights is None:
                     total += float(likelihood.log_normalizer(values, dispersion).sum())

@@ -19,6 +19,7 @@ import daskfactor
 from daskfactor.checks import warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import diagonal_sizes
+from daskfactor.data.joined import JoinedData, join
 from daskfactor.data.known import has_zeros
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
@@ -44,6 +45,7 @@ from daskfactor.inference.setting import (
 )
 from daskfactor.machine import machine_attrs, single_threaded_blas
 from daskfactor.models import model_from_dict
+from daskfactor.models.coupled import Relation
 from daskfactor.models.settings import FactorModel
 from daskfactor.options import OnWeighed, Running, verb
 from daskfactor.progress import OnEvent, RunEvent
@@ -205,7 +207,7 @@ def sample(
     lengths = checked_lengths(asked, draws=draws, tune=tune, chains=chains, thin=thin)
     with session(V, model, weighed=True, random_seed=random_seed, **options) as held:
         data = held.data
-        model = model.sized(data.shape, data.labels.keys)
+        model = model.placed(data.placed).sized(data.shape, data.labels.keys)
         taken = asked or best_sampler(model, data)
         if asked is None:
             held.on_event(RunEvent("load", 1, 1, message=f"{taken.name}: {taken.merit}"))
@@ -251,6 +253,7 @@ def go_on(
         planned = replace(planned, draws=max(more, planned.draws))
     sampler.check_lengths(planned.draws, planned.tune)
     with session_again(held, V, model, memory_limit, **options) as run:
+        model = model.placed(run.data.placed)
         setting = Setting(run.data, model, sampler, planned, run.executor, held.cells, init=init)
         if draws is not None:
             text = json.dumps(described | {"options": planned.to_dict()})
@@ -346,8 +349,9 @@ class Run:
         """Give all chains one dispersion, the mean of their estimates: densities then compare."""
         found = [own for chain in self.chains if (own := chain.estimate) is not None]
         if len(found) == len(self.chains):
+            agreed = np.mean(found, axis=0).tolist()
             for chain in self.chains:
-                chain.take_dispersion(float(np.mean(found)))
+                chain.take_dispersion(tuple(agreed) if isinstance(agreed, list) else agreed)
 
     def _advance(self, number: int, end: int) -> None:
         options, count, chain = self.options, len(self.chains), self.chains[number]
@@ -466,8 +470,8 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
         return
     on_event(RunEvent("compile", 0, 1, message="kept on disk"))
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)
-    matrix = sparse.csr_array(TINY) if data.is_sparse else TINY
-    with as_blocks(matrix, 1, dtype=dtype, unstored=data.unstored, weights=weights) as tiny:
+    with _tiny(setting, weights) as tiny:
+        small = small.placed(tiny.placed)
         cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
         chain = sampler.chain(Setting(tiny, small, sampler, options, SerialExecutor(), cells), 0)
         chain.start()
@@ -475,6 +479,22 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
             chain.advance(end)
     _compiled.add(kind)
     on_event(RunEvent("compile", 1, 1))
+
+
+def _tiny(setting: Setting, weights: Any) -> BlockedData:
+    """Put 3 x 3 matrices on blocks of the kinds that a run's data have."""
+    dtype, data = setting.options.dtype, setting.data
+
+    def matrix(unstored: str | None) -> Any:
+        return TINY if unstored is None else sparse.csr_array(TINY)
+
+    if isinstance(data, JoinedData):
+        told = {own.name: own.unstored for own in data.joints}
+        matrices = {name: matrix(unstored) for name, unstored in told.items()}
+        between = {own.name: Relation(*own.axes) for own in data.joints}
+        return join(matrices, between, dtype=dtype, allow_empty=True, unstored=told)
+    given = {"dtype": dtype, "unstored": data.unstored, "weights": weights}
+    return as_blocks(matrix(data.unstored), 1, **given)
 
 
 # -- what results tell of a run ------------------------------------------------------------
@@ -552,6 +572,7 @@ def described(
         **({} if labels.name is None else {"name": labels.name}),
         **labels.about,
         **labels.folded,
+        **({} if data.placed is None else {"placed": data.placed}),
     }
     return {
         "dims": (labels.row_dim, labels.col_dim),

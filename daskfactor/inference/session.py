@@ -16,6 +16,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.cells import StoredWeights
 from daskfactor.data.files import opened_again
 from daskfactor.data.grid import Bands, Block, Grid
+from daskfactor.data.joined import join
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import (
@@ -151,16 +152,23 @@ def session(
     running, told = split(options)
 
     def load(stack: ExitStack) -> tuple[BlockedData, str]:
-        data = as_blocks(V, **wanted, **told)
+        if isinstance(V, dict) and not model.joins:
+            model.placed({})
+        data: BlockedData
+        if model.joins:
+            data = join(V, model.relations, **wanted, **told)
+        else:
+            data = as_blocks(V, **wanted, **told)
         if data is not V:
             stack.callback(data.close)
         if not weighed:
             data.refuse_weights("this")
-        (check or partial(check_data, model.sized(data.shape, data.labels.keys)))(data)
+        placed = model.placed(data.placed)
+        (check or partial(check_data, placed.sized(data.shape, data.labels.keys)))(data)
         return data, "{} x {}".format(*data.shape)
 
     def choose(client: Any, data: BlockedData) -> Choice:
-        sized = model.sized(data.shape)
+        sized = model.placed(data.placed).sized(data.shape)
         return choose_executor(client, data, sized.width, _block_trial(data, sized))
 
     with session_of(load, choose, random_seed, **running) as run:

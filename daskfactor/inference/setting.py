@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from daskfactor.checks import cell_positions, one_of, warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import inverse
+from daskfactor.data.joined import JoinedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import Places
@@ -286,6 +287,8 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
     """
     if monitor is None:
         return None
+    if isinstance(monitor, dict) and isinstance(data, JoinedData):
+        return _cells_of(monitor, data)
     if isinstance(monitor, str):
         if monitor != "missing":
             raise OptionError(f"{MONITOR}; got {monitor!r}")
@@ -296,3 +299,15 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
         dims = data.labels.row_dim, data.labels.col_dim
         cells = cell_positions(monitor, data.shape, dims, MONITOR, data.labels.keys)
     return cells if cells[0].size else None
+
+
+def _cells_of(monitor: dict[str, Any], data: JoinedData) -> Cells | None:
+    """Find cells that are named matrix by matrix."""
+    known, found = [own.name for own in data.joints], []
+    for name, cells in monitor.items():
+        if name not in known:
+            raise OptionError(f"monitor names {name!r}, and the matrices are {', '.join(known)}")
+        named = cell_positions(cells, data.part_shape(name), ("row", "column"), MONITOR)
+        found.append(data.cells_of(name, *named))
+    rows, cols = (np.concatenate(own) for own in zip(*found, strict=True))
+    return (rows, cols) if rows.size else None

@@ -293,6 +293,7 @@ class TweedieChain(Chain):
         learnt = {own.name for own in self.model.learnt} - {"dispersion"}
         if self.rule.drawn:
             given["dispersion"] = self.mean_dispersion
+        given |= self.rule.told(given["dispersion"])
         if learnt:  # rates that are chosen may follow shapes that are learnt
             names = ("rate_w", "rate_h")
             learnt |= {name for name in names if isinstance(getattr(self.model, name), str)}
@@ -303,12 +304,12 @@ class TweedieChain(Chain):
             "hyper": list(self.hyper),
             "log_hyper": self.log_hyper,
             "effective": self.effective,
-            "fixed": self.rule.fixed,
+            "fixed": self.rule.memory,
             "normalizer": self.normalizer,
             "fits": self.fits,
             "climb": self.climb,
             "gauge": self.gauge,
-            "noise": [self.noise_sum, self.noise_draws],
+            "noise": [np.asarray(self.noise_sum).tolist(), self.noise_draws],
             **self.links,
             **self.means,
         }
@@ -320,7 +321,8 @@ class TweedieChain(Chain):
         self.effective = memory.get("effective", 0.0)
         self.rule.fixed = memory["fixed"]
         self.normalizer = memory["normalizer"]
-        self.noise_sum, self.noise_draws = memory.get("noise", (0.0, 0))
+        noise, self.noise_draws = memory.get("noise", (0.0, 0))
+        self.noise_sum = np.asarray(noise)
         fits = memory.get("fits")  # runs of older versions have neither
         self.fits = None if fits is None else (fits[0], fits[1])
         self.gauge = memory.get("gauge")
@@ -400,12 +402,12 @@ class TweedieChain(Chain):
                 run.state.each(partial(drop_arrays, names=names))
 
     @property
-    def estimate(self) -> float | None:
+    def estimate(self) -> Any:
         tuning = self.cycle <= self.setting.frozen_from
         estimated = self.rule.fixed is None and not self.rule.drawn
         return self.hyper.dispersion if tuning and estimated else None
 
-    def take_dispersion(self, dispersion: float) -> None:
+    def take_dispersion(self, dispersion: Any) -> None:
         if dispersion != self.hyper.dispersion:
             self.hyper = self.hyper._replace(dispersion=dispersion)
             self._follow_dispersion()

@@ -8,6 +8,7 @@ from typing import Any
 
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.models.allocation import AllocationModel
+from daskfactor.models.coupled import Coupled
 from daskfactor.models.gaussian import GaussianAdditive, GaussianMF
 from daskfactor.models.negative_binomial import NegativeBinomialNMF
 from daskfactor.models.settings import FactorModel, StoredModel
@@ -20,6 +21,7 @@ MODELS: dict[str, type[StoredModel]] = {
         TweedieNMF,
         NegativeBinomialNMF,
         GaussianMF,
+        Coupled,
         SILFNMF,
         AllocationModel,
         GaussianAdditive,

@@ -119,13 +119,14 @@ def clipped_gamma_log_density(factor: NDArray[Any], rate: Rate, shape: float) ->
 class Hyperparameters(NamedTuple):
     """The numbers that ``"auto"`` was resolved to.
 
-    ``dispersion`` has the unit of the data to the power beta; ``rate_w`` and
+    ``dispersion`` has the unit of the data to the power beta, and is one for each of several
+    matrices; ``rate_w`` and
     ``rate_h`` are the rates of the gamma priors, ``shape_w`` and ``shape_h`` their
     shapes (1: exponential). Rates are one for all, or one for each component; where each row
     or column has its own, these travel with the bands (`daskfactor.inference.program.RATE`).
     """
 
-    dispersion: float
+    dispersion: Any
     rate_w: float | tuple[float, ...]
     rate_h: float | tuple[float, ...]
     shape_w: float = 1.0

@@ -206,6 +206,8 @@ class FactorModel(StoredModel, ABC):
     ----------
     nonnegative
         Factors and means are not negative.
+    joins
+        Its data are several matrices, by name.
     has_observations
         The model has a law of new observations.
     default_optimizer
@@ -239,6 +241,7 @@ class FactorModel(StoredModel, ABC):
     """
 
     nonnegative: ClassVar[bool] = True
+    joins: ClassVar[bool] = False
     has_observations: ClassVar[bool] = True
     default_optimizer: ClassVar[str] = "MultiplicativeUpdates"
     conditional_sampler: ClassVar[str | None] = None
@@ -323,6 +326,21 @@ class FactorModel(StoredModel, ABC):
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse data whose rows or columns the model does not fit."""
+
+    def placed(self, places: Mapping[str, Any] | None) -> Self:
+        """The model of data that are several matrices in their places, see `joins`.
+
+        Raises
+        ------
+        ModelError
+            If it is one of several and they are not, or the other way round.
+        """
+        if self.joins != (places is not None):
+            raise ModelError(
+                "several matrices go with a coupled model, and a coupled model with several: "
+                'sample({"rna": V1, "adt": V2}, Coupled(10))'
+            )
+        return self
 
     def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
         """The model with a number of components, for data of this shape with these labels."""

@@ -1,0 +1,311 @@
+"""Parts of a run of several matrices: one of them as a run of its own, a factor, what explains it.
+
+A run of a coupled model has the factors of one side behind one another, in units in which every
+matrix has mean 1; its attribute ``data`` says where each of them is (``placed``).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from daskfactor.data.joined import FACTOR, LABEL, SIDES
+from daskfactor.errors import OptionError
+from daskfactor.models import model_from_dict
+from daskfactor.models.coupled import Coupled
+from daskfactor.options import near_name
+from daskfactor.results.schema import CELL_INDICES, MOMENTS, MONITOR, factor_dims
+from daskfactor.results.trace import Trace, as_tree, draw_weights
+
+POSTERIORS = ("posterior", "posterior_coarse")
+COMPONENT = "component"
+
+
+def view(trace: Trace, name: str) -> xr.DataTree:
+    r"""Give one matrix of a run of several, as a run of that matrix alone.
+
+    .. math:: \mu = W H, \qquad W = F_{\text{rows}}, \quad H = u F_{\text{columns}}^\top
+
+    with :math:`u` the unit of the matrix, its mean, so that what is predicted is in the unit of
+    the data. Whatever takes a run takes it: :func:`predict`, :func:`summarize`,
+    :func:`transform`, :func:`recommend`, :func:`to_anndata`, plots. Rows that the
+    matrix lacks and others have are among its rows, and are predicted. Nothing is copied.
+
+    Parameters
+    ----------
+    trace
+        Result of :func:`sample` with a :class:`Coupled` model, or the path of its store.
+    name
+        Of the matrix, as it was passed.
+
+    Returns
+    -------
+    xarray.DataTree
+        Groups as :func:`sample` gives them; dimensions have the names of the factors.
+
+    Raises
+    ------
+    OptionError
+        If the run has no such matrix.
+    """
+    tree = as_tree(trace)
+    place = _Place.of(tree, name)
+    groups: dict[str, xr.Dataset] = {"/": xr.Dataset(attrs=place.attrs())}
+    for group in (*POSTERIORS, MOMENTS):
+        if group in tree.children:
+            groups[group] = place.factors(tree[group].to_dataset())
+    for group in ("sample_stats", "warmup_sample_stats"):
+        if group in tree.children:
+            groups[group] = tree[group].to_dataset()
+    if MONITOR in tree.children:
+        groups[MONITOR] = place.cells(tree[MONITOR].to_dataset())
+    if "observed_data" in tree.children:
+        groups["observed_data"] = place.observed(tree["observed_data"].to_dataset())
+    told = {own: place.told[own] for own in ("dispersion", "rate_w", "rate_h") if own in place.told}
+    groups["constant_data"] = xr.Dataset({own: float(value) for own, value in told.items()})
+    return xr.DataTree.from_dict(groups)
+
+
+def factors(trace: Trace) -> dict[str, xr.DataArray]:
+    """Give the factors of a run of several matrices, by name, with their labels.
+
+    Parameters
+    ----------
+    trace
+        Result of :func:`sample` with a :class:`Coupled` model, or the path of its store.
+
+    Returns
+    -------
+    dict of DataArray
+        (chain, draw, factor's own dimension, component), in units in which every matrix has
+        mean 1; lazily from a store.
+
+    Raises
+    ------
+    OptionError
+        If the run is of one matrix.
+    """
+    tree = as_tree(trace)
+    placed, group = _placed(tree), tree["posterior"].to_dataset()
+    return {name: _factor(group, "", placed, name, factor_dims(tree)) for name in placed["factors"]}
+
+
+def explained_variance(trace: Trace) -> xr.DataArray:
+    r"""Tell what share of the variance of each matrix a component explains.
+
+    .. math:: R_k = \frac{\mathrm{Cov}(\mu_k, \mu)}{\mathrm{Var}(\mu) + \overline{\phi V(\mu)}},
+        \qquad \mu_k = w_k h_k
+
+    over all cells of a matrix, with the law's variance of an observation at its mean: shares of
+    components add up to what the model explains, and the rest is noise.
+
+    Parameters
+    ----------
+    trace
+        Result of :func:`sample` that kept draws, of several matrices or of one, or the path of
+        its store. Of each draw; particles by their weight.
+
+    Returns
+    -------
+    DataArray
+        (chain, draw, view, component); ``.mean(("chain", "draw"))`` and ``.quantile`` are the
+        posterior mean and intervals.
+
+    Raises
+    ------
+    OptionError
+        If no draws were kept.
+    """
+    tree = as_tree(trace)
+    if not tree["posterior"].sizes["draw"]:
+        raise OptionError("shares of variance are those of draws, and the run kept none")
+    if draw_weights(tree) is not None:
+        raise OptionError("shares of variance are those of draws of equal weight, not of particles")
+    runs = {"data": tree}
+    if "placed" in json.loads(tree.attrs["data"]):
+        runs = {name: view(tree, name) for name in _names(_placed(tree))}
+    found = [_shares(run) for run in runs.values()]
+    return xr.concat(found, xr.Variable("view", list(runs))).transpose(
+        "chain", "draw", "view", COMPONENT
+    )
+
+
+def _shares(run: xr.DataTree) -> xr.DataArray:
+    """Shares of the components of one matrix, from sums over its rows and over its columns."""
+    group, dims = run["posterior"].to_dataset(), factor_dims(run)
+    W = group["W"].rename({COMPONENT: "k"}).astype(np.float64)
+    H = group["H"].rename({COMPONENT: "k"}).astype(np.float64)
+    I, J = group.sizes[dims[0]], group.sizes[dims[1]]
+    both = _gram(W, dims[0]) * _gram(H, dims[1]) / (I * J)
+    means = W.mean(dims[0]) * H.mean(dims[1])
+    total = means.sum("k")
+    explained = both.sum("l") - means * total
+    model = model_from_dict(json.loads(run.attrs["model"]))
+    level = total.values
+    noise = model.likelihood.variance(level, float(run.attrs["dispersion"]))
+    shares = explained / (explained.sum("k") + xr.DataArray(noise, total.coords, total.dims))
+    return shares.rename(k=COMPONENT)
+
+
+def _gram(factor: xr.DataArray, dim: str) -> xr.DataArray:
+    """Sums of products of any two components over rows, (k, l)."""
+    return xr.dot(factor, factor.rename(k="l"), dim=dim)
+
+
+# -- places ---------------------------------------------------------------------------------
+
+
+def _placed(tree: xr.DataTree) -> dict[str, Any]:
+    placed = json.loads(tree.attrs.get("data", "{}")).get("placed")
+    if placed is None:
+        raise OptionError(
+            "this is a run of one matrix; one of several, sample({...}, Coupled(...)), has views"
+        )
+    found: dict[str, Any] = placed
+    return found
+
+
+def _names(placed: Mapping[str, Any]) -> list[str]:
+    return [own["name"] for own in placed["relations"]]
+
+
+def _factor(
+    group: xr.Dataset, suffix: str, placed: Mapping[str, Any], name: str, dims: tuple[str, str]
+) -> xr.DataArray:
+    """A factor by name: (..., its own dimension, component), with its labels if it has any."""
+    own = placed["factors"][name]
+    side, (start, stop) = own["side"], own["span"]
+    dim = dims[side]
+    values = group["WH"[side] + suffix].isel({dim: slice(start, stop)})
+    labels = values.coords.get(LABEL.format(SIDES[side])) if dim != name else None
+    for coord in (FACTOR, LABEL):
+        values = values.drop_vars(coord.format(SIDES[side]), errors="ignore")
+    values = values.rename({dim: name}) if dim != name else values
+    if labels is not None and own["labelled"]:
+        values = values.assign_coords({name: labels.values})
+    leading = [d for d in values.dims if d not in (name, COMPONENT)]
+    return values.transpose(*leading, name, COMPONENT)
+
+
+class _Place:
+    """Where a matrix is in a run of several, and what results of it alone say."""
+
+    def __init__(self, tree: xr.DataTree, placed: dict[str, Any], own: dict[str, Any]) -> None:
+        self.tree, self.placed, self.own = tree, placed, own
+        self.name, self.unit, self.axes = own["name"], float(own["unit"]), own["axes"]
+        self.dims = factor_dims(tree)
+        self.sizes = [np.ptp(placed["factors"][axis]["span"]).item() for axis in self.axes]
+        model = model_from_dict(json.loads(tree.attrs["model"]))
+        assert isinstance(model, Coupled)
+        assert model.relations is not None
+        shapes = [tree.attrs.get("shape_w", 1.0), tree.attrs.get("shape_h", 1.0)]
+        rates = [tree.attrs.get("rate_w"), tree.attrs.get("rate_h")]
+        if own["turned"]:
+            shapes, rates = shapes[::-1], rates[::-1]
+        known = None not in rates
+        self.told: dict[str, Any] = {"dispersion": tree.attrs[f"dispersion_{self.name}"]}
+        self.told |= {"shape_w": shapes[0], "shape_h": shapes[1]}
+        if known:
+            self.told |= {"rate_w": rates[0], "rate_h": rates[1] / self.unit}
+        given = {n: float(v) for n, v in self.told.items() if n.startswith(("rate", "shape"))}
+        self.model = model.relations[self.name].alone(
+            tree["posterior"].sizes[COMPONENT], float(self.told["dispersion"]), **given
+        )
+
+    @classmethod
+    def of(cls, tree: xr.DataTree, name: str) -> "_Place":
+        placed = _placed(tree)
+        for own in placed["relations"]:
+            if own["name"] == name:
+                return cls(tree, placed, own)
+        near = near_name(str(name), _names(placed))
+        raise OptionError(
+            f"the run has no matrix {name!r}{near and f', did you mean {near!r}?'}; it has "
+            f"{', '.join(_names(placed))}"
+        )
+
+    def attrs(self) -> dict[str, Any]:
+        """Attributes of the whole tree."""
+        attrs = {n: v for n, v in self.tree.attrs.items() if not n.startswith("dispersion")}
+        model = self.model.to_dict()
+        data = json.loads(self.tree.attrs["data"])
+        data = {
+            n: v for n, v in data.items() if n not in ("placed", "row_offsets", "column_offsets")
+        }
+        data |= {n: self.own[n] for n in ("n_observed", "mean", "unstored")}
+        data |= {
+            "shape": self.sizes,
+            "level": self.unit if self.own["mean"] <= 0 else self.own["mean"],
+        }
+        data |= {"fingerprint": f"{data['fingerprint']} {self.name}", "name": self.name}
+        run = json.loads(self.tree.attrs["run"]) | {"model": model}
+        return (
+            attrs
+            | self.told
+            | {
+                "trace_id": f"{attrs['trace_id']}-{self.name}",
+                "model": json.dumps(model),
+                "data": json.dumps(data),
+                "run": json.dumps(run),
+            }
+        )
+
+    def factors(self, group: xr.Dataset) -> xr.Dataset:
+        """Draws or moments of both factors; what else is in the group and has no rows."""
+        found = {}
+        for variable in ("W", "H"):
+            for suffix in ("", "_mean", "_var"):
+                if variable + suffix in group:
+                    found[variable + suffix] = self._one(group, variable, suffix)
+        others = {
+            str(name): own
+            for name, own in group.data_vars.items()
+            if str(name)[:1] not in "WH"
+            and not set(own.dims) & set(self.dims)
+            and not str(name).startswith(("rate", "shape"))
+        }
+        return xr.Dataset(found | others, attrs=group.attrs)
+
+    def _one(self, group: xr.Dataset, variable: str, suffix: str) -> xr.DataArray:
+        axis = self.axes["WH".index(variable)]
+        values = _factor(group, suffix, self.placed, axis, self.dims)
+        if variable == "W":
+            return values
+        unit = values.dtype.type(self.unit) ** (2 if suffix == "_var" else 1)
+        leading = [dim for dim in values.dims if dim not in (axis, COMPONENT)]
+        return (values * unit).transpose(*leading, COMPONENT, axis)
+
+    def _span(self, side: int) -> tuple[int, int]:
+        """First and last position on a side of the joint matrix."""
+        axis = next(n for n in self.axes if self.placed["factors"][n]["side"] == side)
+        start, stop = self.placed["factors"][axis]["span"]
+        return start, stop
+
+    def cells(self, group: xr.Dataset) -> xr.Dataset:
+        """Monitored cells of this matrix, at their places in it."""
+        places = [group[name].values for name in CELL_INDICES]
+        here = np.ones(group.sizes["cell"], bool)
+        for side, own in enumerate(places):
+            low, high = self._span(side)
+            here &= (low <= own) & (own < high)
+        found = group.isel(cell=np.flatnonzero(here))
+        for side, name in enumerate(CELL_INDICES):
+            turned = CELL_INDICES[1 - side if self.own["turned"] else side]
+            found[turned] = ("cell", places[side][here] - self._span(side)[0])
+            del name
+        found = found.drop_vars(
+            [n for n in found.coords if found[n].dims == ("cell",) and n not in CELL_INDICES]
+        )
+        found["mean"] = found["mean"] * self.unit
+        found["var"] = found["var"] * self.unit**2
+        return found
+
+    def observed(self, group: xr.Dataset) -> xr.Dataset:
+        """The data of this matrix, in their own unit."""
+        (low, high), (left, right) = self._span(0), self._span(1)
+        V = group["V"].isel({self.dims[0]: slice(low, high), self.dims[1]: slice(left, right)})
+        V = V.T if self.own["turned"] else V
+        values = V.values * V.dtype.type(self.unit)
+        return xr.Dataset({"V": (self.axes, values)}, attrs=group.attrs)
