@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import fspath
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -482,7 +482,7 @@ def from_blocks(known: Known, view: Callable[[int, int], Any]) -> Source:
         chunks=(grid.rows.sizes, grid.cols.sizes) if layout.row_order is None else None,
         pieces=pieces,
         entries=int(stored.sum()),
-        unstored=layout.unstored,
+        unstored=cast("str | None", layout.unstored),
     )
 
 

@@ -119,7 +119,7 @@ class BlockedData:
         self.shape = self.grid.shape
         self.statistics = statistics
         known_all = layout.unstored is None or isinstance(layout.unstored, str)
-        self.unstored = layout.unstored if known_all else "mixed"
+        self.unstored: Any = layout.unstored if known_all else "mixed"
         self.is_balanced = layout.row_order is not None
         self.is_sparse = self.unstored is not None
         self.n_observed = statistics.n_observed
@@ -637,7 +637,8 @@ def _unreachable(handle: DataHandle, error: StoreError) -> StoreError:
 def _dense(view: AnyBlock) -> FloatArray:
     """A block as an array, NaN where missing."""
     if isinstance(view, BlockView):
-        return view.block
+        block: FloatArray = view.block
+        return block
     out = np.full((view.m, view.n), 0 if view.zeros else np.nan, view.values.dtype)
     out[stored_cells(view)] = view.values
     return out
@@ -654,7 +655,7 @@ def looked_up(
     numbers = np.arange(1, view.values.size + 1)
     table = sparse.csr_array((numbers, view.indices, view.indptr), shape=(view.m, view.n))
     number = np.asarray(table[rows, cols]).ravel()
-    return np.where(number > 0, view.values[number - 1], default)
+    return np.asarray(np.where(number > 0, view.values[number - 1], default))
 
 
 def _short(count: int) -> str:

@@ -11,6 +11,7 @@ that a relation has nothing there. Each relation is in units of its mean: all of
 the scale of one matrix.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -167,7 +168,7 @@ def join(
     dtype: Any = "float32",
     memory_limit: int | str | None = None,
     allow_empty: bool = False,
-    unstored: str | Mapping[str, str] | None = None,
+    unstored: str | Mapping[str, str | None] | None = None,
     **others: Any,
 ) -> JoinedData:
     """Put several matrices that share factors on the grid of a joint one.
@@ -291,7 +292,7 @@ def _matched(axis: str, met: Sequence[tuple[str, BlockedData, int]]) -> Axis:
             )
         every = np.arange(lengths[0])
         return Axis(axis, lengths[0], first, {name: every for name, *_ in met})
-    indexes = [pd.Index(own) for own in labels]
+    indexes = [pd.Index(np.asarray(own)) for own in labels]
     for index, (name, *_) in zip(indexes, met, strict=True):
         if not index.is_unique:
             twice = index[index.duplicated()][0]
@@ -391,7 +392,7 @@ def _grid(
             f"{min(shape)}, got {blocks!r}; leave it out for a default"
         )
     entries = sum(int(part.n_stored.sum()) for part in parts.values())
-    count = blocks or min(max(default_blocks(shape, None, entries), least), min(shape))
+    count = blocks or min(max(default_blocks(shape, None, entries), least), *shape)
     loads = [[load for own in side for load in _loads(own, axes, parts)] for side in sides]
     rows, cols = (_bands(*both, count) for both in zip(groups, loads, strict=True))
     return Grid(rows, cols)
@@ -409,7 +410,7 @@ def _loads(
         total += np.where(places >= 0, counts[places], 0)
     ends = np.cumsum([0, *axis.groups])
     ordered = np.concatenate([[0], np.cumsum(total[axis.order])])
-    return [int(ordered[high] - ordered[low]) for low, high in zip(ends, ends[1:], strict=False)]
+    return [int(ordered[high] - ordered[low]) for low, high in itertools.pairwise(ends)]
 
 
 def _bands(sizes: Sequence[int], loads: Sequence[int], count: int) -> Bands:
@@ -439,7 +440,8 @@ def _joined(
     _sides(axes, factors)
     by_name = {own.name: own for own in factors}
     grid = _grid(parts, axes, factors, blocks)
-    joints, owner, meaning = [], np.full((grid.blocks, grid.blocks), -1, np.int64), {}
+    joints, owner = list[Joint](), np.full((grid.blocks, grid.blocks), -1, np.int64)
+    meaning: dict[Block, str | None] = {}
     for number, (name, part) in enumerate(parts.items()):
         turned = by_name[axes[name][0]].side == 1
         unit = part.level if part.level > 0 and len(parts) > 1 else 1.0
@@ -448,7 +450,8 @@ def _joined(
         joints.append(Joint(name, axes[name], turned, unit, *told))
         for block in _blocks_of(joints[-1], by_name, grid):
             owner[block], meaning[block] = number, part.unstored
-    meaning = {block: meaning.get(block, "missing") for block in grid.all_blocks()}
+    for block in grid.all_blocks():
+        meaning.setdefault(block, "missing")
     kinds = set(meaning.values())
     layout = Layout(kinds.pop() if len(kinds) == 1 else meaning, *_orders(factors))
     labels = _labels(factors, [part.labels for part in parts.values()])
@@ -579,10 +582,10 @@ def _strip(part: BlockedData, rows: Index) -> Any:
 def _piece(strip: Any, cols: Index, joint: Joint, part: BlockedData) -> AnyBlock:
     """Some columns of a strip as a block, turned if the joint matrix has it so."""
     dtype = part.dtype.type
-    own = strip[:, cols]
+    own: Any = strip[:, cols]
     own = own.T if joint.turned else own
     if sparse.issparse(own):
-        rows: Any = own.tocsr()
+        rows: Any = sparse.csr_array(own)
         rows.sort_indices()
         values = rows.data / dtype(joint.unit) if joint.unit != 1 else rows.data
         return block_of(rows.indptr, rows.indices, values, rows.shape, part.unstored == "zero")

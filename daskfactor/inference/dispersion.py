@@ -23,8 +23,7 @@ from daskfactor.inference.program import (
     tally_columns,
 )
 from daskfactor.models.gamma_factors import GammaFactors
-from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.negative_binomial import OF_COLUMNS, NegativeBinomial
+from daskfactor.models.negative_binomial import OF_COLUMNS
 from daskfactor.models.rates import EVEN, draw_each, draw_positive
 
 Array = NDArray[Any]
@@ -110,7 +109,7 @@ class DispersionRule:
         divisor: float = self.count
         if at_point:  # never below a tenth of the entries
             divisor = max(self.count - self.parameters, 0.1 * self.count)
-        return max(fit.pearson / divisor, float(np.finfo(np.float32).tiny))
+        return max(float(fit.pearson) / divisor, float(np.finfo(np.float32).tiny))
 
     def fade(self, model: GammaFactors, state: ChainState) -> None:
         """Count the parameters of those components that are left, where some fade."""
@@ -271,212 +270,8 @@ class ColumnDispersions(LearntDispersion):
         return float(np.exp(x.mean()))
 
 
-def dispersion_rule(
-    model: GammaFactors, data: BlockedData, assumed: float | None = None
-) -> DispersionRule:
-    """Make the rule of a model; ``assumed`` is what a sampler takes the dispersion to be."""
-    if model.joins:
-        return JointDispersion(model, data, assumed)
-    dims = [own.dims for own in model.learnt if own.name == "dispersion"]
-    if not dims:
-        return DispersionRule(model, data, assumed)
-    return (ColumnDispersions if dims[0] else LearntDispersion)(model, data, assumed)
-
-
 def _free_parameters(shape: tuple[int, int], model: GammaFactors) -> int:
     """Count entries that move, less one for each way to mix components free on both sides."""
     moving = [np.ones(model.n_components, bool) if mask is None else ~mask for mask in model.frozen]
     count = sum(length * int(own.sum()) for length, own in zip(shape, moving, strict=True))
     return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
-
-
-class JointDispersion(DispersionRule):
-    """The dispersions of several matrices, one for each, in units of their means.
-
-    Each goes by the rule of a matrix alone: fixed, 1 for counts, or Pearson's statistic, of which
-    a factor that several share takes from each as many degrees of freedom as it has of the
-    entries. That of negative binomial counts is found, and then drawn, given the factors.
-    """
-
-    def __init__(self, model: Any, data: Any, assumed: float | None = None) -> None:
-        self.model, self.data = model, data
-        joints = data.joints
-        self.count = data.effective
-        self.names = [own.name for own in joints]
-        self.counted: dict[int, tuple[Array, Array]] = {}  # type: ignore[assignment]
-        self.numbers = np.array([own.n_observed for own in joints], np.float64)
-        self.freed = _parameters_of(model.n_components, data)
-        self.parameters = int(self.freed.sum())
-        self.counts = False
-        relations = [model.relations[name] for name in self.names]
-        self.kinds = [
-            law.counts and own.is_integer for law, own in zip(self.laws, joints, strict=True)
-        ]
-        self.learns = [
-            isinstance(law, NegativeBinomial) and own.dispersion == "auto"
-            for law, own in zip(self.laws, relations, strict=True)
-        ]
-        self.drawn = any(self.learns)
-        given = [own.dispersion if assumed is None else assumed for own in relations]
-        self.known = [
-            None if phi == "auto" else self._in_unit(r, phi) for r, phi in enumerate(given)
-        ]
-        self.found = tuple(
-            self._in_unit(r, 1.0) if own is None and (counts or learns) else (own or 1.0)
-            for r, (own, counts, learns) in enumerate(
-                zip(self.known, self.kinds, self.learns, strict=True)
-            )
-        )
-        self.settled = all(own is not None for own in self.known)
-
-    @property
-    def laws(self) -> tuple[Likelihood, ...]:
-        laws: tuple[Likelihood, ...] = self.model.likelihood.laws
-        return laws
-
-    def _in_unit(self, number: int, dispersion: float) -> float:
-        found: float = self.model.in_unit(self.names[number], dispersion)
-        return found
-
-    @property
-    def fixed(self) -> Any:  # type: ignore[override]
-        """All dispersions, if all are fixed."""
-        return None if None in self.known else tuple(self.known)
-
-    @fixed.setter
-    def fixed(self, known: Any) -> None:
-        self.known = list(known) if known is not None else self.known
-
-    @property
-    def memory(self) -> Any:
-        return list(self.known)
-
-    @property
-    def first(self) -> Any:
-        return self.found
-
-    def look(self, executor: Executor, state: ChainState, floor: float) -> tuple[Fit, Any]:
-        """Evaluate a point estimate, estimate dispersions from its fit, and give it at these."""
-        law, _ = self.model.likelihood.at(self.found)
-        self.found = self.estimate(evaluate(executor, self.data, state, law, floor))
-        for number in np.flatnonzero(self.learns):
-            self._seek(int(number), executor, state, floor)
-        law, _ = self.model.likelihood.at(self.found)
-        return evaluate(executor, self.data, state, law, floor), self.found
-
-    def estimate(self, fit: Fit, at_point: bool = True) -> Any:
-        divisors = self.numbers
-        if at_point:
-            divisors = np.maximum(self.numbers - self.freed, 0.1 * self.numbers)
-        least, found = float(np.finfo(np.float32).tiny), []
-        for number, (known, total) in enumerate(zip(self.known, fit.pearson, strict=True)):
-            own = max(total / divisors[number], least)
-            found.append(self.found[number] if self.learns[number] else own)
-            found[-1] = found[-1] if known is None else known
-        return tuple(map(float, found))
-
-    def settle(self, estimate: Any, last: bool = True) -> None:
-        if self.settled:
-            return
-        for number, phi in enumerate(estimate):
-            if self.known[number] is not None or not self.kinds[number] or self.learns[number]:
-                continue
-            one = self._in_unit(number, 1.0)
-            count, freed = self.numbers[number], self.freed[number]
-            excess, mean = phi / one - 1.0, max(self.data.joints[number].mean, 1e-300)
-            if not surely_not_poisson(excess, mean, count, freed):
-                self.known[number] = one
-        self.settled = last or self.fixed is not None
-
-    def normalizer(self, executor: Executor, dispersion: Any) -> float:
-        """Return what the fits leave out, of all relations; 0 where it takes a series.
-
-        Of densities of values in units u, log u is taken off for each of them.
-        """
-        total = 0.0
-        for number, (law, phi) in enumerate(zip(self.laws, dispersion, strict=True)):
-            weight = self.model.likelihood.weights[number]
-            if isinstance(law, NegativeBinomial):
-                total += weight * self._normalizer_of(number, executor, phi)
-            elif law.closed_form:
-                own = normalizer(self.data, phi, law, executor, self.data.owner == number)
-                jacobian = 0.0 if law.counts else self.numbers[number]
-                total += weight * (own - jacobian * math.log(self.data.joints[number].unit))
-        return total
-
-    def _normalizer_of(self, number: int, executor: Executor, phi: float) -> float:
-        """Return the normaliser of negative binomial counts, at a dispersion in their unit."""
-        if number not in self.counted:
-            values, counts = tally(self.data, executor, self.data.owner == number)
-            unit = self.data.joints[number].unit
-            self.counted[number] = np.rint(values * unit), counts
-        values, counts = self.counted[number]
-        alpha = self.model.in_unit(self.names[number], phi, to=False)
-        return float(counts @ self.laws[number].log_normalizer(values, alpha))
-
-    def log_prior(self, state: ChainState, dispersion: Any) -> float:
-        names = [
-            (n, phi) for n, phi, own in zip(self.names, dispersion, self.learns, strict=True) if own
-        ]
-        return -sum(self.model.in_unit(name, phi, to=False) for name, phi in names)
-
-    def _density(
-        self, number: int, executor: Executor, state: ChainState, floor: float, dispersions: Any
-    ) -> Callable[[float], float]:
-        """Return log p(V | factors, α) of one matrix, as a function of α in the data's unit."""
-
-        def density(alpha: float) -> float:
-            phi = self.model.in_unit(self.names[number], alpha)
-            tried = tuple(phi if n == number else own for n, own in enumerate(dispersions))
-            law, _ = self.model.likelihood.at(tried)
-            fit = evaluate(executor, self.data, state, law, floor)
-            weight = self.model.likelihood.weights[number]
-            return fit.negative_divergence + weight * self._normalizer_of(number, executor, phi)
-
-        return density
-
-    def _seek(self, number: int, executor: Executor, state: ChainState, floor: float) -> None:
-        density = self._density(number, executor, state, floor, self.found)
-        best = most_likely(density)
-        phi = self._in_unit(number, best)
-        self.found = tuple(phi if n == number else own for n, own in enumerate(self.found))
-
-    def draw(
-        self,
-        executor: Executor,
-        state: ChainState,
-        floor: float,
-        dispersion: Any,
-        rng: np.random.Generator,
-    ) -> Any:
-        """Draw dispersions of negative binomial counts from their conditionals, one by one."""
-        for number in np.flatnonzero(self.learns).tolist():
-            density = self._density(number, executor, state, floor, dispersion)
-            alpha = self.model.in_unit(self.names[number], dispersion[number], to=False)
-            drawn = self._in_unit(number, draw_positive(density, alpha, rng, DRAWN))
-            dispersion = tuple(drawn if n == number else own for n, own in enumerate(dispersion))
-        self.found = tuple(dispersion)
-        return self.found
-
-    def told(self, dispersion: Any) -> dict[str, float]:
-        """Give dispersions in units of the data, by the names that results have."""
-        pairs = zip(self.names, dispersion, strict=True)
-        own = {f"dispersion_{name}": self.model.in_unit(name, phi, to=False) for name, phi in pairs}
-        return {"dispersion": 1.0} | own
-
-
-def _parameters_of(n_components: int, data: Any) -> Array:
-    """Count what each of several matrices determines: of a factor by its share of the entries."""
-    total = dict.fromkeys(data.axes, 0)
-    for own in data.joints:
-        for axis in own.axes:
-            total[axis] += own.n_observed
-    return np.array(
-        [
-            sum(
-                n_components * data.axes[axis].length * own.n_observed / max(total[axis], 1)
-                for axis in own.axes
-            )
-            for own in data.joints
-        ]
-    )

@@ -300,9 +300,10 @@ class GaussianChain(Chain):
     def _lp(self, fit: Fit) -> float:
         """Return -Σ (v - μ)² / (2φ) - n/2 log(2πφ)."""
         noise, count = self.hyper.noise, self.setting.data.effective
+        square = float(fit.pearson)
         if self.data.weights is not None:
-            return -0.5 * fit.pearson / noise - 0.5 * count * math.log(noise) + self.constant
-        return -0.5 * fit.pearson / noise - 0.5 * count * math.log(2 * math.pi * noise)
+            return -0.5 * square / noise - 0.5 * count * math.log(noise) + self.constant
+        return -0.5 * square / noise - 0.5 * count * math.log(2 * math.pi * noise)
 
     @cached_property
     def constant(self) -> float:

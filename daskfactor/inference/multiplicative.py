@@ -17,7 +17,8 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, empty_state
 from daskfactor.inference.bands import column_sums, height, lift, multiply, sum_moving
 from daskfactor.inference.base import Algorithm
-from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
+from daskfactor.inference.dispersion import DispersionRule, typical_value
+from daskfactor.inference.joint_dispersion import dispersion_rule
 from daskfactor.inference.passes import BOTH, Share, SharePass, evaluate, run_pass
 from daskfactor.inference.program import Fit
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
@@ -444,7 +445,7 @@ def objective(model: GammaFactors, state: ChainState, hyper: Hyperparameters, fi
             prior += rate * sum(part.total for part in found)
         if shape != 1.0:
             prior -= (shape - 1.0) * math.fsum(part.logs for part in found)
-    return -fit.negative_divergence + hyper.dispersion * prior
+    return float(-fit.negative_divergence + hyper.dispersion * prior)
 
 
 def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None:

@@ -263,8 +263,8 @@ def take_fits(state: ChainState) -> dict[int, Fit]:
     for found in state.evaluations:
         sums[found.cycle] = sums.get(found.cycle, 0.0) + found.values
     state.evaluations.clear()
-    found = ((cycle, own.tolist()) for cycle, own in sums.items())
-    return {n: Fit(own[0], own[1] if len(own) == 2 else tuple(own[1:])) for n, own in found}
+    fits = ((cycle, own.tolist()) for cycle, own in sums.items())
+    return {n: Fit(own[0], own[1] if len(own) == 2 else tuple(own[1:])) for n, own in fits}
 
 
 def tally_columns(data: BlockedData, executor: Executor) -> tuple[Array, Array, Array]:
@@ -328,7 +328,8 @@ def normalizer(
 ) -> float:
     """Σ log p(v | μ) + d_β(v | μ) / φ over the observed entries, for every law with a density.
 
-    Of ``only`` some blocks, (B, B), if that is given. By weight, if cells have any; those from uncertainties divide φ instead.
+    Of ``only`` some blocks, (B, B), if that is given. By weight, if cells have any; those from
+    uncertainties divide φ instead.
     """
 
     def one_row(row: int, work: Workspace) -> float:

@@ -10,8 +10,9 @@ from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, drop_arrays
 from daskfactor.inference.base import TUNING
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
-from daskfactor.inference.dispersion import dispersion_rule, typical_value
+from daskfactor.inference.dispersion import typical_value
 from daskfactor.inference.inits import DRAWS
+from daskfactor.inference.joint_dispersion import dispersion_rule
 from daskfactor.inference.multiplicative import (
     OnStep,
     balance,
@@ -413,4 +414,5 @@ class TweedieChain(Chain):
             self._follow_dispersion()
 
     def _lp(self, fit: Fit) -> float:
-        return fit.negative_divergence / self.model.at(self.hyper)[1].dispersion + self.normalizer
+        _, divided = self.model.at(self.hyper)
+        return float(fit.negative_divergence / divided.dispersion + self.normalizer)

@@ -68,7 +68,7 @@ def _by_share(likelihood: Likelihood, sums: tuple[Any, ...]) -> Iterator[tuple[A
     if likelihood.share == 1.0:
         yield sums
         return
-    added = tuple(None if own is None else np.zeros_like(own) for own in sums)
+    added: tuple[Any, ...] = tuple(None if own is None else np.zeros_like(own) for own in sums)
     yield added
     for own, more in zip(sums, added, strict=True):
         if own is not None:

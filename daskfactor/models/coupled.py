@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from daskfactor.errors import ModelError
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Array, Entry, Likelihood
-from daskfactor.models.negative_binomial import NegativeBinomial, NegativeBinomialNMF
+from daskfactor.models.negative_binomial import NegativeBinomialNMF
 from daskfactor.models.settings import POSITIVE_OR_AUTO, Auto, checked_number
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import Tweedie
@@ -174,9 +174,8 @@ class JointLaw(Likelihood):
         return tuple(found)
 
     def of(self, block: tuple[int, int]) -> Likelihood:
-        return self.parts[
-            max(self.owner[block[0]][block[1]], 0)
-        ]  # of no relation: nothing is there
+        number = self.owner[block[0]][block[1]]
+        return self.parts[max(number, 0)]  # in a block of no relation there is nothing
 
     def sums(self, block: tuple[int, int], found: Array) -> Array:
         number = self.owner[block[0]][block[1]]
@@ -188,10 +187,8 @@ class JointLaw(Likelihood):
     def variance(self, mu: ArrayLike, dispersion: Any) -> Array:
         """Variance of an observation that says as much as one of all data does on average."""
         given = np.broadcast_to(np.asarray(dispersion, np.float64), len(self.laws)).tolist()
-        told = sum(
-            n / law.variance(mu, phi)
-            for law, phi, n in zip(self.laws, given, self.observed, strict=True)
-        )
+        each = zip(self.laws, given, self.observed, strict=True)
+        told = sum(number / law.variance(mu, phi) for law, phi, number in each)
         return np.asarray(sum(self.observed) / told)
 
     def unit(self, mean: float) -> float:
@@ -259,7 +256,7 @@ class Coupled(GammaFactors):
     joins: ClassVar[bool] = True
     has_scores: ClassVar[bool] = False
     conditional_sampler: ClassVar[str | None] = None
-    evidence_data = None
+    evidence_data = None  # type: ignore[assignment]
 
     _: KW_ONLY
     relations: Mapping[str, Relation] | None = None
@@ -309,11 +306,16 @@ class Coupled(GammaFactors):
 
     def in_unit(self, name: str, dispersion: float, to: bool = True) -> float:
         """Give a relation's dispersion in its unit, or, if not ``to``, in that of the data."""
-        assert self.places is not None and self.relations is not None
+        assert self.places is not None
         (unit,) = (own["unit"] for own in self.places["relations"] if own["name"] == name)
-        law = _law(self.relations[name])
-        factor = unit if isinstance(law, NegativeBinomial) else unit ** -float(law.beta)  # type: ignore[attr-defined]
+        law = _law(self.relation(name))
+        factor = unit**-law.beta if isinstance(law, Tweedie) else unit
         return float(dispersion * factor if to else dispersion / factor)
+
+    def relation(self, name: str) -> Relation:
+        """Give a relation by name."""
+        assert self.relations is not None
+        return self.relations[name]
 
     def resolve(self, mean: float, dispersion: Any) -> Hyperparameters:
         """Choose rates; dispersions, one for each matrix, are those given."""

@@ -137,8 +137,8 @@ def _shares(run: xr.DataTree) -> xr.DataArray:
     group, dims = run["posterior"].to_dataset(), factor_dims(run)
     W = group["W"].rename({COMPONENT: "k"}).astype(np.float64)
     H = group["H"].rename({COMPONENT: "k"}).astype(np.float64)
-    I, J = group.sizes[dims[0]], group.sizes[dims[1]]
-    both = _gram(W, dims[0]) * _gram(H, dims[1]) / (I * J)
+    cells = group.sizes[dims[0]] * group.sizes[dims[1]]
+    both = _gram(W, dims[0]) * _gram(H, dims[1]) / cells
     means = W.mean(dims[0]) * H.mean(dims[1])
     total = means.sum("k")
     explained = both.sum("l") - means * total
@@ -151,7 +151,8 @@ def _shares(run: xr.DataTree) -> xr.DataArray:
 
 def _gram(factor: xr.DataArray, dim: str) -> xr.DataArray:
     """Sums of products of any two components over rows, (k, l)."""
-    return xr.dot(factor, factor.rename(k="l"), dim=dim)
+    found: xr.DataArray = xr.dot(factor, factor.rename(k="l"), dim=dim)
+    return found
 
 
 # -- places ---------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ class _Place:
         assert isinstance(model, Coupled)
         assert model.relations is not None
         shapes = [tree.attrs.get("shape_w", 1.0), tree.attrs.get("shape_h", 1.0)]
-        rates = [tree.attrs.get("rate_w"), tree.attrs.get("rate_h")]
+        rates: list[Any] = [tree.attrs.get("rate_w"), tree.attrs.get("rate_h")]
         if own["turned"]:
             shapes, rates = shapes[::-1], rates[::-1]
         known = None not in rates
@@ -228,17 +229,15 @@ class _Place:
 
     def attrs(self) -> dict[str, Any]:
         """Attributes of the whole tree."""
-        attrs = {n: v for n, v in self.tree.attrs.items() if not n.startswith("dispersion")}
+        attrs: dict[str, Any] = {str(name): value for name, value in self.tree.attrs.items()}
+        attrs = {name: own for name, own in attrs.items() if not name.startswith("dispersion")}
         model = self.model.to_dict()
         data = json.loads(self.tree.attrs["data"])
-        data = {
-            n: v for n, v in data.items() if n not in ("placed", "row_offsets", "column_offsets")
-        }
-        data |= {n: self.own[n] for n in ("n_observed", "mean", "unstored")}
-        data |= {
-            "shape": self.sizes,
-            "level": self.unit if self.own["mean"] <= 0 else self.own["mean"],
-        }
+        for name in ("placed", "row_offsets", "column_offsets"):
+            data.pop(name)
+        data |= {name: self.own[name] for name in ("n_observed", "mean", "unstored")}
+        level = self.unit if self.own["mean"] <= 0 else self.own["mean"]
+        data |= {"shape": self.sizes, "level": level}
         data |= {"fingerprint": f"{data['fingerprint']} {self.name}", "name": self.name}
         run = json.loads(self.tree.attrs["run"]) | {"model": model}
         return (
@@ -275,7 +274,8 @@ class _Place:
             return values
         unit = values.dtype.type(self.unit) ** (2 if suffix == "_var" else 1)
         leading = [dim for dim in values.dims if dim not in (axis, COMPONENT)]
-        return (values * unit).transpose(*leading, COMPONENT, axis)
+        scaled: xr.DataArray = (values * unit).transpose(*leading, COMPONENT, axis)
+        return scaled
 
     def _span(self, side: int) -> tuple[int, int]:
         """First and last position on a side of the joint matrix."""
@@ -291,13 +291,11 @@ class _Place:
             low, high = self._span(side)
             here &= (low <= own) & (own < high)
         found = group.isel(cell=np.flatnonzero(here))
-        for side, name in enumerate(CELL_INDICES):
-            turned = CELL_INDICES[1 - side if self.own["turned"] else side]
-            found[turned] = ("cell", places[side][here] - self._span(side)[0])
-            del name
-        found = found.drop_vars(
-            [n for n in found.coords if found[n].dims == ("cell",) and n not in CELL_INDICES]
-        )
+        of_joint = [n for n in found.coords if n not in CELL_INDICES and found[n].dims == ("cell",)]
+        found = found.drop_vars(of_joint)
+        for side, own in enumerate(places):
+            name = CELL_INDICES[1 - side if self.own["turned"] else side]
+            found[name] = ("cell", own[here] - self._span(side)[0])
         found["mean"] = found["mean"] * self.unit
         found["var"] = found["var"] * self.unit**2
         return found
