@@ -548,7 +548,8 @@ def described(
     """
     labels, source, weights = data.labels, data.source, data.weights
     small = data.shape[0] * data.shape[1] * data.dtype.itemsize <= SMALL_DATA
-    kept = (stored or small) and not (data.is_sparse or source.lazy)
+    # What is kept of several matrices in units of their means would not be those matrices.
+    kept = (stored or small) and not (data.is_sparse or source.lazy or data.placed)
     place = source.to_dict()
     beside = None
     if weights is not None:

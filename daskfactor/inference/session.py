@@ -221,6 +221,10 @@ def session_again(
     reading = {name: saved[name] for name in ("balance", "allow_empty") if name in saved}
     reading |= {"dtype": described["options"]["dtype"], "memory_limit": memory_limit, **weights}
     reading |= {"blocks": grid, "unstored": saved.get("unstored")}
+    if "placed" in saved:
+        told = {own["name"]: own["unstored"] for own in saved["placed"]["relations"]}
+        reading = {**reading, "unstored": told}
+        reading.pop("balance")
     if getattr(source, "ndim", 2) > 2 or type(source).__name__ == "Dataset":
         reading |= {side: saved[side] for side in ("rows", "columns") if side in saved}
     given: dict[str, Any] = {"reading": reading, "check": check, "weighed": True, **options}
@@ -249,10 +253,15 @@ def _source_again(run: Begun, source: dict[str, Any], V: Any) -> Any:
     kept = _kept(run, "V") if V is None else V
     if kept is None and source["location"] is None:
         raise DataError(
-            f"the run at {run.path} was made from a {source['kind']} object that is not kept with "
+            f"the run at {run.path} was made from {_what(source['kind'])} not kept with "
             "it; pass the data again: resume(path, V=...)"
         )
     return opened_again(source["location"] if kept is None else kept, source)
+
+
+def _what(kind: str) -> str:
+    """Name data by their kind."""
+    return "several matrices that are" if kind == "coupled" else f"a {kind} object that is"
 
 
 def _kept(run: Begun, name: str) -> Any:

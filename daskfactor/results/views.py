@@ -61,8 +61,6 @@ def view(trace: Trace, name: str) -> xr.DataTree:
             groups[group] = tree[group].to_dataset()
     if MONITOR in tree.children:
         groups[MONITOR] = place.cells(tree[MONITOR].to_dataset())
-    if "observed_data" in tree.children:
-        groups["observed_data"] = place.observed(tree["observed_data"].to_dataset())
     told = {own: place.told[own] for own in ("dispersion", "rate_w", "rate_h") if own in place.told}
     groups["constant_data"] = xr.Dataset({own: float(value) for own, value in told.items()})
     return xr.DataTree.from_dict(groups)
@@ -299,11 +297,3 @@ class _Place:
         found["mean"] = found["mean"] * self.unit
         found["var"] = found["var"] * self.unit**2
         return found
-
-    def observed(self, group: xr.Dataset) -> xr.Dataset:
-        """The data of this matrix, in their own unit."""
-        (low, high), (left, right) = self._span(0), self._span(1)
-        V = group["V"].isel({self.dims[0]: slice(low, high), self.dims[1]: slice(left, right)})
-        V = V.T if self.own["turned"] else V
-        values = V.values * V.dtype.type(self.unit)
-        return xr.Dataset({"V": (self.axes, values)}, attrs=group.attrs)

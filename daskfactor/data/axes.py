@@ -1,0 +1,153 @@
+"""Factors that several matrices share: their names, rows matched by label, and on which side."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.known import DEFAULT_DIMS
+from daskfactor.errors import DataError, ModelError
+
+Index = NDArray[np.int64]
+
+
+@dataclass
+class Axis:
+    """A factor: its length, its labels, and where each relation has its rows.
+
+    ``side`` is 0 among the rows of the joint matrix and 1 among its columns, ``start`` its first
+    position there. ``places`` gives, by relation, the position in it of every row, -1 where it
+    lacks that. ``groups`` are lengths of runs of ``order`` that the same relations have.
+    """
+
+    name: str
+    length: int
+    labels: NDArray[Any] | None
+    places: dict[str, Index]
+    side: int = 0
+    start: int = 0
+    order: Index = field(default_factory=lambda: np.empty(0, np.int64))
+    groups: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Put rows together that the same relations have, in the order that they came in."""
+        present = np.stack([own >= 0 for own in self.places.values()])
+        codes = np.unique(present, axis=1, return_inverse=True)[1].ravel()
+        self.order = np.argsort(codes, kind="stable").astype(np.int64)
+        self.groups = [int(size) for size in np.bincount(codes)]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last position on its side."""
+        return self.start, self.start + self.length
+
+
+def axes_of(part: BlockedData, name: str, relation: Any) -> tuple[str, str]:
+    """Names of the factors of a matrix's rows and columns: asked for, its own, or usual ones."""
+    labels, named = part.labels, part.source.kind in ("xarray", "netcdf")
+    own_rows = labels.row_dim if named or labels.row_dim != DEFAULT_DIMS[0] else DEFAULT_DIMS[0]
+    own_cols = labels.col_dim if named and labels.col_dim != DEFAULT_DIMS[1] else name
+    rows = getattr(relation, "rows", None) or own_rows
+    columns = getattr(relation, "columns", None) or own_cols
+    if rows == columns:
+        raise ModelError(
+            f"the rows and the columns of {name!r} are one factor, {rows!r}; name two, or see "
+            "AllocationModel.symmetric_nmf"
+        )
+    return rows, columns
+
+
+def factors_of(parts: Mapping[str, BlockedData], axes: Mapping[str, tuple[str, str]]) -> list[Axis]:
+    """Match the rows of all relations of a factor, by their labels where they have any."""
+    met: dict[str, list[tuple[str, int]]] = {}
+    for name, own in axes.items():
+        for side, axis in enumerate(own):
+            met.setdefault(axis, []).append((name, side))
+    return [_matched(axis, [(n, parts[n], side) for n, side in own]) for axis, own in met.items()]
+
+
+def _matched(axis: str, met: Sequence[tuple[str, BlockedData, int]]) -> Axis:
+    import pandas as pd
+
+    labels = [part.labels.index[side] for _, part, side in met]
+    lengths = [part.shape[side] for _, part, side in met]
+    first = next((own for own in labels if own is not None), None)
+    if first is None or any(own is None for own in labels):
+        if len(set(lengths)) > 1:
+            told = ", ".join(
+                f"{length} of {name!r}" for length, (name, *_) in zip(lengths, met, strict=True)
+            )
+            raise DataError(
+                f"{axis} have {told}, and not all have labels to match them by; give them "
+                "labels (xarray, pandas, AnnData), or as many rows in the same order"
+            )
+        every = np.arange(lengths[0])
+        return Axis(axis, lengths[0], first, {name: every for name, *_ in met})
+    indexes = [pd.Index(np.asarray(own)) for own in labels]
+    for index, (name, *_) in zip(indexes, met, strict=True):
+        if not index.is_unique:
+            twice = index[index.duplicated()][0]
+            raise DataError(
+                f"{axis} of {name!r} have the label {twice!s} more than once, so that they cannot "
+                "be matched with those of other matrices; make labels unique"
+            )
+    union = indexes[0]
+    for index in indexes[1:]:
+        union = union.append(index.difference(union, sort=False))
+    if len(met) > 1 and len(union) == sum(lengths):
+        raise DataError(
+            f"{axis} of {' and '.join(repr(name) for name, *_ in met)} have no label in common; "
+            f"first ones are {', '.join(repr(index[0]) for index in indexes)}"
+        )
+    places = {
+        name: index.get_indexer(union).astype(np.int64)
+        for index, (name, *_) in zip(indexes, met, strict=True)
+    }
+    return Axis(axis, len(union), union.to_numpy(), places)
+
+
+def put_on_sides(axes: Mapping[str, tuple[str, str]], factors: Sequence[Axis]) -> None:
+    """Put every factor on one side, so that each relation has one on both.
+
+    Raises
+    ------
+    ModelError
+        If that cannot be, as of three factors with a relation between any two.
+    """
+    known: dict[str, int] = {}
+    left = dict(axes)
+    while left:
+        name = next((n for n, own in left.items() if known.keys() & set(own)), next(iter(left)))
+        rows, columns = left.pop(name)
+        if rows not in known and columns not in known:
+            known[rows] = 0
+        if rows in known:
+            found = known.setdefault(columns, 1 - known[rows])
+        else:
+            known[rows], found = 1 - known[columns], known[columns]
+        if found == known[rows]:
+            raise ModelError(
+                f"relations go round in an odd circle, which {name!r} ({rows} x {columns}) closes: "
+                "factors cannot be put on two sides; leave one of these relations out"
+            )
+    ends = [0, 0]
+    for axis in factors:
+        axis.side = known[axis.name]
+        axis.start = ends[axis.side]
+        ends[axis.side] += axis.length
+
+
+def refuse_doubles(axes: Mapping[str, tuple[str, str]]) -> None:
+    """Refuse two relations of one pair of factors."""
+    seen: dict[frozenset[str], str] = {}
+    for name, own in axes.items():
+        other = seen.setdefault(frozenset(own), name)
+        if other != name:
+            raise ModelError(
+                f"{other!r} and {name!r} relate the same factors, {own[0]} and {own[1]}; two "
+                "relations of one pair are not to be had: name factors of their own, or add the "
+                "matrices up"
+            )
