@@ -13,6 +13,7 @@ the scale of one matrix.
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -33,10 +34,11 @@ from daskfactor.data.known import (
 from daskfactor.data.sources import as_blocks, checked_options
 from daskfactor.data.sparse import block_of
 from daskfactor.data.storage import Storage, block_bytes
-from daskfactor.errors import ModelError, OptionError
+from daskfactor.errors import DataError, ModelError, OptionError, StoreError
 from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, index_type
 from daskfactor.machine import memory_budget
 
+BY_ITSELF = "; pass as_blocks(V, ...) of those that need it, by name"
 SIDES = ("row", "column")
 """Dimensions of the joint matrix where several factors lie behind one another."""
 LABEL = "{}_label"
@@ -158,11 +160,10 @@ def join(
     ModelError
         If relations name matrices that are not there, or form no two sides.
     """
-    if wanted := [name for name, own in others.items() if own not in (None, False)]:
-        raise OptionError(
-            f"{', '.join(wanted)} cannot be given for several matrices; make blocks of the "
-            "matrices that need it with as_blocks first"
-        )
+    for name, own in others.items():
+        if own is not None and own is not False:
+            advice = "" if name in ("uncertainty", "weights") else BY_ITSELF
+            raise OptionError(f"{name} cannot be given for several matrices{advice}")
     matrices, kind = _matrices(given), checked_options(dtype, None)
     _check_names(matrices, relations)
     limit = memory_budget(memory_limit)
@@ -172,16 +173,27 @@ def join(
             meaning = unstored.get(name) if isinstance(unstored, Mapping) else unstored
             meaning = None if isinstance(V, BlockedData) else meaning
             dense = not (isinstance(V, BlockedData) or _is_sparse(V))
-            parts[name] = as_blocks(
-                V, dtype=kind, memory_limit=limit // 2, allow_empty=True,
-                unstored=None if dense else meaning,
-            )  # fmt: skip
+            with _naming(name):
+                parts[name] = as_blocks(
+                    V, dtype=kind, memory_limit=limit // 2, allow_empty=True,
+                    unstored=None if dense else meaning,
+                )  # fmt: skip
             parts[name].refuse_weights(f"a matrix beside others ({name!r})")
         return _joined(parts, dict(relations or {}), blocks, kind, limit, allow_empty)
     finally:
         for name, part in parts.items():
             if part is not matrices[name]:
                 part.close()
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Say in an error of which matrix it is."""
+    try:
+        yield
+    except (DataError, OptionError, StoreError) as error:
+        error.args = (f"{name!r}: {error}",)
+        raise
 
 
 def _matrices(given: Any) -> dict[str, Any]:

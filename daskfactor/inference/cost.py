@@ -12,6 +12,7 @@ from dask.utils import format_bytes, format_time
 from daskfactor import markup
 from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.joined import join
 from daskfactor.data.sources import Outline, outline
 from daskfactor.data.tables import Wanted
 from daskfactor.errors import OptionError
@@ -213,6 +214,13 @@ def estimate_cost(
     given = SimpleNamespace(**asked.arguments)
     wanted = asked_sampler(model, sampler)
     lengths = checked_lengths(wanted, draws=draws, tune=tune, chains=chains, thin=thin)
+    if model.joins and not isinstance(V, BlockedData):
+        # Bands depend on where entries are, so that several matrices have to be read.
+        names = "blocks", "dtype", "unstored", "memory_limit"
+        told = {name: getattr(given, name) for name in names}
+        rest: Any = {name: own for name, own in options.items() if name not in names}
+        with join(V, model.relations, **told) as joined:
+            return estimate_cost(joined, model, sampler, draws, tune, chains, thin, **rest)
     data = outline(
         V,
         blocks=given.blocks,
@@ -226,7 +234,8 @@ def estimate_cost(
     unweighed = given.uncertainty is None and given.weights is None
     if not (unweighed or data.weighed):
         data = data.with_weights()
-    plain, model = cast("BlockedData", data), model.sized(data.shape)
+    model = model.placed(getattr(V, "placed", None)).sized(data.shape)
+    plain = cast("BlockedData", data)
     taken = wanted or best_sampler(model, V if isinstance(V, BlockedData) else data)
     plan = plan_run(plain, model, taken, given.keep, seed=0, **lengths)
     init = Init(starts=whole_number("starts", given.starts, 1))

@@ -59,6 +59,8 @@ class DispersionRule:
 
     drawn = False
     """Whether chains draw it, given their states."""
+    divides = True
+    """Whether it does no more than divide gradients and divergences."""
 
     def __init__(
         self, model: GammaFactors, data: BlockedData, assumed: float | None = None
@@ -164,6 +166,7 @@ class LearntDispersion(DispersionRule):
     """
 
     drawn = True
+    divides = False
     found = 1.0
     counted: tuple[Array, Array] | None = None
 

@@ -122,6 +122,10 @@ class DSGD(Optimizer):
 
         And covariates, whose link is sampled.
         """
+        if model.joins:
+            raise OptionError(
+                "DSGD fits one matrix, not several; use MultiplicativeUpdates, or sample()"
+            )
         if model.covariates != (None, None):
             raise OptionError(
                 "DSGD learns no link to covariates; use sample(), or leave covariates_w and "

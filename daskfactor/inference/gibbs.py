@@ -124,6 +124,11 @@ class Gibbs(Sampler):
 
     def check_model(self, model: Any) -> None:
         """Refuse any law but Poisson's."""
+        if model.joins:
+            raise ModelError(
+                "Gibbs() samples the counts of one matrix, not several in units of their means; "
+                "use BlockHMC(), which is exact, too"
+            )
         if not model.likelihood.counts:
             raise ModelError(
                 f"Gibbs() samples Poisson counts, beta=1, and the model has {model.likelihood}; "

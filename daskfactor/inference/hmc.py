@@ -154,7 +154,7 @@ class HMCChain(TweedieChain):
 
     def _follow_dispersion(self) -> None:
         super()._follow_dispersion()
-        if self.rule.drawn:  # fit and gradient are another law's
+        if not self.rule.divides:  # fit and gradient are another law's
             self.fit = None
             self.tracks[0].state.each(partial(fill_array, name="gradient", value=0.0))
 

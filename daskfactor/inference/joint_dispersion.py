@@ -41,6 +41,8 @@ class JointDispersion(DispersionRule):
     That of negative binomial counts is found, and then drawn, given the factors.
     """
 
+    divides = False
+
     def __init__(
         self, model: GammaFactors, data: BlockedData, assumed: float | None = None
     ) -> None:

@@ -571,13 +571,14 @@ class SGLD(LangevinSampler):
         count = int(shares[block])
         if not count:
             return
-        weight, curvature = self.weight(data), None
+        law, curvature = law_of(program.likelihood, op.block, cols), None
+        weight = self.weight(data) * law.share
         if op.wanted.adapt and self.majorizer:
             gathered = rows.arrays["gathered"], cols.arrays["gathered"]
             curvature = gathered, weight / self.work(blocks).moves
         add_subsample(
             data.view(*op.block),
-            law_of(program.likelihood, op.block, cols),
+            law,
             (rows.values, cols.values),
             (count, block_address(np.array(program.key, dtype=np.uint32), number, block)),
             weight / program.hyper.dispersion,

@@ -137,6 +137,10 @@ def transform(
     given = given_by(trace, factor, draws, POINT_DRAWS if point else None)
     if getattr(V, "dims", None) == given.dims[::-1] and V.ndim == len(set(V.dims)) == 2:
         V = V.transpose()
+    if given.model.joins:
+        raise OptionError(
+            "new rows are those of one matrix: pass view(run, name) of a run of several"
+        )
     model = _alone(given.model, factor, covariates)
     sampler = chosen(Sampler, None, given.model.conditional_sampler, "sampler")
     reading = {"allow_empty": True, "dtype": _dtype(given, point)}

@@ -22,7 +22,7 @@ from daskfactor.errors import ModelError
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Array, Entry, Likelihood
 from daskfactor.models.negative_binomial import NegativeBinomialNMF
-from daskfactor.models.settings import POSITIVE_OR_AUTO, Auto, checked_number
+from daskfactor.models.settings import POSITIVE_OR_AUTO, Auto, PriorDraw, checked_number
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import Tweedie
 
@@ -322,6 +322,13 @@ class Coupled(GammaFactors):
         shapes = self.starting_shapes
         given = np.broadcast_to(np.asarray(dispersion, np.float64), len(self.relations or "1"))
         return Hyperparameters(tuple(given.tolist()), *self.rates_under(mean, shapes), *shapes)
+
+    def draw_prior(
+        self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
+    ) -> PriorDraw:
+        raise ModelError(
+            "calibration is of a model of one matrix; several matrices have no shape of their own"
+        )
 
     def check_values(self, minimum: float, maximum: float) -> None:
         """Refuse data, matrix by matrix, that their laws cannot have produced."""

@@ -238,6 +238,8 @@ class FactorModel(StoredModel, ABC):
         Frozen components of W and of H, and which they are, (K,); None: none.
     covariates
         Covariates of the rows and of the columns; None: none.
+    relations
+        Which factors each of several matrices is between, see `joins`.
     """
 
     nonnegative: ClassVar[bool] = True
@@ -263,6 +265,7 @@ class FactorModel(StoredModel, ABC):
     fixed: tuple[Any, Any] = (None, None)
     frozen: tuple[Any, Any] = (None, None)
     covariates: tuple[Any, Any] = (None, None)
+    relations: Any = None
 
     def with_dispersion(self, dispersion: float) -> Self:
         """The same with this in place of a dispersion that was estimated; not of one drawn."""

@@ -157,12 +157,6 @@ def test_exact_posteriors(pair: Pair) -> None:
     assert size < ERRORS
 
 
-def test_whole_chains_of_another_sampler() -> None:
-    size, error = worst(PAIRS[0], dfac.HMC(warm_start=5), draws=400)
-    assert error < 0.03
-    assert size < ERRORS
-
-
 @pytest.mark.parametrize("bug", ["share", "turned"])
 def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug == "share":
