@@ -54,12 +54,15 @@ class JointDispersion(DispersionRule):
         self.freed = _parameters_of(model.n_components, self.joined)
         self.parameters, self.counts = int(self.freed.sum()), False
         self.tallied: dict[int, tuple[Array, Array]] = {}
+        self.given: list[Any] = []
+        """Dispersions as they were asked for, in units of the data."""
         self.known: list[float | None] = []
-        """Dispersions that are fixed, in units; None: it is estimated, or drawn."""
+        """Dispersions that are fixed, in units of means; None: it is estimated, or drawn."""
         self.poisson, self.learns, found = [], [], list[float]()
         for number, (law, own) in enumerate(zip(self.law.laws, self.joints, strict=True)):
             given = self.coupled.relation(own.name).dispersion if assumed is None else assumed
             known = None if given == "auto" else self._in_unit(number, float(given))
+            self.given.append(given)
             self.known.append(known)
             self.poisson.append(law.counts and own.is_integer)
             self.learns.append(known is None and isinstance(law, NegativeBinomial))
@@ -199,9 +202,12 @@ class JointDispersion(DispersionRule):
 
     def told(self, dispersion: Any) -> dict[str, float]:
         """Give dispersions in units of the data, by the names that results have."""
-        own = enumerate(zip(self.names, dispersion, strict=True))
-        found = {f"dispersion_{name}": self._in_data(number, phi) for number, (name, phi) in own}
-        return {"dispersion": 1.0} | found
+        found = {"dispersion": 1.0}
+        for number, (name, phi) in enumerate(zip(self.names, dispersion, strict=True)):
+            fixed = 1.0 if self.given[number] == "auto" else self.given[number]
+            settled = self.known[number] is not None
+            found[f"dispersion_{name}"] = fixed if settled else self._in_data(number, phi)
+        return found
 
 
 def _with(dispersions: Dispersions, number: int, phi: float) -> Dispersions:

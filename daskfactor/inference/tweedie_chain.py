@@ -269,6 +269,7 @@ class TweedieChain(Chain):
 
     def learnt(self, run: TrackRun) -> Arrays:
         found: Arrays = {}
+        told = self.rule.told(self.hyper.dispersion)
         for own in self.model.learnt:
             if own.dims in (("row",), ("column",)):
                 side = "rows" if own.dims == ("row",) else "columns"
@@ -279,6 +280,8 @@ class TweedieChain(Chain):
                 found[own.name] = self.links[own.name]
             elif own is EFFECTIVE:
                 found[own.name] = np.asarray(self.effective)
+            elif own.name in told:
+                found[own.name] = np.asarray(told[own.name])
             else:
                 name = "rate_w" if own.name == "rate" else own.name
                 found[own.name] = np.asarray(getattr(self.hyper, name))
@@ -291,7 +294,7 @@ class TweedieChain(Chain):
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters; of those that are learnt the draws tell."""
         given = self.hyper._asdict()
-        learnt = {own.name for own in self.model.learnt} - {"dispersion"}
+        learnt = {own.name for own in self.model.learnt if not own.name.startswith("dispersion")}
         if self.rule.drawn:
             given["dispersion"] = self.mean_dispersion
         given |= self.rule.told(given["dispersion"])

@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike
 from daskfactor.errors import ModelError
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Array, Entry, Likelihood
-from daskfactor.models.negative_binomial import NegativeBinomialNMF
-from daskfactor.models.settings import POSITIVE_OR_AUTO, Auto, PriorDraw, checked_number
+from daskfactor.models.negative_binomial import DENSITIES, NegativeBinomialNMF
+from daskfactor.models.settings import POSITIVE_OR_AUTO, Auto, Learnt, PriorDraw, checked_number
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import Tweedie
 
@@ -293,6 +293,16 @@ class Coupled(GammaFactors):
         observed = tuple(own["n_observed"] for own in given)
         owner = tuple(map(tuple, self.places["owner"]))
         return JointLaw(tuple(laws), weights, tuple(gains), observed, owner)
+
+    @property
+    def learnt(self) -> tuple[Learnt, ...]:
+        """What is drawn with the factors: of priors, and dispersions of overdispersed counts."""
+        drawn = [
+            Learnt(f"dispersion_{name}", (), f"alpha of the counts of {name}", passes=DENSITIES)
+            for name, own in (self.relations or {}).items()
+            if own.law == NEGATIVE_BINOMIAL and own.dispersion == "auto"
+        ]
+        return *super().learnt, *drawn
 
     def placed(self, places: Mapping[str, Any] | None) -> Self:
         """Give the model of matrices in their places, with a law for each of them."""
