@@ -167,6 +167,7 @@ def join(
     matrices, kind = _matrices(given), checked_options(dtype, None)
     _check_names(matrices, relations)
     limit = memory_budget(memory_limit)
+    share = limit // (2 * len(matrices))  # they are all there while the joint one is made
     parts: dict[str, BlockedData] = {}
     try:
         for name, V in matrices.items():
@@ -175,7 +176,7 @@ def join(
             dense = not (isinstance(V, BlockedData) or _is_sparse(V))
             with _naming(name):
                 parts[name] = as_blocks(
-                    V, dtype=kind, memory_limit=limit // 2, allow_empty=True,
+                    V, dtype=kind, memory_limit=share, allow_empty=True,
                     unstored=None if dense else meaning,
                 )  # fmt: skip
             parts[name].refuse_weights(f"a matrix beside others ({name!r})")

@@ -355,13 +355,12 @@ class Coupled(GammaFactors):
         return replace(self, rate_w=1.0, rate_h=1.0, **free)
 
     def to_dict(self) -> dict[str, Any]:
-        told = super().to_dict()
-        relations = (
-            None
-            if self.relations is None
-            else {name: asdict(own) for name, own in self.relations.items()}
-        )
-        return told | {"relations": relations, "places": self.places}
+        """The model as plain JSON values; where matrices are, the data tell."""
+        told = super().to_dict() | {"relations": None}
+        del told["places"]
+        if self.relations is not None:
+            told["relations"] = {name: asdict(own) for name, own in self.relations.items()}
+        return told
 
 
 def _law(relation: Relation) -> Likelihood:
