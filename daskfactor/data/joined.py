@@ -31,7 +31,7 @@ from daskfactor.data.known import (
     SourceInfo,
     StatisticsBuilder,
 )
-from daskfactor.data.sources import as_blocks, checked_options
+from daskfactor.data.sources import as_blocks, checked_options, stores_all
 from daskfactor.data.sparse import block_of
 from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.errors import DataError, ModelError, OptionError, StoreError
@@ -166,17 +166,19 @@ def join(
             raise OptionError(f"{name} cannot be given for several matrices{advice}")
     matrices, kind = _matrices(given), checked_options(dtype, None)
     _check_names(matrices, relations)
+    if isinstance(unstored, Mapping) and (unknown := set(unstored) - set(matrices)):
+        raise OptionError(
+            f"unstored names {', '.join(map(repr, sorted(unknown)))}, and the matrices are "
+            f"{', '.join(matrices)}"
+        )
     limit = memory_budget(memory_limit)
     parts: dict[str, BlockedData] = {}
     try:
         for name, V in matrices.items():
-            meaning = unstored.get(name) if isinstance(unstored, Mapping) else unstored
-            meaning = None if isinstance(V, BlockedData) else meaning
-            dense = not (isinstance(V, BlockedData) or _is_sparse(V))
             with _naming(name):
                 parts[name] = as_blocks(
                     V, dtype=kind, memory_limit=limit // 2, allow_empty=True,
-                    unstored=None if dense else meaning,
+                    unstored=_meaning(name, V, unstored),
                 )  # fmt: skip
             parts[name].refuse_weights(f"a matrix beside others ({name!r})")
         return _joined(parts, dict(relations or {}), blocks, kind, limit, allow_empty)
@@ -221,10 +223,13 @@ def _check_names(matrices: Mapping[str, Any], relations: Mapping[str, Any] | Non
         )
 
 
-def _is_sparse(V: Any) -> bool:
-    """Whether ``unstored`` has a meaning for a matrix, as far as it can be seen."""
-    module = type(V).__module__.partition(".")[0]
-    return module in ("scipy", "sparse", "anndata") or isinstance(V, str)
+def _meaning(name: str, V: Any, unstored: str | Mapping[str, str | None] | None) -> str | None:
+    """What entries mean that a matrix does not store; nothing where it stores them all."""
+    if isinstance(unstored, Mapping):
+        return unstored.get(name)
+    if isinstance(V, BlockedData):
+        return None
+    return None if unstored == "missing" and stores_all(V) else unstored
 
 
 # -- the grid -------------------------------------------------------------------------------
