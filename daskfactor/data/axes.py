@@ -97,16 +97,25 @@ def _matched(axis: str, met: Sequence[tuple[str, BlockedData, int]]) -> Axis:
     union = indexes[0]
     for index in indexes[1:]:
         union = union.append(index.difference(union, sort=False))
-    if len(met) > 1 and len(union) == sum(lengths):
-        raise DataError(
-            f"{axis} of {' and '.join(repr(name) for name, *_ in met)} have no label in common; "
-            f"first ones are {', '.join(repr(index[0]) for index in indexes)}"
-        )
     places = {
         name: index.get_indexer(union).astype(np.int64)
         for index, (name, *_) in zip(indexes, met, strict=True)
     }
+    _refuse_strangers(axis, places, dict(zip(places, indexes, strict=True)))
     return Axis(axis, len(union), union.to_numpy(), places)
+
+
+def _refuse_strangers(axis: str, places: Mapping[str, Index], labels: Mapping[str, Any]) -> None:
+    """Refuse a relation that has no row which another has, as of labels that are written apart."""
+    having = np.sum([own >= 0 for own in places.values()], axis=0)
+    for name, own in places.items():
+        if len(places) > 1 and not np.any(having[own >= 0] > 1):
+            others = [other for other in places if other != name]
+            told = ", ".join(f"{labels[n][0]!r} of {n!r}" for n in (name, *others))
+            raise DataError(
+                f"{axis} of {name!r} and of {' or '.join(map(repr, others))} have no label in "
+                f"common; first ones are {told}"
+            )
 
 
 def put_on_sides(axes: Mapping[str, tuple[str, str]], factors: Sequence[Axis]) -> None:
