@@ -96,7 +96,7 @@ def explained_variance(trace: Trace) -> xr.DataArray:
     .. math:: R_k = \frac{\mathrm{Cov}(\mu_k, \mu)}{\mathrm{Var}(\mu) + \overline{\phi V(\mu)}},
         \qquad \mu_k = w_k h_k
 
-    over all cells of a matrix, with the law's variance of an observation at its mean: shares of
+    over all cells of a matrix, with the law's variance of observations at their means: shares of
     components add up to what the model explains, and the rest is noise.
 
     Parameters
@@ -141,10 +141,21 @@ def _shares(run: xr.DataTree) -> xr.DataArray:
     total = means.sum("k")
     explained = both.sum("l") - means * total
     model = model_from_dict(json.loads(run.attrs["model"]))
-    level = total.values
-    noise = model.likelihood.variance(level, float(run.attrs["dispersion"]))
-    shares = explained / (explained.sum("k") + xr.DataArray(noise, total.coords, total.dims))
-    return shares.rename(k=COMPONENT)
+    spread = explained.sum("k")
+    noise = _noise(model.likelihood, float(run.attrs["dispersion"]), total.values, spread.values)
+    return (explained / (spread + noise)).rename(k=COMPONENT)
+
+
+def _noise(likelihood: Any, dispersion: float, level: Any, spread: Any) -> xr.DataArray:
+    """Mean of the law's variance, (chain, draw), over means of this level and variance.
+
+    By its slope and curvature at the level: exact where it is constant, linear or a square.
+    """
+    step = np.where(level == 0, 1.0, 0.5 * np.abs(level))
+    low, at, high = (
+        likelihood.variance(level + side * step, dispersion) for side in (-1.0, 0.0, 1.0)
+    )
+    return xr.DataArray(at + 0.5 * spread * (high - 2 * at + low) / step**2, dims=("chain", "draw"))
 
 
 def _gram(factor: xr.DataArray, dim: str) -> xr.DataArray:
