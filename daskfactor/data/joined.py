@@ -47,6 +47,15 @@ FACTOR = "{}_factor"
 """Names of the factors that these are of."""
 
 
+class JointLabels(Labels):
+    """Labels of which a message tells the factor, too, where a side has several."""
+
+    def _label(self, dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:
+        if (factor := coords.get(FACTOR.format(dim))) is None:
+            return super()._label(dim, coords, index)
+        return f" ({coords[LABEL.format(dim)][index]!s} of {factor[index]!s})"
+
+
 class Joint(NamedTuple):
     """A relation in its place.
 
@@ -260,6 +269,12 @@ def _grid(
         (part,) = parts.values()
         return part.grid
     least = max(map(len, groups))
+    if least > min(shape):
+        raise DataError(
+            f"the matrices need {least} bands on a side, one for each factor and for each set of "
+            f"rows that the same matrices have, and the joint matrix is {shape[0]} x {shape[1]}: "
+            "leave out rows that few of them have, or matrices"
+        )
     if blocks is not None and not least <= blocks <= min(shape):
         raise OptionError(
             f"blocks must be from {least}, so that every factor has a band of its own, to "
@@ -388,7 +403,7 @@ def _labels(factors: Sequence[Axis], given: Sequence[Labels]) -> Labels:
             }
         )
     attrs = {name: told for own in given for name, told in own.attrs.items() if name in dims}
-    return Labels(dims[0], dims[1], coords[0], coords[1], None, attrs)
+    return JointLabels(dims[0], dims[1], coords[0], coords[1], None, attrs)
 
 
 def _pieces(joint: Joint, axis: Axis, bands: Bands) -> Iterator[tuple[int, Index]]:
