@@ -304,6 +304,14 @@ class Coupled(GammaFactors):
         ]
         return *super().learnt, *drawn
 
+    def check_settled(self, purpose: str) -> None:
+        """Refuse priors that are learnt; a point estimate tells a dispersion of each matrix."""
+        told = {
+            name: replace(own, dispersion=1.0) if own.law == NEGATIVE_BINOMIAL else own
+            for name, own in (self.relations or {}).items()
+        }
+        super(Coupled, replace(self, relations=told or None)).check_settled(purpose)
+
     def placed(self, places: Mapping[str, Any] | None) -> Self:
         """Give the model of matrices in their places, with a law for each of them."""
         if places is None:
@@ -321,6 +329,12 @@ class Coupled(GammaFactors):
         law = _law(self.relation(name))
         factor = unit**-law.beta if isinstance(law, Tweedie) else unit
         return float(dispersion * factor if to else dispersion / factor)
+
+    def told(self, dispersion: Any) -> dict[str, Any]:
+        """Give dispersions, one for each matrix, by their names and in units of the data."""
+        pairs = zip(self.relations or {}, dispersion, strict=True)
+        found = {f"dispersion_{name}": self.in_unit(name, phi, to=False) for name, phi in pairs}
+        return {"dispersion": 1.0} | found
 
     def relation(self, name: str) -> Relation:
         """Give a relation by name."""

@@ -345,6 +345,10 @@ class FactorModel(StoredModel, ABC):
             )
         return self
 
+    def told(self, dispersion: Any) -> dict[str, Any]:
+        """Dispersions by the names that results have, in units of the data."""
+        return {"dispersion": dispersion}
+
     def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
         """The model with a number of components, for data of this shape with these labels."""
         del shape, labels

@@ -83,10 +83,16 @@ def factors(trace: Trace) -> dict[str, xr.DataArray]:
     Raises
     ------
     OptionError
-        If the run is of one matrix.
+        If the run is of one matrix, or kept no draws.
     """
     tree = as_tree(trace)
-    placed, group = _placed(tree), tree["posterior"].to_dataset()
+    placed = _placed(tree)
+    if POSTERIORS[0] not in tree.children:
+        raise OptionError(
+            "factors are those of draws, and the run kept none; "
+            'view(run, name)["posterior_moments"] has their means and variances'
+        )
+    group = tree[POSTERIORS[0]].to_dataset()
     return {name: _factor(group, "", placed, name, factor_dims(tree)) for name in placed["factors"]}
 
 
@@ -117,7 +123,7 @@ def explained_variance(trace: Trace) -> xr.DataArray:
         If no draws were kept.
     """
     tree = as_tree(trace)
-    if not tree["posterior"].sizes["draw"]:
+    if POSTERIORS[0] not in tree.children or not tree["posterior"].sizes["draw"]:
         raise OptionError("shares of variance are those of draws, and the run kept none")
     if draw_weights(tree) is not None:
         raise OptionError("shares of variance are those of draws of equal weight, not of particles")
@@ -221,7 +227,9 @@ class _Place:
             self.told |= {"rate_w": rates[0], "rate_h": rates[1] / self.unit}
         given = {n: float(v) for n, v in self.told.items() if n.startswith(("rate", "shape"))}
         self.model = model.relations[self.name].alone(
-            tree["posterior"].sizes[COMPONENT], float(self.told["dispersion"]), **given
+            next(tree[n].sizes[COMPONENT] for n in (*POSTERIORS, MOMENTS) if n in tree.children),
+            float(self.told["dispersion"]),
+            **given,
         )
 
     @classmethod
