@@ -127,6 +127,10 @@ def test_rows_are_matched_in_another_order_and_missing_ones_lie_in_bands_of_thei
             width = parts[own].shape[1]
             naive[has[own], start : start + width] = parts[own] / unit(parts[own])
         np.testing.assert_allclose(data.to_numpy(), naive, rtol=1e-6)
+        for own in "abc":  # by position in the matrix as it was given
+            rows, cols = data.cells_of(own, np.arange(len(has[own])), np.zeros(len(has[own]), int))
+            found = data.values(rows, cols) * unit(parts[own])
+            np.testing.assert_allclose(found, parts[own][:, 0], rtol=1e-6)
         for row, col in data.grid.all_blocks():
             if data.owner[row, col] < 0:
                 assert data.n_stored[row, col] == 0
@@ -225,12 +229,16 @@ def reference(parts: dict[str, Array], shapes: dict[str, Any]) -> tuple[Array, l
     return out, [f"r{number}" for number in numbers]
 
 
-MIXED: dict[str, Any] = {"counts": sp.csr_array(COUNTS), "gappy": GAPPY, "rated": RATED}
+MIXED: dict[str, Any] = {
+    "counts": sp.csr_array(COUNTS),
+    "gappy": GAPPY,
+    "rated": sp.csr_array(RATED),
+}
 
 
 def test_copies_for_workers_and_a_scratch_file_give_the_same_blocks(tmp_path: Path) -> None:
     with dask.config.set({"temporary-directory": str(tmp_path)}):
-        given = {"unstored": "zero", "blocks": 4}
+        given: Any = {"unstored": {"counts": "zero", "rated": "missing"}, "blocks": 4}
         data, scratch = join(MIXED, **given), join(MIXED, memory_limit=0, **given)
         assert data.in_memory
         assert not scratch.in_memory
