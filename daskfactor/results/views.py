@@ -14,7 +14,6 @@ import xarray as xr
 from daskfactor.data.joined import FACTOR, LABEL, SIDES
 from daskfactor.errors import OptionError
 from daskfactor.models import model_from_dict
-from daskfactor.models.coupled import Coupled
 from daskfactor.options import near_name
 from daskfactor.results.schema import CELL_INDICES, MOMENTS, MONITOR, factor_dims
 from daskfactor.results.trace import Trace, as_tree, draw_weights
@@ -214,8 +213,6 @@ class _Place:
         self.dims = factor_dims(tree)
         self.sizes = [np.ptp(placed["factors"][axis]["span"]).item() for axis in self.axes]
         model = model_from_dict(json.loads(tree.attrs["model"]))
-        assert isinstance(model, Coupled)
-        assert model.relations is not None
         shapes = [tree.attrs.get("shape_w", 1.0), tree.attrs.get("shape_h", 1.0)]
         rates: list[Any] = [tree.attrs.get("rate_w"), tree.attrs.get("rate_h")]
         if own["turned"]:

@@ -423,7 +423,21 @@ def test_a_chain_is_seen_as_it_was_given(serial: xr.DataTree) -> None:
     unit = json.loads(run.attrs["data"])["mean"]
     H = run["posterior"]["H"].values.swapaxes(-1, -2)
     np.testing.assert_allclose(H, unit * factors["feature"].values, rtol=1e-5)
-    assert run.attrs["rate_w"] == serial.attrs["rate_h"]
+
+
+def test_priors_of_a_turned_matrix_are_those_of_its_own_sides() -> None:
+    between = {"a": dfac.Relation("user", "item"), "b": dfac.Relation("item", "feature")}
+    priors: dict[str, Any] = {"rate_w": 2.0, "rate_h": 0.5, "shape_w": 1.5, "shape_h": 3.0}
+    model = dfac.Coupled(2, relations=between, **priors)
+    trace = dfac.sample({"a": COUNTS, "b": COUNTS[:18]}, model, dfac.PSGLD(**SHORT), **RUN)
+    for name, (rows, columns) in (("a", "wh"), ("b", "hw")):
+        run = dfac.view(trace, name)
+        own = json.loads(run.attrs["model"])
+        unit = json.loads(run.attrs["data"])["mean"]
+        assert own["shape_w"] == run.attrs["shape_w"] == priors[f"shape_{rows}"]
+        assert own["shape_h"] == run.attrs["shape_h"] == priors[f"shape_{columns}"]
+        assert run.attrs["rate_w"] == priors[f"rate_{rows}"]
+        assert run.attrs["rate_h"] == pytest.approx(priors[f"rate_{columns}"] / unit)
 
 
 # -- containers -----------------------------------------------------------------------------
