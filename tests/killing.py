@@ -13,16 +13,17 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.inference import setting
 
-SETTINGS: dict[str, Any] = {"random_seed": 11, "progressbar": False, "monitor": "missing"}
-SAMPLERS = [dfac.PSGLD(warm_start=10), dfac.PSGRRLD(warm_start=10)]
+SETTINGS: dict[str, Any] = {"random_seed": 11, "progressbar": False, "blocks": 2}
 setting.LONGEST_SEGMENT = 40  # checkpoints more often than a run this small would have
 
 
@@ -33,8 +34,42 @@ def data() -> np.ndarray:
     return V
 
 
-def begin(store: Path, sampler: dfac.PSGLD) -> None:
-    dfac.sample(data(), dfac.TweedieNMF(4), sampler, 600, 100, store=store, blocks=2, **SETTINGS)
+def several() -> dict[str, Any]:
+    """Counts, and values with gaps of every other of their rows."""
+    found = xr.DataArray(data(), {"row": np.arange(60)}, ["row", "column"])
+    counts = found.fillna(1).rename(column="gene")
+    return {"counts": counts, "values": found[::2, :20].rename(column="protein") + 0.5}
+
+
+class Case(NamedTuple):
+    """A run to be killed, and what resuming it needs."""
+
+    make: Callable[[], Any]
+    model: Any
+    sampler: dfac.PSGLD
+    settings: dict[str, Any]
+    again: bool = False
+
+
+ONE, WARM = dfac.TweedieNMF(4), {"warm_start": 10}
+CASES = [
+    Case(data, ONE, dfac.PSGLD(**WARM), {"monitor": "missing"}),
+    Case(data, ONE, dfac.PSGRRLD(**WARM), {"monitor": "missing"}),
+    Case(several, dfac.Coupled(4), dfac.PSGLD(**WARM), {"monitor": {"values": ([0], [3])}}, True),
+]
+
+
+def run(case: Case, draws: int, tune: int, **options: Any) -> None:
+    given = SETTINGS | case.settings | options
+    dfac.sample(case.make(), case.model, case.sampler, draws, tune, **given)
+
+
+def begin(store: Path, case: Case) -> None:
+    run(case, 600, 100, store=store)
+
+
+def go_on(store: Path, case: Case) -> None:
+    dfac.resume(store, V=case.make() if case.again else None, progressbar=False)
 
 
 def in_child(work: Any) -> int:
@@ -92,16 +127,16 @@ def committed(store: Path) -> int:
 
 
 def trial(folder: Path, number: int, whole: dict[str, str], seconds: float) -> dict[str, Any]:
-    sampler = SAMPLERS[number % 2]
+    case = CASES[number % len(CASES)]
     store = folder / f"trial-{number}.zarr"
     rng = random.Random(number)
     kills, found = 0, []
     while True:
         limit = rng.uniform(0, 0.6 * seconds) if kills < 3 else 60.0
         if store.exists():
-            again = killed_after(limit, lambda: dfac.resume(store, progressbar=False))
+            again = killed_after(limit, lambda: go_on(store, case))
         else:
-            again = killed_after(limit, lambda: begin(store, sampler))
+            again = killed_after(limit, lambda: begin(store, case))
         if not again:
             break
         kills += 1
@@ -115,18 +150,17 @@ def main() -> None:
     folder, trials = Path(sys.argv[1]), int(sys.argv[2])
     wholes = []
     seconds = 0.0
-    for number, sampler in enumerate(SAMPLERS):
-        dfac.sample(  # compiles here, without threads, so that children inherit the kernels
-            data(), dfac.TweedieNMF(4), sampler, 2, 2, blocks=2, executor="serial", **SETTINGS
-        )
-        child = in_child(lambda n=number, s=sampler: begin(folder / f"whole-{n}.zarr", s))
+    for number, case in enumerate(CASES):
+        # Compiles here, without threads, so that children inherit the kernels.
+        run(case, 2, 2, executor="serial")
+        child = in_child(lambda n=number, own=case: begin(folder / f"whole-{n}.zarr", own))
         started = time.monotonic()
         assert os.waitpid(child, 0)[1] == 0
         seconds = max(seconds, time.monotonic() - started)
         store = folder / f"whole-{number}.zarr"
         wholes.append(in_child_for_result(folder, lambda store=store: digest(store)))
     for number in range(trials):
-        print(json.dumps(trial(folder, number, wholes[number % 2], seconds)), flush=True)
+        print(json.dumps(trial(folder, number, wholes[number % len(CASES)], seconds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ SMALL = {
         *("--seconds", "1", "--rate", "8000", "--ranks", "2", "5", "--snr", "5"),
         *("--temperatures", "4", "--draws", "10", "--picture", "picture.png"),
     ],
+    "views.py": ["--cells", "200", "--draws", "150", "--picture", "picture.png"],
 }
 
 
@@ -152,6 +153,20 @@ def finds_materials_within_their_spread(printed: str) -> None:
     assert float(re.findall(r"known endmembers: ([\d.]+)°", printed)[0]) < 30.0
 
 
+def tells_what_only_one_measurement_shows(printed: str) -> None:
+    rows = re.findall(r"^\d +(.*)$", printed, re.M)
+    shares = [[int(one) for one in re.findall(r"(-?\d+) \(", row)] for row in rows]
+    assert len(shares) == 5
+    assert all(own[0] > 3 for own in shares)  # RNA shows all programs
+    assert [own[1] > 5 for own in shares] == [True] * 3 + [False] * 2  # proteins three of them
+    assert sorted(own[2] > 3 for own in shares) == [False] + [True] * 4
+    own, plain = (
+        float(re.findall(rf"{words} cells: ([\d.]+)", printed)[0]) for words in ("such", "all")
+    )
+    assert own < 0.5 * plain
+    covers(printed)
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "allocation.py": finds_the_rank_that_the_bound_misses,
     "letters.py": prefers_two_tables,
@@ -166,6 +181,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "readings.py": particles_differ_in_what_they_are_good_for,
     "sensor_gaps.py": covers,
     "speech.py": larger_dictionary_wins,
+    "views.py": tells_what_only_one_measurement_shows,
 }
 """What an example must have printed."""
 

@@ -12,6 +12,8 @@ from daskfactor.data.known import DEFAULT_DIMS
 from daskfactor.errors import DataError, ModelError
 
 Index = NDArray[np.int64]
+RESERVED = ("chain", "draw", "component", "cell", "view", "W", "H")
+"""What a factor cannot be called: results have it for something else."""
 
 
 @dataclass
@@ -40,6 +42,11 @@ class Axis:
         self.groups = [int(size) for size in np.bincount(codes)]
 
     @property
+    def kind(self) -> str | None:
+        """The type of its labels, as NumPy writes it; None where it has none."""
+        return None if self.labels is None else self.labels.dtype.str
+
+    @property
     def span(self) -> tuple[int, int]:
         """First and last position on its side."""
         return self.start, self.start + self.length
@@ -48,10 +55,16 @@ class Axis:
 def axes_of(part: BlockedData, name: str, relation: Any) -> tuple[str, str]:
     """Names of the factors of a matrix's rows and columns: asked for, its own, or usual ones."""
     labels, named = part.labels, part.source.kind in ("xarray", "netcdf")
-    own_rows = labels.row_dim if named or labels.row_dim != DEFAULT_DIMS[0] else DEFAULT_DIMS[0]
+    own_rows = labels.row_dim
     own_cols = labels.col_dim if named and labels.col_dim != DEFAULT_DIMS[1] else name
     rows = getattr(relation, "rows", None) or own_rows
     columns = getattr(relation, "columns", None) or own_cols
+    for factor in (rows, columns):
+        if factor in RESERVED:
+            raise ModelError(
+                f"a factor of {name!r} is called {factor!r}, as results call something else; give "
+                f'it another name: Relation("rows", "columns"), or rename the dimension'
+            )
     if rows == columns:
         raise ModelError(
             f"the rows and the columns of {name!r} are one factor, {rows!r}; name two, or see "
@@ -69,6 +82,24 @@ def factors_of(parts: Mapping[str, BlockedData], axes: Mapping[str, tuple[str, s
     return [_matched(axis, [(n, parts[n], side) for n, side in own]) for axis, own in met.items()]
 
 
+def _refuse_other_orders(
+    axis: str, met: Sequence[tuple[str, BlockedData, int]], labels: Sequence[Any]
+) -> None:
+    """Refuse to match by position what has labels that say otherwise."""
+    known = [own for own in labels if own is not None]
+    levels = any(isinstance(part.labels.keys[side], dict) for _, part, side in met)
+    if len(met) > 1 and levels:
+        raise DataError(
+            f"{axis} have several levels of labels, by which matrices cannot be matched; make one "
+            "label of them, for example a text"
+        )
+    if any(not np.array_equal(own, known[0]) for own in known[1:]):
+        raise DataError(
+            f"{axis} have labels in different orders, or different ones, and one of the matrices "
+            "has none to be matched by; give it labels, too"
+        )
+
+
 def _matched(axis: str, met: Sequence[tuple[str, BlockedData, int]]) -> Axis:
     import pandas as pd
 
@@ -84,6 +115,7 @@ def _matched(axis: str, met: Sequence[tuple[str, BlockedData, int]]) -> Axis:
                 f"{axis} have {told}, and not all have labels to match them by; give them "
                 "labels (xarray, pandas, AnnData), or as many rows in the same order"
             )
+        _refuse_other_orders(axis, met, labels)
         every = np.arange(lengths[0])
         return Axis(axis, lengths[0], first, {name: every for name, *_ in met})
     indexes = [pd.Index(np.asarray(own)) for own in labels]
@@ -97,16 +129,25 @@ def _matched(axis: str, met: Sequence[tuple[str, BlockedData, int]]) -> Axis:
     union = indexes[0]
     for index in indexes[1:]:
         union = union.append(index.difference(union, sort=False))
-    if len(met) > 1 and len(union) == sum(lengths):
-        raise DataError(
-            f"{axis} of {' and '.join(repr(name) for name, *_ in met)} have no label in common; "
-            f"first ones are {', '.join(repr(index[0]) for index in indexes)}"
-        )
     places = {
         name: index.get_indexer(union).astype(np.int64)
         for index, (name, *_) in zip(indexes, met, strict=True)
     }
+    _refuse_strangers(axis, places, dict(zip(places, indexes, strict=True)))
     return Axis(axis, len(union), union.to_numpy(), places)
+
+
+def _refuse_strangers(axis: str, places: Mapping[str, Index], labels: Mapping[str, Any]) -> None:
+    """Refuse a relation that has no row which another has, as of labels that are written apart."""
+    having = np.sum([own >= 0 for own in places.values()], axis=0)
+    for name, own in places.items():
+        if len(places) > 1 and not np.any(having[own >= 0] > 1):
+            others = [other for other in places if other != name]
+            told = ", ".join(f"{labels[n][0]!r} of {n!r}" for n in (name, *others))
+            raise DataError(
+                f"{axis} of {name!r} and of {' or '.join(map(repr, others))} have no label in "
+                f"common; first ones are {told}"
+            )
 
 
 def put_on_sides(axes: Mapping[str, tuple[str, str]], factors: Sequence[Axis]) -> None:

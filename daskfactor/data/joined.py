@@ -31,7 +31,7 @@ from daskfactor.data.known import (
     SourceInfo,
     StatisticsBuilder,
 )
-from daskfactor.data.sources import as_blocks, checked_options
+from daskfactor.data.sources import as_blocks, checked_options, stores_all
 from daskfactor.data.sparse import block_of
 from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.errors import DataError, ModelError, OptionError, StoreError
@@ -45,6 +45,15 @@ LABEL = "{}_label"
 """Their labels, as text."""
 FACTOR = "{}_factor"
 """Names of the factors that these are of."""
+
+
+class JointLabels(Labels):
+    """Labels of which a message tells the factor, too, where a side has several."""
+
+    def _label(self, dim: str, coords: Mapping[str, NDArray[Any]], index: int) -> str:
+        if (factor := coords.get(FACTOR.format(dim))) is None:
+            return super()._label(dim, coords, index)
+        return f" ({coords[LABEL.format(dim)][index]!s} of {factor[index]!s})"
 
 
 class Joint(NamedTuple):
@@ -97,7 +106,7 @@ class JoinedData(BlockedData):
         return {
             "relations": [own._asdict() for own in self.joints],
             "factors": {
-                name: {"side": own.side, "span": own.span, "labelled": own.labels is not None}
+                name: {"side": own.side, "span": own.span, "labels": own.kind}
                 for name, own in self.axes.items()
             },
             "owner": self.owner.tolist(),
@@ -166,18 +175,20 @@ def join(
             raise OptionError(f"{name} cannot be given for several matrices{advice}")
     matrices, kind = _matrices(given), checked_options(dtype, None)
     _check_names(matrices, relations)
+    if isinstance(unstored, Mapping) and (unknown := set(unstored) - set(matrices)):
+        raise OptionError(
+            f"unstored names {', '.join(map(repr, sorted(unknown)))}, and the matrices are "
+            f"{', '.join(matrices)}"
+        )
     limit = memory_budget(memory_limit)
     share = limit // (2 * len(matrices))  # they are all there while the joint one is made
     parts: dict[str, BlockedData] = {}
     try:
         for name, V in matrices.items():
-            meaning = unstored.get(name) if isinstance(unstored, Mapping) else unstored
-            meaning = None if isinstance(V, BlockedData) else meaning
-            dense = not (isinstance(V, BlockedData) or _is_sparse(V))
             with _naming(name):
                 parts[name] = as_blocks(
                     V, dtype=kind, memory_limit=share, allow_empty=True,
-                    unstored=None if dense else meaning,
+                    unstored=_meaning(name, V, unstored),
                 )  # fmt: skip
             parts[name].refuse_weights(f"a matrix beside others ({name!r})")
         return _joined(parts, dict(relations or {}), blocks, kind, limit, allow_empty)
@@ -222,10 +233,13 @@ def _check_names(matrices: Mapping[str, Any], relations: Mapping[str, Any] | Non
         )
 
 
-def _is_sparse(V: Any) -> bool:
-    """Whether ``unstored`` has a meaning for a matrix, as far as it can be seen."""
-    module = type(V).__module__.partition(".")[0]
-    return module in ("scipy", "sparse", "anndata") or isinstance(V, str)
+def _meaning(name: str, V: Any, unstored: str | Mapping[str, str | None] | None) -> str | None:
+    """What entries mean that a matrix does not store; nothing where it stores them all."""
+    if isinstance(unstored, Mapping):
+        return unstored.get(name)
+    if isinstance(V, BlockedData):
+        return None
+    return None if unstored == "missing" and stores_all(V) else unstored
 
 
 # -- the grid -------------------------------------------------------------------------------
@@ -256,6 +270,18 @@ def _grid(
         (part,) = parts.values()
         return part.grid
     least = max(map(len, groups))
+    if least > min(shape):
+        raise DataError(
+            "the factors on one side of the joint matrix, or sets of rows that some matrices "
+            f"lack, are {least}, and the other side has {min(shape)} rows only; leave a matrix out, "
+            "or take rows that all have"
+        )
+    if least > min(shape):
+        raise DataError(
+            f"the matrices need {least} bands on a side, one for each factor and for each set of "
+            f"rows that the same matrices have, and the joint matrix is {shape[0]} x {shape[1]}: "
+            "leave out rows that few of them have, or matrices"
+        )
     if blocks is not None and not least <= blocks <= min(shape):
         raise OptionError(
             f"blocks must be from {least}, so that every factor has a band of its own, to "
@@ -334,7 +360,7 @@ def _joined(
     storage = Storage(grid, layout.unstored, nbytes=size, budget=limit)
     try:
         for joint in joints:
-            for block, view in _cut(joint, parts[joint.name], by_name, grid):
+            for block, view in _cut(joint, parts[joint.name], by_name, grid, dtype):
                 storage.put(block, view)
                 builder.scan(block, view)
         for block in grid.all_blocks():
@@ -384,7 +410,7 @@ def _labels(factors: Sequence[Axis], given: Sequence[Labels]) -> Labels:
             }
         )
     attrs = {name: told for own in given for name, told in own.attrs.items() if name in dims}
-    return Labels(dims[0], dims[1], coords[0], coords[1], None, attrs)
+    return JointLabels(dims[0], dims[1], coords[0], coords[1], None, attrs)
 
 
 def _pieces(joint: Joint, axis: Axis, bands: Bands) -> Iterator[tuple[int, Index]]:
@@ -414,7 +440,7 @@ def _blocks_of(joint: Joint, axes: Mapping[str, Axis], grid: Grid) -> list[Block
 
 
 def _cut(
-    joint: Joint, part: BlockedData, axes: Mapping[str, Axis], grid: Grid
+    joint: Joint, part: BlockedData, axes: Mapping[str, Axis], grid: Grid, dtype: Any
 ) -> Iterator[tuple[Block, AnyBlock]]:
     """The blocks of a relation, in its unit, from those of its own matrix: a band at a time."""
     sides = _by_side(joint, axes, grid)
@@ -423,7 +449,7 @@ def _cut(
         strip = _strip(part, rows)
         for second, cols in inner.items():
             place = Block(second, first) if joint.turned else Block(first, second)
-            yield place, _piece(strip, cols, joint, part)
+            yield place, _piece(strip, cols, joint, dtype)
 
 
 def _strip(part: BlockedData, rows: Index) -> Any:
@@ -449,19 +475,18 @@ def _strip(part: BlockedData, rows: Index) -> Any:
     return whole if part.col_order is None else whole[:, inverse(part.col_order)]
 
 
-def _piece(strip: Any, cols: Index, joint: Joint, part: BlockedData) -> AnyBlock:
+def _piece(strip: Any, cols: Index, joint: Joint, dtype: Any) -> AnyBlock:
     """Some columns of a strip as a block, turned if the joint matrix has it so."""
-    dtype = part.dtype.type
     own: Any = strip[:, cols]
     own = own.T if joint.turned else own
     if sparse.issparse(own):
         rows = sparse.csr_array(cast("Any", own))
         rows.sort_indices()
-        values = rows.data / dtype(joint.unit) if joint.unit != 1 else rows.data
-        return block_of(rows.indptr, rows.indices, values, rows.shape, part.unstored == "zero")
-    values = own / dtype(joint.unit) if joint.unit != 1 else own
-    values = np.require(values, requirements=["C", "W", "O"])
-    return BlockView(values.copy() if values is strip else values, 0, 0, *values.shape)
+        values = rows.data.astype(dtype) / dtype.type(joint.unit)
+        return block_of(rows.indptr, rows.indices, values, rows.shape, joint.unstored == "zero")
+    values = np.array(own, dtype, order="C")
+    values /= dtype.type(joint.unit)
+    return BlockView(values, 0, 0, *values.shape)
 
 
 def _empty(shape: tuple[int, int], dtype: Any) -> SparseBlock:

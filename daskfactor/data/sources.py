@@ -230,6 +230,14 @@ def as_blocks(
     return sparse_data(source, options, partial(Pairing, cells, source, options))
 
 
+def stores_all(V: Any) -> bool:
+    """Whether an input is dense: then there is no entry that it does not store."""
+    (V,) = all_placed((V,), None)
+    store = _store_at(V, ANYTHING)
+    source = open_input(V, ANYTHING) if store is None else from_blocks(store.known, store.read)
+    return not source.is_sparse
+
+
 def checked_options(
     dtype: DTypeLike, unstored: str | None, workers: int | None = None
 ) -> FloatType:

@@ -104,6 +104,24 @@ class DispersionRule:
         """What a checkpoint keeps of it: what is fixed."""
         return self.fixed
 
+    @memory.setter
+    def memory(self, known: Any) -> None:
+        self.fixed = known
+
+    @property
+    def estimates(self) -> bool:
+        """Whether chains estimate something of it."""
+        return self.fixed is None and not self.drawn
+
+    def settled_at(self, estimate: Any) -> Any:
+        """Return what is fixed in the place of an estimate."""
+        return self.fixed or estimate
+
+    def merged(self, own: Any, estimate: Any) -> Any:
+        """Return an estimate, with a chain's own values where these are drawn or fixed."""
+        del own
+        return estimate
+
     def estimate(self, fit: Fit, at_point: bool = True) -> float:
         """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
         if self.fixed is not None:
@@ -116,8 +134,7 @@ class DispersionRule:
     def fade(self, model: GammaFactors, state: ChainState) -> None:
         """Count the parameters of those components that are left, where some fade."""
         if model.shares_rates:
-            part = np.multiply(*column_sums(state))
-            left = int(np.count_nonzero(part > EVEN * part.mean()))
+            left = components_left(state)
             self.parameters = left * (sum(self.data.shape) - left)
 
     def settle(self, estimate: float, last: bool = True) -> None:
@@ -137,6 +154,12 @@ class DispersionRule:
     def told(self, dispersion: float) -> dict[str, float]:
         """Give the dispersion by the name that results have."""
         return {"dispersion": dispersion}
+
+
+def components_left(state: ChainState) -> int:
+    """Count the components of a state that have not faded."""
+    part = np.multiply(*column_sums(state))
+    return int(np.count_nonzero(part > EVEN * part.mean()))
 
 
 def surely_not_poisson(excess: float, mean: float, count: float, parameters: float) -> bool:

@@ -16,6 +16,7 @@ from daskfactor.inference.dispersion import (
     ColumnDispersions,
     DispersionRule,
     LearntDispersion,
+    components_left,
     most_likely,
     surely_not_poisson,
 )
@@ -86,11 +87,36 @@ class JointDispersion(DispersionRule):
 
     @fixed.setter
     def fixed(self, known: Any) -> None:
-        self.known = self.known if known is None else list(known)
+        self.known = list(known)
 
     @property
     def memory(self) -> Any:
         return list(self.known)
+
+    @memory.setter
+    def memory(self, known: Any) -> None:
+        self.known = list(known)
+
+    @property
+    def estimates(self) -> bool:
+        pairs = zip(self.known, self.learns, strict=True)
+        return any(known is None and not learnt for known, learnt in pairs)
+
+    def settled_at(self, estimate: Any) -> Any:
+        return self.merged(estimate, estimate)
+
+    def merged(self, own: Any, estimate: Any) -> Any:
+        """Return estimates, what is fixed in their place, and of what is drawn a chain's own."""
+        found = np.where(self.learns, own, estimate).tolist()
+        pairs = zip(found, self.known, strict=True)
+        return tuple(other if known is None else known for other, known in pairs)
+
+    def fade(self, model: GammaFactors, state: ChainState) -> None:
+        """Count what those components determine that are left, where some fade."""
+        if model.shares_rates:
+            left = components_left(state) / model.n_components
+            self.freed = left * _parameters_of(model.n_components, self.joined)
+            self.parameters = int(self.freed.sum())
 
     @property
     def first(self) -> Any:
@@ -113,16 +139,14 @@ class JointDispersion(DispersionRule):
         if at_point:
             divisors = np.maximum(self.numbers - self.freed, 0.1 * self.numbers)
         estimated = np.maximum(np.asarray(fit.pearson) / divisors, np.finfo(np.float32).tiny)
-        found = np.where(self.learns, self.found, estimated).tolist()
-        pairs = zip(found, self.known, strict=True)
-        return tuple(own if known is None else known for own, known in pairs)
+        return self.merged(self.found, estimated)
 
     def settle(self, estimate: Any, last: bool = True) -> None:
         if self.settled:
             return
         for number, phi in enumerate(estimate):
             if self.known[number] is None and self.poisson[number]:
-                one, mean = self._in_unit(number, 1.0), self.joints[number].mean
+                one, mean = self._in_unit(number, 1.0), self.joints[number].mean or 1.0
                 about = phi / one - 1.0, mean, self.numbers[number], self.freed[number]
                 if not surely_not_poisson(*about):
                     self.known[number] = one

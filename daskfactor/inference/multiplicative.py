@@ -276,7 +276,7 @@ def run_updates(
             fit, phi = evaluate(executor, data, state, law, floor), hyper.dispersion
         if done >= LAST_LOOK:
             rule.settle(rule.estimate(fit), last=False)
-            phi = rule.fixed or phi
+            phi = rule.settled_at(phi)
         hyper = hyper._replace(dispersion=phi)
         history.append((done, objective(model, state, hyper, fit)))
         if done > LAST_LOOK + FIT_EVERY and tol:

@@ -471,7 +471,7 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     on_event(RunEvent("compile", 0, 1, message="kept on disk"))
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)
     with _tiny(setting, weights) as tiny:
-        small = small.placed(tiny.placed)
+        small = small.placed(tiny.placed if small.joins else None)
         cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
         chain = sampler.chain(Setting(tiny, small, sampler, options, SerialExecutor(), cells), 0)
         chain.start()
@@ -485,12 +485,15 @@ def _tiny(setting: Setting, weights: Any) -> BlockedData:
     """Put 3 x 3 matrices on blocks of the kinds that a run's data have."""
     dtype, data = setting.options.dtype, setting.data
 
-    def matrix(unstored: str | None) -> Any:
-        return TINY if unstored is None else sparse.csr_array(TINY)
+    def matrix(unstored: str | None, values: Any = TINY) -> Any:
+        return values if unstored is None else sparse.csr_array(values)
 
-    if isinstance(data, JoinedData):
+    if isinstance(data, JoinedData) and setting.model.joins:
         told = {own.name: own.unstored for own in data.joints}
-        matrices = {name: matrix(unstored) for name, unstored in told.items()}
+        size = max(len(TINY), len(data.axes))  # bands enough for every factor
+        matrices = {
+            name: matrix(unstored, np.resize(TINY, (size, size))) for name, unstored in told.items()
+        }
         between = {own.name: Relation(*own.axes) for own in data.joints}
         return join(matrices, between, dtype=dtype, allow_empty=True, unstored=told)
     given = {"dtype": dtype, "unstored": data.unstored, "weights": weights}
@@ -573,7 +576,7 @@ def described(
         **({} if labels.name is None else {"name": labels.name}),
         **labels.about,
         **labels.folded,
-        **({} if data.placed is None else {"placed": data.placed}),
+        **({"placed": data.placed} if data.placed and len(data.placed["relations"]) > 1 else {}),
     }
     return {
         "dims": (labels.row_dim, labels.col_dim),

@@ -152,13 +152,14 @@ def session(
     running, told = split(options)
 
     def load(stack: ExitStack) -> tuple[BlockedData, str]:
+        own = V
         if isinstance(V, dict) and not model.joins:
-            model.placed({})
+            own = next(iter(V.values())) if len(V) == 1 else model.placed({})
         data: BlockedData
         if model.joins:
             data = join(V, model.relations, **wanted, **told)
         else:
-            data = as_blocks(V, **wanted, **told)
+            data = as_blocks(own, **wanted, **told)
         if data is not V:
             stack.callback(data.close)
         if not weighed:

@@ -309,5 +309,7 @@ def _cells_of(monitor: dict[str, Any], data: JoinedData) -> Cells | None:
             raise OptionError(f"monitor names {name!r}, and the matrices are {', '.join(known)}")
         named = cell_positions(cells, data.part_shape(name), ("row", "column"), MONITOR)
         found.append(data.cells_of(name, *named))
+    if not found:
+        return None
     rows, cols = (np.concatenate(own) for own in zip(*found, strict=True))
     return (rows, cols) if rows.size else None

@@ -134,7 +134,7 @@ def best_of(
         rule = dispersion_rule(model, data, assumed)
         found = run_updates(data, model, state, executor, rule, SHORT, on_step=tell)
         if best is not None:
-            phi = min(one.hyper.dispersion for one in (best, found))
+            phi = smaller(*(one.hyper.dispersion for one in (best, found)))
             values = [_value(one, phi, data, model, executor) for one in (best, found)]
             found = found if values[1] < values[0] else best
         best = found
@@ -148,9 +148,16 @@ def _value(
     """Return the objective of a point at a dispersion, which the law itself may depend on."""
     hyper = relevance(data, model, point.state, point.hyper._replace(dispersion=phi))
     law, fit = model.at(hyper)[0], point.fit
-    if law.numbers:
+    if law.numbers or model.joins:
         fit = evaluate(executor, data, point.state, law, mean_floor(data, law))
     return objective(model, point.state, hyper, fit)
+
+
+def smaller(one: Any, other: Any) -> Any:
+    """Return the smaller of two dispersions; of several matrices, of each."""
+    if isinstance(one, tuple):
+        return tuple(map(min, one, other))
+    return min(one, other)
 
 
 class Climb(NamedTuple):
@@ -196,7 +203,7 @@ def climb(
     enough = FADED if model.shares_rates else enough
     while rise > enough and done + FIT_EVERY <= most:
         rule.settle(phi, last=False)
-        phi = rule.fixed or phi
+        phi = rule.settled_at(phi)
         hyper = relevance(data, model, state, point.hyper._replace(dispersion=phi))
         fit = point.fit
         before = now = objective(model, state, hyper, fit)
@@ -205,7 +212,7 @@ def climb(
         done += FIT_EVERY // TRIO * TRIO
         rule.fade(model, state)
         # What fading components leave unexplained must not make the others fade.
-        phi = min(phi, rule.estimate(fit)) if model.shares_rates else rule.estimate(fit)
+        phi = smaller(phi, rule.estimate(fit)) if model.shares_rates else rule.estimate(fit)
         rise = (before - now) / model.likelihood.at(phi)[1] / max(rule.parameters, 1)
         point = PointFit(state, hyper, fit, [*point.objective, (done, now)])
         tell(done)

@@ -30,6 +30,7 @@ from daskfactor.options import OnWeighed, verb
 from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_trace
 from daskfactor.results.schema import beside
+from daskfactor.results.views import UNSETTLED
 from daskfactor.urls import placed
 
 Array = NDArray[Any]
@@ -137,6 +138,12 @@ def transform(
     given = given_by(trace, factor, draws, POINT_DRAWS if point else None)
     if getattr(V, "dims", None) == given.dims[::-1] and V.ndim == len(set(V.dims)) == 2:
         V = V.transpose()
+    if isinstance(trace, xr.DataTree) and UNSETTLED in trace.attrs:
+        raise OptionError(
+            "this view is of a run that learnt rates or shapes of priors together with other "
+            "matrices, so that rows of one matrix alone cannot be drawn; give them numbers, or "
+            "sample with the new rows among the others"
+        )
     if given.model.joins:
         raise OptionError(
             "new rows are those of one matrix: pass view(run, name) of a run of several"

@@ -126,7 +126,7 @@ class TweedieChain(Chain):
         setting = self.setting
         data, model, executor = setting.data, self.model, setting.executor
         if isinstance(first, TweedieChain):
-            self.rule.fixed, self.rule.settled = first.rule.fixed, first.rule.settled
+            self.rule.memory, self.rule.settled = first.rule.memory, first.rule.settled
         lead, passes = first if isinstance(first, TweedieChain) else self, setting.warm_passes
         state, on_step = first_state(setting, lead.maker, self.number, on_step)
         drawn = setting.init.kind == DRAWS and not passes[1]
@@ -142,7 +142,7 @@ class TweedieChain(Chain):
         estimate = self.rule.estimate(fit, at_point=not drawn)
         self.rule.settle(estimate)
         self.rule.begin(state, estimate)
-        self.hyper = model.resolve(data.level, self.rule.fixed or estimate)
+        self.hyper = model.resolve(data.level, self.rule.settled_at(estimate))
         if not drawn:
             self._level(state)
         if setting.temperature is not None:
@@ -323,7 +323,7 @@ class TweedieChain(Chain):
         self.hyper = Hyperparameters(*values)
         self.log_hyper = memory.get("log_hyper", 0.0)  # runs of older versions have none
         self.effective = memory.get("effective", 0.0)
-        self.rule.fixed = memory["fixed"]
+        self.rule.memory = memory["fixed"]
         self.normalizer = memory["normalizer"]
         noise, self.noise_draws = memory.get("noise", (0.0, 0))
         self.noise_sum = np.asarray(noise)
@@ -395,8 +395,9 @@ class TweedieChain(Chain):
         if self.fits is not None and fine.fits:
             latest = fine.fits[max(fine.fits)].negative_divergence
             self.fits = self.fits[0], latest
-        if end <= self.setting.frozen_from and self.rule.fixed is None and not self.rule.drawn:
+        if end <= self.setting.frozen_from and self.rule.estimates:
             estimate = self.rule.estimate(fine.fits[fine.cycle - 1], at_point=False)
+            estimate = self.rule.merged(self.hyper.dispersion, estimate)
             self.hyper = self.hyper._replace(dispersion=estimate)
             self._follow_dispersion()
         if end >= self.setting.options.tune:
@@ -408,10 +409,10 @@ class TweedieChain(Chain):
     @property
     def estimate(self) -> Any:
         tuning = self.cycle <= self.setting.frozen_from
-        estimated = self.rule.fixed is None and not self.rule.drawn
-        return self.hyper.dispersion if tuning and estimated else None
+        return self.hyper.dispersion if tuning and self.rule.estimates else None
 
     def take_dispersion(self, dispersion: Any) -> None:
+        dispersion = self.rule.merged(self.hyper.dispersion, dispersion)
         if dispersion != self.hyper.dispersion:
             self.hyper = self.hyper._replace(dispersion=dispersion)
             self._follow_dispersion()

@@ -214,6 +214,11 @@ class JointLaw(Likelihood):
     def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: float) -> Array:
         raise self._refuse()
 
+    def observation_variance(
+        self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float
+    ) -> Array:
+        raise self._refuse()
+
     def interval(
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float, level: float = 0.9
     ) -> tuple[Array, Array]:
@@ -304,14 +309,30 @@ class Coupled(GammaFactors):
         ]
         return *super().learnt, *drawn
 
-    def placed(self, places: Mapping[str, Any] | None) -> Self:
-        """Give the model of matrices in their places, with a law for each of them."""
+    def check_settled(self, purpose: str) -> None:
+        """Refuse priors that are learnt; a point estimate tells a dispersion of each matrix."""
+        told = {
+            name: replace(own, dispersion=1.0) if own.law == NEGATIVE_BINOMIAL else own
+            for name, own in (self.relations or {}).items()
+        }
+        super(Coupled, replace(self, relations=told or None)).check_settled(purpose)
+
+    def _of_one(self, relation: Relation) -> Any:
+        """Give the model of one matrix."""
+        priors = {n: getattr(self, n) for n in ("rate_w", "rate_h", "shape_w", "shape_h")}
+        return replace(relation.model(self.n_components), **priors)
+
+    def placed(self, places: Mapping[str, Any] | None) -> Any:
+        """Give the model of matrices in their places, with a law for each; of one, its own."""
         if places is None:
             return super().placed(places)
         known, found = self.relations or {}, {}
         for own in places["relations"]:
             relation = known.get(own["name"]) or Relation()
             found[own["name"]] = relation.settled(own["is_integer"], own["minimum"])
+        if len(found) == 1:
+            (relation,) = found.values()
+            return self._of_one(relation)
         return replace(self, relations=found, places=places)
 
     def in_unit(self, name: str, dispersion: float, to: bool = True) -> float:
@@ -321,6 +342,12 @@ class Coupled(GammaFactors):
         law = _law(self.relation(name))
         factor = unit**-law.beta if isinstance(law, Tweedie) else unit
         return float(dispersion * factor if to else dispersion / factor)
+
+    def told(self, dispersion: Any) -> dict[str, Any]:
+        """Give dispersions, one for each matrix, by their names and in units of the data."""
+        pairs = zip(self.relations or {}, dispersion, strict=True)
+        found = {f"dispersion_{name}": self.in_unit(name, phi, to=False) for name, phi in pairs}
+        return {"dispersion": 1.0} | found
 
     def relation(self, name: str) -> Relation:
         """Give a relation by name."""

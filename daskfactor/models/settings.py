@@ -330,7 +330,7 @@ class FactorModel(StoredModel, ABC):
     def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse data whose rows or columns the model does not fit."""
 
-    def placed(self, places: Mapping[str, Any] | None) -> Self:
+    def placed(self, places: Mapping[str, Any] | None) -> Any:
         """The model of data that are several matrices in their places, see `joins`.
 
         Raises
@@ -344,6 +344,10 @@ class FactorModel(StoredModel, ABC):
                 'sample({"rna": V1, "adt": V2}, Coupled(10))'
             )
         return self
+
+    def told(self, dispersion: Any) -> dict[str, Any]:
+        """Dispersions by the names that results have, in units of the data."""
+        return {"dispersion": dispersion}
 
     def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
         """The model with a number of components, for data of this shape with these labels."""

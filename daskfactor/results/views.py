@@ -14,13 +14,16 @@ import xarray as xr
 from daskfactor.data.joined import FACTOR, LABEL, SIDES
 from daskfactor.errors import OptionError
 from daskfactor.models import model_from_dict
-from daskfactor.models.coupled import Coupled
 from daskfactor.options import near_name
 from daskfactor.results.schema import CELL_INDICES, MOMENTS, MONITOR, factor_dims
 from daskfactor.results.trace import Trace, as_tree, draw_weights
 
 POSTERIORS = ("posterior", "posterior_coarse")
 COMPONENT = "component"
+ONE, OTHER = "daskfactor component", "daskfactor other component"
+"""Dimensions that no factor of a user's is called like."""
+UNSETTLED = "learnt_priors"
+"""Attribute of a view whose run learnt rates or shapes of priors."""
 
 
 def view(trace: Trace, name: str) -> xr.DataTree:
@@ -83,10 +86,16 @@ def factors(trace: Trace) -> dict[str, xr.DataArray]:
     Raises
     ------
     OptionError
-        If the run is of one matrix.
+        If the run is of one matrix, or kept no draws.
     """
     tree = as_tree(trace)
-    placed, group = _placed(tree), tree["posterior"].to_dataset()
+    placed = _placed(tree)
+    if POSTERIORS[0] not in tree.children:
+        raise OptionError(
+            "factors are those of draws, and the run kept none; "
+            'view(run, name)["posterior_moments"] has their means and variances'
+        )
+    group = tree[POSTERIORS[0]].to_dataset()
     return {name: _factor(group, "", placed, name, factor_dims(tree)) for name in placed["factors"]}
 
 
@@ -96,14 +105,14 @@ def explained_variance(trace: Trace) -> xr.DataArray:
     .. math:: R_k = \frac{\mathrm{Cov}(\mu_k, \mu)}{\mathrm{Var}(\mu) + \overline{\phi V(\mu)}},
         \qquad \mu_k = w_k h_k
 
-    over all cells of a matrix, with the law's variance of an observation at its mean: shares of
+    over all cells of a matrix, with the law's variance of observations at their means: shares of
     components add up to what the model explains, and the rest is noise.
 
     Parameters
     ----------
     trace
         Result of :func:`sample` that kept draws, of several matrices or of one, or the path of
-        its store. Of each draw; particles by their weight.
+        its store..
 
     Returns
     -------
@@ -117,7 +126,7 @@ def explained_variance(trace: Trace) -> xr.DataArray:
         If no draws were kept.
     """
     tree = as_tree(trace)
-    if not tree["posterior"].sizes["draw"]:
+    if POSTERIORS[0] not in tree.children or not tree["posterior"].sizes["draw"]:
         raise OptionError("shares of variance are those of draws, and the run kept none")
     if draw_weights(tree) is not None:
         raise OptionError("shares of variance are those of draws of equal weight, not of particles")
@@ -133,23 +142,34 @@ def explained_variance(trace: Trace) -> xr.DataArray:
 def _shares(run: xr.DataTree) -> xr.DataArray:
     """Shares of the components of one matrix, from sums over its rows and over its columns."""
     group, dims = run["posterior"].to_dataset(), factor_dims(run)
-    W = group["W"].rename({COMPONENT: "k"}).astype(np.float64)
-    H = group["H"].rename({COMPONENT: "k"}).astype(np.float64)
+    W = group["W"].rename({COMPONENT: ONE}).astype(np.float64)
+    H = group["H"].rename({COMPONENT: ONE}).astype(np.float64)
     cells = group.sizes[dims[0]] * group.sizes[dims[1]]
     both = _gram(W, dims[0]) * _gram(H, dims[1]) / cells
     means = W.mean(dims[0]) * H.mean(dims[1])
-    total = means.sum("k")
-    explained = both.sum("l") - means * total
+    total = means.sum(ONE)
+    explained = both.sum(OTHER) - means * total
     model = model_from_dict(json.loads(run.attrs["model"]))
-    level = total.values
-    noise = model.likelihood.variance(level, float(run.attrs["dispersion"]))
-    shares = explained / (explained.sum("k") + xr.DataArray(noise, total.coords, total.dims))
-    return shares.rename(k=COMPONENT)
+    spread = explained.sum(ONE)
+    noise = _noise(model.likelihood, float(run.attrs["dispersion"]), total.values, spread.values)
+    return (explained / (spread + noise)).rename({ONE: COMPONENT})
+
+
+def _noise(likelihood: Any, dispersion: float, level: Any, spread: Any) -> xr.DataArray:
+    """Mean of the law's variance, (chain, draw), over means of this level and variance.
+
+    By its slope and curvature at the level: exact where it is constant, linear or a square.
+    """
+    step = np.where(level == 0, 1.0, 0.5 * np.abs(level))
+    low, at, high = (
+        likelihood.variance(level + side * step, dispersion) for side in (-1.0, 0.0, 1.0)
+    )
+    return xr.DataArray(at + 0.5 * spread * (high - 2 * at + low) / step**2, dims=("chain", "draw"))
 
 
 def _gram(factor: xr.DataArray, dim: str) -> xr.DataArray:
     """Sums of products of any two components over rows, (k, l)."""
-    found: xr.DataArray = xr.dot(factor, factor.rename(k="l"), dim=dim)
+    found: xr.DataArray = xr.dot(factor, factor.rename({ONE: OTHER}), dim=dim)
     return found
 
 
@@ -178,12 +198,15 @@ def _factor(
     side, (start, stop) = own["side"], own["span"]
     dim = dims[side]
     values = group["WH"[side] + suffix].isel({dim: slice(start, stop)})
-    labels = values.coords.get(LABEL.format(SIDES[side])) if dim != name else None
+    labels = values.coords.get(LABEL.format(SIDES[side]))
     for coord in (FACTOR, LABEL):
         values = values.drop_vars(coord.format(SIDES[side]), errors="ignore")
     values = values.rename({dim: name}) if dim != name else values
-    if labels is not None and own["labelled"]:
-        values = values.assign_coords({name: labels.values})
+    if labels is not None and own["labels"] is not None:
+        kept = (
+            labels.values if own["labels"].startswith("|O") else labels.values.astype(own["labels"])
+        )
+        values = values.assign_coords({name: kept})
     leading = [d for d in values.dims if d not in (name, COMPONENT)]
     return values.transpose(*leading, name, COMPONENT)
 
@@ -197,8 +220,7 @@ class _Place:
         self.dims = factor_dims(tree)
         self.sizes = [np.ptp(placed["factors"][axis]["span"]).item() for axis in self.axes]
         model = model_from_dict(json.loads(tree.attrs["model"]))
-        assert isinstance(model, Coupled)
-        assert model.relations is not None
+        self.learnt = any(not own.name.startswith("dispersion") for own in model.learnt)
         shapes = [tree.attrs.get("shape_w", 1.0), tree.attrs.get("shape_h", 1.0)]
         rates: list[Any] = [tree.attrs.get("rate_w"), tree.attrs.get("rate_h")]
         if own["turned"]:
@@ -210,7 +232,9 @@ class _Place:
             self.told |= {"rate_w": rates[0], "rate_h": rates[1] / self.unit}
         given = {n: float(v) for n, v in self.told.items() if n.startswith(("rate", "shape"))}
         self.model = model.relations[self.name].alone(
-            tree["posterior"].sizes[COMPONENT], float(self.told["dispersion"]), **given
+            next(tree[n].sizes[COMPONENT] for n in (*POSTERIORS, MOMENTS) if n in tree.children),
+            float(self.told["dispersion"]),
+            **given,
         )
 
     @classmethod
@@ -241,6 +265,7 @@ class _Place:
         return (
             attrs
             | self.told
+            | ({UNSETTLED: 1} if self.learnt else {})
             | {
                 "trace_id": f"{attrs['trace_id']}-{self.name}",
                 "model": json.dumps(model),

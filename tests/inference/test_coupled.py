@@ -1,0 +1,519 @@
+"""Runs of several matrices: the bits of one alone, of every executor and of a resumed run, what is
+learnt of missing rows and dispersions, and what results of them go into."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anndata
+import mudata
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import xarray as xr
+from numpy.typing import NDArray
+
+import daskfactor as dfac
+from daskfactor.errors import DaskfactorError, ModelError, OptionError
+from daskfactor.inference import setting
+
+Array = NDArray[Any]
+RUN: dict[str, Any] = {"draws": 6, "tune": 4, "random_seed": 7, "progressbar": False}
+SHORT = {"warm_start": 3}
+RNG = np.random.default_rng(21)
+
+
+def _counts(rows: int, columns: int, seed: int) -> Array:
+    rng = np.random.default_rng(seed)
+    mean = rng.gamma(1, 1, (rows, 2)) @ rng.gamma(1, 1.5, (2, columns))
+    return np.asarray(rng.poisson(mean), np.float32)
+
+
+COUNTS = _counts(24, 18, 3)
+LABELS = np.array([f"c{number}" for number in range(24)])
+
+
+def mixed() -> dict[str, Any]:
+    """Dense values with gaps, some rows in another order, observed zeros, and ratings."""
+    rng = np.random.default_rng(5)
+    values = rng.normal(4, 1, (15, 6)).astype(np.float32)
+    values[rng.random(values.shape) < 0.2] = np.nan
+    rated = np.where(rng.random((24, 7)) < 0.5, rng.integers(1, 6, (24, 7)), 0)
+    return {
+        "rna": anndata.AnnData(sp.csr_matrix(COUNTS), pd.DataFrame(index=LABELS)),
+        "adt": xr.DataArray(values, {"cell": rng.permutation(LABELS)[:15]}, ["cell", "protein"]),
+        "rated": anndata.AnnData(sp.csr_matrix(rated, dtype="f4"), pd.DataFrame(index=LABELS)),
+        "features": np.abs(rng.normal(2, 1, (7, 5))).astype(np.float32),
+    }
+
+
+def annotated(values: Any, labels: Array, column: str) -> anndata.AnnData:
+    names = [f"{column}{number}" for number in range(values.shape[1])]
+    return anndata.AnnData(values, pd.DataFrame(index=labels), pd.DataFrame(index=names))
+
+
+RELATIONS = {
+    "rna": dfac.Relation("cell", "gene", law="poisson"),
+    "adt": dfac.Relation("cell", "protein", law="normal"),
+    "rated": dfac.Relation("cell", "item", law="negative binomial", weight=0.7),
+    "features": dfac.Relation("item", "feature", law="gamma", dispersion=0.5),
+}
+MIXED = dfac.Coupled(2, relations=RELATIONS)
+READ: dict[str, Any] = {"unstored": {"rna": "zero", "rated": "missing"}, "blocks": 5}
+WATCHED = {"adt": ([0, 3, 14], [5, 0, 2]), "features": ([6, 0], [4, 4])}
+
+
+def same(one: Any, other: Any) -> bool:
+    groups = [group for group in one.children if group.startswith(("posterior", "monitor"))]
+    assert groups
+    return all(one[group].to_dataset().equals(other[group].to_dataset()) for group in groups)
+
+
+def equal_bits(one: Any, other: Any, transform: Any = np.asarray) -> None:
+    for name in "WH":
+        first, second = (transform(run["posterior"][name].values) for run in (one, other))
+        assert first.tobytes() == second.tobytes(), name
+
+
+# -- the same bits --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zeros", ["dense", "sparse"])
+@pytest.mark.parametrize(
+    "sampler",
+    [dfac.PSGLD(**SHORT), dfac.SGHMC(**SHORT), dfac.BlockHMC(steps=2, **SHORT)],
+    ids=lambda own: own.name,
+)
+def test_one_relation_is_a_matrix_alone_bit_for_bit(sampler: Any, zeros: str) -> None:
+    V = COUNTS if zeros == "dense" else sp.csr_array(COUNTS)
+    settings = RUN | {"blocks": 3, "unstored": None if zeros == "dense" else "zero"}
+    relation = dfac.Relation("cell", "gene", law="poisson", dispersion=1.0)
+    coupled = dfac.sample({"a": V}, dfac.Coupled(2, relations={"a": relation}), sampler, **settings)
+    alone = dfac.sample(V, dfac.TweedieNMF(2, dispersion=1.0), sampler, **settings)
+    equal_bits(coupled, alone)
+    lp = [run["sample_stats"]["lp"].values for run in (coupled, alone)]
+    np.testing.assert_allclose(*lp, rtol=1e-6)
+    own = dfac.view(coupled, "a")
+    equal_bits(own, alone)
+    for name in ("dispersion", "rate_w", "rate_h"):
+        assert own.attrs[name] == alone.attrs[name]
+
+
+@pytest.mark.parametrize("executor", ["threads", "tasks"])
+def test_every_executor_gives_the_same_bits(executor: str, serial: xr.DataTree) -> None:
+    options = RUN | READ | {"monitor": WATCHED, "executor": executor}
+    assert same(dfac.sample(mixed(), MIXED, dfac.PSGLD(**SHORT), **options), serial)
+
+
+@pytest.fixture(scope="module")
+def serial() -> xr.DataTree:
+    options = RUN | READ | {"monitor": WATCHED, "executor": "serial"}
+    return dfac.sample(mixed(), MIXED, dfac.PSGLD(**SHORT), **options)
+
+
+SAMPLERS = [
+    dfac.PSGLD(transition="cir", **SHORT),
+    dfac.PSGRRLD(**SHORT),
+    dfac.SGLD(**SHORT),
+    dfac.LangevinDynamics(**SHORT),
+    dfac.SGHMC(**SHORT),
+    dfac.HMC(steps=2, **SHORT),
+    dfac.BlockHMC(steps=2, **SHORT),
+]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda own: own.name)
+def test_every_sampler_takes_them(sampler: Any) -> None:
+    trace = dfac.sample(mixed(), MIXED, sampler, **RUN | READ)
+    assert trace["posterior"]["W"].shape[-2:] == (24 + 5, 2)
+    for name in ("W", "H"):
+        assert (trace["posterior"][name] >= 0).all()
+        assert np.isfinite(trace["posterior"][name]).all()
+    assert np.isfinite(trace["sample_stats"]["lp"]).all()
+
+
+def test_gibbs_and_dsgd_refuse_and_multiplicative_updates_fit() -> None:
+    with pytest.raises(ModelError, match="counts of one matrix, not several"):
+        dfac.sample(mixed(), MIXED, dfac.Gibbs(), **RUN | READ)
+    options = {"random_seed": 1, "progressbar": False} | READ
+    with pytest.raises(OptionError, match="DSGD fits one matrix, not several"):
+        dfac.optimize(mixed(), MIXED, dfac.DSGD(), **options)
+    point = dfac.optimize(mixed(), MIXED, **options)
+    assert np.isfinite(point["W"]).all()
+    told = {name: point.attrs[f"dispersion_{name}"] for name in RELATIONS}
+    assert told["features"] == pytest.approx(0.5)
+    assert 0 < told["rated"] < 1
+    assert 0.5 < told["adt"] < 10  # in units of the data; in those of their mean it is a tenth
+    begun = dfac.sample(mixed(), MIXED, dfac.PSGLD(), init=point, **RUN | READ)
+    assert np.isfinite(begun["sample_stats"]["lp"]).all()
+
+
+# -- stores ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sampler", [dfac.PSGLD(**SHORT), dfac.BlockHMC(steps=2, **SHORT)], ids=lambda own: own.name
+)
+def test_a_resumed_run_is_an_unbroken_one_bit_for_bit(sampler: Any, tmp_path: Path) -> None:
+    options = RUN | READ | {"monitor": WATCHED}
+    whole = dfac.sample(mixed(), MIXED, sampler, store=tmp_path / "whole.zarr", **options)
+    first = options | {"draws": 3}
+    dfac.sample(mixed(), MIXED, sampler, store=tmp_path / "half.zarr", **first)
+    again = dfac.resume(tmp_path / "half.zarr", draws=3, V=mixed(), progressbar=False)
+    assert same(again, whole)
+    for name, own in whole.attrs.items():
+        if name.startswith("dispersion"):
+            assert again.attrs[name] == own, name
+    one, other = (dfac.view(tmp_path / name, "adt") for name in ("whole.zarr", "half.zarr"))
+    assert same(one, other)
+
+
+class Stopped(Exception):
+    """A run that is broken off."""
+
+
+@pytest.mark.parametrize("phase", ["tune", "draw"])
+def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(
+    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setting, "LONGEST_SEGMENT", 3)
+    monkeypatch.setattr("daskfactor.inference.sampling.CHECKPOINT_SECONDS", 0, raising=False)
+    options = RUN | READ | {"draws": 20, "tune": 10, "monitor": WATCHED}
+    arguments = mixed(), MIXED, dfac.SGHMC(**SHORT)
+    whole = dfac.sample(*arguments, **options)
+
+    def stop(event: Any) -> None:
+        if event.phase == phase and event.done > event.total // 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        dfac.sample(*arguments, store=tmp_path / "run.zarr", callback=stop, **options)
+    again = dfac.resume(tmp_path / "run.zarr", V=mixed(), progressbar=False)
+    assert same(again, whole)
+
+
+def test_what_resume_needs_and_refuses(tmp_path: Path) -> None:
+    store = tmp_path / "run.zarr"
+    dfac.sample(mixed(), MIXED, dfac.PSGLD(**SHORT), store=store, **RUN | READ)
+    with pytest.raises(DaskfactorError, match="made from several matrices that are not kept"):
+        dfac.resume(store, draws=2, progressbar=False)
+    other = mixed()
+    other["features"] = other["features"] + 1
+    with pytest.raises(DaskfactorError):
+        dfac.resume(store, draws=2, V=other, progressbar=False)
+    del other["features"]
+    with pytest.raises(DaskfactorError, match="features is in one only"):
+        dfac.resume(store, draws=2, V=other, progressbar=False)
+
+
+def test_monitored_cells_are_named_by_matrix_and_come_back_so(serial: xr.DataTree) -> None:
+    for name, (rows, cols) in WATCHED.items():
+        run = dfac.view(serial, name)
+        watched = dfac.monitored(run)
+        cells = watched["row_index"].values, watched["column_index"].values
+        group = run["posterior"]
+        mu = (group["W"].values[0].astype("f8") @ group["H"].values[0])[:, cells[0], cells[1]]
+        np.testing.assert_allclose(watched["mean"], mu.mean(axis=0), rtol=1e-5)
+        axis = RELATIONS[name].rows
+        given = mixed()[name]
+        if axis == "cell":  # its rows are in an order of their own
+            labels = given["cell"].values[rows]
+            np.testing.assert_array_equal(group["cell"].values[cells[0]], labels)
+        else:
+            np.testing.assert_array_equal(cells[0], rows)
+        np.testing.assert_array_equal(cells[1], cols)
+
+
+def test_monitors_that_are_refused_or_empty() -> None:
+    options = RUN | {"draws": 1, "tune": 1}
+    data = {"a": COUNTS, "b": COUNTS}
+    with pytest.raises(OptionError, match="monitor names 'c', and the matrices are a, b"):
+        dfac.sample(data, dfac.Coupled(2), monitor={"c": ([0], [0])}, **options)
+    with pytest.raises(OptionError):
+        dfac.sample(data, dfac.Coupled(2), monitor={"a": ([24], [0])}, **options)
+    assert "monitor" not in dfac.sample(data, dfac.Coupled(2), monitor={}, **options).children
+
+
+# -- what is learnt -------------------------------------------------------------------------
+
+
+class Problem(NamedTuple):
+    """Three views; the second lacks half of the rows, and one component is of the first only."""
+
+    given: dict[str, Any]
+    full: dict[str, Array]
+    mean: dict[str, Array]
+    W: Array
+    seen: Array
+    rows: Array
+    trace: xr.DataTree
+
+
+NOISE, ALPHA = 2.25, 0.2
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    rng = np.random.default_rng(4)
+    rows = np.array([f"r{number}" for number in range(120)])
+    W = rng.gamma(1, 1, (120, 4))
+    H = {
+        name: rng.gamma(1, 1, (4, n)) for name, n in (("counts", 40), ("normal", 25), ("over", 30))
+    }
+    H["normal"][3] = H["over"][3] = 0
+    mean = {name: 3 * W @ own for name, own in H.items()}
+    full = {
+        "counts": rng.poisson(mean["counts"]),
+        "normal": rng.normal(mean["normal"], NOISE**0.5),
+        "over": rng.negative_binomial(1 / ALPHA, 1 / (1 + ALPHA * mean["over"])),
+    }
+    seen = np.arange(120) % 2 == 0
+    given = {
+        name: xr.DataArray(own.astype(np.float32), {"row": rows}, ["row", name])
+        for name, own in full.items()
+    }
+    given["normal"] = given["normal"][seen]
+    relations = {name: dfac.Relation() for name in full}
+    relations["over"] = dfac.Relation(law="negative binomial")
+    options: Any = {"draws": 200, "tune": 200, "random_seed": 1, "progressbar": False}
+    trace = dfac.sample(given, dfac.Coupled(4, relations=relations), dfac.BlockHMC(), **options)
+    return Problem(given, full, mean, W, seen, rows, trace)
+
+
+def error(found: Any, truth: Array) -> float:
+    return float(np.sqrt(np.mean((np.asarray(found) - truth) ** 2)))
+
+
+def test_missing_rows_are_predicted_from_the_other_views(problem: Problem) -> None:
+    cold, truth = problem.rows[~problem.seen], problem.full["normal"][~problem.seen]
+    found = dfac.predict(dfac.view(problem.trace, "normal"), rows=cold).compute()
+    np.testing.assert_array_equal(found["row"], cold)
+    inside = (found["lower"].values <= truth) & (truth <= found["upper"].values)
+    assert 0.85 < inside.mean() < 0.95
+    # A fit of this view alone knows nothing of these rows but the prior.
+    blank = np.where(problem.seen[:, None], problem.full["normal"], np.nan).astype(np.float32)
+    options: Any = {"draws": 60, "tune": 60, "random_seed": 1, "progressbar": False}
+    with dfac.as_blocks(blank, allow_empty=True) as data:
+        alone = dfac.sample(data, dfac.TweedieNMF(4, beta=2.0), dfac.BlockHMC(), **options)
+    prior = dfac.predict(alone, rows=np.flatnonzero(~problem.seen))["mean"]
+    own = error(found["mean"], truth)
+    assert own < 0.5 * error(problem.full["normal"][problem.seen].mean(axis=0), truth)
+    assert own < 0.5 * error(prior, truth)
+    assert own < 1.6 * NOISE**0.5  # what nobody could know
+
+
+def test_dispersions_are_found(problem: Problem) -> None:
+    attrs = problem.trace.attrs
+    assert attrs["dispersion_counts"] == 1.0
+    assert attrs["dispersion_normal"] == pytest.approx(NOISE, rel=0.15)
+    assert attrs["dispersion_over"] == pytest.approx(ALPHA, rel=0.15)
+    for name in ("normal", "over"):
+        own = dfac.view(problem.trace, name)
+        assert own.attrs["dispersion"] == attrs[f"dispersion_{name}"]
+
+
+def test_shares_of_variance_add_up_and_tell_what_only_one_view_has(problem: Problem) -> None:
+    shares = dfac.explained_variance(problem.trace)
+    assert shares.dims == ("chain", "draw", "view", "component")
+    assert shares["view"].values.tolist() == list(problem.full)
+    naive = {name: naive_shares(problem.trace, name) for name in problem.full}
+    for name, own in naive.items():
+        np.testing.assert_allclose(shares.sel(view=name)[0], own, rtol=1e-4, atol=1e-5)
+    W = dfac.factors(problem.trace)["row"].mean(("chain", "draw")).values
+    (apart,) = [int(np.argmax(np.corrcoef(problem.W[:, 3], W.T)[0, 1:]))]
+    means = shares.mean(("chain", "draw"))
+    assert means.sel(view="counts")[apart] > 0.1
+    for name in ("normal", "over"):
+        assert abs(means.sel(view=name)[apart]) < 0.05
+    # Noise makes up what the means do not.
+    spread = {name: own.var() for name, own in problem.mean.items()}
+    noise = {
+        "counts": problem.mean["counts"].mean(),
+        "normal": NOISE,
+        "over": (problem.mean["over"] + ALPHA * problem.mean["over"] ** 2).mean(),
+    }
+    for name in problem.full:
+        true = spread[name] / (spread[name] + noise[name])
+        assert float(means.sel(view=name).sum()) == pytest.approx(true, abs=0.05)
+
+
+def naive_shares(trace: xr.DataTree, name: str) -> Array:
+    """Shares of every draw from all cells."""
+    run, found = dfac.view(trace, name), []
+    for W, H in zip(run["posterior"]["W"].values[0], run["posterior"]["H"].values[0], strict=True):
+        parts = W.T[:, :, None].astype(np.float64) * H[:, None, :]
+        mu = parts.sum(axis=0)
+        phi = run.attrs["dispersion"]
+        law = {"counts": phi * mu, "normal": np.full_like(mu, phi), "over": mu + phi * mu**2}[name]
+        covariances = [np.mean(own * mu) - own.mean() * mu.mean() for own in parts]
+        found.append(np.array(covariances) / (mu.var() + law.mean()))
+    return np.array(found)
+
+
+def test_a_run_of_one_matrix_has_shares_too_and_no_views() -> None:
+    trace = dfac.sample(COUNTS, dfac.TweedieNMF(2), dfac.PSGLD(**SHORT), **RUN)
+    assert dfac.explained_variance(trace)["view"].values.tolist() == ["data"]
+    with pytest.raises(OptionError, match="a run of one matrix"):
+        dfac.view(trace, "a")
+    with pytest.raises(OptionError, match="a run of one matrix"):
+        dfac.factors(trace)
+
+
+def test_of_a_run_that_kept_no_draws_a_view_has_moments() -> None:
+    given = {"a": COUNTS, "b": 2 * COUNTS}
+    trace = dfac.sample(given, dfac.Coupled(2), dfac.PSGLD(**SHORT), keep="moments", **RUN)
+    draws = dfac.sample(given, dfac.Coupled(2), dfac.PSGLD(**SHORT), **RUN)
+    found = dfac.view(trace, "b")["posterior_moments"]
+    whole = dfac.view(draws, "b")["posterior"]["H"]
+    np.testing.assert_allclose(found["H_mean"][0], whole[0].mean("draw"), rtol=1e-4)
+    np.testing.assert_allclose(found["H_var"][0], whole[0].var("draw"), rtol=1e-3)
+    for asked in (dfac.factors, dfac.explained_variance):
+        with pytest.raises(OptionError, match="are those of draws, and the run kept none"):
+            asked(trace)
+
+
+# -- what results go into -------------------------------------------------------------------
+
+
+def test_a_view_is_a_run_of_its_matrix(problem: Problem, tmp_path: Path) -> None:
+    run, rows = dfac.view(problem.trace, "normal"), problem.rows
+    group = run["posterior"]
+    assert group["W"].dims == ("chain", "draw", "row", "component")
+    assert group["H"].dims == ("chain", "draw", "component", "normal")
+    mu = np.einsum("dik,dkj->ij", group["W"].values[0], group["H"].values[0], dtype=np.float64)
+    found = dfac.predict(run, rows=list(rows[[3, 4]]))
+    np.testing.assert_allclose(found["mean"], mu[[3, 4]] / 200, rtol=1e-4)
+    assert "R-hat" in str(dfac.summarize(run))
+    best = dfac.recommend(run, rows=[rows[1]], n=3)
+    np.testing.assert_array_equal(best["normal"][0], np.argsort(-mu[1])[:3])
+    place = anndata.AnnData(np.zeros((120, 25), np.float32), pd.DataFrame(index=rows))
+    placed = dfac.to_anndata(run, place, copy=True)
+    assert placed.obsm["dfac"].shape == (120, 4)
+    assert placed.varm["dfac"].shape == (25, 4)
+    page = tmp_path / "page.html"
+    dfac.report(run, page)
+    assert page.stat().st_size > 10_000
+
+
+def test_new_rows_of_a_view_and_not_of_several(problem: Problem) -> None:
+    run, new = dfac.view(problem.trace, "counts"), problem.full["counts"][:6].astype(np.float32)
+    found = dfac.transform(run, new, draws=30, random_seed=1, progressbar=False)
+    known = run["posterior"]["W"][0, :, :6].mean("draw").values
+    assert np.corrcoef(found.mean(("chain", "draw")).values.ravel(), known.ravel())[0, 1] > 0.95
+    with pytest.raises(OptionError, match=r"pass view\(run, name\)"):
+        dfac.transform(problem.trace, new, progressbar=False)
+
+
+def test_factors_by_name_and_names_that_are_not_there(problem: Problem) -> None:
+    found = dfac.factors(problem.trace)
+    assert set(found) == {"row", "counts", "normal", "over"}
+    np.testing.assert_array_equal(found["row"]["row"], problem.rows)
+    assert found["over"].dims == ("chain", "draw", "over", "component")
+    with pytest.raises(OptionError, match="no matrix 'count', did you mean 'counts'"):
+        dfac.view(problem.trace, "count")
+
+
+def test_a_chain_is_seen_as_it_was_given(serial: xr.DataTree) -> None:
+    """The items' features lie turned in the joint matrix."""
+    run = dfac.view(serial, "features")
+    factors = dfac.factors(serial)
+    assert run["posterior"]["W"].dims[-2:] == ("item", "component")
+    np.testing.assert_array_equal(run["posterior"]["W"], factors["item"])
+    unit = json.loads(run.attrs["data"])["mean"]
+    H = run["posterior"]["H"].values.swapaxes(-1, -2)
+    np.testing.assert_allclose(H, unit * factors["feature"].values, rtol=1e-5)
+
+
+def test_priors_of_a_turned_matrix_are_those_of_its_own_sides() -> None:
+    between = {"a": dfac.Relation("user", "item"), "b": dfac.Relation("item", "feature")}
+    priors: dict[str, Any] = {"rate_w": 2.0, "rate_h": 0.5, "shape_w": 1.5, "shape_h": 3.0}
+    model = dfac.Coupled(2, relations=between, **priors)
+    trace = dfac.sample({"a": COUNTS, "b": COUNTS[:18]}, model, dfac.PSGLD(**SHORT), **RUN)
+    for name, (rows, columns) in (("a", "wh"), ("b", "hw")):
+        run = dfac.view(trace, name)
+        own = json.loads(run.attrs["model"])
+        unit = json.loads(run.attrs["data"])["mean"]
+        assert own["shape_w"] == run.attrs["shape_w"] == priors[f"shape_{rows}"]
+        assert own["shape_h"] == run.attrs["shape_h"] == priors[f"shape_{columns}"]
+        assert run.attrs["rate_w"] == priors[f"rate_{rows}"]
+        assert run.attrs["rate_h"] == pytest.approx(priors[f"rate_{columns}"] / unit)
+
+
+# -- containers -----------------------------------------------------------------------------
+
+
+def test_what_works_on_one_matrix_says_so() -> None:
+    data, model = {"a": COUNTS, "b": COUNTS}, dfac.Coupled(2)
+    for asked in (dfac.log_evidence, dfac.stein_posterior):
+        with pytest.raises(OptionError, match="got Coupled"):
+            asked(data, model)
+    with pytest.raises(ModelError, match="several matrices have no shape of their own"):
+        dfac.calibrate(model, (10, 10))
+    with pytest.raises(ModelError, match="takes neither covariates"):
+        dfac.Coupled(2, covariates_w=np.ones((24, 1)))
+    with pytest.raises(ModelError, match="dispersion of a matrix is that of its Relation"):
+        dfac.Coupled(2, dispersion=1.0)
+    relations = {"a": dfac.Relation(law="poisson"), "b": dfac.Relation()}
+    with pytest.raises(DaskfactorError, match="a: beta=1 allows no negative data"):
+        dfac.sample(data | {"a": COUNTS - 1}, dfac.Coupled(2, relations=relations), **RUN)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"law": "binomial"}, 'law must be one of "auto"'),
+        ({"law": 1.5}, "1.5"),
+        ({"dispersion": -1.0}, "dispersion"),
+        ({"weight": 0.0}, "weight"),
+        ({"rows": 3}, "rows of a relation is the name of a factor, got 3"),
+    ],
+    ids=str,
+)
+def test_relations_that_are_none(given: Any, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        dfac.Relation(**given)
+    with pytest.raises(ModelError):
+        dfac.Coupled(2, relations={"a": given})
+
+
+def test_relations_are_written_in_several_ways() -> None:
+    given = {"a": ("cell", "gene"), "b": {"law": "gamma"}}
+    found = dfac.Coupled(2, relations=given).relations
+    assert found == {"a": dfac.Relation("cell", "gene"), "b": dfac.Relation(law="gamma")}
+    with pytest.raises(ModelError, match="relation 'a' must be a Relation"):
+        dfac.Coupled(2, relations={"a": "cell"})
+
+
+def test_a_dataset_and_mudata_are_what_a_dict_is() -> None:
+    first, second = COUNTS, RNG.normal(4, 1, (24, 5)).astype(np.float32)
+    arrays = {
+        "rna": xr.DataArray(first, {"cell": LABELS}, ["cell", "gene"]),
+        "adt": xr.DataArray(second, {"cell": LABELS}, ["cell", "protein"]),
+    }
+    options = RUN | {"blocks": 4}
+    wanted = dfac.sample(arrays, dfac.Coupled(2), dfac.PSGLD(**SHORT), **options)
+    found = dfac.sample(xr.Dataset(arrays), dfac.Coupled(2), dfac.PSGLD(**SHORT), **options)
+    assert same(found, wanted)
+    order = np.random.default_rng(0).permutation(24)[:20]
+    with mudata.set_options(pull_on_update=False):
+        made = mudata.MuData(
+            {
+                "rna": annotated(sp.csr_matrix(first), LABELS, "gene"),
+                "adt": annotated(second[order], LABELS[order], "protein"),
+            }
+        )
+    arrays["adt"] = arrays["adt"][order]
+    dense = dfac.sample(arrays, dfac.Coupled(2), dfac.PSGLD(**SHORT), **options)
+    found = dfac.sample(made, dfac.Coupled(2), dfac.PSGLD(**SHORT), unstored="zero", **options)
+    assert dfac.view(found, "adt")["posterior"]["W"].dims[-2] == "obs"
+    np.testing.assert_array_equal(found["posterior"]["obs"], LABELS)
+    np.testing.assert_allclose(
+        found["posterior"]["W"].values, dense["posterior"]["W"].values, rtol=0.02, atol=0.01
+    )
+
+
+def test_what_a_run_costs_is_told_of_several() -> None:
+    cost = dfac.estimate_cost(mixed(), MIXED, dfac.PSGLD(), **READ)
+    assert "5 x 5 blocks" in str(cost)
+    assert cost.data < 4 * (24 * 18 + 15 * 6 + 7 * 5) + 12 * 24 * 7
