@@ -12,7 +12,7 @@ from daskfactor.data.known import DEFAULT_DIMS
 from daskfactor.errors import DataError, ModelError
 
 Index = NDArray[np.int64]
-RESERVED = ("chain", "draw", "component", "cell", "view", "W", "H")
+RESERVED = ("chain", "draw", "component", "W", "H")
 """What a factor cannot be called: results have it for something else."""
 
 

@@ -272,12 +272,6 @@ def _grid(
     least = max(map(len, groups))
     if least > min(shape):
         raise DataError(
-            "the factors on one side of the joint matrix, or sets of rows that some matrices "
-            f"lack, are {least}, and the other side has {min(shape)} rows only; leave a matrix out, "
-            "or take rows that all have"
-        )
-    if least > min(shape):
-        raise DataError(
             f"the matrices need {least} bands on a side, one for each factor and for each set of "
             f"rows that the same matrices have, and the joint matrix is {shape[0]} x {shape[1]}: "
             "leave out rows that few of them have, or matrices"

@@ -152,14 +152,13 @@ def session(
     running, told = split(options)
 
     def load(stack: ExitStack) -> tuple[BlockedData, str]:
-        own = V
         if isinstance(V, dict) and not model.joins:
-            own = next(iter(V.values())) if len(V) == 1 else model.placed({})
+            model.placed({})
         data: BlockedData
         if model.joins:
             data = join(V, model.relations, **wanted, **told)
         else:
-            data = as_blocks(own, **wanted, **told)
+            data = as_blocks(V, **wanted, **told)
         if data is not V:
             stack.callback(data.close)
         if not weighed:
@@ -206,6 +205,8 @@ def session_again(
     DataError
         If they must be given, or are not those the run began with.
     """
+    if isinstance(V, dict) and len(V) == 1 and not model.joins:
+        (V,) = V.values()  # a run of one matrix that was passed by name
     saved = json.loads(run.attrs["data"])
     described = json.loads(run.attrs["run"])
     weights = _weights_again(run, saved, described["source"], V)
