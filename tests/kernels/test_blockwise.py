@@ -154,3 +154,27 @@ def test_index_types():
     assert index_type(65537) == np.int32
     assert pointer_type(2**31 - 1) == np.int32
     assert pointer_type(2**31) == np.int64
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_share_multiplies_what_a_block_adds(dense):
+    """Gradients, curvatures, both sides' updates and slopes with their fits: 0.3 of all of them."""
+    sparse_view, dense_one, W, H = both(True)
+    view, law, work = dense_one if dense else sparse_view, Tweedie(1.0), Workspace()
+
+    def added(law):
+        found = [np.zeros_like(own) for own in (W, H)]
+        gradients = blockwise.gradient(view, law, W, H, 2.5, FLOOR, work, tuple(found))
+        found += [own.copy() for own in gradients]
+        found += [own.copy() for own in blockwise.gradient(view, law, W, H, 2.5, FLOOR, work)]
+        for by_rows, side in ((True, W), (False, H)):
+            num, den, slope = (np.zeros_like(side) for _ in range(3))
+            fits = np.zeros(len(side))
+            blockwise.multiplicative(view, law, by_rows, W, H, FLOOR, (num, den), work)
+            blockwise.slope(view, law, by_rows, W, H, FLOOR, (slope, fits), work)
+            found += [num, den, slope, fits]
+        return found
+
+    for own, whole in zip(added(law.shared(0.3)), added(law), strict=True):
+        assert np.abs(whole).max() > 0
+        assert_close(own, 0.3 * whole)
