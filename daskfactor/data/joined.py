@@ -344,7 +344,8 @@ def _joined(
         meaning.setdefault(block, "missing")
     kinds = set(meaning.values())
     layout = Layout(kinds.pop() if len(kinds) == 1 else meaning, *_orders(factors))
-    labels = _labels(factors, [part.labels for part in parts.values()])
+    name = next(iter(parts)) if len(parts) == 1 else None
+    labels = _labels(factors, [part.labels for part in parts.values()], name)
     builder = StatisticsBuilder(grid, labels, layout)
     size = int(
         block_bytes(grid, dtype, None).sum()
@@ -382,7 +383,7 @@ def _orders(factors: Sequence[Axis]) -> tuple[Index | None, Index | None]:
     return (None, None) if same else (rows, cols)
 
 
-def _labels(factors: Sequence[Axis], given: Sequence[Labels]) -> Labels:
+def _labels(factors: Sequence[Axis], given: Sequence[Labels], name: str | None) -> Labels:
     """Names of both sides: those of their one factor, or of factors and their labels as text."""
     dims, coords = [], []
     for side in (0, 1):
@@ -403,8 +404,8 @@ def _labels(factors: Sequence[Axis], given: Sequence[Labels]) -> Labels:
                 LABEL.format(SIDES[side]): np.concatenate(texts),
             }
         )
-    attrs = {name: told for own in given for name, told in own.attrs.items() if name in dims}
-    return JointLabels(dims[0], dims[1], coords[0], coords[1], None, attrs)
+    attrs = {dim: told for own in given for dim, told in own.attrs.items() if dim in dims}
+    return JointLabels(dims[0], dims[1], coords[0], coords[1], name, attrs)
 
 
 def _pieces(joint: Joint, axis: Axis, bands: Bands) -> Iterator[tuple[int, Index]]:

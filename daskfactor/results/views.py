@@ -54,6 +54,9 @@ def view(trace: Trace, name: str) -> xr.DataTree:
         If the run has no such matrix.
     """
     tree = as_tree(trace)
+    data = json.loads(tree.attrs.get("data", "{}"))
+    if "placed" not in data and data.get("name") == name:
+        return tree  # one matrix alone, which was passed by name
     place = _Place.of(tree, name)
     groups: dict[str, xr.Dataset] = {"/": xr.Dataset(attrs=place.attrs())}
     for group in (*POSTERIORS, MOMENTS):
