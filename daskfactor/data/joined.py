@@ -344,8 +344,8 @@ def _joined(
         meaning.setdefault(block, "missing")
     kinds = set(meaning.values())
     layout = Layout(kinds.pop() if len(kinds) == 1 else meaning, *_orders(factors))
-    name = next(iter(parts)) if len(parts) == 1 else None
-    labels = _labels(factors, [part.labels for part in parts.values()], name)
+    alone = next(iter(parts)) if len(parts) == 1 else None
+    labels = _labels(factors, [part.labels for part in parts.values()], alone)
     builder = StatisticsBuilder(grid, labels, layout)
     size = int(
         block_bytes(grid, dtype, None).sum()
