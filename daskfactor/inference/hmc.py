@@ -312,25 +312,23 @@ class Recorder:
 
     program: Program
 
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
+    def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Record two bands."""
         del data, workspace
-        self.program.finish_cycle(op, (rows, cols))
+        self.program.finish_cycle(op, bands)
 
     def evaluate(
         self,
         op: Op,
         data: BlockedData,
-        rows: FactorBand,
-        cols: FactorBand,
+        bands: Bands,
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
         """Move the moments of a block's monitored cells."""
         del data, workspace
         if cells is not None:
+            rows, cols = bands
             watch(cells, rows.values, cols.values)
         return Evaluation(op.cycle, op.block, np.zeros(2))
 

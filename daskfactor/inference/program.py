@@ -128,23 +128,20 @@ class Program:
         block = (view, law, rows.values, cols.values, scale, self.floor)
         return blockwise.gradient(*block, workspace, curvatures)
 
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
+    def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Move the two bands of a block, in place."""
-        self.algorithm.block_step(self, op, data, (rows, cols), workspace)
+        self.algorithm.block_step(self, op, data, bands, workspace)
 
     def evaluate(
         self,
         op: Op,
         data: BlockedData,
-        rows: FactorBand,
-        cols: FactorBand,
+        bands: Bands,
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
         """Add up the fit over a block, and move the moments of its monitored cells."""
-        watched = None
+        (rows, cols), watched = bands, None
         if cells is not None and op.wanted.record:
             cells.count += 1
             watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)

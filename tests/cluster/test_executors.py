@@ -221,11 +221,11 @@ def test_what_comes_early_is_kept_and_what_comes_late_is_dropped(here: Client) -
         arrived: list[int] = []
         order = SimpleNamespace(attempt=("late", 1))
         segment = SimpleNamespace(
-            order=order, task="task", arrive=lambda parcel: arrived.append(parcel.col)
+            order=order, task="task", arrive=lambda parcel: arrived.append(parcel.at[1])
         )
 
         def send(number: int, col: int) -> None:
-            exchange.receive([tuple(Parcel(("late", number), col, 0, ("",), None))], [b""])
+            exchange.receive([tuple(Parcel(("late", number), (1, col), 0, ("",), None))], [b""])
 
         send(0, 1)
         send(1, 2)
@@ -337,7 +337,7 @@ def test_workers_know_how_large_our_objects_are(elsewhere: Client) -> None:
     """Dask measures a plain object at some fifty bytes, and spills too late."""
     band = FactorBand(0, np.zeros((1000, 10)), {"metric": np.zeros((1000, 10))})
     assert sizeof(band) >= 160_000
-    assert sizeof(Portion(rows={0: band}, cols={0: band})) >= 320_000
+    assert sizeof(Portion({(0, 0): band, (1, 0): band})) >= 320_000
     executor = ClusterTasksExecutor(elsewhere, patience=IMPATIENT)
 
     def there(dask_worker: Any) -> int:

@@ -83,7 +83,7 @@ def store() -> Iterator[BandStore]:
 
 
 def test_a_store_keeps_versions_and_counts_their_bytes(store: BandStore) -> None:
-    key, one = Key("rows", 0, "mean"), np.ones(100)
+    key, one = Key(0, 0, "mean"), np.ones(100)
     store.put("token", {(key, 1): one, (key, 2): 2 * one})
     assert store.nbytes == 1600
     found, _ = store.bring("token", [Want(key, 2, ("here",), Mode.COPY)], 1.0)
@@ -99,14 +99,14 @@ def test_a_store_keeps_versions_and_counts_their_bytes(store: BandStore) -> None
 
 
 def test_a_store_drops_bands_with_their_clients_key(store: BandStore) -> None:
-    store.put("token", {(Key("rows", 0), 0): FactorBand(0, np.ones((5, 2)))})
+    store.put("token", {(Key(0, 0), 0): FactorBand(0, np.ones((5, 2)))})
     store.transition(f"{HOLD}token-1", "released", "memory")
     store.transition(f"{HOLD}token-0", "memory", "released")
     assert store.nbytes > 0  # the other key is still there
     store.transition(f"{HOLD}token-1", "memory", "released")
     assert store.nbytes == 0
     with pytest.raises(StateLost, match="has gone"):
-        store.put("token", {(Key("rows", 0), 0): np.ones(1)})
+        store.put("token", {(Key(0, 0), 0): np.ones(1)})
 
 
 def test_a_change_is_made_once(store: BandStore) -> None:

@@ -18,12 +18,11 @@ from daskfactor.executors.plan import Action, CycleOptions, Round, build_plan
 
 
 def check_plan(plan: Sequence[Round], blocks: int) -> None:
-    """Assert that every round touches every row band and every column band exactly once."""
+    """Assert that every round touches every band of every factor exactly once."""
     everything = set(range(blocks))
     for number, part in enumerate(plan):
-        rows = [op.block.row for op in part.ops]
-        cols = [op.block.col for op in part.ops]
-        if len(part.ops) != blocks or set(rows) != everything or set(cols) != everything:
+        touched = zip(*(op.block for op in part.ops), strict=True)
+        if len(part.ops) != blocks or any(set(bands) != everything for bands in touched):
             raise AssertionError(f"round {number} is not free of conflicts: {part.ops}")
 
 
@@ -31,8 +30,10 @@ def shuffle(cycle: int) -> np.random.Generator:
     return np.random.default_rng([7, cycle])
 
 
-def plan_of(schedule: Schedule, blocks: int, cycles: range, **options: bool) -> tuple[Round, ...]:
-    observed = np.ones((blocks, blocks), dtype=np.int64)
+def plan_of(
+    schedule: Schedule, blocks: int, cycles: range, factors: int = 2, **options: bool
+) -> tuple[Round, ...]:
+    observed = np.ones((blocks,) * factors, dtype=np.int64)
     return build_plan(schedule, observed, cycles, shuffle, lambda cycle: CycleOptions(**options))
 
 

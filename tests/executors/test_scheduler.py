@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskfactor.data.grid import (
+    Bands,
     Cyclic,
-    Grid,
     NestedReshuffled,
     Proportional,
     Reshuffled,
@@ -20,45 +20,52 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import SegmentLost, Work
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan, ops_by_row
 from daskfactor.executors.segment import Parcel, SegmentRun, _frame, make_orders
-from daskfactor.executors.state import ChainState, FactorBand, bare, join_portions, make_state
+from daskfactor.executors.state import (
+    CELLS,
+    ChainState,
+    FactorBand,
+    bare,
+    join_portions,
+    make_state,
+)
 from daskfactor.executors.store import Key, Mode, Want
 from daskfactor.executors.threads import BandScheduler, share_bands
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
 
 
-def make_plan(schedule: Schedule, blocks: int, cycles: int, seed: int = 0) -> tuple[Round, ...]:
+def make_plan(
+    schedule: Schedule, blocks: int, cycles: int, seed: int = 0, factors: int = 2
+) -> tuple[Round, ...]:
     return build_plan(
         schedule,
-        np.ones((blocks, blocks), dtype=np.int64),
+        np.ones((blocks,) * factors, dtype=np.int64),
         range(cycles),
         lambda cycle: np.random.default_rng([seed, cycle]),
         lambda cycle: CycleOptions(keep=True, evaluate=cycle % 2 == 1),
     )
 
 
-def start(blocks: int) -> ChainState:
+def start(blocks: int, factors: int = 2) -> ChainState:
     rng = np.random.default_rng(blocks)
-    return make_state(
-        Grid.even((2 * blocks, 3 * blocks), blocks),
-        rng.random((2 * blocks, 2)),
-        rng.random((3 * blocks, 2)),
-    )
+    lengths = [size * blocks for size in (2, 3, 1, 4)[:factors]]
+    sides = [Bands.even(length, blocks) for length in lengths]
+    return make_state(sides, *(rng.random((length, 2)) for length in lengths))
 
 
 class Strict(HoardingMixer):
     """Notices arrays that travelled though an update does not touch them, and missing ones."""
 
-    def update(self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, *rest: Any) -> None:
-        assert set(cols.arrays) == set(self.touches(op))
-        super().update(op, data, rows, cols, *rest)
+    def update(self, op: Op, data: Any, bands: tuple[FactorBand, ...], *rest: Any) -> None:
+        for band in bands[1:]:
+            assert set(band.arrays) == set(self.touches(op))
+        super().update(op, data, bands, *rest)
 
 
 class Here:
     """Where the bands of a state are: all of them here."""
 
     def __init__(self, state: ChainState) -> None:
-        self.state, self.blocks, self.monitored = state, len(state.rows), tuple(state.cells)
-        self.sides = {"rows": state.rows, "cols": state.cols}
+        self.state, self.blocks, self.monitored = state, state.blocks, tuple(state.cells)
 
     def names(self, factor: int) -> frozenset[str]:
         return self.state.names(factor)
@@ -70,9 +77,9 @@ class Here:
         return {want.key: self.value(want.key).copy() for want in wants}
 
     def value(self, key: Key) -> Any:
-        if key.side == "cells":
+        if key.factor == CELLS:
             return self.state.cells[key.number]
-        band = self.sides[key.side][key.number]
+        band = self.state.factors[key.factor][key.number]
         return band.arrays[key.name] if key.name else bare(band, ())
 
 
@@ -169,7 +176,7 @@ def test_orders_give_back_every_operation() -> None:
         ops = {op.block.row: op for op in part.ops}
         assert [own[row][number] for row in (1, 2)] == [ops[1], ops[2]]
         assert isinstance(own[1][number].action, Action)
-        transfers = network.workers[1].order.transfers
+        (transfers,) = network.workers[1].order.transfers
         assert all(transfers.row_of[number, op.block.col] == op.block.row for op in part.ops)
 
 
@@ -245,9 +252,9 @@ def test_a_second_copy_of_a_band_is_dropped() -> None:
     changed = parcel.band.copy()
     changed.values += 1
     other.arrive(parcel._replace(band=changed))
-    assert other._collect(parcel.col, parcel.due).values is parcel.band.values
+    assert other._collect(parcel.at, parcel.due).values is parcel.band.values
     other.arrive(parcel)  # once it is being worked on, too
-    assert (parcel.col, parcel.due) not in other._waiting
+    assert (parcel.at, parcel.due) not in other._waiting
 
 
 def test_waiting_ends_when_nothing_comes_or_the_attempt_is_over() -> None:

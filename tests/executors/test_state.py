@@ -46,7 +46,7 @@ def test_a_state_tells_what_is_small(state: ChainState) -> None:
     assert state.sums(7) == [6.0, 39.0, 4.0, 4.0]
     assert state.names(0) == frozenset()
     assert state.recorded == 0
-    for band in state.rows:
+    for band in state.factors[0]:
         band.arrays["mean"] = band.values.copy()
         band.draws.append(band.values.copy())
     assert state.names(0) == {"mean"}
