@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -116,16 +117,6 @@ class BlockCells:
 
     def copy(self) -> "BlockCells":
         return replace(self, mean=self.mean.copy(), m2=self.m2.copy())
-
-    @property
-    def rows(self) -> NDArray[np.int32]:
-        """Positions along the first axis."""
-        return self.at[0]
-
-    @property
-    def cols(self) -> NDArray[np.int32]:
-        """Positions along the second axis."""
-        return self.at[1]
 
 
 @dataclass(slots=True)
@@ -497,20 +488,18 @@ def bare(band: FactorBand, names: Iterable[str] | None = None) -> FactorBand:
 
 def join_portions(before: ChainState, portions: Sequence[Portion]) -> ChainState:
     """Put a state together from what workers left behind; the one before is not changed."""
+    parts, records = (
+        defaultdict[Band, list[FactorBand]](list),
+        defaultdict[Band, list[Record]](list),
+    )
+    for portion in portions:
+        for at, band in portion.bands.items():
+            parts[at].append(band)
+        for at, own in portion.records.items():
+            records[at] += own
     factors = [
-        [
-            _joined(
-                band,
-                [
-                    found.bands[factor, number]
-                    for found in portions
-                    if (factor, number) in found.bands
-                ],
-                [own for found in portions for own in found.records.get((factor, number), ())],
-            )
-            for number, band in enumerate(bands)
-        ]
-        for factor, bands in enumerate(before.factors)
+        [_joined(band, parts[at, n], records[at, n]) for n, band in enumerate(bands)]
+        for at, bands in enumerate(before.factors)
     ]
     after = ChainState(factors, dict(before.cells), list(before.evaluations))
     for portion in portions:

@@ -119,11 +119,9 @@ def join_ends(
     ends: Ends, before: ChainState, results: Sequence[Portion]
 ) -> tuple[ChainState, float]:
     """Put the state together from what its ends are, and add up the seconds in operations."""
-    parts = itertools.chain.from_iterable(
-        itertools.repeat(part, len(keys))
-        for part, keys in zip((*range(before.n_factors), CELLS), ends, strict=True)
-    )
-    portions = list(map(ending, results, parts))
+    parts = zip((*range(before.n_factors), CELLS), ends, strict=True)
+    kinds = [part for part, keys in parts for _ in keys]
+    portions = list(map(ending, results, kinds))
     return join_portions(before, portions), sum(found.busy for found in portions)
 
 

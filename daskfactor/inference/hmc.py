@@ -347,7 +347,7 @@ def watch(cells: BlockCells, W: Array, H: Array) -> None:
     mu = np.empty_like(cells.mean)
     for start in range(0, mu.size, SLAB):
         span = slice(start, start + SLAB)
-        mu[span] = np.einsum("ck,ck->c", W[cells.rows[span]], H[cells.cols[span]])
+        mu[span] = np.einsum("ck,ck->c", W[cells.at[0][span]], H[cells.at[1][span]])
     accumulate_moments(mu[:, None], cells.count, cells.mean[:, None], cells.m2[:, None])
 
 

@@ -144,7 +144,7 @@ class Program:
         (rows, cols), watched = bands, None
         if cells is not None and op.wanted.record:
             cells.count += 1
-            watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
+            watched = (cells.at[0], cells.at[1], cells.mean, cells.m2, cells.count)
         sums, view = np.zeros(2), data.view(*op.block)
         law, factors = law_of(self.likelihood, cols), (rows.values, cols.values)
         blockwise.evaluate(view, law, *factors, self.floor, sums, watched, workspace)
