@@ -67,7 +67,8 @@ class BandScheduler:
         self.condition = threading.Condition()
         self.ops = ops
         self.position = dict.fromkeys(ops, 0)
-        self.ready: dict[Band, int] = {}
+        self.ready: set[tuple[Band, int]] = set()
+        self._needs = {row: _at_round(own[0], 0) for row, own in ops.items()}
         self.evaluations: list[Evaluation] = []
         self.busy = 0.0
         self.total = self.remaining = sum(map(len, ops.values()))
@@ -79,8 +80,7 @@ class BandScheduler:
         self._patience = patience
         self._running: set[int] = set()
         if leaves is None:
-            for own in ops.values():
-                self.ready |= dict.fromkeys(travellers(own[0].block), 0)
+            self.ready.update(*self._needs.values())
 
     def _choose(self, lane: int) -> int | None:
         best, best_rank = None, (math.inf, False, False)
@@ -88,12 +88,12 @@ class BandScheduler:
             ops = self.ops[row]
             if number > best_rank[0] or row in self._running or number == len(ops):
                 continue
-            bands = travellers(ops[number].block)
-            if any(self.ready.get(band) != number for band in bands):
+            needs = self._needs[row]
+            if not needs <= self.ready:
                 continue
             foreign = self._owner[row] != lane  # another lane's only when it lags behind our own
             leaves = self._leaves
-            stays = leaves is None or not any(leaves(band, number + 1) for band in bands)
+            stays = leaves is None or not any(leaves(band, number + 1) for band, _ in needs)
             rank = (number + foreign, foreign, stays)
             if rank < best_rank:
                 best, best_rank = row, rank
@@ -117,16 +117,19 @@ class BandScheduler:
     def arrive(self, band: Band, number: int) -> None:
         """Note that a band is here, with all that its operation of a round needs."""
         with self.condition:
-            self.ready[band] = number
+            self.ready.add((band, number))
             self.condition.notify_all()
 
     def finish(self, op: Op, found: Evaluation | None, seconds: float) -> None:
         """Note an operation as done."""
         row = op.block[0]
         with self.condition:
-            self.position[row] += 1
+            self.position[row] = number = self.position[row] + 1
+            self.ready -= self._needs[row]
             if self._leaves is None:
-                self.ready |= dict.fromkeys(travellers(op.block), self.position[row])
+                self.ready |= _at_round(op, number)
+            if number < len(self.ops[row]):
+                self._needs[row] = _at_round(self.ops[row][number], number)
             self._running.discard(row)
             self.remaining -= 1
             self.busy += seconds
@@ -170,6 +173,11 @@ class BandScheduler:
                 self.finish(op, *operate(op))
         except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
             self.fail(error)
+
+
+def _at_round(op: Op, number: int) -> frozenset[tuple[Band, int]]:
+    """Return the bands of an operation that travel, with the rounds they have been through."""
+    return frozenset([(band, number) for band in travellers(op.block)])
 
 
 class SerialExecutor(Executor):
