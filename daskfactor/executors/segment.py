@@ -472,8 +472,8 @@ class SegmentRun:
     def result(self) -> Portion:
         """Return what the segment leaves here."""
         portion, transfers = self.portion, self.order.transfers[0]
+        constant = transfers.constant
         for band in portion.bands.values():
-            constant = transfers.constant
             band.arrays = {n: array for n, array in band.arrays.items() if n not in constant}
         for at, due in list(self._waiting):
             assert due == len(transfers.row_of), "a part of a band was not used"

@@ -488,10 +488,8 @@ def bare(band: FactorBand, names: Iterable[str] | None = None) -> FactorBand:
 
 def join_portions(before: ChainState, portions: Sequence[Portion]) -> ChainState:
     """Put a state together from what workers left behind; the one before is not changed."""
-    parts, records = (
-        defaultdict[Band, list[FactorBand]](list),
-        defaultdict[Band, list[Record]](list),
-    )
+    parts: dict[Band, list[FactorBand]] = defaultdict(list)
+    records: dict[Band, list[Record]] = defaultdict(list)
     for portion in portions:
         for at, band in portion.bands.items():
             parts[at].append(band)
