@@ -76,18 +76,17 @@ class Sleeper:
     straggler: int = -1
 
     def update(
-        self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, workspace: Workspace
+        self, op: Op, data: Any, bands: tuple[FactorBand, ...], workspace: Workspace
     ) -> None:
         time.sleep(self.seconds * (1 + (os.getpid() == self.straggler)))
-        rows.values[0, 0] += 1
-        cols.values[0, 0] += 1
+        for band in bands:
+            band.values[0, 0] += 1
 
     def evaluate(
         self,
         op: Op,
         data: Any,
-        rows: FactorBand,
-        cols: FactorBand,
+        bands: tuple[FactorBand, ...],
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:

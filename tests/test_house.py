@@ -166,7 +166,7 @@ def touched_bands(tree: ast.AST) -> list[int]:
             continue
         owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
         sides = node.attr in SIDES and owner not in NOT_OF_STATES
-        if sides or (node.attr in {"bands", "local"} and owner.endswith("state")):
+        if sides or (node.attr in {"factors", "bands", "local"} and owner.endswith("state")):
             found.append(node.lineno)
     return sorted(found)
 
@@ -178,8 +178,10 @@ for band in chain.tracks[0].state.rows:
 one, other = self.state.bands(), fill.cols[0]
 state.each(sum_columns)
 run().rows
+for band in run.state.factors[1]:
+    band.factors
 """
-    assert touched_bands(ast.parse(text)) == [2, 4, 4, 6]
+    assert touched_bands(ast.parse(text)) == [2, 4, 4, 6, 7]
 
 
 def test_only_executors_touch_the_bands_of_a_state() -> None:

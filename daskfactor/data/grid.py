@@ -6,14 +6,15 @@ columns balances it: all bands then hold about equally many entries.
 Parts are sets of blocks that share no row band and no column band (Şimşekli et al. 2017,
 definition 1; Şimşekli et al. 2015, definition 2). A part is told by one number, its
 diagonal ``p``: it holds the blocks ``(b, (b + p) mod B)``. The B diagonals visit every block
-exactly once.
+exactly once. A tensor with M axes has bands along each of them, and B^(M-1) diagonals: the
+digits of ``p`` in base B say how far each further axis is ahead of the first.
 
 A schedule says which parts a cycle visits, in what order, at what scale. The scale s
 multiplies the gradient of a block's log-likelihood so that it estimates the gradient over all
-the data: s = B when every part is visited once a cycle (cyclic and reshuffled order),
-s = N / |part| when parts are drawn with probability proportional to their size (Şimşekli et
-al. 2015, condition 2). N counts observed entries. The other pairings are biased when parts
-differ in size.
+the data: s is the number of parts, B for a matrix, when every part is visited once a cycle
+(cyclic and reshuffled order), s = N / |part| when parts are drawn with probability
+proportional to their size (Şimşekli et al. 2015, condition 2). N counts observed entries. The
+other pairings are biased when parts differ in size.
 """
 
 import itertools
@@ -44,6 +45,15 @@ class Block(NamedTuple):
 
     row: int
     col: int
+
+
+BlockAddress = tuple[int, ...]
+"""Address of a block of any number of axes: a band of each; a `Block` where there are two."""
+
+
+def block_at(*bands: int) -> BlockAddress:
+    """Return the address of a block from its bands."""
+    return Block(*bands) if len(bands) == 2 else bands
 
 
 @dataclass(frozen=True)
@@ -151,6 +161,11 @@ class Grid:
             for side in map(Bands.from_sizes, chunks)
         )
         return cls(rows, cols)
+
+    @property
+    def sides(self) -> tuple[Bands, ...]:
+        """The bands of every axis."""
+        return self.rows, self.cols
 
     def slices(self, block: Block) -> tuple[slice, slice]:
         """Rows and columns of one block."""
@@ -329,12 +344,15 @@ def inverse(order: NDArray[np.int64]) -> NDArray[np.int64]:
     return position
 
 
-def diagonal(part: int, blocks: int) -> tuple[Block, ...]:
-    """The blocks of diagonal ``part`` of a ``blocks`` x ``blocks`` grid."""
-    return tuple([Block(row, (row + part) % blocks) for row in range(blocks)])
+def diagonal(part: int, blocks: int, axes: int = 2) -> tuple[BlockAddress, ...]:
+    """The blocks of diagonal ``part`` of a grid of ``blocks`` bands along each of its axes."""
+    ahead = [part // blocks**place for place in reversed(range(axes - 1))]
+    return tuple(
+        [block_at(band, *((band + shift) % blocks for shift in ahead)) for band in range(blocks)]
+    )
 
 
-def nested(outer: int, inner: int, groups: int, blocks: int) -> tuple[Block, ...]:
+def nested(outer: int, inner: int, groups: int, blocks: int) -> tuple[BlockAddress, ...]:
     """Diagonal ``inner`` inside every super-block on diagonal ``outer``.
 
     The B = groups * m bands are taken as ``groups`` super-bands of m bands. All
@@ -343,16 +361,21 @@ def nested(outer: int, inner: int, groups: int, blocks: int) -> tuple[Block, ...
     """
     size = blocks // groups
     return tuple(
-        Block(upper.row * size + row, upper.col * size + (row + inner) % size)
-        for upper in diagonal(outer, groups)
+        Block(upper * size + row, right * size + (row + inner) % size)
+        for upper, right in diagonal(outer, groups)
         for row in range(size)
     )
 
 
 def diagonal_sizes(observed: Counts) -> Counts:
-    """Observed entries on every diagonal, from the (B, B) table of counts per block."""
-    rows = np.arange(len(observed))
-    sizes: Counts = observed[rows, (rows + rows[:, None]) % len(observed)].sum(axis=1)
+    """Observed entries on every diagonal, from the table of counts per block.
+
+    (B, B) becomes (B,), and a table of more axes loses one, too: `diagonal` counts along the
+    others in row-major order.
+    """
+    bands = np.arange(len(observed))
+    ahead = np.indices(observed.shape[1:])[..., None]
+    sizes: Counts = observed[bands, *((bands + ahead) % len(observed))].sum(axis=-1)
     return sizes
 
 
@@ -363,7 +386,7 @@ class Part(NamedTuple):
     of ``size`` x ``size`` bands, so that one task can do them all.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockAddress, ...]
     scale: float
     outer: int
     size: int = 1
@@ -372,21 +395,25 @@ class Part(NamedTuple):
 Parts = tuple[Part, ...]
 
 
-def _in_order(order: Iterable[int], blocks: int, scale: float) -> Parts:
-    return tuple([Part(diagonal(part, blocks), scale, part) for part in order])
+def _in_order(order: Iterable[int], blocks: int, sizes: Counts, scale: float) -> Parts:
+    axes = sizes.ndim + 1
+    return tuple([Part(diagonal(part, blocks, axes), scale, part) for part in order])
 
 
 class Schedule(Protocol):
     """Anything that says which parts a cycle visits."""
 
     def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
-        """The parts of one cycle, in order; ``sizes`` are observed entries per diagonal."""
+        """The parts of one cycle, in order; ``sizes`` are observed entries per diagonal.
+
+        They have one axis less than the grid, of B bands each (`diagonal_sizes`).
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Cyclic:
-    """Diagonals 0, 1, …, B - 1, the same in every cycle.
+    """Diagonals 0, 1, …, the same in every cycle.
 
     The order of Şimşekli et al. 2015, figure 4. Its discretisation error is several
     times that of the reshuffled order (means off by .035 against .005 posterior
@@ -394,7 +421,7 @@ class Cyclic:
     """
 
     def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
-        return _in_order(range(blocks), blocks, float(blocks))
+        return _in_order(range(sizes.size), blocks, sizes, float(sizes.size))
 
 
 @dataclass(frozen=True)
@@ -402,20 +429,21 @@ class Reshuffled:
     """Every diagonal once a cycle, in a new order each cycle (the default)."""
 
     def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
-        return _in_order(rng.permutation(blocks).tolist(), blocks, float(blocks))
+        order = rng.permutation(sizes.size).tolist()
+        return _in_order(order, blocks, sizes, float(sizes.size))
 
 
 @dataclass(frozen=True)
 class Proportional:
-    """B diagonals a cycle, drawn with replacement, with probability |part| / N."""
+    """As many diagonals a cycle as there are, drawn with probability |part| / N each."""
 
     def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
-        total = int(sizes.sum())
+        each, total = sizes.ravel(), int(sizes.sum())
         if total == 0:
             raise GridError("no part holds an observed entry; there is nothing to sample from")
-        drawn = rng.choice(blocks, size=blocks, p=sizes / total).tolist()
+        drawn = rng.choice(each.size, size=each.size, p=each / total).tolist()
         return tuple(
-            Part(diagonal(part, blocks), total / int(sizes[part]), position)
+            Part(diagonal(part, blocks, sizes.ndim + 1), total / int(each[part]), position)
             for position, part in enumerate(drawn)
         )
 
@@ -434,6 +462,11 @@ class NestedReshuffled:
         whole_number("groups", self.groups, 1)
 
     def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
+        if sizes.ndim > 1:
+            raise GridError(
+                f"a nested order is for the two axes of a matrix, got {sizes.ndim + 1} axes; use "
+                "Reshuffled() or Cyclic()"
+            )
         if blocks % self.groups:
             raise GridError(
                 f"{blocks} bands cannot be grouped into {self.groups} super-bands of equal size; "
@@ -461,7 +494,7 @@ class Passes:
             whole_number("count", self.count, 1)
 
     def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
-        return _in_order(range(blocks), blocks, 1.0) * (self.count or blocks)
+        return _in_order(range(sizes.size), blocks, sizes, 1.0) * (self.count or blocks)
 
 
 SCHEDULES: dict[str, type] = {

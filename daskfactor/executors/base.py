@@ -18,7 +18,14 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DaskfactorError, EngineError
 from daskfactor.executors.plan import Action, Op, Round
-from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.executors.state import (
+    BlockCells,
+    ChainState,
+    Evaluation,
+    FactorBand,
+    Portion,
+    factor_name,
+)
 from daskfactor.kernels.views import Workspace
 
 T = TypeVar("T")
@@ -43,17 +50,16 @@ class BlockProgram(Protocol):
     """
 
     def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
+        self, op: Op, data: BlockedData, bands: tuple[FactorBand, ...], workspace: Workspace
     ) -> None:
-        """Move the two bands of a block, in place."""
+        """Move the bands of a block, one of each factor, in place."""
         ...
 
     def evaluate(
         self,
         op: Op,
         data: BlockedData,
-        rows: FactorBand,
-        cols: FactorBand,
+        bands: tuple[FactorBand, ...],
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
@@ -169,14 +175,18 @@ class Executor(ABC):
         return state
 
     def state_of(
-        self, blocks: int, band: Callable[[int, int], FactorBand], shared: Path | bool = False
+        self,
+        blocks: int,
+        band: Callable[[int, int], FactorBand],
+        shared: Path | bool = False,
+        factors: int = 2,
     ) -> ChainState:
         """Make a state of bands; ``band(factor, number)`` gives each of them, rows first.
 
         ``shared``: the folder that it reads them from, or whether all processes can.
         """
-        rows, cols = ([band(factor, number) for number in range(blocks)] for factor in (0, 1))
-        return ChainState(rows, cols, {})
+        made = [[band(factor, number) for number in range(blocks)] for factor in range(factors)]
+        return ChainState(made, {})
 
     def map(
         self,
@@ -264,22 +274,19 @@ class Waited:
 
 
 def perform(
-    op: Op, work: Work, state: Any, workspace: Workspace
+    op: Op, work: Work, state: ChainState | Portion, workspace: Workspace
 ) -> tuple[Evaluation | None, float]:
     """Do one operation on a state's bands; return what it evaluated, and its seconds.
 
-    ``state`` is anything with the ``rows``, ``cols`` and ``cells`` of a `ChainState`. An
-    error names the block it happened in.
+    ``state`` is a `ChainState` or a `Portion`. An error names the block it happened in.
     """
-    row, col = op.block
-    program, data = work.program, work.data
+    program, data, bands = work.program, work.data, state.met(op.block)
     began, found = time.perf_counter(), None
     try:
         if op.action == Action.UPDATE:
-            program.update(op, data, state.rows[row], state.cols[col], workspace)
+            program.update(op, data, bands, workspace)
         else:
-            cells = state.cells.get(op.block)
-            found = program.evaluate(op, data, state.rows[row], state.cols[col], cells, workspace)
+            found = program.evaluate(op, data, bands, state.cells.get(op.block), workspace)
     except (DaskfactorError, MemoryError) as error:
         error.add_note(f"in {_where(op)}")
         raise
@@ -291,8 +298,8 @@ def perform(
 
 
 def _where(op: Op) -> str:
-    block = f"block (row band {op.block.row}, column band {op.block.col})"
-    return f"{block} in cycle {op.cycle}"
+    named = (f"{factor_name(f).removesuffix('s')} band {n}" for f, n in enumerate(op.block))
+    return f"block ({', '.join(named)}) in cycle {op.cycle}"
 
 
 def local_workspace() -> Workspace:

@@ -39,7 +39,7 @@ from daskfactor.executors.base import (
 )
 from daskfactor.executors.held import HeldState, Keeper, starting_points
 from daskfactor.executors.segment import Exchange
-from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.state import CELLS, ChainState, FactorBand
 from daskfactor.executors.store import (
     PLUGIN,
     leave_portion,
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 MOST_TASKS = 4000
 """Tasks of one graph: the scheduler remembers them all until the graph is done."""
 SPLIT_BYTES = 2**20
-"""Row bands of more bytes than this are not sent along with column bands."""
+"""Row bands of more bytes than this are not sent along with bands of other factors."""
 
 LOSSES = (
     SegmentLost,
@@ -313,7 +313,7 @@ class ClusterExecutor(Executor):
             return self._hold(state)
 
     def _hold(self, state: ChainState) -> HeldState:
-        held = self.keeper.hold(state.bands(), self._owners(len(state.rows)))
+        held = self.keeper.hold(state.bands(), self._owners(state.blocks))
         if state.cells:
             held.cells = state.cells
         held.evaluations = list(state.evaluations)
@@ -324,16 +324,20 @@ class ClusterExecutor(Executor):
         return [address for address, count in shares.items() for _ in range(count)]
 
     def state_of(
-        self, blocks: int, band: Callable[[int, int], FactorBand], shared: Path | bool = False
+        self,
+        blocks: int,
+        band: Callable[[int, int], FactorBand],
+        shared: Path | bool = False,
+        factors: int = 2,
     ) -> ChainState:
         """Make a state of bands, which workers read where they can, or are sent one by one."""
         if is_adaptive(self.client):
-            return super().state_of(blocks, band)
+            return super().state_of(blocks, band, factors=factors)
         with self._at_stake():
             owners = self._owners(blocks)
             if self.reaches(shared, sorted(set(owners))):
-                return self.keeper.read(band, owners)
-            at = itertools.product((0, 1), range(blocks))
+                return self.keeper.read(band, owners, factors)
+            at = itertools.product(range(factors), range(blocks))
             return self.keeper.hold(itertools.starmap(band, at), owners)
 
     def reaches(self, folder: Path | bool, addresses: Sequence[str]) -> bool:
@@ -757,7 +761,7 @@ class ClusterTasksExecutor(ClusterExecutor):
             left = [
                 send("leave-bands", leave_portion, self.keeper.token, version, kind, by_key[key],
                      workers=keepers, priority=10)
-                for kind, own in zip(("rows", "cols", "cells"), ends, strict=True)
+                for kind, own in zip((*range(state.n_factors), CELLS), ends, strict=True)
                 for key in own if key in by_key
             ]  # fmt: skip
             for future in made:

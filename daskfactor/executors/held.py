@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distributed.protocol.serialize import Serialize
 
-from daskfactor.data.grid import Block
+from daskfactor.data.grid import BlockAddress
 from daskfactor.errors import EngineError
 from daskfactor.executors.base import StateLost, Waited
 from daskfactor.executors.state import (
+    CELLS,
     Array,
+    Band,
     BlockCells,
     ChainState,
     Evaluation,
@@ -44,17 +46,15 @@ from daskfactor.executors.store import (
     read_bands,
     shape_of,
 )
+from daskfactor.executors.tasks import start_of, super_block
 
 if TYPE_CHECKING:
     from daskfactor.executors.cluster import ClusterExecutor
     from daskfactor.results.files import Checkpoints, Late
     from daskfactor.results.sink import Sink
 
-SIDES = "rows", "cols"
 NOT_READY = 10.0
 """Seconds for a worker that begins or ends to be there or gone."""
-Band = tuple[str, int]
-"""A side and the number of a band."""
 
 
 class Ref:
@@ -112,46 +112,45 @@ class HeldState(ChainState):
     def __init__(self, keeper: "Keeper") -> None:
         self.keeper = keeper
         self.arrays: dict[Band, dict[str, Ref]] = {}
-        self.monitored: dict[Block, Ref] = {}
+        self.monitored: dict[BlockAddress, Ref] = {}
         self.shapes: dict[Band, Shape] = {}
         self.counters: dict[Band, dict[str, int]] = {}
         self.recorded_sums: dict[Band, dict[Any, Any]] = {}
         self.draws: dict[Band, list[Drawn]] = {}
         self.evaluations = []
-        self._cells: dict[Block, BlockCells] | None = None
+        self._cells: dict[BlockAddress, BlockCells] | None = None
 
     # -- what a local state has at hand --------------------------------------------------
 
     @property
-    def rows(self) -> list[FactorBand]:  # type: ignore[override]
+    def factors(self) -> list[list[FactorBand]]:  # type: ignore[override]
         """Refuse: the bands are elsewhere."""
         raise EngineError("bands of this state are in the workers; use each, gather or local")
 
-    cols = rows
-
-    def bands(self, factor: int | None = None) -> list[FactorBand]:
-        """Refuse: the bands are elsewhere."""
-        return self.rows
+    @property
+    def n_factors(self) -> int:
+        """Two for a matrix."""
+        return 1 + max(self.arrays)[0]
 
     @property
     def blocks(self) -> int:
-        """Bands of each side."""
-        return len(self.arrays) // 2
+        """Bands of each factor."""
+        return 1 + max(self.arrays)[1]
 
     def numbers(self, factor: int | None = None) -> list[Band]:
-        """Return the bands of one factor or of both, rows first."""
-        sides = SIDES if factor is None else SIDES[factor : factor + 1]
-        return [(side, number) for side in sides for number in range(self.blocks)]
+        """Return the bands of one factor or of all, rows first."""
+        factors = range(self.n_factors) if factor is None else (factor,)
+        return list(itertools.product(factors, range(self.blocks)))
 
     @property
     def counts(self) -> dict[str, int]:
         """Counters that all bands have in common."""
-        return dict(self.counters["rows", 0])
+        return dict(self.counters[0, 0])
 
     @property
     def recorded(self) -> int:
         """Draws of the running segment that have been recorded."""
-        return len(self.draws.get(("rows", 0), ()))
+        return len(self.draws.get((0, 0), ()))
 
     def sums(self, key: Any, factor: int | None = None) -> list[Any]:
         """Return what the bands of a factor, or all, recorded under a key of their ``sums``."""
@@ -243,16 +242,16 @@ class HeldState(ChainState):
         return [slice(offset, offset + length) for offset, length, _ in shapes]
 
     def _arrays(self, factor: int, number: int) -> Mapping[str, Ref]:
-        return self.arrays[SIDES[factor], number]
+        return self.arrays[factor, number]
 
     def _draw(self, factor: int, number: int, draw: int) -> Ref:
-        return self.draws[SIDES[factor], number][draw].ref
+        return self.draws[factor, number][draw].ref
 
     def _bring(self, sources: Sequence[Ref], rows: Sequence[Any]) -> Iterator[tuple[int, Array]]:
         return self.keeper.bring(sources, rows)
 
     @property
-    def cells(self) -> dict[Block, BlockCells]:
+    def cells(self) -> dict[BlockAddress, BlockCells]:
         """Monitored cells, which come to the caller when they are asked for."""
         if self._cells is None:
             found = dict(self.keeper.bring(list(self.monitored.values())))
@@ -260,9 +259,9 @@ class HeldState(ChainState):
         return self._cells
 
     @cells.setter
-    def cells(self, cells: Mapping[Block, BlockCells]) -> None:
-        places = {block: self.arrays["rows", block.row][""].places[0] for block in cells}
-        values = {Key("cells", block): own for block, own in cells.items()}
+    def cells(self, cells: Mapping[BlockAddress, BlockCells]) -> None:
+        places = {block: self.arrays[0, block[0]][""].places[0] for block in cells}
+        values = {Key(CELLS, block): own for block, own in cells.items()}
         refs = self.keeper.put((key, value, places[key.number]) for key, value in values.items())
         self.monitored = {ref.key.number: ref for ref in refs}
         self._cells = None
@@ -280,8 +279,8 @@ class HeldState(ChainState):
             told = dict(self.counters[band]), recorded, dict(self.recorded_sums.get(band, {}))
             return FactorBand(self.shapes[band][0], own.pop(""), own, *told)
 
-        rows, cols = (list(map(here, self.numbers(factor))) for factor in (0, 1))
-        return ChainState(rows, cols, dict(self.cells), list(self.evaluations))
+        factors = [list(map(here, self.numbers(factor))) for factor in range(self.n_factors)]
+        return ChainState(factors, dict(self.cells), list(self.evaluations))
 
     # -- what segments leave ---------------------------------------------------------------
 
@@ -303,7 +302,7 @@ class HeldState(ChainState):
         draws = {}
         for key in report.left:
             ref = Ref(self.keeper.bin, key, version, (report.address,))
-            if key.side == "cells":
+            if key.factor == CELLS:
                 self.monitored[key.number], self._cells = ref, None
             elif key.name.startswith("draw-"):
                 draws[key] = ref
@@ -319,7 +318,7 @@ class HeldState(ChainState):
                 insort(own, Drawn(version, position, number, ref))
 
     def _ref(self, key: Key) -> Ref | None:
-        if key.side == "cells":
+        if key.factor == CELLS:
             return self.monitored.get(key.number)
         return self.arrays[key[:2]].get(key.name)
 
@@ -343,15 +342,13 @@ class HeldState(ChainState):
 
 def starting_points(state: HeldState, size: int) -> dict[Any, Start]:
     """Say where a graph takes its bands from, by the keys of `tasks.split_state`."""
-    found: dict[Any, Start] = {}
-    for side, kind in zip(SIDES, ("start-rows", "start-columns"), strict=True):
-        for low in range(0, state.blocks, size):
-            refs = [ref for n in range(low, low + size) for ref in state.arrays[side, n].values()]
-            found[kind, low // size] = state.keeper.start(refs)
-    cells: dict[Any, list[Ref]] = {}
+    found: dict[Any, list[Ref]] = {}
+    for factor, number in state.numbers():
+        own = found.setdefault(start_of(factor, number // size), [])
+        own += state.arrays[factor, number].values()
     for block, ref in state.monitored.items():
-        cells.setdefault(("start-cells", block.row // size, block.col // size), []).append(ref)
-    return found | {key: state.keeper.start(refs) for key, refs in cells.items()}
+        found.setdefault(start_of(CELLS, *super_block(block, size)), []).append(ref)
+    return {key: state.keeper.start(refs) for key, refs in found.items()}
 
 
 class Bin:
@@ -524,23 +521,24 @@ class Keeper:
     # -- states ------------------------------------------------------------------------------------
 
     def hold(self, bands: Iterable[FactorBand], owners: Sequence[str]) -> HeldState:
-        """Send bands to workers, rows first and either side's to ``owners`` of their numbers.
+        """Send bands to workers, rows first and every factor's to ``owners`` of their numbers.
 
         They are asked for one after another, as they are sent.
         """
         held, version = HeldState(self), -1
 
         def values() -> Iterator[tuple[Key, Any, str]]:
-            at = itertools.product(SIDES, enumerate(owners))
-            for (side, (number, owner)), band in zip(at, bands, strict=True):
-                held.shapes[side, number] = shape_of(band)
-                held.counters[side, number] = dict(band.counts)
-                held.recorded_sums[side, number] = dict(band.sums)
-                yield Key(side, number), bare(band, ()), owner
+            for place, band in enumerate(bands):
+                at = divmod(place, len(owners))
+                owner = owners[at[1]]
+                held.shapes[at] = shape_of(band)
+                held.counters[at] = dict(band.counts)
+                held.recorded_sums[at] = dict(band.sums)
+                yield Key(*at), bare(band, ()), owner
                 for name, array in band.arrays.items():
-                    yield Key(side, number, name), array, owner
+                    yield Key(*at, name), array, owner
                 for n, draw in enumerate(band.draws):
-                    yield Key(side, number, draw_name(0, n)), draw, owner
+                    yield Key(*at, draw_name(0, n)), draw, owner
 
         for ref in self.put(values()):
             band = ref.key[:2]
@@ -551,11 +549,14 @@ class Keeper:
                 held.arrays.setdefault(band, {})[ref.key.name] = ref
         return held
 
-    def read(self, band: Callable[[int, int], FactorBand], owners: Sequence[str]) -> HeldState:
+    def read(
+        self, band: Callable[[int, int], FactorBand], owners: Sequence[str], factors: int
+    ) -> HeldState:
         """Have workers read bands; ``band(factor, number)`` gives each of them to its owner."""
         held, version, jobs = HeldState(self), self.next_version(), dict[str, Reading]()
         for number, owner in enumerate(owners):
-            jobs.setdefault(owner, Reading(self.token, version, band, [])).numbers.append(number)
+            job = jobs.setdefault(owner, Reading(self.token, version, band, factors))
+            job.numbers.append(number)
         for report in self.executor.call(read_bands, jobs).values():
             held.take_in(report, version)
         return held

@@ -1,10 +1,11 @@
 """Plans: what happens to which block, in which order, as plain tuples.
 
-A plan is a sequence of rounds. The operations of a round share no row band and
-no column band, and every round touches every band exactly once, so an operation
-of round n may start as soon as both of its bands have been through n rounds.
-That one rule is all an executor needs; it knows nothing of what an operation
-computes.
+A plan is a sequence of rounds. An operation touches a band of every factor: a
+matrix has two, rows and columns, and a tensor one for each of its axes. The
+operations of a round share no band, and every round touches every band exactly
+once, so an operation of round n may start as soon as all of its bands have been
+through n rounds. That one rule is all an executor needs; it knows nothing of
+what an operation computes.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.grid import (
-    Block,
+    BlockAddress,
     Cyclic,
     NestedReshuffled,
     Part,
@@ -58,7 +59,7 @@ class Op(NamedTuple):
     """
 
     action: Action
-    block: Block
+    block: BlockAddress
     cycle: int
     iteration: int
     scale: float
@@ -88,8 +89,8 @@ def build_plan(
     schedule
         Says which parts a cycle visits.
     observed
-        Observed entries per block, shape (B, B); sizes on the diagonals, summed
-        by the caller's choice of parts.
+        Observed entries per block, shape (B, B), or (B, B, B) and so on for a tensor;
+        sizes on the diagonals, summed by the caller's choice of parts.
     cycles
         Numbers of the cycles, counted from the start of the run.
     shuffle
@@ -141,14 +142,14 @@ def ops_by_row(plan: Sequence[Round]) -> dict[int, list[Op]]:
     found: dict[int, list[Op]] = {}
     for part in plan:
         for op in part.ops:
-            found.setdefault(op.block.row, []).append(op)
+            found.setdefault(op.block[0], []).append(op)
     return dict(sorted(found.items()))
 
 
-def row_of_columns(plan: Sequence[Round]) -> NDArray[np.int32]:
-    """Return the row band that each column band meets in each round, shape (rounds, B)."""
+def rows_met(plan: Sequence[Round], factor: int = 1) -> NDArray[np.int32]:
+    """Return the row band that each band of a factor meets in each round, shape (rounds, B)."""
     found = np.empty((len(plan), len(plan[0].ops)), np.int32)
     for number, part in enumerate(plan):
         for op in part.ops:
-            found[number, op.block.col] = op.block.row
+            found[number, op.block[factor]] = op.block[0]
     return found

@@ -1,10 +1,10 @@
-"""Segments on a cluster: one task per worker, column bands from worker to worker.
+"""Segments on a cluster: one task per worker, bands of columns from worker to worker.
 
 Every worker owns consecutive row bands for a segment, as many as suit its speed in
-those before, and runs all their operations in one task; column bands go to whichever
-worker has their next operation, without the scheduler (Şimşekli et al. 2015, figure 4,
-with any order of parts). Bands stay in the workers between segments; the client knows
-where they are.
+those before, and runs all their operations in one task; bands of columns, and of further
+factors, go to whichever worker has their next operation, without the scheduler (Şimşekli
+et al. 2015, figure 4, with any order of parts). Bands stay in the workers between
+segments; the client knows where they are.
 """
 
 import time

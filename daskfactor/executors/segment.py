@@ -1,8 +1,8 @@
 """What one worker does in a ring: its rows of a segment's plan, bands to and from others.
 
-Column bands come and go: one that has been through n rounds may take part in the
-operation of round n, and then belongs to whichever worker owns the row of its
-operation in round n + 1. Only what an operation touches travels with it: arrays
+Bands of all other factors come and go: one that has been through n rounds may take
+part in the operation of round n, and then belongs to whichever worker owns the row
+band of its operation in round n + 1. Only what an operation touches travels with it: arrays
 that nobody changes in a plan are copied to every worker once, and those that
 later rounds alone need go straight to where they will be needed.
 
@@ -28,10 +28,19 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.serialize import Serialize
 from numpy.typing import NDArray
 
-from daskfactor.data.grid import Block
+from daskfactor.data.grid import BlockAddress, block_at
 from daskfactor.executors.base import SegmentLost, StateLost, Tell, Work, local_workspace, perform
-from daskfactor.executors.plan import Op, Round, ops_by_row, row_of_columns
-from daskfactor.executors.state import Array, Evaluation, FactorBand, Portion, bare
+from daskfactor.executors.plan import Op, Round, ops_by_row, rows_met
+from daskfactor.executors.state import (
+    CELLS,
+    Array,
+    Band,
+    Evaluation,
+    FactorBand,
+    Portion,
+    bare,
+    travellers,
+)
 from daskfactor.executors.store import PLUGIN, BandStore, Key, Report, Want, unpack
 from daskfactor.executors.threads import BandScheduler
 from daskfactor.executors.wire import Wire, can_carry
@@ -53,24 +62,24 @@ AttemptKey = tuple[str, int]
 
 
 class Parcel(NamedTuple):
-    """Arrays of a column band for a round, or the reason why an attempt has to stop.
+    """Arrays of a band for a round, or the reason why an attempt has to stop.
 
-    ``names`` are those of the arrays, "" the band's values. ``band`` is a `FactorBand`
+    ``at`` says which band it is, ``names`` which arrays, "" its values. ``band`` is a `FactorBand`
     or its bytes: these are opened by the thread that uses them, not by the event loop.
     """
 
     attempt: AttemptKey
-    col: int
+    at: Band
     due: int
     names: tuple[str, ...]
     band: Any
     reason: str = ""
 
     @classmethod
-    def of(cls, attempt: AttemptKey, col: int, due: int, part: FactorBand) -> "Parcel":
+    def of(cls, attempt: AttemptKey, at: Band, due: int, part: FactorBand) -> "Parcel":
         """Pack a part of a band."""
         names = (*(("",) if len(part.values) else ()), *part.arrays)
-        return cls(attempt, col, due, names, part)
+        return cls(attempt, at, due, names, part)
 
     def open(self) -> Any:
         """Return the band, in arrays of its own."""
@@ -193,8 +202,8 @@ class Exchange(WorkerPlugin):
 
     def receive(self, heads: list[Any], bands: list[Any]) -> None:
         """Hand parcels to their attempts; the operation's handler, in the event loop's thread."""
-        for (attempt, col, due, names, _, reason), band in zip(heads, bands, strict=True):
-            self.take(Parcel(tuple(attempt), col, due, tuple(names), band, reason))
+        for (attempt, at, due, names, _, reason), band in zip(heads, bands, strict=True):
+            self.take(Parcel(tuple(attempt), tuple(at), due, tuple(names), band, reason))
 
     def take(self, parcel: Parcel) -> None:
         """Hand a parcel to its attempt, or keep it for one that has not begun here."""
@@ -211,7 +220,7 @@ class Exchange(WorkerPlugin):
         """Tell the others that an attempt cannot succeed."""
         for address in order.addresses:
             if address != self.worker.address:
-                self.send(address, Parcel(order.attempt, -1, -1, (), None, reason))
+                self.send(address, Parcel(order.attempt, (-1, -1), -1, (), None, reason))
 
     def _lose(self, address: str, reason: str) -> None:
         """Stop whatever counts on a worker that has gone."""
@@ -235,12 +244,12 @@ def _frame(band: Any) -> Any:
 
 
 class Transfers(NamedTuple):
-    """Where column bands and their arrays have to be during a plan.
+    """Where the bands of a factor, and their arrays, have to be during a plan.
 
     Attributes
     ----------
     row_of
-        The row band that each column band meets in each round, shape (rounds, B).
+        The row band that each band meets in each round, shape (rounds, B).
     following
         By name of an array that operations change, and by round: the next round
         that touches it, the number of rounds where none does.
@@ -280,24 +289,33 @@ class Transfers(NamedTuple):
 
 
 def plan_transfers(
-    plan: Sequence[Round], program: Any, of_rows: frozenset[str], of_cols: frozenset[str]
-) -> tuple[Transfers, frozenset[str]]:
-    """Say what a program's operations need of column bands, and all that they touch.
+    plan: Sequence[Round], program: Any, names_of: Sequence[frozenset[str]]
+) -> tuple[tuple[Transfers, ...], frozenset[str]]:
+    """Say what a program's operations need of the bands that travel, and all that they touch.
 
-    ``of_rows`` and ``of_cols`` are the names of the arrays that bands of either side have.
+    ``names_of`` are the names of the arrays that the bands of each factor have.
     """
-    names = of_rows | of_cols
+    names = frozenset().union(*names_of)
     touched, changed = [names] * len(plan), names
     if hasattr(program, "touches"):
         touched = [frozenset(program.touches(part.ops[0])) for part in plan]
         changed = frozenset().union(*(program.changes(part.ops[0]) for part in plan))
     every = frozenset().union(*touched)
-    following = {}
-    for name in sorted(changed & of_cols):
+
+    def next_use(name: str) -> NDArray[np.int32]:
+        """Return for each round the next one that touches an array."""
         rounds = np.array([name in found for found in touched], bool)
         ahead = np.where(rounds, np.arange(len(plan)), len(plan))
-        following[name] = np.minimum.accumulate(ahead[::-1])[::-1].astype(np.int32)
-    return Transfers(row_of_columns(plan), following, every - changed), every
+        return np.minimum.accumulate(ahead[::-1])[::-1].astype(np.int32)
+
+    return tuple(
+        Transfers(
+            rows_met(plan, factor),
+            {name: next_use(name) for name in sorted(changed & own)},
+            every - changed,
+        )
+        for factor, own in enumerate(names_of[1:], 1)
+    ), every
 
 
 class Holding(Protocol):
@@ -307,7 +325,7 @@ class Holding(Protocol):
     def blocks(self) -> int: ...
 
     @property
-    def monitored(self) -> Iterable[Block]: ...
+    def monitored(self) -> Iterable[BlockAddress]: ...
 
     def names(self, factor: int) -> frozenset[str]: ...
 
@@ -319,10 +337,11 @@ class Order:
     """One worker's part of one attempt at a segment.
 
     ``owner`` is the rank of every row band's worker; ``addresses`` are those of the ranks.
-    ``wants`` are what the worker begins with: its row bands and their monitored cells, of
-    column bands what its operations are the first to need, and of all of them what
-    nobody changes. It leaves a ``version`` of what has changed under the client's ``token``.
-    ``ops`` are plain tuples, which are quicker to send than named ones.
+    ``transfers`` are those of each factor that travels. ``wants`` are what the worker begins
+    with: its row bands and their monitored cells, of other bands what its operations are the
+    first to need, and of all of them what nobody changes. It leaves a ``version`` of what has
+    changed under the client's ``token``. ``ops`` are plain tuples, which are quicker to send
+    than named ones.
     """
 
     attempt: AttemptKey
@@ -332,7 +351,7 @@ class Order:
     addresses: tuple[str, ...]
     patience: float
     work: Work
-    transfers: Transfers
+    transfers: tuple[Transfers, ...]
     token: str = ""
     version: int = 0
     ops: dict[int, list[Any]] = field(default_factory=dict)
@@ -344,62 +363,66 @@ class SegmentRun:
 
     def __init__(self, order: Order, exchange: Exchange | Any, task: str = "") -> None:
         self.order, self.portion, self.task = order, Portion(), task
-        self._constants: dict[int, dict[str, Array]] = {}
+        self._constants: dict[Band, dict[str, Array]] = {}
         self.exchange = exchange
         ops = {row: [_op(row, values) for values in found] for row, found in order.ops.items()}
         self.scheduler = BandScheduler(ops, order.threads, self._leaves, order.patience)
-        self._waiting: dict[tuple[int, int], dict[tuple[str, ...], Parcel]] = {}
-        self._begun: dict[int, int] = {}
+        self._waiting: dict[tuple[Band, int], dict[tuple[str, ...], Parcel]] = {}
+        self._begun: dict[Band, int] = {}
         self._lock = threading.Lock()
         self._told = 0
         self._told_at = 0.0
 
     def begin(self, found: Mapping[Key, Any]) -> None:
         """Take in what the segment begins with here."""
-        transfers, portion = self.order.transfers, self.portion
-        parts: dict[tuple[int, int], FactorBand] = {}
-        for (side, number, name), value in sorted(found.items()):
-            if side == "cells":
+        portion = self.portion
+        parts: dict[tuple[Band, int], FactorBand] = {}
+        for (factor, number, name), value in sorted(found.items()):
+            at = factor, number
+            if factor == CELLS:
                 portion.cells[number] = value
-            elif side == "rows":
+            elif factor == 0:
                 if name:
-                    portion.rows[number].arrays[name] = value
+                    portion.bands[at].arrays[name] = value
                 else:
-                    portion.rows[number] = value
-            elif name in transfers.constant:
-                self._constants.setdefault(number, {})[name] = value
+                    portion.bands[at] = value
+            elif name in self._transfers(at).constant:
+                self._constants.setdefault(at, {})[name] = value
             elif not name:
-                parts[number, 0] = value
+                parts[at, 0] = value
             else:
-                part = parts.setdefault((number, transfers.first(name)), _no_rows(value))
-                part.arrays[name] = value
-        for (col, due), part in parts.items():
-            self.arrive(Parcel.of(self.order.attempt, col, due, part))
+                due = self._transfers(at).first(name)
+                parts.setdefault((at, due), _no_rows(value)).arrays[name] = value
+        for (at, due), part in parts.items():
+            self.arrive(Parcel.of(self.order.attempt, at, due, part))
 
-    def _holder(self, col: int, number: int) -> int:
-        """Return the rank of the worker that has a column band's operation of a round."""
-        row_of = self.order.transfers.row_of
+    def _transfers(self, at: Band) -> Transfers:
+        return self.order.transfers[at[0] - 1]
+
+    def _holder(self, at: Band, number: int) -> int:
+        """Return the rank of the worker that has the operation of a round with a band."""
+        row_of = self._transfers(at).row_of
         ended = number == len(row_of)  # what nobody needs any more stays
-        return self.order.rank if ended else self.order.owner[int(row_of[number, col])]
+        return self.order.rank if ended else self.order.owner[int(row_of[number, at[1]])]
 
-    def _leaves(self, col: int, number: int) -> bool:
-        return self._holder(col, number) != self.order.rank
+    def _leaves(self, at: Band, number: int) -> bool:
+        return self._holder(at, number) != self.order.rank
 
     def arrive(self, parcel: Parcel) -> None:
-        """Take in a part of a column band, or give up; a second copy of a part is dropped."""
-        _, col, due, names, _, reason = parcel
+        """Take in a part of a band, or give up; a second copy of a part is dropped."""
+        _, at, due, names, _, reason = parcel
         if reason:
             self.abort(reason)
             return
-        transfers = self.order.transfers
+        transfers = self._transfers(at)
         with self._lock:
-            if due <= self._begun.get(col, -1):
+            if due <= self._begun.get(at, -1):
                 return
-            parts = self._waiting.setdefault((col, due), {})
+            parts = self._waiting.setdefault((at, due), {})
             parts.setdefault(names, parcel)
             here = {name for found in parts for name in found}
         if due < len(transfers.row_of) and transfers.needed(due) <= here:
-            self.scheduler.arrive(col, due)
+            self.scheduler.arrive(at, due)
 
     def abort(self, reason: str) -> None:
         """Give the segment up."""
@@ -410,11 +433,11 @@ class SegmentRun:
         self.abort(reason)
         self.order.work.tell("lost", self.order.rank, worker=self.exchange.worker)
 
-    def _collect(self, col: int, due: int) -> FactorBand:
-        """Put a column band together from the parts that came for a round."""
+    def _collect(self, at: Band, due: int) -> FactorBand:
+        """Put a band together from the parts that came for a round."""
         with self._lock:
-            self._begun[col] = due
-            parcels = self._waiting.pop((col, due)).values()
+            self._begun[at] = due
+            parcels = self._waiting.pop((at, due)).values()
         parts = [parcel.open() for parcel in parcels]
         band: FactorBand = max(parts, key=lambda part: len(part.values))
         for part in parts:
@@ -422,21 +445,22 @@ class SegmentRun:
         return band
 
     def operate(self, op: Op) -> tuple[Evaluation | None, float]:
-        """Do one operation, and pass its column band on."""
-        row, col = op.block
-        number = self.scheduler.position[row]
-        band = self.portion.cols[col] = self._collect(col, number)
-        band.arrays.update(self._constants.get(col, {}))
+        """Do one operation, and pass those of its bands on that travel."""
+        number, bands = self.scheduler.position[op.block[0]], self.portion.bands
+        for at in travellers(op.block):
+            bands[at] = self._collect(at, number)
+            bands[at].arrays.update(self._constants.get(at, {}))
         found, seconds = perform(op, self.order.work, self.portion, local_workspace())
         with self._lock:
-            self.portion.strip(col, number)
-            del self.portion.cols[col]
-        for due, part in self.order.transfers.split(band, number):
-            holder, parcel = self._holder(col, due), Parcel.of(self.order.attempt, col, due, part)
-            if holder == self.order.rank:
-                self.arrive(parcel)
-            else:
-                self.exchange.send(self.order.addresses[holder], parcel)
+            self.portion.strip(op.block, number)
+            done = {at: bands.pop(at) for at in travellers(op.block)}
+        for at, band in done.items():
+            for due, part in self._transfers(at).split(band, number):
+                holder, parcel = self._holder(at, due), Parcel.of(self.order.attempt, at, due, part)
+                if holder == self.order.rank:
+                    self.arrive(parcel)
+                else:
+                    self.exchange.send(self.order.addresses[holder], parcel)
         return found, seconds
 
     def run(self) -> Portion:
@@ -447,13 +471,13 @@ class SegmentRun:
 
     def result(self) -> Portion:
         """Return what the segment leaves here."""
-        portion, constant = self.portion, self.order.transfers.constant
-        for band in portion.rows.values():
+        portion, transfers = self.portion, self.order.transfers[0]
+        constant = transfers.constant
+        for band in portion.bands.values():
             band.arrays = {n: array for n, array in band.arrays.items() if n not in constant}
-        rounds = len(self.order.transfers.row_of)
-        for col, due in list(self._waiting):
-            assert due == rounds, "a part of a band was not used"
-            portion.cols[col] = self._collect(col, due)
+        for at, due in list(self._waiting):
+            assert due == len(transfers.row_of), "a part of a band was not used"
+            portion.bands[at] = self._collect(at, due)
         portion.evaluations, portion.busy = self.scheduler.evaluations, self.scheduler.busy
         return portion
 
@@ -466,8 +490,9 @@ class SegmentRun:
 
 
 def _op(row: int, values: Sequence[Any]) -> Op:
-    action, col, *rest = values
-    return Op(action, Block(row, col), *rest)
+    action, *others = values
+    rest = len(Op._fields) - 2  # what follows action and block
+    return Op(action, block_at(row, *others[:-rest]), *others[-rest:])
 
 
 def _no_rows(array: Array) -> FactorBand:
@@ -485,24 +510,25 @@ def make_orders(
     patience: float,
 ) -> list[Order]:
     """Write down every worker's part of an attempt; ``shares`` are row bands by address."""
-    names = state.names(0), state.names(1)
-    transfers, touched = plan_transfers(work.plan, work.program, *names)
+    names = [state.names(factor) for factor in range(len(work.plan[0].ops[0].block))]
+    transfers, touched = plan_transfers(work.plan, work.program, names)
     owner = tuple(rank for rank, count in enumerate(shares.values()) for _ in range(count))
     ops, sent = ops_by_row(work.plan), work.sent(tell)
     shared = owner, tuple(shares), patience, sent, transfers
     orders = [Order(attempt, rank, lanes, *shared) for rank, lanes in enumerate(threads)]
     for band in range(state.blocks):
         own = orders[owner[band]]
-        own.ops[band] = [(op.action, op.block.col, *op[2:]) for op in ops[band]]
+        own.ops[band] = [(op.action, *op.block[1:], *op[2:]) for op in ops[band]]
         for name in ("", *sorted(touched & names[0])):
-            own.wants.append(state.want(Key("rows", band, name), name not in transfers.constant))
-        for name in ("", *sorted(touched & names[1])):
-            key, constant = Key("cols", band, name), name in transfers.constant
-            first = owner[int(transfers.row_of[transfers.first(name), band])]
-            for order in orders if constant else orders[first : first + 1]:
-                order.wants.append(state.want(key, not constant))
+            own.wants.append(state.want(Key(0, band, name), name not in transfers[0].constant))
+        for factor, each in enumerate(transfers, 1):
+            for name in ("", *sorted(touched & names[factor])):
+                key, constant = Key(factor, band, name), name in each.constant
+                first = owner[int(each.row_of[each.first(name), band])]
+                for order in orders if constant else orders[first : first + 1]:
+                    order.wants.append(state.want(key, not constant))
     for block in state.monitored:
-        orders[owner[block.row]].wants.append(state.want(Key("cells", block), True))
+        orders[owner[block[0]]].wants.append(state.want(Key(CELLS, block), True))
     return orders
 
 

@@ -2,16 +2,17 @@
 
 import itertools
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.grid import Block, Grid, inverse
+from daskfactor.data.grid import Bands, BlockAddress, Grid, block_at, inverse
 from daskfactor.machine import single_threaded_blas
 
 if TYPE_CHECKING:
@@ -22,14 +23,28 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
+Record = tuple[int, list[Array], dict[Any, float]]
+"""What a band that travels recorded in an operation: position along the plan, draws, sums."""
+Band = tuple[int, int]
+"""A factor and the number of a band: factor 0 has the rows, 1 the columns, a tensor more."""
+CELLS = -1
+"""What monitored cells have in place of a factor, where bands and they are told apart."""
+SMALL_OBJECT = 200
+"""Bytes of a small Python object with its slots."""
+
+
 def _nbytes(*arrays: Array) -> int:
     return SMALL_OBJECT + sum(array.nbytes for array in arrays)
 
 
-Record = tuple[int, list[Array], dict[Any, float]]
-"""What a column band recorded in an operation: position along the plan, draws, sums."""
-SMALL_OBJECT = 200
-"""Bytes of a small Python object with its slots."""
+def factor_name(factor: int) -> str:
+    """Name a factor: in checkpoints, on dashboards, and in errors."""
+    return ("rows", "columns")[factor] if factor < 2 else f"factor-{factor}"
+
+
+def travellers(block: BlockAddress) -> tuple[Band, ...]:
+    """Return the bands of a block that go where its row band is."""
+    return tuple(enumerate(block))[1:]
 
 
 @dataclass(slots=True)
@@ -86,12 +101,11 @@ class FactorBand:
 class BlockCells:
     """Monitored cells of one block, and the moments of their predicted means.
 
-    ``rows`` and ``cols`` are local to the block, in row-major order; ``where``
-    is their position in the caller's list.
+    ``at`` has their positions along each axis, local to the block, in row-major order;
+    ``where`` is their position in the caller's list.
     """
 
-    rows: NDArray[np.int32]
-    cols: NDArray[np.int32]
+    at: tuple[NDArray[np.int32], ...]
     where: NDArray[np.int64]
     mean: Array
     m2: Array
@@ -99,7 +113,7 @@ class BlockCells:
 
     def __sizeof__(self) -> int:
         """Return the bytes that Dask is to count."""
-        return _nbytes(self.rows, self.cols, self.where, self.mean, self.m2)
+        return _nbytes(*self.at, self.where, self.mean, self.m2)
 
     def copy(self) -> "BlockCells":
         return replace(self, mean=self.mean.copy(), m2=self.m2.copy())
@@ -110,7 +124,7 @@ class Evaluation:
     """Sums over the observed entries of one block at the end of one cycle."""
 
     cycle: int
-    block: Block
+    block: BlockAddress
     values: NDArray[np.float64]
 
 
@@ -120,25 +134,43 @@ class ChainState:
 
     Whatever is not an executor asks a state and its bands through `each`, `gather` and the small
     methods beside them, so that bands may lie in other processes.
+
+    Attributes
+    ----------
+    factors
+        The bands of each factor, as many of every one: first W's, of rows, then Hᵀ's, of columns,
+        then those of further axes.
     """
 
-    rows: list[FactorBand]
-    cols: list[FactorBand]
-    cells: dict[Block, BlockCells]
+    factors: list[list[FactorBand]]
+    cells: dict[BlockAddress, BlockCells]
     evaluations: list[Evaluation] = field(default_factory=list)
+
+    @property
+    def blocks(self) -> int:
+        """Bands of each factor."""
+        return len(self.factors[0])
+
+    @property
+    def n_factors(self) -> int:
+        """Two for a matrix."""
+        return len(self.factors)
+
+    def met(self, block: BlockAddress) -> tuple[FactorBand, ...]:
+        """Return the bands that an operation in a block touches, one of each factor."""
+        return tuple([bands[n] for bands, n in zip(self.factors, block, strict=True)])
 
     def copy(self) -> "ChainState":
         return ChainState(
-            list(map(FactorBand.copy, self.rows)),
-            list(map(FactorBand.copy, self.cols)),
+            [list(map(FactorBand.copy, bands)) for bands in self.factors],
             dict(zip(self.cells, map(BlockCells.copy, self.cells.values()), strict=True)),
             list(self.evaluations),
         )
 
     def become(self, after: "ChainState") -> None:
         """Take over what a plan has left of this state, whoever else refers to it."""
-        self.rows, self.cols = after.rows, after.cols
-        self.cells, self.evaluations = after.cells, after.evaluations
+        self.factors, self.cells = after.factors, after.cells
+        self.evaluations = after.evaluations
 
     def local(self) -> "ChainState":
         """Return the state with all bands in the caller's process."""
@@ -146,7 +178,7 @@ class ChainState:
 
     def bare(self) -> "ChainState":
         """Return the state without what it has recorded; it shares all arrays."""
-        return ChainState(list(map(bare, self.rows)), list(map(bare, self.cols)), self.cells)
+        return ChainState([list(map(bare, bands)) for bands in self.factors], self.cells)
 
     def followed_by(self, after: "ChainState") -> "ChainState":
         """Return what a plan made of `bare`, with what had been recorded before."""
@@ -161,14 +193,14 @@ class ChainState:
 
     def forget(self) -> None:
         """Drop what the running segment recorded, once it has been read."""
-        for band in (*self.rows, *self.cols):
+        for band in self.bands():
             band.draws.clear()
             band.sums.clear()
         self.evaluations.clear()
 
     def bands(self, factor: int | None = None) -> list[FactorBand]:
         """Return the bands of one factor, or all, rows first."""
-        return [*self.rows, *self.cols] if factor is None else (self.rows, self.cols)[factor]
+        return list(itertools.chain(*self.factors)) if factor is None else self.factors[factor]
 
     def each(
         self, function: Callable[..., Any], factor: int | None = None, *given: Sequence[Any]
@@ -181,7 +213,7 @@ class ChainState:
             One of a module, or a partial of one, because it may go to other processes. It may
             change its band in place. What it returns is small: it comes to the caller.
         factor
-            0 for the bands of rows, 1 for those of columns; None for all, rows first.
+            0 for the bands of rows, 1 for those of columns, and so on; None for all, rows first.
         given
             Sequences with an item for each of these bands.
         """
@@ -192,7 +224,7 @@ class ChainState:
     @property
     def counts(self) -> dict[str, int]:
         """Counters that all bands have in common."""
-        return dict(self.rows[0].counts)
+        return dict(self.factors[0][0].counts)
 
     def names(self, factor: int) -> frozenset[str]:
         """Return the names of the arrays that the bands of a factor have."""
@@ -201,20 +233,21 @@ class ChainState:
     @property
     def recorded(self) -> int:
         """Draws of the running segment that have been recorded."""
-        return len(self.rows[0].draws)
+        return len(self.factors[0][0].draws)
 
     def sums(self, key: Any, factor: int | None = None) -> list[Any]:
         """Return what the bands of a factor, or all, recorded under a key of their ``sums``."""
         return [band.sums[key] for band in self.bands(factor)]
 
-    def gather(self, side: str, name: str | None = None) -> Array:
+    def gather(self, side: str | int, name: str | None = None) -> Array:
         """Bring a whole factor (or one of its arrays) to the caller: shape (I, K) or (J, K).
 
-        For results, and for what needs all rows at once; sums of bands are for `each`.
+        ``side`` is ``"rows"``, ``"columns"`` or the number of a factor. For results, and for what
+        needs all rows at once; sums of bands are for `each`.
         """
         return self._taken(Piece(*self._whole(side), name=name))
 
-    def gather_draws(self, side: str, part: slice = slice(None)) -> Array:
+    def gather_draws(self, side: str | int, part: slice = slice(None)) -> Array:
         """Bring some draws of the segment to the caller: (draws, I, K) or (draws, J, K)."""
         return self._taken(Piece(*self._whole(side), draws=range(self.recorded)[part]))
 
@@ -237,7 +270,7 @@ class ChainState:
         """Return the sources of all values and arrays, under what they are saved as."""
         return {
             saved_as(name, factor, number, own): source
-            for factor in (0, 1)
+            for factor in range(self.n_factors)
             for number in range(len(self._spans(factor)))
             for own, source in self._arrays(factor, number).items()
         }
@@ -260,9 +293,9 @@ class ChainState:
             return [[self._arrays(factor, number)[piece.name or ""] for number in bands]]
         return [[self._draw(factor, number, draw) for number in bands] for draw in piece.draws]
 
-    def _whole(self, side: str) -> tuple[int, slice]:
+    def _whole(self, side: str | int) -> tuple[int, slice]:
         """Return the number of a factor, and all of its rows."""
-        factor = 0 if side == "rows" else 1
+        factor = side if isinstance(side, int) else int(side != "rows")
         spans = self._spans(factor)
         return factor, slice(spans[0].start, spans[-1].stop)
 
@@ -288,7 +321,7 @@ class ChainState:
 
 def saved_as(name: str, factor: int, number: int, array: str) -> str:
     """Name an array of a band, or under ``""`` its values, in the checkpoint of a state."""
-    return f"{name}/{('rows', 'columns')[factor]}/{number}/{array or 'values'}"
+    return f"{name}/{factor_name(factor)}/{number}/{array or 'values'}"
 
 
 class Places:
@@ -389,32 +422,38 @@ def put_together(piece: Piece, parts: Iterable[tuple[Array, Any]]) -> Array:
 class Portion:
     """What one worker, or one task, leaves behind of its part of a plan.
 
-    A column band may come from several: its values from one, and arrays that later
-    rounds did not need from others. ``records`` are what column bands recorded on
-    their way, which stays where it was recorded.
+    A band that travels, which is one of columns or of a further axis, may come from several: its
+    values from one, and arrays that later rounds did not need from others. ``records`` are what
+    such bands recorded on their way, which stays where it was recorded.
     """
 
-    rows: dict[int, FactorBand] = field(default_factory=dict)
-    cols: dict[int, FactorBand] = field(default_factory=dict)
-    cells: dict[Block, BlockCells] = field(default_factory=dict)
+    bands: dict[Band, FactorBand] = field(default_factory=dict)
+    cells: dict[BlockAddress, BlockCells] = field(default_factory=dict)
     evaluations: list[Evaluation] = field(default_factory=list)
-    records: dict[int, list[Record]] = field(default_factory=dict)
+    records: dict[Band, list[Record]] = field(default_factory=dict)
     busy: float = 0.0
+
+    def met(self, block: BlockAddress) -> tuple[FactorBand, ...]:
+        """Return the bands that an operation in a block touches, one of each factor."""
+        return tuple([self.bands[at] for at in enumerate(block)])
+
+    def of(self, factor: int) -> dict[Band, FactorBand]:
+        """Return the bands of one factor."""
+        return {at: band for at, band in self.bands.items() if at[0] == factor}
 
     def copy(self) -> "Portion":
         """An independent copy; what was recorded is never written to and stays shared."""
         return Portion(
-            {number: band.copy() for number, band in self.rows.items()},
-            {number: band.copy() for number, band in self.cols.items()},
+            {at: band.copy() for at, band in self.bands.items()},
             {block: cells.copy() for block, cells in self.cells.items()},
             list(self.evaluations),
-            {col: list(records) for col, records in self.records.items()},
+            {at: list(records) for at, records in self.records.items()},
             self.busy,
         )
 
     def __sizeof__(self) -> int:
         """Return the bytes that Dask is to count."""
-        parts = (*self.rows.values(), *self.cols.values(), *self.cells.values())
+        parts = (*self.bands.values(), *self.cells.values())
         draws = (d for found in self.records.values() for _, own, _ in found for d in own)
         return (
             sum(map(sys.getsizeof, parts))
@@ -422,12 +461,23 @@ class Portion:
             + SMALL_OBJECT * (1 + len(self.evaluations))
         )
 
-    def strip(self, col: int, position: int) -> None:
-        """Take a column band's records off it."""
-        band = self.cols[col]
-        if band.draws or band.sums:
-            self.records.setdefault(col, []).append((position, band.draws, band.sums))
-            band.draws, band.sums = [], {}
+    def strip(self, block: BlockAddress, position: int) -> None:
+        """Take what bands recorded in an operation off those that travel."""
+        for at in travellers(block):
+            band = self.bands[at]
+            if band.draws or band.sums:
+                self.records.setdefault(at, []).append((position, band.draws, band.sums))
+                band.draws, band.sums = [], {}
+
+
+def ending(portion: Portion, part: int) -> Portion:
+    """Return a factor's bands or the cells alone, so that the rest need not travel or be kept.
+
+    What was recorded and evaluated on the way goes with the rows.
+    """
+    if part == 0:
+        return replace(portion, bands=portion.of(0), cells={})
+    return Portion(cells=portion.cells) if part == CELLS else Portion(portion.of(part))
 
 
 def bare(band: FactorBand, names: Iterable[str] | None = None) -> FactorBand:
@@ -438,19 +488,18 @@ def bare(band: FactorBand, names: Iterable[str] | None = None) -> FactorBand:
 
 def join_portions(before: ChainState, portions: Sequence[Portion]) -> ChainState:
     """Put a state together from what workers left behind; the one before is not changed."""
-    rows = [
-        _joined(band, [found.rows[number] for found in portions if number in found.rows], None)
-        for number, band in enumerate(before.rows)
+    parts: dict[Band, list[FactorBand]] = defaultdict(list)
+    records: dict[Band, list[Record]] = defaultdict(list)
+    for portion in portions:
+        for at, band in portion.bands.items():
+            parts[at].append(band)
+        for at, own in portion.records.items():
+            records[at] += own
+    factors = [
+        [_joined(band, parts[at, n], records[at, n]) for n, band in enumerate(bands)]
+        for at, bands in enumerate(before.factors)
     ]
-    cols = [
-        _joined(
-            band,
-            [found.cols[number] for found in portions if number in found.cols],
-            [record for found in portions for record in found.records.get(number, [])],
-        )
-        for number, band in enumerate(before.cols)
-    ]
-    after = ChainState(rows, cols, dict(before.cells), list(before.evaluations))
+    after = ChainState(factors, dict(before.cells), list(before.evaluations))
     for portion in portions:
         after.cells.update(portion.cells)
     after.settle(found for portion in portions for found in portion.evaluations)
@@ -458,14 +507,15 @@ def join_portions(before: ChainState, portions: Sequence[Portion]) -> ChainState
 
 
 def _joined(
-    before: FactorBand, parts: Sequence[FactorBand], records: Sequence[Record] | None
+    before: FactorBand, parts: Sequence[FactorBand], records: Sequence[Record]
 ) -> FactorBand:
-    """Return a band with what it had before it was sent out and did not take along."""
+    """Return a band with what it had before it was sent out and did not take along.
+
+    One that stayed where it was has its records with it.
+    """
     after = replace(next(part for part in parts if len(part.values)))
     after.arrays = before.arrays | {k: v for part in parts for k, v in part.arrays.items()}
-    if records is None:
-        records = [(0, after.draws, after.sums)]
-    records = sorted(records, key=lambda record: record[0])
+    records = sorted(records, key=itemgetter(0)) or [(0, after.draws, after.sums)]
     after.draws = [*before.draws, *(draw for _, draws, _ in records for draw in draws)]
     after.sums = before.sums | {k: v for _, _, sums in records for k, v in sums.items()}
     return after
@@ -476,44 +526,54 @@ def split_factor(factor: Array, offsets: tuple[int, ...]) -> list[Array]:
     return [np.ascontiguousarray(factor[low:high]) for low, high in itertools.pairwise(offsets)]
 
 
-def empty_state(grid: Grid, width: int, dtype: np.dtype[Any]) -> ChainState:
+Sides = Grid | Sequence[Bands]
+"""A grid over a matrix, or the bands of each axis of a tensor."""
+
+
+def _sides(sides: Sides) -> Sequence[Bands]:
+    return sides.sides if isinstance(sides, Grid) else sides
+
+
+def empty_state(grid: Sides, width: int, dtype: np.dtype[Any]) -> ChainState:
     """Make a state whose bands have no rows yet; `ChainState.each` gives them some."""
+    none = np.empty((0, width), dtype)
+    factors = [
+        [FactorBand(offset, none.copy()) for offset in side.offsets[:-1]] for side in _sides(grid)
+    ]
+    return ChainState(factors, {})
 
-    def bands(offsets: tuple[int, ...]) -> list[FactorBand]:
-        return [FactorBand(offset, np.empty((0, width), dtype)) for offset in offsets[:-1]]
 
-    return ChainState(bands(grid.rows.offsets), bands(grid.cols.offsets), {})
-
-
-def make_state(grid: Grid, row_factor: Array, col_factor: Array) -> ChainState:
-    """Make a chain's state from whole factors, W (I, K) and Hᵀ (J, K)."""
-    row_offsets, col_offsets = grid.rows.offsets, grid.cols.offsets
-    return ChainState(
-        list(map(FactorBand, row_offsets, split_factor(row_factor, row_offsets))),
-        list(map(FactorBand, col_offsets, split_factor(col_factor, col_offsets))),
-        {},
-    )
+def make_state(grid: Sides, *factors: Array) -> ChainState:
+    """Make a chain's state from whole factors: W (I, K), Hᵀ (J, K), and those of further axes."""
+    split = [
+        list(map(FactorBand, side.offsets, split_factor(factor, side.offsets)))
+        for side, factor in zip(_sides(grid), factors, strict=True)
+    ]
+    return ChainState(split, {})
 
 
 def place_cells(
-    grid: Grid, rows: NDArray[np.int64], cols: NDArray[np.int64], dtype: np.dtype[Any]
-) -> dict[Block, BlockCells]:
-    """Sort monitored cells into the blocks they lie in."""
-    row_band = np.searchsorted(grid.rows.offsets, rows, side="right") - 1
-    col_band = np.searchsorted(grid.cols.offsets, cols, side="right") - 1
-    code = row_band * grid.blocks + col_band
-    order = np.lexsort((cols, rows, code))
-    starts = np.searchsorted(code[order], np.arange(grid.blocks**2 + 1))
+    grid: Sides, at: Sequence[NDArray[np.int64]], dtype: np.dtype[Any]
+) -> dict[BlockAddress, BlockCells]:
+    """Sort monitored cells into the blocks they lie in; ``at`` has their positions on each axis."""
+    sides = _sides(grid)
+    bands = [
+        np.searchsorted(side.offsets, own, side="right") - 1
+        for side, own in zip(sides, at, strict=True)
+    ]
+    code = np.ravel_multi_index(bands, [len(side) for side in sides])
+    order = np.lexsort((*reversed(at), code))
+    _, starts = np.unique(code[order], return_index=True)
     placed = {}
-    for block in grid.all_blocks():
-        number = block.row * grid.blocks + block.col
-        where = order[starts[number] : starts[number + 1]]
-        if where.size:
-            placed[block] = BlockCells(
-                (rows[where] - grid.rows.offsets[block.row]).astype(np.int32),
-                (cols[where] - grid.cols.offsets[block.col]).astype(np.int32),
-                where.astype(np.int64),
-                np.zeros(where.size, dtype),
-                np.zeros(where.size, dtype),
-            )
+    for where in np.split(order, starts)[1:]:
+        block = block_at(*(int(band[where[0]]) for band in bands))
+        placed[block] = BlockCells(
+            tuple(
+                (own[where] - side.offsets[band]).astype(np.int32)
+                for own, side, band in zip(at, sides, block, strict=True)
+            ),
+            where.astype(np.int64),
+            np.zeros(where.size, dtype),
+            np.zeros(where.size, dtype),
+        )
     return placed

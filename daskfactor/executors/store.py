@@ -11,6 +11,7 @@ has the worker release it, and the bands go.
 
 import asyncio
 import concurrent.futures
+import itertools
 import pickle
 import threading
 import time
@@ -30,12 +31,15 @@ from numpy.typing import NDArray
 from daskfactor.errors import StoreError
 from daskfactor.executors.base import StateLost
 from daskfactor.executors.state import (
+    CELLS,
+    Band,
     BlockCells,
     Evaluation,
     FactorBand,
     Piece,
     Portion,
     bare,
+    ending,
     put_together,
 )
 from daskfactor.machine import single_threaded_blas
@@ -69,10 +73,10 @@ def unpack(packed: NDArray[np.uint8]) -> Any:
 class Key(NamedTuple):
     """An array of a band, or under the name ``""`` the band itself with its values alone.
 
-    ``side`` is ``"rows"``, ``"cols"`` or ``"cells"``, whose numbers are blocks.
+    With `CELLS` in place of a factor the number is a block.
     """
 
-    side: str
+    factor: int
     number: Any
     name: str = ""
 
@@ -138,9 +142,9 @@ class Report:
     address: str
     left: list[Key] = field(default_factory=list)
     replicas: list[Name] = field(default_factory=list)
-    shapes: dict[tuple[str, int], Shape] = field(default_factory=dict)
-    counts: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
-    records: list[tuple[tuple[str, int], int, dict[Any, Any], int]] = field(default_factory=list)
+    shapes: dict[Band, Shape] = field(default_factory=dict)
+    counts: dict[Band, dict[str, int]] = field(default_factory=dict)
+    records: list[tuple[Band, int, dict[Any, Any], int]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     busy: float = 0.0
 
@@ -358,26 +362,25 @@ class BandStore:
             values[key, version] = _own(value)
             report.left.append(key)
 
-        def record(band: tuple[str, int], position: int, draws: Any, sums: Any) -> None:
+        def record(band: Band, position: int, draws: Any, sums: Any) -> None:
             for number, draw in enumerate(draws):
                 keep(Key(*band, draw_name(position, number)), draw)
             report.records.append((band, position, sums, len(draws)))
 
-        for col, records in portion.records.items():
+        for at, records in portion.records.items():
             for position, draws, sums in records:
-                record(("cols", col), position, draws, sums)
-        for side, bands in (("rows", portion.rows), ("cols", portion.cols)):
-            for number, band in bands.items():
-                if band.draws or band.sums:
-                    record((side, number), 0, band.draws, band.sums)
-                if len(band.values):
-                    keep(Key(side, number), bare(band, ()))
-                    report.shapes[side, number] = shape_of(band)
-                    report.counts[side, number] = dict(band.counts)
-                for name, array in band.arrays.items():
-                    keep(Key(side, number, name), array)
+                record(at, position, draws, sums)
+        for at, band in portion.bands.items():
+            if band.draws or band.sums:
+                record(at, 0, band.draws, band.sums)
+            if len(band.values):
+                keep(Key(*at), bare(band, ()))
+                report.shapes[at] = shape_of(band)
+                report.counts[at] = dict(band.counts)
+            for name, array in band.arrays.items():
+                keep(Key(*at, name), array)
         for block, cells in portion.cells.items():
-            keep(Key("cells", block), cells)
+            keep(Key(CELLS, block), cells)
         self.put(token, values)
         return report
 
@@ -440,44 +443,38 @@ def read_portion(packed: NDArray[np.uint8]) -> Portion:
     start: Start = unpack(packed)
     found, _ = store_here().bring(start.token, start.wants, start.patience)
     portion = Portion()
-    sides = {"rows": portion.rows, "cols": portion.cols}
-    for (side, number, name), value in sorted(found.items()):
-        if side == "cells":
+    for (factor, number, name), value in sorted(found.items()):
+        if factor == CELLS:
             portion.cells[number] = value
         elif name:
-            sides[side][number].arrays[name] = value
+            portion.bands[factor, number].arrays[name] = value
         else:
-            sides[side][number] = bare(value)
+            portion.bands[factor, number] = bare(value)
     return portion
 
 
 @dataclass
 class Reading:
-    """What one worker reads: either side's bands of some numbers, as `Keeper.read` takes them."""
+    """What one worker reads: every factor's bands of some numbers, as `Keeper.read` takes them."""
 
     token: str
     version: int
     band: Callable[[int, int], FactorBand]
-    numbers: list[int]
+    factors: int
+    numbers: list[int] = field(default_factory=list)
 
 
 def read_bands(packed: NDArray[np.uint8]) -> Report:
     """Read bands and leave them in the store of this worker: the task."""
     work: Reading = unpack(packed)
-    rows, cols = ({n: work.band(factor, n) for n in work.numbers} for factor in (0, 1))
-    return store_here().leave(work.token, work.version, Portion(rows, cols))
+    at = itertools.product(range(work.factors), work.numbers)
+    bands = {band: work.band(*band) for band in at}
+    return store_here().leave(work.token, work.version, Portion(bands))
 
 
-def leave_portion(token: str, version: int, kind: str, portion: Portion) -> Report:
-    """Leave one kind of bands in the store of this worker: the task.
-
-    What rows recorded and evaluated on their way goes with them.
-    """
-    if kind == "rows":
-        own = replace(portion, cols={}, cells={})
-    else:
-        own = Portion(**{kind: getattr(portion, kind)})
-    return store_here().leave(token, version, own)
+def leave_portion(token: str, version: int, part: int, portion: Portion) -> Report:
+    """Leave one part of a portion in the store of this worker, as `ending` returns it: the task."""
+    return store_here().leave(token, version, ending(portion, part))
 
 
 @dataclass
@@ -577,9 +574,9 @@ def _call(store: BandStore, calls: Calls, wants: list[Want], given: tuple[Any, .
     found, replicas = store.bring(calls.token, wants, calls.patience)
     versions = {want.key: want.version for want in wants}
     own = {want.key for want in wants if want.mode == Mode.TAKE}
-    side, number, _ = wants[0].key
+    at = wants[0].key[:2]
     arrays = {key: value if key in own else value.copy() for key, value in found.items()}
-    band: FactorBand = arrays.pop(Key(side, number))
+    band: FactorBand = arrays.pop(Key(*at))
     band.arrays = {key.name: array for key, array in arrays.items()}
     try:
         result = calls.function(band, *given)
@@ -587,13 +584,12 @@ def _call(store: BandStore, calls: Calls, wants: list[Want], given: tuple[Any, .
         store.put(calls.token, {(key, versions[key]): found[key] for key in own})
         raise
     report = Report(store.worker.address, replicas=replicas)
-    report.shapes[side, number] = shape_of(band)
-    report.counts[side, number] = dict(band.counts)
+    report.shapes[at] = shape_of(band)
+    report.counts[at] = dict(band.counts)
     if band.sums:
-        report.records.append(((side, number), 0, band.sums, 0))
-    bare_band = bare(band, ())
-    after: dict[Key, Any] = {Key(side, number): bare_band}
-    after |= {Key(side, number, name): array for name, array in band.arrays.items()}
+        report.records.append((at, 0, band.sums, 0))
+    after: dict[Key, Any] = {Key(*at): bare(band, ())}
+    after |= {Key(*at, name): array for name, array in band.arrays.items()}
     kept: dict[Name, Any] = {}
     for key, value in after.items():
         if key in own:

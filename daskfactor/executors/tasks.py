@@ -8,7 +8,7 @@ copies: what an earlier task returned is never written to.
 
 import itertools
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from dask.callbacks import Callback
 from dask.system import cpu_count
 
 from daskfactor.checks import one_of
+from daskfactor.data.grid import BlockAddress
 from daskfactor.executors.base import (
     Executor,
     R,
@@ -26,44 +27,52 @@ from daskfactor.executors.base import (
     perform,
 )
 from daskfactor.executors.plan import Action, Op, Round
-from daskfactor.executors.state import ChainState, Portion, bare, join_portions
+from daskfactor.executors.state import (
+    CELLS,
+    ChainState,
+    Portion,
+    bare,
+    ending,
+    factor_name,
+    join_portions,
+)
 from daskfactor.machine import single_threaded_blas
 
 Graph = dict[Any, Any]
 Ends = list[list[Any]]
-"""Keys of the portions that make up the state afterwards: of rows, of columns, of cells."""
+"""Keys of the portions that make up the state afterwards: of each factor, and of cells."""
 
 
 @dataclass(frozen=True)
 class SuperBlock:
     """A super-block's address and what one task does in it, ``position`` along the plan."""
 
-    row: int
-    col: int
+    at: BlockAddress
     position: int
     ops: tuple[Op, ...]
 
 
 def update_super_block(
-    packed: Any, task: SuperBlock, rows: Portion, cols: Portion, cells: Portion | None
+    packed: Any, task: SuperBlock, cells: Portion | None, *parts: Portion
 ) -> Portion:
     """Do all operations of one task, on copies of the bands that earlier tasks returned.
 
-    ``packed`` is `Work` or the bytes that it was pickled to. Evaluations, records and
-    seconds add up along the row bands' chain of tasks, so that only the last task of
-    each has to be kept.
+    ``packed`` is `Work` or the bytes that it was pickled to; ``parts`` have the bands of each
+    factor. Evaluations, records and seconds add up along the row bands' chain of tasks, so that
+    only the last task of each has to be kept.
     """
     work: Work = packed if isinstance(packed, Work) else pickle.loads(packed.data)
     watched = cells.cells if cells is not None and _evaluates(task) else {}
-    after = replace(rows, cols=cols.cols, cells=watched).copy()
+    bands = itertools.chain.from_iterable(own.of(n).items() for n, own in enumerate(parts))
+    after = replace(parts[0], bands=dict(bands), cells=watched).copy()
     with single_threaded_blas():
         for number, op in enumerate(task.ops):
             found, seconds = perform(op, work, after, local_workspace())
             after.busy += seconds
-            after.strip(op.block.col, task.position + number)
+            after.strip(op.block, task.position + number)
             if found is not None:
                 after.evaluations.append(found)
-    work.tell("progress", f"{task.position}-{task.row}-{task.col}", len(task.ops))
+    work.tell("progress", "-".join(map(str, (task.position, *task.at))), len(task.ops))
     return after
 
 
@@ -71,32 +80,37 @@ def _evaluates(task: SuperBlock) -> bool:
     return any(op.action == Action.EVALUATE for op in task.ops)
 
 
-def hand_on(portion: Portion, part: str) -> Portion:
-    """Return one part of a portion alone, so that the rest need not travel or be kept."""
-    return Portion(**{part: getattr(portion, part)})
-
-
 def group_rounds(plan: Sequence[Round]) -> list[list[SuperBlock]]:
     """Make runs of rounds inside the same super-blocks into one list of tasks each."""
     groups, position = [], 0
     for (_, size), rounds in itertools.groupby(plan, key=lambda r: (r.outer, r.size)):
-        where: dict[tuple[int, int], list[Op]] = {}
+        where: dict[BlockAddress, list[Op]] = {}
         for op in itertools.chain.from_iterable(part.ops for part in rounds):
-            where.setdefault((op.block.row // size, op.block.col // size), []).append(op)
-        groups.append([SuperBlock(*at, position, tuple(ops)) for at, ops in where.items()])
+            where.setdefault(super_block(op.block, size), []).append(op)
+        groups.append([SuperBlock(at, position, tuple(ops)) for at, ops in where.items()])
         position += sum(map(len, where.values()))
     return groups
+
+
+def super_block(block: BlockAddress, size: int) -> BlockAddress:
+    """Return the address of the super-block that a block is in."""
+    return tuple([band // size for band in block])
+
+
+def start_of(factor: int, *at: int) -> tuple[Any, ...]:
+    """Return the key of what a factor's super-band, or a super-block's cells, are at first."""
+    return (f"start-{'cells' if factor == CELLS else factor_name(factor)}", *at)
 
 
 def split_state(state: ChainState, size: int) -> Graph:
     """Cut a state into what the first tasks take, by key."""
     starts: Graph = {}
-    for low in range(0, len(state.rows), size):
-        span = range(low, low + size)
-        starts["start-rows", low // size] = Portion(rows={n: bare(state.rows[n]) for n in span})
-        starts["start-columns", low // size] = Portion(cols={n: bare(state.cols[n]) for n in span})
+    for factor, bands in enumerate(state.factors):
+        for number, band in enumerate(bands):
+            own = starts.setdefault(start_of(factor, number // size), Portion())
+            own.bands[factor, number] = bare(band)
     for block, cells in state.cells.items():
-        key = ("start-cells", block.row // size, block.col // size)
+        key = start_of(CELLS, *super_block(block, size))
         starts.setdefault(key, Portion()).cells[block] = cells
     return starts
 
@@ -105,15 +119,14 @@ def join_ends(
     ends: Ends, before: ChainState, results: Sequence[Portion]
 ) -> tuple[ChainState, float]:
     """Put the state together from what its ends are, and add up the seconds in operations."""
-    last = len(ends[0])
-    rows = [replace(found, cols={}, cells={}) for found in results[:last]]
-    kinds = ["cols"] * len(ends[1]) + ["cells"] * len(ends[2])
-    rest = [hand_on(found, kind) for found, kind in zip(results[last:], kinds, strict=True)]
-    return join_portions(before, [*rows, *rest]), sum(found.busy for found in rows)
+    parts = zip((*range(before.n_factors), CELLS), ends, strict=True)
+    kinds = [part for part, keys in parts for _ in keys]
+    portions = list(map(ending, results, kinds))
+    return join_portions(before, portions), sum(found.busy for found in portions)
 
 
 def build_graph(
-    groups: Iterable[Sequence[SuperBlock]],
+    groups: Sequence[Sequence[SuperBlock]],
     context: Any,
     starts: Graph,
     token: str = "",
@@ -132,28 +145,29 @@ def build_graph(
     token
         Makes keys unique on a scheduler that others use too.
     split
-        Give column bands a task of their own, so that row bands stay where they are.
+        Give bands of columns and further factors tasks of their own, so that row bands stay
+        where they are.
     """
     graph: Graph = {}
     now: Graph = dict(starts)
+    factors = len(groups[0][0].at)
     for number, group in enumerate(groups):
         after: Graph = {}
         for task in group:
-            at = (number, task.row, task.col)
-            rows, cols = ("start-rows", task.row), ("start-columns", task.col)
-            cells = ("start-cells", task.row, task.col)
+            at = (number, *task.at)
+            bands, cells = [start_of(*own) for own in enumerate(task.at)], start_of(CELLS, *task.at)
             key = (f"update-block-{task.ops[0].cycle}{token}", *at)
-            parts = now[rows], now[cols], now.get(cells)
+            parts = now.get(cells), *(now[own] for own in bands)
             graph[key] = (update_super_block, context, task, *parts)
-            after[rows] = after[cols] = key
-            if split:
-                after[cols] = (f"hand-on-columns{token}", *at)
-                graph[after[cols]] = (hand_on, key, "cols")
+            after |= dict.fromkeys(bands, key)
+            for factor in range(1, factors) if split else ():
+                after[bands[factor]] = (f"hand-on-{factor_name(factor)}{token}", *at)
+                graph[after[bands[factor]]] = (ending, key, factor)
             if cells in now and _evaluates(task):
                 after[cells] = (f"hand-on-cells{token}", *at)
-                graph[after[cells]] = (hand_on, key, "cells")
+                graph[after[cells]] = (ending, key, CELLS)
         now.update(after)
-    kinds = ("start-rows", "start-columns", "start-cells")
+    kinds = [start_of(part)[0] for part in (*range(factors), CELLS)]
     return graph, [[now[key] for key in sorted(now) if key[0] == kind] for kind in kinds]
 
 

@@ -1,7 +1,7 @@
 """Executors of this process, and the scheduler of bands that they share with rings.
 
 Every band has a counter of the rounds it has been through. An operation of round
-n may start once both of its bands stand at n, and each round touches each band
+n may start once all of its bands stand at n, and each round touches each band
 once, so the counters alone order everything, without a barrier.
 """
 
@@ -29,7 +29,7 @@ from daskfactor.executors.base import (
     perform,
 )
 from daskfactor.executors.plan import Op, ops_by_row
-from daskfactor.executors.state import ChainState, Evaluation
+from daskfactor.executors.state import Band, ChainState, Evaluation, travellers
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import single_threaded_blas
 
@@ -42,7 +42,7 @@ class BandScheduler:
 
     A lane keeps to the row bands it owns while one of them is ready (their data stay
     in its cache) and takes over a belated operation of another lane otherwise. Among
-    equals one goes first whose column band another process waits for.
+    equals one goes first that has a band which another process waits for.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ class BandScheduler:
     lanes
         Threads that will ask for operations, numbered from 0.
     leaves
-        Says whether a column band goes to another process for a round. Without it
-        column bands are here from the start and stay.
+        Says whether a band of another factor goes to another process for a round.
+        Without it all bands are here from the start and stay.
     patience
         Seconds without anything to do after which the segment is lost.
     """
@@ -61,13 +61,14 @@ class BandScheduler:
         self,
         ops: Mapping[int, Sequence[Op]],
         lanes: int,
-        leaves: Callable[[int, int], bool] | None = None,
+        leaves: Callable[[Band, int], bool] | None = None,
         patience: float = math.inf,
     ) -> None:
         self.condition = threading.Condition()
         self.ops = ops
         self.position = dict.fromkeys(ops, 0)
-        self.ready: dict[int, int] = {}
+        self.ready: set[tuple[Band, int]] = set()
+        self._needs = {row: _at_round(own[0], 0) for row, own in ops.items()}
         self.evaluations: list[Evaluation] = []
         self.busy = 0.0
         self.total = self.remaining = sum(map(len, ops.values()))
@@ -79,8 +80,7 @@ class BandScheduler:
         self._patience = patience
         self._running: set[int] = set()
         if leaves is None:
-            for own in ops.values():
-                self.ready[own[0].block.col] = 0
+            self.ready.update(*self._needs.values())
 
     def _choose(self, lane: int) -> int | None:
         best, best_rank = None, (math.inf, False, False)
@@ -88,11 +88,12 @@ class BandScheduler:
             ops = self.ops[row]
             if number > best_rank[0] or row in self._running or number == len(ops):
                 continue
-            col = ops[number].block.col
-            if self.ready.get(col) != number:
+            needs = self._needs[row]
+            if not needs <= self.ready:
                 continue
             foreign = self._owner[row] != lane  # another lane's only when it lags behind our own
-            stays = self._leaves is None or not self._leaves(col, number + 1)
+            leaves = self._leaves
+            stays = leaves is None or not any(leaves(band, number + 1) for band, _ in needs)
             rank = (number + foreign, foreign, stays)
             if rank < best_rank:
                 best, best_rank = row, rank
@@ -113,19 +114,22 @@ class BandScheduler:
                     self.fail(SegmentLost(lost))
             return None
 
-    def arrive(self, col: int, number: int) -> None:
-        """Note that a column band is here, with all that its operation of a round needs."""
+    def arrive(self, band: Band, number: int) -> None:
+        """Note that a band is here, with all that its operation of a round needs."""
         with self.condition:
-            self.ready[col] = number
+            self.ready.add((band, number))
             self.condition.notify_all()
 
     def finish(self, op: Op, found: Evaluation | None, seconds: float) -> None:
         """Note an operation as done."""
-        row, col = op.block
+        row = op.block[0]
         with self.condition:
-            self.position[row] += 1
+            self.position[row] = number = self.position[row] + 1
+            self.ready -= self._needs[row]
             if self._leaves is None:
-                self.ready[col] = self.position[row]
+                self.ready |= _at_round(op, number)
+            if number < len(self.ops[row]):
+                self._needs[row] = _at_round(self.ops[row][number], number)
             self._running.discard(row)
             self.remaining -= 1
             self.busy += seconds
@@ -169,6 +173,11 @@ class BandScheduler:
                 self.finish(op, *operate(op))
         except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
             self.fail(error)
+
+
+def _at_round(op: Op, number: int) -> frozenset[tuple[Band, int]]:
+    """Return the bands of an operation that travel, with the rounds they have been through."""
+    return frozenset([(band, number) for band in travellers(op.block)])
 
 
 class SerialExecutor(Executor):
@@ -216,7 +225,7 @@ class ThreadsExecutor(Executor):
         self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="daskfactor-lane")
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
-        lanes = min(self.lanes, len(state.rows))
+        lanes = min(self.lanes, state.blocks)
         scheduler = BandScheduler(ops_by_row(work.plan), lanes)
 
         def operate(op: Op) -> tuple[Evaluation | None, float]:

@@ -75,7 +75,7 @@ def fair_rates(pairs: Sequence[Pair], card: float) -> dict[Pair, float]:
 
 
 class RingClock:
-    """A ring that goes through a plan with a clock in place of operations and messages.
+    """A ring that goes through a matrix's plan with a clock for operations and messages.
 
     Operations take their time on a thread of the worker that owns their row band. A column band
     then goes to the owner of its next row band. Between two workers there is one message at a time,
@@ -108,7 +108,7 @@ class RingClock:
         seconds: NDArray[np.float64],
         network: float = np.inf,
     ) -> None:
-        transfers, _ = plan_transfers(plan, program, frozenset(band.arrays), frozenset(band.arrays))
+        (transfers,), _ = plan_transfers(plan, program, [frozenset(band.arrays)] * 2)
         self.rounds, self.rows = len(plan), np.asarray(rows)
         self.seconds, self.network = seconds, network
         self.row_of = transfers.row_of

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from daskfactor.inference.program import Program
 
 Array = NDArray[Any]
-Bands = tuple[FactorBand, FactorBand]
+Bands = tuple[FactorBand, ...]
 """A band of W and one of H: what meets in a block."""
 MOMENTS = ("mean", "m2")
 """Running moments of every entry."""

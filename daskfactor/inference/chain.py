@@ -129,7 +129,7 @@ class TrackRun:
         state = setting.executor.state_of(grid.blocks, band, getattr(arrays, "shared", False))
         cells = setting.placed_cells
         if cells is not None and meta["cell_count"] is not None:
-            placed = place_cells(grid, *cells, data.dtype)
+            placed = place_cells(grid, cells, data.dtype)
             mean, m2 = (arrays[f"{name}/cells/{own}"] for own in ("mean", "m2"))
             for own in placed.values():
                 own.mean[:], own.m2[:] = mean[own.where], m2[own.where]
@@ -362,7 +362,7 @@ class Chain(ABC):
         cells, data = setting.placed_cells, setting.data
         if self.cycle == setting.options.tune and cells is not None:
             for run in self.tracks:
-                run.state.cells = place_cells(data.grid, *cells, data.dtype)
+                run.state.cells = place_cells(data.grid, cells, data.dtype)
 
     def _run_segment(self, run: TrackRun, end: int, tell: OnShare) -> None:
         every = self.setting.learns_every

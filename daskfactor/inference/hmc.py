@@ -312,25 +312,23 @@ class Recorder:
 
     program: Program
 
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
+    def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Record two bands."""
         del data, workspace
-        self.program.finish_cycle(op, (rows, cols))
+        self.program.finish_cycle(op, bands)
 
     def evaluate(
         self,
         op: Op,
         data: BlockedData,
-        rows: FactorBand,
-        cols: FactorBand,
+        bands: Bands,
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
         """Move the moments of a block's monitored cells."""
         del data, workspace
         if cells is not None:
+            rows, cols = bands
             watch(cells, rows.values, cols.values)
         return Evaluation(op.cycle, op.block, np.zeros(2))
 
@@ -349,7 +347,7 @@ def watch(cells: BlockCells, W: Array, H: Array) -> None:
     mu = np.empty_like(cells.mean)
     for start in range(0, mu.size, SLAB):
         span = slice(start, start + SLAB)
-        mu[span] = np.einsum("ck,ck->c", W[cells.rows[span]], H[cells.cols[span]])
+        mu[span] = np.einsum("ck,ck->c", W[cells.at[0][span]], H[cells.at[1][span]])
     accumulate_moments(mu[:, None], cells.count, cells.mean[:, None], cells.m2[:, None])
 
 

@@ -335,7 +335,8 @@ class PSGLD(LangevinSampler):
         # A cycle of uneven steps in any order narrows the posterior: a cycle that pulls back at
         # the rates k_1 to k_B keeps the variance with k (1 - Var k / k²) in place of their mean k.
         rows, columns = evenness(data.mass_key)
-        return rows[op.block.row], columns[op.block.col]
+        row, col = op.block
+        return rows[row], columns[col]
 
     def block_step(
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
@@ -566,7 +567,7 @@ class SGLD(LangevinSampler):
     ) -> None:
         del workspace
         blocks, (rows, cols) = data.grid.blocks, bands
-        number, block = op.iteration // blocks, op.block.row * blocks + op.block.col
+        number, block = op.iteration // blocks, op.block[0] * blocks + op.block[1]
         shares = allotment(program.key, number, self.entries(data), data.observed_key)
         count = int(shares[block])
         if not count:

@@ -17,8 +17,9 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Passes
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan, plan_visits
-from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.executors.state import BlockCells, ChainState, Evaluation
 from daskfactor.inference.bands import drop_arrays, pieces_of, take_array
+from daskfactor.inference.base import Bands
 from daskfactor.inference.program import (
     COLUMNS,
     DISPERSION,
@@ -66,9 +67,7 @@ class Pass:
         visit, position = divmod(op.iteration % (len(self.sides) * blocks), blocks)
         return self.sides[visit], position == 0, position == blocks - 1
 
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
+    def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Refuse: a pass that gathers says how."""
         raise NotImplementedError
 
@@ -76,13 +75,13 @@ class Pass:
         self,
         op: Op,
         data: BlockedData,
-        rows: FactorBand,
-        cols: FactorBand,
+        bands: Bands,
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
         """Add up the fit over a block."""
         del cells
+        rows, cols = bands
         sums, law = np.zeros(2), law_of(self.likelihood, op.block, cols)
         block = data.view(*op.block), law, rows.values, cols.values, self.floor
         blockwise.evaluate(*block, sums, None, workspace)
@@ -106,12 +105,10 @@ class SharePass(Pass):
 
     finish: Finish | None = None
 
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
+    def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Add a block's share to what the band of the side has gathered."""
-        (factor, first, last), bands = self.place(op, data.grid.blocks), (rows, cols)
-        band, law = bands[factor], law_of(self.likelihood, op.block, cols)
+        factor, first, last = self.place(op, data.grid.blocks)
+        band, law = bands[factor], law_of(self.likelihood, op.block, bands[COLUMNS])
         if first:
             band.arrays |= {name: np.zeros_like(band.values) for name in GATHERED}
         share = band.arrays[GATHERED[0]], band.arrays[GATHERED[1]]
@@ -130,7 +127,7 @@ def add_share(
     view: AnyBlock,
     law: Likelihood,
     factor: int,
-    bands: tuple[FactorBand, FactorBand],
+    bands: Bands,
     floor: float,
     share: Share,
     work: Workspace,
@@ -148,10 +145,9 @@ class ColumnPass(Pass):
     reads: tuple[str, ...] = (TRIED,)
     writes: tuple[str, ...] = (FITS,)
 
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
+    def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Add the fits of a block's columns."""
+        rows, cols = bands
         law, _ = self.likelihood.at(cols.arrays[TRIED].copy())
         if self.place(op, data.grid.blocks)[1]:
             cols.arrays[FITS] = np.zeros(len(cols.values))

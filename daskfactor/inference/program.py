@@ -132,26 +132,23 @@ class Program:
         block = (view, law, rows.values, cols.values, scale, self.floor)
         return blockwise.gradient(*block, workspace, curvatures)
 
-    def update(
-        self, op: Op, data: BlockedData, rows: FactorBand, cols: FactorBand, workspace: Workspace
-    ) -> None:
+    def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Move the two bands of a block, in place."""
-        self.algorithm.block_step(self, op, data, (rows, cols), workspace)
+        self.algorithm.block_step(self, op, data, bands, workspace)
 
     def evaluate(
         self,
         op: Op,
         data: BlockedData,
-        rows: FactorBand,
-        cols: FactorBand,
+        bands: Bands,
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
         """Add up the fit over a block, and move the moments of its monitored cells."""
-        watched = None
+        (rows, cols), watched = bands, None
         if cells is not None and op.wanted.record:
             cells.count += 1
-            watched = (cells.rows, cells.cols, cells.mean, cells.m2, cells.count)
+            watched = (cells.at[0], cells.at[1], cells.mean, cells.m2, cells.count)
         sums, view = np.zeros(2), data.view(*op.block)
         law, factors = law_of(self.likelihood, op.block, cols), (rows.values, cols.values)
         blockwise.evaluate(view, law, *factors, self.floor, sums, watched, workspace)
@@ -195,7 +192,7 @@ def finish_band(band: FactorBand, program: Program, op: Op, factor: int) -> None
         band.sums[op.cycle] = program.algorithm.log_prior(program, band, factor)
 
 
-def law_of(likelihood: Likelihood, block: tuple[int, int], columns: FactorBand) -> Likelihood:
+def law_of(likelihood: Likelihood, block: tuple[int, ...], columns: FactorBand) -> Likelihood:
     """Return the law of a block: at the dispersions of its columns, if these have their own."""
     law, own = likelihood.of(block), columns.arrays.get(DISPERSION)
     return law if own is None else law.at(own[:, 0].copy())[0]

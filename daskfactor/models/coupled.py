@@ -173,11 +173,11 @@ class JointLaw(Likelihood):
             found.append(own.shared(weight * gain / max(divisor, np.finfo(np.float64).tiny)))
         return tuple(found)
 
-    def of(self, block: tuple[int, int]) -> Likelihood:
+    def of(self, block: tuple[int, ...]) -> Likelihood:
         number = self.owner[block[0]][block[1]]
         return self.parts[max(number, 0)]  # in a block of no relation there is nothing
 
-    def sums(self, block: tuple[int, int], found: Array) -> Array:
+    def sums(self, block: tuple[int, ...], found: Array) -> Array:
         number = self.owner[block[0]][block[1]]
         out = np.zeros(1 + len(self.laws))
         if number >= 0:

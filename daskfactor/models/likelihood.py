@@ -92,12 +92,12 @@ class Likelihood(ABC):
     majorizer: tuple[float, float] = (1.0, 0.0)
     share: float = 1.0
 
-    def of(self, block: tuple[int, int]) -> "Likelihood":
+    def of(self, block: tuple[int, ...]) -> "Likelihood":
         """Give the law of the entries of a block, (row band, column band)."""
         del block
         return self
 
-    def sums(self, block: tuple[int, int], found: Array) -> Array:
+    def sums(self, block: tuple[int, ...], found: Array) -> Array:
         """Give a block's sums of fit, as `Evaluation` adds them up over blocks.
 
         They are minus the divergence, by the law's share, and Pearson's statistic.

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from daskfactor.data.grid import Block, Grid, Reshuffled, Schedule
+from daskfactor.data.grid import Block, Reshuffled, Schedule
 from daskfactor.errors import StoreError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
-from daskfactor.executors.plan import CycleOptions, Op, build_plan
+from daskfactor.executors.plan import Op
 from daskfactor.executors.ring import RingExecutor
-from daskfactor.executors.state import ChainState, FactorBand, make_state, place_cells
+from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.kernels.views import Workspace
-from tests.executors.mixer import Mixer
+from tests.executors.mixer import Mixer, begin, plan_of
 
 EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
 named = pytest.mark.parametrize("name", EXECUTORS)
@@ -94,15 +94,15 @@ MIXER = Mixer()
 class Killer:
     """A mixer whose worker kills itself at given operations, each only once.
 
-    A spot is (cycle, row band, column band); a file in ``folder`` remembers it.
+    A spot is (cycle, row band, column band, ...); a file in ``folder`` remembers it.
     """
 
     folder: str
-    spots: frozenset[tuple[int, int, int]]
+    spots: frozenset[tuple[int, ...]]
     inner: Mixer = MIXER
 
     def update(
-        self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, workspace: Workspace
+        self, op: Op, data: Any, bands: tuple[FactorBand, ...], workspace: Workspace
     ) -> None:
         spot = (op.cycle, *op.block)
         if spot in self.spots:
@@ -112,7 +112,7 @@ class Killer:
                 pass
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
-        self.inner.update(op, data, rows, cols, workspace)
+        self.inner.update(op, data, bands, workspace)
 
     def evaluate(self, *arguments: Any) -> Any:
         return self.inner.evaluate(*arguments)
@@ -147,11 +147,11 @@ class Gated:
     inner: Mixer = MIXER
 
     def update(
-        self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, workspace: Workspace
+        self, op: Op, data: Any, bands: tuple[FactorBand, ...], workspace: Workspace
     ) -> None:
         if op.block == self.at and op.cycle == 1:
             assert GATES[self.gate].wait(30)
-        self.inner.update(op, data, rows, cols, workspace)
+        self.inner.update(op, data, bands, workspace)
 
     def evaluate(self, *arguments: Any) -> Any:
         return self.inner.evaluate(*arguments)
@@ -169,10 +169,10 @@ class Reading:
     inner: Mixer = MIXER
 
     def update(
-        self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, workspace: Workspace
+        self, op: Op, data: Any, bands: tuple[FactorBand, ...], workspace: Workspace
     ) -> None:
         data.view(*op.block)
-        self.inner.update(op, data, rows, cols, workspace)
+        self.inner.update(op, data, bands, workspace)
 
     def evaluate(self, *arguments: Any) -> Any:
         return self.inner.evaluate(*arguments)
@@ -199,6 +199,7 @@ def chain(
     program: Any = None,
     *,
     blocks: int = 4,
+    factors: int = 2,
     segments: int = 3,
     cycles: int = 4,
     schedule: Schedule | None = None,
@@ -211,25 +212,12 @@ def chain(
 
     ``before[n]`` is called before segment n.
     """
-    rng = np.random.default_rng(blocks)
-    grid = Grid.even((3 * blocks + 1, 2 * blocks + 2), blocks)
-    state = make_state(
-        grid,
-        rng.random((grid.shape[0], width), dtype=np.float32),
-        rng.random((grid.shape[1], width), dtype=np.float32),
-    )
-    cells = np.array([0, grid.shape[0] - 1, 2]), np.array([1, 0, grid.shape[1] - 1])
-    state.cells = place_cells(grid, *cells, np.dtype(np.float32))
+    state = begin(blocks, factors, width)
     for segment in range(segments):
         if segment < len(before):
             before[segment]()
-        plan = build_plan(
-            schedule or Reshuffled(),
-            np.ones((blocks, blocks), dtype=np.int64),
-            range(segment * cycles, (segment + 1) * cycles),
-            lambda cycle: np.random.default_rng([3, cycle]),
-            lambda cycle: CycleOptions(record=True, keep=True, evaluate=cycle % 2 == 1),
-        )
+        span = range(segment * cycles, (segment + 1) * cycles)
+        plan = plan_of(schedule or Reshuffled(), blocks, factors, span)
         state = executor.run(plan, program or Mixer(), state, data, on_done)
     return state
 

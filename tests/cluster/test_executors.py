@@ -27,6 +27,7 @@ from daskfactor.data.grid import (
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import EngineError, OptionError, StoreError
 from daskfactor.executors import choose_executor, make_executor
+from daskfactor.executors import cluster as executors_of_clusters
 from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.ring import RingExecutor
@@ -60,10 +61,33 @@ def test_the_oracles_bits(executor: Any, schedule: Schedule, blocks: int) -> Non
     assert executor.report.lost_segments == 0
 
 
+@pytest.mark.parametrize(("factors", "blocks"), [(3, 2), (3, 4), (4, 3)])
+def test_the_oracles_bits_of_three_factors_and_more(
+    executor: Any, factors: int, blocks: int
+) -> None:
+    options: dict[str, Any] = {"factors": factors, "blocks": blocks, "cycles": 2, "segments": 2}
+    assert bits(chain(executor, **options)) == bits(oracle(**options))
+    assert executor.report.lost_segments == 0
+
+
+def test_bands_of_every_factor_are_handed_on_alone(
+    here: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors_of_clusters, "SPLIT_BYTES", 0)
+    executor = ClusterTasksExecutor(here, patience=IMPATIENT)
+    options: dict[str, Any] = {"factors": 3, "blocks": 3, "cycles": 2, "segments": 1}
+    assert bits(chain(executor, **options)) == bits(oracle(**options))
+    executor.close()
+
+
+@pytest.mark.parametrize(("factors", "blocks"), [(2, 5), (3, 3)])
 @named
-def test_the_oracles_bits_from_other_processes(name: str, elsewhere: Client) -> None:
+def test_the_oracles_bits_from_other_processes(
+    name: str, factors: int, blocks: int, elsewhere: Client
+) -> None:
     executor = EXECUTORS[name](elsewhere, patience=IMPATIENT)
-    assert bits(chain(executor, blocks=5, cycles=2)) == bits(oracle(blocks=5, cycles=2))
+    options: dict[str, Any] = {"factors": factors, "blocks": blocks, "cycles": 2}
+    assert bits(chain(executor, **options)) == bits(oracle(**options))
     assert executor.report.workers == 2
     assert 0 < executor.report.utilisation <= 1
     executor.close()
@@ -221,11 +245,11 @@ def test_what_comes_early_is_kept_and_what_comes_late_is_dropped(here: Client) -
         arrived: list[int] = []
         order = SimpleNamespace(attempt=("late", 1))
         segment = SimpleNamespace(
-            order=order, task="task", arrive=lambda parcel: arrived.append(parcel.col)
+            order=order, task="task", arrive=lambda parcel: arrived.append(parcel.at[1])
         )
 
         def send(number: int, col: int) -> None:
-            exchange.receive([tuple(Parcel(("late", number), col, 0, ("",), None))], [b""])
+            exchange.receive([tuple(Parcel(("late", number), (1, col), 0, ("",), None))], [b""])
 
         send(0, 1)
         send(1, 2)
@@ -337,7 +361,7 @@ def test_workers_know_how_large_our_objects_are(elsewhere: Client) -> None:
     """Dask measures a plain object at some fifty bytes, and spills too late."""
     band = FactorBand(0, np.zeros((1000, 10)), {"metric": np.zeros((1000, 10))})
     assert sizeof(band) >= 160_000
-    assert sizeof(Portion(rows={0: band}, cols={0: band})) >= 320_000
+    assert sizeof(Portion({(0, 0): band, (1, 0): band})) >= 320_000
     executor = ClusterTasksExecutor(elsewhere, patience=IMPATIENT)
 
     def there(dask_worker: Any) -> int:

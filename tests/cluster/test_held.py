@@ -83,7 +83,7 @@ def store() -> Iterator[BandStore]:
 
 
 def test_a_store_keeps_versions_and_counts_their_bytes(store: BandStore) -> None:
-    key, one = Key("rows", 0, "mean"), np.ones(100)
+    key, one = Key(0, 0, "mean"), np.ones(100)
     store.put("token", {(key, 1): one, (key, 2): 2 * one})
     assert store.nbytes == 1600
     found, _ = store.bring("token", [Want(key, 2, ("here",), Mode.COPY)], 1.0)
@@ -99,14 +99,14 @@ def test_a_store_keeps_versions_and_counts_their_bytes(store: BandStore) -> None
 
 
 def test_a_store_drops_bands_with_their_clients_key(store: BandStore) -> None:
-    store.put("token", {(Key("rows", 0), 0): FactorBand(0, np.ones((5, 2)))})
+    store.put("token", {(Key(0, 0), 0): FactorBand(0, np.ones((5, 2)))})
     store.transition(f"{HOLD}token-1", "released", "memory")
     store.transition(f"{HOLD}token-0", "memory", "released")
     assert store.nbytes > 0  # the other key is still there
     store.transition(f"{HOLD}token-1", "memory", "released")
     assert store.nbytes == 0
     with pytest.raises(StateLost, match="has gone"):
-        store.put("token", {(Key("rows", 0), 0): np.ones(1)})
+        store.put("token", {(Key(0, 0), 0): np.ones(1)})
 
 
 def test_a_change_is_made_once(store: BandStore) -> None:
@@ -125,13 +125,17 @@ def test_the_oracles_bits(executor: Any, schedule: Schedule, blocks: int) -> Non
     assert bits(chain(Holding(executor), **options).local()) == bits(oracle(**options))
 
 
+@pytest.mark.parametrize(("factors", "blocks"), [(2, 5), (3, 3)])
 @named
-def test_the_oracles_bits_from_other_processes(name: str, elsewhere: Client) -> None:
+def test_the_oracles_bits_from_other_processes(
+    name: str, factors: int, blocks: int, elsewhere: Client
+) -> None:
     executor = EXECUTORS[name](elsewhere, patience=IMPATIENT)
-    after = chain(Holding(executor), blocks=5, cycles=2)
-    expected = oracle(blocks=5, cycles=2)
+    options: dict[str, Any] = {"factors": factors, "blocks": blocks, "cycles": 2}
+    after, expected = chain(Holding(executor), **options), oracle(**options)
     assert bits(after.local()) == bits(expected)
-    for side in ("rows", "columns"):
+    assert after._named("0").keys() == expected._named("0").keys()
+    for side in ("rows", "columns", *range(2, factors)):
         assert after.gather(side).tobytes() == expected.gather(side).tobytes()
         part = slice(2, 5)
         own = after.gather_draws(side, part)
@@ -140,7 +144,8 @@ def test_the_oracles_bits_from_other_processes(name: str, elsewhere: Client) -> 
     executor.close()
 
 
-def test_arrays_of_every_kind_stay_where_they_are(executor: Any) -> None:
+@pytest.mark.parametrize(("factors", "blocks"), [(2, 4), (3, 3)])
+def test_arrays_of_every_kind_stay_where_they_are(executor: Any, factors: int, blocks: int) -> None:
     """Some are constant, some needed late, some never; some are copied, some taken."""
 
     def run(made: Any, changed: bool) -> ChainState:
@@ -153,15 +158,32 @@ def test_arrays_of_every_kind_stay_where_they_are(executor: Any) -> None:
                     state = made.hold(state)
                 kept.append((state.copy(), content(state)))
                 if changed:
-                    state.each(add, 1)
+                    state.each(add, factors - 1)
                 return made.run(plan, program, state, data, on_done)
 
-        after = chain(Hoarding(), HoardingMixer(), blocks=4, cycles=2)
+        after = chain(Hoarding(), HoardingMixer(), factors=factors, blocks=blocks, cycles=2)
         assert all(content(state) == before for state, before in kept)
         return after.local()
 
     for changed in (False, True):
         assert bits(run(executor, changed)) == bits(run(SerialExecutor(), changed))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("factors", [2, 3])
+def test_a_state_is_made_of_bands_of_any_number_of_factors(
+    executor: Any, factors: int, shared: bool
+) -> None:
+    def band(factor: int, number: int) -> FactorBand:
+        values = np.full((2, 3), 10.0 * factor + number)
+        return FactorBand(2 * number, values, {"twice": 2 * values}, {"moments": factor})
+
+    made = executor.state_of(4, band, shared, factors)
+    here = SerialExecutor().state_of(4, band, shared, factors)
+    assert (made.n_factors, made.blocks) == (here.n_factors, here.blocks) == (factors, 4)
+    assert content(made) == content(here)
+    for found, wanted in zip(made.local().bands(), here.bands(), strict=True):
+        assert (found.offset, found.counts) == (wanted.offset, wanted.counts)
 
 
 def add(band: FactorBand, by: float = 1.0) -> float:
@@ -274,13 +296,15 @@ class Saving:
                 self.lost += 1
 
 
+@pytest.mark.parametrize("factors", [2, 3])
 @named
-def test_lost_bands_are_told(name: str, tmp_path: Any) -> None:
-    spots = frozenset({(5, 2, 1), (9, 1, 3)})
+def test_lost_bands_are_told(name: str, factors: int, tmp_path: Any) -> None:
+    spots = frozenset(spot[: 1 + factors] for spot in [(5, 2, 1, 0), (9, 1, 3, 3)])
     with cluster(2, processes=True) as client:
         executor = EXECUTORS[name](client, patience=IMPATIENT)
         saving = Saving(executor)
-        assert bits(chain(saving, Killer(str(tmp_path), spots))) == bits(oracle())
+        killer = Killer(str(tmp_path), spots)
+        assert bits(chain(saving, killer, factors=factors)) == bits(oracle(factors=factors))
         assert saving.lost == 2
         held = executor.hold(oracle())
         for pid in client.run(os.getpid).values():

@@ -80,6 +80,25 @@ def test_the_diagonals_visit_every_block_once_without_conflict(blocks: int) -> N
     assert len(seen) == len(set(seen)) == blocks**2
 
 
+@given(st.integers(2, 4), st.integers(1, 4))
+def test_diagonals_of_tensors_do_so_too(axes: int, blocks: int) -> None:
+    rng, seen = np.random.default_rng(axes), []
+    observed = rng.integers(0, 9, (blocks,) * axes)
+    sizes = diagonal_sizes(observed)
+    assert sizes.shape == (blocks,) * (axes - 1)
+    for part, size in enumerate(sizes.ravel()):
+        members = diagonal(part, blocks, axes)
+        assert all(set(bands) == set(range(blocks)) for bands in zip(*members, strict=True))
+        assert sum(observed[block] for block in members) == size
+        seen += members
+    assert len(seen) == len(set(seen)) == blocks**axes
+
+
+def test_the_digits_of_a_diagonal_say_how_far_further_axes_are_ahead() -> None:
+    assert diagonal(1, 3) == (Block(0, 1), Block(1, 2), Block(2, 0))
+    assert diagonal(5, 3, 3) == ((0, 1, 2), (1, 2, 0), (2, 0, 1))
+
+
 @given(st.integers(1, 4), st.integers(1, 4))
 def test_nested_parts_visit_every_block_once_and_stay_in_their_super_block(
     groups: int, size: int
@@ -125,17 +144,20 @@ def test_proportional_parts_are_drawn_by_size_and_scaled_by_its_inverse() -> Non
     assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected))
 
 
+@pytest.mark.parametrize("shape", [(4, 4), (3, 3, 3)])
 @pytest.mark.parametrize("schedule", [Cyclic(), Reshuffled(), Proportional()])
-def test_scaled_block_sums_are_unbiased_for_unequal_parts(schedule: Cyclic) -> None:
+def test_scaled_block_sums_are_unbiased_for_unequal_parts(
+    schedule: Cyclic, shape: tuple[int, ...]
+) -> None:
     """E Σ_parts s Σ_part x / B = Σ x: the scale belongs to the order of the parts."""
     rng = np.random.default_rng(2)
-    observed = rng.integers(1, 30, (4, 4))
-    values = rng.normal(size=(4, 4)) * observed
+    observed = rng.integers(1, 30, shape)
+    values = rng.normal(size=shape) * observed
     sizes = diagonal_sizes(observed)
     assert sizes.sum() == observed.sum()
     means = []
     for _ in range(4000):
-        parts = schedule.cycle(4, sizes, rng)
+        parts = schedule.cycle(shape[0], sizes, rng)
         means.append(np.mean([part.scale * sum(values[b] for b in part.blocks) for part in parts]))
     error = np.std(means) / np.sqrt(len(means))
     assert abs(np.mean(means) - values.sum()) < 5 * error + 1e-9

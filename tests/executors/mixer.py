@@ -1,12 +1,13 @@
 """A program whose bits betray any change of order, and what the engine's tests share."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from daskfactor.data.grid import Block, Grid, Schedule
-from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan
+from daskfactor.data.grid import Bands, BlockAddress, Schedule
+from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
 from daskfactor.executors.state import (
     BlockCells,
     ChainState,
@@ -17,39 +18,45 @@ from daskfactor.executors.state import (
 )
 from daskfactor.kernels.views import Workspace
 
+WEIGHTS, RATES = (0.37, 0.61, 0.83, 0.29), (1.7, 1.3, 1.1, 0.7)
+TURNS, SIGNS = (np.cos, np.sin, np.cos, np.sin), (1, -1, -1, 1)
+
 
 @dataclass(frozen=True)
 class Mixer:
-    """A program whose result depends on the order of every pair of operations with a band."""
+    """A program whose result depends on the order of every pair of operations with a band.
 
-    fail_at: Block | None = None
+    No two factors are mixed alike, so that bands in a wrong order show, too.
+    """
+
+    fail_at: BlockAddress | None = None
 
     def update(
-        self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, workspace: Workspace
+        self, op: Op, data: Any, bands: tuple[FactorBand, ...], workspace: Workspace
     ) -> None:
         if op.block == self.fail_at and op.cycle == 1:
             raise ZeroDivisionError("on purpose")
-        total = np.float32(rows.values.sum() * 0.37 + cols.values.sum() * 0.61 + op.iteration)
-        rows.values[:] = np.cos(rows.values * np.float32(1.7) + total)
-        cols.values[:] = np.sin(cols.values * np.float32(1.3) - total)
-        if op.last and op.wanted.keep:
-            rows.draws.append(rows.values.copy())
-            cols.draws.append(cols.values.copy())
+        weighed = sum(band.values.sum() * own for band, own in zip(bands, WEIGHTS, strict=False))
+        total = np.float32(weighed + op.iteration)
+        for band, rate, turn, sign in zip(bands, RATES, TURNS, SIGNS, strict=False):
+            band.values[:] = turn(band.values * np.float32(rate) + sign * total)
+            if op.last and op.wanted.keep:
+                band.draws.append(band.values.copy())
 
     def evaluate(
         self,
         op: Op,
         data: Any,
-        rows: FactorBand,
-        cols: FactorBand,
+        bands: tuple[FactorBand, ...],
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
         if cells is not None:
             cells.count += 1
-            means = (rows.values[cells.rows] * cols.values[cells.cols]).sum(axis=1)
+            each = [band.values[at] for band, at in zip(bands, cells.at, strict=True)]
+            means = math.prod(each[1:], start=each[0]).sum(axis=1)
             cells.mean += (means - cells.mean) / cells.count
-        return Evaluation(op.cycle, op.block, np.array([rows.values.sum(), cols.values.sum()]))
+        return Evaluation(op.cycle, op.block, np.array([band.values.sum() for band in bands]))
 
 
 @dataclass(frozen=True)
@@ -57,10 +64,10 @@ class HoardingMixer(Mixer):
     """A mixer with arrays of every kind: constant, of every update, of last ones, untouched."""
 
     def update(
-        self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, workspace: Workspace
+        self, op: Op, data: Any, bands: tuple[FactorBand, ...], workspace: Workspace
     ) -> None:
-        super().update(op, data, rows, cols, workspace)
-        for band in (rows, cols):
+        super().update(op, data, bands, workspace)
+        for band in bands:
             band.values += band.arrays["constant"]
             band.arrays["always"] += np.sin(band.values)
             if op.last:
@@ -82,36 +89,49 @@ def hoard(state: ChainState) -> None:
             band.arrays[name] = np.cos(band.values * (number + len(name)))
 
 
-def run(executor: Any, blocks: int, schedule: Schedule, program: Mixer | None = None) -> ChainState:
+def begin(blocks: int, factors: int = 2, width: int = 3) -> ChainState:
+    """A state with a few monitored cells."""
     rng = np.random.default_rng(blocks)
-    grid = Grid.even((3 * blocks + 1, 2 * blocks + 2), blocks)
-    state = make_state(
-        grid,
-        rng.random((grid.shape[0], 3), dtype=np.float32),
-        rng.random((grid.shape[1], 3), dtype=np.float32),
-    )
-    cells = np.array([0, grid.shape[0] - 1, 2]), np.array([1, 0, grid.shape[1] - 1])
-    if isinstance(program, HoardingMixer):
-        hoard(state)
-    state.cells = place_cells(grid, *cells, np.dtype(np.float32))
-    plan = build_plan(
+    lengths = (3 * blocks + 1, 2 * blocks + 2, blocks + 4, 2 * blocks + 1)[:factors]
+    sides = [Bands.even(length, blocks) for length in lengths]
+    state = make_state(sides, *(rng.random((n, width), dtype=np.float32) for n in lengths))
+    ends = [length - 1 for length in lengths]
+    cells = [[0, ends[0], 2], [1, 0, ends[1]], *([end, 1, 0] for end in ends[2:])]
+    state.cells = place_cells(sides, list(map(np.array, cells)), np.dtype(np.float32))
+    return state
+
+
+def plan_of(schedule: Schedule, blocks: int, factors: int, cycles: range) -> tuple[Round, ...]:
+    return build_plan(
         schedule,
-        np.ones((blocks, blocks), dtype=np.int64),
-        range(4),
+        np.ones((blocks,) * factors, dtype=np.int64),
+        cycles,
         lambda cycle: np.random.default_rng([3, cycle]),
         lambda cycle: CycleOptions(record=True, keep=True, evaluate=cycle % 2 == 1),
     )
+
+
+def run(
+    executor: Any,
+    blocks: int,
+    schedule: Schedule,
+    program: Mixer | None = None,
+    factors: int = 2,
+) -> ChainState:
+    state = begin(blocks, factors)
+    if isinstance(program, HoardingMixer):
+        hoard(state)
+    plan = plan_of(schedule, blocks, factors, range(4))
     return executor.run(plan, program or Mixer(), state, None)
 
 
 def bits(state: ChainState) -> list[Any]:
     cells = [(b, c.mean.tobytes(), c.count) for b, c in sorted(state.cells.items())]
     evaluations = [(e.cycle, e.block, e.values.tobytes()) for e in state.evaluations]
-    draws = [state.gather_draws(side).tobytes() for side in ("rows", "columns")]
+    factors = range(state.n_factors)
     return [
-        state.gather("rows").tobytes(),
-        state.gather("columns").tobytes(),
-        *draws,
+        *[state.gather(factor).tobytes() for factor in factors],
+        *[state.gather_draws(factor).tobytes() for factor in factors],
         *[(name, a.tobytes()) for band in state.bands() for name, a in sorted(band.arrays.items())],
         cells,
         evaluations,

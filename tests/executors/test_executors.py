@@ -1,6 +1,7 @@
 """One plan, several executors, the same bits; errors that name their block."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,10 @@ import daskfactor as dfac
 from daskfactor.data.grid import Block, Cyclic, Grid, NestedReshuffled, Reshuffled
 from daskfactor.errors import EngineError, OptionError
 from daskfactor.executors import SerialExecutor, TasksExecutor, ThreadsExecutor, make_executor
-from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.executors.state import (
-    make_state,
-)
+from daskfactor.executors.plan import CycleOptions, Op, build_plan
+from daskfactor.executors.state import FactorBand, make_state
 from daskfactor.executors.tasks import group_rounds
-from tests.executors.mixer import Mixer, bits, run
+from tests.executors.mixer import HoardingMixer, Mixer, bits, run
 
 EXECUTORS = {
     "threads-1": lambda: ThreadsExecutor(1),
@@ -44,6 +43,33 @@ def test_nested_schedules_too(name: str, groups: int, blocks: int) -> None:
     schedule = NestedReshuffled(groups)
     assert bits(run(executor, blocks, schedule)) == bits(run(SerialExecutor(), blocks, schedule))
     executor.close()
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+@pytest.mark.parametrize(("factors", "blocks"), [(3, 1), (3, 2), (3, 5), (4, 2), (4, 3)])
+def test_bands_of_three_factors_and_more(name: str, factors: int, blocks: int) -> None:
+    executor, order = EXECUTORS[name](), Reshuffled()
+    assert bits(run(executor, blocks, order, factors=factors)) == bits(
+        run(SerialExecutor(), blocks, order, factors=factors)
+    )
+    hoarding = HoardingMixer()
+    assert bits(run(executor, blocks, order, hoarding, factors)) == bits(
+        run(SerialExecutor(), blocks, order, hoarding, factors)
+    )
+    executor.close()
+
+
+class Swapped(Mixer):
+    """Takes one further factor for another."""
+
+    def update(self, op: Op, data: Any, bands: tuple[FactorBand, ...], *rest: Any) -> None:
+        super().update(op, data, (bands[0], *bands[:0:-1]), *rest)
+
+
+def test_an_order_of_factors_or_of_rounds_shows_in_the_bits_of_tensors() -> None:
+    usual = bits(run(SerialExecutor(), 2, Reshuffled(), factors=3))
+    assert bits(run(SerialExecutor(), 2, Reshuffled(), Swapped(), factors=3)) != usual
+    assert bits(run(SerialExecutor(), 2, Cyclic(), factors=3)) != usual
 
 
 @settings(max_examples=25)
@@ -82,6 +108,11 @@ def test_an_error_names_the_block_and_reaches_the_caller(name: str) -> None:
     again = run(executor, 3, Reshuffled())  # and the executor still works
     assert bits(again) == bits(run(SerialExecutor(), 3, Reshuffled()))
     executor.close()
+
+
+def test_an_error_names_the_bands_of_all_factors() -> None:
+    with pytest.raises(EngineError, match=r"row band 1, column band 2, factor-2 band 0\)"):
+        run(SerialExecutor(), 3, Reshuffled(), Mixer(fail_at=(1, 2, 0)), factors=3)
 
 
 def test_tasks_do_not_write_to_what_they_are_given() -> None:

@@ -1,5 +1,6 @@
 """Plans are plain data: every round free of conflicts, every block visited."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,20 +11,21 @@ from hypothesis import strategies as st
 from daskfactor.data.grid import (
     Cyclic,
     NestedReshuffled,
+    Passes,
     Proportional,
     Reshuffled,
     Schedule,
 )
-from daskfactor.executors.plan import Action, CycleOptions, Round, build_plan
+from daskfactor.errors import GridError
+from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan, rows_met
 
 
 def check_plan(plan: Sequence[Round], blocks: int) -> None:
-    """Assert that every round touches every row band and every column band exactly once."""
+    """Assert that every round touches every band of every factor exactly once."""
     everything = set(range(blocks))
     for number, part in enumerate(plan):
-        rows = [op.block.row for op in part.ops]
-        cols = [op.block.col for op in part.ops]
-        if len(part.ops) != blocks or set(rows) != everything or set(cols) != everything:
+        touched = zip(*(op.block for op in part.ops), strict=True)
+        if len(part.ops) != blocks or any(set(bands) != everything for bands in touched):
             raise AssertionError(f"round {number} is not free of conflicts: {part.ops}")
 
 
@@ -31,8 +33,10 @@ def shuffle(cycle: int) -> np.random.Generator:
     return np.random.default_rng([7, cycle])
 
 
-def plan_of(schedule: Schedule, blocks: int, cycles: range, **options: bool) -> tuple[Round, ...]:
-    observed = np.ones((blocks, blocks), dtype=np.int64)
+def plan_of(
+    schedule: Schedule, blocks: int, cycles: range, factors: int = 2, **options: bool
+) -> tuple[Round, ...]:
+    observed = np.ones((blocks,) * factors, dtype=np.int64)
     return build_plan(schedule, observed, cycles, shuffle, lambda cycle: CycleOptions(**options))
 
 
@@ -47,6 +51,35 @@ def test_rounds_are_free_of_conflicts(blocks: int, schedule: Schedule, evaluate:
     assert len(plan) == 3 * blocks * (2 if evaluate else 1)
 
 
+@given(
+    st.integers(2, 4),
+    st.integers(1, 4),
+    st.sampled_from([Cyclic(), Reshuffled(), Proportional(), Passes()]),
+    st.booleans(),
+)
+def test_rounds_of_any_number_of_factors(
+    factors: int, blocks: int, schedule: Schedule, evaluate: bool
+) -> None:
+    """Free of conflicts, every band once a round, every block once a cycle."""
+    plan = plan_of(schedule, blocks, range(2), factors, evaluate=evaluate)
+    check_plan(plan, blocks)
+    every = sorted(itertools.product(range(blocks), repeat=factors))
+    visits = {0: list[Op](), 1: list[Op](), -1: list[Op]()}
+    for op in itertools.chain.from_iterable(part.ops for part in plan):
+        visits[op.cycle if op.action == Action.UPDATE else -1].append(op)
+    for cycle in (0, 1):
+        assert len(visits[cycle]) == blocks**factors
+        if not isinstance(schedule, Proportional):
+            assert sorted(op.block for op in visits[cycle]) == every
+        scale = 1.0 if isinstance(schedule, Passes) else blocks ** (factors - 1)
+        assert {op.scale for op in visits[cycle]} == {scale}
+    assert sorted(op.block for op in visits[-1]) == sorted(2 * evaluate * every)
+    for factor in range(1, factors):
+        met = rows_met(plan, factor)
+        for number, part in enumerate(plan):
+            assert [met[number, op.block[factor]] for op in part.ops] == list(range(blocks))
+
+
 @pytest.mark.parametrize(("groups", "blocks"), [(1, 4), (2, 4), (4, 4), (3, 6)])
 def test_nested_rounds_are_free_of_conflicts(groups: int, blocks: int) -> None:
     check_plan(plan_of(NestedReshuffled(groups), blocks, range(2), evaluate=True), blocks)
@@ -57,6 +90,18 @@ def test_a_conflicting_round_is_found() -> None:
     broken = (plan[0]._replace(ops=(plan[0].ops[0], plan[0].ops[0], plan[0].ops[2])),)
     with pytest.raises(AssertionError, match=r"not free of conflicts"):
         check_plan(broken, 3)
+
+
+def test_a_conflict_of_a_further_factor_is_found() -> None:
+    plan = plan_of(Cyclic(), 3, range(1), 3)
+    ops = [op._replace(block=(*op.block[:2], min(op.block[2], 1))) for op in plan[0].ops]
+    with pytest.raises(AssertionError, match=r"not free of conflicts"):
+        check_plan([plan[0]._replace(ops=tuple(ops))], 3)
+
+
+def test_a_nested_order_is_for_matrices() -> None:
+    with pytest.raises(GridError, match=r"the two axes of a matrix, got 3 axes; use Reshuffled"):
+        plan_of(NestedReshuffled(2), 4, range(1), 3)
 
 
 def test_a_plan_in_two_pieces_is_the_plan_in_one() -> None:

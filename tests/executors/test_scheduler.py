@@ -1,5 +1,6 @@
 """Who does what in a ring, without a cluster: any plan, any workers, any order of arrival."""
 
+import itertools
 import threading
 from typing import Any
 
@@ -9,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskfactor.data.grid import (
+    Bands,
     Cyclic,
-    Grid,
     NestedReshuffled,
     Proportional,
     Reshuffled,
@@ -19,46 +20,60 @@ from daskfactor.data.grid import (
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import SegmentLost, Work
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan, ops_by_row
-from daskfactor.executors.segment import Parcel, SegmentRun, _frame, make_orders
-from daskfactor.executors.state import ChainState, FactorBand, bare, join_portions, make_state
+from daskfactor.executors.segment import (
+    Parcel,
+    SegmentRun,
+    _frame,
+    make_orders,
+    plan_transfers,
+)
+from daskfactor.executors.state import (
+    CELLS,
+    ChainState,
+    FactorBand,
+    bare,
+    join_portions,
+    make_state,
+    travellers,
+)
 from daskfactor.executors.store import Key, Mode, Want
 from daskfactor.executors.threads import BandScheduler, share_bands
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
 
 
-def make_plan(schedule: Schedule, blocks: int, cycles: int, seed: int = 0) -> tuple[Round, ...]:
+def make_plan(
+    schedule: Schedule, blocks: int, cycles: int, seed: int = 0, factors: int = 2
+) -> tuple[Round, ...]:
     return build_plan(
         schedule,
-        np.ones((blocks, blocks), dtype=np.int64),
+        np.ones((blocks,) * factors, dtype=np.int64),
         range(cycles),
         lambda cycle: np.random.default_rng([seed, cycle]),
         lambda cycle: CycleOptions(keep=True, evaluate=cycle % 2 == 1),
     )
 
 
-def start(blocks: int) -> ChainState:
+def start(blocks: int, factors: int = 2) -> ChainState:
     rng = np.random.default_rng(blocks)
-    return make_state(
-        Grid.even((2 * blocks, 3 * blocks), blocks),
-        rng.random((2 * blocks, 2)),
-        rng.random((3 * blocks, 2)),
-    )
+    lengths = [size * blocks for size in (2, 3, 1, 4)[:factors]]
+    sides = [Bands.even(length, blocks) for length in lengths]
+    return make_state(sides, *(rng.random((length, 2)) for length in lengths))
 
 
 class Strict(HoardingMixer):
     """Notices arrays that travelled though an update does not touch them, and missing ones."""
 
-    def update(self, op: Op, data: Any, rows: FactorBand, cols: FactorBand, *rest: Any) -> None:
-        assert set(cols.arrays) == set(self.touches(op))
-        super().update(op, data, rows, cols, *rest)
+    def update(self, op: Op, data: Any, bands: tuple[FactorBand, ...], *rest: Any) -> None:
+        for band in bands[1:]:
+            assert set(band.arrays) == set(self.touches(op))
+        super().update(op, data, bands, *rest)
 
 
 class Here:
     """Where the bands of a state are: all of them here."""
 
     def __init__(self, state: ChainState) -> None:
-        self.state, self.blocks, self.monitored = state, len(state.rows), tuple(state.cells)
-        self.sides = {"rows": state.rows, "cols": state.cols}
+        self.state, self.blocks, self.monitored = state, state.blocks, tuple(state.cells)
 
     def names(self, factor: int) -> frozenset[str]:
         return self.state.names(factor)
@@ -70,9 +85,9 @@ class Here:
         return {want.key: self.value(want.key).copy() for want in wants}
 
     def value(self, key: Key) -> Any:
-        if key.side == "cells":
+        if key.factor == CELLS:
             return self.state.cells[key.number]
-        band = self.sides[key.side][key.number]
+        band = self.state.factors[key.factor][key.number]
         return band.arrays[key.name] if key.name else bare(band, ())
 
 
@@ -127,6 +142,7 @@ class Network:
         return join_portions(self.state, [w.result() for w in self.workers])
 
 
+@pytest.mark.parametrize("factors", [2, 3, 4])
 @settings(max_examples=60)
 @given(
     blocks=st.integers(1, 6),
@@ -136,8 +152,10 @@ class Network:
     seed=st.integers(0, 1000),
 )
 def test_any_plan_on_any_workers_leaves_the_oracles_bits(
-    blocks: int, workers: int, kind: str, program: Mixer, seed: int
+    factors: int, blocks: int, workers: int, kind: str, program: Mixer, seed: int
 ) -> None:
+    if factors > 2:
+        blocks, kind = min(blocks, 6 - factors), kind.replace("nested", "reshuffled")
     groups = next(g for g in (3, 2, 1) if blocks % g == 0)
     schedule: Schedule = {
         "reshuffled": Reshuffled(),
@@ -145,11 +163,11 @@ def test_any_plan_on_any_workers_leaves_the_oracles_bits(
         "nested": NestedReshuffled(groups),
         "proportional": Proportional(),
     }[kind]
-    plan = make_plan(schedule, blocks, 3, seed)
+    plan = make_plan(schedule, blocks, 3, seed, factors)
     rng = np.random.default_rng(seed)
     cuts = np.sort(rng.choice(np.arange(1, blocks), min(workers, blocks) - 1, replace=False))
     counts = np.diff([0, *cuts, blocks]).tolist()
-    states = [start(blocks), start(blocks)]
+    states = [start(blocks, factors), start(blocks, factors)]
     if isinstance(program, HoardingMixer):
         for state in states:
             hoard(state)
@@ -169,8 +187,66 @@ def test_orders_give_back_every_operation() -> None:
         ops = {op.block.row: op for op in part.ops}
         assert [own[row][number] for row in (1, 2)] == [ops[1], ops[2]]
         assert isinstance(own[1][number].action, Action)
-        transfers = network.workers[1].order.transfers
+        (transfers,) = network.workers[1].order.transfers
         assert all(transfers.row_of[number, op.block.col] == op.block.row for op in part.ops)
+
+
+@pytest.mark.parametrize("factors", [3, 4])
+def test_orders_know_where_bands_of_every_factor_go(factors: int) -> None:
+    plan = make_plan(Reshuffled(), 3, 1, factors=factors)
+    network = Network(plan, start(3, factors), [1, 2], Mixer())
+    for worker in network.workers:
+        own, transfers = worker.scheduler.ops, worker.order.transfers
+        assert len(transfers) == factors - 1
+        for number, part in enumerate(plan):
+            ops = {op.block[0]: op for op in part.ops}
+            assert all(own[row][number] == ops[row] for row in own)
+            for op, (factor, each) in itertools.product(part.ops, enumerate(transfers, 1)):
+                assert each.row_of[number, op.block[factor]] == op.block[0]
+                owner = worker.order.owner[op.block[0]]
+                assert worker._holder((factor, op.block[factor]), number) == owner
+        assert worker._holder((factors - 1, 0), len(plan)) == worker.order.rank
+
+
+def test_arrays_travel_with_the_factor_that_has_them() -> None:
+    """Bands of one factor wait for an array that those of another never had."""
+    plan, state = make_plan(Cyclic(), 3, 2, factors=3), start(3, 3)
+    hoard(state)
+    names = [state.names(factor) for factor in range(3)]
+    lean = [names[0], names[1] - {"last"}, names[2] - {"always"}]
+    transfers, touched = plan_transfers(plan, HoardingMixer(), lean)
+    assert [set(each.following) for each in transfers] == [{"always"}, {"last"}]
+    assert transfers[0].needed(0) == {"", "always"}
+    assert transfers[1].needed(0) == {""}
+    last = next(n for n, part in enumerate(plan) if part.ops[0].last)
+    assert transfers[1].needed(last) == {"", "last"}
+    assert transfers[1].first("last") == last
+    assert touched == {"constant", "always", "last"}
+    assert {each.constant for each in transfers} == {frozenset({"constant"})}
+
+
+def test_an_operation_waits_for_its_bands_of_all_factors() -> None:
+    ops = ops_by_row(make_plan(Cyclic(), 2, 1, factors=3))
+    scheduler = BandScheduler(ops, 1, lambda band, number: False)
+    assert scheduler._choose(0) is None
+    (_, col, third), *_ = (op.block for op in ops[0])
+    scheduler.arrive((1, col), 0)
+    assert scheduler._choose(0) is None
+    scheduler.arrive((2, third), 0)
+    assert scheduler._choose(0) == 0
+    scheduler.finish(scheduler.take(0) or pytest.fail("nothing to do"), None, 0.0)
+    assert scheduler._choose(0) is None  # its next round needs bands that have been through this
+
+
+def test_a_band_of_any_factor_that_must_leave_goes_first() -> None:
+    ops = ops_by_row(make_plan(Cyclic(), 2, 1, factors=3))
+    for leaving in (1, 2):
+        wanted = leaving, ops[1][0].block[leaving]
+        scheduler = BandScheduler(ops, 1, lambda band, number, own=wanted: band == own)
+        for row in (0, 1):
+            for band in travellers(ops[row][0].block):
+                scheduler.arrive(band, 0)
+        assert scheduler._choose(0) == 1
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 4), min_size=1, max_size=10))
@@ -245,9 +321,9 @@ def test_a_second_copy_of_a_band_is_dropped() -> None:
     changed = parcel.band.copy()
     changed.values += 1
     other.arrive(parcel._replace(band=changed))
-    assert other._collect(parcel.col, parcel.due).values is parcel.band.values
+    assert other._collect(parcel.at, parcel.due).values is parcel.band.values
     other.arrive(parcel)  # once it is being worked on, too
-    assert (parcel.col, parcel.due) not in other._waiting
+    assert (parcel.at, parcel.due) not in other._waiting
 
 
 def test_waiting_ends_when_nothing_comes_or_the_attempt_is_over() -> None:

@@ -5,8 +5,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from daskfactor.data.grid import Grid
-from daskfactor.executors.state import ChainState, FactorBand, make_state
+from daskfactor.data.grid import Bands, Block, Grid
+from daskfactor.executors.state import (
+    ChainState,
+    FactorBand,
+    empty_state,
+    make_state,
+    place_cells,
+)
 
 
 @pytest.fixture
@@ -46,9 +52,48 @@ def test_a_state_tells_what_is_small(state: ChainState) -> None:
     assert state.sums(7) == [6.0, 39.0, 4.0, 4.0]
     assert state.names(0) == frozenset()
     assert state.recorded == 0
-    for band in state.rows:
+    for band in state.factors[0]:
         band.arrays["mean"] = band.values.copy()
         band.draws.append(band.values.copy())
     assert state.names(0) == {"mean"}
     assert state.names(1) == frozenset()
     assert state.recorded == 1
+
+
+def test_a_state_has_any_number_of_factors() -> None:
+    """The first two keep the names that they had when there were no others."""
+    sides = [Bands.even(length, 2) for length in (5, 4, 3)]
+    factors = [np.full((length, 2), length) for length in (5, 4, 3)]
+    state = make_state(sides, *factors)
+    assert (state.n_factors, state.blocks) == (3, 2)
+    for number, (side, factor) in enumerate(zip(("rows", "columns", 2), factors, strict=True)):
+        np.testing.assert_array_equal(state.gather(side), factor)
+        assert [len(band.values) for band in state.bands(number)] == list(sides[number].sizes)
+    assert len(state.bands()) == 6
+    names = {f"0/{own}/{n}/values" for own in ("rows", "columns", "factor-2") for n in (0, 1)}
+    assert set(state.save(None, "0")) == names  # type: ignore[arg-type]
+    empty = empty_state(sides, 2, np.dtype(np.float32))
+    assert [band.offset for band in empty.bands()] == [0, 2, 0, 2, 0, 1]
+    with pytest.raises(ValueError, match="shorter"):
+        make_state(sides, *factors[:2])
+
+
+@pytest.mark.parametrize("lengths", [(7, 5), (7, 5, 4), (4, 6, 5, 3)])
+def test_cells_are_placed_in_the_blocks_they_lie_in(lengths: tuple[int, ...]) -> None:
+    sides, rng = [Bands.even(length, 3) for length in lengths], np.random.default_rng(0)
+    at = [rng.integers(0, length, 40) for length in lengths]
+    placed = place_cells(sides, at, np.dtype(np.float32))
+    assert list(placed) == sorted(placed)
+    assert all(isinstance(block, Block) == (len(lengths) == 2) for block in placed)
+    for block, cells in placed.items():
+        firsts = [side.offsets[band] for side, band in zip(sides, block, strict=True)]
+        local = list(zip(*(own.tolist() for own in cells.at), strict=True))
+        assert local == sorted(local)
+        for own, first, place in zip(cells.at, firsts, at, strict=True):
+            np.testing.assert_array_equal(own + first, place[cells.where])
+        sizes = [side.sizes[band] for side, band in zip(sides, block, strict=True)]
+        assert all(
+            (own >= 0).all() and (own < n).all() for own, n in zip(cells.at, sizes, strict=True)
+        )
+    assert sorted(np.concatenate([own.where for own in placed.values()])) == list(range(40))
+    assert place_cells(sides, [own[:0] for own in at], np.dtype(np.float32)) == {}

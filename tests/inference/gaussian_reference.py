@@ -187,7 +187,7 @@ def run_chain(
     for begin in range(0, tune + draws, every):
         end = begin + every
         if begin == tune and cells is not None:
-            state.cells = place_cells(data.grid, *cells, data.dtype)
+            state.cells = place_cells(data.grid, cells, data.dtype)
         recording = begin >= tune
 
         def wanted(cycle: int, end: int = end, recording: bool = recording) -> CycleOptions:

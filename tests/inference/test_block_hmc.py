@@ -65,7 +65,7 @@ def test_nothing_of_a_path_is_left_in_a_checkpoint(tmp_path: Any, monkeypatch: A
     right = TrackRun.snapshot
 
     def watched(run: TrackRun, kept: Any, chain: int) -> Any:
-        seen.append(set(run.state.rows[0].arrays))
+        seen.append(set(run.state.factors[0][0].arrays))
         return right(run, kept, chain)
 
     monkeypatch.setattr(TrackRun, "snapshot", watched)

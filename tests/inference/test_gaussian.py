@@ -187,7 +187,7 @@ def log_prior(model: GaussianMF, hyper: GaussianHyper, state: ChainState) -> flo
     tables = column_table(hyper, model.width)
     return log_prior_constant(model, hyper, shape) + sum(
         quadratic_form(band.values, table)
-        for bands, table in zip((state.rows, state.cols), tables, strict=True)
+        for bands, table in zip(state.factors, tables, strict=True)
         for band in bands
     )
 
@@ -200,7 +200,7 @@ def test_the_sums_that_a_cycle_leaves_make_up_the_log_prior() -> None:
         tables = column_table(hyper, model.width)
         sums = sum(
             quadratic_form(band.values, table)
-            for bands, table in zip((found.state.rows, found.state.cols), tables, strict=True)
+            for bands, table in zip(found.state.factors, tables, strict=True)
             for band in bands
         )
         whole = sums + log_prior_constant(model, hyper, data.shape)

@@ -164,8 +164,10 @@ def test_a_first_attempt_does_not_depend_on_their_number() -> None:
                 starts.state_maker(data, MODEL, SerialExecutor(), Init(kind, count), 5)
                 for count in (1, 3)
             )
-            np.testing.assert_array_equal(few(0, 0).rows[0].values, many(0, 0).rows[0].values)
-            alike = np.array_equal(many(0, 0).rows[0].values, many(0, 1).rows[0].values)
+            np.testing.assert_array_equal(
+                few(0, 0).factors[0][0].values, many(0, 0).factors[0][0].values
+            )
+            alike = np.array_equal(many(0, 0).factors[0][0].values, many(0, 1).factors[0][0].values)
             assert alike != KINDS[kind].varies
 
 

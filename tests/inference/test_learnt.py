@@ -97,7 +97,7 @@ def test_the_metric_follows_the_rates(model: dfac.TweedieNMF) -> None:
         for end in chain.setting.ends:
             chain.advance(end)
             state = chain.tracks[0].state
-            for factor, bands in enumerate((state.rows, state.cols)):
+            for factor, bands in enumerate(state.factors):
                 for band in bands:
                     rate = band.arrays.get("rate", chain.hyper.prior(factor)[0])
                     wanted = band.arrays["curvature"] + np.asarray(rate, np.float32)
@@ -228,6 +228,6 @@ def test_chains_have_one_dispersion() -> None:
         phi = {chain.hyper.dispersion for chain in run.chains}
         assert len(phi) == 1
         for chain in run.chains:
-            band = chain.tracks[0].state.rows[0]
+            band = chain.tracks[0].state.factors[0][0]
             assert np.isfinite(band.arrays["metric"]).all()
         assert run.attrs()["dispersion"] in phi

@@ -87,7 +87,7 @@ def put(chain: Any, true: PriorDraw, moments: tuple[float, float]) -> None:
     """Set a chain's state and hyperparameters."""
     model, state, learnt = chain.setting.model, chain.tracks[0].state, true.learnt
     factors = true.W, true.H.T
-    for bands, values in zip((state.rows, state.cols), factors, strict=True):
+    for bands, values in zip(state.factors, factors, strict=True):
         for band in bands:
             band.values[:] = values[band.offset : band.offset + len(band.values)]
     if not model.nonnegative:
@@ -95,7 +95,7 @@ def put(chain: Any, true: PriorDraw, moments: tuple[float, float]) -> None:
         return
     shapes = tuple(learnt.get(f"shape_{own}", getattr(model, f"shape_{own}")) for own in "wh")
     rates: list[Any] = list(model.rates_under(moments[0], shapes))
-    for side, (of, bands) in enumerate(zip(model.rates_of, (state.rows, state.cols), strict=True)):
+    for side, (of, bands) in enumerate(zip(model.rates_of, state.factors, strict=True)):
         own = learnt.get("rate", learnt.get(f"rate_{'wh'[side]}"))
         if of == "component":
             rates[side] = tuple(map(float, own))
@@ -104,7 +104,7 @@ def put(chain: Any, true: PriorDraw, moments: tuple[float, float]) -> None:
                 here = slice(band.offset, band.offset + len(band.values))
                 band.arrays[RATE] = own[here, None].copy()
     if np.ndim(true.dispersion):
-        for band in state.cols:
+        for band in state.factors[1]:
             here = slice(band.offset, band.offset + len(band.values))
             band.arrays[DISPERSION] = true.dispersion[here, None].copy()
     typical = float(np.exp(np.mean(np.log(true.dispersion))))
@@ -124,7 +124,7 @@ def put_gaussian(chain: Any, true: PriorDraw) -> None:
         changed["column_bias_precision"] = float(learnt["precision_h"][K + 1])
     chain.hyper = chain.hyper._replace(**changed)
     state = chain.tracks[0].state
-    for bands, name, own in zip((state.rows, state.cols), LINKS, model.covariates, strict=True):
+    for bands, name, own in zip(state.factors, LINKS, model.covariates, strict=True):
         if own is not None:
             chain.links = chain.links | {name: learnt[name]}
             shift = own.predicted(learnt[name])
