@@ -43,7 +43,7 @@ from daskfactor.executors.state import (
 )
 from daskfactor.executors.store import PLUGIN, BandStore, Key, Report, Want, unpack
 from daskfactor.executors.threads import BandScheduler
-from daskfactor.executors.wire import Wire, can_carry
+from daskfactor.executors.wire import Wire
 from daskfactor.machine import single_threaded_blas
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class Exchange(WorkerPlugin):
         if peer is not None:
             peer.take(parcel)
             return
-        if can_carry(address):
+        if self._wire.carries(address):
             self._wire.send(address, parcel)
             return
         with self._lock:
@@ -228,7 +228,12 @@ class Exchange(WorkerPlugin):
         with self._lock:
             concerned = [s for s in self._segments.values() if address in s.order.addresses]
         for segment in concerned:
-            segment.lose(reason)
+            segment.abort(reason)  # all, before anything that may fail
+        for segment in concerned:
+            try:
+                segment.lose(reason)
+            except Exception:
+                logger.exception("the client was not told that %s has gone", address)
 
 
 def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:

@@ -34,8 +34,10 @@ PIECES = 64
 
 def can_carry(address: str) -> bool:
     """Whether the connections to an address are sockets that may be taken over."""
-    return address.startswith("tcp://") and (
-        dask.config.get("distributed.comm.tcp.backend", "tornado") == "tornado"
+    return (
+        address.startswith("tcp://")
+        and dask.config.get("distributed.comm.tcp.backend", "tornado") == "tornado"
+        and hasattr(socket.socket, "sendmsg")
     )
 
 
@@ -69,6 +71,7 @@ class Link:
         self.lock = threading.Lock()
         self.waiting: deque[memoryview] = deque()
         self.sock: socket.socket | None = None
+        self.ended = False
         self._empty = unframed(take)
         self._filling = next(self._empty)
 
@@ -130,6 +133,8 @@ class Wire:
         self._worker, self._take, self._lose = worker, take, lose
         self._lock = threading.Lock()
         self._links: dict[str, Link] = {}
+        self._accepted: dict[str, Link] = {}
+        self._refusing: set[str] = set()
         self._selector = selectors.DefaultSelector()
         self._requests: deque[Callable[[], Any]] = deque()
         self._bell, self._rung = socket.socketpair()
@@ -138,6 +143,10 @@ class Wire:
         self._ended = False
         self._thread: threading.Thread | None = None
         worker.handlers[self.OPERATION] = self.accept
+
+    def carries(self, address: str) -> bool:
+        """Whether messages to an address may go this way; not to who has refused it."""
+        return not self._ended and can_carry(address) and address not in self._refusing
 
     def send(self, address: str, message: Any) -> None:
         """Send a message without waiting, from any thread."""
@@ -173,25 +182,49 @@ class Wire:
     # -- connections, in the worker's event loop ----------------------------------------------
 
     async def _connect(self, link: Link) -> None:
+        comm: Any = None
         try:
             comm = await connect(link.address, **self._worker.connection_args)  # type: ignore[no-untyped-call]
             await comm.write({"op": self.OPERATION, "reply": True, "address": self._worker.address})
-            await comm.read()
-            self._begin(link, comm)
+            if (answer := await comm.read()) != "OK":
+                self._refusing.add(link.address)
+                raise ConnectionError(f"it does not hand its connection over ({answer})")
+            self._begin(link, comm.stream.socket.dup())
         except Exception as error:  # noqa: BLE001  # whoever waits for the link is told
             self._ask(partial(self._break, link, error))
+        finally:
+            if comm is not None:
+                comm.abort()  # which leaves the copy of its socket as it is
 
-    async def accept(self, comm: Any, address: str) -> Status:
-        """Take the socket of a connection over; the operation's handler."""
-        await comm.write("OK")
-        self._begin(Link(address, self._take), comm)
+    async def accept(self, comm: Any, address: str) -> Any:
+        """Take the socket of a connection over; the operation's handler.
+
+        An earlier one from there ends without a word: who has made a new one works.
+        """
+        if self._ended or not hasattr(comm, "stream"):
+            return "no"
+        sock = comm.stream.socket.dup()
+        try:
+            await comm.write("OK")
+        except BaseException:
+            sock.close()
+            raise
+        comm.abort()
+        link = Link(address, self._take)
+        with self._lock:
+            old = self._accepted.get(address)
+            self._accepted[address] = link
+        if old is not None:
+            self._ask(partial(self._end, old))
+        self._begin(link, sock)
         return Status.dont_reply
 
-    def _begin(self, link: Link, comm: Any) -> None:
-        sock = comm.stream.socket.dup()
-        comm.abort()  # which leaves the copy of its socket as it is
+    def _begin(self, link: Link, sock: socket.socket) -> None:
         sock.setblocking(False)
-        with link.lock:
+        with self._lock, link.lock:
+            if self._ended or link.ended:
+                sock.close()
+                return
             link.sock = sock
         self._ask(lambda: self._watch(link, selectors.EVENT_READ | selectors.EVENT_WRITE))
 
@@ -212,7 +245,9 @@ class Wire:
             self._bell.send(b"\0")
 
     def _release(self) -> None:
-        for own in list(self._selector.get_map().values()):
+        for own in list((self._selector.get_map() or {}).values()):  # none once it was closed
+            if own.data is not None:
+                own.data.sock = None
             own.fileobj.close()  # type: ignore[union-attr]
         self._bell.close()
         self._selector.close()
@@ -221,43 +256,77 @@ class Wire:
         """Look out for what arrives, and if asked for until more can be sent."""
         if link.sock is None:
             return
-        if link.sock.fileno() in self._selector.get_map():
-            self._selector.modify(link.sock, events, link)
-        else:
-            self._selector.register(link.sock, events, link)
+        try:
+            if link.sock.fileno() in self._selector.get_map():
+                self._selector.modify(link.sock, events, link)
+            else:
+                self._selector.register(link.sock, events, link)
+        except (OSError, ValueError) as error:
+            self._break(link, error)
 
     def _serve(self) -> None:
-        while not self._ended:
-            for key, events in self._selector.select():
-                if key.data is None:
-                    self._rung.recv(4096)
-                    while self._requests:
-                        self._requests.popleft()()
-                    continue
-                link: Link = key.data
-                try:
-                    if events & selectors.EVENT_READ:
-                        link.read()
-                    if events & selectors.EVENT_WRITE:
-                        with link.lock:
-                            if link.write():
-                                self._selector.modify(key.fileobj, selectors.EVENT_READ, link)
-                except Exception as error:  # noqa: BLE001  # one link ends, the others go on
-                    self._break(link, error)
-        self._release()
+        try:
+            while not self._ended:
+                for key, events in self._selector.select():
+                    if key.data is None:
+                        self._rung.recv(4096)
+                        self._answer()
+                    elif key.data.sock is key.fileobj:  # else it has ended since
+                        self._serve_link(key.data, events)
+        except Exception as error:
+            logger.exception("bands can neither be sent nor received any more")
+            with self._lock:
+                self._ended = True
+                links = [*self._links.values(), *self._accepted.values()]
+            for link in links:
+                self._break(link, error)
+        finally:
+            self._release()
 
-    def _break(self, link: Link, error: Exception) -> None:
-        """End a link that does not work any more."""
+    def _answer(self) -> None:
+        """Do what the thread was asked for; what fails keeps nothing else from being done."""
+        while self._requests:
+            try:
+                self._requests.popleft()()
+            except Exception:
+                logger.exception("a request about bands failed")
+
+    def _serve_link(self, link: Link, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                link.read()
+            if events & selectors.EVENT_WRITE:
+                with link.lock:
+                    if link.sock is not None and link.write():
+                        self._selector.modify(link.sock, selectors.EVENT_READ, link)
+        except Exception as error:  # noqa: BLE001  # one link ends, the others go on
+            self._break(link, error)
+
+    def _end(self, link: Link) -> bool:
+        """End a link; whether it was one that counted until now."""
         with self._lock:
-            if self._links.get(link.address) is link:
-                del self._links[link.address]
+            counted = False
+            for known in (self._links, self._accepted):
+                if known.get(link.address) is link:
+                    del known[link.address]
+                    counted = True
         with link.lock:
             sock, link.sock = link.sock, None
+            link.ended = True
             link.waiting.clear()
         if sock is not None:
-            with contextlib.suppress(KeyError):
+            with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(sock)
             sock.close()
+        return counted
+
+    def _break(self, link: Link, error: Exception) -> None:
+        """End a link that does not work any more, and tell of it, once."""
+        if not self._end(link):
+            return
         if not isinstance(error, OSError):
             logger.error("bands from %s cannot be read", link.address, exc_info=error)
-        self._lose(link.address, f"{link.address} cannot be reached: {error}")
+        try:
+            self._lose(link.address, f"{link.address} cannot be reached: {error}")
+        except Exception:
+            logger.exception("what counts on %s was not told that it has gone", link.address)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from distributed.core import Server, connect
 
-from daskfactor.executors.wire import START, Wire, can_carry, framed, unframed
+from daskfactor.executors.wire import START, Link, Wire, can_carry, framed, unframed
 
 
 class End:
@@ -214,3 +214,101 @@ def test_sockets_alone_are_taken_over() -> None:
     assert can_carry("tcp://127.0.0.1:1")
     assert not can_carry("tls://127.0.0.1:1")
     assert not can_carry("inproc://127.0.0.1/1/1")
+
+
+def test_the_end_of_an_old_connection_is_nothing_where_there_is_a_newer_one() -> None:
+    async def story(here: End, there: End) -> None:
+        here.wire.send(there.server.address, "one")
+        await until(lambda: there.got)
+        old = here.wire._links.pop(there.server.address)  # as if it had ended on this side alone
+        here.wire.send(there.server.address, "two")
+        await until(lambda: there.got == ["one", "two"])
+        if old.sock is not None:  # else the other side has ended it
+            with contextlib.suppress(OSError):
+                old.sock.shutdown(socket.SHUT_RDWR)
+        here.wire.send(there.server.address, "three")
+        await until(lambda: len(there.got) == 3)
+        await asyncio.sleep(0.1)
+        assert not there.lost
+        assert not here.lost
+
+    run(story)
+
+
+def test_what_fails_in_the_thread_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(here: End, there: End) -> None:
+        def fail(*_: Any) -> None:
+            raise RuntimeError("no more of this")
+
+        here.wire.send(there.server.address, "one")
+        await until(lambda: there.got)
+        here.wire._ask(fail)
+        here.wire._lose = fail
+        here.wire._ask(
+            lambda: here.wire._break(here.wire._links[there.server.address], OSError("gone"))
+        )
+        await until(lambda: there.lost)
+        here.wire.send(there.server.address, "two")
+        await until(lambda: there.got == ["one", "two"])
+
+    run(story)
+    assert "a request about bands failed" in caplog.text
+    assert "was not told that it has gone" in caplog.text
+
+
+def test_a_wire_whose_thread_has_failed_loses_its_links_and_carries_nothing_more() -> None:
+    async def story(here: End, there: End) -> None:
+        def fail() -> None:
+            raise OSError(24, "Too many open files")
+
+        here.wire.send(there.server.address, "one")
+        await until(lambda: there.got)
+        here.wire._answer = fail  # type: ignore[method-assign]
+        here.wire._ring()
+        await until(lambda: here.lost and there.lost)
+        assert not here.wire.carries(there.server.address)
+        there.wire.send(here.server.address, "two")
+        await until(lambda: not there.wire.carries(here.server.address))
+
+    run(story)
+
+
+def test_a_break_is_told_once() -> None:
+    async def story(here: End, there: End) -> None:
+        here.wire.send(there.server.address, "one")
+        await until(lambda: there.got)
+        link = here.wire._links[there.server.address]
+        for _ in range(2):  # from what was read, and from what could not be sent
+            here.wire._ask(lambda: here.wire._break(link, OSError("gone")))
+        await until(lambda: here.lost and there.lost)
+        await asyncio.sleep(0.1)
+        assert len(here.lost) == len(there.lost) == 1
+
+    run(story)
+
+
+def test_a_receiver_that_cannot_hand_its_socket_over_says_no() -> None:
+    async def story(here: End, there: End) -> None:
+        assert await there.wire.accept(object(), here.server.address) == "no"
+
+        async def refuse(comm: Any, address: str) -> str:
+            return "no"
+
+        there.server.handlers[Wire.OPERATION] = refuse
+        here.wire.send(there.server.address, "one")
+        await until(lambda: here.lost)
+        assert "does not hand its connection over (no)" in here.lost[0][1]
+        assert not here.wire.carries(there.server.address)  # from now on by the event loop
+
+    run(story)
+
+
+def test_a_connection_made_while_the_wire_ends_is_closed() -> None:
+    async def story(here: End, there: End) -> None:
+        here.wire.close()
+        one, other = socket.socketpair()
+        here.wire._begin(Link(there.server.address, here.take), one)
+        assert one.fileno() == -1
+        other.close()
+
+    run(story)
