@@ -43,7 +43,7 @@ from daskfactor.executors.state import (
     put_together,
 )
 from daskfactor.machine import single_threaded_blas
-from daskfactor.results.files import disk_errors
+from daskfactor.results.files import DAMAGE, disk_errors
 
 PLUGIN = "daskfactor-bands"
 HOLD = "daskfactor-hold-"
@@ -467,9 +467,28 @@ class Reading:
 def read_bands(packed: NDArray[np.uint8]) -> Report:
     """Read bands and leave them in the store of this worker: the task."""
     work: Reading = unpack(packed)
-    at = itertools.product(range(work.factors), work.numbers)
-    bands = {band: work.band(*band) for band in at}
-    return store_here().leave(work.token, work.version, Portion(bands))
+    store, at = store_here(), itertools.product(range(work.factors), work.numbers)
+    with reading(store.worker.address):
+        bands = {band: work.band(*band) for band in at}
+    return store.leave(work.token, work.version, Portion(bands))
+
+
+@contextmanager
+def reading(address: str) -> Iterator[None]:
+    """Name a worker that cannot read a checkpoint, which is no loss that going back would mend.
+
+    Raises
+    ------
+    StoreError
+        In place of what reading raises.
+    """
+    try:
+        yield
+    except DAMAGE as error:
+        raise StoreError(
+            f"the worker {address} cannot read the checkpoint ({type(error).__name__}: {error}); "
+            "see that it can, with its disk, network and credentials, and resume the run"
+        ) from error
 
 
 def leave_portion(token: str, version: int, part: int, portion: Portion) -> Report:

@@ -224,7 +224,7 @@ def disk_errors(what: str, path: Path, safe: str, again: str = "resume the run")
 
 _META: Final = ".meta"
 _LASTING: Final = "lasting"
-_DAMAGE: Final = (
+DAMAGE: Final = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, NotImplementedError),
 )
@@ -493,7 +493,7 @@ class Checkpoints:
                 self.counts, self._newest = self.counts_in(meta), slot
             except StoreError:
                 raise
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 faults.append(f"{slot}.npz: {error}")
             else:
                 break
@@ -507,7 +507,7 @@ class Checkpoints:
                 self._arrays.add(_LASTING)
         except StoreError:
             raise
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise damaged(self._place.name, f"{_LASTING}.npz cannot be read ({error})") from error
         return self._arrays, meta
 

@@ -220,9 +220,11 @@ class LocalPlace(Folder):
         shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
-        self.recall()
-        if self._lock is not None:
-            self._lock.release()
+        try:
+            self.recall()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
 
 def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:

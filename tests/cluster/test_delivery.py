@@ -5,6 +5,7 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import daskfactor as dfac
 from daskfactor.errors import StoreError
 from daskfactor.executors.cluster import ClusterExecutor
 from daskfactor.executors.held import Keeper
+from daskfactor.executors.store import reading
 from daskfactor.results import schema
 from daskfactor.results.places import LocalPlace
 from daskfactor.results.store import RunStore
@@ -23,6 +25,7 @@ from daskfactor.results.writer import Writer
 from daskfactor.results.zarr_stores import DurableStore
 from tests.cluster import dying
 from tests.cluster.support import cluster
+from tests.results.runs import make_spec
 
 pytestmark = pytest.mark.cluster
 
@@ -243,3 +246,24 @@ def is_worker() -> bool:
     except ValueError:
         return False
     return True
+
+
+@pytest.mark.parametrize("error", [OSError(13, "Permission denied"), BadZipFile("cut short")])
+def test_a_worker_that_cannot_read_a_checkpoint_is_named_and_is_not_taken_for_lost(
+    error: Exception,
+) -> None:
+    told = r"worker tcp://here .* checkpoint .*; see that it can"
+    with pytest.raises(StoreError, match=told), reading("tcp://here"):
+        raise error
+
+
+def test_a_place_that_cannot_be_tidied_is_given_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RunStore.create(tmp_path / "run", make_spec())
+    place = store.checkpoints._place
+    monkeypatch.setattr(place, "recall", lambda: (_ for _ in ()).throw(OSError(30, "read-only")))
+    with pytest.raises(OSError, match="read-only"):
+        place.close()
+    monkeypatch.undo()
+    assert not place._lock.is_locked
