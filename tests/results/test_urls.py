@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+import zarr
 
 from daskfactor import urls
 from daskfactor.data.icechunks import ask, icechunk_storage
@@ -219,15 +220,33 @@ def test_a_server_that_goes_and_comes_back_is_waited_for(s3, place, caplog, monk
     assert open_run(place)["posterior"].sizes["draw"] == 2
 
 
-def test_a_document_that_could_not_be_looked_for_is_not_taken_for_none(s3, place, monkeypatch):
-    with RunStore.create(place, make_spec()):
-        pass
-    view = repository.repository_view(place)  # it knows its snapshot and has fetched nothing yet
-    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
-    refused = pytest.raises(StoreError, match="the credentials are refused")
-    with s3.failing(lambda environ: (403, "AccessDenied")), refused:
-        view.exists()
-    assert view.exists()
+class Blind(zarr.storage.MemoryStore):
+    """Gives none of what it could not look for, as Icechunk does, and then fails or finds it."""
+
+    sees = False
+
+    async def get(self, key, prototype, byte_range=None):
+        return await super().get(key, prototype, byte_range) if self.sees else None
+
+    async def exists(self, key):
+        if self.refused:
+            raise PermissionError("Forbidden")
+        self.sees = True
+        return await super().exists(key)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_document_that_could_not_be_looked_for_is_not_taken_for_none(refused):
+    store = Blind()
+    store.refused = refused
+    zarr.create_group(store)
+    store.sees = False
+    view = repository.UrlView("s3://bucket/run", zarr_stores.PatientStore(store, "s3://bucket/run"))
+    if refused:
+        with pytest.raises(StoreError, match="the credentials are refused"):
+            view.exists()
+    else:
+        assert view.exists()
 
 
 @pytest.mark.parametrize(

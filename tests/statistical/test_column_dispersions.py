@@ -116,11 +116,11 @@ def apart(self: Any, x: Array) -> Any:
     return self
 
 
-def other_law(likelihood: Any, columns: Any) -> Any:
+def other_law(likelihood: Any, block: Any, columns: Any) -> Any:
     return likelihood.at(20.0)[0]
 
 
-def another_law(likelihood: Any, columns: Any) -> Any:
+def another_law(likelihood: Any, block: Any, columns: Any) -> Any:
     return likelihood.at(columns.arrays[DISPERSION][::-1, 0].copy())[0]
 
 
