@@ -151,9 +151,9 @@ class DispersionRule:
             self.fixed = 1.0
         self.settled = last or self.fixed is not None
 
-    def told(self, dispersion: float) -> dict[str, float]:
+    def told(self, dispersion: Any) -> dict[str, Any]:
         """Give the dispersion by the name that results have."""
-        return {"dispersion": dispersion}
+        return self.model.told(dispersion)
 
 
 def components_left(state: ChainState) -> int:

@@ -224,13 +224,12 @@ class JointDispersion(DispersionRule):
         self.found = tuple(dispersion)
         return self.found
 
-    def told(self, dispersion: Any) -> dict[str, float]:
-        """Give dispersions in units of the data, by the names that results have."""
-        found = {"dispersion": 1.0}
-        for number, (name, phi) in enumerate(zip(self.names, dispersion, strict=True)):
-            fixed = 1.0 if self.given[number] == "auto" else self.given[number]
-            settled = self.known[number] is not None
-            found[f"dispersion_{name}"] = fixed if settled else self._in_data(number, phi)
+    def told(self, dispersion: Any) -> dict[str, Any]:
+        """Give dispersions by their names; those that are fixed as they were asked for."""
+        found = super().told(dispersion)
+        for name, given, known in zip(self.names, self.given, self.known, strict=True):
+            if known is not None:
+                found[f"dispersion_{name}"] = 1.0 if given == "auto" else given
         return found
 
 

@@ -115,7 +115,7 @@ def explained_variance(trace: Trace) -> xr.DataArray:
     ----------
     trace
         Result of :func:`sample` that kept draws, of several matrices or of one, or the path of
-        its store..
+        its store.
 
     Returns
     -------
