@@ -57,13 +57,13 @@ def gradient(
     if curvatures is None:
         kernels.gradient(block, W, H, scale, law, out, scratch)
         return out
-    with _by_share(likelihood, curvatures) as added:
+    with by_share(likelihood, curvatures) as added:
         kernels.gradient_curvature(block, W, H, scale, law, (*out, *added), scratch)
     return out
 
 
 @contextmanager
-def _by_share(likelihood: Likelihood, sums: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+def by_share(likelihood: Likelihood, sums: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """Give arrays to add to; times the law's share they come to ``sums``. None stays None."""
     if likelihood.share == 1.0:
         yield sums
@@ -92,7 +92,7 @@ def multiplicative(
     """
     kernels, law, _, scratch = _parts(view, likelihood, W, floor, work)
     share = kernels.multiplicative_rows if by_rows else kernels.multiplicative_cols
-    with _by_share(likelihood, out) as added:
+    with by_share(likelihood, out) as added:
         share(view.arguments, W, H, law, added, scratch)
 
 
@@ -121,7 +121,7 @@ def slope(
         add = kernels.slope_rows if by_rows else kernels.slope_cols
     else:
         add = kernels.fitted_slope_rows if by_rows else kernels.fitted_slope_cols
-    with _by_share(likelihood, out) as (gradient, fits):
+    with by_share(likelihood, out) as (gradient, fits):
         found = gradient, NO_FITS if fits is None else fits
         add(view.arguments, W, H, law, found, (buffers[0 if by_rows else 1], *scratch))
 

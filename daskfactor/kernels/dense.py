@@ -60,7 +60,7 @@ def dense_kernels(likelihood: Likelihood) -> BlockKernels:
     )
 
 
-def _terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
+def tile_terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
     """What becomes of a tile of means whose first row is ``row`` of the block.
 
     tile <- scale (v - mu) w if ``residual``, else the ratio of a multiplicative update;
@@ -97,7 +97,7 @@ def _terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
 
 
 def _gradient(likelihood: Likelihood, curved: bool) -> Kernel:
-    terms = _terms(likelihood, True, curved)
+    terms = tile_terms(likelihood, True, curved)
 
     @jit
     def gradient(
@@ -129,7 +129,7 @@ def _gradient(likelihood: Likelihood, curved: bool) -> Kernel:
 
 
 def _multiplicative(likelihood: Likelihood, by_rows: bool) -> Kernel:
-    terms = _terms(likelihood, False, True)
+    terms = tile_terms(likelihood, False, True)
 
     @jit
     def multiplicative(

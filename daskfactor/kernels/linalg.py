@@ -237,7 +237,7 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.fadd(builder.fmul(a, b, flags=_FLAGS), c, flags=_FLAGS)
 
 
-def _sum(builder: Any, a: Row, b: Row) -> Any:
+def dot_product(builder: Any, a: Row, b: Row) -> Any:
     """Sum of products: in vectors, then halved down, tails joining at their own width."""
     width, total = VECTOR_BYTES // a.itemsize, None
     ahead = a.pieces
@@ -272,7 +272,7 @@ def _add_scaled(context: Any, builder: Any, factor: Any, source: Row, target: Ro
     return context.get_dummy_value()
 
 
-def _typed(result: Any, arguments: list[Any], codegen: Any) -> Any:
+def typed(result: Any, arguments: list[Any], codegen: Any) -> Any:
     """Signature and code, if K is a constant and every array is C-contiguous."""
     arrays = [kind for kind in arguments if isinstance(kind, types.Array)]
     fits = isinstance(arguments[0], types.IntegerLiteral)
@@ -286,7 +286,7 @@ def _load_row(typingctx: Any, K: Any, rows: Any, i: Any, registers: Any) -> Any:
     def codegen(*call: Any) -> Any:
         return _copy(call[0], call[1], Row(call, 1, 2), Row(call, 3))
 
-    return _typed(types.void, [K, rows, types.intp, registers], codegen)
+    return typed(types.void, [K, rows, types.intp, registers], codegen)
 
 
 @intrinsic(prefer_literal=True)
@@ -294,15 +294,15 @@ def _store_row(typingctx: Any, K: Any, registers: Any, rows: Any, i: Any) -> Any
     def codegen(*call: Any) -> Any:
         return _copy(call[0], call[1], Row(call, 1), Row(call, 2, 3))
 
-    return _typed(types.void, [K, registers, rows, types.intp], codegen)
+    return typed(types.void, [K, registers, rows, types.intp], codegen)
 
 
 @intrinsic(prefer_literal=True)
 def _dot_row(typingctx: Any, K: Any, registers: Any, rows: Any, i: Any) -> Any:
     def codegen(*call: Any) -> Any:
-        return _sum(call[1], Row(call, 1), Row(call, 2, 3))
+        return dot_product(call[1], Row(call, 1), Row(call, 2, 3))
 
-    return _typed(rows.dtype, [K, registers, rows, types.intp], codegen)
+    return typed(rows.dtype, [K, registers, rows, types.intp], codegen)
 
 
 @intrinsic(prefer_literal=True)
@@ -310,7 +310,7 @@ def _add_row(typingctx: Any, K: Any, factor: Any, rows: Any, i: Any, registers: 
     def codegen(*call: Any) -> Any:
         return _add_scaled(call[0], call[1], call[3][1], Row(call, 2, 3), Row(call, 4))
 
-    return _typed(types.void, [K, rows.dtype, rows, types.intp, registers], codegen)
+    return typed(types.void, [K, rows.dtype, rows, types.intp, registers], codegen)
 
 
 @intrinsic(prefer_literal=True)
@@ -318,7 +318,7 @@ def _add_to_row(typingctx: Any, K: Any, factor: Any, registers: Any, rows: Any, 
     def codegen(*call: Any) -> Any:
         return _add_scaled(call[0], call[1], call[3][1], Row(call, 2), Row(call, 3, 4))
 
-    return _typed(types.void, [K, rows.dtype, registers, rows, types.intp], codegen)
+    return typed(types.void, [K, rows.dtype, registers, rows, types.intp], codegen)
 
 
 @intrinsic(prefer_literal=True)
@@ -330,7 +330,7 @@ def _prefetch_row(typingctx: Any, K: Any, rows: Any, i: Any) -> Any:
             ask_for(builder, builder.gep(base, [ir.Constant(_INT64, offset)]))
         return call[0].get_dummy_value()
 
-    return _typed(types.void, [K, rows, types.intp], codegen)
+    return typed(types.void, [K, rows, types.intp], codegen)
 
 
 def _prefetched(size: int) -> list[int]:

@@ -234,7 +234,7 @@ class ZeroRules(NamedTuple):
 
 
 @jit
-def _column_sums(rows: Array, out: Array) -> None:
+def column_sums(rows: Array, out: Array) -> None:
     out[:] = 0
     for i in range(rows.shape[0]):
         row = rows[i]
@@ -248,7 +248,7 @@ def _add_column_sums(
 ) -> None:
     """``out += factor ones other``: every row gains the same."""
     total, gain = sums[0, 0], gram[0]
-    _column_sums(other, total)
+    column_sums(other, total)
     for k in range(total.size):
         gain[k] = gram.dtype.type(factor * total[k])
     for i in range(out.shape[0]):
@@ -287,8 +287,8 @@ def _no_fit(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float, float]
 def _fit_of_means(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float, float]:
     """Both sums are those of mu."""
     rows, cols = sums[0, 0], sums[1, 0]
-    _column_sums(W, rows)
-    _column_sums(H, cols)
+    column_sums(W, rows)
+    column_sums(H, cols)
     total = 0.0
     for k in range(rows.size):
         total += rows[k] * cols[k]
@@ -296,7 +296,7 @@ def _fit_of_means(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float, 
 
 
 @jit
-def _wide_gram(rows: Array, out: Array, wide: Array) -> None:
+def wide_gram(rows: Array, out: Array, wide: Array) -> None:
     """``out = rows.T rows`` in float64, rows widened a few at a time."""
     out[:, :] = 0
     for begin in range(0, rows.shape[0], wide.shape[0]):
@@ -312,8 +312,8 @@ def _wide_gram(rows: Array, out: Array, wide: Array) -> None:
 @jit
 def _fit_of_squares(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float, float]:
     """Half the sum of mu**2, and the sum."""
-    _wide_gram(W, sums[0], wide)
-    _wide_gram(H, sums[1], wide)
+    wide_gram(W, sums[0], wide)
+    wide_gram(H, sums[1], wide)
     total = 0.0
     for k in range(W.shape[1]):
         rows, cols = sums[0, k], sums[1, k]

@@ -103,6 +103,36 @@ class SparseBlock(NamedTuple):
         return self.indptr, self.indices, self.values, weights_or_none(self.weights)
 
 
+class TensorBlock(NamedTuple):
+    """A block of a tensor by its entries: ``indptr[i]:indptr[i + 1]`` are row i's of factor 0.
+
+    Attributes
+    ----------
+    indptr
+        (I_0 + 1,), of `pointer_type`.
+    indices
+        An array (nnz,) for each further factor, of places inside the block, of `index_type`.
+    values
+        (nnz,) of the dtype of the factors. A stored NaN is a missing entry; it has a
+        meaning only where ``zeros`` is True.
+    shape
+        Indices of the block along each factor.
+    zeros
+        True: an entry that is not stored is an observed zero. False: it is missing.
+    """
+
+    indptr: NDArray[np.integer[Any]]
+    indices: tuple[NDArray[np.integer[Any]], ...]
+    values: Array
+    shape: tuple[int, ...]
+    zeros: bool
+
+    @property
+    def arguments(self) -> tuple[Array, tuple[Array, ...], Array]:
+        """The block as kernels take it."""
+        return self.indptr, self.indices, self.values
+
+
 AnyBlock = BlockView | SparseBlock
 """What the kernels take, dense or sparse."""
 Watched = tuple[NDArray[np.int32], NDArray[np.int32], Array, Array, int]
@@ -333,4 +363,17 @@ class Workspace:
     def sums(self, K: int, dtype: DTypeLike | None = None) -> tuple[Array, Array, Array]:
         """Scratch of a sparse block: gram (K, K); in float64 sums (2, K, K) and wide (64, K)."""
         sums = self._view("sums", np.float64, 2, K, K)
+        return self._view("gram", dtype, K, K), sums, self._view("wide", np.float64, WIDE_ROWS, K)
+
+    def tensor_gradients(
+        self, shape: tuple[int, ...], K: int, dtype: DTypeLike | None = None
+    ) -> tuple[Array, ...]:
+        """Gradients (I_n, K) of a block of a tensor, one for each factor."""
+        return tuple(self._view(f"G{n}", dtype, size, K) for n, size in enumerate(shape))
+
+    def tensor_sums(
+        self, N: int, K: int, dtype: DTypeLike | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Scratch of a sparse tensor: gram (K, K); in float64 sums (N, K, K) and wide (64, K)."""
+        sums = self._view("tensor sums", np.float64, N, K, K)
         return self._view("gram", dtype, K, K), sums, self._view("wide", np.float64, WIDE_ROWS, K)

@@ -1,0 +1,102 @@
+"""What a program asks of a sparse block of a tensor, as :mod:`daskfactor.kernels.blockwise` has it.
+
+Factors are a tuple of bands (I_n, K), C-contiguous, of one float dtype. Laws whose unstored
+zeros do not add up in a closed form (`Likelihood.visits_all`) are not served.
+
+Source: Şimşekli et al. 2015, section 6; Kolda and Bader 2009, section 3.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.kernels.blockwise import NO_FITS, by_share
+from daskfactor.kernels.tensor import TensorKernels, tensor_kernels
+from daskfactor.kernels.views import TensorBlock, Workspace
+from daskfactor.models.likelihood import Likelihood
+
+Array = NDArray[Any]
+Arrays = tuple[Array, ...]
+Parts = tuple[TensorKernels, tuple[float, tuple[Any, ...]], tuple[Array, Array, Array]]
+
+
+def _parts(
+    view: TensorBlock, likelihood: Likelihood, factors: Arrays, floor: float, work: Workspace
+) -> Parts:
+    """Kernels for a block, what they are told of the law, and scratch."""
+    N, K = len(factors), factors[0].shape[1]
+    kernels = tensor_kernels(likelihood, view.zeros, N, K)
+    return kernels, (floor, likelihood.numbers), work.tensor_sums(N, K, factors[0].dtype)
+
+
+def gradient(
+    view: TensorBlock,
+    likelihood: Likelihood,
+    factors: Arrays,
+    scale: float,
+    floor: float,
+    work: Workspace,
+    curvatures: Arrays | None = None,
+) -> Arrays:
+    """Give every factor's gradient (I_n, K), in buffers of ``work``; ``curvatures`` gain theirs."""
+    kernels, law, scratch = _parts(view, likelihood, factors, floor, work)
+    out = work.tensor_gradients(view.shape, factors[0].shape[1], factors[0].dtype)
+    block, scale = view.arguments, scale * likelihood.share
+    if curvatures is None:
+        kernels.gradient(block, factors, scale, law, (out, out), scratch)
+        return out
+    with by_share(likelihood, curvatures) as added:
+        kernels.gradient_curvature(block, factors, scale, law, (out, added), scratch)
+    return out
+
+
+def multiplicative(
+    view: TensorBlock,
+    likelihood: Likelihood,
+    factor: int,
+    factors: Arrays,
+    floor: float,
+    out: tuple[Array, Array],
+    work: Workspace,
+) -> None:
+    """Add the block's share of one factor's multiplicative update, numerator and denominator."""
+    kernels, law, scratch = _parts(view, likelihood, factors, floor, work)
+    with by_share(likelihood, out) as added:
+        kernels.multiplicative[factor](view.arguments, factors, law, added, scratch)
+
+
+def slope(
+    view: TensorBlock,
+    likelihood: Likelihood,
+    factor: int,
+    factors: Arrays,
+    floor: float,
+    out: tuple[Array, NDArray[np.float64] | None],
+    work: Workspace,
+) -> None:
+    """Add the block's share of one factor's gradient, and of the fit of each of its rows."""
+    kernels, law, scratch = _parts(view, likelihood, factors, floor, work)
+    K, dtype = factors[0].shape[1], factors[0].dtype
+    part = work.tensor_gradients(view.shape, K, dtype)[factor]
+    add = (kernels.slope if out[1] is None else kernels.fitted_slope)[factor]
+    with by_share(likelihood, out) as (gradient, fits):
+        found = gradient, NO_FITS if fits is None else fits
+        add(view.arguments, factors, law, found, (part, *scratch))
+
+
+def evaluate(
+    view: TensorBlock,
+    likelihood: Likelihood,
+    factors: Arrays,
+    floor: float,
+    out: Array,
+    cells: tuple[Arrays, Array, Array, int] | None,
+    work: Workspace,
+) -> None:
+    """Add the block's sums of fit to ``out`` (2,); move the moments of its monitored cells."""
+    kernels, law, scratch = _parts(view, likelihood, factors, floor, work)
+    if cells is None:
+        none, nothing = np.empty(0, np.int32), np.empty(0, factors[0].dtype)
+        cells = (none,) * len(factors), nothing, nothing, 1
+    kernels.evaluate(view.arguments, factors, law, out, cells, scratch)
