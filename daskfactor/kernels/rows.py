@@ -26,9 +26,7 @@ def _dot_rows(typingctx: Any, K: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def _multiply_rows(
-    typingctx: Any, K: Any, a: Any, i: Any, b: Any, j: Any, out: Any, o: Any
-) -> Any:
+def _multiply_rows(typingctx: Any, K: Any, a: Any, i: Any, b: Any, j: Any, out: Any, o: Any) -> Any:
     def codegen(*call: Any) -> Any:
         left, right, target = Row(call, 1, 2), Row(call, 3, 4), Row(call, 5, 6)
         for piece in left.pieces:
@@ -39,9 +37,7 @@ def _multiply_rows(
 
 
 @intrinsic(prefer_literal=True)
-def _add_products(
-    typingctx: Any, K: Any, a: Any, i: Any, b: Any, j: Any, out: Any, o: Any
-) -> Any:
+def _add_products(typingctx: Any, K: Any, a: Any, i: Any, b: Any, j: Any, out: Any, o: Any) -> Any:
     def codegen(*call: Any) -> Any:
         left, right, target = Row(call, 1, 2), Row(call, 3, 4), Row(call, 5, 6)
         for piece in left.pieces:

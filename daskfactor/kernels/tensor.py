@@ -153,7 +153,11 @@ def _spread(N: int, K: int) -> Kernel:
 
     @inline
     def spread(
-        a: Scalar, entry: tuple[Arrays, Arrays, int], ahead: Array, behind: Array, sums: Arrays,
+        a: Scalar,
+        entry: tuple[Arrays, Arrays, int],
+        ahead: Array,
+        behind: Array,
+        sums: Arrays,
         own: Array,
     ) -> None:
         indices, factors, p = entry
@@ -174,7 +178,11 @@ def _others(N: int, K: int, factor: int) -> Kernel:
     steps = [_forward(K, n, int(n != rest[0]), 1) for n in rest]
     if factor == 0:
         steps = [_forward(K, n, 1, 1) for n in rest[1:]]
-    products, start, before = in_turn(steps), rest[0] if rest else 0, max(rest[0] - 1, 0) if rest else 0
+    products, start, before = (
+        in_turn(steps),
+        rest[0] if rest else 0,
+        max(rest[0] - 1, 0) if rest else 0,
+    )
     place = max(factor - 1, 0)
 
     @inline
