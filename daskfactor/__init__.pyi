@@ -46,6 +46,7 @@ from .inference.transform import transform as transform
 from .models.allocation import AllocationModel as AllocationModel
 from .models.coupled import Coupled as Coupled
 from .models.coupled import Relation as Relation
+from .models.cp import CP as CP
 from .models.gaussian import GaussianAdditive as GaussianAdditive
 from .models.gaussian import GaussianMF as GaussianMF
 from .models.negative_binomial import NegativeBinomialNMF as NegativeBinomialNMF

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
 
+Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
+
 
 class Match(NamedTuple):
     """Where labels are among others.
@@ -208,6 +210,68 @@ def mask_in_order(
             )
         mask = mask.isel({dim: found.at})
     return np.asarray(mask.values)
+
+
+def cells_of_tensor(cells: Any, shape: Sequence[int]) -> Cells | None:
+    """Return cells of a tensor by the first axis and by place in its first unfolding.
+
+    Parameters
+    ----------
+    cells
+        A boolean mask of the tensor's shape, or a tuple of integer arrays of equal length, one
+        for each axis.
+    shape
+        Of the tensor.
+
+    Returns
+    -------
+    tuple of numpy.ndarray or None
+        Places along the first axis, and along all others in row-major order, int64; None if
+        there are no cells.
+
+    Raises
+    ------
+    OptionError
+        For anything else, and for places outside the tensor.
+    """
+    if not (isinstance(cells, tuple) and len(cells) == len(shape)):
+        mask = np.asarray(cells)
+        if mask.dtype != np.bool_ or mask.shape != tuple(shape):
+            raise OptionError(
+                f"cells of a tensor of shape {tuple(shape)} are a tuple of {len(shape)} integer "
+                f"arrays of equal length, or a boolean mask of that shape, got "
+                f"{_told(cells)}"
+            )
+        cells = np.nonzero(mask)
+    found = []
+    for axis, (values, size) in enumerate(zip(cells, shape, strict=True)):
+        index = np.atleast_1d(np.asarray(values))
+        index = index.astype(np.int64) if index.size == 0 else index
+        if index.ndim != 1 or index.dtype.kind not in "iu":
+            raise OptionError(
+                f"places along axis {axis} must be a list of whole numbers, got dtype "
+                f"{index.dtype}, shape {index.shape}"
+            )
+        if index.size and (index.min() < 0 or index.max() >= size):
+            raise OptionError(
+                f"places along axis {axis} must be from 0 to {size - 1}, got from {index.min()} "
+                f"to {index.max()}"
+            )
+        found.append(index.astype(np.int64))
+    if len({own.size for own in found}) > 1:
+        raise OptionError(
+            f"cells need as many places along each axis, got {[own.size for own in found]}"
+        )
+    if not found[0].size:
+        return None
+    return found[0], np.ravel_multi_index(found[1:], tuple(shape[1:]))
+
+
+def _told(cells: Any) -> str:
+    if isinstance(cells, tuple):
+        return f"a tuple of {len(cells)}"
+    array = np.asarray(cells)
+    return f"an array of dtype {array.dtype} and shape {array.shape}"
 
 
 def cell_positions(

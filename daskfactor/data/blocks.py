@@ -124,7 +124,7 @@ class BlockedData:
         self.is_sparse = self.unstored is not None
         self.n_observed = statistics.n_observed
         self.total_observed = int(statistics.n_observed.sum())
-        self.n_missing = self.shape[0] * self.shape[1] - self.total_observed
+        self.n_missing = self.grid.cells - self.total_observed
         self.total = statistics.total
         self.mean = self.total / max(1, self.total_observed)
         self.variance: float | None = None
@@ -223,16 +223,16 @@ class BlockedData:
         stored = self.n_stored
         return float(stored.max() / stored.mean()) if stored.any() else 1.0
 
-    def view(self, row: int, col: int) -> AnyBlock:
+    def view(self, *bands: int) -> AnyBlock:
         """Block (row, col) for reading: a `SparseBlock` if ``is_sparse``, else a `BlockView`.
 
         From a scratch file the block is read into memory of the calling thread that the
         thread's next call overwrites. In memory nothing is copied. Never write to it.
         """
-        view = self._storage.view(row, col)
+        view = self._storage.view(*bands)
         if self.weights is None:
             return view
-        own = self.weights.view(row, col)
+        own = self.weights.view(*bands)
         return view._replace(weights=own.values if isinstance(own, SparseBlock) else own.block)
 
     def missing_cells(self) -> Cells:

@@ -17,7 +17,9 @@ proportional to their size (Şimşekli et al. 2015, condition 2). N counts obser
 other pairings are biased when parts differ in size.
 """
 
+import functools
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -167,6 +169,16 @@ class Grid:
         """The bands of every axis."""
         return self.rows, self.cols
 
+    @property
+    def parts(self) -> int:
+        """Parts that visit every block once: B for a matrix, B^(M-1) for M axes."""
+        return int(self.blocks ** (len(self.sides) - 1))
+
+    @property
+    def cells(self) -> int:
+        """Cells of the whole array."""
+        return math.prod(side.size for side in self.sides)
+
     def slices(self, block: Block) -> tuple[slice, slice]:
         """Rows and columns of one block."""
         return self.rows.slice(block.row), self.cols.slice(block.col)
@@ -182,6 +194,62 @@ class Grid:
     def all_blocks(self) -> list[Block]:
         """Every block, row by row."""
         return list(itertools.starmap(Block, np.ndindex(self.blocks, self.blocks)))
+
+
+@dataclass(frozen=True)
+class TensorGrid(Grid):
+    """B bands along each axis of a tensor, and so B^M blocks over its M axes.
+
+    Rows are those of the first axis. Columns are those of all others, one axis behind another, as
+    results hold their factors.
+
+    Attributes
+    ----------
+    axes
+        The bands of every axis.
+    """
+
+    cols: Bands = field(init=False, repr=False, compare=False)
+    rows: Bands = field(init=False, repr=False, compare=False)
+    axes: tuple[Bands, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({len(side) for side in self.axes}) != 1 or len(self.axes) < 2:
+            raise GridError(
+                "a grid over a tensor needs as many bands along each of its axes, got "
+                f"{[len(side) for side in self.axes]}; pass one number of blocks for all"
+            )
+        behind = Bands.from_sizes([size for side in self.axes[1:] for size in side.sizes])
+        for name, value in (("rows", self.axes[0]), ("cols", behind)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "blocks", len(self.rows))
+        object.__setattr__(self, "shape", (self.rows.size, behind.size))
+
+    @property
+    def sides(self) -> tuple[Bands, ...]:
+        """The bands of every axis."""
+        return self.axes
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first column of every axis but the first, and behind the last of them."""
+        return (0, *itertools.accumulate(side.size for side in self.axes[1:]))
+
+    def slices(self, block: BlockAddress) -> tuple[slice, ...]:  # type: ignore[override]
+        """The indices of one block along each axis."""
+        return tuple(side.slice(band) for side, band in zip(self.axes, block, strict=True))
+
+    def block_shape(self, block: BlockAddress) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(side.sizes[band] for side, band in zip(self.axes, block, strict=True))
+
+    @property
+    def areas(self) -> Counts:
+        """Cells of every block, B along each axis."""
+        return functools.reduce(np.multiply.outer, [np.array(side.sizes) for side in self.axes])
+
+    def all_blocks(self) -> list[BlockAddress]:  # type: ignore[override]
+        """Every block, in row-major order."""
+        return list(itertools.starmap(block_at, np.ndindex(*(self.blocks,) * len(self.axes))))
 
 
 def choose_grid(

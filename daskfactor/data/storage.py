@@ -22,9 +22,16 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.grid import Block, Grid
+from daskfactor.data.grid import Block, BlockAddress, Grid, block_at
 from daskfactor.errors import DataError, StoreError, StoreFormatError
-from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, index_type, pointer_type
+from daskfactor.kernels.views import (
+    AnyBlock,
+    BlockView,
+    SparseBlock,
+    TensorBlock,
+    index_type,
+    pointer_type,
+)
 
 FloatArray = NDArray[np.floating[Any]]
 FloatType = np.dtype[np.floating[Any]]
@@ -288,19 +295,19 @@ class Storage:
         self.load = load
         elsewhere = "in a scratch file" if load is None else "in a store"
         self.place = "in memory" if self.in_memory else elsewhere
-        self.extents: dict[tuple[int, int], list[Extent]] = {}
-        self._kept: dict[tuple[int, int], AnyBlock] = {}
+        self.extents: dict[BlockAddress, list[Extent]] = {}
+        self._kept: dict[BlockAddress, AnyBlock] = {}
         self._file = file or ArrayFile(budget=budget)
         self._room, self._loading = True, threading.Lock()
         self._grid = grid
         self._unstored = unstored
 
-    def view(self, row: int, col: int) -> AnyBlock:
+    def view(self, *bands: int) -> AnyBlock:
         """One block; from a file it lies in memory that the thread's next call overwrites."""
-        found = self._kept.get((row, col))
+        found = self._kept.get(bands)
         if found is not None:
             return found
-        block = Block(row, col)
+        block: Any = block_at(*bands)
         if block in self.extents:
             return self._read(block)
         if self.load is None:
@@ -320,7 +327,7 @@ class Storage:
 
     def put(self, block: Block, view: AnyBlock) -> None:
         """Take over one finished block."""
-        arrays = view[:3] if isinstance(view, SparseBlock) else (view.block,)
+        arrays = view.stored
         if self._file.fits(sum(array.nbytes for array in arrays)):
             self._kept[block] = view
         elif self._room:
@@ -340,11 +347,11 @@ class Storage:
         for row, piece in [(rows.start, values)] if whole else enumerate(values, rows.start):
             self._file.write(self.extents[block][0], piece, row * shape[1] + cols.start)
 
-    def map(self, file: ArrayFile, extents: Mapping[tuple[int, int], list[Extent]]) -> None:
+    def map(self, file: ArrayFile, extents: Mapping[BlockAddress, list[Extent]]) -> None:
         """Take over the blocks in a file that another process wrote, where they are."""
         arrays = iter(file.map([extent for group in extents.values() for extent in group]))
         for block, group in extents.items():
-            self._kept[block] = self._viewed(Block(*block), [next(arrays) for _ in group])
+            self._kept[block] = self._viewed(block_at(*block), [next(arrays) for _ in group])
         self.place = "in a file of another process"
 
     def close(self) -> None:
@@ -361,17 +368,21 @@ class Storage:
             shape = self._grid.block_shape(block)
             self._kept[block] = BlockView(array, rows.start, cols.start, *shape)
 
-    def _read(self, block: Block) -> AnyBlock:
+    def _read(self, block: BlockAddress) -> AnyBlock:
         try:
             arrays = self._file.read(self.extents[block], again=True)
         except (OSError, ValueError) as error:
             raise StoreError(
-                f"block ({block.row}, {block.col}) could not be read back from its scratch file: "
+                f"block {tuple(block)} could not be read back from its scratch file: "
                 f"{error}; call as_blocks on the data again"
             ) from error
         return self._viewed(block, arrays)
 
-    def _viewed(self, block: Block, arrays: list[NDArray[Any]]) -> AnyBlock:
+    def _viewed(self, block: Any, arrays: list[NDArray[Any]]) -> Any:
+        if len(block) > 2:
+            shape: Any = self._grid.block_shape(block)
+            pointers, values, *places = arrays
+            return TensorBlock(pointers, tuple(places), values, shape, self._unstored == "zero")
         m, n = self._grid.block_shape(block)
         meaning = self._unstored[block] if isinstance(self._unstored, Mapping) else self._unstored
         if meaning is None:
@@ -391,8 +402,7 @@ def _tried(load: Load, block: Block) -> AnyBlock:
                 raise  # from a URL, where it was tried again for as long as makes sense
             if attempt == len(PAUSES):
                 raise StoreError(
-                    f"block ({block.row}, {block.col}) could not be read in {attempt + 1} "
-                    f"attempts: {error}"
+                    f"block {tuple(block)} could not be read in {attempt + 1} attempts: {error}"
                 ) from error
         time.sleep(PAUSES[attempt])
         attempt += 1

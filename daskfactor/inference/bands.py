@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 def pieces_of(grid: Grid, factor: int, whole: Array) -> list[Array]:
     """Cut what has a number or a row for each of a factor's, in the grid's order, into bands'."""
-    return split_factor(whole, (grid.rows, grid.cols)[factor].offsets)
+    return split_factor(whole, grid.sides[factor].offsets)
 
 
 def take_values(band: FactorBand, values: Array) -> None:
@@ -97,7 +97,7 @@ def lift(band: FactorBand, by: float, frozen: Mask) -> None:
 
 
 def column_sums(state: ChainState) -> list[Array]:
-    """Add up the columns of W and of Hᵀ, (K,) each."""
-    parts = state.each(sum_columns)
-    half = len(parts) // 2
-    return [np.sum(parts[:half], axis=0), np.sum(parts[half:], axis=0)]
+    """Add up the columns of every factor, of W and of Hᵀ first, (K,) each."""
+    parts, count = state.each(sum_columns), state.n_factors
+    each = len(parts) // count
+    return [np.sum(parts[n * each : (n + 1) * each], axis=0) for n in range(count)]

@@ -200,6 +200,8 @@ class Sampler(Algorithm, ABC):
         Its `Step`, checked.
     nonnegative
         Whether it samples non-negative factors, or real-valued ones.
+    tensors
+        Whether it samples the factors of tensors, too.
     statistics
         What it tells of a draw besides density, step and divergence.
     biased
@@ -228,6 +230,7 @@ class Sampler(Algorithm, ABC):
     schedule: Schedule
     step: Any = "auto"
     nonnegative: ClassVar[bool] = True
+    tensors: ClassVar[bool] = False
     statistics: ClassVar[tuple[Variable, ...]] = ()
     biased: ClassVar[bool] = True
     judges: ClassVar[bool] = False
@@ -248,6 +251,21 @@ class Sampler(Algorithm, ABC):
     def suited(self, model: Any) -> "Sampler | None":
         """Return the sampler as it samples models of this kind; None where it does not."""
         return self if model.nonnegative == self.nonnegative else None
+
+    def over(self, n_factors: int) -> Self:
+        """Return the sampler as it moves so many factors: two of a matrix, more of a tensor.
+
+        Raises
+        ------
+        OptionError
+            If it moves those of a matrix only.
+        """
+        if n_factors > 2 and not self.tensors:
+            raise OptionError(
+                f"{self.name} samples matrices, and these data have {n_factors} axes; take "
+                "PSGLD(), SGHMC(), BlockHMC() or LangevinDynamics(), or leave sampler out"
+            )
+        return self
 
     def check_model(self, model: Any) -> None:
         """Raise ModelError if this model is not one that the sampler is right for."""
@@ -452,12 +470,19 @@ def pass_size(model: FactorModel, data: Any) -> float:
     return float(cells) * model.n_components
 
 
+def observed_cells(data: Any) -> int:
+    """Count observed cells of data, or of an outline of a matrix."""
+    if isinstance(data, BlockedData):
+        return data.total_observed
+    return int(data.shape[0] * data.shape[1] - (data.n_missing or 0))
+
+
 def told_each(model: FactorModel, data: Any) -> float:
     """Count observed cells for each number of the factors; of counts, what was counted.
 
     A mean that is not known without reading, NaN, is taken for 1.
     """
-    cells = data.shape[0] * data.shape[1] - (data.n_missing or 0)
+    cells = observed_cells(data)
     mean = data.mean if model.likelihood.counts and not math.isnan(data.mean) else 1.0
     return float(cells * mean / (sum(data.shape) * model.n_components))
 
@@ -479,6 +504,7 @@ def best_sampler(model: FactorModel, data: Any) -> Sampler:
             if own is not None:
                 own.check_model(model)
                 if isinstance(data, BlockedData):
+                    own = own.over(len(data.grid.sides))
                     own.check_data(data)
                 takers.append(own)
     return max(takers, key=lambda own: own.worth(model, data))

@@ -14,7 +14,7 @@ paths of θ itself that lead there are refused, and draws miss small entries.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -40,9 +40,9 @@ from daskfactor.inference.chain import Chain, TrackRun
 from daskfactor.inference.hmc import HMC, DualAveraging, first_step
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.passes import Share
-from daskfactor.inference.program import ROWS, Program, band_prior, law_of
+from daskfactor.inference.program import COLUMNS, Program, band_prior, law_of, values_of
 from daskfactor.inference.tweedie_chain import TweedieChain
-from daskfactor.kernels import blockwise
+from daskfactor.kernels import factorwise
 from daskfactor.kernels.langevin import leapfrog_drift, leapfrog_kick
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.kernels.views import Workspace
@@ -161,7 +161,7 @@ class Path(NamedTuple):
         """Draw normal numbers, a row for each of the band's."""
         length, common = len(self.band.values), self.program.common
         out = np.empty((1 if common else length, width), dtype)
-        fill_normals(out, *self.program.address(self.band, self.cycle, self.factor + stream))
+        fill_normals(out, *self.program.address(self.band, self.cycle, self.factor, stream))
         return np.repeat(out, length, axis=0) if common else out
 
     def begin(self, adapt: bool) -> None:
@@ -326,10 +326,18 @@ class BlockHMC(HMC):
     merit: ClassVar[str] = "exact, and quick enough on data of this size"
     by_rows: ClassVar[bool] = True
     steps: int = 4
+    n_factors: int = field(default=2, init=False, repr=False)
+
+    def over(self, n_factors: int) -> Self:
+        """Move as many factors in a cycle, one after the other."""
+        made = replace(self)
+        object.__setattr__(made, "n_factors", n_factors)
+        object.__setattr__(made, "schedule", Passes(n_factors * (self.steps + 1)))
+        return made
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "schedule", Passes(2 * (self.steps + 1)))
+        object.__setattr__(self, "schedule", Passes(self.n_factors * (self.steps + 1)))
 
     def worth(self, model: Any, data: Any) -> float:
         """Most where a run takes seconds; else as measured, while it does not take hours."""
@@ -341,7 +349,7 @@ class BlockHMC(HMC):
     def work(self, blocks: int) -> Work:
         """Count two thirds of a gradient for each visit; fits at both ends of a path."""
         del blocks
-        return Work(1, 2 * (self.steps + 1), self.steps + 1 + 2 / 3)
+        return Work(1, self.n_factors * (self.steps + 1), self.steps + 1 + 2 / 3)
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -395,18 +403,18 @@ class BlockHMC(HMC):
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
     ) -> None:
         """Add the block's share of one side's gradient; move that side at a pass's end."""
-        visits, blocks = self.steps + 1, data.grid.blocks
-        number, position = divmod(op.iteration % (2 * visits * blocks), blocks)
+        visits, parts = self.steps + 1, data.grid.parts
+        number, position = divmod(op.iteration % (len(bands) * visits * parts), parts)
         factor, visit = divmod(number, visits)
         band, ends = bands[factor], visit in (0, self.steps)
-        arrays, factors = band.arrays, (bands[0].values, bands[1].values)
+        arrays = band.arrays
         if number % visits == 0 and position == 0:
             arrays[GRADIENT], arrays[FITS] = np.zeros_like(band.values), np.zeros(len(band.values))
         sums = arrays[GRADIENT], arrays[FITS] if ends else None
-        law = law_of(program.likelihood, op.block, bands[1])
-        block = data.view(*op.block), law, factor == ROWS, *factors, program.floor
-        blockwise.slope(*block, sums, workspace)
-        if position < blocks - 1:
+        law = law_of(program.likelihood, op.block, bands[COLUMNS])
+        block = data.view(*op.block), law, factor, values_of(bands), program.floor
+        factorwise.slope(*block, sums, workspace)
+        if position < parts - 1:
             return
         power = power_of(band, float(program.hyper.prior(factor)[1]))
         path = Path(self, program, band, factor, op.cycle, power)

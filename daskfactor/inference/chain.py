@@ -3,7 +3,7 @@
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self, cast
@@ -18,7 +18,7 @@ from daskfactor.inference.bands import is_finite
 from daskfactor.inference.base import StepSize, Track
 from daskfactor.inference.links import LINK_PRECISIONS, LINKS, SIDES
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.program import Fit, Program, take_fits
+from daskfactor.inference.program import Fit, Program, factor_word, take_fits
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.kernels.philox import Address
 from daskfactor.models.likelihood import Likelihood
@@ -38,6 +38,11 @@ MOST_REDUCTIONS = 20
 ADAPT_EVERY = 5
 DRAWS_AT_ONCE = 2**23
 """Bytes of draws that are copied at a time on their way to the results."""
+
+
+def stacked(state: ChainState, factor: int) -> list[int]:
+    """Return the factors of a state that results hold as W (0), or as H (1): all others."""
+    return [0] if factor == 0 else list(range(1, state.n_factors))
 
 
 def learnt_variables(setting: Setting) -> tuple[Variable, ...]:
@@ -115,7 +120,7 @@ class TrackRun:
             "cycle": self.cycle,
             "counts": state.counts,
             "cell_count": self.cell_count,
-            "arrays": [sorted(state.names(factor)) for factor in range(len(SIDES))],
+            "arrays": [sorted(state.names(factor)) for factor in range(state.n_factors)],
         }
         return arrays, meta
 
@@ -124,7 +129,7 @@ class TrackRun:
         """Make the track of a chain that a snapshot holds."""
         setting, name = chain.setting, f"{chain.number}/{meta['name']}"
         data, grid = setting.data, setting.data.grid
-        offsets = grid.rows.offsets, grid.cols.offsets
+        offsets = tuple(side.offsets for side in grid.sides)
         band = partial(saved_band, arrays, name, meta, offsets)
         state = setting.executor.state_of(grid.blocks, band, getattr(arrays, "shared", False))
         cells = setting.placed_cells
@@ -164,7 +169,7 @@ def check_saved(arrays: Mapping[str, Array], chains: Iterable[dict[str, Any]]) -
 
 def stirred(band: FactorBand, sampler: Any, key: Array, factor: int, shape: float) -> None:
     """Let a band whose values are a draw have the momentum of one."""
-    sampler.stir(band, Address(key, 0, factor, band.offset), shape)
+    sampler.stir(band, Address(key, 0, factor_word(factor), band.offset), shape)
 
 
 class Chain(ABC):
@@ -243,7 +248,7 @@ class Chain(ABC):
         """Hyperparameters of p(V | W, H)^t p(W, H), with what divides divergences."""
         return self.hyper
 
-    def _stir(self, state: ChainState, shapes: tuple[float, float] = (1.0, 1.0)) -> None:
+    def _stir(self, state: ChainState, shapes: Sequence[float] = (1.0, 1.0)) -> None:
         """Let a state whose values are a draw have the momentum of one."""
         key = noise_key(self.setting.options.seed, self.number, Stream.START)
         for factor, shape in enumerate(shapes):
@@ -429,11 +434,11 @@ class Chain(ABC):
     def step_for(self, track: Track) -> StepSize:
         """Return the sampler's step for one track on this grid."""
         setting = self.setting
-        return setting.sampler.step_for(track, setting.data.grid.blocks, setting.model.n_components)
+        return setting.sampler.step_for(track, setting.data.grid.parts, setting.model.n_components)
 
     def step_sizes(self, run: TrackRun, cycles: list[int]) -> Array:
         """Return the last step of every cycle, reductions included."""
-        moves = self.setting.sampler.work(self.setting.data.grid.blocks).moves
+        moves = self.setting.sampler.work(self.setting.data.grid.parts).moves
         step = self.step_for(run.track)
         return np.array([float(step((cycle + 1) * moves - 1)) * self.shrink for cycle in cycles])
 
@@ -511,7 +516,8 @@ class Chain(ABC):
         taken = (run.cycle - options.tune) // options.thin // options.keep_every
         for factor, (name, axis) in enumerate(FACTORS):
             path = f"{run.track.group}/{name}"
-            if next(sink.parts(path, axis)).stop < data.shape[factor]:
+            in_parts = next(sink.parts(path, axis)).stop < data.shape[factor]
+            if in_parts and state.n_factors == 2:
                 pieces = (
                     self._pieces(sink, path, factor, (slice(at, at + 1),), draws=range(n, n + 1))
                     for n, at in enumerate(range(taken - count, taken))
@@ -522,7 +528,9 @@ class Chain(ABC):
             one = data.shape[factor] * self.setting.model.width * data.dtype.itemsize
             each = max(1, DRAWS_AT_ONCE // one)
             for start in range(0, count, each):
-                drawn = state.gather_draws(SIDES[factor], slice(start, start + each))
+                part = slice(start, start + each)
+                own = [state.gather_draws(n, part) for n in stacked(state, factor)]
+                drawn = own[0] if len(own) == 1 else np.concatenate(own, axis=1)
                 values = in_callers_order(data, SIDES[factor], drawn, axis=1)
                 values = np.swapaxes(values, 1, 2) if axis == -1 else values
                 sink.append(path, self.number, taken - count + start, values)
@@ -535,11 +543,14 @@ class Chain(ABC):
         pieces = [
             piece
             for factor, (name, _) in enumerate(FACTORS)
+            if len(stacked(state, factor)) == 1
             for kind, own in (("mean", {"name": "mean"}), ("var", {"name": "m2", "divisor": count}))
             for piece in self._pieces(sink, f"{MOMENTS}/{name}_{kind}", factor, (), **own)
         ]
         with sink.replacing(MOMENTS, self.number, count):
             state.write(sink, pieces)
+            if state.n_factors > 2:
+                self._write_stacked(sink, count)
             for name, value in self.means.items():
                 sink.write(f"{MOMENTS}/{name}", self.number, value)
         if not state.cells:
@@ -554,6 +565,14 @@ class Chain(ABC):
         with sink.replacing(MONITOR, self.number, self.tracks[0].cell_count or 0):
             for name, value in (("mean", mean), ("var", var)):
                 sink.write(f"{MONITOR}/{name}", self.number, value)
+
+    def _write_stacked(self, sink: Sink, count: int) -> None:
+        """Write the moments of a tensor's further factors, one behind another, as those of H."""
+        state = self.tracks[0].state
+        for kind, name, divisor in (("mean", "mean", 1), ("var", "m2", count)):
+            whole = np.concatenate([state.gather(n, name) for n in stacked(state, 1)]) / divisor
+            value = in_callers_order(self.setting.data, SIDES[1], whole).T
+            sink.write(f"{MOMENTS}/H_{kind}", self.number, value)
 
     def _pieces(
         self, sink: Sink, path: str, factor: int, before: tuple[slice, ...], **what: Any

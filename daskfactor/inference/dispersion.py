@@ -69,6 +69,8 @@ class DispersionRule:
         self.count = data.effective
         components = min(model.n_components, *data.shape)
         self.parameters = components * (sum(data.shape) - components)
+        if (more := len(data.grid.sides) - 1) > 1:  # scales of components alone are free
+            self.parameters = model.n_components * (sum(data.shape) - more)
         if model.fixed != (None, None):
             self.parameters = _free_parameters(data.shape, model)
         self.counts = model.likelihood.counts and bool(data.is_integer)

@@ -14,6 +14,7 @@ before it, and moves it. Sums follow the plan, so every executor gives the same 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, Self
@@ -52,11 +53,13 @@ from daskfactor.models.settings import held
 Array = NDArray[Any]
 Preconditioner = Literal["majorizer", "identity"]
 Transition = Literal["moments", "euler", "cir"]
-Matched = tuple[tuple[float, float] | None, tuple[float, float] | None]
+Matched = tuple[tuple[float, float] | None, ...]
 
 STEEPEST = 8**0.5
 """How far up a gradient may move an entry under laws whose gradients have poles at zero, in
 units of √(s (θ + s)): two standard deviations of its noise."""
+FIBRES, PRIMES = 1024, (2, 3, 5, 7, 11, 13, 17)
+"""Fibres of a tensor's block at which the share of a component is taken, and what spreads them."""
 SUBSAMPLE = 0x5B5A
 """Tells the generator that shares entries out among blocks from others of the same key."""
 
@@ -80,19 +83,35 @@ def allotment(
 
 
 @lru_cache(maxsize=64)
-def evenness(mass: bytes) -> tuple[list[float], list[float]]:
-    """Tell for every row and column band how evenly its observed entries lie in its blocks.
+def evenness(mass: bytes, shape: tuple[int, ...]) -> list[list[float]]:
+    """Tell for every band of each factor how evenly its observed entries lie in its blocks.
 
     1 - variance / mean² over the band's blocks, at least 0; ``mass`` are these entries by
-    weight, float64, row by row.
+    weight, float64, in row-major order of ``shape``, the bands of each factor.
     """
-    counts = np.frombuffer(mass, np.float64)
-    counts = counts.reshape(2 * (math.isqrt(counts.size),))
-    spread = (
-        counts.var(axis=axis) / np.maximum(counts.mean(axis=axis), 0.1) ** 2 for axis in (1, 0)
-    )
-    rows, columns = (np.maximum(0.0, 1.0 - own).tolist() for own in spread)
-    return rows, columns
+    counts, found = np.frombuffer(mass, np.float64).reshape(shape), []
+    for factor in range(len(shape)):
+        others = tuple(axis for axis in range(len(shape)) if axis != factor)
+        others = others[0] if len(others) == 1 else others
+        spread = counts.var(axis=others) / np.maximum(counts.mean(axis=others), 0.1) ** 2
+        found.append(np.maximum(0.0, 1.0 - spread).tolist())
+    return found
+
+
+def first_two(bands: Bands) -> tuple[Array, Array]:
+    """Return two factors whose product has the shares of components in the means of a block.
+
+    Of a tensor the second is that of some cells of all further factors, spread evenly.
+    """
+    first, *others = (band.values for band in bands)
+    if len(others) == 1:
+        return first, others[0]
+    product = np.ones((FIBRES, first.shape[1]), first.dtype)
+    for n, values in enumerate(others):
+        # Multiples of an irrational number that differ by factor, so that all corners are seen.
+        at = (np.arange(FIBRES) * math.sqrt(PRIMES[n % len(PRIMES)])) % 1.0
+        product *= values[(at * len(values)).astype(np.int64)]
+    return first, product
 
 
 class LangevinSampler(Sampler):
@@ -117,6 +136,7 @@ class LangevinSampler(Sampler):
     transition: Transition
     transitions: ClassVar[tuple[Transition, ...]] = ("moments", "euler")
     whole: ClassVar[bool] = True
+    tensors: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,8 +178,8 @@ class LangevinSampler(Sampler):
     ) -> None:
         """Add the block's share of the gradients to both bands; move them at a pass's end."""
         self._add(program, op, data, bands, workspace)
-        number, position = divmod(op.iteration, data.grid.blocks)
-        if position == data.grid.blocks - 1:
+        number, position = divmod(op.iteration, data.grid.parts)
+        if position == data.grid.parts - 1:
             matched = self._matched(program, op, data, bands)
             for factor, band in enumerate(bands):
                 self._move(program, band, band.arrays["gradient"], number, factor, matched[factor])
@@ -173,25 +193,24 @@ class LangevinSampler(Sampler):
         """Add the block's share of the gradients, and of the curvature while it is learnt."""
         curvatures = None
         if op.wanted.adapt and self.majorizer:
-            curvatures = bands[0].arrays["gathered"], bands[1].arrays["gathered"]
+            curvatures = tuple(band.arrays["gathered"] for band in bands)
         shares = program.gradient(op, data, bands, workspace, curvatures)
         for band, share in zip(bands, shares, strict=True):
             band.arrays["gradient"] += share
 
     def _matched(self, program: Program, op: Op, data: BlockedData, bands: Bands) -> Matched:
-        """Return a share f and the bound of a step that matches moments, for both bands."""
+        """Return a share f and the bound of a step that matches moments, for every band."""
         if self.transition != "moments" or not self.majorizer:
-            return None, None
+            return (None,) * len(bands)
         # Numerators times θ grow without end as θ falls where their exponent is below 1.
         bound = STEEPEST if program.likelihood.exponent < 1 else np.inf
-        share = mean_share(bands[0].values, bands[1].values)
-        rows, columns = (share * even for even in self._evenness(op, data))
-        return (rows, bound), (columns, bound)
+        share = mean_share(*first_two(bands))
+        return tuple((share * even, bound) for even in self._evenness(op, data))
 
-    def _evenness(self, op: Op, data: BlockedData) -> tuple[float, float]:
-        """Return how evenly a cycle's steps share the data of both bands."""
-        del op, data
-        return 1.0, 1.0
+    def _evenness(self, op: Op, data: BlockedData) -> Sequence[float]:
+        """Return how evenly a cycle's steps share the data of each band."""
+        del data
+        return (1.0,) * len(op.block)
 
     def _move(
         self,
@@ -331,28 +350,27 @@ class PSGLD(LangevinSampler):
     def pair(self) -> Sampler | None:
         return None if self.transition == "cir" else PSGRRLD.from_dict(self.to_dict())
 
-    def _evenness(self, op: Op, data: BlockedData) -> tuple[float, float]:
+    def _evenness(self, op: Op, data: BlockedData) -> Sequence[float]:
         # A cycle of uneven steps in any order narrows the posterior: a cycle that pulls back at
         # the rates k_1 to k_B keeps the variance with k (1 - Var k / k²) in place of their mean k.
-        rows, columns = evenness(data.mass_key)
-        row, col = op.block
-        return rows[row], columns[col]
+        found = evenness(data.mass_key, data.n_observed.shape)
+        return [own[band] for own, band in zip(found, op.block, strict=True)]
 
     def block_step(
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
     ) -> None:
-        """Move both bands by the block's own gradients, from the same old state."""
+        """Move all bands by the block's own gradients, from the same old state."""
         adapt, exact = op.wanted.adapt and self.majorizer, self.transition == "cir"
         curvatures = None
         if adapt or exact:
-            curvatures = np.zeros_like(bands[0].values), np.zeros_like(bands[1].values)
+            curvatures = tuple(np.zeros_like(band.values) for band in bands)
         gradients = program.gradient(op, data, bands, workspace, curvatures)
         matched = self._matched(program, op, data, bands)
         for factor, band in enumerate(bands):
             if curvatures is not None and adapt:
                 # Gathered with weight s / B: 1 where every part comes up once a cycle,
                 # N / (B |part|) where parts are drawn.
-                weight = band.values.dtype.type(op.scale / data.grid.blocks)
+                weight = band.values.dtype.type(op.scale / data.grid.parts)
                 band.arrays["gathered"] += weight * curvatures[factor]
             if curvatures is not None and exact:
                 scale, curvature = op.scale / program.hyper.dispersion, curvatures[factor]
@@ -525,6 +543,7 @@ class SGLD(LangevinSampler):
     warm_start: int | Literal["auto"] = "auto"
     transition: Transition = "euler"
     schedule: Schedule = field(default=Passes(None), init=False, repr=False)
+    tensors: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

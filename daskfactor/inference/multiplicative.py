@@ -19,7 +19,7 @@ from daskfactor.inference.bands import column_sums, height, lift, multiply, sum_
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.dispersion import DispersionRule, typical_value
 from daskfactor.inference.joint_dispersion import dispersion_rule
-from daskfactor.inference.passes import BOTH, Share, SharePass, evaluate, run_pass
+from daskfactor.inference.passes import Share, SharePass, evaluate, every, run_pass
 from daskfactor.inference.program import Fit
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
@@ -225,11 +225,16 @@ def initial_state(
     """
     state, grid = empty_state(data.grid, n_components, data.dtype), data.grid
     state = state if executor is None else executor.hold(state)
-    size = math.sqrt(typical_value(data) / n_components)
-    for factor, own in enumerate((grid.rows, grid.cols)):
+    size = nth_root(typical_value(data) / n_components, len(grid.sides))
+    for factor, own in enumerate(grid.sides):
         address = seed, chain, Stream.START, factor, *([attempt] if attempt else [])
         state.each(partial(draw_rows, size=size, address=address), factor, own.sizes)
     return state
+
+
+def nth_root(value: float, n: int) -> float:
+    """Return the size of each of n numbers whose product is a value."""
+    return math.sqrt(value) if n == 2 else float(value ** (1.0 / n))
 
 
 def draw_rows(band: FactorBand, length: int, size: float, address: Sequence[Any]) -> None:
@@ -302,13 +307,14 @@ def update(
 ) -> None:
     """Update W and H in turn; φ says how much their priors count."""
     likelihood, hyper = model.at(hyper)
+    factors = every(state)
     move = MoveByShare(
-        tuple(_pull(hyper, factor) for factor in BOTH),
+        tuple(_pull(hyper, factor) for factor in factors),
         likelihood,
-        SMALLEST * math.sqrt(typical_value(data) / model.n_components),
+        SMALLEST * nth_root(typical_value(data) / model.n_components, len(factors)),
         model.frozen,
     )
-    program = SharePass(likelihood, mean_floor(data, likelihood), BOTH, finish=move)
+    program = SharePass(likelihood, mean_floor(data, likelihood), factors, finish=move)
     run_pass(executor, program, state, data, iterations, on_cycle)
 
 
@@ -325,7 +331,7 @@ class MoveByShare:
     priors: tuple[tuple[Any, float], ...]
     likelihood: Likelihood
     smallest: float
-    frozen: tuple[Mask, Mask]
+    frozen: tuple[Mask, ...]
 
     def __call__(self, band: FactorBand, share: Share, factor: int, cycle: int) -> None:
         """Move a band."""
@@ -448,27 +454,42 @@ def objective(model: GammaFactors, state: ChainState, hyper: Hyperparameters, fi
     return float(-fit.negative_divergence + hyper.dispersion * prior)
 
 
-def balance(state: ChainState, frozen: tuple[Mask, Mask] = (None, None)) -> None:
-    """Rescale so that Σ_i w_ik = Σ_j h_kj for every k, and lift exact zeros.
+def balance(state: ChainState, frozen: tuple[Mask, ...] = (None, None)) -> None:
+    """Rescale so that Σ_i w_ik = Σ_j h_kj for every k, and so on, and lift exact zeros.
 
     μ does not change by the first; the second adds 10⁻³ of each factor's mean,
     because a step whose size is in proportion to θ cannot leave zero quickly. A
     component that is frozen on either side keeps its scale, and frozen entries keep
     their values.
     """
-    sums = column_sums(state)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.sqrt(sums[1] / sums[0])
-    ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+    moves = even_scales(column_sums(state))
     for mask in frozen:
         if mask is not None:
-            ratio[mask] = 1.0
-    for factor, (by, mask) in enumerate(zip((ratio, 1.0 / ratio), frozen, strict=True)):
+            for by in moves:
+                by[mask] = 1.0
+    for factor, (by, mask) in enumerate(zip(moves, frozen, strict=True)):
         state.each(partial(multiply, by=by), factor)
         found = state.each(partial(sum_moving, frozen=mask), factor)
         count = sum(part.size for part in found)
         more = 1e-3 * sum(part.total for part in found) / max(count, 1)
         state.each(partial(lift, by=more, frozen=mask), factor)
+
+
+def even_scales(sums: Sequence[Array]) -> list[Array]:
+    """Return what makes sums of the columns of all factors equal; their product is 1.
+
+    Where one of them is zero it is 1 for all.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if len(sums) == 2:
+            first = np.sqrt(sums[1] / sums[0])
+        else:
+            first = np.prod([own / sums[0] for own in sums[1:]], axis=0) ** (1.0 / len(sums))
+        good = np.isfinite(first) & (first > 0)
+        first = np.where(good, first, 1.0)
+        others = [first * (sums[0] / own) for own in sums[1:-1]]
+    moves = [first, *(np.where(good, own, 1.0) for own in others)]
+    return [*moves, 1.0 / np.prod(moves, axis=0)]
 
 
 def even_out(state: ChainState) -> None:

@@ -290,7 +290,7 @@ class Rows:
         shape, prior, free = given.rate_law(program.hyper)
         length = len(band.values)
         out = np.empty((1 if program.common else length, 1))
-        address = program.address(band, self.cycle, given.factor + OF_RATES)
+        address = program.address(band, self.cycle, given.factor, OF_RATES)
         fill_gamma(np.full_like(out, shape), np.ones_like(out), *address, out)
         total = band.values[:, free].sum(axis=1, dtype=np.float64, keepdims=True)
         band.arrays[RATE] = out / (prior + total)

@@ -28,8 +28,9 @@ from daskfactor.inference.program import (
     Fit,
     law_of,
     take_fits,
+    values_of,
 )
-from daskfactor.kernels import blockwise
+from daskfactor.kernels import blockwise, factorwise
 from daskfactor.kernels.views import AnyBlock, Workspace
 from daskfactor.models.likelihood import Likelihood
 
@@ -39,6 +40,11 @@ Share = tuple[Array, Array]
 Finish = Callable[..., None]
 """What is done with a band that has met all of its blocks: ``(band, share, factor=, cycle=)``."""
 BOTH = ROWS, COLUMNS
+
+
+def every(state: ChainState) -> tuple[int, ...]:
+    """Return the numbers of all factors: two for a matrix."""
+    return tuple(range(state.n_factors))
 
 
 @dataclass(frozen=True)
@@ -62,10 +68,13 @@ class Pass:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
 
-    def place(self, op: Op, blocks: int) -> tuple[int, bool, bool]:
-        """Say which factor gathers in an operation, and whether it is its visit's first or last."""
-        visit, position = divmod(op.iteration % (len(self.sides) * blocks), blocks)
-        return self.sides[visit], position == 0, position == blocks - 1
+    def place(self, op: Op, parts: int) -> tuple[int, bool, bool]:
+        """Say which factor gathers in an operation, and whether it is its visit's first or last.
+
+        ``parts`` are those of the grid: in each a band meets one of its blocks.
+        """
+        visit, position = divmod(op.iteration % (len(self.sides) * parts), parts)
+        return self.sides[visit], position == 0, position == parts - 1
 
     def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Refuse: a pass that gathers says how."""
@@ -81,10 +90,9 @@ class Pass:
     ) -> Evaluation:
         """Add up the fit over a block."""
         del cells
-        rows, cols = bands
-        sums, law = np.zeros(2), law_of(self.likelihood, op.block, cols)
-        block = data.view(*op.block), law, rows.values, cols.values, self.floor
-        blockwise.evaluate(*block, sums, None, workspace)
+        sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
+        block = data.view(*op.block), law, values_of(bands), self.floor
+        factorwise.evaluate(*block, sums, None, workspace)
         return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
     def touches(self, op: Op) -> tuple[str, ...]:
@@ -107,7 +115,7 @@ class SharePass(Pass):
 
     def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Add a block's share to what the band of the side has gathered."""
-        factor, first, last = self.place(op, data.grid.blocks)
+        factor, first, last = self.place(op, data.grid.parts)
         band, law = bands[factor], law_of(self.likelihood, op.block, bands[COLUMNS])
         if first:
             band.arrays |= {name: np.zeros_like(band.values) for name in GATHERED}
@@ -133,8 +141,7 @@ def add_share(
     work: Workspace,
 ) -> None:
     """Add a block's numerator and denominator of the multiplicative update of a factor."""
-    factors = bands[0].values, bands[1].values
-    blockwise.multiplicative(view, law, factor == ROWS, *factors, floor, share, work)
+    factorwise.multiplicative(view, law, factor, values_of(bands), floor, share, work)
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ class ColumnPass(Pass):
         """Add the fits of a block's columns."""
         rows, cols = bands
         law, _ = self.likelihood.at(cols.arrays[TRIED].copy())
-        if self.place(op, data.grid.blocks)[1]:
+        if self.place(op, data.grid.parts)[1]:
             cols.arrays[FITS] = np.zeros(len(cols.values))
         block = data.view(*op.block), law, False, rows.values, cols.values
         sums = np.zeros_like(cols.values), cols.arrays[FITS]
@@ -175,7 +182,7 @@ def run_pass(
         lambda cycle: np.random.default_rng(0),  # passes have one order only
         lambda cycle: CycleOptions(),
     )
-    told, each = 0, len(program.sides) * data.grid.blocks**2
+    told, each = 0, len(program.sides) * data.n_observed.size
 
     def tell(done: int) -> None:
         nonlocal told

@@ -19,7 +19,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
 from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, StepSize
-from daskfactor.kernels import blockwise
+from daskfactor.kernels import factorwise
 from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.langevin import accumulate_moments
 from daskfactor.kernels.philox import Address
@@ -86,7 +86,7 @@ class Program:
     floor: float
     hyper: Any
     key: tuple[int, int]
-    frozen: tuple[Mask, Mask] = (None, None)
+    frozen: tuple[Mask, ...] = (None, None)
     step: StepSize = field(default=ConstantStep(1.0))
     shrink: float = 1.0
     coarse: bool = False
@@ -96,10 +96,11 @@ class Program:
         """Return ε at an iteration, reductions included."""
         return self.step(iteration) * self.shrink
 
-    def address(self, band: FactorBand, iteration: int, factor: int) -> Address:
-        """Say which random numbers move a band."""
+    def address(self, band: FactorBand, iteration: int, factor: int, stream: int = 0) -> Address:
+        """Say which random numbers move a band; a sampler's further ones are of another stream."""
         offset = 0 if self.common else band.offset
-        return Address(np.array(self.key, dtype=np.uint32), iteration, factor, offset)
+        key = np.array(self.key, dtype=np.uint32)
+        return Address(key, iteration, factor_word(factor) + stream, offset)
 
     def prior(self, band: FactorBand, factor: int) -> tuple[Rate, float]:
         """Return rate and shape of the prior of a band's entries; the rate may vary among these."""
@@ -123,14 +124,13 @@ class Program:
         data: BlockedData,
         bands: Bands,
         workspace: Workspace,
-        curvatures: tuple[Array, Array] | None = None,
-    ) -> tuple[Array, Array]:
+        curvatures: tuple[Array, ...] | None = None,
+    ) -> tuple[Array, ...]:
         """Return the block's share of the gradients of the log-likelihood, scaled by ``op``."""
         scale = op.scale / self.hyper.dispersion
-        view, (rows, cols) = data.view(*op.block), bands
-        law = law_of(self.likelihood, op.block, cols)
-        block = (view, law, rows.values, cols.values, scale, self.floor)
-        return blockwise.gradient(*block, workspace, curvatures)
+        law = law_of(self.likelihood, op.block, bands[COLUMNS])
+        block = (data.view(*op.block), law, values_of(bands), scale, self.floor)
+        return factorwise.gradient(*block, workspace, curvatures)
 
     def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Move the two bands of a block, in place."""
@@ -145,13 +145,13 @@ class Program:
         workspace: Workspace,
     ) -> Evaluation:
         """Add up the fit over a block, and move the moments of its monitored cells."""
-        (rows, cols), watched = bands, None
+        watched = None
         if cells is not None and op.wanted.record:
             cells.count += 1
-            watched = (cells.at[0], cells.at[1], cells.mean, cells.m2, cells.count)
-        sums, view = np.zeros(2), data.view(*op.block)
-        law, factors = law_of(self.likelihood, op.block, cols), (rows.values, cols.values)
-        blockwise.evaluate(view, law, *factors, self.floor, sums, watched, workspace)
+            watched = (cells.at, cells.mean, cells.m2, cells.count)
+        sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
+        block = data.view(*op.block), law, values_of(bands), self.floor
+        factorwise.evaluate(*block, sums, watched, workspace)
         return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
     def touches(self, op: Op) -> tuple[str, ...]:
@@ -190,6 +190,20 @@ def finish_band(band: FactorBand, program: Program, op: Op, factor: int) -> None
         band.draws.append(band.values.copy())
     if op.wanted.evaluate:
         band.sums[op.cycle] = program.algorithm.log_prior(program, band, factor)
+
+
+def factor_word(factor: int) -> int:
+    """Give a factor's number in the address of its noise.
+
+    Samplers add small numbers to it for further noise of the same factor, so those that a tensor
+    has beside the two of a matrix are far apart.
+    """
+    return factor if factor < 2 else factor << 8
+
+
+def values_of(bands: Bands) -> tuple[Array, ...]:
+    """Return the values of the bands of a block, as kernels take them."""
+    return tuple([band.values for band in bands])
 
 
 def law_of(likelihood: Likelihood, block: tuple[int, ...], columns: FactorBand) -> Likelihood:
@@ -244,7 +258,7 @@ def learn_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: 
 
 
 def refresh_metric(
-    state: ChainState, hyper: Hyperparameters, frozen: tuple[Mask, Mask] = (None, None)
+    state: ChainState, hyper: Hyperparameters, frozen: tuple[Mask, ...] = (None, None)
 ) -> None:
     """Recompute every band's metric, as is due when the dispersion has changed."""
     for factor, mask in enumerate(frozen):
@@ -296,8 +310,8 @@ def tally(data: BlockedData, executor: Executor, only: Array | None = None) -> t
     def one_row(row: int, work: Workspace) -> tuple[Array, Array]:
         del work
         found: list[tuple[Array, Array]] = [(np.zeros(0), np.zeros(0))]
-        for col in _chosen(data, row, only):
-            for values, weights, zeros, _ in observed_values(data.view(row, col)):
+        for block in _chosen(data, row, only):
+            for values, weights, zeros, _ in observed_values(data.view(*block)):
                 own = values, np.ones(values.size) if weights is None else weights
                 found += [_added([own]), (np.zeros(1), np.array([zeros]))]
         return _added(found)
@@ -305,9 +319,10 @@ def tally(data: BlockedData, executor: Executor, only: Array | None = None) -> t
     return _added(executor.map(one_row, range(data.grid.blocks), "tally"))
 
 
-def _chosen(data: BlockedData, row: int, only: Array | None) -> Iterable[int]:
-    """Give the columns of the blocks of a row band that are asked for, all or ``only`` some."""
-    return range(data.grid.blocks) if only is None else np.flatnonzero(only[row]).tolist()
+def _chosen(data: BlockedData, row: int, only: Array | None) -> Iterable[tuple[int, ...]]:
+    """Give the blocks of a row band that are asked for, all or ``only`` some."""
+    ahead = np.ndindex(data.n_observed.shape[1:])
+    return [(row, *others) for others in ahead if only is None or only[row, *others]]
 
 
 def _added(found: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -332,8 +347,8 @@ def normalizer(
     def one_row(row: int, work: Workspace) -> float:
         del work
         total = 0.0
-        for col in _chosen(data, row, only):
-            for values, weights, zeros, _ in observed_values(data.view(row, col)):
+        for block in _chosen(data, row, only):
+            for values, weights, zeros, _ in observed_values(data.view(*block)):
                 if weights is None:
                     total += float(likelihood.log_normalizer(values, dispersion).sum())
                 elif data.weighting == UNCERTAINTY:

@@ -18,11 +18,12 @@ from scipy import sparse
 import daskfactor
 from daskfactor.checks import warn, whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import diagonal_sizes
+from daskfactor.data.grid import TensorGrid, diagonal_sizes
 from daskfactor.data.joined import JoinedData, join
 from daskfactor.data.known import has_zeros
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor, SerialExecutor
 from daskfactor.inference.base import (
@@ -211,6 +212,7 @@ def sample(
         taken = asked or best_sampler(model, data)
         if asked is None:
             held.on_event(RunEvent("load", 1, 1, message=f"{taken.name}: {taken.merit}"))
+        taken = taken.over(len(data.grid.sides))
         taken.check_data(data)
         if data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
@@ -253,7 +255,7 @@ def go_on(
         planned = replace(planned, draws=max(more, planned.draws))
     sampler.check_lengths(planned.draws, planned.tune)
     with session_again(held, V, model, memory_limit, **options) as run:
-        model = model.placed(run.data.placed)
+        model, sampler = model.placed(run.data.placed), sampler.over(len(run.data.grid.sides))
         setting = Setting(run.data, model, sampler, planned, run.executor, held.cells, init=init)
         if draws is not None:
             text = json.dumps(described | {"options": planned.to_dict()})
@@ -465,13 +467,15 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     # Kernels of sparse blocks are made for a number of components, those of dense ones are not.
     small = model.for_compilation(model.n_components) if data.is_sparse else model.for_compilation()
     kept = data.is_sparse and data.unstored, weights is None
-    kind = (type(model), model.likelihood, small.width, dtype, *kept, sampler)
+    axes = len(data.grid.sides)
+    kind = (type(model), model.likelihood, small.width, dtype, *kept, sampler, axes)
     if kind in _compiled:
         return
     on_event(RunEvent("compile", 0, 1, message="kept on disk"))
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)
     with _tiny(setting, weights) as tiny:
-        small = small.placed(tiny.placed if small.joins else None)
+        small = small.placed(tiny.placed if small.joins or small.tensor else None)
+        sampler = sampler.over(len(tiny.grid.sides))
         cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
         chain = sampler.chain(Setting(tiny, small, sampler, options, SerialExecutor(), cells), 0)
         chain.start()
@@ -488,6 +492,14 @@ def _tiny(setting: Setting, weights: Any) -> BlockedData:
     def matrix(unstored: str | None, values: Any = TINY) -> Any:
         return values if unstored is None else sparse.csr_array(values)
 
+    if isinstance(data.grid, TensorGrid):
+        axes = len(data.grid.sides)
+        values = np.resize(TINY, (3,) * axes)
+        if data.unstored == "zero":
+            import sparse as pydata
+
+            values = pydata.COO(np.nan_to_num(values))
+        return as_tensor(values, dtype=dtype, allow_empty=True)
     if isinstance(data, JoinedData) and setting.model.joins:
         told = {own.name: own.unstored for own in data.joints}
         size = max(len(TINY), len(data.axes))  # bands enough for every factor
@@ -529,6 +541,7 @@ def run_spec(setting: Setting, stored: bool, reason: str = "as asked for") -> Ru
         },
         monitor_rows=cells[0],
         monitor_columns=cells[1],
+        unfolds=model.tensor,
         draw_index=options.index,
         **described(data, *parts, setting.executor, stored, **attrs),
     )
@@ -576,7 +589,7 @@ def described(
         **({} if labels.name is None else {"name": labels.name}),
         **labels.about,
         **labels.folded,
-        **({"placed": data.placed} if data.placed and len(data.placed["relations"]) > 1 else {}),
+        **({"placed": data.placed} if kept_places(data) else {}),
     }
     return {
         "dims": (labels.row_dim, labels.col_dim),
@@ -603,6 +616,11 @@ def described(
             **attrs,
         },
     }
+
+
+def kept_places(data: BlockedData) -> bool:
+    """Whether results tell where factors are: of several matrices, and of a tensor."""
+    return bool(data.placed) and len(data.placed["factors"]) > 2
 
 
 def closing_attrs(run: Run, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from daskfactor.checks import warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.cells import StoredWeights
 from daskfactor.data.files import opened_again
-from daskfactor.data.grid import Bands, Block, Grid
+from daskfactor.data.grid import Bands, Grid, block_at
 from daskfactor.data.joined import join
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.tensor import as_tensor, grid_of
 from daskfactor.errors import (
     DaskfactorError,
     DataError,
@@ -157,6 +158,8 @@ def session(
         data: BlockedData
         if model.joins:
             data = join(V, model.relations, **wanted, **told)
+        elif model.tensor:
+            data = as_tensor(V, names=model.factors, **wanted, **told)
         else:
             data = as_blocks(V, **wanted, **told)
         if data is not V:
@@ -165,7 +168,7 @@ def session(
             data.refuse_weights("this")
         placed = model.placed(data.placed)
         (check or partial(check_data, placed.sized(data.shape, data.labels.keys)))(data)
-        return data, "{} x {}".format(*data.shape)
+        return data, " x ".join(str(side.size) for side in data.grid.sides)
 
     def choose(client: Any, data: BlockedData) -> Choice:
         sized = model.placed(data.placed).sized(data.shape)
@@ -223,11 +226,14 @@ def session_again(
     reading = {name: saved[name] for name in ("balance", "allow_empty") if name in saved}
     reading |= {"dtype": described["options"]["dtype"], "memory_limit": memory_limit, **weights}
     reading |= {"blocks": grid, "unstored": saved.get("unstored")}
-    if "placed" in saved:
+    if "offsets" in saved.get("placed", {}):
+        reading["blocks"] = grid_of(saved["placed"]["offsets"])
+        reading.pop("balance")
+    elif "placed" in saved:
         told = {own["name"]: own["unstored"] for own in saved["placed"]["relations"]}
         reading = {**reading, "unstored": told}
         reading.pop("balance")
-    if getattr(source, "ndim", 2) > 2 or type(source).__name__ == "Dataset":
+    if (getattr(source, "ndim", 2) > 2 and not model.tensor) or type(source).__name__ == "Dataset":
         reading |= {side: saved[side] for side in ("rows", "columns") if side in saved}
     given: dict[str, Any] = {"reading": reading, "check": check, "weighed": True, **options}
     with session(source, model, random_seed=random_seed, **given) as found:
@@ -263,7 +269,8 @@ def _source_again(run: Begun, source: dict[str, Any], V: Any) -> Any:
 
 def _what(kind: str) -> str:
     """Name data by their kind."""
-    return "several matrices that are" if kind == "coupled" else f"a {kind} object that is"
+    names = {"coupled": "several matrices that are", "tensor": "a tensor that is"}
+    return names.get(kind, f"a {kind} object that is")
 
 
 def _kept(run: Begun, name: str) -> Any:
@@ -340,6 +347,6 @@ def _block_trial(data: BlockedData, model: Any) -> Trial | None:
     floor, hyper = mean_floor(data, model.likelihood), Hyperparameters(1.0, 1.0, 1.0)
     program = Program(sampler, model.likelihood, floor, hyper, (0, 0), shrink=TINY_STEP)
     fullest = np.unravel_index(int(np.argmax(data.n_stored)), data.n_stored.shape)
-    block = Block(*(int(band) for band in fullest))
+    block = block_at(*(int(band) for band in fullest))
     op = Op(Action.UPDATE, block, 0, 0, 1.0, False, CycleOptions())
     return program, op, state, data

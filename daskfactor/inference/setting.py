@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import cell_positions, one_of, warn, whole_number
+from daskfactor.checks import cell_positions, cells_of_tensor, one_of, warn, whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import inverse
+from daskfactor.data.grid import TensorGrid, inverse
 from daskfactor.data.joined import JoinedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
@@ -201,12 +201,12 @@ class Setting:
     def work(self) -> float:
         """Floating-point operations of a cycle, or what takes as long; from sizes alone."""
         data, width = self.data, self.model.width
-        own = self.sampler.work(data.grid.blocks)
+        own = self.sampler.work(data.grid.parts)
         passes = own.passes + own.passes_per_column * width
         if self.visits_all:
             return passes * 8.0 * data.shape[0] * data.shape[1] * width
         entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())
-        noise = FLOPS_PER_NORMAL * data.grid.blocks * sum(data.shape)
+        noise = FLOPS_PER_NORMAL * data.grid.parts * sum(data.shape)
         return passes * (entries + noise) * width
 
     @cached_property
@@ -253,16 +253,33 @@ class Setting:
         data = self.data
         return (Places(data, 0), Places(data, 1)) if data.is_balanced else (None, None)
 
+    def _placed_in_tensor(self, rows: Array, columns: Array) -> tuple[Array, ...]:
+        grid, (first, others) = self.data.grid, self.places
+        assert isinstance(grid, TensorGrid)
+        further = unraveled(grid, columns)
+        if first is None or others is None:
+            return (rows, *further)
+        starts = grid.starts
+        ahead = [others.found[start + own] - start for start, own in zip(starts, further)]  # noqa: B905
+        return (first.found[rows], *ahead)
+
     @property
-    def placed_cells(self) -> Cells | None:
+    def placed_cells(self) -> tuple[Array, ...] | None:
         """Monitored cells as positions on the grid, which may be in an order of its own."""
         if self.cells is None:
             return None
+        if isinstance(self.data.grid, TensorGrid):
+            return self._placed_in_tensor(*self.cells)
         rows, cols = (
             own if places is None else places.found[own]
             for own, places in zip(self.cells, self.places, strict=True)
         )
         return rows, cols
+
+
+def unraveled(grid: TensorGrid, columns: Array) -> tuple[Array, ...]:
+    """Give places along each further axis of a tensor from those in its first unfolding."""
+    return np.unravel_index(columns, [side.size for side in grid.axes[1:]])
 
 
 def in_callers_order(data: BlockedData, side: str, values: Array, axis: int = 0) -> Array:
@@ -287,6 +304,8 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
     """
     if monitor is None:
         return None
+    if isinstance(data.grid, TensorGrid):
+        return cells_of_tensor(monitor, [side.size for side in data.grid.axes])
     if isinstance(monitor, dict) and isinstance(data, JoinedData):
         return _cells_of(monitor, data)
     if isinstance(monitor, str):

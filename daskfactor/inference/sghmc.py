@@ -28,6 +28,7 @@ from daskfactor.inference.base import (
     Track,
     check_schedule,
     checked_step,
+    observed_cells,
 )
 from daskfactor.inference.chain import Chain
 from daskfactor.inference.gaussian_chain import GaussianChain, column_table, quadratic_form
@@ -247,7 +248,7 @@ class SGHMC(Sampler):
 
 def takes_long_steps(model: Any, data: Any) -> bool:
     """Whether sums over components, and over a row's or column's cells, are of many."""
-    cells = data.shape[0] * data.shape[1] - (data.n_missing or 0)
+    cells = observed_cells(data)
     return bool(model.n_components > 2 and cells >= FEW_CELLS * max(data.shape))
 
 
@@ -263,7 +264,7 @@ class SquaresChain(TweedieChain):
         long, drawn = takes_long_steps(model, data), isinstance(schedule, Proportional)
         long &= drawn or isinstance(schedule, Cyclic)  # random orders heat, long steps most
         length = SQUARES_LENGTH if long else SHORT_LENGTH
-        return slowed(ConstantStep((length / data.grid.blocks) ** 2), schedule)
+        return slowed(ConstantStep((length / data.grid.parts) ** 2), schedule)
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,7 @@ class SquaresSGHMC(SGHMC):
 
     chain: ClassVar[type[Chain]] = SquaresChain
     nonnegative: ClassVar[bool] = True
+    tensors: ClassVar[bool] = True
     tempers: ClassVar[bool] = True
 
     @property
@@ -307,9 +309,8 @@ class SquaresSGHMC(SGHMC):
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
     ) -> None:
         """Kick both bands and let them drift; gather curvature while the metric is learnt."""
-        rows, cols = bands
         adapt = op.wanted.adapt
-        gathered = (rows.arrays["gathered"], cols.arrays["gathered"]) if adapt else None
+        gathered = tuple(band.arrays["gathered"] for band in bands) if adapt else None
         gradients = program.gradient(op, data, bands, workspace, gathered)
         for factor, band in enumerate(bands):
             self._move(program, op, band, gradients[factor], factor)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import TensorGrid
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.bands import drop_arrays
@@ -88,6 +89,8 @@ def given_state(data: BlockedData, model: Any, init: Init, chain: int) -> ChainS
     for (side, order), values in zip(sides, init.factors(chain), strict=True):
         placed = model.with_constants(side, values if order is None else values[order], data.mean)
         parts.append(np.array(placed, data.dtype, order="C"))
+    if isinstance(data.grid, TensorGrid):
+        parts = [parts[0], *np.split(parts[1], data.grid.starts[1:-1])]
     return with_fixed(make_state(data.grid, *parts), data, model, rescale=False)
 
 

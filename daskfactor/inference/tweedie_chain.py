@@ -20,7 +20,7 @@ from daskfactor.inference.multiplicative import (
     mean_floor,
     totals_of,
 )
-from daskfactor.inference.passes import BOTH, Finish, Share, SharePass, run_pass
+from daskfactor.inference.passes import Finish, Share, SharePass, every, run_pass
 from daskfactor.inference.priors import draw_priors
 from daskfactor.inference.program import (
     COLUMNS,
@@ -77,7 +77,7 @@ def draw_by_share(
     factor: int,
     cycle: int,
     hyper: Hyperparameters,
-    frozen: tuple[Mask, Mask],
+    frozen: tuple[Mask, ...],
     key: Array,
 ) -> None:
     """Draw from Gamma(θ num / φ + a, den / φ + λ)."""
@@ -149,7 +149,7 @@ class TweedieChain(Chain):
             self._heat(state)
         prepare_state(state, setting.sampler.arrays)
         if drawn:
-            self._stir(state, (self.hyper.shape_w, self.hyper.shape_h))
+            self._stir(state, tuple(self.hyper.prior(n)[1] for n in every(state)))
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
         if "metric" in setting.sampler.arrays:
             self._with_shares(state, take_curvature, "curvature")
@@ -182,7 +182,7 @@ class TweedieChain(Chain):
         setting = self.setting
         key = noise_key(setting.options.seed, self.number, Stream.TEMPERATURE)
         draw = partial(draw_by_share, hyper=self.tempered, frozen=self.model.frozen, key=key)
-        program = SharePass(self.law, self.floor, BOTH, finish=draw)
+        program = SharePass(self.law, self.floor, every(state), finish=draw)
         run_pass(setting.executor, program, state, setting.data, HEATING)
 
     def _with_shares(self, state: ChainState, finish: Finish, *names: str) -> None:
@@ -190,7 +190,7 @@ class TweedieChain(Chain):
 
         ``names`` are those of the arrays that this reads or changes.
         """
-        program = SharePass(self.law, self.floor, BOTH, (), names, finish)
+        program = SharePass(self.law, self.floor, every(state), (), names, finish)
         run_pass(self.setting.executor, program, state, self.setting.data)
 
     def _follow_dispersion(self) -> None:
@@ -220,30 +220,41 @@ class TweedieChain(Chain):
         where the chain now is, with what the chain has drifted since the last time, lest that add
         up in the metric. Draws that were recorded stay as they are.
         """
+        K, further = self.model.n_components, range(1, run.state.n_factors)
+        gauge = None if self.gauge is None else np.reshape(self.gauge, (len(further), K))
+        drawn = [self._share(run, n, None if gauge is None else gauge[n - 1]) for n in further]
+        self.gauge = np.concatenate(drawn).tolist()
+
+    def _share(self, run: TrackRun, other: int, begun: Array | None) -> Array:
+        """Draw how W and another factor share scales; half the log of the ratio of their sums."""
         K, state = self.model.n_components, run.state
         totals = [
             np.sum(state.each(partial(sum_penalties, hyper=self.hyper, factor=factor), factor), 0)
-            for factor in (ROWS, COLUMNS)
+            for factor in (ROWS, other)
         ]
         free = (totals[0] > 0) & (totals[1] > 0)
         for mask in self.model.frozen:
             free &= True if mask is None else ~mask
         shapes = self.hyper.shape_w, self.hyper.shape_h
-        rows, columns = self.setting.data.shape
-        address = self.setting.options.seed, self.number, Stream.SCALE, run.cycle
+        sides = self.setting.data.grid.sides
+        rows, columns = sides[0].size, sides[other].size
+        address: Any = self.setting.options.seed, self.number, Stream.SCALE, run.cycle
+        address = address if other == COLUMNS else (*address, other)
         uniform = generator(*address).random(K)
         scale = np.ones(K)
         taken = totals[0][free], totals[1][free], uniform[free]
         scale[free] = draw_scales(shapes[0] * rows - shapes[1] * columns, *taken)
         here = np.zeros(K)
-        here[free] = 0.5 * np.log(np.divide(*(own[free] for own in column_sums(state))))
-        begun = here if self.gauge is None else np.array(self.gauge)
-        self.gauge = (here + np.log(scale)).tolist()
-        metric = np.where(free, np.exp(self.gauge - begun), 1.0)
-        moves = (scale, metric), (1.0 / scale, 1.0 / metric)
-        for factor, (move, own) in enumerate(moves):
+        sums = column_sums(state)
+        here[free] = 0.5 * np.log(np.divide(sums[ROWS][free], sums[other][free]))
+        begun = here if begun is None else begun
+        now = here + np.log(scale)
+        metric = np.where(free, np.exp(now - begun), 1.0)
+        moves = (ROWS, scale, metric), (other, 1.0 / scale, 1.0 / metric)
+        for factor, move, own in moves:
             how: Any = {"hyper": self.hyper, "factor": factor, "move": move, "metric": own}
             state.each(partial(rescale_with_metric, **how), factor)
+        return now
 
     def _learn(self, run: TrackRun) -> None:
         self._draw_priors(run, run.cycle)
@@ -384,8 +395,8 @@ class TweedieChain(Chain):
         return divided._replace(dispersion=divided.dispersion / power)
 
     def _ran_away(self, run: TrackRun) -> bool:
-        data, (rows, cols) = self.setting.data, column_sums(run.state)
-        average = float(rows @ cols) / (data.shape[0] * data.shape[1])
+        data, (*sums, last) = self.setting.data, column_sums(run.state)
+        average = float(np.prod(sums, axis=0) @ last) / data.grid.cells
         size = max(typical_value(data), abs(data.maximum), abs(data.minimum))
         return bool(average > RUNAWAY * size)
 

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.sparse import sparse_kernels
-from daskfactor.kernels.views import AnyBlock, BlockKernels, Law, SparseBlock, Watched, Workspace
+from daskfactor.kernels.views import (
+    AnyBlock,
+    BlockKernels,
+    Law,
+    SparseBlock,
+    TensorBlock,
+    Watched,
+    Workspace,
+)
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -163,10 +171,10 @@ def observed_values(
     those of the entries inside the block, if they are asked for, and none else.
     """
     columns = np.empty(0, np.int64)
-    if isinstance(view, SparseBlock):
+    if isinstance(view, SparseBlock | TensorBlock):
         stored, step = view.values, SLAB
-        if view.zeros and stored.size < view.m * view.n:
-            none, rest = np.empty(0), view.m * view.n - stored.size
+        if view.zeros and stored.size < view.cells:
+            none, rest = np.empty(0), view.cells - stored.size
             yield none, None if view.weights is None else none, rest, columns
     else:
         stored, step = view.block, max(1, SLAB // max(1, view.n))

@@ -63,6 +63,11 @@ class BlockView(NamedTuple):
         return self.array[self.row0 : self.row0 + self.m, self.col0 : self.col0 + self.n]
 
     @property
+    def stored(self) -> tuple[Array, ...]:
+        """What is kept of it: its cells."""
+        return (self.block,)
+
+    @property
     def arguments(self) -> tuple[Array, int, int, Array]:
         """The block as kernels take it."""
         return self.array, self.row0, self.col0, weights_or_none(self.weights)
@@ -98,6 +103,16 @@ class SparseBlock(NamedTuple):
     weights: Array | None = None
 
     @property
+    def cells(self) -> int:
+        """Cells of the block."""
+        return self.m * self.n
+
+    @property
+    def stored(self) -> tuple[Array, ...]:
+        """What is kept of it: row pointers, columns and values."""
+        return self.indptr, self.indices, self.values
+
+    @property
     def arguments(self) -> tuple[Array, Array, Array, Array]:
         """The block as kernels take it."""
         return self.indptr, self.indices, self.values, weights_or_none(self.weights)
@@ -126,6 +141,17 @@ class TensorBlock(NamedTuple):
     values: Array
     shape: tuple[int, ...]
     zeros: bool
+    weights: None = None
+
+    @property
+    def cells(self) -> int:
+        """Cells of the block."""
+        return math.prod(self.shape)
+
+    @property
+    def stored(self) -> tuple[Array, ...]:
+        """What is kept of it: row pointers, values, and places along each further factor."""
+        return self.indptr, self.values, *self.indices
 
     @property
     def arguments(self) -> tuple[Array, tuple[Array, ...], Array]:
@@ -134,7 +160,7 @@ class TensorBlock(NamedTuple):
 
 
 AnyBlock = BlockView | SparseBlock
-"""What the kernels take, dense or sparse."""
+"""What the kernels of a matrix take, dense or sparse."""
 Watched = tuple[NDArray[np.int32], NDArray[np.int32], Array, Array, int]
 """Monitored cells of a block, see `BlockKernels`."""
 Law = tuple[float, tuple[Any, ...]]

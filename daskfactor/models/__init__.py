@@ -9,6 +9,7 @@ from typing import Any
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.coupled import Coupled
+from daskfactor.models.cp import CP
 from daskfactor.models.gaussian import GaussianAdditive, GaussianMF
 from daskfactor.models.negative_binomial import NegativeBinomialNMF
 from daskfactor.models.settings import FactorModel, StoredModel
@@ -22,6 +23,7 @@ MODELS: dict[str, type[StoredModel]] = {
         NegativeBinomialNMF,
         GaussianMF,
         Coupled,
+        CP,
         SILFNMF,
         AllocationModel,
         GaussianAdditive,

@@ -133,9 +133,9 @@ class Hyperparameters(NamedTuple):
     shape_h: float = 1.0
 
     def prior(self, factor: int) -> tuple[Any, float]:
-        """Rate and shape of the prior on W (``factor`` 0) or H (``factor`` 1)."""
-        rate = (self.rate_w, self.rate_h)[factor]
-        shape = (self.shape_w, self.shape_h)[factor]
+        """Rate and shape of the prior on W (``factor`` 0) or H (1, and further ones)."""
+        rate = (self.rate_w, self.rate_h)[min(factor, 1)]
+        shape = (self.shape_w, self.shape_h)[min(factor, 1)]
         return (np.array(rate) if isinstance(rate, tuple) else rate), shape
 
 

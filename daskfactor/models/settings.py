@@ -208,6 +208,8 @@ class FactorModel(StoredModel, ABC):
         Factors and means are not negative.
     joins
         Its data are several matrices, by name.
+    tensor
+        Its data are an array of three or more axes.
     has_observations
         The model has a law of new observations.
     default_optimizer
@@ -244,6 +246,7 @@ class FactorModel(StoredModel, ABC):
 
     nonnegative: ClassVar[bool] = True
     joins: ClassVar[bool] = False
+    tensor: ClassVar[bool] = False
     has_observations: ClassVar[bool] = True
     default_optimizer: ClassVar[str] = "MultiplicativeUpdates"
     conditional_sampler: ClassVar[str | None] = None

@@ -32,6 +32,7 @@ from daskfactor.results.cellwise import BLOCK_BYTES, mu_of
 from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import CELL_INDICES, beside, factor_dims, group_attrs, storable_names
 from daskfactor.results.selection import keys_of, select
+from daskfactor.results.tensors import Axes, chosen
 from daskfactor.results.trace import (
     Trace,
     draw_weights,
@@ -281,7 +282,11 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
         )
     law = model.likelihood
     law.log_normalizer(np.ones(1), 1.0)  # refuses a law without a density
-    at = _chosen(tree, cells)
+    if (axes := Axes.of(tree.attrs)) is None:
+        at = _chosen(tree, cells)
+    else:
+        tree, *both, _ = chosen(tree, axes, cells)
+        at = both[0], both[1]
     group = tree["posterior"].to_dataset()
     drawn = next((own.name for own in model.learnt if own.name in DISPERSIONS), None)
     phi: Any = np.reshape(dispersion, (1, 1, -1))

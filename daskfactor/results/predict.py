@@ -37,6 +37,7 @@ from daskfactor.results.schema import (
 )
 from daskfactor.results.selection import paired, select
 from daskfactor.results.stacks import stacks_of, unstacked, with_index
+from daskfactor.results.tensors import Axes, chosen
 from daskfactor.results.trace import (
     Trace,
     as_tree,
@@ -121,11 +122,17 @@ def predict(
     """
     _check_options(interval, of)
     tree = require_draws(trace, "a prediction")
-    tree, rows = with_new(tree, "W", rows)
-    tree, columns = with_new(tree, "H", columns)
-    dims = factor_dims(tree)
+    axes, asked = Axes.of(tree.attrs), None
+    if axes is None:
+        tree, rows = with_new(tree, "W", rows)
+        tree, columns = with_new(tree, "H", columns)
+        dims = factor_dims(tree)
+        cells = select(tree, dims, rows, columns)
+    else:
+        _refuse_columns(columns, axes)
+        asked = chosen(tree, axes, rows)
+        tree, cells, dims = asked.tree, (asked.rows, asked.columns), ("cell", "cell")
     model, dispersion, of = _model_of(tree, of, uncertainty)
-    cells = select(tree, dims, rows, columns)
     fine = draws_of(tree["posterior"].to_dataset(), cells, draw_weights(tree))
     own = wanted = per_cell(moments, fine)
     if COARSE in tree.children and tree[COARSE].sizes["draw"]:
@@ -163,8 +170,19 @@ def predict(
     # One label is no dimension; but a label may be that of many rows: then all are meant.
     result = result.isel({dim: 0 for dim, at in zip(shown, cells, strict=False) if not at.ndim})
     result = result.assign_coords(coords.rename(moved).coords)
-    result = _with_stacks(result, stacks_of(tree.attrs), (rows, columns), cells, names)
+    if asked is None:
+        result = _with_stacks(result, stacks_of(tree.attrs), (rows, columns), cells, names)
+    else:
+        result = asked.in_shape(result)
     return result.assign_attrs(of=of, interval=interval)
+
+
+def _refuse_columns(columns: Any, axes: Axes) -> None:
+    if columns is not None:
+        raise OptionError(
+            f"cells of a tensor are named by one tuple, predict(trace, ({', '.join(axes.names)})), "
+            "one array of places for each axis; leave columns out"
+        )
 
 
 def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:

@@ -277,6 +277,8 @@ class RunSpec:
         What ``constant_data`` holds, taken from ``attrs``.
     monitor_rows, monitor_columns : array of int, (n_monitor,), optional
         Positions of the monitored cells.
+    unfolds : bool
+        Whether columns of cells are those of a tensor's first unfolding, and not of H.
     draw_index : array of int, (draws,), optional
         Cycle number of each kept draw; 0, 1, 2, ... when not given.
     components : tuple of str, (K,), optional
@@ -307,6 +309,7 @@ class RunSpec:
     constants: tuple[Variable, ...] = RATES
     monitor_rows: NDArray[np.integer[Any]] | None = None
     monitor_columns: NDArray[np.integer[Any]] | None = None
+    unfolds: bool = False
     draw_index: NDArray[np.integer[Any]] | None = None
     observed: NDArray[Any] | None = None
     weights: NDArray[Any] | None = None
@@ -486,6 +489,8 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
         cells = (np.asarray(at, np.int64) for at in (spec.monitor_rows, spec.monitor_columns))
         own |= {name: ("cell", at) for name, at in zip(CELL_INDICES, cells, strict=True)}
         taken = {dim: own[name] for dim, name in zip(spec.dims, CELL_INDICES, strict=True)}
+        if spec.unfolds:  # places in an unfolding are no columns of H
+            del taken[spec.dims[1]]
     users: dict[str, Any] = {}
     for name, coord in spec.labels.coords.items():
         if coord.dims[0] in taken:
