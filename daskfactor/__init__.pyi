@@ -13,6 +13,7 @@ from .data.grid import Proportional as Proportional
 from .data.grid import Reshuffled as Reshuffled
 from .data.holdout import hold_out as hold_out
 from .data.sources import as_blocks as as_blocks
+from .data.tensor import as_tensor as as_tensor
 from .estimator import BayesianNMF as BayesianNMF
 from .evidence.base import Evidence as Evidence
 from .evidence.base import log_evidence as log_evidence

@@ -1,5 +1,6 @@
 """Set cells aside before a fit, to be predicted and compared with what they were."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Unpack
 
@@ -9,13 +10,20 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskfactor import markup
-from daskfactor.checks import cell_positions, inner_share, mask_in_order, one_of
+from daskfactor.checks import (
+    cell_positions,
+    cells_of_tensor,
+    inner_share,
+    mask_in_order,
+    one_of,
+)
 from daskfactor.data.annotated import UNSTORED, part_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.cells import StoredWeights
 from daskfactor.data.entries import canonical
 from daskfactor.data.known import DEFAULT_DIMS
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.tensor import entries_of
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import available_memory
 from daskfactor.options import Reading, verb
@@ -127,6 +135,8 @@ def hold_out(
     if chosen:
         with as_blocks(V, dtype="float64", allow_empty=True, **reading) as data:
             return _from_blocks(data, wanted, keep_one, rng)
+    if getattr(V, "ndim", 2) > 2:
+        return _from_tensor(V, wanted, unstored, keep_one, rng)
     _check_matrix(V)
     if getattr(V, "ndim", 0) == len(getattr(V, "dims", ())) == 2:
         wanted = _in_order(wanted, V.dims, (V.indexes.get(V.dims[0]), V.indexes.get(V.dims[1])))
@@ -150,6 +160,65 @@ def hold_out(
         return held._replace(train=as_blocks(held.train, V.grid, dtype=V.dtype, **options))
     with as_blocks(V, dtype="float64", unstored=unstored, allow_empty=True) as data:
         return _from_blocks(data, wanted, keep_one, rng)
+
+
+def _from_tensor(
+    V: Any, wanted: Any, unstored: str | None, keep_one: bool, rng: np.random.Generator
+) -> HeldOut:
+    """Take cells of a tensor that are stored; ``train`` is of its kind, without them."""
+    if unstored == "zero":
+        raise OptionError(
+            "cells of a sparse tensor are held out among those that it stores; leave unstored out, "
+            'and pass unstored="missing" to sample()'
+        )
+    entries = entries_of(V, "missing" if hasattr(V, "todense") else None)
+    count = entries.values.size
+    if isinstance(wanted, float):
+        chosen = rng.permutation(count)[: max(1, round(wanted * count))]
+    else:
+        found = cells_of_tensor(wanted, entries.shape)
+        if found is None:
+            raise OptionError("no cells were named; pass one array of places for each axis")
+        sizes = entries.shape[1:]
+        key = entries.places[0] * math.prod(sizes) + np.ravel_multi_index(entries.places[1:], sizes)
+        order = np.argsort(key)
+        asked = found[0] * math.prod(sizes) + found[1]
+        at = np.minimum(np.searchsorted(key, asked, sorter=order), count - 1)
+        chosen = order[at]
+        if (key[chosen] != asked).any():
+            raise OptionError("one of the cells is missing; cells that are held out are observed")
+        keep_one = False
+    taken = np.zeros(count, bool)
+    taken[chosen] = True
+    if keep_one:
+        _give_back(taken, entries.places, entries.shape)
+    cells = tuple(place[taken] for place in entries.places)
+    train = _train_of(V, cells, ~taken, entries)
+    return HeldOut(train, cells, entries.values[taken])  # type: ignore[arg-type]
+
+
+def _give_back(
+    taken: NDArray[np.bool_], places: Sequence[NDArray[np.int64]], shape: tuple[int, ...]
+) -> None:
+    """Leave every index of every axis that has entries at least one of them."""
+    for place, size in zip(places, shape, strict=True):
+        left = np.bincount(place[~taken], minlength=size)
+        bare = np.flatnonzero(taken & (left[place] == 0))
+        taken[bare[np.unique(place[bare], return_index=True)[1]]] = False
+
+
+def _train_of(V: Any, cells: Any, kept: NDArray[np.bool_], entries: Any) -> Any:
+    """Give the array without some cells, of its own kind where it is in memory."""
+    if isinstance(V, xr.DataArray):
+        return V.copy(data=_train_of(V.data, cells, kept, entries))
+    if hasattr(V, "todense"):
+        import sparse as pydata
+
+        coords = np.stack([place[kept] for place in entries.places])
+        return pydata.COO(coords, entries.values[kept], entries.shape, fill_value=V.fill_value)
+    filled = np.ma.filled(np.ma.asarray(V).astype(np.result_type(V.dtype, np.float32)), np.nan)
+    filled[cells] = np.nan
+    return filled
 
 
 def _in_order(wanted: Any, dims: tuple[Any, ...], labels: Sequence[Any]) -> Any:

@@ -595,9 +595,9 @@ def refuse_unobserved(known: Known, allow_empty: bool) -> None:
     """Refuse a matrix of nothing, and rows and columns of nothing unless they are allowed."""
     labels, statistics, (_, *orders) = known.labels, known.statistics, known.layout
     if not statistics.n_observed.any():
-        rows, cols = known.grid.shape
+        shape = " x ".join(str(side.size) for side in known.grid.sides)
         raise DataError(
-            f"all {rows} x {cols} entries are missing (NaN, masked or not stored); "
+            f"all {shape} entries are missing (NaN, masked or not stored); "
             "pass a matrix with at least one observed entry in every row and column"
         )
     counted = statistics.row_observed, statistics.col_observed

@@ -376,7 +376,8 @@ class Storage:
                 f"block {tuple(block)} could not be read back from its scratch file: "
                 f"{error}; call as_blocks on the data again"
             ) from error
-        return self._viewed(block, arrays)
+        view: AnyBlock = self._viewed(block, arrays)
+        return view
 
     def _viewed(self, block: Any, arrays: list[NDArray[Any]]) -> Any:
         if len(block) > 2:
@@ -432,6 +433,12 @@ def block_bytes(
     grid: Grid, dtype: np.dtype[Any], n_stored: NDArray[np.int64] | None
 ) -> NDArray[np.int64]:
     """Bytes of every decoded block, (B, B); ``n_stored`` is None for dense ones."""
+    if len(grid.sides) > 2 and n_stored is not None:
+        first, *others = grid.sides
+        each = dtype.itemsize + sum(index_type(max(side.sizes)).itemsize for side in others)
+        heights = np.reshape(first.sizes, (-1, *(1,) * len(others)))
+        of_tensor: NDArray[np.int64] = n_stored * each + (heights + 1) * 8
+        return of_tensor
     rows, cols = np.array(grid.rows.sizes), np.array(grid.cols.sizes)
     if n_stored is None:
         return np.outer(rows, cols) * dtype.itemsize

@@ -84,7 +84,7 @@ class TensorData(BlockedData):
                 name: {
                     "side": min(n, 1),
                     "span": [starts[n] if n else 0, (starts[n] if n else 0) + side.size],
-                    "labels": self.labels_of[name].dtype.str if name in self.labels_of else None,
+                    **_told(self.labels_of.get(name)),
                 }
                 for n, (name, side) in enumerate(zip(self.names, axes, strict=True))
             },
@@ -118,7 +118,7 @@ def as_tensor(
     names: Sequence[str] | None = None,
     **others: Any,
 ) -> BlockedData:
-    """Put a tensor on blocks.
+    """Put a tensor on a grid of blocks, for a :class:`CP` model.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def as_tensor(
         if not isinstance(V, TensorData):
             raise DataError("these are blocks of a matrix; a CP model takes three or more axes")
         return V
-    entries = _entries_of(V, unstored)
+    entries = entries_of(V, unstored)
     entries = _checked(entries, names)._replace(values=entries.values.astype(kind, copy=False))
     grid = _grid(entries, blocks)
     orders = _orders(entries, grid)
@@ -175,10 +175,10 @@ def as_tensor(
 # -- what is read ---------------------------------------------------------------------------
 
 
-def _entries_of(V: Any, unstored: str | None) -> Entries:
+def entries_of(V: Any, unstored: str | None) -> Entries:
     """Read an array, whatever holds it, by its stored entries."""
     if hasattr(V, "dims") and hasattr(V, "coords") and hasattr(V, "data"):
-        found, dims = _entries_of(V.data, unstored), tuple(map(str, V.dims))
+        found, dims = entries_of(V.data, unstored), tuple(map(str, V.dims))
         labels = {dim: np.asarray(V[dim].values) for dim in dims if dim in V.coords}
         return found._replace(names=dims, labels=labels, kind="xarray")
     if isinstance(V, str | Path):
@@ -249,7 +249,7 @@ def _of_chunks(V: Any, unstored: str | None) -> Entries:
     starts = [np.cumsum([0, *sizes]) for sizes in V.chunks]
     parts = []
     for at in np.ndindex(V.numblocks):
-        own = _entries_of(V.blocks[at].compute(scheduler="threads"), unstored)
+        own = entries_of(V.blocks[at].compute(scheduler="threads"), unstored)
         here = [place + start[n] for place, start, n in zip(own.places, starts, at, strict=True)]
         parts.append(own._replace(places=here))
     if not parts:
@@ -282,9 +282,8 @@ def _checked(entries: Entries, names: Sequence[str] | None) -> Entries:
             f"axes need names of their own, which results do not use for something else, got "
             f"{shown!r}; pass CP(..., factors=(...))"
         )
-    labels = {
-        n: entries.labels[o] for n, o in zip(own, entries.names, strict=True) if o in entries.labels
-    }
+    given = entries.labels
+    labels = {n: given[o] for n, o in zip(own, entries.names, strict=True) if o in given}
     values = entries.values
     if values.dtype.kind == "f":
         if np.isinf(values).any():
@@ -361,7 +360,7 @@ def _codes(entries: Entries, grid: TensorGrid, positions: list[Index] | None) ->
         band = band if positions is None else band[positions[n]]
         code *= code.dtype.type(grid.blocks)
         code += band[place]
-    return code
+    return np.asarray(code)
 
 
 def _cut(
@@ -478,6 +477,13 @@ def _labels(entries: Entries) -> Labels:
         LABEL.format(SIDES[1]): np.concatenate(texts),
     }
     return JointLabels(first, SIDES[1], rows, columns)
+
+
+def _told(labels: NDArray[Any] | None) -> dict[str, Any]:
+    """Labels of an axis as JSON can have them: their type, and as text."""
+    if labels is None:
+        return {"labels": None}
+    return {"labels": labels.dtype.str, "values": labels.astype(str).tolist()}
 
 
 def grid_of(offsets: Sequence[Sequence[int]]) -> TensorGrid:

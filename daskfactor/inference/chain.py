@@ -131,7 +131,8 @@ class TrackRun:
         data, grid = setting.data, setting.data.grid
         offsets = tuple(side.offsets for side in grid.sides)
         band = partial(saved_band, arrays, name, meta, offsets)
-        state = setting.executor.state_of(grid.blocks, band, getattr(arrays, "shared", False))
+        shared, factors = getattr(arrays, "shared", False), len(grid.sides)
+        state = setting.executor.state_of(grid.blocks, band, shared, factors)
         cells = setting.placed_cells
         if cells is not None and meta["cell_count"] is not None:
             placed = place_cells(grid, cells, data.dtype)

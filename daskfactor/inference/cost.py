@@ -15,6 +15,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.joined import join
 from daskfactor.data.sources import Outline, outline
 from daskfactor.data.tables import Wanted
+from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import OptionError
 from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
 from daskfactor.inference.inits import Init
@@ -221,6 +222,12 @@ def estimate_cost(
         rest: Any = {name: own for name, own in options.items() if name not in names}
         with join(V, model.relations, **told) as joined:
             return estimate_cost(joined, model, sampler, draws, tune, chains, thin, **rest)
+    if model.tensor and not isinstance(V, BlockedData):
+        names = "blocks", "dtype", "unstored", "memory_limit"
+        told = {name: getattr(given, name) for name in names}
+        rest = {name: own for name, own in options.items() if name not in names}
+        with as_tensor(V, **told) as blocks:
+            return estimate_cost(blocks, model, sampler, draws, tune, chains, thin, **rest)
     data = outline(
         V,
         blocks=given.blocks,
@@ -237,6 +244,7 @@ def estimate_cost(
     model = model.placed(getattr(V, "placed", None)).sized(data.shape)
     plain = cast("BlockedData", data)
     taken = wanted or best_sampler(model, V if isinstance(V, BlockedData) else data)
+    taken = taken.over(len(data.grid.sides))
     plan = plan_run(plain, model, taken, given.keep, seed=0, **lengths)
     init = Init(starts=whole_number("starts", given.starts, 1))
     setting = Setting(plain, model, taken, plan, cast("Executor", None), init=init)
@@ -304,7 +312,7 @@ def _memory(
         task += (2 * tile_rows(rows, cols, width, itemsize) + 1) * cols * itemsize
     # What exists at once.
     threads = place.lanes * (task + DENSITY_BYTES * min(SLAB, int(data.n_stored.max())))
-    usual = data.grid.blocks**2 * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
+    usual = data.grid.areas.size * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
     usual += cells * CELL_BYTES * (chains + 1) * tracks + (0 if place.elsewhere else threads)
     # The settings that are arrays, those of rows with data, and a link's draw.
     usual += 2 * sum(array.nbytes for array in setting.model.arrays().values())

@@ -91,7 +91,7 @@ def evenness(mass: bytes, shape: tuple[int, ...]) -> list[list[float]]:
     """
     counts, found = np.frombuffer(mass, np.float64).reshape(shape), []
     for factor in range(len(shape)):
-        others = tuple(axis for axis in range(len(shape)) if axis != factor)
+        others: Any = tuple(axis for axis in range(len(shape)) if axis != factor)
         others = others[0] if len(others) == 1 else others
         spread = counts.var(axis=others) / np.maximum(counts.mean(axis=others), 0.1) ** 2
         found.append(np.maximum(0.0, 1.0 - spread).tolist())

@@ -13,6 +13,7 @@ from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors import Executor
 from daskfactor.executors.state import ChainState
 from daskfactor.inference.base import chosen
+from daskfactor.inference.chain import stacked
 from daskfactor.inference.inits import SHORT, Init, checked_init
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import OnStep, Optimizer, PointFit
@@ -125,7 +126,10 @@ def point_dataset(
 ) -> xr.Dataset:
     """Put factors under the data's own names, with the objective and what they were made with."""
     W = in_callers_order(data, "rows", point.state.gather("rows"))
-    Ht = in_callers_order(data, "columns", point.state.gather("columns"))
+    others = [point.state.gather(n) for n in stacked(point.state, 1)]
+    Ht = in_callers_order(
+        data, "columns", others[0] if len(others) == 1 else np.concatenate(others)
+    )
     labels = data.labels
     given = dict.fromkeys([labels.row_dim, labels.col_dim, *labels.row_coords, *labels.col_coords])
     name = beside(given, {"W", "H", "objective", "component", "iteration"})

@@ -620,7 +620,7 @@ def described(
 
 def kept_places(data: BlockedData) -> bool:
     """Whether results tell where factors are: of several matrices, and of a tensor."""
-    return bool(data.placed) and len(data.placed["factors"]) > 2
+    return data.placed is not None and len(data.placed["factors"]) > 2
 
 
 def closing_attrs(run: Run, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from daskfactor.errors import (
     DaskfactorError,
     DataError,
     DataWarning,
+    ModelError,
     OptionError,
     StoreFormatError,
 )
@@ -222,12 +223,15 @@ def session_again(
                 f"got {data.fingerprint}, the run has {saved['fingerprint']}"
             )
 
-    grid = Grid(Bands(tuple(saved["row_offsets"])), Bands(tuple(saved["column_offsets"])))
+    grid: Grid
+    if "offsets" in saved.get("placed", {}):
+        grid = grid_of(saved["placed"]["offsets"])
+    else:
+        grid = Grid(Bands(tuple(saved["row_offsets"])), Bands(tuple(saved["column_offsets"])))
     reading = {name: saved[name] for name in ("balance", "allow_empty") if name in saved}
     reading |= {"dtype": described["options"]["dtype"], "memory_limit": memory_limit, **weights}
     reading |= {"blocks": grid, "unstored": saved.get("unstored")}
     if "offsets" in saved.get("placed", {}):
-        reading["blocks"] = grid_of(saved["placed"]["offsets"])
         reading.pop("balance")
     elif "placed" in saved:
         told = {own["name"]: own["unstored"] for own in saved["placed"]["relations"]}
@@ -317,6 +321,12 @@ def check_data(model: Any, data: BlockedData) -> None:
             DataWarning,
         )
     model.check_shape(data.shape)
+    if model.tensor and data.unstored == "zero" and model.likelihood.visits_all(True):
+        raise ModelError(
+            f"zeros that a sparse tensor does not store add up in a closed form under beta=1 and "
+            f'beta=2 only, got {model.likelihood}; pass unstored="missing" if they are not '
+            "observed, or a dense array"
+        )
     largest = max(abs(data.maximum), abs(data.minimum))
     powers = model.likelihood.steepest_power
     limit = float(np.finfo(data.dtype).max) ** (0.8 / powers)

@@ -30,6 +30,7 @@ from daskfactor.options import OnWeighed, verb
 from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_trace
 from daskfactor.results.schema import beside
+from daskfactor.results.tensors import Axes
 from daskfactor.results.views import UNSETTLED
 from daskfactor.urls import placed
 
@@ -135,6 +136,11 @@ def transform(
     factor, steps = AXES.index(axis), whole_number("steps", steps, 1)
     if truth("point", point) and not isinstance(trace, xr.Dataset):
         trace = aligned_trace(trace, "a mean of new rows")
+    if isinstance(trace, xr.DataTree) and Axes.of(trace.attrs) is not None:
+        raise OptionError(
+            "this is a run of a tensor: pass view(run, axis), which takes new indices of that "
+            "axis, and these as a matrix with all other axes in row-major order"
+        )
     given = given_by(trace, factor, draws, POINT_DRAWS if point else None)
     if getattr(V, "dims", None) == given.dims[::-1] and V.ndim == len(set(V.dims)) == 2:
         V = V.transpose()

@@ -8,9 +8,10 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskfactor.errors import ModelError
-from daskfactor.models.settings import Mask, PriorDraw
+from daskfactor.models.settings import FactorModel, Mask, PriorDraw, Scales
 from daskfactor.models.tweedie import TweedieNMF
 
 
@@ -107,6 +108,12 @@ class CP(TweedieNMF):
         if isinstance(others, str):
             return float(first), float(b * (a * whole / float(first)) ** (1.0 / more))
         return float(first), float(others)
+
+    def scale_density(
+        self, size_w: NDArray[Any], size_h: NDArray[Any], scales: Scales
+    ) -> NDArray[np.float64]:
+        """Give zeros: how three and more factors share a scale is not taken off a density."""
+        return FactorModel.scale_density(self, size_w, size_h, scales)
 
     def draw_prior(
         self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float

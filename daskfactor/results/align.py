@@ -26,6 +26,7 @@ from daskfactor.errors import ModelError, OptionError
 from daskfactor.models import model_from_dict
 from daskfactor.results.schema import COARSE, MOMENTS, STEIN
 from daskfactor.results.stacks import indexed
+from daskfactor.results.tensors import Axes, level
 from daskfactor.results.trace import (
     Running,
     Trace,
@@ -267,6 +268,8 @@ def align(
     tree = require_draws(tree, "an alignment")
     weights = draw_weights(tree)
     law = law_of(tree)
+    if (axes := Axes.of(tree.attrs)) is not None and "H" in tree["posterior"]:
+        tree, law = level(tree, axes), law._replace(simplex=True)
     matching = partial(match, law=law, threshold=threshold, by=by)
     groups = {name: node.to_dataset() for name, node in tree.children.items()}
     groups.pop(MOMENTS, None)

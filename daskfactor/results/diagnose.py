@@ -27,6 +27,7 @@ from scipy import special
 from daskfactor.models.settings import Scales
 from daskfactor.results.align import Law, align, law_of, reference_from, sizes, stored_model
 from daskfactor.results.schema import CELL_INDICES, MONITOR, factor_dims
+from daskfactor.results.tensors import Axes, compared
 from daskfactor.results.trace import Weights, each_draw, each_weighted_draw, has_draws
 from daskfactor.results.verdict import RARE
 
@@ -317,6 +318,8 @@ def all_series(
     """
     kept: Any = ... if weights is None else weights > 0
     series = _scalars(tree, kept)
+    if (axes := Axes.of(tree.attrs)) is not None and has_draws(tree):
+        tree, aligned = compared(tree, axes), None
     if not has_draws(tree) or tree["posterior"].sizes["draw"] == 0:
         return series, False
     group, law, model = tree["posterior"].to_dataset(), law_of(tree), stored_model(tree)

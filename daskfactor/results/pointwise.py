@@ -362,11 +362,13 @@ def _means(group: xr.Dataset, cells: tuple[xr.DataArray, xr.DataArray]) -> Lazy:
     W, H = W[:, :, rows], H[:, :, :, columns]
     length = max(1, min(row_at.size, GATHERED // W.shape[3]))
     draws = max(1, BLOCK_BYTES // (8 * max(length, W[0, 0].size, H[0, 0].size)))
-    if isinstance(W, np.ndarray):
-        # A random name: hashing the draws would read them all.
-        W, H = (from_array(own, chunks=(1, draws, -1, -1), name=False) for own in (W, H))
-    else:
-        W, H = (own.rechunk({1: min(draws, own.chunks[1][0]), 2: -1, 3: -1}) for own in (W, H))
+    # A random name: hashing the draws would read them all.
+    W, H = (
+        from_array(own, chunks=(1, draws, -1, -1), name=False)
+        if isinstance(own, np.ndarray)
+        else own.rechunk({1: min(draws, own.chunks[1][0]), 2: -1, 3: -1})
+        for own in (W, H)
+    )
     return blockwise(
         _block_of_means,
         "sdp",

@@ -410,6 +410,8 @@ def monitored(
     shown = beside(given.values(), {"cell", *own, *values})
     result = xr.Dataset({name: ("cell", value) for name, value in values.items()})
     result = result.assign_coords({shown[given[n]]: group[n].variable for n in users} | own)
+    if (axes := Axes.of(tree.attrs)) is not None:
+        result = result.drop_vars(result.coords).assign_coords(axes.places(group))
     return result.assign_attrs(of=of, interval=interval)
 
 

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import cells_of_tensor
 from daskfactor.errors import OptionError
-from daskfactor.results.schema import factor_dims
+from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.results.schema import CELL_INDICES, factor_dims
 
 MOST_CELLS = 2**24
+MOST_COMPARED = 256
 FIBRE = "fibre"
 """Dimension of the fibres that cells are on."""
 CHUNK_BYTES = 2**26
@@ -42,6 +44,21 @@ class Axes(NamedTuple):
             return None
         names, spans = zip(*((n, own["span"]) for n, own in placed["factors"].items()), strict=True)
         return cls(names, tuple(b - a for a, b in spans), tuple(a for a, _ in spans))
+
+    def labels(self, attrs: Mapping[Any, Any]) -> dict[str, NDArray[Any]]:
+        """Return the labels of axes that have any, by name."""
+        told = json.loads(str(attrs["data"]))["placed"]["factors"]
+        return {
+            n: np.array(own["values"]).astype(own["labels"])
+            for n, own in told.items()
+            if own.get("values")
+        }
+
+    def places(self, monitored: xr.Dataset) -> dict[str, Any]:
+        """Return the places of monitored cells along each axis, as coordinates."""
+        rows, columns = (monitored[name].values for name in CELL_INDICES)
+        at = (rows, *self.fibres(columns))
+        return {name: ("cell", own) for name, own in zip(self.names, at, strict=True)}
 
     def fibres(self, columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         """Places along each further axis of columns of the first unfolding."""
@@ -72,7 +89,7 @@ class Chosen(NamedTuple):
             return found
         names, sizes, _ = self.whole
         values = {n: (names, own.data.reshape(sizes)) for n, own in found.data_vars.items()}
-        return xr.Dataset(values, attrs=found.attrs)
+        return xr.Dataset(values, coords=self.whole.labels(self.tree.attrs), attrs=found.attrs)
 
 
 def chosen(tree: xr.DataTree, axes: Axes, cells: Any) -> Chosen:
@@ -124,6 +141,133 @@ def _unfolded(group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64]) -> xr.Da
     dims = ("chain", "draw", "component", FIBRE)
     coords = {n: c for n, c in group.coords.items() if column not in c.dims}
     W = group["W"].transpose("chain", "draw", row, "component")
-    attrs = {name: own for name, own in group.attrs.items()}
-    found = xr.Dataset({"W": W, "H": (dims, product.rechunk({3: width}))}, attrs=attrs)
+    found = xr.Dataset({"W": W, "H": (dims, product.rechunk({3: width}))}, attrs=group.attrs)
     return found.assign_coords(coords)
+
+
+def level(tree: xr.DataTree, axes: Axes) -> xr.DataTree:
+    """Give all factors of a component the same sum over their rows, draw by draw.
+
+    No mean changes by this. What is left to tell draws apart by are the order of components and
+    the factors themselves.
+    """
+    groups = {name: node.to_dataset() for name, node in tree.children.items()}
+    for name in ("posterior", "posterior_coarse"):
+        if name in groups and "H" in groups[name]:
+            groups[name] = _levelled(groups[name], axes)
+    made = xr.DataTree.from_dict({"/": xr.Dataset(attrs=tree.attrs), **groups})
+    made.attrs = dict(tree.attrs)
+    return made
+
+
+def _levelled(group: xr.Dataset, axes: Axes) -> xr.Dataset:
+    row, column = factor_dims(group)
+    W, H = group["W"], group["H"]
+    parts = [
+        H.isel({column: slice(start, start + size)})
+        for start, size in zip(axes.starts[1:], axes.sizes[1:], strict=True)
+    ]
+    sums = [W.sum(row, dtype=np.float64)]
+    sums += [part.sum(column, dtype=np.float64) for part in parts]
+    even: Any = 1.0
+    for own in sums:
+        even = even * own ** (1.0 / len(sums))
+    usable = even > 0
+    by = [(even / own.where(usable, 1.0)).where(usable, 1.0).astype(W.dtype) for own in sums]
+    moved = [part * own for part, own in zip(parts, by[1:], strict=True)]
+    whole = xr.concat(moved, column).transpose(*H.dims)
+    return group.assign(W=(W * by[0]).transpose(*W.dims), H=whole)
+
+
+def compared(tree: xr.DataTree, axes: Axes) -> xr.DataTree:
+    """Give the run as that of a matrix of some fibres, for what is compared between draws."""
+    many = math.prod(axes.sizes[1:])
+    fibres = np.arange(many)
+    if many > MOST_COMPARED:
+        drawn = np.random.default_rng(0).integers(0, many, MOST_COMPARED)
+        fibres = np.unique(drawn)
+    groups = {name: node.to_dataset() for name, node in tree.children.items()}
+    groups.pop("monitor", None)
+    for name in ("posterior", "posterior_coarse"):
+        if name in groups and "H" in groups[name]:
+            groups[name] = _unfolded(groups[name], axes, fibres)
+    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=_of_matrix(tree.attrs)), **groups})
+
+
+def _of_matrix(attrs: Mapping[Any, Any]) -> dict[str, Any]:
+    """Give the attributes of a run without what says that it is of a tensor."""
+    data = json.loads(str(attrs["data"]))
+    for gone in ("placed", "row_offsets", "column_offsets"):
+        data.pop(gone, None)
+    return {str(name): own for name, own in attrs.items()} | {"data": json.dumps(data)}
+
+
+def unfolding(tree: xr.DataTree, axes: Axes, name: str) -> xr.DataTree:
+    """Give the run as that of a matrix, the unfolding along an axis: see `daskfactor.view`.
+
+    Raises
+    ------
+    OptionError
+        If there is no such axis.
+    """
+    if name not in axes.names:
+        raise OptionError(f"the tensor has no axis {name!r}; it has {', '.join(axes.names)}")
+    n = axes.names.index(name)
+    others = tuple(m for m in range(len(axes.names)) if m != n)
+    sizes = tuple(axes.sizes[m] for m in others)
+    groups = {
+        own: tree[own].to_dataset()
+        for own in ("sample_stats", "warmup_sample_stats")
+        if own in tree.children
+    }
+    for own in ("posterior", "posterior_coarse"):
+        if own in tree.children:
+            groups[own] = _along(tree[own].to_dataset(), axes, n, others, tree.attrs)
+    if "posterior" not in groups:
+        raise OptionError("an unfolding is of draws, and the run kept none")
+    attrs = _of_matrix(tree.attrs)
+    model = json.loads(attrs["model"])
+    known = TweedieNMF(
+        model["n_components"], beta=model["beta"], dispersion=float(attrs["dispersion"]),
+        rate_w=float(attrs["rate_h" if n else "rate_w"]), rate_h=float(attrs["rate_h"]),
+        shape_w=float(attrs["shape_h" if n else "shape_w"]), shape_h=float(attrs["shape_h"]),
+    ).to_dict()  # fmt: skip
+    data = json.loads(attrs["data"])
+    shape = [axes.sizes[n], math.prod(sizes)]
+    data |= {"shape": shape, "fingerprint": f"{data['fingerprint']} along {name}"}
+    run = json.loads(attrs["run"]) | {"model": known}
+    attrs |= {"trace_id": f"{attrs['trace_id']}-{name}", "model": json.dumps(known)}
+    attrs |= {"data": json.dumps(data), "run": json.dumps(run)}
+    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), **groups})
+
+
+def _along(
+    group: xr.Dataset, axes: Axes, n: int, others: tuple[int, ...], attrs: Mapping[Any, Any]
+) -> xr.Dataset:
+    """The factor of an axis as W, and all others' rows multiplied, in row-major order, as H."""
+    row, column = factor_dims(group)
+    W = group["W"].transpose("chain", "draw", "component", row).data
+    H = group["H"].transpose("chain", "draw", "component", column).data
+    if isinstance(H, np.ndarray):
+        W, H = (da.from_array(own, chunks=-1, name=False) for own in (W, H))  # type: ignore[no-untyped-call]
+
+    def factor(m: int) -> Any:
+        return W if m == 0 else H[..., axes.starts[m] : axes.starts[m] + axes.sizes[m]]
+
+    product: Any = factor(others[0])
+    for m in others[1:]:
+        more = factor(m)
+        product = product[..., :, None] * more[..., None, :]
+        product = product.reshape(*product.shape[:3], -1)
+    first = np.moveaxis(factor(n), 2, 3)
+    name, fibre = axes.names[n], "_".join(axes.names[m] for m in others)
+    found = xr.Dataset(
+        {
+            "W": (("chain", "draw", name, "component"), first),
+            "H": (("chain", "draw", "component", fibre), product),
+        },
+        attrs=group.attrs,
+    )
+    kept = {own: c for own, c in group.coords.items() if not {row, column} & set(c.dims)}
+    labels = axes.labels(attrs)
+    return found.assign_coords(kept | ({name: labels[name]} if name in labels else {}))

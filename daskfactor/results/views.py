@@ -16,6 +16,7 @@ from daskfactor.errors import OptionError
 from daskfactor.models import model_from_dict
 from daskfactor.options import near_name
 from daskfactor.results.schema import CELL_INDICES, MOMENTS, MONITOR, factor_dims
+from daskfactor.results.tensors import Axes, unfolding
 from daskfactor.results.trace import Trace, as_tree, draw_weights
 
 POSTERIORS = ("posterior", "posterior_coarse")
@@ -36,12 +37,15 @@ def view(trace: Trace, name: str) -> xr.DataTree:
     :func:`transform`, :func:`recommend`, :func:`to_anndata`, plots. Rows that the
     matrix lacks and others have are among its rows, and are predicted. Nothing is copied.
 
+    Of a tensor it is the unfolding along an axis: a matrix of its indices against those of all
+    other axes in row-major order, so that :func:`transform` takes new indices of that axis.
+
     Parameters
     ----------
     trace
         Result of :func:`sample` with a :class:`Coupled` model, or the path of its store.
     name
-        Of the matrix, as it was passed.
+        Of the matrix, as it was passed; of a tensor, of the axis.
 
     Returns
     -------
@@ -54,6 +58,8 @@ def view(trace: Trace, name: str) -> xr.DataTree:
         If the run has no such matrix.
     """
     tree = as_tree(trace)
+    if (axes := Axes.of(tree.attrs)) is not None:
+        return unfolding(tree, axes, name)
     data = json.loads(tree.attrs.get("data", "{}"))
     if "placed" not in data and data.get("name") == name:
         return tree  # one matrix alone, which was passed by name
@@ -73,12 +79,13 @@ def view(trace: Trace, name: str) -> xr.DataTree:
 
 
 def factors(trace: Trace) -> dict[str, xr.DataArray]:
-    """Give the factors of a run of several matrices, by name, with their labels.
+    """Give the factors of a run of several matrices, or of a tensor, by name, with their labels.
 
     Parameters
     ----------
     trace
-        Result of :func:`sample` with a :class:`Coupled` model, or the path of its store.
+        Result of :func:`sample` with a :class:`Coupled` or :class:`CP` model, or the path of its
+        store.
 
     Returns
     -------
@@ -133,6 +140,11 @@ def explained_variance(trace: Trace) -> xr.DataArray:
         raise OptionError("shares of variance are those of draws, and the run kept none")
     if draw_weights(tree) is not None:
         raise OptionError("shares of variance are those of draws of equal weight, not of particles")
+    if Axes.of(tree.attrs) is not None:
+        found = [_shares_of_tensor(tree)]
+        return xr.concat(found, xr.Variable("view", ["data"])).transpose(
+            "chain", "draw", "view", COMPONENT
+        )
     runs = {"data": tree}
     if "placed" in json.loads(tree.attrs["data"]):
         runs = {name: view(tree, name) for name in _names(_placed(tree))}
@@ -156,6 +168,23 @@ def _shares(run: xr.DataTree) -> xr.DataArray:
     spread = explained.sum(ONE)
     noise = _noise(model.likelihood, float(run.attrs["dispersion"]), total.values, spread.values)
     return (explained / (spread + noise)).rename({ONE: COMPONENT})
+
+
+def _shares_of_tensor(run: xr.DataTree) -> xr.DataArray:
+    """Shares of the components of a tensor, from sums over the rows of each factor."""
+    both: Any = 1.0
+    means: Any = 1.0
+    for name, factor in factors(run).items():
+        own = factor.rename({COMPONENT: ONE}).astype(np.float64)
+        both = both * (_gram(own, name) / own.sizes[name])
+        means = means * own.mean(name)
+    total = means.sum(ONE)
+    explained = both.sum(OTHER) - means * total
+    model = model_from_dict(json.loads(run.attrs["model"]))
+    spread = explained.sum(ONE)
+    noise = _noise(model.likelihood, float(run.attrs["dispersion"]), total.values, spread.values)
+    shares: xr.DataArray = (explained / (spread + noise)).rename({ONE: COMPONENT})
+    return shares
 
 
 def _noise(likelihood: Any, dispersion: float, level: Any, spread: Any) -> xr.DataArray:
