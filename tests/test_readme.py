@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -25,10 +23,3 @@ def test_python_blocks_run_in_order(tmp_path, monkeypatch):
     for line, block in blocks:
         # Blank lines put the block on the line it has in README.md, so tracebacks point there.
         exec(compile("\n" * (line - 1) + block, str(README), "exec"), namespace)
-
-
-@pytest.mark.parametrize(
-    "target", re.findall(r"\]\((?!http|#)([^)]+)\)", README.read_text("utf-8"))
-)
-def test_links_lead_to_files_of_the_repository(target):
-    assert (README.parent / target).exists()
