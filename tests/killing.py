@@ -41,6 +41,14 @@ def several() -> dict[str, Any]:
     return {"counts": counts, "values": found[::2, :20].rename(column="protein") + 0.5}
 
 
+def counts_of_three() -> Any:
+    """A tensor of counts with missing cells."""
+    rng = np.random.default_rng(6)
+    V = rng.poisson(rng.gamma(0.5, 2, (30, 16, 8))).astype(np.float32)
+    V[rng.random(V.shape) < 0.1] = np.nan
+    return V
+
+
 class Case(NamedTuple):
     """A run to be killed, and what resuming it needs."""
 
@@ -55,6 +63,7 @@ ONE, WARM = dfac.TweedieNMF(4), {"warm_start": 10}
 CASES = [
     Case(data, ONE, dfac.PSGLD(**WARM), {"monitor": "missing"}),
     Case(data, ONE, dfac.PSGRRLD(**WARM), {"monitor": "missing"}),
+    Case(counts_of_three, dfac.CP(3), dfac.PSGLD(**WARM), {"monitor": ([0], [3], [2])}, True),
     Case(several, dfac.Coupled(4), dfac.PSGLD(**WARM), {"monitor": {"values": ([0], [3])}}, True),
 ]
 

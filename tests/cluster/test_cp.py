@@ -1,0 +1,61 @@
+"""Tensors on a cluster: the draws of one process, with a store, also when resumed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sparse
+from distributed import Client
+
+import daskfactor as dfac
+from tests.cluster.support import cluster
+from tests.cluster.test_sample import same
+
+pytestmark = pytest.mark.cluster
+
+MODEL = dfac.CP(3, dispersion=1.0)
+SETTINGS: dict[str, Any] = {
+    "random_seed": 3,
+    "progressbar": False,
+    "blocks": 3,
+    "monitor": ([0, 7, 30], [3, 1, 2], [5, 5, 0]),
+}
+
+
+def tensor() -> Any:
+    """Skewed counts, so that indices are dealt out evenly."""
+    rng = np.random.default_rng(5)
+    heavy = rng.lognormal(0, 1.5, 31)[:, None, None]
+    return sparse.COO(rng.poisson(heavy * rng.gamma(0.5, 0.5, (31, 14, 11))))
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with cluster(2, processes=True) as client:
+        yield client
+
+
+@pytest.mark.parametrize("executor", ["ring", "tasks"])
+def test_the_draws_of_one_process(executor: str, client: Client, tmp_path: Path) -> None:
+    """With a store; and half of them from a run that is resumed there."""
+    draws, tune = (6, 4) if executor == "ring" else (2, 1)  # each operation is a task of dask
+    place = {"executor": executor, "client": client}
+    arguments = tensor(), MODEL, dfac.PSGLD(warm_start=2)
+    options = {**SETTINGS, "unstored": "zero"}
+    here = dfac.sample(*arguments, draws, tune, executor="serial", **options)
+    dfac.sample(*arguments, draws // 2, tune, store=tmp_path / "v", **place, **options)
+    again = dfac.resume(tmp_path / "v", draws=draws // 2, V=tensor(), progressbar=False, **place)
+    assert same(again, here)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [dfac.SGHMC(warm_start=2), dfac.BlockHMC(steps=2, warm_start=2), dfac.PSGRRLD(warm_start=2)],
+    ids=lambda own: own.name,
+)
+def test_what_bands_gather_travels_with_them(sampler: Any, client: Client) -> None:
+    arguments = tensor(), MODEL, sampler, 4, 4
+    here = dfac.sample(*arguments, executor="serial", **SETTINGS)
+    assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)

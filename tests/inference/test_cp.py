@@ -1,0 +1,232 @@
+"""CP models: one seed gives the same bits everywhere, and results by axis, cell and unfolding."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sparse
+import xarray as xr
+
+import daskfactor as dfac
+from daskfactor.data.tensor import as_tensor
+from daskfactor.errors import ModelError, OptionError
+from daskfactor.inference.program import factor_word
+
+SETTINGS: dict[str, Any] = {"draws": 12, "tune": 12, "random_seed": 3, "progressbar": False}
+SAMPLERS = [
+    dfac.PSGLD(warm_start=5),
+    dfac.PSGLD(transition="cir", warm_start=5),
+    dfac.PSGRRLD(warm_start=5),
+    dfac.SGHMC(warm_start=5),
+    dfac.BlockHMC(warm_start=5),
+    dfac.LangevinDynamics(warm_start=5),
+]
+NAMES = ("person", "place", "week")
+
+
+def truth(shape: tuple[int, ...] = (14, 12, 9), seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    factors = [rng.gamma(1.0, size=(size, 2)) for size in shape]
+    letters = "ijlm"[: len(shape)]
+    rule = ",".join(f"{own}k" for own in letters) + f"->{letters}"
+    return rng.poisson(np.einsum(rule, *factors)).astype(np.float64)
+
+
+def same(one: xr.DataTree, other: xr.DataTree) -> bool:
+    names = "posterior", "posterior_moments", "monitor"
+    return all(
+        np.array_equal(one[g][v].values, other[g][v].values)
+        for g in names
+        if g in one.children
+        for v in one[g].data_vars
+    )
+
+
+@pytest.mark.parametrize(
+    "sampler", SAMPLERS, ids=lambda own: f"{own.name}-{getattr(own, 'transition', '')}"
+)
+@pytest.mark.parametrize("axes", [3, 4])
+def test_threads_give_the_bits_of_one(sampler: Any, axes: int) -> None:
+    V = truth((8, 7, 6, 5)[:axes])
+    cells = tuple(np.arange(4) for _ in range(axes))
+    given = V, dfac.CP(2, dispersion=1.0), sampler
+    options: dict[str, Any] = {**SETTINGS, "blocks": 2, "monitor": cells}
+    here = dfac.sample(*given, executor="serial", **options)
+    assert same(dfac.sample(*given, executor="threads", **options), here)
+    assert here["posterior"]["W"].values.min() >= 0
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS[:1] + SAMPLERS[3:5], ids=lambda own: own.name)
+def test_a_resumed_run_is_the_run(sampler: Any, tmp_path: Path) -> None:
+    V, model = truth(), dfac.CP(2, factors=NAMES, dispersion=1.0)
+    cells = tuple(np.arange(4) for _ in range(3))
+    options: dict[str, Any] = {**SETTINGS, "monitor": cells}
+    whole = dfac.sample(V, model, sampler, **options)
+    dfac.sample(V, model, sampler, store=tmp_path / "run", **{**options, "draws": 5})
+    with pytest.raises(dfac.errors.DataError, match="pass the data again"):
+        dfac.resume(tmp_path / "run", draws=7, progressbar=False)
+    with pytest.raises(dfac.errors.DataError, match="not those"):
+        dfac.resume(tmp_path / "run", draws=7, V=V + 1, progressbar=False)
+    assert same(dfac.resume(tmp_path / "run", draws=7, V=V, progressbar=False), whole)
+
+
+def test_dense_and_sparse_zeros_sample_the_same_posterior() -> None:
+    """Zeros that are stored and zeros in a closed form differ by rounding alone."""
+    V, settings = truth(), {**SETTINGS, "draws": 3, "tune": 2}
+    for beta in (1.0, 2.0):
+        model = dfac.CP(2, beta=beta, dispersion=1.0)
+        sampler = dfac.PSGLD(warm_start=5)
+        every = as_tensor(V, 2, dtype="float64")
+        few = as_tensor(sparse.COO(V), every.grid, dtype="float64", unstored="zero")  # type: ignore[arg-type]
+        assert few.row_order is None
+        one, other = (dfac.sample(data, model, sampler, **settings) for data in (every, few))
+        for name in "WH":
+            np.testing.assert_allclose(
+                one["posterior"][name].values, other["posterior"][name].values, rtol=1e-7
+            )
+
+
+def test_what_is_predicted_is_what_draws_make() -> None:
+    V = xr.DataArray(truth(), dims=NAMES, coords={"week": np.arange(9) * 7})
+    at = np.array([0, 3, 13]), np.array([1, 1, 11]), np.array([8, 0, 2])
+    trace = dfac.sample(
+        V, dfac.CP(3, dispersion=1.0), dfac.PSGLD(warm_start=5), monitor=at, chains=2, **SETTINGS
+    )
+    factors = dfac.factors(trace)
+    assert tuple(factors) == NAMES
+    assert [own.dims[2] for own in factors.values()] == list(NAMES)
+    np.testing.assert_array_equal(factors["week"]["week"], np.arange(9) * 7)
+    mu = np.einsum("cdik,cdjk,cdlk->cdijl", *(own.values for own in factors.values()))
+    seen = mu[:, :, at[0], at[1], at[2]]
+    points = dfac.predict(trace, at, of="mean")
+    np.testing.assert_allclose(points["mean"], seen.mean((0, 1)), rtol=1e-5)
+    np.testing.assert_allclose(points["sd"], seen.std((0, 1)), rtol=1e-4)
+    np.testing.assert_array_equal(points["week"], at[2])
+    whole = dfac.predict(trace, of="mean")
+    assert whole["mean"].dims == NAMES
+    np.testing.assert_allclose(whole["mean"].values[at], points["mean"], rtol=1e-6)
+    np.testing.assert_array_equal(whole["week"], np.arange(9) * 7)
+    watched = dfac.monitored(trace, of="mean")
+    np.testing.assert_allclose(watched["mean"], points["mean"], rtol=1e-4)
+    np.testing.assert_array_equal(watched["place"], at[1])
+    densities = dfac.log_likelihood(trace, at, V=V.values[at], held_out=False)
+    from scipy import stats
+
+    phi = trace.attrs["dispersion"]
+    assert phi == 1.0
+    np.testing.assert_allclose(
+        densities["log_likelihood"]["V"].values, stats.poisson.logpmf(V.values[at], seen), rtol=1e-4
+    )
+    shares = dfac.explained_variance(trace)
+    level = mu.mean((2, 3, 4), keepdims=True)
+    parts = np.einsum("cdik,cdjk,cdlk->cdkijl", *(own.values for own in factors.values()))
+    own = ((parts - parts.mean((3, 4, 5), keepdims=True)) * (mu - level)[:, :, None]).mean(
+        (3, 4, 5)
+    )
+    noise = level.reshape(2, -1)  # of Poisson counts
+    expected = own / (mu.var((2, 3, 4)) + noise)[..., None]
+    np.testing.assert_allclose(shares.values[:, :, 0], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_alignment_changes_no_mean() -> None:
+    trace = dfac.sample(
+        truth(), dfac.CP(3, dispersion=1.0), dfac.PSGLD(warm_start=5), chains=2, **SETTINGS
+    )
+    before, after = (
+        np.einsum("cdik,cdjk,cdlk->cdijl", *(own.values for own in dfac.factors(one).values()))
+        for one in (trace, dfac.align(trace))
+    )
+    np.testing.assert_allclose(after, before, rtol=1e-4)
+    sums = [own.values.sum(2) for own in dfac.factors(dfac.align(trace)).values()]
+    np.testing.assert_allclose(sums[0], sums[1], rtol=1e-4)
+    np.testing.assert_allclose(sums[0], sums[2], rtol=1e-4)
+
+
+def test_an_unfolding_takes_new_indices_of_its_axis() -> None:
+    V = truth((40, 12, 9))
+    options = {**SETTINGS, "draws": 100, "tune": 100}
+    trace = dfac.sample(
+        V[:34], dfac.CP(2, factors=NAMES, dispersion=1.0), dfac.BlockHMC(), **options
+    )
+    matrix = dfac.view(trace, "person")
+    mu = np.einsum("cdik,cdjk,cdlk->cdijl", *(own.values for own in dfac.factors(trace).values()))
+    drawn = matrix["posterior"]
+    np.testing.assert_allclose(
+        drawn["W"].values @ drawn["H"].values, mu.reshape(*mu.shape[:3], -1), rtol=1e-4
+    )
+    new = dfac.transform(matrix, V[34:].reshape(6, -1), random_seed=1, progressbar=False)
+    found = np.einsum("cdik,cdkf->if", new.values, drawn["H"].values) / 100
+    error = np.mean((found - V[34:].reshape(6, -1)) ** 2)
+    assert error < 1.3 * V[34:].mean(), "Poisson counts are off by their mean"
+    with pytest.raises(OptionError, match="no axis 'month'"):
+        dfac.view(trace, "month")
+    with pytest.raises(OptionError, match=r"pass view\(run, axis\)"):
+        dfac.transform(trace, V[34:].reshape(6, -1))
+
+
+def test_chains_begin_with_a_result() -> None:
+    V, model = truth(), dfac.CP(2, dispersion=1.0)
+    begun = dfac.sample(V, model, dfac.PSGLD(warm_start=5), **SETTINGS)
+    again = dfac.sample(V, model, dfac.PSGLD(warm_start=0), init=begun, **{**SETTINGS, "tune": 0})
+    last = begun["posterior"].isel(draw=-1)["H"].values
+    first = again["posterior"].isel(draw=0)["H"].values
+    assert np.corrcoef(last.ravel(), first.ravel())[0, 1] > 0.9
+    point = dfac.optimize(V, model, random_seed=1, progressbar=False)
+    assert point["H"].shape == (2, 21)
+    dfac.sample(V, model, dfac.PSGLD(), init=point, **SETTINGS)
+
+
+def test_streams_of_noise_do_not_meet() -> None:
+    """A sampler's further streams of a factor are none of another factor."""
+    words = [factor_word(n) + stream for n in range(6) for stream in ((0,) if n < 2 else range(8))]
+    words += list(range(2, 8))  # of the factors of a matrix
+    assert len(set(words)) == len(words)
+
+
+@pytest.mark.parametrize(
+    "sampler", [dfac.Gibbs(), dfac.SGLD(), dfac.HMC()], ids=lambda own: own.name
+)
+def test_samplers_of_matrices_say_so(sampler: Any) -> None:
+    with pytest.raises(OptionError, match="samples matrices"):
+        dfac.sample(truth(), dfac.CP(2, dispersion=1.0), sampler, **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"rate_w": "component"}, {"shape_w": "auto"}, {"factors": "abc"}, {"factors": ("a", 1, "b")}],
+    ids=str,
+)
+def test_settings_of_a_model_are_checked(setting: dict[str, Any]) -> None:
+    with pytest.raises(ModelError):
+        dfac.CP(2, **setting)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"monitor": "missing"}, OptionError, "tuple of 3"),
+        ({"monitor": ([0], [1])}, OptionError, "tuple of 3"),
+        ({"monitor": ([0], [1], [99])}, OptionError, "from 0 to 8"),
+        ({"monitor": ([0], [1], [1, 2])}, OptionError, "as many places"),
+        ({"init": "random"}, OptionError, "init of a CP"),
+        ({"blocks": 99}, OptionError, "shortest axis"),
+    ],
+    ids=str,
+)
+def test_options_of_a_run_are_checked(
+    settings: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        dfac.sample(truth(), dfac.CP(2, dispersion=1.0), dfac.PSGLD(), **SETTINGS, **settings)
+
+
+def test_zeros_without_a_closed_form_are_refused() -> None:
+    V = sparse.COO(truth())
+    with pytest.raises(ModelError, match="closed form"):
+        dfac.sample(V, dfac.CP(2, beta=0.5), unstored="zero", **SETTINGS)
+
+
+def test_costs_are_told_beforehand() -> None:
+    told = str(dfac.estimate_cost(truth(), dfac.CP(3, dispersion=1.0), dfac.PSGLD()))
+    assert "data" in told
