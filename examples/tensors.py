@@ -1,9 +1,8 @@
 """Who meets where and when: four patterns in counts of visits, and visits that nobody recorded.
 
-Made-up counts of visits of 120 people to 40 places in 48 half-hours: most cells of the tensor are
-zero, so that it goes in as a sparse array. Four patterns (commuters, shoppers, a night shift,
-weekend sport) each have people, places and hours. A tenth of the hours of each person's visits
-to each place were not recorded.
+Made-up counts of visits of 120 people to 40 places in 48 half-hours. Four patterns (commuters,
+shoppers, a night shift, sport) each have people, places and hours. A tenth of all counts
+were not recorded.
 
     python examples/tensors.py [--people 120] [--draws 400] [--picture tensors.png]
 
@@ -99,7 +98,7 @@ def draw(shares: xr.DataArray, path: str) -> None:
         axes.fill_between(own["hour"], *ends, alpha=0.25, color=line.get_color())
     axes.set_xlabel("hour of the day")
     axes.set_ylabel("share of a pattern's visits")
-    axes.legend()
+    figure.legend(loc="outside right upper")
     figure.savefig(path, dpi=120)
 
 
