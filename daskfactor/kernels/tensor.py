@@ -84,7 +84,8 @@ def _then(first: Step, second: Step) -> Step:
 
 def in_turn(steps: list[Step]) -> Step:
     """Make one inlined function of several, so that the factors they name are constants."""
-    return reduce(_then, steps, _nothing)
+    first: Step = _nothing
+    return reduce(_then, steps, first)
 
 
 # -- steps of one entry ------------------------------------------------------------------
