@@ -149,8 +149,8 @@ def as_tensor(
         if not isinstance(V, TensorData):
             raise DataError("these are blocks of a matrix; a CP model takes three or more axes")
         return V
-    entries = entries_of(V, unstored)
-    entries = _checked(entries, names)._replace(values=entries.values.astype(kind, copy=False))
+    entries = _checked(entries_of(V, unstored), names)
+    entries = entries._replace(values=entries.values.astype(kind, copy=False))
     grid = _grid(entries, blocks)
     orders = _orders(entries, grid)
     positions = [inverse(order) for order in orders] if orders else None

@@ -102,6 +102,14 @@ def test_a_stored_nan_is_missing_among_observed_zeros() -> None:
     np.testing.assert_array_equal(data.row_observed, [4, 3, 4])
 
 
+def test_a_stored_nan_is_one_more_missing_entry_where_others_are() -> None:
+    places, values = np.array([[0, 1, 1], [0, 0, 1], [0, 0, 1]]), np.array([1.0, np.nan, 2.0])
+    data = as_tensor(sparse.COO(places, values, (2, 2, 2)), 1, unstored="missing")
+    known = as_tensor(sparse.COO(places[:, ::2], values[::2], (2, 2, 2)), 1, unstored="missing")
+    assert data.total_observed == 2
+    assert data.fingerprint == known.fingerprint
+
+
 def test_blocks_survive_a_trip_to_another_process() -> None:
     import pickle
 
