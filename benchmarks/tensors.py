@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 import daskfactor as dfac
 from daskfactor.data.tensor import as_tensor
-from daskfactor.kernels import tensorwise
+from daskfactor.kernels import factorwise
 from daskfactor.kernels.views import TensorBlock, Workspace
 from daskfactor.machine import single_threaded_blas
 from daskfactor.models.tweedie_law import Tweedie
@@ -111,7 +111,7 @@ def tell_passes(V: Any, components: list[int], runs: int) -> None:
         law = Tweedie(1.0)
 
         def kernel(factors: Any = factors, work: Any = work, law: Any = law) -> Any:
-            return tensorwise.gradient(block, law, factors, 1.0, FLOOR, work)
+            return factorwise.gradient(block, law, factors, 1.0, FLOOR, work)
 
         def loop(factors: Any = factors, out: Any = out) -> None:
             plain(*places, V.data, *factors, out)

@@ -37,11 +37,11 @@ class HeldOut(NamedTuple):
     """A matrix without some of its entries, and those entries.
 
     ``train`` is of the kind that was passed, or a DataArray; ``cells`` is (rows, columns),
-    what ``sample(monitor=...)`` takes; ``values`` are the entries there.
+    of a tensor places along each axis, what ``sample(monitor=...)`` takes; ``values`` are the entries there.
     """
 
     train: Any
-    cells: tuple[NDArray[np.int64], NDArray[np.int64]]
+    cells: tuple[NDArray[np.int64], ...]
     values: NDArray[Any]
 
     def __repr__(self) -> str:
@@ -54,10 +54,11 @@ class HeldOut(NamedTuple):
         """Name and kind of each part."""
         shape = " x ".join(map(str, getattr(self.train, "shape", ())))
         count, values = len(self.values), np.asarray(self.values, dtype=np.float64)
+        axes = "rows and columns" if len(self.cells) == 2 else f"{len(self.cells)} places each"
         spread = f", {values.min():.4g} to {values.max():.4g}, mean {values.mean():.4g}"
         return [
             ("train", f"{type(self.train).__name__} {shape}, without them".replace("  ", " ")),
-            ("cells", f"rows and columns of {count:,} cells"),
+            ("cells", f"{axes} of {count:,} cells"),
             ("values", f"the {count:,} entries there{spread if count else ''}"),
         ]
 
@@ -194,7 +195,7 @@ def _from_tensor(
         _give_back(taken, entries.places, entries.shape)
     cells = tuple(place[taken] for place in entries.places)
     train = _train_of(V, cells, ~taken, entries)
-    return HeldOut(train, cells, entries.values[taken])  # type: ignore[arg-type]
+    return HeldOut(train, cells, entries.values[taken])
 
 
 def _give_back(

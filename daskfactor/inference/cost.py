@@ -12,14 +12,13 @@ from dask.utils import format_bytes, format_time
 from daskfactor import markup
 from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.joined import join
 from daskfactor.data.sources import Outline, outline
 from daskfactor.data.tables import Wanted
-from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import OptionError
 from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
 from daskfactor.inference.inits import Init
 from daskfactor.inference.sampling import SMALL_DATA, sample
+from daskfactor.inference.session import blocks_for
 from daskfactor.inference.setting import Setting, checked_lengths, learnt_bytes, plan_run
 from daskfactor.inference.timing import EVALUATION, Place, place_of, time_of
 from daskfactor.kernels.blockwise import SLAB
@@ -215,19 +214,13 @@ def estimate_cost(
     given = SimpleNamespace(**asked.arguments)
     wanted = asked_sampler(model, sampler)
     lengths = checked_lengths(wanted, draws=draws, tune=tune, chains=chains, thin=thin)
-    if model.joins and not isinstance(V, BlockedData):
-        # Bands depend on where entries are, so that several matrices have to be read.
+    if (model.joins or model.tensor) and not isinstance(V, BlockedData):
+        # Their blocks depend on where entries are, so that they have to be read.
         names = "blocks", "dtype", "unstored", "memory_limit"
         told = {name: getattr(given, name) for name in names}
         rest: Any = {name: own for name, own in options.items() if name not in names}
-        with join(V, model.relations, **told) as joined:
-            return estimate_cost(joined, model, sampler, draws, tune, chains, thin, **rest)
-    if model.tensor and not isinstance(V, BlockedData):
-        names = "blocks", "dtype", "unstored", "memory_limit"
-        told = {name: getattr(given, name) for name in names}
-        rest = {name: own for name, own in options.items() if name not in names}
-        with as_tensor(V, **told) as blocks:
-            return estimate_cost(blocks, model, sampler, draws, tune, chains, thin, **rest)
+        with blocks_for(model, V, **told) as read:
+            return estimate_cost(read, model, sampler, draws, tune, chains, thin, **rest)
     data = outline(
         V,
         blocks=given.blocks,

@@ -116,6 +116,15 @@ def session_of(
         yield Session(seed, on_event, data, stack, choose, options)
 
 
+def blocks_for(model: Any, V: Any, **options: Any) -> BlockedData:
+    """Put data on blocks as a model takes them: a matrix, several, or a tensor."""
+    if model.joins:
+        return join(V, model.relations, **options)
+    if model.tensor:
+        return as_tensor(V, names=model.factors, **options)
+    return as_blocks(V, **options)
+
+
 @contextmanager
 def session(
     V: Any,
@@ -156,13 +165,7 @@ def session(
     def load(stack: ExitStack) -> tuple[BlockedData, str]:
         if isinstance(V, dict) and not model.joins:
             model.placed({})
-        data: BlockedData
-        if model.joins:
-            data = join(V, model.relations, **wanted, **told)
-        elif model.tensor:
-            data = as_tensor(V, names=model.factors, **wanted, **told)
-        else:
-            data = as_blocks(V, **wanted, **told)
+        data = blocks_for(model, V, **wanted, **told)
         if data is not V:
             stack.callback(data.close)
         if not weighed:

@@ -1,7 +1,10 @@
 """What a program asks of a block of a matrix or of a tensor, whatever number of factors it has.
 
-``factors`` has a band (I_n, K) of each of the N factors that meet in the block. Of two it is
-:mod:`daskfactor.kernels.blockwise` that answers, of more :mod:`daskfactor.kernels.tensorwise`.
+Factors are a tuple of bands (I_n, K), C-contiguous, of one float dtype. Blocks of a matrix are
+answered by :mod:`daskfactor.kernels.blockwise`. Laws whose unstored zeros do not add up in a
+closed form (`Likelihood.visits_all`) are not served of a tensor.
+
+Source: Şimşekli et al. 2015, section 6; Kolda and Bader 2009, section 3.
 """
 
 from typing import Any
@@ -9,14 +12,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels import blockwise, tensorwise
+from daskfactor.kernels import blockwise
+from daskfactor.kernels.blockwise import NO_FITS, by_share
+from daskfactor.kernels.tensor import TensorKernels, tensor_kernels
 from daskfactor.kernels.views import AnyBlock, TensorBlock, Workspace
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
+Parts = tuple[TensorKernels, tuple[float, tuple[Any, ...]], tuple[Array, Array, Array]]
 Watched = tuple[Arrays, Array, Array, int]
 """Monitored cells of a block: places along each factor, running mean and sum of squares, count."""
+
+
+def _parts(
+    view: TensorBlock, likelihood: Likelihood, factors: Arrays, floor: float, work: Workspace
+) -> Parts:
+    """Kernels for a block, what they are told of the law, and scratch."""
+    N, K = len(factors), factors[0].shape[1]
+    kernels = tensor_kernels(likelihood, view.zeros, N, K)
+    return kernels, (floor, likelihood.numbers), work.tensor_sums(N, K, factors[0].dtype)
 
 
 def gradient(
@@ -29,11 +44,18 @@ def gradient(
     curvatures: Arrays | None = None,
 ) -> Arrays:
     """Give every factor's gradient (I_n, K), in buffers of ``work``; ``curvatures`` gain theirs."""
-    if isinstance(view, TensorBlock):
-        return tensorwise.gradient(view, likelihood, factors, scale, floor, work, curvatures)
-    W, H = factors
-    both: Any = curvatures
-    return blockwise.gradient(view, likelihood, W, H, scale, floor, work, both)
+    if not isinstance(view, TensorBlock):
+        (W, H), both = factors, curvatures
+        return blockwise.gradient(view, likelihood, W, H, scale, floor, work, both)  # type: ignore[arg-type]
+    kernels, law, scratch = _parts(view, likelihood, factors, floor, work)
+    out = work.tensor_gradients(view.shape, factors[0].shape[1], factors[0].dtype)
+    block, scale = view.arguments, scale * likelihood.share
+    if curvatures is None:
+        kernels.gradient(block, factors, scale, law, (out, out), scratch)
+        return out
+    with by_share(likelihood, curvatures) as added:
+        kernels.gradient_curvature(block, factors, scale, law, (out, added), scratch)
+    return out
 
 
 def multiplicative(
@@ -45,12 +67,14 @@ def multiplicative(
     out: tuple[Array, Array],
     work: Workspace,
 ) -> None:
-    """Add the block's share of a factor's multiplicative update, numerator and denominator."""
-    if isinstance(view, TensorBlock):
-        tensorwise.multiplicative(view, likelihood, factor, factors, floor, out, work)
-    else:
+    """Add the block's share of one factor's multiplicative update, numerator and denominator."""
+    if not isinstance(view, TensorBlock):
         W, H = factors
         blockwise.multiplicative(view, likelihood, factor == 0, W, H, floor, out, work)
+        return
+    kernels, law, scratch = _parts(view, likelihood, factors, floor, work)
+    with by_share(likelihood, out) as added:
+        kernels.multiplicative[factor](view.arguments, factors, law, added, scratch)
 
 
 def slope(
@@ -62,12 +86,18 @@ def slope(
     out: tuple[Array, NDArray[np.float64] | None],
     work: Workspace,
 ) -> None:
-    """Add the block's share of a factor's gradient, and of the fit of each of its rows."""
-    if isinstance(view, TensorBlock):
-        tensorwise.slope(view, likelihood, factor, factors, floor, out, work)
-    else:
+    """Add the block's share of one factor's gradient, and of the fit of each of its rows."""
+    if not isinstance(view, TensorBlock):
         W, H = factors
         blockwise.slope(view, likelihood, factor == 0, W, H, floor, out, work)
+        return
+    kernels, law, scratch = _parts(view, likelihood, factors, floor, work)
+    K, dtype = factors[0].shape[1], factors[0].dtype
+    part = work.tensor_gradients(view.shape, K, dtype)[factor]
+    add = (kernels.slope if out[1] is None else kernels.fitted_slope)[factor]
+    with by_share(likelihood, out) as (gradient, fits):
+        found = gradient, NO_FITS if fits is None else fits
+        add(view.arguments, factors, law, found, (part, *scratch))
 
 
 def evaluate(
@@ -80,9 +110,13 @@ def evaluate(
     work: Workspace,
 ) -> None:
     """Add the block's sums of fit to ``out`` (2,); move the moments of its monitored cells."""
-    if isinstance(view, TensorBlock):
-        tensorwise.evaluate(view, likelihood, factors, floor, out, cells, work)
+    if not isinstance(view, TensorBlock):
+        W, H = factors
+        watched = None if cells is None else (*cells[0], *cells[1:])
+        blockwise.evaluate(view, likelihood, W, H, floor, out, watched, work)  # type: ignore[arg-type]
         return
-    W, H = factors
-    watched = None if cells is None else (cells[0][0], cells[0][1], *cells[1:])
-    blockwise.evaluate(view, likelihood, W, H, floor, out, watched, work)
+    kernels, law, scratch = _parts(view, likelihood, factors, floor, work)
+    if cells is None:
+        none, nothing = np.empty(0, np.int32), np.empty(0, factors[0].dtype)
+        cells = (none,) * len(factors), nothing, nothing, 1
+    kernels.evaluate(view.arguments, factors, law, out, cells, scratch)

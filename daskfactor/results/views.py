@@ -140,44 +140,29 @@ def explained_variance(trace: Trace) -> xr.DataArray:
         raise OptionError("shares of variance are those of draws, and the run kept none")
     if draw_weights(tree) is not None:
         raise OptionError("shares of variance are those of draws of equal weight, not of particles")
-    if Axes.of(tree.attrs) is not None:
-        found = [_shares_of_tensor(tree)]
-        return xr.concat(found, xr.Variable("view", ["data"])).transpose(
-            "chain", "draw", "view", COMPONENT
-        )
     runs = {"data": tree}
-    if "placed" in json.loads(tree.attrs["data"]):
-        runs = {name: view(tree, name) for name in _names(_placed(tree))}
-    found = [_shares(run) for run in runs.values()]
+    if Axes.of(tree.attrs) is not None:
+        found = [_shares(tree, factors(tree))]
+    else:
+        if "placed" in json.loads(tree.attrs["data"]):
+            runs = {name: view(tree, name) for name in _names(_placed(tree))}
+        found = [_shares(run, _sides(run)) for run in runs.values()]
     return xr.concat(found, xr.Variable("view", list(runs))).transpose(
         "chain", "draw", "view", COMPONENT
     )
 
 
-def _shares(run: xr.DataTree) -> xr.DataArray:
-    """Shares of the components of one matrix, from sums over its rows and over its columns."""
-    group, dims = run["posterior"].to_dataset(), factor_dims(run)
-    W = group["W"].rename({COMPONENT: ONE}).astype(np.float64)
-    H = group["H"].rename({COMPONENT: ONE}).astype(np.float64)
-    cells = group.sizes[dims[0]] * group.sizes[dims[1]]
-    both = _gram(W, dims[0]) * _gram(H, dims[1]) / cells
-    means = W.mean(dims[0]) * H.mean(dims[1])
-    total = means.sum(ONE)
-    explained = both.sum(OTHER) - means * total
-    model = model_from_dict(json.loads(run.attrs["model"]))
-    spread = explained.sum(ONE)
-    noise = _noise(model.likelihood, float(run.attrs["dispersion"]), total.values, spread.values)
-    return (explained / (spread + noise)).rename({ONE: COMPONENT})
+def _shares(run: xr.DataTree, parts: Mapping[str, xr.DataArray]) -> xr.DataArray:
+    """Shares of the components of one array, from sums over the rows of each of its factors.
 
-
-def _shares_of_tensor(run: xr.DataTree) -> xr.DataArray:
-    """Shares of the components of a tensor, from sums over the rows of each factor."""
+    ``parts`` are these factors, by their own dimensions.
+    """
     both: Any = 1.0
     means: Any = 1.0
-    for name, factor in factors(run).items():
+    for dim, factor in parts.items():
         own = factor.rename({COMPONENT: ONE}).astype(np.float64)
-        both = both * (_gram(own, name) / own.sizes[name])
-        means = means * own.mean(name)
+        both = both * (_gram(own, dim) / own.sizes[dim])
+        means = means * own.mean(dim)
     total = means.sum(ONE)
     explained = both.sum(OTHER) - means * total
     model = model_from_dict(json.loads(run.attrs["model"]))
@@ -185,6 +170,12 @@ def _shares_of_tensor(run: xr.DataTree) -> xr.DataArray:
     noise = _noise(model.likelihood, float(run.attrs["dispersion"]), total.values, spread.values)
     shares: xr.DataArray = (explained / (spread + noise)).rename({ONE: COMPONENT})
     return shares
+
+
+def _sides(run: xr.DataTree) -> dict[str, xr.DataArray]:
+    """Return both factors of a matrix, by their own dimensions."""
+    group, dims = run["posterior"].to_dataset(), factor_dims(run)
+    return {dims[0]: group["W"], dims[1]: group["H"]}
 
 
 def _noise(likelihood: Any, dispersion: float, level: Any, spread: Any) -> xr.DataArray:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 import daskfactor as dfac
-from daskfactor.kernels import tensorwise
+from daskfactor.kernels import factorwise
 from daskfactor.results.views import factors
 
 pytestmark = pytest.mark.statistical
@@ -150,12 +150,12 @@ def test_samplers_with_a_step_are_near(sampler: Any) -> None:
 
 
 def test_a_gradient_that_leaves_a_factor_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = tensorwise.slope
+    right = factorwise.slope
 
     def wrong(view: Any, law: Any, factor: int, given: Any, *rest: Any) -> None:
         bent = tuple(own if n != 2 else own * 1.1 for n, own in enumerate(given))
         right(view, law, factor, bent if factor == 0 else given, *rest)
 
-    monkeypatch.setattr(tensorwise, "slope", wrong)
+    monkeypatch.setattr(factorwise, "slope", wrong)
     distance, _ = off(drawn(COUNTS, TWO, dfac.BlockHMC()), exact_counts(COUNTS))
     assert distance > ERRORS
