@@ -54,6 +54,7 @@ SMALL = {
         *("--seconds", "1", "--rate", "8000", "--ranks", "2", "5", "--snr", "5"),
         *("--temperatures", "4", "--draws", "10", "--picture", "picture.png"),
     ],
+    "tensors.py": ["--people", "40", "--draws", "100", "--picture", "picture.png"],
     "views.py": ["--cells", "200", "--draws", "150", "--picture", "picture.png"],
 }
 
@@ -167,6 +168,17 @@ def tells_what_only_one_measurement_shows(printed: str) -> None:
     covers(printed)
 
 
+def finds_hours_and_predicts(printed: str) -> None:
+    error, spread = (float(own) for own in re.findall(r"(?:means|all cells) ([\d.]+)[,;]", printed))
+    assert error < 0.15 * spread
+    assert float(re.findall(r"90 % intervals: ([\d.]+)", printed)[0]) > 0.9
+    found = sorted(float(own) for own in re.findall(r"pattern \d: +([\d.]+) h", printed))
+    assert len(found) == 4
+    patterns = ((1, 23), (8, 18), (10, 20), (11, 16))
+    seen = {own for own in patterns for hour in found if min(abs(hour - at) for at in own) <= 0.5}
+    assert seen == set(patterns), found
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "allocation.py": finds_the_rank_that_the_bound_misses,
     "letters.py": prefers_two_tables,
@@ -181,6 +193,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "readings.py": particles_differ_in_what_they_are_good_for,
     "sensor_gaps.py": covers,
     "speech.py": larger_dictionary_wins,
+    "tensors.py": finds_hours_and_predicts,
     "views.py": tells_what_only_one_measurement_shows,
 }
 """What an example must have printed."""
