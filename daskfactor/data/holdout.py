@@ -36,8 +36,9 @@ CELLS = "cells to hold out are (rows, columns) of integer positions, or a boolea
 class HeldOut(NamedTuple):
     """A matrix without some of its entries, and those entries.
 
-    ``train`` is of the kind that was passed, or a DataArray; ``cells`` is (rows, columns),
-    of a tensor places along each axis, what ``sample(monitor=...)`` takes; ``values`` are the entries there.
+    ``train`` is of the kind that was passed, or a DataArray; ``cells`` is (rows, columns), of a
+    tensor places along each axis, what ``sample(monitor=...)`` takes; ``values`` are the entries
+    there.
     """
 
     train: Any
