@@ -162,7 +162,7 @@ def log_evidence(
         for an :class:`AllocationModel` counts of any number of dimensions, dense or sparse,
         of which what is not stored is zero.
     model
-        A :class:`TweedieNMF` (beta = 2, 0, -1 or 0 < beta <= 1), a
+        A :class:`TweedieNMF` or a :class:`CP` (beta = 2, 0, -1 or 0 < beta <= 1), a
         :class:`GaussianAdditive` or an :class:`AllocationModel`.
     method
         :class:`ThermodynamicIntegration` by default, or :class:`Chib`; for an
@@ -208,6 +208,7 @@ def log_evidence(
         else session_of(lambda _: method.read(V, model, wanted), _suits, random_seed, **running)
     ) as run:
         if matrix:
+            model = model.placed(run.data.placed)
             phi = chosen_dispersion(run.data, model, run.seed, run.executor)
             hyper = model.resolve(run.data.level, phi)
             model = replace(model, **hyper._asdict())
@@ -227,8 +228,8 @@ def checked_method(method: object, model: Any) -> EvidenceMethod:
     """
     if getattr(model, "evidence_data", None) is None or isinstance(model, type):
         raise OptionError(
-            "an evidence is known of a TweedieNMF(n_components=...), of an AllocationModel and of "
-            f"a GaussianAdditive, got {model!r}"
+            "an evidence is known of a TweedieNMF(n_components=...), of a CP, of an "
+            f"AllocationModel and of a GaussianAdditive, got {model!r}"
         )
     found: EvidenceMethod = chosen(EvidenceMethod, method, model.default_evidence, "method")
     if model.evidence_data not in found.suits:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from daskfactor.checks import warn, whole_number
-from daskfactor.errors import SamplingWarning
+from daskfactor.errors import ModelError, SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
@@ -250,6 +250,11 @@ class Chib(EvidenceMethod):
             whole_number("permutations", self.permutations, 1)
 
     def check(self, model: Any) -> None:
+        if model.tensor:
+            raise ModelError(
+                f"{self.name}() gives the evidence of a matrix, and a {type(model).__name__} model "
+                f"is of a tensor; use {model.default_evidence}(), or leave method out"
+            )
         Gibbs().check_model(model)
 
     def estimate(self, problem: EvidenceProblem) -> Evidence:

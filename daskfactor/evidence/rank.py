@@ -25,6 +25,7 @@ from daskfactor.inference.session import session
 from daskfactor.options import OnMatrix, split, verb
 from daskfactor.random import resolve_seed
 from daskfactor.results.judged import Judged
+from daskfactor.results.pointwise import log_likelihood
 
 Vector = NDArray[np.float64]
 
@@ -146,7 +147,7 @@ def select_rank(
     with session(
         V, model, random_seed=seed, executor="serial", progressbar=False, **reading
     ) as run:
-        data = run.data
+        data, model = run.data, model.placed(run.data.placed)
         largest = model.with_components(max(numbers))
         decided = replace(model, dispersion=chosen_dispersion(data, largest, seed, run.executor))
         held = None
@@ -218,13 +219,9 @@ def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Ve
         keep="draws",
         **options,
     )
-    posterior = tree["posterior"].to_dataset()
-    W = posterior["W"].values[0][:, held.cells[0], :]
-    H = np.swapaxes(posterior["H"].values[0], 1, 2)[:, held.cells[1], :]
-    means = np.einsum("dck,dck->dc", W, H, dtype=np.float64)
-    means = np.maximum(means, np.finfo(np.float32).tiny)
-    densities = model.likelihood.log_density(held.values, means, float(model.dispersion))
-    return np.asarray(logsumexp(densities, axis=0) - np.log(len(means)), dtype=np.float64)
+    scores = log_likelihood(tree, held.cells, held.values, held_out=True)
+    densities = scores["held_out_log_likelihood"]["V"].stack(sample=("chain", "draw"))
+    return np.asarray(logsumexp(densities, axis=1) - np.log(densities.shape[1]), dtype=np.float64)
 
 
 def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ranks:

@@ -6,6 +6,7 @@ instead. A `GaussianAdditive` has stochastic-gradient Langevin dynamics, all tem
 by side.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -156,35 +157,36 @@ def temperature_series(
     rng = generator(seed, number, Stream.TEMPERATURE, model.n_components)
     if t == 0:
         drawn = (_prior_draw(model, data, rng) for _ in range(draws))  # independent of each other
-        fits = [_fit(model, data, sides, W, H) for W, H in drawn]
+        fits = [_fit(model, data, sides, factors) for factors in drawn]
         return FitSeries(np.array(fits))
     if isinstance(choice, Sampler):
         return _sampled_fits(model, data, choice, (seed, number), t, (draws, tune, every))
     return _moved_fits(model, data, sides, rng, t, (draws, tune, every))
 
 
-def _prior_draw(
-    model: TweedieNMF, data: BlockedData, rng: np.random.Generator
-) -> tuple[Factor, Factor]:
-    """Draw W (I, K) and Hᵀ (J, K) from their prior; frozen components stay as they are."""
+def _prior_draw(model: TweedieNMF, data: BlockedData, rng: np.random.Generator) -> list[Factor]:
+    """Draw W (I, K), Hᵀ (J, K), further factors likewise; frozen components stay as they are."""
     hyper = model.resolve(data.level, 1.0)
     drawn = []
-    for side, (length, fixed, order) in enumerate(
-        zip(data.shape, model.fixed, (data.row_order, data.col_order), strict=True)
-    ):
+    for side, bands in enumerate(data.grid.sides):
         rate, shape = hyper.prior(side)
-        factor = rng.standard_gamma(shape, (length, model.n_components)) / rate
+        drawn.append(rng.standard_gamma(shape, (bands.size, model.n_components)) / rate)
+    for factor, fixed, order in zip(
+        drawn, model.fixed, (data.row_order, data.col_order), strict=False
+    ):
         if fixed is not None:
             fixed.put(factor, slice(None) if order is None else order)
-        drawn.append(np.maximum(factor, SMALLEST))
-    return drawn[0], drawn[1]
+    return [np.maximum(factor, SMALLEST) for factor in drawn]
 
 
-def _fit(model: TweedieNMF, data: BlockedData, sides: Sides | None, W: Factor, H: Factor) -> float:
+def _fit(
+    model: TweedieNMF, data: BlockedData, sides: Sides | None, factors: Sequence[Factor]
+) -> float:
     """How well factors fit, as exact moves have it, or as a sampler has them and their fit."""
     if sides is not None:
+        W, H = factors
         return row_kernels(model.likelihood).log_fit(W, H, sides.by_rows)
-    state = make_state(data.grid, W.astype(data.dtype), H.astype(data.dtype))
+    state = make_state(data.grid, *(factor.astype(data.dtype) for factor in factors))
     fit = evaluate(SerialExecutor(), data, state, model.likelihood, SMALLEST_MEAN)
     return fit.negative_divergence
 

@@ -281,7 +281,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         that can be tempered: :class:`BlockHMC`, which is exact, too, or with a warning those
         whose steps have a bias that no error knows of, such as :class:`PSGLD` (the paper's).
         None takes ``"exact"`` up to 10⁶ listed entries times components (for β = 1 zeros are
-        not listed), else BlockHMC, whose draws are exact, too.
+        not listed) of a matrix, else BlockHMC, whose draws are exact, too.
     rule
         ``"euler-maclaurin"``, ``"variance"`` or ``"trapezoid"``
         (`daskfactor.evidence.thermodynamic`); None: the first, or the last on a uniform ladder.
@@ -333,6 +333,11 @@ class ThermodynamicIntegration(EvidenceMethod):
                 f"the law with {model.likelihood} has no density to integrate; an evidence needs "
                 "beta = 2, 0, -1 or 0 < beta <= 1"
             )
+        if model.tensor and self.sampler == "exact":
+            raise ModelError(
+                'sampler="exact" moves rows of a matrix, and this model is of a tensor; leave '
+                f"sampler out for {judge(model).name}(), whose draws are exact, too"
+            )
         if isinstance(self.sampler, Sampler):
             suited = self.sampler.suited(model)
             if suited is None or not suited.tempers:
@@ -365,6 +370,8 @@ class ThermodynamicIntegration(EvidenceMethod):
             return self.sampler.suited(model) or self.sampler
         if self.sampler is not None:
             return self.sampler
+        if model.tensor:
+            return judge(model)
         work = listed_entries(data, model.likelihood) * model.n_components
         return "exact" if work <= SMALL else judge(model)
 

@@ -56,7 +56,6 @@ class CP(TweedieNMF):
     has_scores: ClassVar[bool] = False
     conditional_sampler: ClassVar[str | None] = None
     inits: ClassVar[tuple[str, ...]] = ("multiplicative",)
-    evidence_data = None  # type: ignore[assignment]
 
     _: KW_ONLY
     factors: Sequence[str] | None = None

@@ -5,6 +5,7 @@ and their shares are independent. One component under a normal law by quadrature
 copies of the problem share a run, as blocks on a diagonal whose other cells are missing.
 """
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -16,18 +17,21 @@ from numpy.typing import NDArray
 from scipy import special
 
 import daskfactor as dfac
+from daskfactor.errors import SamplingWarning
+from daskfactor.evidence import tempered
 from daskfactor.kernels import factorwise
 from daskfactor.results.views import factors
 
 pytestmark = pytest.mark.statistical
 
 Array = NDArray[Any]
-COPIES, ERRORS = 400, 5.0
+COPIES, EVIDENT, ERRORS = 400, 40, 5.0
 COUNTS = np.array([[[2, 0], [1, 3]], [[0, 1], [0, 2]]])
 VALUES = np.array([[[1.2, 0.1], [0.7, 2.0]], [[-0.3, 0.6], [0.2, 1.1]]])
 PHI = 0.4
 
 
+@functools.cache
 def log_sums(count: int) -> float:
     """log of the integral of (ABC)^(n+1) exp(-ABC - A - B - C) over positive A, B, C."""
     nodes = np.linspace(-14.0, 5.0, 400)
@@ -39,19 +43,19 @@ def log_sums(count: int) -> float:
     return float(special.logsumexp(log_f) + 2 * math.log(step))
 
 
-def exact_counts(v: Array) -> Array:
-    """Posterior means of mu of two components, exponential priors of rate 1."""
-    total = int(v.sum())
-    log_i = [log_sums(n) for n in range(total + 3)]
+def log_of_one(n: Array) -> float:
+    """Log evidence of counts under one component, exponential priors of rate 1."""
+    margins = (n.sum((1, 2)), n.sum((0, 2)), n.sum((0, 1)))
+    shares = sum(special.gammaln(own + 1).sum() - math.lgamma(own.sum() + 2) for own in margins)
+    return float(log_sums(int(n.sum())) + shares - special.gammaln(n + 1).sum())
 
-    def evidence(n: Array) -> float:
-        margins = (n.sum((1, 2)), n.sum((0, 2)), n.sum((0, 1)))
-        shares = sum(special.gammaln(own + 1).sum() - math.lgamma(own.sum() + 2) for own in margins)
-        return float(log_i[int(n.sum())] + shares - special.gammaln(n + 1).sum())
+
+def exact_counts(v: Array) -> tuple[Array, float]:
+    """Posterior means of mu of two components and log evidence, exponential priors of rate 1."""
 
     def mean(n: Array) -> Array:
         count = int(n.sum())
-        product = math.exp(log_i[count + 1] - log_i[count])  # of ABC
+        product = math.exp(log_sums(count + 1) - log_sums(count))  # of ABC
         margins = (n.sum((1, 2)), n.sum((0, 2)), n.sum((0, 1)))
         shares = [(own + 1) / (count + 2) for own in margins]
         return product * np.einsum("i,j,k->ijk", *shares)
@@ -59,10 +63,10 @@ def exact_counts(v: Array) -> Array:
     logs, means = [], []
     for split in itertools.product(*(range(count + 1) for count in v.ravel())):
         first = np.array(split).reshape(v.shape)
-        logs.append(evidence(first) + evidence(v - first))
+        logs.append(log_of_one(first) + log_of_one(v - first))
         means.append(mean(first) + mean(v - first))
-    weights = np.exp(np.array(logs) - max(logs))
-    return np.asarray(np.tensordot(weights / weights.sum(), np.array(means), axes=1))
+    weights = special.softmax(logs)
+    return np.tensordot(weights, np.array(means), axes=1), float(special.logsumexp(logs))
 
 
 def exact_normal(v: Array, phi: float) -> Array:
@@ -90,12 +94,17 @@ def exact_normal(v: Array, phi: float) -> Array:
     return np.array(found)
 
 
+def copied(v: Array, copies: int = COPIES) -> sparse.COO:
+    """Put copies of a problem on a diagonal, whose other cells are missing."""
+    at = np.array(list(np.ndindex(v.shape)))
+    places = np.concatenate([at + 2 * copy for copy in range(copies)]).T
+    values = np.tile(v.ravel(), copies).astype(np.float64)
+    return sparse.COO(places, values, (2 * copies,) * 3, fill_value=np.nan)
+
+
 def drawn(v: Array, model: dfac.CP, sampler: Any, draws: int = 300, tune: int = 200) -> Array:
     """Means of mu over the draws of every copy: (copies, 2, 2, 2)."""
-    at = np.array(list(np.ndindex(v.shape)))
-    places = np.concatenate([at + 2 * copy for copy in range(COPIES)]).T
-    values = np.tile(v.ravel(), COPIES).astype(np.float64)
-    tensor = sparse.COO(places, values, (2 * COPIES,) * 3, fill_value=np.nan)
+    tensor = copied(v)
     settings: Any = {"draws": draws, "tune": tune, "random_seed": 3, "progressbar": False}
     trace = dfac.sample(tensor, model, sampler, blocks=2, **settings)
     own = [
@@ -126,7 +135,7 @@ def test_the_enumeration_is_the_integral_of_one_component() -> None:
 
 
 def test_two_components_of_counts() -> None:
-    distance, error = off(drawn(COUNTS, TWO, dfac.BlockHMC()), exact_counts(COUNTS))
+    distance, error = off(drawn(COUNTS, TWO, dfac.BlockHMC()), exact_counts(COUNTS)[0])
     assert error < 0.03
     assert distance < ERRORS
 
@@ -144,9 +153,41 @@ def test_one_component_under_a_normal_law() -> None:
 )
 def test_samplers_with_a_step_are_near(sampler: Any) -> None:
     """Within a tenth: their bias in the step, with eight cells to go by."""
-    true = exact_counts(COUNTS)
+    true, _ = exact_counts(COUNTS)
     found = drawn(COUNTS, TWO, sampler, 600, 300).mean(axis=0)
     np.testing.assert_allclose(found, true, rtol=0.1)
+
+
+def log_evidence(n_components: int) -> dfac.Evidence:
+    """Of forty copies of the counts, whose exact one is forty times that of one."""
+    method = dfac.ThermodynamicIntegration(draws=400, tune=100)
+    model = dfac.CP(n_components, dispersion=1.0, rate_w=1.0, rate_h=1.0)
+    options: Any = {"random_seed": 5, "progressbar": False, "blocks": 1}
+    return dfac.log_evidence(copied(COUNTS, EVIDENT), model, method, **options)
+
+
+@pytest.mark.parametrize("n_components", [1, 2])
+def test_the_evidence_of_counts(n_components: int) -> None:
+    exact = EVIDENT * (log_of_one(COUNTS) if n_components == 1 else exact_counts(COUNTS)[1])
+    found = log_evidence(n_components)
+    assert found.total_error < 2.0  # of 520 and 470 nats
+    assert abs(found.value - exact) < ERRORS * found.total_error
+
+
+def test_an_evidence_whose_chains_forget_the_temperature_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chains of low temperatures are those of twice that."""
+    right = tempered._sampled_fits
+
+    def wrong(*given: Any) -> Any:
+        *before, t, lengths = given
+        return right(*before, min(1.0, 2 * t), lengths)
+
+    monkeypatch.setattr(tempered, "_sampled_fits", wrong)
+    with pytest.warns(SamplingWarning, match="sees a small part"):
+        found = log_evidence(1)
+    assert abs(found.value - EVIDENT * log_of_one(COUNTS)) > ERRORS * found.total_error
 
 
 def test_a_gradient_that_leaves_a_factor_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,5 +198,5 @@ def test_a_gradient_that_leaves_a_factor_out_is_seen(monkeypatch: pytest.MonkeyP
         right(view, law, factor, bent if factor == 0 else given, *rest)
 
     monkeypatch.setattr(factorwise, "slope", wrong)
-    distance, _ = off(drawn(COUNTS, TWO, dfac.BlockHMC()), exact_counts(COUNTS))
+    distance, _ = off(drawn(COUNTS, TWO, dfac.BlockHMC()), exact_counts(COUNTS)[0])
     assert distance > ERRORS
