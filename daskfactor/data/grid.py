@@ -503,7 +503,7 @@ class Reshuffled:
 
 @dataclass(frozen=True)
 class Proportional:
-    """As many diagonals a cycle as there are, drawn with probability |part| / N each."""
+    """As many diagonals a cycle as there are, drawn with probability ``|part| / N`` each."""
 
     def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
         each, total = sizes.ravel(), int(sizes.sum())

@@ -498,6 +498,8 @@ class LangevinPair(Pair, LangevinDynamics):
 class SGLD(LangevinSampler):
     """Langevin dynamics on gradients from entries drawn with replacement.
 
+    The gradient is::
+
         G = (N / |Ω|) ∇ Σ_{(i, j) ∈ Ω} log p(v_ij | μ_ij) + ∇ log p(W, H)
 
     and then the step of :class:`LangevinDynamics`.
@@ -516,7 +518,7 @@ class SGLD(LangevinSampler):
     preconditioner
         ``"majorizer"`` or ``"identity"``.
     subsample
-        |Ω| / N, the share of the observed entries drawn in an iteration; ``"auto"`` is
+        ``|Ω| / N``, the share of the observed entries drawn in an iteration; ``"auto"`` is
         1 / B, the share of one of PSGLD's parts.
     warm_start
         Passes of multiplicative updates before the chain starts; ``"auto"`` takes
