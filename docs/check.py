@@ -1,9 +1,9 @@
-"""Check the built site: no page asks another host for anything, and all links within it lead somewhere.
+"""Check the built site: nothing in it is asked of another host, and all links lead somewhere.
 
     python docs/check.py [docs/_build/html]
 
 Links that a reader may click lead where they like; what a browser loads by itself has to be here.
-"""  # fmt: skip
+"""
 
 import re
 import sys
@@ -11,10 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LOADED = {
-    **dict.fromkeys(("audio", "embed", "iframe", "img", "script", "source", "video"), ("src",)),
-    **{"image": ("href", "xlink:href"), "object": ("data",), "use": ("href", "xlink:href")},
-}
+LOADED = dict.fromkeys(("audio", "embed", "iframe", "img", "script", "source", "video"), ("src",))
+LOADED |= dict.fromkeys(("image", "use"), ("href", "xlink:href")) | {"object": ("data",)}
 """Attributes by which an element loads something."""
 NOT_LOADED = {"alternate", "author", "canonical", "license", "next", "prev", "search"}
 """Kinds of ``<link>`` that load nothing."""
