@@ -162,6 +162,17 @@ def convert(
     zero; if it means missing, the last one of a file stays, with a warning, and a matrix in
     memory is refused. Stored zeros are dropped where unstored means zero. NaN and empty values
     are missing cells.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> from tempfile import mkdtemp
+    >>> from scipy import sparse
+    >>> V = sparse.random_array((300, 200), density=0.1, rng=0)
+    >>> store = mkdtemp() + "/ratings.zarr"
+    >>> converted = dfac.convert(V, store, unstored="missing", progressbar=False)
+    >>> dfac.as_blocks(store).shape
+    (300, 200)
     """
     begun = time.perf_counter()
     unstored = reading.get("unstored")
@@ -249,6 +260,17 @@ def export(
     Notes
     -----
     `convert` reads all of these back. Entries that are missing although stored are NaN.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> from tempfile import mkdtemp
+    >>> from scipy import sparse
+    >>> V = sparse.random_array((30, 20), density=0.1, rng=0)
+    >>> file = mkdtemp() + "/ratings.npz"
+    >>> dfac.export(dfac.as_blocks(V, unstored="missing", allow_empty=True), file)
+    >>> sparse.load_npz(file).shape
+    (30, 20)
     """
     target = Path(path)
     writers = {".npz": _npz, ".mtx": _matrix_market, ".mtx.gz": _matrix_market, ".h5ad": _h5ad}

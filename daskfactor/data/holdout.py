@@ -116,6 +116,15 @@ def hold_out(
         If ``V`` is no matrix of real numbers, or there is no memory to put it together.
     StoreError
         If it cannot be read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> held = dfac.hold_out(V, 0.1, random_seed=0)
+    >>> held.values.size, int(np.isnan(held.train).sum())
+    (30, 30)
     """
     inner_share("share", share)
     unstored = reading.get("unstored")

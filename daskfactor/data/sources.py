@@ -184,6 +184,15 @@ def as_blocks(
     The grid of blocks is that of Şimşekli et al. 2017, definition 1. A NumPy
     array that is used where it is must not be changed afterwards. A dask array
     must say itself that its chunks are sparse (its ``meta``).
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> from scipy import sparse
+    >>> V = sparse.random_array((300, 200), density=0.1, rng=0)
+    >>> data = dfac.as_blocks(V, blocks=4, unstored="missing")
+    >>> data.shape, data.grid.blocks
+    ((300, 200), 4)
     """
     unstored, wanted = reading.get("unstored"), Wanted.of(reading)
     kind = checked_options(dtype, unstored, workers)

@@ -140,6 +140,15 @@ def as_tensor(
     ------
     DataError, OptionError, StoreError
         If they cannot be used.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(2.0, (8, 6, 5))
+    >>> data = dfac.as_tensor(V, blocks=2, names=("user", "item", "week"))
+    >>> [side.size for side in data.grid.sides]
+    [8, 6, 5]
     """
     for name, own in others.items():
         if own is not None and own is not False:

@@ -79,6 +79,14 @@ class Cost:
         From how many workers on the network would be the limit, with two bands for each thread
         at least; and decoded data, of as many columns, below which it is with the workers that
         there are. None without a network.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> cost = dfac.estimate_cost(np.ones((200, 100)), dfac.TweedieNMF(3), draws=100, tune=50)
+    >>> cost.cycles, cost.draws_kept, cost.peak < 2**30
+    (150, 100, True)
     """
 
     data: Annotated[int, "all decoded blocks"]
@@ -208,6 +216,14 @@ def estimate_cost(
     Notes
     -----
     The estimate is an upper one: tests hold it against the memory that runs take.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> cost = dfac.estimate_cost(np.ones((2000, 1000)), dfac.TweedieNMF(10), draws=100)
+    >>> cost.blocks, cost.cycles
+    (8, 600)
     """
     asked = signature(estimate_cost).bind(V, model, sampler, draws, tune, chains, thin, **options)
     asked.apply_defaults()  # a TypeError has named what nobody takes

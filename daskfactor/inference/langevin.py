@@ -308,6 +308,16 @@ class PSGLD(LangevinSampler):
     of the Heston stochastic volatility model", section 3.2 (the share f is ours). Exact
     transitions: Baker, Fearnhead, Fox and Nemeth 2018, "Large-scale stochastic sampling
     from the probability simplex".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.PSGLD(step=0.1), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     step: Step = "auto"
@@ -433,6 +443,16 @@ class PSGRRLD(Pair, PSGLD):
     -----
     Şimşekli et al. 2017, equations 9 to 11. With ``"moments"`` the bias of a single chain
     has hardly a first order that could be cancelled.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.PSGRRLD(), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     transition: Transition = "euler"
@@ -474,6 +494,16 @@ class LangevinDynamics(LangevinSampler):
     -----
     Şimşekli et al. 2015, section 2 (equation 2), and Şimşekli et al. 2017, equation 6,
     with N entries in every step.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.LangevinDynamics(warm_start=20), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     step: Step = "auto"
@@ -537,6 +567,16 @@ class SGLD(LangevinSampler):
     -----
     Welling and Teh 2011, "Bayesian learning via stochastic gradient Langevin dynamics",
     equation 4; Şimşekli et al. 2015, equation 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.SGLD(subsample=0.5), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     step: Step = "auto"

@@ -50,6 +50,16 @@ class CP(TweedieNMF):
     References
     ----------
     Şimşekli et al. 2015, section 6; Kolda and Bader 2009, section 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(2.0, (8, 6, 5))
+    >>> model = dfac.CP(2, factors=("user", "item", "week"))
+    >>> trace = dfac.sample(V, model, draws=20, tune=20, random_seed=0, progressbar=False)
+    >>> {name: own.shape for name, own in dfac.factors(trace).items()}
+    {'user': (1, 20, 8, 2), 'item': (1, 20, 6, 2), 'week': (1, 20, 5, 2)}
     """
 
     tensor: ClassVar[bool] = True

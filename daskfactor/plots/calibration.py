@@ -52,6 +52,16 @@ def calibration_plot(
     ------
     OptionError
         If it is no such result, or matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> model = dfac.TweedieNMF(1, rate_w=1.0, rate_h=1.0, dispersion=1.0)
+    >>> run = {"draws": 50, "tune": 50, "random_seed": 0, "progressbar": False}
+    >>> found = dfac.calibrate(model, (4, 3), dfac.Gibbs(), replications=20, **run)
+    >>> figure = dfac.plots.calibration_plot(found)
+    >>> len(figure.axes) > 1
+    True
     """
     whole = {"rank", "levels", "p"} <= set(calibration.data_vars)
     check_table(calibration, whole, "calibration_plot", "calibrate")

@@ -99,6 +99,17 @@ def components(
     ------
     OptionError
         If there are no factors, an argument does not fit, or matplotlib is missing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.components(trace)
+    >>> len(figure.axes)
+    6
     """
     found = components_of(result, chain)
     sides = _sides(found, image_shape, show)
@@ -202,6 +213,17 @@ def overview(
     Returns
     -------
     matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.overview(trace)
+    >>> len(figure.axes)
+    8
     """
     found = result if isinstance(result, xr.Dataset) else with_names(as_tree(result))
     if isinstance(found, xr.Dataset):
@@ -245,6 +267,17 @@ def top_entries(
     Returns
     -------
     matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.top_entries(trace)
+    >>> len(figure.axes)
+    2
     """
     found = components_of(result)
     factor = _checked(factor) or _named_side(found)
@@ -270,6 +303,17 @@ def curves(
     Returns
     -------
     matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.curves(trace, "H")
+    >>> len(figure.axes)
+    2
     """
     found = components_of(result)
     shown, side = _fitting(found, _checked(factor), None, ("time", "curve"), "curves")
@@ -293,6 +337,17 @@ def maps(
     Returns
     -------
     matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.maps(trace, image_shape=(3, 5))
+    >>> len(figure.axes)
+    4
     """
     found = components_of(result)
     shown, side = _fitting(found, _checked(factor), image_shape, ("map", "picture"), "maps")
@@ -340,6 +395,17 @@ def shares(
     Returns
     -------
     matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.shares(trace)
+    >>> len(figure.axes)
+    2
     """
     found, colors = components_of(result), theme()
     count = min(whole_number("count", count, 1), len(found.labels))

@@ -76,6 +76,17 @@ def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Fi
     References
     ----------
     Masood and Doshi-Velez, figures 13 and 14.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
+    >>> figure = dfac.plots.weights_plot(modes)
+    >>> len(figure.axes)
+    2
     """
     tree = as_tree(tree)
     mass = draw_masses(tree)
@@ -145,6 +156,17 @@ def diversity_plot(
     References
     ----------
     Masood and Doshi-Velez, figures 15 to 17.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
+    >>> figure = dfac.plots.diversity_plot(modes)
+    >>> len(figure.axes)
+    4
     """
     tree = as_tree(tree)
     distances = pairwise_distances(tree, of)
@@ -257,6 +279,17 @@ def top_entries_plot(
     References
     ----------
     Masood and Doshi-Velez, figure 5.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
+    >>> figure = dfac.plots.top_entries_plot(dfac.top_entries(modes, count=3))
+    >>> len(figure.axes)
+    6
     """
     whole = {"label", "value", "share"} <= set(top.data_vars)
     check_table(top, whole, "top_entries_plot", "top_entries")
@@ -361,6 +394,19 @@ def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) 
     References
     ----------
     Masood and Doshi-Velez, figures 6 and 8.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
+    >>> def error(W, H):
+    ...     return np.mean((V - W @ H) ** 2)
+    >>> figure = dfac.plots.scores_plot(dfac.downstream(modes, error, best="lowest"))
+    >>> len(figure.axes)
+    1
     """
     whole = {"value", "best_draw", "best_chain"} <= set(scores.data_vars)
     check_table(scores, whole, "scores_plot", "downstream")
