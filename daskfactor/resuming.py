@@ -48,6 +48,11 @@ def resume(
     options
         Where it runs, as for :func:`sample`.
 
+    Returns
+    -------
+    xarray.DataTree
+        All draws, those that the store held and the new ones; as :func:`sample` gives them.
+
     Raises
     ------
     StoreError, StoreFormatError

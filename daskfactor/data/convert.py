@@ -116,6 +116,8 @@ def convert(
     header
         Whether the first line of a CSV file holds names; by default it does if there is
         no number in it where one is needed.
+    table, storage_options
+        As for `as_blocks`.
     layer, mask_var
         Of an AnnData, a layer instead of X and the variables that are taken; as for `as_blocks`.
     shape

@@ -543,6 +543,11 @@ class NestedReshuffled:
     Visits every part once a cycle, like :class:`Reshuffled`, but in an order
     that lets one task do the (B / groups)² block updates of a super-block.
 
+    Parameters
+    ----------
+    groups
+        Super-bands a side, at least 1.
+
     Examples
     --------
     >>> import daskfactor as dfac

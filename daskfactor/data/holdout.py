@@ -106,6 +106,14 @@ def hold_out(
         ``unstored="zero"``, where cells are taken from the whole matrix.
     random_seed
         Any whole number; the same seed takes the same cells.
+    rows, columns, values, header, table, layer, mask_var, storage_options
+        How V is read, as for `as_blocks`.
+
+    Returns
+    -------
+    HeldOut
+        ``train``, the data without them, ``cells``, their positions (rows, columns), and
+        ``values``, what was observed there.
 
     Raises
     ------

@@ -151,6 +151,9 @@ def as_blocks(
         texts, categories or dates (which are texts if read from a file); they become labels, in
         ascending order.
         ``values=False`` counts lines, and so does a table of two columns.
+    header : bool, optional
+        Whether the first line of a CSV file holds names; by default it does if there is no
+        number in it where one is needed.
     table : bool, optional
         Whether a table has a line for each entry (True) or for each row of a matrix (False).
         Left out, it is found out by the names of its columns (user, item; row, column; ...Id)

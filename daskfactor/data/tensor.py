@@ -135,6 +135,13 @@ def as_tensor(
         ``"missing"``.
     names
         Of the axes, in place of those that the array has.
+    **others
+        Other options of `as_blocks`: they are refused unless they are None or False.
+
+    Returns
+    -------
+    BlockedData
+        The blocks, in units of V.
 
     Raises
     ------

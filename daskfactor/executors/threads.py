@@ -229,6 +229,11 @@ class SerialExecutor(Executor):
 class ThreadsExecutor(Executor):
     """Runs a plan on threads of this process: the default on one machine.
 
+    Parameters
+    ----------
+    lanes
+        Number of threads; as many as there are processors by default.
+
     Examples
     --------
     >>> import numpy as np

@@ -436,8 +436,14 @@ class PSGRRLD(Pair, PSGLD):
     fine chain is the trace's ``posterior`` group, the coarse one
     ``posterior_coarse``; :func:`daskfactor.expectation` and
     :func:`daskfactor.predict` combine them. Both leave the same point with the
-    same metric after the first half of tuning. Options are those of :class:`PSGLD`, with
-    ``transition="euler"`` or ``"moments"``.
+    same metric after the first half of tuning.
+
+    Parameters
+    ----------
+    step, preconditioner, schedule, warm_start
+        As for :class:`PSGLD`; the step is that of the coarse chain.
+    transition
+        ``"euler"`` or ``"moments"``.
 
     Notes
     -----

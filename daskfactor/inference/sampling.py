@@ -180,6 +180,8 @@ def sample(
         observed entry at all (land, in a map of the sea), and :func:`predict` and
         :func:`unstack` give maps again. Of a table with a line for each entry its columns, as
         for :func:`as_blocks`.
+    weights, values, header, table, layer, mask_var, storage_options
+        What cells count for, and how V is read, as for :func:`as_blocks`.
 
     Returns
     -------

@@ -133,8 +133,8 @@ class SGHMC(Sampler):
 
     See Also
     --------
-    Gibbs : exact draws of a `GaussianMF`, at many times the price of each.
-    BlockHMC : draws of non-negative models without any bias, in several passes each.
+    Gibbs : Exact draws of a `GaussianMF`, at many times the price of each.
+    BlockHMC : Draws of non-negative models without any bias, in several passes each.
 
     Notes
     -----

@@ -255,6 +255,12 @@ class Coupled(GammaFactors):
     shape_w, shape_h
         Shapes of the priors of factors on either side of the joint matrix; see
         :class:`TweedieNMF`.
+    rate_w, rate_h
+        Rates of these priors: ``"auto"``, ``"component"`` or a number.
+    dispersion
+        Stays ``"auto"``: that of a matrix is its :class:`Relation`'s.
+    fixed_w, fixed_h, covariates_w, covariates_h, link_precision_w, link_precision_h
+        Are refused: a coupled model takes neither covariates nor frozen components yet.
 
     Notes
     -----

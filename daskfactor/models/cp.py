@@ -38,6 +38,8 @@ class CP(TweedieNMF):
         mean of an entry equal to the mean of the data.
     shape_w, shape_h
         Shapes of the priors, of the first factor and of all others.
+    fixed_w, fixed_h, covariates_w, covariates_h, link_precision_w, link_precision_h
+        Are refused: a CP model takes neither covariates nor frozen components yet.
     factors
         Names of the factors, one for each axis; left out, those of an xarray.DataArray's
         dimensions, or ``axis_0`` and so on.

@@ -29,7 +29,7 @@ MOST_BARS = 16
 def calibration_plot(
     calibration: xr.Dataset, most: int = 5, path: str | PathLike[str] | None = None
 ) -> "Figure":
-    """Ranks of the true values, the least uniform quantities first.
+    """Draw the ranks of the true values, the least uniform quantities first.
 
     Above, how often ranks came up: bars should stay in the band, which each leaves once in
     twenty times. Below, how far the distribution function of ranks is from that of uniform
@@ -47,6 +47,7 @@ def calibration_plot(
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------

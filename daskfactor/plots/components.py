@@ -94,6 +94,7 @@ def components(
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -208,11 +209,23 @@ def overview(
 ) -> "Figure":
     """The log density of a run above the components that carry most of the data.
 
-    Parameters are those of `trace_plot` and `components`.
+    Parameters
+    ----------
+    result
+        As for `components`.
+    image_shape : (int, int), optional
+        Height and width, if rows or columns of the data are the pixels of an image.
+    count : int
+        How many components.
+    title : str, optional
+        Headline of the figure.
+    show : mapping, optional
+        Of dimensions that are to be shown otherwise, as for `components`.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Examples
     --------
@@ -267,6 +280,7 @@ def top_entries(
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Examples
     --------
@@ -297,12 +311,22 @@ def curves(
 ) -> "Figure":
     """Each component over an ordered dimension, with its interval: spectra, courses of time.
 
-    Parameters are those of `top_entries`; by default the factor is the one whose labels are
-    dates, or numbers with a unit.
+    Parameters
+    ----------
+    result
+        As for `components`.
+    factor : "W" or "H", optional
+        Rows or columns of the data; by default the side whose labels are dates, or
+        numbers with a unit.
+    count : int
+        How many components, those that carry most of the data first.
+    figure : matplotlib Figure or SubFigure, optional
+        Drawn into, if given.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Examples
     --------
@@ -331,12 +355,24 @@ def maps(
 ) -> "Figure":
     """Each component as a map or picture, and below it its standard deviation.
 
-    Parameters are those of `top_entries`, and ``image_shape`` as for `components`; by default
-    the factor is the one that has two coordinates of numbers, or as many entries as pixels.
+    Parameters
+    ----------
+    result
+        As for `components`.
+    factor : "W" or "H", optional
+        Rows or columns of the data; by default the side with two coordinates of
+        numbers, or with as many entries as pixels.
+    image_shape : (int, int), optional
+        Height and width, if rows or columns of the data are the pixels of an image.
+    count : int
+        How many components, those that carry most of the data first.
+    figure : matplotlib Figure or SubFigure, optional
+        Drawn into, if given.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Examples
     --------
@@ -390,11 +426,19 @@ def shares(
 ) -> "Figure":
     """How much of the data each component carries, and in how many draws each is found.
 
-    Parameters are those of `top_entries`.
+    Parameters
+    ----------
+    result
+        As for `components`.
+    count : int
+        How many components, those that carry most of the data first.
+    figure : matplotlib Figure or SubFigure, optional
+        Drawn into, if given.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Examples
     --------

@@ -67,6 +67,7 @@ def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Fi
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -129,7 +130,7 @@ def diversity_plot(
     of: Literal["W", "H", "both"] = "W",
     figure: "Figure | SubFigure | None" = None,
 ) -> "Figure":
-    """Distances between all particles, and beside them the Stein matrix, in one order.
+    """Draw distances between all particles, and beside them the Stein matrix, in one order.
 
     The order puts particles next to each other that are alike, so that modes are squares
     along the diagonal. The Stein matrix is divided by the roots of its diagonal; the masses
@@ -147,6 +148,7 @@ def diversity_plot(
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -270,6 +272,7 @@ def top_entries_plot(
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -368,7 +371,7 @@ def _legend(figure: "Figure | SubFigure", lists: int) -> None:
 
 
 def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) -> "Figure":
-    """Scores of all particles, class by class; a dotted line follows the best of each class.
+    """Draw scores of all particles, class by class; a dotted line follows the best of each class.
 
     A dot is a particle, the larger the more mass it has, the short bar the mean. A particle
     that is best in one class and not in the others shows as a line that falls off. Of more
@@ -385,6 +388,7 @@ def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------

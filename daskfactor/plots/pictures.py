@@ -82,12 +82,14 @@ def faces_panel(
     labels : sequence of str, optional
         One per picture, written above it.
     title : str, optional
+        Headline of the figure.
     white : float, optional
         The value shown as white; by default the largest of `original`.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -179,10 +181,12 @@ def particle_panel(
     names : sequence of str, optional
         Titles of the components.
     factor : "W" or "H"
+        Whose components: by rows or by columns of the data.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------

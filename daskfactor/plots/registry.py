@@ -77,6 +77,13 @@ def draw(result: Trace | xr.Dataset, name: str, **options: Any) -> "Figure":
         or the path of a store.
     name
         One of `FIGURES`.
+    **options
+        What the function of that figure takes.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -108,6 +115,20 @@ def draw_all(
     """Draw all figures that tell something of a result, each with the options that it takes.
 
     In place of one that cannot be drawn comes the reason.
+
+    Parameters
+    ----------
+    result
+        As for `draw`.
+    **options
+        Of any of the figures; each takes those that it knows.
+
+    Yields
+    ------
+    name : str
+        One of `FIGURES`.
+    figure : matplotlib.figure.Figure or OptionError
+        The figure, or why there is none.
 
     Examples
     --------

@@ -53,6 +53,7 @@ def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) ->
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -201,6 +202,7 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------

@@ -453,6 +453,11 @@ def expectation(
     chain
         One chain (its label), or all of them.
 
+    Returns
+    -------
+    array of float64
+        Of the shape that the function returns.
+
     Raises
     ------
     OptionError
