@@ -139,9 +139,9 @@ def undocumented(own: Any) -> set[str]:
         asked -= {field.name for field in fields(own) if not field.repr}  # for our own use
     if "options" in told:
         asked -= set(OnWeighed.__annotations__)
-        told -= {"options"}
-        if own is dfac.estimate_cost:
-            asked -= set(inspect.signature(dfac.sample).parameters)
+    if "All that :func:`sample` takes by name" in docstring:
+        asked -= set(inspect.signature(dfac.sample).parameters)
+        told |= set(re.findall(r"``(\w+)``", docstring))
     return asked - told
 
 

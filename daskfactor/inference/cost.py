@@ -59,6 +59,21 @@ class Cost:
 
     Attributes
     ----------
+    data, data_memory
+        All decoded blocks, and what of them is in memory, the input not counted.
+    block, bands, task
+        The largest block, its two bands with all that travels with them, and what one update
+        holds: block, bands and buffers.
+    factors, state, rollback
+        One W and one H, all arrays of all chains, and a chain's copy to go back to.
+    checkpoint, segment_draws
+        What is gathered after each segment, and draws that wait for its end.
+    result, store
+        The results, in memory without a store, and on disk with one.
+    worker, client
+        Peak of each worker, and of the process that runs it.
+    sent
+        From worker to worker in a cycle.
     peak
         What must fit beside the input and the interpreter, with its compiled kernels some
         300 MB.
