@@ -33,6 +33,7 @@ default_role = "py:obj"
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 myst_update_mathjax = False
+nb_execution_in_temp = True  # pages write files, and find nothing of an earlier build
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120

@@ -35,11 +35,13 @@ PAGE = """# {title}
 def described(script: Path) -> tuple[str, str, str]:
     """Title and description in a script's docstring, and the first line of its code."""
     tree = ast.parse(script.read_text("utf-8"))
-    title, _, text = (ast.get_docstring(tree) or script.stem).partition("\n")
+    first, _, text = (ast.get_docstring(tree) or script.stem).partition("\n")
+    title = re.split(r"(?<=\?) |[:,(]", first.rstrip("."))[0].strip()  # short, for the navigation
+    text = text if title == first.rstrip(".") else f"{first}\n{text}"
     # What is indented is a command; two backquotes are code in either language.
     text = re.sub(r"(?:^ {4,}.*\n?)+", fenced, text, flags=re.MULTILINE)
     lines = script.read_text("utf-8").splitlines()
-    return title.rstrip("."), text.strip(), lines[tree.body[1].lineno - 1]
+    return title, text.strip(), lines[tree.body[1].lineno - 1]
 
 
 def fenced(found: re.Match[str]) -> str:
