@@ -43,6 +43,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 # -- pages of the API ------------------------------------------------------------------------
 autosummary_generate = True
 autodoc_typehints = "signature"
+toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 80
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
