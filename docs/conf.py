@@ -74,7 +74,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
-html_sidebars = {"index": [], "install": [], "changelog": [], "tour": []}
+html_sidebars = {"*": []}  # pages outside of folders have no section of their own
 
 
 def plain_types(
