@@ -167,10 +167,11 @@ def convert(
 
     Examples
     --------
+    >>> import numpy as np
     >>> import daskfactor as dfac
     >>> from tempfile import mkdtemp
     >>> from scipy import sparse
-    >>> V = sparse.random_array((300, 200), density=0.1, rng=0)
+    >>> V = sparse.csr_array(np.random.default_rng(0).poisson(0.1, (300, 200)))
     >>> store = mkdtemp() + "/ratings.zarr"
     >>> converted = dfac.convert(V, store, unstored="missing", progressbar=False)
     >>> dfac.as_blocks(store).shape
@@ -265,10 +266,11 @@ def export(
 
     Examples
     --------
+    >>> import numpy as np
     >>> import daskfactor as dfac
     >>> from tempfile import mkdtemp
     >>> from scipy import sparse
-    >>> V = sparse.random_array((30, 20), density=0.1, rng=0)
+    >>> V = sparse.csr_array(np.random.default_rng(0).poisson(0.1, (30, 20)))
     >>> file = mkdtemp() + "/ratings.npz"
     >>> dfac.export(dfac.as_blocks(V, unstored="missing", allow_empty=True), file)
     >>> sparse.load_npz(file).shape

@@ -190,9 +190,10 @@ def as_blocks(
 
     Examples
     --------
+    >>> import numpy as np
     >>> import daskfactor as dfac
     >>> from scipy import sparse
-    >>> V = sparse.random_array((300, 200), density=0.1, rng=0)
+    >>> V = sparse.csr_array(np.random.default_rng(0).poisson(0.1, (300, 200)))
     >>> data = dfac.as_blocks(V, blocks=4, unstored="missing")
     >>> data.shape, data.grid.blocks
     ((300, 200), 4)
