@@ -1,11 +1,15 @@
-"""Write formulas as MathML, which browsers show by themselves: no script, nothing to load.
+"""Write formulas as MathML, which browsers show by themselves, without a script.
 
+The font, which has roots and braces of all sizes, is a copy of the one that ziamath ships.
 Docutils has the converter. It knows no old commands for fonts and sizes: those that our pages
 use are put in words that it knows.
 """
 
 import re
+import shutil
 from html import escape
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -26,6 +30,8 @@ WORDS = [
     (r"\\(begin|end)\{(?:align|equation|gather)\*?\}", r"\\\1{aligned}"),
 ]
 """What is written for what, in this order."""
+BAR = re.compile("<mo>([|‖∥∣])</mo>")
+FONT = "STIXTwoMath-Regular.ttf"
 log = logging.getLogger(__name__)
 
 
@@ -37,7 +43,8 @@ def converted(node: nodes.Element, display: bool) -> str:
     if display and r"\\" in latex and r"\begin" not in latex:
         latex = rf"\begin{{aligned}}{latex}\end{{aligned}}"
     try:
-        return tex2mathml(latex, as_block=display)
+        # Only bars that are told to stretch do so.
+        return BAR.sub(r'<mo stretchy="false">\1</mo>', tex2mathml(latex, as_block=display))
     except MathError as error:
         log.warning("formula %r: %s", node.astext(), error, location=node, type="mathml")
         return f"<code>{escape(node.astext())}</code>"
@@ -58,7 +65,15 @@ def display(translator: HTML5Translator, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def copy_font(app: Sphinx, error: Exception | None) -> None:
+    """Put the font of formulas beside the styles, which name it."""
+    if error is None and app.builder.format == "html":
+        font = files("ziamath") / "fonts" / FONT
+        shutil.copyfile(str(font), Path(app.outdir) / "_static" / FONT)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the renderer under the name ``mathml``."""
     app.add_html_math_renderer("mathml", (inline, None), (display, None))
+    app.connect("build-finished", copy_font)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
