@@ -30,7 +30,8 @@ WORDS = [
     (r"\\(begin|end)\{(?:align|equation|gather)\*?\}", r"\\\1{aligned}"),
 ]
 """What is written for what, in this order."""
-BAR = re.compile("<mo>([|‖∥∣])</mo>")
+BAR = re.compile(r"<mo( class=.\w+.)?>([‖∥∣])</mo>")
+"""A bar that browsers would stretch, on one side of what it encloses and not on the other."""
 FONT = "STIXTwoMath-Regular.ttf"
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,7 @@ def converted(node: nodes.Element, display: bool) -> str:
     if display and r"\\" in latex and r"\begin" not in latex:
         latex = rf"\begin{{aligned}}{latex}\end{{aligned}}"
     try:
-        # Only bars that are told to stretch do so.
-        return BAR.sub(r'<mo stretchy="false">\1</mo>', tex2mathml(latex, as_block=display))
+        return BAR.sub(r"<mo stretchy='false'\1>\2</mo>", tex2mathml(latex, as_block=display))
     except MathError as error:
         log.warning("formula %r: %s", node.astext(), error, location=node, type="mathml")
         return f"<code>{escape(node.astext())}</code>"
