@@ -64,9 +64,29 @@ NOTE_WIDTH: Final = 30
 class RunEvent:
     """A step of a run.
 
-    ``done`` and ``total`` count cycles over all chains (iterations in the warm
-    start, entries in a conversion); a total of 0 is one that nobody knows.
-    ``log_likelihood`` is the latest that was computed, or NaN.
+    Attributes
+    ----------
+    phase
+        What the run does, such as ``"tune"`` or ``"draw"``.
+    done, total
+        Cycles over all chains (iterations in the warm start, entries in a conversion); a total
+        of 0 is one that nobody knows.
+    log_likelihood
+        The latest that was computed, or NaN.
+    message
+        What else is to be told.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> seen = []
+    >>> trace = dfac.sample(
+    ...     V, dfac.TweedieNMF(2), draws=10, tune=10, callback=seen.append, progressbar=False
+    ... )
+    >>> seen[-1].phase, seen[-1].done == seen[-1].total
+    ('draw', True)
     """
 
     phase: Phase

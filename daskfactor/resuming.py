@@ -48,6 +48,11 @@ def resume(
     options
         Where it runs, as for :func:`sample`.
 
+    Returns
+    -------
+    xarray.DataTree
+        All draws, those that the store held and the new ones; as :func:`sample` gives them.
+
     Raises
     ------
     StoreError, StoreFormatError
@@ -56,6 +61,18 @@ def resume(
         If ``V`` is needed, or is not the data that the run began with.
     OptionError
         If ``draws`` are asked for of a set of particles.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> from tempfile import mkdtemp
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> store = mkdtemp() + "/run.zarr"
+    >>> run = {"tune": 10, "random_seed": 0, "progressbar": False}
+    >>> short = dfac.sample(V, dfac.TweedieNMF(2), draws=10, store=store, **run)
+    >>> dfac.resume(store, draws=20, progressbar=False)["posterior"].sizes["draw"]
+    30
     """
     path = _path(store)
     with RunStore.open(path) as held:

@@ -441,6 +441,14 @@ def simulate(
     ----------
     Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
     simulating Pólya urns", forward process.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> model = dfac.AllocationModel.nmf(2)
+    >>> found = dfac.simulate(model, (6, 5), total=60, random_seed=0)
+    >>> found.counts.shape, int(found.counts.sum())
+    ((6, 5), 60)
     """
     if getattr(model, "evidence_data", None) != "counts" or isinstance(model, type):
         raise OptionError(f"model must be an AllocationModel(...), got {model!r}")

@@ -62,6 +62,14 @@ class Enumeration(AllocationMethod):
 
     ``trace`` holds the exact posterior mean tables, such as ``table_r``. All numberings
     of hidden states are equally probable, so that the states look alike there.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> model = dfac.AllocationModel.nmf(2)
+    >>> X = dfac.simulate(model, (3, 4), total=9, random_seed=0).counts
+    >>> dfac.log_evidence(X, model, dfac.Enumeration(), progressbar=False).total_error
+    0.0
     """
 
     limit: int = LIMIT

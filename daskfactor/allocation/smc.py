@@ -189,6 +189,16 @@ class SequentialMonteCarlo(AllocationMethod):
     over the particles of the batch with the largest estimate. Hidden states have no
     names of their own, and a plain mean would make all of them alike; so the states of a
     particle are numbered anew, to agree best with the others.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> model = dfac.AllocationModel.nmf(2)
+    >>> X = dfac.simulate(model, (3, 4), total=9, random_seed=0).counts
+    >>> run = {"random_seed": 0, "progressbar": False}
+    >>> found = dfac.log_evidence(X, model, dfac.SequentialMonteCarlo(target=0.3), **run)
+    >>> found.value < 0, found.total_error < 1
+    (True, True)
     """
 
     particles: int = 64

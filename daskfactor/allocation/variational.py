@@ -165,6 +165,15 @@ class VariationalBayes(AllocationMethod):
     ``trace`` holds ``elbo`` (start, iteration), NaN after a start's end, ``iterations``
     and ``converged`` (start), and the posterior mean tables of the best start, such as
     ``table_r``.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> model = dfac.AllocationModel.nmf(2)
+    >>> X = dfac.simulate(model, (3, 4), total=9, random_seed=0).counts
+    >>> run = {"random_seed": 0, "progressbar": False}
+    >>> dfac.log_evidence(X, model, dfac.VariationalBayes(starts=3), **run).bound
+    True
     """
 
     starts: int = 10

@@ -116,6 +116,8 @@ def convert(
     header
         Whether the first line of a CSV file holds names; by default it does if there is
         no number in it where one is needed.
+    table, storage_options
+        As for `as_blocks`.
     layer, mask_var
         Of an AnnData, a layer instead of X and the variables that are taken; as for `as_blocks`.
     shape
@@ -162,6 +164,18 @@ def convert(
     zero; if it means missing, the last one of a file stays, with a warning, and a matrix in
     memory is refused. Stored zeros are dropped where unstored means zero. NaN and empty values
     are missing cells.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> from tempfile import mkdtemp
+    >>> from scipy import sparse
+    >>> V = sparse.csr_array(np.random.default_rng(0).poisson(0.1, (300, 200)))
+    >>> store = mkdtemp() + "/ratings.zarr"
+    >>> converted = dfac.convert(V, store, unstored="missing", progressbar=False)
+    >>> dfac.as_blocks(store).shape
+    (300, 200)
     """
     begun = time.perf_counter()
     unstored = reading.get("unstored")
@@ -249,6 +263,18 @@ def export(
     Notes
     -----
     `convert` reads all of these back. Entries that are missing although stored are NaN.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> from tempfile import mkdtemp
+    >>> from scipy import sparse
+    >>> V = sparse.csr_array(np.random.default_rng(0).poisson(0.1, (30, 20)))
+    >>> file = mkdtemp() + "/ratings.npz"
+    >>> dfac.export(dfac.as_blocks(V, unstored="missing", allow_empty=True), file)
+    >>> sparse.load_npz(file).shape
+    (30, 20)
     """
     target = Path(path)
     writers = {".npz": _npz, ".mtx": _matrix_market, ".mtx.gz": _matrix_market, ".h5ad": _h5ad}

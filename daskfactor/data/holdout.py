@@ -106,6 +106,14 @@ def hold_out(
         ``unstored="zero"``, where cells are taken from the whole matrix.
     random_seed
         Any whole number; the same seed takes the same cells.
+    rows, columns, values, header, table, layer, mask_var, storage_options
+        How V is read, as for `as_blocks`.
+
+    Returns
+    -------
+    HeldOut
+        ``train``, the data without them, ``cells``, their positions (rows, columns), and
+        ``values``, what was observed there.
 
     Raises
     ------
@@ -116,6 +124,15 @@ def hold_out(
         If ``V`` is no matrix of real numbers, or there is no memory to put it together.
     StoreError
         If it cannot be read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> held = dfac.hold_out(V, 0.1, random_seed=0)
+    >>> held.values.size, int(np.isnan(held.train).sum())
+    (30, 30)
     """
     inner_share("share", share)
     unstored = reading.get("unstored")

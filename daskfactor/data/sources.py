@@ -151,6 +151,9 @@ def as_blocks(
         texts, categories or dates (which are texts if read from a file); they become labels, in
         ascending order.
         ``values=False`` counts lines, and so does a table of two columns.
+    header : bool, optional
+        Whether the first line of a CSV file holds names; by default it does if there is no
+        number in it where one is needed.
     table : bool, optional
         Whether a table has a line for each entry (True) or for each row of a matrix (False).
         Left out, it is found out by the names of its columns (user, item; row, column; ...Id)
@@ -184,6 +187,16 @@ def as_blocks(
     The grid of blocks is that of Şimşekli et al. 2017, definition 1. A NumPy
     array that is used where it is must not be changed afterwards. A dask array
     must say itself that its chunks are sparse (its ``meta``).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> from scipy import sparse
+    >>> V = sparse.csr_array(np.random.default_rng(0).poisson(0.1, (300, 200)))
+    >>> data = dfac.as_blocks(V, blocks=4, unstored="missing")
+    >>> data.shape, data.grid.blocks
+    ((300, 200), 4)
     """
     unstored, wanted = reading.get("unstored"), Wanted.of(reading)
     kind = checked_options(dtype, unstored, workers)

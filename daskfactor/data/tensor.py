@@ -135,11 +135,27 @@ def as_tensor(
         ``"missing"``.
     names
         Of the axes, in place of those that the array has.
+    **others
+        Other options of `as_blocks`: they are refused unless they are None or False.
+
+    Returns
+    -------
+    BlockedData
+        The blocks, in units of V.
 
     Raises
     ------
     DataError, OptionError, StoreError
         If they cannot be used.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(2.0, (8, 6, 5))
+    >>> data = dfac.as_tensor(V, blocks=2, names=("user", "item", "week"))
+    >>> [side.size for side in data.grid.sides]
+    [8, 6, 5]
     """
     for name, own in others.items():
         if own is not None and own is not False:

@@ -41,6 +41,18 @@ class Evidence:
         the posterior mean tables too, such as ``table_r``.
     bound
         Whether the value is a lower bound of log p(V) and not an estimate of it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> X = np.array([[2, 1], [0, 1]])
+    >>> model = dfac.AllocationModel.nmf(1)
+    >>> found = dfac.log_evidence(X, model, dfac.Enumeration(), progressbar=False)
+    >>> print(found)
+    log evidence -7.98 nats (exact)
+    >>> found.total_error, found.bound
+    (0.0, False)
     """
 
     value: float
@@ -197,6 +209,17 @@ def log_evidence(
     estimate at a point fit of this model. That last one depends on K: to compare ranks
     pass one number, as :func:`select_rank` does for you. Whatever is estimated from the
     data makes the evidence an empirical Bayes one, slightly too large.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (4, 3))
+    >>> model = dfac.TweedieNMF(1, dispersion=1)
+    >>> run = {"random_seed": 0, "progressbar": False}
+    >>> found = dfac.log_evidence(V, model, dfac.Chib(500, 200), **run)
+    >>> found.value < 0, found.total_error > 0
+    (True, True)
     """
     method = checked_method(method, model)
     matrix = model.evidence_data == "matrix"

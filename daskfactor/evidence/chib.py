@@ -237,6 +237,17 @@ class Chib(EvidenceMethod):
     ``spread_w`` and ``spread_h`` in nats, and ``effective_w`` and ``effective_h``, the
     number of sweeps that count (of H for the worst column). There is a warning where one
     is below 10. For small matrices the estimate is as good as exact.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (4, 3))
+    >>> model = dfac.TweedieNMF(1, dispersion=1)
+    >>> run = {"random_seed": 0, "progressbar": False}
+    >>> found = dfac.log_evidence(V, model, dfac.Chib(draws=500, tune=200), **run)
+    >>> found.standard_error > 0
+    True
     """
 
     draws: int = 2000

@@ -133,6 +133,17 @@ def select_rank(
     counts, else at the largest rank, which leaves the least structure in the residuals;
     under a dispersion of its own every rank would explain the data about equally well.
     Şimşekli et al. 2016, section 4.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (4, 3))
+    >>> model = dfac.TweedieNMF(1, dispersion=1)
+    >>> run = {"random_seed": 0, "progressbar": False}
+    >>> table = dfac.select_rank(V, model, [1, 2], dfac.Chib(500, 200), None, **run)
+    >>> table["log_evidence"].dims
+    ('rank',)
     """
     method = checked_method(method, model)
     share = _checked_share(held_out, model)

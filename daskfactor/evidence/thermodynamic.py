@@ -295,6 +295,17 @@ class ThermodynamicIntegration(EvidenceMethod):
     mean log-likelihood along the ladder, which is its variance: a chain that varies by less
     has a mean that is off. A part of the posterior that no chain finds at any temperature is
     not known of.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (4, 3))
+    >>> method = dfac.ThermodynamicIntegration(temperatures=5, draws=500, tune=200)
+    >>> run = {"random_seed": 0, "progressbar": False}
+    >>> found = dfac.log_evidence(V, dfac.TweedieNMF(1), method, **run)
+    >>> found.trace.sizes["temperature"]
+    6
     """
 
     temperatures: int = 10

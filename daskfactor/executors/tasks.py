@@ -181,6 +181,18 @@ class TasksExecutor(Executor):
         and machines pass ``client`` instead.
     num_workers
         Threads of the threaded scheduler; all available cores by default.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 10, "tune": 10, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> executor = dfac.TasksExecutor(num_workers=2)
+    >>> same = dfac.sample(V, dfac.TweedieNMF(2), executor=executor, **run)
+    >>> same["posterior"].equals(trace["posterior"])
+    True
     """
 
     name = "tasks"

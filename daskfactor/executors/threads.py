@@ -181,7 +181,19 @@ def _at_round(op: Op, number: int) -> frozenset[tuple[Band, int]]:
 
 
 class SerialExecutor(Executor):
-    """Runs a plan in the calling thread; what every other executor is compared with."""
+    """Runs a plan in the calling thread; what every other executor is compared with.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 10, "tune": 10, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> same = dfac.sample(V, dfac.TweedieNMF(2), executor=dfac.SerialExecutor(), **run)
+    >>> same["posterior"].equals(trace["posterior"])
+    True
+    """
 
     name = "serial"
 
@@ -215,7 +227,24 @@ class SerialExecutor(Executor):
 
 
 class ThreadsExecutor(Executor):
-    """Runs a plan on threads of this process: the default on one machine."""
+    """Runs a plan on threads of this process: the default on one machine.
+
+    Parameters
+    ----------
+    lanes
+        Number of threads; as many as there are processors by default.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 10, "tune": 10, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> same = dfac.sample(V, dfac.TweedieNMF(2), executor=dfac.ThreadsExecutor(lanes=2), **run)
+    >>> same["posterior"].equals(trace["posterior"])
+    True
+    """
 
     name = "threads"
 

@@ -50,7 +50,19 @@ StepSize = Callable[[int], float]
 
 @dataclass(frozen=True)
 class ConstantStep:
-    """ε_t = ε (Şimşekli et al. 2017, section 5)."""
+    """The same step at every iteration: ε_t = ε (Şimşekli et al. 2017, section 5).
+
+    Parameters
+    ----------
+    size
+        ε, positive.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> dfac.PSGLD(step=dfac.ConstantStep(0.1)).step
+    ConstantStep(size=0.1)
+    """
 
     size: float
 
@@ -63,7 +75,22 @@ class ConstantStep:
 
 @dataclass(frozen=True)
 class PolynomialStep:
-    """ε_t = (a / (t + 1))^b with ½ < b ≤ 1 (Şimşekli et al. 2015, equation 4)."""
+    """A step that falls: ε_t = (a / (t + 1))^b (Şimşekli et al. 2015, equation 4).
+
+    Parameters
+    ----------
+    a
+        Scale of the steps, positive.
+    b
+        How fast they fall, ½ < b ≤ 1.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> step = dfac.PolynomialStep(a=0.1, b=0.51)
+    >>> dfac.PSGLD(step=step).step == step
+    True
+    """
 
     a: float
     b: float

@@ -126,6 +126,17 @@ def discretization_bias(
     -----
     Warns if a bias is above 0.2 standard deviations for certain. Şimşekli et al. 2017, equations
     9 to 11. Directions that the chain crosses more slowly than ``draws`` cycles do not show.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 50, "tune": 50, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.PSGLD(), **run)
+    >>> bias = dfac.discretization_bias(trace, V, draws=50, tune=20, progressbar=False)
+    >>> sorted(bias)
+    ['bias', 'error']
     """
     tree = require_draws(trace, "an estimate of its bias")
     if is_particles(tree) or not is_biased(tree):

@@ -318,6 +318,16 @@ class BlockHMC(HMC):
     Neal 2011, "MCMC using Hamiltonian dynamics", section 5.3.2 and, for the reflection,
     5.5.1.5; Hoffman and Gelman 2014, "The No-U-Turn Sampler", section 3.2.1. Rows that are
     independent given the other factor: Şimşekli et al. 2017, section 2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.BlockHMC(steps=4), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     chain = BlockHMCChain

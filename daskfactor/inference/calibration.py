@@ -162,6 +162,15 @@ def calibrate(
     Talts, Betancourt, Simpson, Vehtari and Gelman 2018, "Validating Bayesian inference
     algorithms with simulation-based calibration", algorithms 1 and 2. A step of finite size
     shows, too, with enough replications.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> model = dfac.TweedieNMF(1, rate_w=1.0, rate_h=1.0, dispersion=1.0)
+    >>> run = {"draws": 50, "tune": 50, "random_seed": 0, "progressbar": False}
+    >>> found = dfac.calibrate(model, (4, 3), dfac.Gibbs(), replications=20, **run)
+    >>> found["rank"].dims
+    ('quantity', 'replication')
     """
     asked = asked_sampler(model, sampler)
     replications = whole_number("replications", replications, 10)

@@ -59,6 +59,21 @@ class Cost:
 
     Attributes
     ----------
+    data, data_memory
+        All decoded blocks, and what of them is in memory, the input not counted.
+    block, bands, task
+        The largest block, its two bands with all that travels with them, and what one update
+        holds: block, bands and buffers.
+    factors, state, rollback
+        One W and one H, all arrays of all chains, and a chain's copy to go back to.
+    checkpoint, segment_draws
+        What is gathered after each segment, and draws that wait for its end.
+    result, store
+        The results, in memory without a store, and on disk with one.
+    worker, client
+        Peak of each worker, and of the process that runs it.
+    sent
+        From worker to worker in a cycle.
     peak
         What must fit beside the input and the interpreter, with its compiled kernels some
         300 MB.
@@ -79,6 +94,14 @@ class Cost:
         From how many workers on the network would be the limit, with two bands for each thread
         at least; and decoded data, of as many columns, below which it is with the workers that
         there are. None without a network.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> cost = dfac.estimate_cost(np.ones((200, 100)), dfac.TweedieNMF(3), draws=100, tune=50)
+    >>> cost.cycles, cost.draws_kept, cost.peak < 2**30
+    (150, 100, True)
     """
 
     data: Annotated[int, "all decoded blocks"]
@@ -208,6 +231,14 @@ def estimate_cost(
     Notes
     -----
     The estimate is an upper one: tests hold it against the memory that runs take.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> cost = dfac.estimate_cost(np.ones((2000, 1000)), dfac.TweedieNMF(10), draws=100)
+    >>> cost.blocks, cost.cycles
+    (8, 600)
     """
     asked = signature(estimate_cost).bind(V, model, sampler, draws, tune, chains, thin, **options)
     asked.apply_defaults()  # a TypeError has named what nobody takes

@@ -101,6 +101,16 @@ class DSGD(Optimizer):
     finite-sample properties of estimators based on stochastic gradients"). On few entries
     a row, the noise of single entries makes the bold driver stop short of where
     :class:`MultiplicativeUpdates` arrives.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> method = dfac.DSGD(max_iter=20)
+    >>> point = dfac.optimize(V, dfac.TweedieNMF(2), method, random_seed=0, progressbar=False)
+    >>> point["W"].shape, point["H"].shape
+    ((20, 2), (2, 15))
     """
 
     max_iter: int = 50

@@ -105,6 +105,16 @@ class Gibbs(Sampler):
     that they share in a component moves slowly where counts are large. Salakhutdinov and
     Mnih 2008, "Bayesian probabilistic matrix factorization using Markov chain Monte
     Carlo", section 3.3, for the real-valued model.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2, dispersion=1), dfac.Gibbs(), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     warm_start: int | Literal["auto"] = "auto"

@@ -388,6 +388,16 @@ class HMC(Sampler):
     -----
     Neal 2011, "MCMC using Hamiltonian dynamics", section 5.3.2 and, for the reflection,
     5.5.1.5; Hoffman and Gelman 2014, "The No-U-Turn Sampler", section 3.2.1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.HMC(steps=5), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     chain: ClassVar[type[Chain]] = HMCChain

@@ -308,6 +308,16 @@ class PSGLD(LangevinSampler):
     of the Heston stochastic volatility model", section 3.2 (the share f is ours). Exact
     transitions: Baker, Fearnhead, Fox and Nemeth 2018, "Large-scale stochastic sampling
     from the probability simplex".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.PSGLD(step=0.1), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     step: Step = "auto"
@@ -426,13 +436,29 @@ class PSGRRLD(Pair, PSGLD):
     fine chain is the trace's ``posterior`` group, the coarse one
     ``posterior_coarse``; :func:`daskfactor.expectation` and
     :func:`daskfactor.predict` combine them. Both leave the same point with the
-    same metric after the first half of tuning. Options are those of :class:`PSGLD`, with
-    ``transition="euler"`` or ``"moments"``.
+    same metric after the first half of tuning.
+
+    Parameters
+    ----------
+    step, preconditioner, schedule, warm_start
+        As for :class:`PSGLD`; the step is that of the coarse chain.
+    transition
+        ``"euler"`` or ``"moments"``.
 
     Notes
     -----
     Şimşekli et al. 2017, equations 9 to 11. With ``"moments"`` the bias of a single chain
     has hardly a first order that could be cancelled.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.PSGRRLD(), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     transition: Transition = "euler"
@@ -474,6 +500,16 @@ class LangevinDynamics(LangevinSampler):
     -----
     Şimşekli et al. 2015, section 2 (equation 2), and Şimşekli et al. 2017, equation 6,
     with N entries in every step.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.LangevinDynamics(warm_start=20), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     step: Step = "auto"
@@ -498,6 +534,8 @@ class LangevinPair(Pair, LangevinDynamics):
 class SGLD(LangevinSampler):
     """Langevin dynamics on gradients from entries drawn with replacement.
 
+    The gradient is::
+
         G = (N / |Ω|) ∇ Σ_{(i, j) ∈ Ω} log p(v_ij | μ_ij) + ∇ log p(W, H)
 
     and then the step of :class:`LangevinDynamics`.
@@ -516,7 +554,7 @@ class SGLD(LangevinSampler):
     preconditioner
         ``"majorizer"`` or ``"identity"``.
     subsample
-        |Ω| / N, the share of the observed entries drawn in an iteration; ``"auto"`` is
+        ``|Ω| / N``, the share of the observed entries drawn in an iteration; ``"auto"`` is
         1 / B, the share of one of PSGLD's parts.
     warm_start
         Passes of multiplicative updates before the chain starts; ``"auto"`` takes
@@ -535,6 +573,16 @@ class SGLD(LangevinSampler):
     -----
     Welling and Teh 2011, "Bayesian learning via stochastic gradient Langevin dynamics",
     equation 4; Şimşekli et al. 2015, equation 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.SGLD(subsample=0.5), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     step: Step = "auto"

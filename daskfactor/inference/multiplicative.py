@@ -169,6 +169,16 @@ class MultiplicativeUpdates(Optimizer):
     -----
     Févotte and Idier 2011, sections 3 and 4; the mask leaves missing entries out
     of both sums. Exact zeros stay zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> method = dfac.MultiplicativeUpdates(max_iter=20)
+    >>> point = dfac.optimize(V, dfac.TweedieNMF(2), method, random_seed=0, progressbar=False)
+    >>> point["W"].shape, point["H"].shape
+    ((20, 2), (2, 15))
     """
 
     multiplicative: ClassVar[bool] = True

@@ -75,6 +75,15 @@ def optimize(
     Notes
     -----
     Févotte and Idier 2011; Gemulla et al. 2011.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> point = dfac.optimize(V, dfac.TweedieNMF(2), random_seed=0, progressbar=False)
+    >>> (point["W"].values @ point["H"].values).shape
+    (20, 15)
     """
     check_model(model)
     method = chosen(Optimizer, method, model.default_optimizer, "method")

@@ -79,6 +79,18 @@ def sampling_wrapper(tree: Any, V: Any, model: Any, sampler: Any = "auto", **opt
     OptionError
         If there is no ArviZ, the tree has no log-likelihood of cells, or ``unstored`` is not
         given for a sparse matrix. Later, if V has no value at one of the cells.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> tree = dfac.log_likelihood(trace, ([0, 1], [2, 3]))
+    >>> wrapper = dfac.sampling_wrapper(tree, V, dfac.TweedieNMF(2), draws=20, tune=20)
+    >>> wrapper.model.n_components
+    2
     """
     try:
         cells = tuple(np.asarray(tree["log_likelihood"][name].values) for name in CELL_INDICES)

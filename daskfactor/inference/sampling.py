@@ -180,6 +180,8 @@ def sample(
         observed entry at all (land, in a map of the sea), and :func:`predict` and
         :func:`unstack` give maps again. Of a table with a line for each entry its columns, as
         for :func:`as_blocks`.
+    weights, values, header, table, layer, mask_var, storage_options
+        What cells count for, and how V is read, as for :func:`as_blocks`.
 
     Returns
     -------
@@ -203,6 +205,19 @@ def sample(
     :class:`PSGRRLD`, and :class:`Gibbs` of counts, also draw the scale that W and H of a
     component share, W_k → c W_k and H_k → H_k / c, from its conditional: every 20 cycles, or
     as often as they draw learnt hyperparameters.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15)).astype("float32")
+    >>> V[3, 5] = np.nan  # a missing cell
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), monitor="missing", **run)
+    >>> trace["posterior"]["W"].shape
+    (1, 20, 20, 2)
+    >>> dfac.monitored(trace)["mean"].shape
+    (1,)
     """
     asked = asked_sampler(model, sampler)
     lengths = checked_lengths(asked, draws=draws, tune=tune, chains=chains, thin=thin)

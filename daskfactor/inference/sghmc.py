@@ -133,14 +133,24 @@ class SGHMC(Sampler):
 
     See Also
     --------
-    Gibbs : exact draws of a `GaussianMF`, at many times the price of each.
-    BlockHMC : draws of non-negative models without any bias, in several passes each.
+    Gibbs : Exact draws of a `GaussianMF`, at many times the price of each.
+    BlockHMC : Draws of non-negative models without any bias, in several passes each.
 
     Notes
     -----
     Chen, Fox and Guestrin 2014, "Stochastic gradient Hamiltonian Monte Carlo",
     section 3, in the splitting of Leimkuhler and Matthews 2013 ("BAOAB"), on the
     parts of Şimşekli et al. 2015, section 3. Squared lengths are our own.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), dfac.SGHMC(), **run)
+    >>> trace["posterior"]["H"].shape
+    (1, 20, 2, 15)
     """
 
     step: Step = "auto"

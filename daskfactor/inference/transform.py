@@ -131,6 +131,17 @@ def transform(
     Notes
     -----
     Rows that are independent given the other factor: Şimşekli et al. 2017, section 2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V[:15], dfac.TweedieNMF(2), **run)
+    >>> new = dfac.transform(trace, V[15:], random_seed=0, progressbar=False)
+    >>> new.shape
+    (1, 20, 5, 2)
     """
     one_of("axis", axis, AXES)
     factor, steps = AXES.index(axis), whole_number("steps", steps, 1)

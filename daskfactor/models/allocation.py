@@ -73,6 +73,15 @@ class AllocationModel(StoredModel):
     ----------
     Kurutmaz et al., "Bayesian learning of non-negative matrix/tensor factorizations by
     simulating Pólya urns", the Bayesian allocation model.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> model = dfac.AllocationModel("r -> i, r -> j, r -> k", hidden={"r": 2})
+    >>> model == dfac.AllocationModel.cp(2)
+    True
+    >>> dfac.simulate(model, (6, 5, 4), total=60, random_seed=0).counts.shape
+    (6, 5, 4)
     """
 
     graph: str

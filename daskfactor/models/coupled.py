@@ -62,6 +62,14 @@ class Relation:
     ------
     ModelError
         If one of them is not allowed.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> dfac.Relation("users", "items", law="poisson").law
+    'poisson'
+    >>> dfac.Relation("items", "features", weight=0.5).weight
+    0.5
     """
 
     rows: str | None = None
@@ -247,6 +255,12 @@ class Coupled(GammaFactors):
     shape_w, shape_h
         Shapes of the priors of factors on either side of the joint matrix; see
         :class:`TweedieNMF`.
+    rate_w, rate_h
+        Rates of these priors: ``"auto"``, ``"component"`` or a number.
+    dispersion
+        Stays ``"auto"``: that of a matrix is its :class:`Relation`'s.
+    fixed_w, fixed_h, covariates_w, covariates_h, link_precision_w, link_precision_h
+        Are refused: a coupled model takes neither covariates nor frozen components yet.
 
     Notes
     -----
@@ -256,6 +270,18 @@ class Coupled(GammaFactors):
     References
     ----------
     Şimşekli et al. 2015, section 6.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> rng = np.random.default_rng(0)
+    >>> V = {"rna": rng.poisson(3.0, (20, 15)), "adt": rng.normal(3.0, 1.0, (20, 6))}
+    >>> laws = {"rna": dfac.Relation(law="poisson"), "adt": dfac.Relation(law="normal")}
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.Coupled(2, relations=laws), **run)
+    >>> dfac.view(trace, "adt")["posterior"]["H"].shape
+    (1, 20, 2, 6)
     """
 
     joins: ClassVar[bool] = True

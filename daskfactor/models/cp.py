@@ -38,6 +38,8 @@ class CP(TweedieNMF):
         mean of an entry equal to the mean of the data.
     shape_w, shape_h
         Shapes of the priors, of the first factor and of all others.
+    fixed_w, fixed_h, covariates_w, covariates_h, link_precision_w, link_precision_h
+        Are refused: a CP model takes neither covariates nor frozen components yet.
     factors
         Names of the factors, one for each axis; left out, those of an xarray.DataArray's
         dimensions, or ``axis_0`` and so on.
@@ -50,6 +52,16 @@ class CP(TweedieNMF):
     References
     ----------
     Şimşekli et al. 2015, section 6; Kolda and Bader 2009, section 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(2.0, (8, 6, 5))
+    >>> model = dfac.CP(2, factors=("user", "item", "week"))
+    >>> trace = dfac.sample(V, model, draws=20, tune=20, random_seed=0, progressbar=False)
+    >>> {name: own.shape for name, own in dfac.factors(trace).items()}
+    {'user': (1, 20, 8, 2), 'item': (1, 20, 6, 2), 'week': (1, 20, 5, 2)}
     """
 
     tensor: ClassVar[bool] = True

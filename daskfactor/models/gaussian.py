@@ -155,6 +155,16 @@ class GaussianMF(SideInformation):
     Markov chain Monte Carlo", equations 1 to 3, with diagonal precisions in place of
     the Wishart law and with biases. Simm et al. 2017, "Macau: scalable Bayesian factorization
     with high-dimensional side information using MCMC", for covariates.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).normal(size=(20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.GaussianMF(2), **run)
+    >>> trace["posterior"]["noise"].dims
+    ('chain', 'draw')
     """
 
     nonnegative: ClassVar[bool] = False
@@ -374,6 +384,14 @@ class GaussianAdditive(StoredModel):
     References
     ----------
     Şimşekli et al. 2016, section 4.1.1, equation 12 (which gives the variances).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> x = np.random.default_rng(0).normal(3.0, 1.0, 50)
+    >>> dfac.GaussianAdditive(3).log_evidence(x) > dfac.GaussianAdditive(1).log_evidence(x)
+    True
     """
 
     evidence_data = "vector"

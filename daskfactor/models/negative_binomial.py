@@ -204,6 +204,16 @@ class NegativeBinomialNMF(GammaFactors):
     ------
     ModelError
         If one of them is not allowed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.NegativeBinomialNMF(2), **run)
+    >>> bool((trace["posterior"]["dispersion"] > 0).all())
+    True
     """
 
     _: KW_ONLY

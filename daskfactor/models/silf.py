@@ -133,6 +133,17 @@ class SILFNMF(FactorModel):
     References
     ----------
     Masood and Doshi-Velez, section 5 and, for the defaults, section 6.1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> modes = dfac.stein_posterior(
+    ...     V, dfac.SILFNMF(2), particles=4, pilot=2, random_seed=0, progressbar=False
+    ... )
+    >>> modes["posterior"]["W"].sizes["draw"]
+    4
     """
 
     has_observations: ClassVar[bool] = False

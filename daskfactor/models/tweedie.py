@@ -77,6 +77,17 @@ class TweedieNMF(GammaFactors):
     Şimşekli et al. 2017, section 2; Şimşekli et al. 2015, section 4. Learnt rates: Gopalan,
     Hofman and Blei 2015; Tan and Févotte 2013. Log-linear rates:
     :mod:`daskfactor.models.log_linear`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> V = np.where(V > 7, np.nan, V)  # missing cells
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2, beta=1.0), **run)
+    >>> trace["posterior"]["W"].shape
+    (1, 20, 20, 2)
     """
 
     _: KW_ONLY

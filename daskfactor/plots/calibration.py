@@ -29,7 +29,7 @@ MOST_BARS = 16
 def calibration_plot(
     calibration: xr.Dataset, most: int = 5, path: str | PathLike[str] | None = None
 ) -> "Figure":
-    """Ranks of the true values, the least uniform quantities first.
+    """Draw the ranks of the true values, the least uniform quantities first.
 
     Above, how often ranks came up: bars should stay in the band, which each leaves once in
     twenty times. Below, how far the distribution function of ranks is from that of uniform
@@ -47,11 +47,22 @@ def calibration_plot(
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
     OptionError
         If it is no such result, or matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> model = dfac.TweedieNMF(1, rate_w=1.0, rate_h=1.0, dispersion=1.0)
+    >>> run = {"draws": 50, "tune": 50, "random_seed": 0, "progressbar": False}
+    >>> found = dfac.calibrate(model, (4, 3), dfac.Gibbs(), replications=20, **run)
+    >>> figure = dfac.plots.calibration_plot(found)
+    >>> len(figure.axes) > 1
+    True
     """
     whole = {"rank", "levels", "p"} <= set(calibration.data_vars)
     check_table(calibration, whole, "calibration_plot", "calibrate")

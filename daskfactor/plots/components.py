@@ -94,11 +94,23 @@ def components(
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
     OptionError
         If there are no factors, an argument does not fit, or matplotlib is missing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.components(trace)
+    >>> len(figure.axes)
+    6
     """
     found = components_of(result, chain)
     sides = _sides(found, image_shape, show)
@@ -197,11 +209,34 @@ def overview(
 ) -> "Figure":
     """The log density of a run above the components that carry most of the data.
 
-    Parameters are those of `trace_plot` and `components`.
+    Parameters
+    ----------
+    result
+        As for `components`.
+    image_shape : (int, int), optional
+        Height and width, if rows or columns of the data are the pixels of an image.
+    count : int
+        How many components.
+    title : str, optional
+        Headline of the figure.
+    show : mapping, optional
+        Of dimensions that are to be shown otherwise, as for `components`.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.overview(trace)
+    >>> len(figure.axes)
+    8
     """
     found = result if isinstance(result, xr.Dataset) else with_names(as_tree(result))
     if isinstance(found, xr.Dataset):
@@ -245,6 +280,18 @@ def top_entries(
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.top_entries(trace)
+    >>> len(figure.axes)
+    2
     """
     found = components_of(result)
     factor = _checked(factor) or _named_side(found)
@@ -264,12 +311,33 @@ def curves(
 ) -> "Figure":
     """Each component over an ordered dimension, with its interval: spectra, courses of time.
 
-    Parameters are those of `top_entries`; by default the factor is the one whose labels are
-    dates, or numbers with a unit.
+    Parameters
+    ----------
+    result
+        As for `components`.
+    factor : "W" or "H", optional
+        Rows or columns of the data; by default the side whose labels are dates, or
+        numbers with a unit.
+    count : int
+        How many components, those that carry most of the data first.
+    figure : matplotlib Figure or SubFigure, optional
+        Drawn into, if given.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.curves(trace, "H")
+    >>> len(figure.axes)
+    2
     """
     found = components_of(result)
     shown, side = _fitting(found, _checked(factor), None, ("time", "curve"), "curves")
@@ -287,12 +355,35 @@ def maps(
 ) -> "Figure":
     """Each component as a map or picture, and below it its standard deviation.
 
-    Parameters are those of `top_entries`, and ``image_shape`` as for `components`; by default
-    the factor is the one that has two coordinates of numbers, or as many entries as pixels.
+    Parameters
+    ----------
+    result
+        As for `components`.
+    factor : "W" or "H", optional
+        Rows or columns of the data; by default the side with two coordinates of
+        numbers, or with as many entries as pixels.
+    image_shape : (int, int), optional
+        Height and width, if rows or columns of the data are the pixels of an image.
+    count : int
+        How many components, those that carry most of the data first.
+    figure : matplotlib Figure or SubFigure, optional
+        Drawn into, if given.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.maps(trace, image_shape=(3, 5))
+    >>> len(figure.axes)
+    4
     """
     found = components_of(result)
     shown, side = _fitting(found, _checked(factor), image_shape, ("map", "picture"), "maps")
@@ -335,11 +426,30 @@ def shares(
 ) -> "Figure":
     """How much of the data each component carries, and in how many draws each is found.
 
-    Parameters are those of `top_entries`.
+    Parameters
+    ----------
+    result
+        As for `components`.
+    count : int
+        How many components, those that carry most of the data first.
+    figure : matplotlib Figure or SubFigure, optional
+        Drawn into, if given.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.shares(trace)
+    >>> len(figure.axes)
+    2
     """
     found, colors = components_of(result), theme()
     count = min(whole_number("count", count, 1), len(found.labels))

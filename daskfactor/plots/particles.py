@@ -67,6 +67,7 @@ def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Fi
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -76,6 +77,17 @@ def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Fi
     References
     ----------
     Masood and Doshi-Velez, figures 13 and 14.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
+    >>> figure = dfac.plots.weights_plot(modes)
+    >>> len(figure.axes)
+    2
     """
     tree = as_tree(tree)
     mass = draw_masses(tree)
@@ -118,7 +130,7 @@ def diversity_plot(
     of: Literal["W", "H", "both"] = "W",
     figure: "Figure | SubFigure | None" = None,
 ) -> "Figure":
-    """Distances between all particles, and beside them the Stein matrix, in one order.
+    """Draw distances between all particles, and beside them the Stein matrix, in one order.
 
     The order puts particles next to each other that are alike, so that modes are squares
     along the diagonal. The Stein matrix is divided by the roots of its diagonal; the masses
@@ -136,6 +148,7 @@ def diversity_plot(
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -145,6 +158,17 @@ def diversity_plot(
     References
     ----------
     Masood and Doshi-Velez, figures 15 to 17.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
+    >>> figure = dfac.plots.diversity_plot(modes)
+    >>> len(figure.axes)
+    4
     """
     tree = as_tree(tree)
     distances = pairwise_distances(tree, of)
@@ -248,6 +272,7 @@ def top_entries_plot(
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -257,6 +282,17 @@ def top_entries_plot(
     References
     ----------
     Masood and Doshi-Velez, figure 5.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
+    >>> figure = dfac.plots.top_entries_plot(dfac.top_entries(modes, count=3))
+    >>> len(figure.axes)
+    6
     """
     whole = {"label", "value", "share"} <= set(top.data_vars)
     check_table(top, whole, "top_entries_plot", "top_entries")
@@ -335,7 +371,7 @@ def _legend(figure: "Figure | SubFigure", lists: int) -> None:
 
 
 def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) -> "Figure":
-    """Scores of all particles, class by class; a dotted line follows the best of each class.
+    """Draw scores of all particles, class by class; a dotted line follows the best of each class.
 
     A dot is a particle, the larger the more mass it has, the short bar the mean. A particle
     that is best in one class and not in the others shows as a line that falls off. Of more
@@ -352,6 +388,7 @@ def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -361,6 +398,19 @@ def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) 
     References
     ----------
     Masood and Doshi-Velez, figures 6 and 8.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
+    >>> def error(W, H):
+    ...     return np.mean((V - W @ H) ** 2)
+    >>> figure = dfac.plots.scores_plot(dfac.downstream(modes, error, best="lowest"))
+    >>> len(figure.axes)
+    1
     """
     whole = {"value", "best_draw", "best_chain"} <= set(scores.data_vars)
     check_table(scores, whole, "scores_plot", "downstream")

@@ -82,17 +82,29 @@ def faces_panel(
     labels : sequence of str, optional
         One per picture, written above it.
     title : str, optional
+        Headline of the figure.
     white : float, optional
         The value shown as white; by default the largest of `original`.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
     OptionError
         If the shapes differ, or matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> pictures = np.random.default_rng(0).gamma(1.0, 1.0, (3, 8, 6))
+    >>> erased = np.where(pictures > 2, np.nan, pictures)
+    >>> figure = dfac.plots.faces_panel(pictures, erased, pictures, 0.1 * pictures)
+    >>> len(figure.axes)
+    14
     """
     rows = {
         "original": _stack(original, "original"),
@@ -169,10 +181,12 @@ def particle_panel(
     names : sequence of str, optional
         Titles of the components.
     factor : "W" or "H"
+        Whose components: by rows or by columns of the data.
 
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
@@ -182,6 +196,17 @@ def particle_panel(
     References
     ----------
     Masood and Doshi-Velez, figure 10.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
+    >>> figure = dfac.plots.particle_panel(modes, image_shape=(4, 5))
+    >>> len(figure.axes)
+    8
     """
     one_of("factor", factor, ("W", "H"))
     aligned = aligned_trace(tree, "a panel of particles")

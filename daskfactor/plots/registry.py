@@ -77,11 +77,28 @@ def draw(result: Trace | xr.Dataset, name: str, **options: Any) -> "Figure":
         or the path of a store.
     name
         One of `FIGURES`.
+    **options
+        What the function of that figure takes.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
     OptionError
         If there is no such figure, or it cannot be drawn of this result.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.draw(trace, "shares")
+    >>> figure.savefig("shares.png")  # doctest: +SKIP
     """
     kind, given = named(name), {key: own for key, own in options.items() if own is not None}
     if wrong := set(given) - kind.options:
@@ -98,6 +115,30 @@ def draw_all(
     """Draw all figures that tell something of a result, each with the options that it takes.
 
     In place of one that cannot be drawn comes the reason.
+
+    Parameters
+    ----------
+    result
+        As for `draw`.
+    **options
+        Of any of the figures; each takes those that it knows.
+
+    Yields
+    ------
+    name : str
+        One of `FIGURES`.
+    figure : matplotlib.figure.Figure or OptionError
+        The figure, or why there is none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> [name for name, figure in dfac.plots.draw_all(trace)][:3]
+    ['components', 'curves', 'maps']
     """
     tree = result if isinstance(result, xr.Dataset) else with_names(as_tree(result))
     particles = not isinstance(tree, xr.Dataset) and is_particles(tree)

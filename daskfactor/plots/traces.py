@@ -53,11 +53,23 @@ def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) ->
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
     OptionError
         If the tree has no ``sample_stats``, or matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> figure = dfac.plots.trace_plot(trace)
+    >>> len(figure.axes)
+    2
     """
     stats = group(tree, "sample_stats")
     target = new_figure(9.0, 2.8) if figure is None else figure
@@ -190,11 +202,24 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
     Returns
     -------
     matplotlib.figure.Figure
+        What was drawn; nothing is shown.
 
     Raises
     ------
     OptionError
         If it is not such a table, or matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (4, 3))
+    >>> model = dfac.TweedieNMF(1, dispersion=1)
+    >>> run = {"random_seed": 0, "progressbar": False}
+    >>> table = dfac.select_rank(V, model, [1, 2], dfac.Chib(500, 200), None, **run)
+    >>> figure = dfac.plots.plot_ranks(table)
+    >>> len(figure.axes)
+    1
     """
     whole = "log_evidence" in table and "best" in table.attrs
     check_table(table, whole, "plot_ranks", "select_rank")

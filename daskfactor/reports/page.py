@@ -111,7 +111,14 @@ def report(
 
     Examples
     --------
-    >>> dfac.report("run.zarr", "report.html")  # doctest: +SKIP
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> page = dfac.report(trace, title="Counts")
+    >>> "Counts" in page.html
+    True
     """
     tree = with_names(as_tree(trace))
     name = title or ("A run" if isinstance(trace, xr.DataTree) else Path(fspath(trace)).name)

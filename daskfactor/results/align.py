@@ -255,6 +255,17 @@ def align(
     A mean over draws of W alone is meaningful after this, as far as ``share`` is
     near 1. A component with a share of one over the number of chains is one that a
     single chain has found. Masood and Doshi-Velez, section 7.2 and footnote 5, for ``by="w"``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), chains=2, **run)
+    >>> aligned = dfac.align(trace)
+    >>> aligned["alignment"]["similarity"].dims
+    ('chain', 'draw', 'component')
     """
     if not 0.0 < threshold <= 1.0:
         raise OptionError(f"threshold is a cosine above 0 and up to 1, got {threshold!r}")

@@ -105,6 +105,19 @@ def to_anndata(
     (the lights of :func:`summarize` and its words) and ``evidence``. Biases of a
     :class:`GaussianMF` are left out. Of a run that kept moments alone, components are those of
     its first chain.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> import anndata
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> adata = anndata.AnnData(V.astype(np.float32))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(adata, dfac.TweedieNMF(2), **run)
+    >>> dfac.to_anndata(trace, adata)
+    >>> adata.obsm["dfac"].shape, adata.varm["dfac"].shape
+    ((20, 2), (15, 2))
     """
     if not (hasattr(adata, "obsm") and hasattr(adata, "varm")):
         raise OptionError(

@@ -75,6 +75,16 @@ def component_variability(trace: Trace) -> xr.Dataset:
     References
     ----------
     Masood and Doshi-Velez, sections 7.2 and 7.3 and figure 10.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> sorted(dfac.component_variability(trace))
+    ['angle_h', 'angle_h_sd', 'angle_w', 'angle_w_sd', 'intensity', 'intensity_sd', 'share']
     """
     tree = aligned_trace(trace, "the spread of components")
     group, law, mass = tree["posterior"].to_dataset(), law_of(tree), draw_masses(tree)
@@ -159,6 +169,17 @@ def pairwise_distances(
     References
     ----------
     Masood and Doshi-Velez, footnote 5 and figures 16 and 17.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> distances = dfac.pairwise_distances(trace)
+    >>> distances.shape
+    (20, 20)
     """
     whole_number("most", most, 1)
     sides: dict[str, tuple[Side, ...]] = {"W": ("W",), "H": ("H",), "both": ("W", "H")}
@@ -321,6 +342,16 @@ def top_entries(
     ----------
     Masood and Doshi-Velez, figure 5. In how many components of each particle a word comes
     up, figure 7, is ``(top["label"] == word).any("rank").sum("component")``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> dfac.top_entries(trace, count=3)["label"].sizes["rank"]
+    3
     """
     count = whole_number("count", count, 1)
     one_of("factor", factor, ("W", "H"))
@@ -391,8 +422,22 @@ def downstream(
     OptionError
         If the run kept no draws, or scores are not numbers or not the same for all particles.
 
+    References
+    ----------
+    Masood and Doshi-Velez, section 7.2 and figures 6 and 8.
+
     Examples
     --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> def error(W, H):
+    ...     return np.sqrt(np.mean((V - W @ H) ** 2))
+    >>> dfac.downstream(trace, error, best="lowest")["score"].dims
+    ('score',)
+
     How well classes are told from the weights of their columns, with scikit-learn::
 
         def auc(W, H):
@@ -406,10 +451,6 @@ def downstream(
 
         scores = dfac.downstream(trace, auc)
         scores["best_draw"].to_series()
-
-    References
-    ----------
-    Masood and Doshi-Velez, section 7.2 and figures 6 and 8.
     """
     one_of("best", best, ("highest", "lowest"))
     tree = require_draws(trace, "a score of every draw")

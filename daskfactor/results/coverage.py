@@ -44,6 +44,17 @@ def held_out_coverage(
     ------
     OptionError
         If cells and values do not go together, or the run knows nothing of these cells.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> held = dfac.hold_out(V, 0.1, random_seed=0)
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(held.train, dfac.TweedieNMF(2), **run)
+    >>> dfac.held_out_coverage(trace, held.cells, held.values)["inside"].dims
+    ('level',)
     """
     tree = as_tree(trace)
     rows, columns = (np.asarray(at).ravel() for at in cells)

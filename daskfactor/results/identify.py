@@ -65,6 +65,16 @@ def component_swaps(trace: Trace) -> xr.Dataset:
     -----
     Alignment puts a draw's components into the order that resembles the mean most *as a whole*,
     so that a swap counted here is one that no order of components undoes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> dfac.component_swaps(trace)["matched"].shape
+    (2, 2)
     """
     tree = aligned_trace(trace, "swaps between components")
     law, group = law_of(tree), tree["posterior"].to_dataset()

@@ -32,6 +32,18 @@ def unstack(result: Trace | xr.Dataset | xr.DataArray) -> Any:
     ------
     OptionError
         If it is none of these.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> import xarray as xr
+    >>> V = np.random.default_rng(0).poisson(3.0, (12, 4, 5))
+    >>> V = xr.DataArray(V, dims=("time", "lat", "lon"))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), rows="time", **run)
+    >>> dfac.unstack(trace["posterior"]["H"].mean("draw")).dims
+    ('chain', 'component', 'lat', 'lon')
     """
     if isinstance(result, xr.DataArray):
         name = "values" if result.name is None else result.name

@@ -135,6 +135,17 @@ def log_likelihood(
         If a value is missing or none of the law's.
     ModelError
         If the density of the law has neither a closed form nor a series here.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> tree = dfac.log_likelihood(trace, ([0, 1], [2, 3]))
+    >>> dict(tree["log_likelihood"].sizes)
+    {'chain': 1, 'draw': 20, 'cell': 2}
     """
     asked = _ask(trace, cells, uncertainty, "a log-likelihood")
     values, seen = _values(asked, V)
@@ -226,6 +237,17 @@ def posterior_predictive(
         As for `log_likelihood`.
     DataError
         If ``V`` has no values at some cells.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> tree = dfac.posterior_predictive(trace, ([0, 1], [2, 3]), random_seed=0)
+    >>> sorted(tree.children)
+    ['observed_data', 'posterior', 'posterior_predictive']
     """
     asked = _ask(trace, cells, uncertainty, "a posterior predictive sample")
     values = _values(asked, V)[0] if V is not None else _own_values(asked)

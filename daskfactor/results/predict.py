@@ -119,6 +119,17 @@ def predict(
     ----------
     Şimşekli et al. 2017, equations 1 and 11. Quantiles by weight: Akinshin 2023, "Weighted
     quantile estimators" (that of type 7), with Kish's effective number.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> found = dfac.predict(trace, rows=[0, 1], columns=[2, 3, 5], interval=0.9)
+    >>> found["mean"].shape, bool((found["lower"] <= found["upper"]).all())
+    ((2, 3), True)
     """
     _check_options(interval, of)
     tree = require_draws(trace, "a prediction")
@@ -386,6 +397,17 @@ def monitored(
     ------
     OptionError
         If the run monitored no cells, or an option is not allowed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> held = dfac.hold_out(V, 0.1, random_seed=0)
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(held.train, dfac.TweedieNMF(2), monitor=held.cells, **run)
+    >>> dfac.monitored(trace)["mean"].size == held.values.size
+    True
     """
     _check_options(interval, of)
     tree = as_tree(trace)

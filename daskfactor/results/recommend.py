@@ -116,6 +116,17 @@ def recommend(
     -----
     Of a :class:`PSGRRLD` run the draws of the fine chain alone are taken. `lower` and `upper`
     are about the mean and not about a new observation, whose noise says nothing of a column.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> best = dfac.recommend(trace, rows=[0, 4], n=3)
+    >>> best["mean"].shape
+    (2, 3)
     """
     n = whole_number("n", n, 1)
     one_of("by", by, ("mean", "lower", "upper"))

@@ -210,6 +210,17 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
     an R-hat of 1.05, red above 1.1 or with a trend; sizes of W and H, which WH does not depend on,
     take no part in it where the model can tell. None of this sees the bias of a finite step, on
     which chains agree. Particles: Masood and Doshi-Velez, sections 4 and 7.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), chains=2, **run)
+    >>> found = dfac.summarize(trace)
+    >>> found.predictions.status in ("green", "amber", "red")
+    True
     """
     whole_number("cells", cells, 0)
     if (cells, random_seed) != (CELLS, SEED):

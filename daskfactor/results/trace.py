@@ -71,6 +71,18 @@ def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataT
         If there is nothing at ``path``.
     StoreFormatError
         If what is there is not a run store, is damaged or of a newer version.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> from tempfile import mkdtemp
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> store = mkdtemp() + "/run.zarr"
+    >>> run = {"tune": 10, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), draws=10, store=store, **run)
+    >>> dfac.open_run(store)["posterior"].sizes["draw"]
+    10
     """
     return committed_tree(view_of(path, snapshot), None)
 
@@ -441,6 +453,11 @@ def expectation(
     chain
         One chain (its label), or all of them.
 
+    Returns
+    -------
+    array of float64
+        Of the shape that the function returns.
+
     Raises
     ------
     OptionError
@@ -449,6 +466,17 @@ def expectation(
     References
     ----------
     Şimşekli et al. 2017, equation 11; Masood and Doshi-Velez, section 4.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> total = dfac.expectation(trace, lambda W, H: (W @ H).sum())  # of the mean's cells
+    >>> bool(0.8 < total / V.sum() < 1.2)
+    True
     """
     tree = require_draws(trace, "an expectation")
     fine = _mean(tree["posterior"].to_dataset(), function, chain, draw_weights(tree))

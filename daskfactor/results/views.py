@@ -56,6 +56,16 @@ def view(trace: Trace, name: str) -> xr.DataTree:
     ------
     OptionError
         If the run has no such matrix.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(2.0, (8, 6, 5))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.CP(2, factors=("user", "item", "week")), **run)
+    >>> dfac.view(trace, "user")["posterior"]["W"].shape
+    (1, 20, 8, 2)
     """
     tree = as_tree(trace)
     if (axes := Axes.of(tree.attrs)) is not None:
@@ -97,6 +107,16 @@ def factors(trace: Trace) -> dict[str, xr.DataArray]:
     ------
     OptionError
         If the run is of one matrix, or kept no draws.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(2.0, (8, 6, 5))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.CP(2), **run)
+    >>> list(dfac.factors(trace))
+    ['axis_0', 'axis_1', 'axis_2']
     """
     tree = as_tree(trace)
     placed = _placed(tree)
@@ -134,6 +154,19 @@ def explained_variance(trace: Trace) -> xr.DataArray:
     ------
     OptionError
         If no draws were kept.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"draws": 20, "tune": 20, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), **run)
+    >>> shares = dfac.explained_variance(trace)
+    >>> shares.dims
+    ('chain', 'draw', 'view', 'component')
+    >>> bool(shares.sum("component").mean() < 1)
+    True
     """
     tree = as_tree(trace)
     if POSTERIORS[0] not in tree.children or not tree["posterior"].sizes["draw"]:

@@ -386,6 +386,17 @@ class SVGD(Descent):
 
     Liu and Wang 2016, "Stein variational gradient descent", algorithm 1; Masood and
     Doshi-Velez, section 6.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"random_seed": 0, "progressbar": False}
+    >>> model = dfac.SILFNMF(2, threshold=3000.0)
+    >>> modes = dfac.stein_posterior(V, model, dfac.SVGD(steps=50), 4, **run)
+    >>> modes["posterior"]["W"].shape
+    (1, 4, 20, 2)
     """
 
     def direction(self, cloud: Cloud, kernel: IMQ) -> Pair:
@@ -422,6 +433,17 @@ class SteinDescent(Descent):
     A kernel scale that is ``"median"`` is that of the starts throughout.
 
     Masood and Doshi-Velez, section 6.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"random_seed": 0, "progressbar": False}
+    >>> model = dfac.SILFNMF(2, threshold=3000.0)
+    >>> modes = dfac.stein_posterior(V, model, dfac.SteinDescent(steps=50), 4, **run)
+    >>> modes["posterior"]["W"].shape
+    (1, 4, 20, 2)
     """
 
     downhill: ClassVar[bool] = True

@@ -143,6 +143,16 @@ class Ensemble(ParticleMethod):
     other transfer matrices instead.
 
     Masood and Doshi-Velez, algorithms 1 to 4; transfer rank 3 in section 6.1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), dfac.Ensemble(start="random"), **run)
+    >>> modes["posterior"]["W"].shape
+    (1, 4, 20, 2)
     """
 
     start: str = "q_transform"

@@ -95,6 +95,13 @@ class IMQ:
     References
     ----------
     Masood and Doshi-Velez, equation 7; the defaults are those of section 6.1.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> kernel = dfac.IMQ(scale_w=0.1, scale_h=100.0)
+    >>> kernel.power_w
+    -0.5
     """
 
     scale_w: Scale = 1e-2

@@ -145,6 +145,16 @@ def stein_posterior(
     hardly fall beyond the threshold, which is warned of.
 
     Masood and Doshi-Velez, algorithm 1 and equation 4.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
+    >>> round(float(modes["sample_stats"]["weight"].sum()), 6)
+    1.0
     """
     kernel = checked_kernel(model, tangent, kernel)
     if model.fixed != (None, None):  # no optimiser here would leave constants alone
@@ -479,6 +489,17 @@ def stein_discrepancy(
     fix the kernel, for instance at ``IMQ(first.scale_w, first.scale_h)``.
 
     Masood and Doshi-Velez, equations 3, 4 and 7 and algorithm 5.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), **run)
+    >>> found = dfac.stein_discrepancy(modes, V, dfac.SILFNMF(2), progressbar=False)
+    >>> bool(found["discrepancy"] >= 0)
+    True
     """
     kernel = checked_kernel(model, tangent, kernel)
     whole_number("most", most, 1)

@@ -243,6 +243,17 @@ class SimplexHMC(ParticleMethod):
 
     Masood and Doshi-Velez, section 6.2; Betancourt 2012, "Cruising the simplex"; Patterson
     and Teh 2013; Hoffman and Gelman 2014, section 3.2.1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> run = {"particles": 4, "pilot": 2, "random_seed": 0, "progressbar": False}
+    >>> method = dfac.SimplexHMC(draws=20, tune=20, steps=5)
+    >>> modes = dfac.stein_posterior(V, dfac.SILFNMF(2), method, **run)
+    >>> modes["posterior"]["W"].shape
+    (1, 4, 20, 2)
     """
 
     draws: int = 1000

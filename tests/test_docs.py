@@ -1,0 +1,213 @@
+"""Every public name has a page, an example that runs, and a docstring that says what it must."""
+
+import doctest
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import daskfactor as dfac
+from daskfactor.options import OnWeighed
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "api"
+PLOTS = [name for name, own in vars(dfac.plots).items() if inspect.isfunction(own)]
+NAMES = [
+    *(f"daskfactor.{name}" for name in dir(dfac) if name != "plots"),
+    *(f"daskfactor.plots.{name}" for name in PLOTS),
+]
+
+
+def found(name: str) -> Any:
+    """What a public name means."""
+    own: Any = dfac
+    for part in name.split(".")[1:]:
+        own = getattr(own, part)
+    return own
+
+
+# -- pages -----------------------------------------------------------------------------------
+
+
+def summarized(page: str) -> Iterator[str]:
+    """Names that the tables of a page list."""
+    for block in re.findall(r"^```\{eval-rst\}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        module = re.search(r"^\.\. currentmodule:: (\S+)$", block, re.MULTILINE)
+        listed = block.partition(".. autosummary::")[2]
+        for name in re.findall(r"^   (\w+)$", listed, re.MULTILINE):
+            yield f"{module[1]}.{name}" if module else name
+
+
+def test_every_public_name_is_on_one_page() -> None:
+    listed = [name for page in PAGES.glob("*.md") for name in summarized(page.read_text("utf-8"))]
+    assert sorted(listed) == sorted(NAMES)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    index = (PAGES / "index.md").read_text("utf-8")
+    pages = {path.stem for path in PAGES.glob("*.md")} - {"index"}
+    assert set(re.findall(r"^(\w+)$", index, re.MULTILINE)) == pages
+
+
+# -- examples --------------------------------------------------------------------------------
+
+
+def examples(docstring: str, name: str) -> doctest.DocTest:
+    """The examples of a docstring, those under its headline alone."""
+    section = re.search(r"^Examples\n-{8}\n(.*)", docstring, re.MULTILINE | re.DOTALL)
+    text = section[1] if section else ""
+    return doctest.DocTestParser().get_doctest(text, {"__name__": "__main__"}, name, None, 0)
+
+
+def failures(test: doctest.DocTest) -> str:
+    """What is wrong with examples, or nothing."""
+    if not any(not own.options.get(doctest.SKIP) for own in test.examples):
+        return f"{test.name} has no example that runs"
+    told: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(test, out=told.append)
+    return "".join(told)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert failures(examples(inspect.getdoc(found(name)) or "", name)) == ""
+
+
+def test_examples_that_are_missing_or_wrong_are_found() -> None:
+    right = "Add.\n\nExamples\n--------\n>>> 1 + 1\n2\n"
+    assert failures(examples(right, "right")) == ""
+    assert "Expected:\n    3\nGot:\n    2" in failures(examples(right.replace("\n2", "\n3"), "x"))
+    assert "no example" in failures(examples("Add.\n\n>>> 1 + 1\n2\n", "x"))
+    assert "no example" in failures(examples(right.replace("1 +", "1 # doctest: +SKIP\n"), "x"))
+
+
+# -- sections --------------------------------------------------------------------------------
+
+
+def chosen() -> set[str]:
+    """The checks of numpydoc that pyproject.toml asks for."""
+    from numpydoc.validate import ERROR_MSGS
+
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
+    checks = tools["numpydoc_validation"]["checks"]
+    assert checks[0] == "all"
+    assert set(checks[1:]) < set(ERROR_MSGS)
+    return set(ERROR_MSGS) - set(checks)
+
+
+def violations(name: str) -> list[str]:
+    """What numpydoc finds in the docstring of a name, a line each."""
+    from numpydoc.validate import validate
+
+    errors = validate(name)["errors"]
+    return [f"{name}: {code} {text}" for code, text in errors if code in chosen()]
+
+
+def test_numpydoc_finds_nothing() -> None:
+    assert [line for name in NAMES for line in violations(name)] == []
+
+
+def headed(docstring: str, section: str) -> set[str]:
+    """Names that a section of a docstring describes."""
+    text = re.search(
+        rf"^{section}\n-+\n(.*?)(?=^\S[^\n]*\n-{{3,}}$|\Z)", docstring, re.MULTILINE | re.DOTALL
+    )
+    lines = re.findall(r"^(\S.*)$", text[1], re.MULTILINE) if text else []
+    return {name.strip().lstrip("*") for line in lines for name in line.split(" : ")[0].split(",")}
+
+
+def undocumented(own: Any) -> set[str]:
+    """Parameters that neither a docstring nor, for options of many verbs, `sample` describes.
+
+    Options that verbs share are described once; a docstring that has them says ``options``.
+    """
+    docstring = inspect.getdoc(own) or ""
+    told = headed(docstring, "Parameters") | headed(docstring, "Attributes")
+    asked = set(inspect.signature(own).parameters)
+    if is_dataclass(own):
+        asked -= {field.name for field in fields(own) if not field.repr}  # for our own use
+    if "options" in told:
+        asked -= set(OnWeighed.__annotations__)
+    if "All that :func:`sample` takes by name" in docstring:
+        asked -= set(inspect.signature(dfac.sample).parameters)
+        told |= set(re.findall(r"``(\w+)``", docstring))
+    return asked - told
+
+
+def test_every_parameter_is_described() -> None:
+    assert {name: one for name in NAMES if (one := undocumented(found(name)))} == {}
+
+
+def test_parameters_that_are_not_described_are_found() -> None:
+    def documented(one: int, two: int) -> None:
+        """Add.
+
+        Parameters
+        ----------
+        one, two : int
+            Numbers.
+
+        Notes
+        -----
+        None.
+        """
+
+    def lacking(one: int, two: int, three: int) -> None: ...
+
+    assert undocumented(documented) == set()
+    lacking.__doc__ = documented.__doc__
+    assert undocumented(lacking) == {"three"}
+
+
+# -- the built site --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import check
+
+    yield check
+    sys.modules.pop("check")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        '<script src="https://elsewhere.example/a.js"></script>',
+        '<link rel="stylesheet" href="//elsewhere.example/a.css">',
+        '<img src="here.png" srcset="http://elsewhere.example/b.png 2x">',
+        '<p style="background: url(https://elsewhere.example/c.png)">',
+        '<style>@import "https://elsewhere.example/d.css";</style>',
+        '<script>fetch("https://elsewhere.example/e")</script>',
+        '<img src="gone.png">',
+        '<a href="gone.html">',
+        '<a href="#gone">',
+        '<a href="other.html#gone">',
+    ],
+)
+def test_what_is_wrong_with_a_site_is_found(page: str, checker: Any, tmp_path: Path) -> None:
+    (tmp_path / "here.png").touch()
+    (tmp_path / "other.html").write_text('<h1 id="there">')
+    fine = '<a href="https://elsewhere.example">, <a href="other.html#there">, <img src="here.png">'
+    (tmp_path / "index.html").write_text(fine)
+    assert checker.check(tmp_path) == []
+    (tmp_path / "index.html").write_text(fine + page)
+    assert len(checker.check(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("text", ["@font-face { src: url(//elsewhere.example/f.woff2) }"])
+def test_what_styles_load_is_found(text: str, checker: Any, tmp_path: Path) -> None:
+    (tmp_path / "own.css").write_text(text)
+    assert len(checker.check(tmp_path)) == 1

@@ -1,0 +1,117 @@
+"""What is handed out: the archive of sources has all that tests need, the wheel all that runs."""
+
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import daskfactor
+
+ROOT = Path(__file__).parents[1]
+BUILT = {"__pycache__", "_build", "generated", "gallery", "jupyter_execute", ".git", ".venv"}
+"""Folders that are made and never handed out."""
+
+
+class Built(NamedTuple):
+    """Names of files in an archive of sources, and a wheel that was built from it."""
+
+    sources: list[str]
+    wheel: Path
+
+
+def build(kind: str, root: Path, into: Path) -> Path:
+    """Build an archive with the backend alone, which needs no network."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", into],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = into.iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    archive = build("sdist", ROOT, folder / "sdist")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder / "sources", filter="data")
+    (sources,) = (folder / "sources").iterdir()
+    names = [str(own.relative_to(sources)) for own in sources.rglob("*") if own.is_file()]
+    return Built(sorted(names), build("wheel", sources, folder / "wheel"))
+
+
+def inside(wheel: Path) -> list[str]:
+    """Names of the files of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def read(wheel: Path, name: str) -> str:
+    """A text among the wheel's metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        (found,) = (one for one in archive.namelist() if one.endswith(f".dist-info/{name}"))
+        return archive.read(found).decode()
+
+
+def kept(folder: str, suffixes: tuple[str, ...] = ()) -> set[str]:
+    """Files of a folder of this checkout that are handed out, of some suffixes or all."""
+    found = (own.relative_to(ROOT) for own in (ROOT / folder).rglob("*") if own.is_file())
+    return {
+        str(own)
+        for own in found
+        if not BUILT & set(own.parts) and (not suffixes or own.suffix in suffixes)
+    }
+
+
+def package() -> set[str]:
+    """Files of the package."""
+    return kept("daskfactor")
+
+
+def test_the_wheel_is_the_package_and_nothing_else(built: Built) -> None:
+    names = {name for name in inside(built.wheel) if ".dist-info/" not in name}
+    assert names == package()
+    assert {"daskfactor/py.typed", "daskfactor/__init__.pyi"} <= names
+
+
+def test_the_wheel_says_what_the_project_says(built: Built) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    told = Parser().parsestr(read(built.wheel, "METADATA"))
+    assert told["Name"] == "daskfactor"
+    assert told["Version"] == daskfactor.__version__
+    assert told["Requires-Python"] == project["requires-python"]
+    assert told["License-Expression"] == project["license"]
+    assert set(told.get_all("Provides-Extra", [])) == set(project["optional-dependencies"])
+    own = [one for one in told.get_all("Requires-Dist", []) if "extra ==" not in one]
+    assert len(own) == len(project["dependencies"])
+    assert str(told.get_payload()).startswith("# daskfactor")
+    assert "daskfactor = daskfactor.cli.main:app" in read(built.wheel, "entry_points.txt")
+    assert "Root-Is-Purelib: true" in read(built.wheel, "WHEEL")
+    assert any(name.endswith("licenses/LICENSE") for name in inside(built.wheel))
+
+
+def test_the_archive_of_sources_has_what_tests_and_pages_need(built: Built) -> None:
+    names = set(built.sources)
+    assert package() <= names
+    for folder in (".ci", ".github", "benchmarks", "docs", "examples", "tests"):
+        needed = kept(folder, ("", ".md", ".py", ".yml"))
+        assert needed, folder
+        assert needed <= names, folder
+    pages = ("CHANGELOG", "CODE_OF_CONDUCT", "CONTRIBUTING", "README", "SECURITY")
+    assert {f"{page}.md" for page in pages} | {"CITATION.cff", "LICENSE", "pyproject.toml"} <= names
+
+
+def test_nothing_that_was_built_is_handed_out(built: Built) -> None:
+    for name in [*built.sources, *inside(built.wheel)]:
+        assert not BUILT & set(Path(name).parts), name
+        assert Path(name).suffix not in (".pyc", ".zarr", ".so"), name
