@@ -313,7 +313,8 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
     drawn = next((own.name for own in model.learnt if own.name in DISPERSIONS), None)
     phi: Any = np.reshape(dispersion, (1, 1, -1))
     if drawn in group:
-        phi = group[drawn].transpose("chain", "draw").values[:, :, None].astype(np.float64)
+        phi = group[drawn].transpose("chain", "draw", ...).values.astype(np.float64)
+        phi = phi[:, :, at[1].values] if phi.ndim > 2 else phi[:, :, None]
     elif phi.size > 1:  # of columns
         phi = phi[:, :, at[1].values]
     if has_uncertainty(tree):
