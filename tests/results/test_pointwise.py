@@ -158,6 +158,19 @@ def test_dispersions_of_columns() -> None:
     assert (drawn.values == np.round(drawn.values)).all()
 
 
+def test_dispersions_of_columns_in_every_draw() -> None:
+    tree = run({"type": "NegativeBinomialNMF", "dispersion": "column"})
+    alpha = np.random.default_rng(0).uniform(0.2, 1.0, (CHAINS, DRAWS, J))
+    posterior = tree["posterior"].to_dataset()
+    column = posterior["H"].dims[-1]
+    drawn = posterior.assign(dispersion=(("chain", "draw", column), alpha))
+    tree["posterior"] = xr.DataTree(drawn)
+    found = dfac.log_likelihood(tree, (ROWS, COLUMNS), VALUES)["log_likelihood"]["V"]
+    own = alpha[:, :, COLUMNS]
+    expected = stats.nbinom.logpmf(VALUES, 1 / own, 1 / (1 + own * mu()))
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
 SIGMA = np.linspace(0.5, 2.5, I * J).reshape(I, J)
 
 
