@@ -7,7 +7,7 @@ from sphinx.application import Sphinx
 
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 PAGES |= {"SECURITY.md": "security.md", "CODE_OF_CONDUCT.md": "conduct.md"}
-LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)*(?:docs/)?([\w.-]+\.md)(#[\w-]*)?\)")
+LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)*(?:docs/)?((?:[\w-]+/)*[\w.-]+\.md)(#[\w-]*)?\)")
 
 
 def pointed(text: str, depth: int) -> str:
