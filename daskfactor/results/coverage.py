@@ -6,12 +6,14 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
+from daskfactor.checks import cells_of_tensor
 from daskfactor.errors import OptionError
 from daskfactor.results.predict import monitored, predict
 from daskfactor.results.schema import CELL_INDICES, MONITOR, factor_dims
+from daskfactor.results.tensors import Axes
 from daskfactor.results.trace import Trace, as_tree, has_draws, reads_here
 
-Cells = tuple[ArrayLike, ArrayLike]
+Cells = tuple[ArrayLike, ...]
 
 LEVELS: Final = (0.5, 0.8, 0.9, 0.95)
 
@@ -27,7 +29,7 @@ def held_out_coverage(
     trace
         Result of a run, or the path of its store, that kept draws or monitored these cells.
     cells
-        Positions of rows and columns, as `hold_out` gives them.
+        Positions of rows and columns, of a tensor along each axis, as `hold_out` gives them.
     values
         What was observed there, in the unit of the data; NaN is left out.
     levels
@@ -57,7 +59,9 @@ def held_out_coverage(
     ('level',)
     """
     tree = as_tree(trace)
-    rows, columns = (np.asarray(at).ravel() for at in cells)
+    axes = Axes.of(tree.attrs)
+    at: Any = cells if axes is None else cells_of_tensor(cells, axes.sizes) or ((), ())
+    rows, columns = (np.asarray(own).ravel() for own in at)
     observed = np.asarray(values, dtype=np.float64).ravel()
     if not rows.size == columns.size == observed.size or not observed.size:
         raise OptionError(
@@ -70,7 +74,7 @@ def held_out_coverage(
     inside = []
     mean = np.zeros(0)
     for level in levels:
-        found = _predicted(tree, rows, columns, level)
+        found = _predicted(tree, axes, rows, columns, level)
         mean = found["mean"].values
         within = (observed >= found["lower"].values) & (observed <= found["upper"].values)
         inside.append(float(within.mean()))
@@ -89,9 +93,16 @@ def held_out_coverage(
 
 
 def _predicted(
-    tree: xr.DataTree, rows: NDArray[Any], columns: NDArray[Any], level: float
+    tree: xr.DataTree,
+    axes: Axes | None,
+    rows: NDArray[Any],
+    columns: NDArray[Any],
+    level: float,
 ) -> xr.Dataset:
-    """Predictions of some cells: streamed by the run, or from its draws."""
+    """Predictions of some cells: streamed by the run, or from its draws.
+
+    ``columns`` of a tensor are those of its first unfolding.
+    """
     if MONITOR in tree.children:
         group = tree[MONITOR].to_dataset()
         width = int(max(group[CELL_INDICES[1]].max(), columns.max())) + 1
@@ -111,6 +122,8 @@ def _predicted(
             "the run kept moments only and did not monitor these cells; run again with "
             "monitor=held.cells, or keep='draws'"
         )
+    if axes is not None:
+        return predict(tree, (rows, *axes.fibres(columns)), interval=level).load()
     plain = tree.map_over_datasets(lambda group: group.drop_vars(_labels(group, tree)))
     plain.attrs = tree.attrs
     points = (xr.DataArray(at, dims="cell") for at in (rows, columns))

@@ -230,3 +230,20 @@ def test_zeros_without_a_closed_form_are_refused() -> None:
 def test_costs_are_told_beforehand() -> None:
     told = str(dfac.estimate_cost(truth(), dfac.CP(3, dispersion=1.0), dfac.PSGLD()))
     assert "data" in told
+
+
+def test_intervals_of_cells_left_out_are_scored() -> None:
+    held = dfac.hold_out(truth(), 0.1, random_seed=0)
+    watching = dfac.sample(held.train, dfac.CP(3), monitor=held.cells, **SETTINGS)
+    plain = dfac.sample(held.train, dfac.CP(3), **SETTINGS)
+    one, other = (
+        dfac.held_out_coverage(run, held.cells, held.values, levels=(0.5, 0.9))
+        for run in (watching, plain)
+    )
+    found = dfac.predict(plain, held.cells, interval=0.9)
+    within = (held.values >= found["lower"].values) & (held.values <= found["upper"].values)
+    assert other["inside"].values[1] == pytest.approx(within.mean())
+    np.testing.assert_allclose(one["rmse"], other["rmse"], rtol=1e-4)
+    np.testing.assert_allclose(one["inside"], other["inside"], atol=0.02)
+    with pytest.raises(OptionError, match="a tuple of 3 integer arrays"):
+        dfac.held_out_coverage(plain, held.cells[:2], held.values)
