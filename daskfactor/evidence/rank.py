@@ -231,8 +231,9 @@ def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Ve
         **options,
     )
     scores = log_likelihood(tree, held.cells, held.values, held_out=True)
-    densities = scores["held_out_log_likelihood"]["V"].stack(sample=("chain", "draw"))
-    return np.asarray(logsumexp(densities, axis=1) - np.log(densities.shape[1]), dtype=np.float64)
+    means = np.maximum(scores["posterior"]["mu"].values[0], np.finfo(np.float32).tiny)
+    densities = model.likelihood.log_density(held.values, means, float(model.dispersion))
+    return np.asarray(logsumexp(densities, axis=0) - np.log(len(means)), dtype=np.float64)
 
 
 def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ranks:

@@ -314,8 +314,8 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
     phi: Any = np.reshape(dispersion, (1, 1, -1))
     if drawn in group:
         phi = group[drawn].transpose("chain", "draw", ...).values.astype(np.float64)
-        phi = phi[:, :, at[1].values] if phi.ndim > 2 else phi[:, :, None]
-    elif phi.size > 1:  # of columns
+        phi = phi.reshape(*phi.shape[:2], -1)
+    if phi.shape[2] > 1:  # of columns
         phi = phi[:, :, at[1].values]
     if has_uncertainty(tree):
         phi = phi * _squares(tree, at, uncertainty)
