@@ -231,7 +231,8 @@ def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Ve
         **options,
     )
     scores = log_likelihood(tree, held.cells, held.values, held_out=True)
-    means = np.maximum(scores["posterior"]["mu"].values[0], np.finfo(np.float32).tiny)
+    mu = scores["posterior"].to_dataset()["mu"].values[0]
+    means = np.maximum(mu, np.finfo(np.float32).tiny)
     densities = model.likelihood.log_density(held.values, means, float(model.dispersion))
     return np.asarray(logsumexp(densities, axis=0) - np.log(len(means)), dtype=np.float64)
 
