@@ -112,33 +112,47 @@ def _clip(value: Scalar, limit: Scalar) -> Scalar:
     return -limit if value < -limit else value
 
 
+@inline
+def metric_entry(
+    x: Scalar, push: Scalar, held: Scalar, step: Scalar, rate: Scalar, shape: Scalar, z: Scalar
+) -> Scalar:
+    """An entry after a step in the majoriser's metric."""
+    two = type(x)(2)
+    y = step / held
+    limit = two * np.sqrt(two * y * (x + y))
+    drift = _clip(y * x * (push - rate), limit)
+    return np.abs(x + drift + y * shape + np.sqrt(two * y * x) * z)
+
+
 @jit_exact
 def _metric_update(
     theta: Array, grad: Array, metric: Array, step: Scalar, rate: Scalar, shape: Scalar, z: Array
 ) -> None:
-    two = theta.dtype.type(2)
     for i in range(theta.size):
-        x = theta[i]
-        y = step / metric[i]
-        limit = two * np.sqrt(two * y * (x + y))
-        drift = _clip(y * x * (grad[i] - rate), limit)
-        theta[i] = np.abs(x + drift + y * shape + np.sqrt(two * y * x) * z[i])
+        theta[i] = metric_entry(theta[i], grad[i], metric[i], step, rate, shape, z[i])
+
+
+@inline
+def plain_entry(
+    x: Scalar, push: Scalar, step: Scalar, rate: Scalar, shape: Scalar, z: Scalar
+) -> Scalar:
+    """An entry after a step without a metric; the clip bounds the pull of a prior near zero."""
+    real = type(x)
+    two, tiny, excess = real(2), real(NEAR_ZERO), shape - real(1)
+    deviation = np.sqrt(two * step)
+    limit = two * deviation
+    push = push - rate
+    if excess != 0:
+        push += excess / (x if x > tiny else tiny)
+    return np.abs(x + _clip(step * push, limit) + deviation * z)
 
 
 @jit_exact
 def _plain_update(
     theta: Array, grad: Array, step: Scalar, rate: Scalar, shape: Scalar, z: Array
 ) -> None:
-    """The clip bounds the pull of a gamma prior near zero."""
-    real = theta.dtype.type
-    two, tiny, excess = real(2), real(NEAR_ZERO), shape - real(1)
-    deviation = np.sqrt(two * step)
-    limit = two * deviation
     for i in range(theta.size):
-        x, push = theta[i], grad[i] - rate
-        if excess != 0:
-            push += excess / (x if x > tiny else tiny)
-        theta[i] = np.abs(x + _clip(step * push, limit) + deviation * z[i])
+        theta[i] = plain_entry(theta[i], grad[i], step, rate, shape, z[i])
 
 
 @inline
@@ -165,18 +179,51 @@ def _squared(mean: Scalar, variance: Scalar, z: Scalar) -> Scalar:
     return mean * (z * z / (one + b * b))
 
 
+@inline
+def moment_entry(
+    x: Scalar, push: Scalar, held: Scalar, gone: Scalar, numbers: Numbers, z: Scalar
+) -> Scalar:
+    """An entry after a step that matches moments; z is a normal number."""
+    s, smallest = gone / held, type(x)(SMALLEST)
+    mean, variance = _moments(x, push, s, numbers)
+    moved = _squared(mean, variance, z)
+    moved = smallest if moved < smallest else moved
+    return moved if s > type(x)(0) else x
+
+
 @jit_exact
 def _moment_update(
     theta: Array, grad: Array, metric: Array, gone: Scalar, numbers: Numbers, z: Array
 ) -> None:
-    zero, smallest = theta.dtype.type(0), theta.dtype.type(SMALLEST)
     for i in range(theta.size):
-        x = theta[i]
-        s = gone / metric[i]
-        mean, variance = _moments(x, grad[i], s, numbers)
-        moved = _squared(mean, variance, z[i])
-        moved = smallest if moved < smallest else moved
-        theta[i] = moved if s > zero else x
+        theta[i] = moment_entry(theta[i], grad[i], metric[i], gone, numbers, z[i])
+
+
+@inline
+def spiked_entry(
+    x: Scalar,
+    push: Scalar,
+    held: Scalar,
+    gone: Scalar,
+    numbers: Numbers,
+    z: Scalar,
+    stream: Array,
+    address: tuple[Any, ...],
+) -> Scalar:
+    """As `moment_entry`; a gamma number where no squared normal one is wide enough.
+
+    ``address`` is that of `start_entry`: key, iteration, factor, row and component.
+    """
+    s, smallest, two = gone / held, type(x)(SMALLEST), type(x)(2)
+    mean, variance = _moments(x, push, s, numbers)
+    moved = _squared(mean, variance, z)
+    if variance > two * mean * mean:
+        start_entry(stream, address[0], address[1], address[2], address[3], address[4])
+        m = np.float64(mean)  # float() of a float32 is one in kernels
+        form = max(m * m / np.float64(variance), np.float64(numbers[2]))
+        moved = type(x)(gamma(form, form / m, stream))
+    moved = smallest if moved < smallest else moved
+    return moved if s > type(x)(0) else x
 
 
 @jit_exact
@@ -190,25 +237,13 @@ def _spiked_update(
     address: Address,
     place: tuple[int, int],
 ) -> None:
-    """As `_moment_update`; a gamma number where no squared normal one is wide enough."""
-    zero, two, smallest = theta.dtype.type(0), theta.dtype.type(2), theta.dtype.type(SMALLEST)
     first, components = place
     key, iteration, factor, row0 = address
     stream = stack_array(STREAM, np.uint64)
     for i in range(theta.size):
-        x = theta[i]
-        s = gone / metric[i]
-        mean, variance = _moments(x, grad[i], s, numbers)
-        if variance > two * mean * mean:
-            row, k = (first + i) // components, (first + i) % components
-            start_entry(stream, key, iteration, factor, row0 + row, k)
-            m = np.float64(mean)  # float() of a float32 is one in kernels
-            form = max(m * m / np.float64(variance), np.float64(numbers[2]))
-            moved = type(x)(gamma(form, form / m, stream))
-        else:
-            moved = _squared(mean, variance, z[i])
-        moved = smallest if moved < smallest else moved
-        theta[i] = moved if s > zero else x
+        row, k = (first + i) // components, (first + i) % components
+        at = key, iteration, factor, row0 + row, k
+        theta[i] = spiked_entry(theta[i], grad[i], metric[i], gone, numbers, z[i], stream, at)
 
 
 @jit_exact
@@ -317,6 +352,25 @@ def _transition(
     return gamma(theta * num + shape + shift, den * (growth + 1.0) / growth, stream)
 
 
+@inline
+def cir_entry(
+    x: float,
+    grad: float,
+    curvature: float,
+    held: float,
+    numbers: tuple[float, float, float, float],
+    stream: NDArray[np.uint64],
+) -> float:
+    """An entry after an exact transition, in float64; NaN marks a divergence."""
+    scale, step, rate, shape = numbers
+    pull = scale * curvature
+    num, den = max(grad + pull, 0.0), pull + rate
+    tau = step * den / held
+    if not (x * (num + den) < np.inf and tau > 0.0):
+        return np.nan
+    return _transition(x, num, den, min(tau, LONGEST), shape, stream)
+
+
 @jit_exact
 def _cir_step(
     theta: Array,
@@ -327,7 +381,6 @@ def _cir_step(
     address: Address,
     smallest: float,
 ) -> None:
-    scale, step, rate, shape = numbers
     key, iteration, factor, row0 = address
     stream = stack_array(STREAM, np.uint64)
     for i in range(theta.shape[0]):
@@ -335,15 +388,10 @@ def _cir_step(
             c = float(metric[i, k])
             if c == np.inf:
                 continue
-            x, pull = float(theta[i, k]), scale * float(curvature[i, k])
-            num, den = max(float(grad[i, k]) + pull, 0.0), pull + rate
-            tau = step * den / c
-            if not (x * (num + den) < np.inf and tau > 0.0):
-                theta[i, k] = np.nan  # a divergence, to be seen as one
-                continue
             start_entry(stream, key, iteration, factor, row0 + i, k)
-            moved = _transition(x, num, den, min(tau, LONGEST), shape, stream)
-            theta[i, k] = max(moved, smallest)
+            given = float(theta[i, k]), float(grad[i, k]), float(curvature[i, k]), c
+            moved = cir_entry(*given, numbers, stream)
+            theta[i, k] = smallest if moved < smallest else moved  # NaN stays NaN
 
 
 def cir_step(
@@ -374,6 +422,14 @@ def cir_step(
     _cir_step(theta, grad, curvature, metric, numbers, address, TINY[theta.dtype.name])
 
 
+@inline
+def welford(value: Scalar, mean: Scalar, m2: Scalar, weight: Scalar) -> Scalar:
+    """Mean and sum of squared deviations with one number more; ``weight`` is 1 / count."""
+    delta = value - mean
+    mean = mean + delta * weight
+    return mean, m2 + delta * (value - mean)
+
+
 @jit_exact
 def accumulate_moments(theta: Array, count: int, mean: Array, m2: Array) -> None:
     """Add one draw to a running mean and sum of squared deviations (Welford), in place.
@@ -390,10 +446,23 @@ def accumulate_moments(theta: Array, count: int, mean: Array, m2: Array) -> None
     real = mean.dtype.type
     weight = real(1) / real(count)
     for i in range(flat.size):
-        value = real(flat[i])
-        delta = value - flat_mean[i]
-        flat_mean[i] += delta * weight
-        flat_m2[i] += delta * (value - flat_mean[i])
+        flat_mean[i], flat_m2[i] = welford(real(flat[i]), flat_mean[i], flat_m2[i], weight)
+
+
+@inline
+def mobility(weight: Scalar, column: Any, size: Scalar) -> Scalar:
+    """d of an entry, from its row's weight and its column of ``columns``."""
+    return column[3] * np.sqrt(size / (weight * column[2] + column[1]))
+
+
+@inline
+def kicked(
+    x: Scalar, q: Scalar, grad: Scalar, weight: Scalar, column: Any, size: Scalar, part: Scalar
+) -> Scalar:
+    """Entry and momentum after a kick and a part of a drift."""
+    d = mobility(weight, column, size)
+    q = q + d * (grad - column[1] * (x - column[0]))
+    return x + part * d * q, q
 
 
 @jit_exact
@@ -424,11 +493,9 @@ def kick_drift(
     for i in range(n):
         weight = weights[i, 0]
         for k in range(K):
-            precision = columns[1, k]
-            d = columns[3, k] * np.sqrt(size / (weight * columns[2, k] + precision))
-            q = momentum[i, k] + d * (grad[i, k] - precision * (x[i, k] - columns[0, k]))
-            momentum[i, k] = q
-            x[i, k] += part * d * q
+            column = columns[0, k], columns[1, k], columns[2, k], columns[3, k]
+            given = x[i, k], momentum[i, k], grad[i, k], weight
+            x[i, k], momentum[i, k] = kicked(*given, column, size, part)
 
 
 @jit_exact
@@ -442,8 +509,8 @@ def drift(
     for i in range(n):
         weight = weights[i, 0]
         for k in range(K):
-            d = columns[3, k] * np.sqrt(size / (weight * columns[2, k] + columns[1, k]))
-            x[i, k] += part * d * momentum[i, k]
+            column = columns[0, k], columns[1, k], columns[2, k], columns[3, k]
+            x[i, k] = x[i, k] + part * mobility(weight, column, size) * momentum[i, k]
 
 
 @jit_exact

@@ -54,6 +54,35 @@ def _flight(root: Scalar, c: Scalar, p: Scalar, s: Scalar, size: Scalar) -> Scal
     return moved, (along * p + across * s) / far, root * s / far
 
 
+@inline
+def flight_entry(x: Scalar, p: Scalar, s: Scalar, c: Scalar, part: Scalar) -> Scalar:
+    """Entry and both momenta after a drift; an infinite c leaves the entry where it is."""
+    moved, p, s = _flight(np.sqrt(x / c), c, p, s, part)
+    return (moved if c < type(x)(np.inf) else x), p, s
+
+
+@inline
+def kick_entry(
+    x: Scalar,
+    p: Scalar,
+    s: Scalar,
+    grad: Scalar,
+    c: Scalar,
+    rate: Scalar,
+    size: Scalar,
+    part: Scalar,
+) -> Scalar:
+    """Entry and both momenta after a kick and a part of a drift."""
+    real = type(x)
+    root = np.sqrt(x / c)
+    push = size * (root * (grad - rate))
+    most = real(STEEPEST) + real(2) * c * root
+    push = most if push > most else push
+    push = -most if push < -most else push
+    moved, p, s = _flight(root, c, p + push, s, part)
+    return (moved if c < real(np.inf) else x), p, s
+
+
 @jit_exact
 def kick_flight(
     theta: Array,
@@ -78,16 +107,9 @@ def kick_flight(
     real = theta.dtype.type
     x, p, s = theta.reshape(theta.size), along.reshape(theta.size), across.reshape(theta.size)
     g, held = grad.reshape(theta.size), metric.reshape(theta.size)
-    h, part, pull, still = real(size), real(size * share), real(rate), real(np.inf)
+    h, part, pull = real(size), real(size * share), real(rate)
     for i in range(x.size):
-        c = held[i]
-        root = np.sqrt(x[i] / c)
-        push = h * (root * (g[i] - pull))
-        most = real(STEEPEST) + real(2) * c * root
-        push = most if push > most else push
-        push = -most if push < -most else push
-        moved, p[i], s[i] = _flight(root, c, p[i] + push, s[i], part)
-        x[i] = moved if c < still else x[i]
+        x[i], p[i], s[i] = kick_entry(x[i], p[i], s[i], g[i], held[i], pull, h, part)
 
 
 @jit_exact
@@ -95,11 +117,20 @@ def flight(theta: Array, along: Array, across: Array, metric: Array, size: float
     """A drift over a time ``size``; arrays as for :func:`kick_flight`."""
     real = theta.dtype.type
     x, p, s = theta.reshape(theta.size), along.reshape(theta.size), across.reshape(theta.size)
-    held, part, still = metric.reshape(theta.size), real(size), real(np.inf)
+    held, part = metric.reshape(theta.size), real(size)
     for i in range(x.size):
-        c = held[i]
-        moved, p[i], s[i] = _flight(np.sqrt(x[i] / c), c, p[i], s[i], part)
-        x[i] = moved if c < still else x[i]
+        x[i], p[i], s[i] = flight_entry(x[i], p[i], s[i], held[i], part)
+
+
+@inline
+def length_entry(length: Scalar, keep: float, shape: float, stream: Array) -> Scalar:
+    """A refreshed length; the stream is that of its entry."""
+    kept, fresh = keep * np.float64(length), 1.0 - keep * keep
+    if not kept * kept < FARTHEST:
+        return length  # a divergence, to be seen as one
+    form = shape - 0.5 + np.float64(poisson(kept * kept / (2.0 * fresh), stream))
+    square = gamma(form, 1.0, stream) if form > 0.0 else 0.0
+    return type(length)(np.sqrt(2.0 * fresh * square))
 
 
 @jit_exact
@@ -123,13 +154,8 @@ def refresh_length(
     key, iteration, factor, row0 : address, see
         :func:`daskfactor.kernels.variates.start_entry`
     """
-    stream, fresh = stack_array(STREAM, np.uint64), 1.0 - keep * keep
+    stream = stack_array(STREAM, np.uint64)
     for i in range(across.shape[0]):
         for k in range(across.shape[1]):
             start_entry(stream, key, iteration, factor, row0 + i, k)
-            kept = keep * np.float64(across[i, k])
-            if not kept * kept < FARTHEST:
-                continue  # a divergence, to be seen as one
-            form = shape - 0.5 + poisson(kept * kept / (2.0 * fresh), stream)
-            square = gamma(form, 1.0, stream) if form > 0.0 else 0.0
-            across[i, k] = np.sqrt(2.0 * fresh * square)
+            across[i, k] = length_entry(across[i, k], keep, shape, stream)
