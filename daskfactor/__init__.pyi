@@ -24,6 +24,7 @@ from .executors import LanesExecutor as LanesExecutor
 from .executors import SerialExecutor as SerialExecutor
 from .executors import TasksExecutor as TasksExecutor
 from .executors import ThreadsExecutor as ThreadsExecutor
+from .executors.device import CUDA as CUDA
 from .inference.base import ConstantStep as ConstantStep
 from .inference.base import PolynomialStep as PolynomialStep
 from .inference.bias import discretization_bias as discretization_bias

@@ -14,6 +14,7 @@ from daskfactor.errors import OptionError
 
 if TYPE_CHECKING:
     from daskfactor.executors import Executor
+    from daskfactor.executors.device import CUDA
     from daskfactor.progress import OnEvent
 
 P = ParamSpec("P")
@@ -32,6 +33,12 @@ class Running(TypedDict, total=False):
     client: Any
     executor: "str | Executor"
     callback: "OnEvent | None"
+
+
+class OnDevice(Running, total=False):
+    """The same of verbs that work on a GPU, too."""
+
+    device: "str | CUDA | None"
 
 
 class Reading(TypedDict, total=False):
@@ -67,11 +74,17 @@ class OnWeighed(Running, Weighing, total=False):
     blocks: Any
 
 
-def split(options: Mapping[str, Any]) -> tuple[Running, dict[str, Any]]:
+class OnSampled(OnDevice, Weighing, total=False):
+    """Options of verbs that fit or sample the factors of a matrix, on a GPU if asked to."""
+
+    blocks: Any
+
+
+def split(options: Mapping[str, Any]) -> tuple[OnDevice, dict[str, Any]]:
     """Part what tells where a verb does its work from what `as_blocks` is told."""
-    running = {name: own for name, own in options.items() if name in Running.__annotations__}
+    running = {name: own for name, own in options.items() if name in OnDevice.__annotations__}
     reading = {name: own for name, own in options.items() if name not in running}
-    return cast("Running", running), reading
+    return cast("OnDevice", running), reading
 
 
 def near_name(given: str, known: Iterable[str]) -> str:

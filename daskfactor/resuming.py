@@ -10,7 +10,7 @@ import xarray as xr
 from daskfactor.errors import OptionError
 from daskfactor.inference import sampling
 from daskfactor.inference.sampling import PathText
-from daskfactor.options import Running, verb
+from daskfactor.options import OnDevice, verb
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.stein import posterior
@@ -25,7 +25,7 @@ def resume(
     V: Any = None,
     memory_limit: int | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    **options: Unpack[Running],
+    **options: Unpack[OnDevice],
 ) -> xr.DataTree:
     """Go on with a run where its store stopped: the same draws as an unbroken run.
 

@@ -26,6 +26,7 @@ __all__ = [
     "Trial",
     "choose_executor",
     "make_executor",
+    "on_device",
 ]
 
 LanesExecutor = ThreadsExecutor
@@ -100,6 +101,38 @@ def make_executor(executor: str | Executor, client: "Client | None" = None) -> E
     from daskfactor.executors.cluster import ClusterTasksExecutor
 
     return ClusterTasksExecutor(client)
+
+
+def on_device(device: Any, executor: str | Executor, client: "Client | None") -> Executor:
+    """Make the executor of a GPU.
+
+    Parameters
+    ----------
+    device
+        ``"cuda"`` or a :class:`CUDA`.
+    executor, client
+        As the caller gave them: another executor, or a cluster, has no GPU to use.
+
+    Raises
+    ------
+    OptionError
+        If there is no GPU, or these options do not go together.
+    """
+    from daskfactor.executors.device import CUDA, DeviceExecutor
+
+    if device == "cuda":
+        device = CUDA()
+    if not isinstance(device, CUDA):
+        raise OptionError(
+            'device takes None for processors, "cuda" for an NVIDIA GPU, or '
+            f"CUDA(memory_limit=...), got {device!r}"
+        )
+    if client is not None or executor != "auto":
+        other = "client=" if client is not None else f"executor={executor!r}"
+        raise OptionError(
+            f"a GPU has an executor of its own, in this process: leave out {other} or device="
+        )
+    return DeviceExecutor(device)
 
 
 class Choice(NamedTuple):

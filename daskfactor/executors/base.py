@@ -126,12 +126,15 @@ class Executor(ABC):
     in_process
         Whether mapped functions run in this process, so that they may call the
         caller back.
+    on_device
+        Whether blocks are worked on by a GPU.
     most_losses
         Times in a row that a run may go back to where it saved bands that were lost.
     """
 
     name: ClassVar[str]
     in_process: ClassVar[bool] = True
+    on_device: ClassVar[bool] = False
     reason: str = "as asked for"
     most_losses: int = 0
 

@@ -193,10 +193,12 @@ class Algorithm:
     A subclass is a frozen dataclass, in one module with its block operations. Nothing
     but ``daskfactor/__init__.pyi`` lists it.
 
-    ``folders``: where in the package algorithms of its kind are.
+    ``folders``: where in the package algorithms of its kind are. ``on_device``: whether its
+    block operations can be done on a GPU.
     """
 
     folders: ClassVar[tuple[str, ...]] = ("inference",)
+    on_device: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -410,7 +412,7 @@ class Sampler(Algorithm, ABC):
         rate, shape = program.prior(band, factor)
         if mask is not None:
             free = free[:, ~mask]
-            if isinstance(rate, np.ndarray) and rate.shape[-1] == mask.size:
+            if np.ndim(rate) and rate.shape[-1] == mask.size:
                 rate = rate[..., ~mask]
         return clipped_gamma_log_density(free, rate, shape)
 
@@ -522,8 +524,11 @@ def asked_sampler(model: FactorModel, sampler: object) -> Sampler | None:
     return checked_sampler(model, sampler)
 
 
-def best_sampler(model: FactorModel, data: Any) -> Sampler:
-    """Choose the sampler that says of itself that it suits a model and an outline of data best."""
+def best_sampler(model: FactorModel, data: Any, device: bool = False) -> Sampler:
+    """Choose the sampler that says of itself that it suits a model and an outline of data best.
+
+    On a ``device`` it is one of those that run there.
+    """
     takers = []
     for kind in known(Sampler).values():
         own: Sampler | None = kind().suited(model)
@@ -534,7 +539,35 @@ def best_sampler(model: FactorModel, data: Any) -> Sampler:
                     own = own.over(len(data.grid.sides))
                     own.check_data(data)
                 takers.append(own)
+    # A model that has no place on a device is refused with a reason, whatever the sampler.
+    takers = [own for own in takers if own.on_device or not device] or takers
     return max(takers, key=lambda own: own.worth(model, data))
+
+
+def check_device(algorithm: Algorithm, model: FactorModel, data: BlockedData) -> None:
+    """Refuse what does not run on a GPU.
+
+    Raises
+    ------
+    OptionError
+        With what it is, and what does run there.
+    """
+    unstored = data.unstored == "zero" and model.likelihood.visits_all(True)
+    reasons = {
+        f"{type(model).__name__} does not run on a GPU": model.tensor or model.joins,
+        "models with covariates do not run on a GPU": model.covariates != (None, None),
+        "frozen components do not run on a GPU": any(mask is not None for mask in model.frozen),
+        "dispersions of columns do not run on a GPU": any(
+            own.name == "dispersion" and "column" in own.dims for own in model.learnt
+        ),
+        f"zeros that sparse data do not store do not run on a GPU under {model.likelihood}, whose "
+        "terms have no closed form for them": unstored,
+        f"{algorithm.name} does not run on a GPU (PSGLD, PSGRRLD, SGHMC, LangevinDynamics and "
+        "MultiplicativeUpdates do)": not algorithm.on_device,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise OptionError(f"{reason}; leave device out")
 
 
 def _options(algorithm: Any) -> list[str]:

@@ -45,7 +45,8 @@ from daskfactor.inference.base import (
 )
 from daskfactor.inference.program import Program, law_of, learn_metric
 from daskfactor.inference.tweedie_chain import TweedieChain
-from daskfactor.kernels.langevin import cir_step, langevin_step, mean_share
+from daskfactor.kernels import factorwise
+from daskfactor.kernels.steps import cir_step, langevin_step
 from daskfactor.kernels.subsample import add_subsample, block_address
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.settings import held
@@ -83,7 +84,7 @@ def allotment(
 
 
 @lru_cache(maxsize=64)
-def evenness(mass: bytes, shape: tuple[int, ...]) -> list[list[float]]:
+def evenness(mass: bytes, shape: tuple[int, ...]) -> list[NDArray[np.float64]]:
     """Tell for every band of each factor how evenly its observed entries lie in its blocks.
 
     1 - variance / mean² over the band's blocks, at least 0; ``mass`` are these entries by
@@ -94,7 +95,7 @@ def evenness(mass: bytes, shape: tuple[int, ...]) -> list[list[float]]:
         others: Any = tuple(axis for axis in range(len(shape)) if axis != factor)
         others = others[0] if len(others) == 1 else others
         spread = counts.var(axis=others) / np.maximum(counts.mean(axis=others), 0.1) ** 2
-        found.append(np.maximum(0.0, 1.0 - spread).tolist())
+        found.append(np.maximum(0.0, 1.0 - spread))
     return found
 
 
@@ -129,6 +130,7 @@ class LangevinSampler(Sampler):
     """
 
     chain = TweedieChain
+    on_device: ClassVar[bool] = True
     learns_every: ClassVar[int | None] = HYPER_EVERY
     rescales: ClassVar[bool] = True
     step: Step
@@ -204,8 +206,9 @@ class LangevinSampler(Sampler):
             return (None,) * len(bands)
         # Numerators times θ grow without end as θ falls where their exponent is below 1.
         bound = STEEPEST if program.likelihood.exponent < 1 else np.inf
-        share = mean_share(*first_two(bands))
-        return tuple((share * even, bound) for even in self._evenness(op, data))
+        view, even = partial(data.view, *op.block), self._evenness(op, data)
+        shares = factorwise.mean_shares(first_two(bands), even, view)
+        return tuple((share, bound) for share in shares)
 
     def _evenness(self, op: Op, data: BlockedData) -> Sequence[float]:
         """Return how evenly a cycle's steps share the data of each band."""
@@ -364,7 +367,7 @@ class PSGLD(LangevinSampler):
         # A cycle of uneven steps in any order narrows the posterior: a cycle that pulls back at
         # the rates k_1 to k_B keeps the variance with k (1 - Var k / k²) in place of their mean k.
         found = evenness(data.mass_key, data.n_observed.shape)
-        return [own[band] for own, band in zip(found, op.block, strict=True)]
+        return [own.take(band) for own, band in zip(found, op.block, strict=True)]
 
     def block_step(
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
@@ -386,7 +389,7 @@ class PSGLD(LangevinSampler):
                 scale, curvature = op.scale / program.hyper.dispersion, curvatures[factor]
                 gradient, prior = program.prior_of(band, factor, gradients[factor])
                 rate = program.prior(band, factor)[0]
-                if isinstance(rate, np.ndarray):  # it belongs to the denominator
+                if np.ndim(rate):  # it belongs to the denominator
                     curvature += (rate / scale).astype(curvature.dtype)
                 taken = gradient, curvature, band.arrays["metric"], scale
                 size = program.step_size(op.iteration)
@@ -592,6 +595,7 @@ class SGLD(LangevinSampler):
     transition: Transition = "euler"
     schedule: Schedule = field(default=Passes(None), init=False, repr=False)
     tensors: ClassVar[bool] = False
+    on_device: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,6 +21,7 @@ from daskfactor.inference.dispersion import DispersionRule, typical_value
 from daskfactor.inference.joint_dispersion import dispersion_rule
 from daskfactor.inference.passes import Share, SharePass, evaluate, every, run_pass
 from daskfactor.inference.program import Fit
+from daskfactor.kernels import steps
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import SHARED, Totals, log_sum
@@ -182,6 +183,7 @@ class MultiplicativeUpdates(Optimizer):
     """
 
     multiplicative: ClassVar[bool] = True
+    on_device: ClassVar[bool] = True
     max_iter: int = 300
     tol: float = 1e-4
 
@@ -363,16 +365,13 @@ def take_share(
 
     ``penalty`` is φ λ and ``pull`` φ (a - 1) of their prior; others as for `gamma_update`.
     """
-    numerator, power = share[0], likelihood.exponent
-    total = share[1] + penalty
-    if pull:
-        positive = np.maximum(total, np.finfo(theta.dtype).tiny)
-        theta[:] = gamma_update(theta, numerator, positive, pull, likelihood, smallest)
+    if not pull:
+        steps.take_share(theta, *share, penalty, likelihood.exponent)
         return
-    ratio = np.zeros_like(numerator)  # 0 / 0 counts as 0
-    np.divide(numerator, total, out=ratio, where=total > 0)
-    np.maximum(ratio, 0, out=ratio)
-    theta *= ratio if power == 1.0 else ratio**power
+    own, num, den = steps.here(theta), *map(steps.here, share)
+    positive = np.maximum(den + penalty, np.finfo(own.dtype).tiny)
+    moved = gamma_update(own, num, positive, pull, likelihood, smallest)
+    theta[:] = steps.beside(theta, moved.astype(own.dtype))
 
 
 class Entries(NamedTuple):

@@ -23,7 +23,7 @@ from daskfactor.inference.starts import best_of, state_maker
 from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.options import OnWeighed, verb
+from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent
 from daskfactor.results.schema import beside, tell_of
 from daskfactor.results.stacks import with_index
@@ -38,7 +38,7 @@ def optimize(
     init: Any = "auto",
     starts: int = 1,
     random_seed: int | None = None,
-    **options: Unpack[OnWeighed],
+    **options: Unpack[OnSampled],
 ) -> xr.Dataset:
     """Find one point estimate of the factors: the fit that the samplers start from.
 
@@ -94,7 +94,8 @@ def optimize(
         model = model.placed(run.data.placed)
         if run.data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
-
+        if options.get("device") is not None:
+            check_device(method, model, run.data)
         asked = checked_init(init, starts, model, run.data)
 
         def on_step(done: int, total: int) -> None:

@@ -21,8 +21,8 @@ from daskfactor.executors.state import BlockCells, ChainState, Evaluation, Facto
 from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, StepSize
 from daskfactor.kernels import factorwise
 from daskfactor.kernels.blockwise import observed_values
-from daskfactor.kernels.langevin import accumulate_moments
 from daskfactor.kernels.philox import Address
+from daskfactor.kernels.steps import accumulate_moments, beside
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import Hyperparameters, Rate
 from daskfactor.models.likelihood import Likelihood
@@ -114,7 +114,7 @@ class Program:
         Rates that vary are taken off the gradient, and 0 is left; they are in ``unit``.
         """
         rate, shape = self.prior(band, factor)
-        if isinstance(rate, np.ndarray):
+        if np.ndim(rate):
             gradient, rate = gradient - (unit * rate).astype(gradient.dtype), 0.0
         return gradient, (float(rate), float(shape))
 
@@ -233,7 +233,7 @@ def prepare_band(band: FactorBand, names: Iterable[str]) -> None:
 def band_prior(band: FactorBand, hyper: Hyperparameters, factor: int) -> tuple[Rate, float]:
     """Return rate and shape of the prior of a band's entries; the rate may vary among these."""
     rate, shape = hyper.prior(factor)
-    return band.arrays.get(RATE, rate), shape
+    return beside(band.values, band.arrays.get(RATE, rate)), shape
 
 
 def set_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: Mask) -> None:
@@ -243,7 +243,8 @@ def set_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: Ma
     """
     metric = band.arrays["metric"]
     np.multiply(band.arrays["curvature"], 1.0 / hyper.dispersion, out=metric)
-    metric += np.asarray(band_prior(band, hyper, factor)[0], metric.dtype)
+    rate = band_prior(band, hyper, factor)[0]
+    metric += rate.astype(metric.dtype) if np.ndim(rate) else metric.dtype.type(rate)
     if frozen is not None:
         metric[:, frozen] = np.inf
 

@@ -31,6 +31,7 @@ from daskfactor.inference.base import (
     algorithm_from_dict,
     asked_sampler,
     best_sampler,
+    check_device,
     checked_sampler,
 )
 from daskfactor.inference.chain import Chain, check_saved, learnt_variables
@@ -48,7 +49,7 @@ from daskfactor.machine import machine_attrs, single_threaded_blas
 from daskfactor.models import model_from_dict
 from daskfactor.models.coupled import Relation
 from daskfactor.models.settings import FactorModel
-from daskfactor.options import OnWeighed, Running, verb
+from daskfactor.options import OnDevice, OnSampled, verb
 from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.results.ending import close_run
 from daskfactor.results.root import FORMAT_VERSION
@@ -90,7 +91,7 @@ def sample(
     monitor: Any = None,
     store: PathText | None = None,
     overwrite: bool = False,
-    **options: Unpack[OnWeighed],
+    **options: Unpack[OnSampled],
 ) -> xr.DataTree:
     """Draw factors from the posterior of a matrix: W, H ~ p(W, H | V).
 
@@ -174,6 +175,11 @@ def sample(
         ``"serial"``, or an executor object. All give the same draws.
     callback
         Called with a :class:`RunEvent` as the run goes on.
+    device
+        ``"cuda"``, or a :class:`CUDA` with options: blocks are worked on by an NVIDIA GPU
+        (extra ``cuda``), by :class:`PSGLD`, :class:`PSGRRLD`, :class:`SGHMC` and
+        :class:`LangevinDynamics`. Draws are the same on GPUs of one type, and have the law of
+        those of processors, not their bits.
     rows, columns : str or tuple of str, optional
         Dimensions of an xarray.DataArray that are the rows, or the columns; the others, if one
         of the two is left out. Several lie behind one another, without places that have no
@@ -224,11 +230,14 @@ def sample(
     with session(V, model, weighed=True, random_seed=random_seed, **options) as held:
         data = held.data
         model = model.placed(data.placed).sized(data.shape, data.labels.keys)
-        taken = asked or best_sampler(model, data)
+        device = options.get("device") is not None
+        taken = asked or best_sampler(model, data, device)
         if asked is None:
             held.on_event(RunEvent("load", 1, 1, message=f"{taken.name}: {taken.merit}"))
         taken = taken.over(len(data.grid.sides))
         taken.check_data(data)
+        if device:
+            check_device(taken, model, data)
         if data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
         origin = checked_init(init, starts, model, data, lengths["chains"])
@@ -252,7 +261,7 @@ def go_on(
     draws: int | None,
     V: Any,
     memory_limit: int | str | None,
-    **options: Unpack[Running],
+    **options: Unpack[OnDevice],
 ) -> None:
     """Finish a stored run of chains, with ``draws`` more; what `daskfactor.resume` calls."""
     arrays, meta = held.load_checkpoint()
@@ -271,6 +280,8 @@ def go_on(
     sampler.check_lengths(planned.draws, planned.tune)
     with session_again(held, V, model, memory_limit, **options) as run:
         model, sampler = model.placed(run.data.placed), sampler.over(len(run.data.grid.sides))
+        if options.get("device") is not None:
+            check_device(sampler, model, run.data)
         setting = Setting(run.data, model, sampler, planned, run.executor, held.cells, init=init)
         if draws is not None:
             text = json.dumps(described | {"options": planned.to_dict()})
@@ -484,7 +495,7 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     kept = data.is_sparse and data.unstored, weights is None
     axes = len(data.grid.sides)
     kind = (type(model), model.likelihood, small.width, dtype, *kept, sampler, axes)
-    if kind in _compiled:
+    if kind in _compiled or setting.executor.on_device:
         return
     on_event(RunEvent("compile", 0, 1, message="kept on disk"))
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)

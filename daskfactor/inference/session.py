@@ -28,14 +28,14 @@ from daskfactor.errors import (
     OptionError,
     StoreFormatError,
 )
-from daskfactor.executors import Choice, Executor, Trial, choose_executor, make_executor
+from daskfactor.executors import Choice, Executor, Trial, choose_executor, make_executor, on_device
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import initial_state, mean_floor
 from daskfactor.inference.program import Program, prepare_state
 from daskfactor.machine import available_memory
 from daskfactor.models.gamma_factors import Hyperparameters
-from daskfactor.options import OnWeighed, Running, split
+from daskfactor.options import OnDevice, OnSampled, split
 from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.trace import kept_beside
@@ -73,7 +73,7 @@ class Session(Generic[D]):
     data: D
     stack: ExitStack
     choose: Callable[[Any, D], Choice]
-    options: Running
+    options: OnDevice
 
     @cached_property
     def executor(self) -> Executor:
@@ -83,7 +83,11 @@ class Session(Generic[D]):
         refuse before a cluster is bothered.
         """
         executor, client = self.options.get("executor", "auto"), self.options.get("client")
-        reason = "as asked for"
+        reason, device = "as asked for", self.options.get("device")
+        if device is not None:
+            made = on_device(device, executor, client)
+            self.stack.callback(made.close)
+            return made
         if isinstance(executor, str) and executor == "auto":
             executor, reason = "threads", "no client was given"
             if client is not None:
@@ -101,7 +105,7 @@ def session_of(
     load: Load[D],
     choose: Callable[[Any, D], Choice],
     random_seed: int | None = None,
-    **options: Unpack[Running],
+    **options: Unpack[OnDevice],
 ) -> Iterator[Session[D]]:
     """Open what a verb needs whose data are no matrix on a grid.
 
@@ -134,7 +138,7 @@ def session(
     check: Callable[[BlockedData], None] | None = None,
     weighed: bool = False,
     random_seed: int | None = None,
-    **options: Unpack[OnWeighed],
+    **options: Unpack[OnSampled],
 ) -> Iterator[Session[BlockedData]]:
     """Open what a verb on a matrix needs: ``with session(V, model, ...) as run``.
 
@@ -201,7 +205,7 @@ def session_again(
     model: Any,
     memory_limit: int | str | None,
     random_seed: int | None = None,
-    **options: Unpack[Running],
+    **options: Unpack[OnDevice],
 ) -> Iterator[Session[BlockedData]]:
     """Open what a stored run needs to go on, with the data that it began with.
 

@@ -34,9 +34,16 @@ from daskfactor.inference.chain import Chain
 from daskfactor.inference.gaussian_chain import GaussianChain, column_table, quadratic_form
 from daskfactor.inference.program import SHIFT, Program, learn_metric, unshifted
 from daskfactor.inference.tweedie_chain import TweedieChain
-from daskfactor.kernels.langevin import drift, kick_drift, refresh
 from daskfactor.kernels.philox import Address
-from daskfactor.kernels.squares import flight, kick_flight, refresh_length
+from daskfactor.kernels.steps import (
+    drift,
+    flight,
+    here,
+    kick_drift,
+    kick_flight,
+    refresh,
+    refresh_length,
+)
 from daskfactor.kernels.views import Workspace
 
 Array = NDArray[Any]
@@ -159,6 +166,7 @@ class SGHMC(Sampler):
     warm_start: int | Literal["auto"] = "auto"
 
     chain: ClassVar[type[Chain]] = GaussianChain
+    on_device: ClassVar[bool] = True
     nonnegative: ClassVar[bool] = False
     tempers: ClassVar[bool] = False
     learns_every: ClassVar[int | None] = HYPER_EVERY
@@ -253,7 +261,7 @@ class SGHMC(Sampler):
     def log_prior(self, program: Program, band: FactorBand, factor: int) -> float:
         """Return the log prior density of a band, but for its constant."""
         table = column_table(program.hyper, band.values.shape[1])[factor]
-        return quadratic_form(unshifted(band), table)
+        return quadratic_form(here(unshifted(band)), table)
 
 
 def takes_long_steps(model: Any, data: Any) -> bool:

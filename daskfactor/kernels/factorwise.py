@@ -1,12 +1,14 @@
 """What a program asks of a block of a matrix or of a tensor, whatever number of factors it has.
 
 Factors are a tuple of bands (I_n, K), C-contiguous, of one float dtype. Blocks of a matrix are
-answered by :mod:`daskfactor.kernels.blockwise`. Laws whose unstored zeros do not add up in a
+answered by :mod:`daskfactor.kernels.blockwise`, and those of a part of it that lie on a GPU by
+:mod:`daskfactor.kernels.cuda.blocks`. Laws whose unstored zeros do not add up in a
 closed form (`Likelihood.visits_all`) are not served of a tensor.
 
 Source: Şimşekli et al. 2015, section 6; Kolda and Bader 2009, section 3.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,16 @@ from numpy.typing import NDArray
 
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import NO_FITS, by_share
+from daskfactor.kernels.cuda import blocks as cuda
+from daskfactor.kernels.cuda.device import is_here
+from daskfactor.kernels.langevin import mean_share
 from daskfactor.kernels.tensor import TensorKernels, tensor_kernels
 from daskfactor.kernels.views import AnyBlock, TensorBlock, Workspace
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
+AnyView = AnyBlock | TensorBlock | cuda.Part
 Parts = tuple[TensorKernels, tuple[float, tuple[Any, ...]], tuple[Array, Array, Array]]
 Watched = tuple[Arrays, Array, Array, int]
 """Monitored cells of a block: places along each factor, running mean and sum of squares, count."""
@@ -35,7 +41,7 @@ def _parts(
 
 
 def gradient(
-    view: AnyBlock | TensorBlock,
+    view: AnyView,
     likelihood: Likelihood,
     factors: Arrays,
     scale: float,
@@ -44,6 +50,8 @@ def gradient(
     curvatures: Arrays | None = None,
 ) -> Arrays:
     """Give every factor's gradient (I_n, K), in buffers of ``work``; ``curvatures`` gain theirs."""
+    if isinstance(view, cuda.Part):
+        return cuda.gradient(view, likelihood, factors, scale, floor, curvatures)
     if not isinstance(view, TensorBlock):
         (W, H), both = factors, curvatures
         return blockwise.gradient(view, likelihood, W, H, scale, floor, work, both)  # type: ignore[arg-type]
@@ -59,7 +67,7 @@ def gradient(
 
 
 def multiplicative(
-    view: AnyBlock | TensorBlock,
+    view: AnyView,
     likelihood: Likelihood,
     factor: int,
     factors: Arrays,
@@ -68,6 +76,9 @@ def multiplicative(
     work: Workspace,
 ) -> None:
     """Add the block's share of one factor's multiplicative update, numerator and denominator."""
+    if isinstance(view, cuda.Part):
+        cuda.multiplicative(view, likelihood, factor, factors, floor, out)
+        return
     if not isinstance(view, TensorBlock):
         W, H = factors
         blockwise.multiplicative(view, likelihood, factor == 0, W, H, floor, out, work)
@@ -78,7 +89,7 @@ def multiplicative(
 
 
 def slope(
-    view: AnyBlock | TensorBlock,
+    view: AnyView,
     likelihood: Likelihood,
     factor: int,
     factors: Arrays,
@@ -101,7 +112,7 @@ def slope(
 
 
 def evaluate(
-    view: AnyBlock | TensorBlock,
+    view: AnyView,
     likelihood: Likelihood,
     factors: Arrays,
     floor: float,
@@ -110,6 +121,9 @@ def evaluate(
     work: Workspace,
 ) -> None:
     """Add the block's sums of fit to ``out`` (2,); move the moments of its monitored cells."""
+    if isinstance(view, cuda.Part):
+        cuda.evaluate(view, likelihood, factors, floor, out, cells)
+        return
     if not isinstance(view, TensorBlock):
         W, H = factors
         watched = None if cells is None else (*cells[0], *cells[1:])
@@ -120,3 +134,17 @@ def evaluate(
         none, nothing = np.empty(0, np.int32), np.empty(0, factors[0].dtype)
         cells = (none,) * len(factors), nothing, nothing, 1
     kernels.evaluate(view.arguments, factors, law, out, cells, scratch)
+
+
+def mean_shares(
+    factors: Arrays, evenness: Sequence[Any], view: Callable[[], AnyView]
+) -> Sequence[Any]:
+    """Give `mean_share` of two factors in a block, times the evenness of each factor's band.
+
+    On the device there is one for every row, and blocks say which rows are theirs.
+    """
+    if is_here(factors[0]):
+        share = mean_share(*factors)
+        return [share * even for even in evenness]
+    part: Any = view()
+    return cuda.mean_shares(part, factors, evenness)

@@ -84,7 +84,7 @@ SEEN = 64
 """Cells of a block at which :func:`mean_share` looks."""
 NEAR_ZERO = 1e-30
 """Where the pull of a gamma prior, (shape - 1) / theta, stops growing."""
-_ROOT_HALF = 0.7071067811865476
+ROOT_HALF = 0.7071067811865476
 
 
 @jit_exact
@@ -99,7 +99,7 @@ def _noise(start: int, components: int, address: Address, coarse: bool, z: Array
     second = stack_array(NUMBERS, z.dtype)
     normal_chunk(start, components, Address(key, 2 * iteration + 1, factor, row0), second)
     count = normal_chunk(start, components, Address(key, 2 * iteration, factor, row0), z)
-    half = z.dtype.type(_ROOT_HALF)
+    half = z.dtype.type(ROOT_HALF)
     for i in range(NUMBERS):
         z[i] = (z[i] + second[i]) * half
     return count

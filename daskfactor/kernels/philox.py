@@ -65,7 +65,7 @@ def _round(c: Words, k0: Scalar, k1: Scalar, number: Scalar) -> Words:
 
 
 @inline
-def _rounds(c: Words, k0: Scalar, k1: Scalar) -> Words:
+def rounds(c: Words, k0: Scalar, k1: Scalar) -> Words:
     """Ten rounds, written out: an inner loop would keep the outer one from vectorising."""
     c = _round(c, k0, k1, np.uint64(0))
     c = _round(c, k0, k1, np.uint64(1))
@@ -91,19 +91,19 @@ def philox4x32(
     k0, k1 : key words, 0 <= k < 2**32
     """
     counter = (np.uint64(c0), np.uint64(c1), np.uint64(c2), np.uint64(c3))
-    w0, w1, w2, w3 = _rounds(counter, np.uint64(k0), np.uint64(k1))
+    w0, w1, w2, w3 = rounds(counter, np.uint64(k0), np.uint64(k1))
     return np.uint32(w0), np.uint32(w1), np.uint32(w2), np.uint32(w3)
 
 
 @inline
-def _radius(word: Scalar, one: Scalar) -> Scalar:
+def radius(word: Scalar, one: Scalar) -> Scalar:
     real = type(one)
     uniform = (real(word) + real(0.5)) * real(_PAIR_SCALE)
     return np.sqrt(real(-2) * log(uniform))
 
 
 @inline
-def _direction(word: Scalar, one: Scalar) -> Scalar:
+def direction(word: Scalar, one: Scalar) -> Scalar:
     """Cosine and sine of 2 pi word / 2**32 - pi/4: quadrant from the top two bits."""
     real = type(one)
     offset = np.int32(np.int32(word & np.uint32(0x3FFFFFFF)) - np.int32(0x20000000))
@@ -133,7 +133,7 @@ def _words(c0: Array, c1: Array, address: Address, words: Array) -> None:
     k0, k1 = np.uint64(address.key[0]), np.uint64(address.key[1])
     c2, c3 = np.uint64(address.iteration), np.uint64(address.factor)
     for p in range(CHUNK):
-        w0, w1, w2, w3 = _rounds((np.uint64(c0[p]), np.uint64(c1[p]), c2, c3), k0, k1)
+        w0, w1, w2, w3 = rounds((np.uint64(c0[p]), np.uint64(c1[p]), c2, c3), k0, k1)
         words[p] = np.uint32(w0)
         words[p + CHUNK] = np.uint32(w1)
         words[p + 2 * CHUNK] = np.uint32(w2)
@@ -144,9 +144,9 @@ def _words(c0: Array, c1: Array, address: Address, words: Array) -> None:
 def _box_muller(words: Array, z: Array) -> None:
     one = z.dtype.type(1)
     for p in range(CHUNK):
-        r, s = _radius(words[p], one), _radius(words[p + 2 * CHUNK], one)
-        x, y = _direction(words[p + CHUNK], one)
-        u, v = _direction(words[p + 3 * CHUNK], one)
+        r, s = radius(words[p], one), radius(words[p + 2 * CHUNK], one)
+        x, y = direction(words[p + CHUNK], one)
+        u, v = direction(words[p + 3 * CHUNK], one)
         z[4 * p] = r * x
         z[4 * p + 1] = r * y
         z[4 * p + 2] = s * u

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.jit import inline, jit_exact, prefetch
-from daskfactor.kernels.philox import _rounds
+from daskfactor.kernels.philox import rounds
 
 Scalar = Any
 Wide = NDArray[np.float64]
@@ -130,7 +130,7 @@ def fill_uniforms(out: Wide, pair: int, particle: int, batch: int, tag: int, key
     k0, k1 = np.uint64(key[0]), np.uint64(key[1])
     c1, c2, c3 = np.uint64(particle), np.uint64(batch), np.uint64(tag)
     for p in range(out.size // 2):
-        w0, w1, w2, w3 = _rounds((np.uint64(pair + p), c1, c2, c3), k0, k1)
+        w0, w1, w2, w3 = rounds((np.uint64(pair + p), c1, c2, c3), k0, k1)
         out[2 * p] = np.float64(((w0 << _HALF_WORD) | w1) >> _DROPPED) * _GRAIN
         out[2 * p + 1] = np.float64(((w2 << _HALF_WORD) | w3) >> _DROPPED) * _GRAIN
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.jit import inline, jit_exact, stack_array
-from daskfactor.kernels.philox import _direction, _rounds
+from daskfactor.kernels.philox import direction, rounds
 from daskfactor.kernels.polynomials import log, log_tail, power
 
 Scalar = Any
@@ -102,7 +102,7 @@ def start_cell(
 @jit_exact
 def _next_words(stream: Stream) -> Scalar:
     """The next Philox block: one half is returned, the other is kept in hand."""
-    w0, w1, w2, w3 = _rounds((stream[2], stream[3], stream[4], stream[5]), stream[0], stream[1])
+    w0, w1, w2, w3 = rounds((stream[2], stream[3], stream[4], stream[5]), stream[0], stream[1])
     stream[2] += np.uint64(1)
     stream[6] = (w2 << _HALF_WORD) | w3
     stream[7] = np.uint64(1)
@@ -128,7 +128,7 @@ def uniform(stream: Stream) -> Scalar:
 def normal(stream: Stream) -> Scalar:
     """A standard normal float64 (Box-Muller)."""
     radius = np.sqrt(-2.0 * log(uniform(stream)))
-    x, _ = _direction(np.uint32(word(stream) >> _HALF_WORD), 1.0)
+    x, _ = direction(np.uint32(word(stream) >> _HALF_WORD), 1.0)
     return radius * x
 
 

@@ -84,14 +84,14 @@ def gamma_log_density(factor: ArrayLike, rate: Rate, shape: float = 1.0) -> floa
     ----------
     Şimşekli et al. 2017, section 2.
     """
-    if not np.all(np.asarray(rate) > 0.0) or not np.all(np.isfinite(rate)):
+    if not np.all(rate > 0.0) or not np.all(np.isfinite(rate)):
         raise ModelError(f"the rate of a gamma prior must be positive, got {rate!r}")
     if not 0.0 < shape < np.inf:
         raise ModelError(f"the shape of a gamma prior must be positive, got {shape!r}")
-    factor = np.asarray(factor)
+    factor = factor if hasattr(factor, "dtype") else np.asarray(factor)  # or it is on a GPU
     if np.any(factor < 0):
         return -np.inf
-    if isinstance(rate, np.ndarray):
+    if np.ndim(rate):
         log_rate = float(np.sum(np.log(rate), dtype=np.float64)) / max(rate.size, 1)
         linear = factor.size * log_rate - float(np.sum(rate * factor, dtype=np.float64))
     else:

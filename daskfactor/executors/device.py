@@ -1,0 +1,359 @@
+"""An executor whose rounds are done on a GPU, each as one operation.
+
+Blocks of a round share no band, so all of them together are an operation on whole factors: W, H
+and what travels with them are joined, lie on the device for as long as a plan lasts, and are
+parted again at its end. What an operation computes is the program's; kernels find out by
+themselves that what they are given is on the device.
+
+Data stay there as far as there is room; of the others the next part is copied while the present
+one is worked on.
+"""
+
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from dask.utils import parse_bytes
+from numpy.typing import NDArray
+
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Bands
+from daskfactor.errors import EngineError, OptionError
+from daskfactor.executors.base import Executor, R, Work, perform
+from daskfactor.executors.plan import Action, Op
+from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
+from daskfactor.executors.threads import ThreadsExecutor
+from daskfactor.kernels.cuda.blocks import Part, Side, packed
+from daskfactor.kernels.cuda.device import Device, current
+from daskfactor.kernels.views import Workspace
+from daskfactor.machine import available_memory
+
+Key = tuple[tuple[int, ...], ...]
+"""Blocks of a round: the bands of each factor, those of rows in ascending order."""
+
+RESERVED = 0.25
+"""Share of the free memory of a device that data leave to factors, tiles and sums."""
+
+
+@dataclass(frozen=True)
+class CUDA:
+    """A GPU as ``device=``; ``"cuda"`` is one with these defaults.
+
+    Parameters
+    ----------
+    memory_limit
+        What data may take on the device: bytes, or text such as ``"8 GiB"``. By default three
+        quarters of what is free. Data beyond it stream through.
+
+    Raises
+    ------
+    OptionError
+        If the limit is no positive number of bytes, or when it is used without CuPy or a GPU.
+
+    Notes
+    -----
+    Products are in full float32. CuPy's own switch, ``CUPY_TF32=1`` in the environment, lets
+    tensor cores round them to 10 bits.
+
+    Examples
+    --------
+    >>> import daskfactor as dfac
+    >>> dfac.CUDA(memory_limit="8 GiB")
+    CUDA(memory_limit='8 GiB')
+    """
+
+    memory_limit: int | str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            good = self.memory_limit is None or parse_bytes(self.memory_limit) > 0
+        except (AttributeError, TypeError, ValueError):
+            good = False
+        if not good:
+            raise OptionError(
+                'memory_limit takes a positive number of bytes, or text such as "8 GiB", '
+                f"got {self.memory_limit!r}"
+            )
+
+
+def key_of(ops: Sequence[Op]) -> Key:
+    """Say which blocks operations have."""
+    return tuple(zip(*sorted(op.block for op in ops), strict=True))
+
+
+class PlacedData:
+    """Data whose parts lie on the device, or come there when they are asked for.
+
+    Whatever else is asked of them the data answer.
+    """
+
+    def __init__(self, data: BlockedData, limit: int) -> None:
+        self._data, self._limit = data, limit
+        self._parts: OrderedDict[Key, tuple[Part, int]] = OrderedDict()
+        self._coming: tuple[Key, Part, int, Any] | None = None
+        self._pinned: dict[Key, dict[str, NDArray[Any]]] = {}
+        self._pinned_bytes = 0
+        self._most_pinned = available_memory() // 2
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def view(self, *bands: tuple[int, ...]) -> Part:
+        """Blocks of a round, on the device."""
+        if bands not in self._parts:
+            self.begin(bands)
+            self._arrive()
+        self._parts.move_to_end(bands)
+        return self._parts[bands][0]
+
+    def begin(self, key: Key) -> None:
+        """Begin to copy the blocks of a round, unless they are there."""
+        if key in self._parts or (self._coming is not None and self._coming[0] == key):
+            return
+        self._arrive()
+        arrays = self._packed(key)
+        size = sum(own.nbytes for own in arrays.values())
+        held = sum(own for _, own in self._parts.values())
+        # The part that is worked on, the last one, stays whatever the limit is. Of the others the
+        # latest goes, as its turn comes last: the earliest would always go just before its own.
+        while held + size > self._limit and len(self._parts) > 1:
+            _, own = self._parts.pop(list(self._parts)[-2])
+            held -= own
+        found, done = current().begin_copies(list(arrays.values()))
+        rows, cols = self._sides(key)
+        zeros = self._data.unstored == "zero" if self._data.is_sparse else None
+        part = Part(rows, cols, dict(zip(arrays, found, strict=True)), zeros)
+        self._coming = key, part, size, done
+
+    def _arrive(self) -> None:
+        """Have work that follows wait for what is being copied."""
+        if self._coming is not None:
+            key, part, size, done = self._coming
+            current().wait_for_copies(done)
+            self._parts[key] = part, size
+            self._coming = None
+
+    def _packed(self, key: Key) -> dict[str, NDArray[Any]]:
+        """Put the blocks of a round together in memory that the device can read."""
+        found = self._pinned.get(key)
+        if found is None:
+            views: Any = [self._data.view(*block) for block in zip(*key, strict=True)]
+            found = packed(views, *self._sides(key), self._data.dtype, current().pinned)
+            size = sum(own.nbytes for own in found.values())
+            if self._pinned_bytes + size <= self._most_pinned:
+                self._pinned[key] = found
+                self._pinned_bytes += size
+        return found
+
+    def _sides(self, key: Key) -> tuple[Side, Side]:
+        rows, cols = (
+            _side(own, bands) for own, bands in zip(self._data.grid.sides, key, strict=True)
+        )
+        return rows, cols
+
+
+def _side(side: Bands, bands: Sequence[int]) -> Side:
+    offsets, which = np.asarray(side.offsets, np.int64), np.asarray(bands)
+    start = offsets[which]
+    return Side(start, offsets[which + 1] - start, int(offsets[-1]))
+
+
+class PlacedState:
+    """A state whose bands are joined to one of each factor, on the device.
+
+    Arrays that a plan does not touch stay where they are.
+    """
+
+    def __init__(self, state: ChainState, touched: frozenset[str] | None) -> None:
+        self._state, self._device = state, current()
+        self._taken = [
+            [name for name in bands[0].arrays if touched is None or name in touched]
+            for bands in state.factors
+        ]
+        self.bands = tuple(map(self._joined, state.factors, self._taken))
+        self.cells = PlacedCells(state)
+
+    def met(self, block: Key) -> tuple[FactorBand, ...]:
+        """Return the factors, which every round meets by whole."""
+        del block
+        return self.bands
+
+    def _joined(self, bands: Sequence[FactorBand], names: Sequence[str]) -> FactorBand:
+        put = self._device.put
+        arrays = {
+            name: put(np.concatenate([band.arrays[name] for band in bands])) for name in names
+        }
+        values = put(np.concatenate([band.values for band in bands]))
+        return FactorBand(0, values, arrays, dict(bands[0].counts))
+
+    def settle(self) -> None:
+        """Part factors into their bands again, in the memory of this process."""
+        for joined, bands, names in zip(
+            self.bands, self._state.factors, self._taken, strict=True
+        ):
+            self._part(joined, bands, names)
+        self.cells.settle()
+
+    def _part(
+        self, joined: FactorBand, bands: Sequence[FactorBand], names: Sequence[str]
+    ) -> None:
+        ends = list(itertools.accumulate(len(band.values) for band in bands))[:-1]
+
+        def parted(array: Any) -> list[NDArray[Any]]:
+            return np.split(self._device.take(array), ends)
+
+        values, draws = parted(joined.values), list(map(parted, joined.draws))
+        arrays = {name: parted(own) for name, own in joined.arrays.items()}
+        for number, band in enumerate(bands):
+            band.values = values[number]
+            for name in names:
+                del band.arrays[name]
+            band.arrays |= {name: own[number] for name, own in arrays.items()}
+            band.counts = dict(joined.counts)
+            band.draws += [own[number] for own in draws]
+            # Sums are of the whole factor: the first band's, so that all together are that.
+            band.sums |= {
+                key: own if number == 0 else np.zeros_like(own)[()]
+                for key, own in joined.sums.items()
+            }
+
+
+class PlacedCells:
+    """Monitored cells of a state, those of all blocks of a round together."""
+
+    def __init__(self, state: ChainState) -> None:
+        self._state = state
+        self._made: dict[Key, BlockCells | None] = {}
+
+    def _found(self, key: Key) -> Iterator[tuple[tuple[int, ...], BlockCells]]:
+        for block in zip(*key, strict=True):
+            cells = self._state.cells.get(block)
+            if cells is not None:
+                yield block, cells
+
+    def get(self, key: Key) -> BlockCells | None:
+        """Return the cells of the blocks of a round, where they are in whole factors."""
+        if key not in self._made:
+            self._made[key] = self._joined(key)
+        return self._made[key]
+
+    def _joined(self, key: Key) -> BlockCells | None:
+        found = list(self._found(key))
+        if not found:
+            return None
+        put, factors = current().put, self._state.factors
+        at: Any = tuple(
+            put(
+                np.concatenate(
+                    [own.at[n] + factors[n][block[n]].offset for block, own in found]
+                ).astype(np.int64)
+            )
+            for n in range(len(factors))
+        )
+        mean, m2 = (
+            put(np.concatenate([getattr(own, name) for _, own in found])) for name in ("mean", "m2")
+        )
+        where = np.concatenate([own.where for _, own in found])
+        return BlockCells(at, where, mean, m2, found[0][1].count)
+
+    def settle(self) -> None:
+        """Give the cells of each block their moments."""
+        take = current().take
+        for key, joined in self._made.items():
+            if joined is None:
+                continue
+            mean, m2, at = take(joined.mean), take(joined.m2), 0
+            for _, own in self._found(key):
+                part = slice(at, at + own.mean.size)
+                own.mean, own.m2, own.count = mean[part], m2[part], joined.count
+                at = part.stop
+
+
+class DeviceExecutor(Executor):
+    """Runs a plan on a GPU, round by round.
+
+    Functions of bands go to threads of this process.
+
+    Parameters
+    ----------
+    options
+        How the GPU is used.
+
+    Raises
+    ------
+    OptionError
+        If there is no CuPy or no GPU.
+    """
+
+    name = "device"
+    on_device = True
+
+    def __init__(self, options: CUDA | None = None) -> None:
+        super().__init__()
+        self.options = options or CUDA()
+        self._device: Device = current()
+        self._threads = ThreadsExecutor()
+        self._workspace = Workspace()
+        self._placed: PlacedData | None = None
+        self._data: BlockedData | None = None
+
+    def _run(self, work: Work, state: ChainState) -> ChainState:
+        began, evaluations, done = time.perf_counter(), list[Evaluation](), 0
+        keys = [key_of(part.ops) for part in work.plan]
+        try:
+            data, placed = self._place(work.data), PlacedState(state, touched(work))
+            there = replace(work, plan=(), data=data)  # type: ignore[arg-type]
+            for number, part in enumerate(work.plan):
+                data.view(*keys[number])
+                if number + 1 < len(keys):
+                    data.begin(keys[number + 1])
+                op = part.ops[0]._replace(block=keys[number])  # type: ignore[arg-type]
+                found, _ = perform(op, there, placed, self._workspace)  # type: ignore[arg-type]
+                if found is not None:
+                    evaluations.append(found)
+                done += len(part.ops)
+                if op.last or op.action == Action.EVALUATE:
+                    self._device.wait()  # progress is what is done, not what is asked for
+                    work.on_done(done)
+            self._device.wait()
+            placed.settle()
+        except MemoryError as error:
+            raise EngineError(
+                f"the memory of the GPU is full ({error}); pass fewer components, or leave more "
+                'to them than data take: device=CUDA(memory_limit="8 GiB")'
+            ) from error
+        work.on_done(done)
+        state.settle(evaluations)
+        self.report.busy_seconds += time.perf_counter() - began
+        return state
+
+    def _place(self, data: BlockedData) -> PlacedData:
+        """Return data with parts that lie on the device, those of the last plan if it had them."""
+        if self._placed is None or self._data is not data:
+            self._placed = None  # before there is memory for others
+            limit = self.options.memory_limit
+            if limit is None:
+                limit = int((1.0 - RESERVED) * self._device.free_memory)
+            self._data, self._placed = data, PlacedData(data, int(parse_bytes(limit)))
+        return self._placed
+
+    def _map(self, function: Any, items: Sequence[Any], name: str) -> list[R]:
+        return self._threads.map(function, items, name)
+
+    def close(self) -> None:
+        """Give the device's memory and the threads back."""
+        self._placed = self._data = None
+        self._threads.close()
+
+
+def touched(work: Work) -> frozenset[str] | None:
+    """Name the arrays of bands that a plan reads or writes; None: it may be any."""
+    program: Any = work.program
+    if not hasattr(program, "touches"):
+        return None
+    kinds = {(op.action, op.last, op.wanted): op for (op, *_), *_ in work.plan}
+    return frozenset(name for op in kinds.values() for name in program.touches(op))

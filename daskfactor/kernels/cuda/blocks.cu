@@ -1,0 +1,246 @@
+// Blocks of one part of the data, all at once: what they add to both factors' sums.
+// Block b meets the rows row_start[b] to row_start[b] + row_count[b] of W, and likewise of H.
+// Dense blocks lie in a stack (B, m, n), padded; sparse ones together, by rows and by columns.
+
+#define BANDS const Size *row_start, const Size *row_count, const Size *col_start, const Size *col_count
+#define LAW double floor, const double *numbers, Size stride
+#define LAW_AT(j) law_of(floor, numbers, stride, (Size)(j))
+
+// Rows of bands to a stack (B, n, K), zeros behind a band's last.
+extern "C" __global__ void stack_rows(Size B, Size n, Size K, const Size *start, const Size *count,
+                                      const REAL *rows, REAL *out) {
+  for (Size p = THREAD; p < B * n * K; p += THREADS) {
+    const Size b = p / (n * K), i = p / K % n, k = p % K;
+    out[p] = i < count[b] ? rows[(start[b] + i) * K + k] : (REAL)0;
+  }
+}
+
+// And back: rows of a stack that begin at row `first` of their bands, added to bands or set.
+extern "C" __global__ void spread_rows(Size B, Size n, Size K, const Size *start, const Size *count,
+                                       Size first, const REAL *stack, int add, REAL *rows) {
+  for (Size p = THREAD; p < B * n * K; p += THREADS) {
+    const Size b = p / (n * K), i = first + p / K % n, k = p % K;
+    if (i >= count[b]) continue;
+    const Size to = (start[b] + i) * K + k;
+    rows[to] = add ? rows[to] + stack[p] : stack[p];
+  }
+}
+
+// rows of band b += factor totals[b].
+extern "C" __global__ void add_totals(Size B, Size n, Size K, const Size *start, const Size *count,
+                                      double factor, const double *totals, REAL *rows) {
+  for (Size p = THREAD; p < B * n * K; p += THREADS) {
+    const Size b = p / (n * K), i = p / K % n, k = p % K;
+    if (i < count[b]) rows[(start[b] + i) * K + k] += (REAL)(factor * totals[b * K + k]);
+  }
+}
+
+// Sums of columns over each CHUNK rows of a band: out (B, chunks, K).
+extern "C" __global__ void sum_rows(Size B, Size chunks, Size K, const Size *start,
+                                    const Size *count, const REAL *rows, double *out) {
+  for (Size p = THREAD; p < B * chunks * K; p += THREADS) {
+    const Size b = p / (chunks * K), first = p / K % chunks * CHUNK, k = p % K;
+    double total = 0;
+    for (Size i = first; i < first + CHUNK && i < count[b]; ++i)
+      total += (double)rows[(start[b] + i) * K + k];
+    out[p] = total;
+  }
+}
+
+// The share of a component in the means of each block, as `mean_share` finds it.
+extern "C" __global__ void mean_shares(Size B, Size K, BANDS, const REAL *W, const REAL *H,
+                                       double *out) {
+  for (Size b = WARP; b < B; b += WARPS) {
+    double squares = 0, total = 0;
+    for (Size number = 0; number < SEEN; ++number) {
+      const Size i = row_start[b] + number * row_count[b] / SEEN;
+      const Size j = col_start[b] + ((number * 2654435769ll % 4294967296ll) * col_count[b] >> 32);
+      double mu = 0, square = 0;
+      for (Size k = LANE; k < K; k += LANES) {
+        const double part = (double)W[i * K + k] * (double)H[j * K + k];
+        mu += part;
+        square += part * part;
+      }
+      mu = warp_sum(mu);
+      square = warp_sum(square);
+      if (mu > 0.0 || mu != mu) {
+        total += mu;
+        squares += square / mu;
+      }
+    }
+    if (LANE == 0) out[b] = total != 0.0 ? squares / total : 1.0;
+  }
+}
+
+// out[row] = share[b] even[b], for the rows of every band.
+extern "C" __global__ void spread_shares(Size B, Size n, const Size *start, const Size *count,
+                                         const double *share, const double *even, REAL *out) {
+  for (Size p = THREAD; p < B * n; p += THREADS) {
+    const Size b = p / n, i = p % n;
+    if (i < count[b]) out[start[b] + i] = (REAL)(share[b] * even[b]);
+  }
+}
+
+// Monitored cells: running mean and sum of squares of their means over `count` draws.
+extern "C" __global__ void watch_cells(Size cells, Size K, const Size *rows, const Size *cols,
+                                       const REAL *W, const REAL *H, double count, REAL *mean,
+                                       REAL *m2) {
+  for (Size p = THREAD; p < cells; p += THREADS) {
+    REAL value = 0;
+    for (Size k = 0; k < K; ++k) value += W[rows[p] * K + k] * H[cols[p] * K + k];
+    const REAL delta = value - mean[p];
+    mean[p] = (REAL)(mean[p] + delta / count);
+    m2[p] += delta * (value - mean[p]);
+  }
+}
+
+#ifdef RULES
+// Entries of a law: `kind` 0 its residual, scaled, and curvature, 1 the ratio of a multiplicative
+// update and curvature.
+template <class L>
+DEVICE auto terms_of(int kind, REAL v, REAL mu, L law, REAL scale, REAL own) {
+  return kind == 0 ? step_rule(v, mu, law, scale, own) : ratio_rule(v, mu, law, own);
+}
+#endif
+
+#ifdef DENSE
+// A tile of means (B, t, n), whose first row is row `first` of its blocks, becomes their terms;
+// `second`, if there is one, their curvatures. Nothing is outside of a block or where v is missing.
+extern "C" __global__ void dense_terms(Size B, Size m, Size n, Size t, Size first, BANDS,
+                                       const VALUE *V, const REAL *weights, LAW, int kind,
+                                       REAL scale, REAL *tile, REAL *second) {
+  for (Size p = THREAD; p < B * t * n; p += THREADS) {
+    const Size b = p / (t * n), i = first + p / n % t, j = p % n;
+    REAL a = 0, c = 0;
+    if (i < row_count[b] && j < col_count[b]) {
+      const Size cell = (b * m + i) * n + j;
+      const REAL v = (REAL)V[cell];
+      if (!missing(v)) {
+        auto found = terms_of(kind, v, tile[p], LAW_AT(col_start[b] + j), scale,
+                              weights ? weights[cell] : (REAL)1);
+        a = at<0>(found);
+        c = at<1>(found);
+      }
+    }
+    tile[p] = a;
+    if (second) second[p] = c;
+  }
+}
+
+// Sums of deviances and Pearson terms of a tile of means, by warp: partial (warps, 2).
+extern "C" __global__ void dense_fit(Size B, Size m, Size n, Size t, Size first, BANDS,
+                                     const VALUE *V, const REAL *weights, LAW, const REAL *tile,
+                                     double *partial) {
+  double deviance = 0, pearson = 0;
+  for (Size p = THREAD; p < B * t * n; p += THREADS) {
+    const Size b = p / (t * n), i = first + p / n % t, j = p % n;
+    if (i >= row_count[b] || j >= col_count[b]) continue;
+    const Size cell = (b * m + i) * n + j;
+    const REAL v = (REAL)V[cell];
+    if (missing(v)) continue;
+    auto found = fit_rule(v, tile[p], LAW_AT(col_start[b] + j), weights ? weights[cell] : (REAL)1);
+    deviance += at<0>(found);
+    pearson += at<1>(found);
+  }
+  deviance = warp_sum(deviance);
+  pearson = warp_sum(pearson);
+  if (LANE == 0) {
+    partial[2 * WARP] += deviance;
+    partial[2 * WARP + 1] += pearson;
+  }
+}
+#endif
+
+#ifdef SPARSE
+#define EACH ((COMPONENTS + LANES - 1) / LANES)
+#define OWN(e) (LANE + (e) * LANES)
+
+// A warp goes along a row. What entries are multiplied with goes to `first` and, if there is one,
+// to `second`, and their products with H are added to rows of `out` and `out2`, if there are any.
+extern "C" __global__ void sparse_rows(Size rows, const Size *indptr, const int *cols,
+                                       const REAL *values, const REAL *weights, const REAL *W,
+                                       const REAL *H, LAW, int kind, REAL scale, REAL *first,
+                                       REAL *second, REAL *out, REAL *out2) {
+  for (Size i = WARP; i < rows; i += WARPS) {
+    REAL w[EACH], g[EACH], c[EACH], h[EACH];
+    for (int e = 0; e < EACH; ++e) {
+      w[e] = OWN(e) < COMPONENTS ? W[i * COMPONENTS + OWN(e)] : (REAL)0;
+      g[e] = c[e] = 0;
+    }
+    for (Size p = indptr[i]; p < indptr[i + 1]; ++p) {
+      const Size j = cols[p];
+      REAL mu = 0;
+      for (int e = 0; e < EACH; ++e) {
+        h[e] = OWN(e) < COMPONENTS ? H[j * COMPONENTS + OWN(e)] : (REAL)0;
+        mu += w[e] * h[e];
+      }
+      mu = warp_sum(mu);
+      auto found = terms_of(kind, values[p], mu, LAW_AT(j), scale, weights ? weights[p] : (REAL)1);
+      if (LANE == 0) {
+        first[p] = at<0>(found);
+        if (second) second[p] = at<1>(found);
+      }
+      for (int e = 0; e < EACH; ++e) {
+        g[e] += at<0>(found) * h[e];
+        c[e] += at<1>(found) * h[e];
+      }
+    }
+    for (int e = 0; e < EACH; ++e) {
+      if (OWN(e) >= COMPONENTS) continue;
+      if (out) out[i * COMPONENTS + OWN(e)] += g[e];
+      if (out2) out2[i * COMPONENTS + OWN(e)] += c[e];
+    }
+  }
+}
+
+// A warp goes along a column, whose entries are at `places` and in `rows`: no two threads add to
+// the same number, and sums have one order.
+extern "C" __global__ void sparse_cols(Size columns, const Size *indptr, const int *rows,
+                                       const Size *places, const REAL *first, const REAL *second,
+                                       const REAL *W, REAL *out, REAL *out2) {
+  for (Size j = WARP; j < columns; j += WARPS) {
+    REAL g[EACH], c[EACH];
+    for (int e = 0; e < EACH; ++e) g[e] = c[e] = 0;
+    for (Size q = indptr[j]; q < indptr[j + 1]; ++q) {
+      const Size i = rows[q], p = places[q];
+      const REAL a = first[p], b = out2 ? second[p] : (REAL)0;
+      for (int e = 0; e < EACH; ++e) {
+        const REAL w = OWN(e) < COMPONENTS ? W[i * COMPONENTS + OWN(e)] : (REAL)0;
+        g[e] += a * w;
+        c[e] += b * w;
+      }
+    }
+    for (int e = 0; e < EACH; ++e) {
+      if (OWN(e) >= COMPONENTS) continue;
+      out[j * COMPONENTS + OWN(e)] += g[e];
+      if (out2) out2[j * COMPONENTS + OWN(e)] += c[e];
+    }
+  }
+}
+
+// Sums of deviances and Pearson terms of stored entries, by warp: partial (warps, 2).
+extern "C" __global__ void sparse_fit(Size rows, const Size *indptr, const int *cols,
+                                      const REAL *values, const REAL *weights, const REAL *W,
+                                      const REAL *H, LAW, double *partial) {
+  double deviance = 0, pearson = 0;
+  for (Size i = WARP; i < rows; i += WARPS) {
+    REAL w[EACH];
+    for (int e = 0; e < EACH; ++e)
+      w[e] = OWN(e) < COMPONENTS ? W[i * COMPONENTS + OWN(e)] : (REAL)0;
+    for (Size p = indptr[i]; p < indptr[i + 1]; ++p) {
+      const Size j = cols[p];
+      REAL mu = 0;
+      for (int e = 0; e < EACH; ++e)
+        mu += OWN(e) < COMPONENTS ? w[e] * H[j * COMPONENTS + OWN(e)] : (REAL)0;
+      mu = warp_sum(mu);
+      auto found = fit_rule(values[p], mu, LAW_AT(j), weights ? weights[p] : (REAL)1);
+      deviance += at<0>(found);
+      pearson += at<1>(found);
+    }
+  }
+  if (LANE == 0) {
+    partial[2 * WARP] += deviance;
+    partial[2 * WARP + 1] += pearson;
+  }
+}
+#endif

@@ -1,0 +1,430 @@
+"""Blocks of one part of the data on the device: gradients, updates and fits of all at once.
+
+Blocks of a part share no band, so that W and H are met by whole: row i of W by its block alone.
+Dense blocks are a stack around three batched matrix products; of sparse ones a warp takes a row,
+then a column: no sum has two writers, and all have the same order every time. Definitions are
+those of :class:`daskfactor.kernels.views.BlockKernels`.
+
+Source: Şimşekli et al. 2015, section 3 (parts), section 5 (a GPU).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.kernels.cuda import source
+from daskfactor.kernels.cuda.device import Device, DeviceArray, Host, current
+from daskfactor.kernels.views import BlockView, SparseBlock
+from daskfactor.models.likelihood import Likelihood
+
+Pair = tuple[DeviceArray | None, DeviceArray | None]
+TILE_BYTES = 2**30
+"""What a tile of means may take."""
+STEP, RATIO = 0, 1
+"""Kinds of what entries are multiplied with, see ``blocks.cu``."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where the bands of a part's blocks are in a factor: block b has rows start[b] to +count[b].
+
+    ``size`` is how many rows the factor has.
+    """
+
+    start: NDArray[np.int64]
+    count: NDArray[np.int64]
+    size: int
+
+    @property
+    def most(self) -> int:
+        """Rows of the longest band."""
+        return int(self.count.max())
+
+
+class Part:
+    """Blocks of a part on the device, as kernels take them.
+
+    Parameters
+    ----------
+    rows, cols
+        Where their bands are.
+    arrays
+        What `packed` made of the blocks, on the device.
+    zeros
+        Whether cells that sparse blocks do not store are zeros; None: blocks are dense.
+    cells
+        How many the blocks have.
+    """
+
+    def __init__(
+        self,
+        rows: Side,
+        cols: Side,
+        arrays: dict[str, DeviceArray],
+        zeros: bool | None,
+    ) -> None:
+        self.rows, self.cols, self.arrays, self.zeros = rows, cols, arrays, zeros
+        self.device: Device = current()
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the part."""
+        return len(self.rows.start)
+
+    @property
+    def weights(self) -> DeviceArray | None:
+        """Weights of cells, if they have any."""
+        return self.arrays.get("weights")
+
+    @cached_property
+    def _places(self) -> tuple[tuple[DeviceArray, DeviceArray], ...]:
+        put = self.device.put
+        return tuple((put(side.start), put(side.count)) for side in (self.rows, self.cols))
+
+    @property
+    def places(self) -> tuple[DeviceArray, ...]:
+        """Starts and counts of rows, then of columns, as kernels take them."""
+        (first, second), (third, fourth) = self._places
+        return first, second, third, fourth
+
+    def source(self, law: Likelihood, W: DeviceArray) -> source.Source:
+        """Kernels of these blocks under a law."""
+        values = None if self.zeros is not None else self.arrays["values"].dtype.name
+        kind = values, bool(self.zeros), self.weights is not None
+        K = 0 if values is not None else W.shape[1]
+        return source.blocks(law, W.dtype.name, *kind, K)
+
+    # -- what kernels that know no law do --------------------------------------------------
+
+    def run(self, name: str, threads: int, W: DeviceArray, *arguments: Any) -> None:
+        """Launch a kernel that knows no law."""
+        self.device.launch(source.bands(W.dtype.name), name, threads, *arguments)
+
+    def stacked(self, factor: int, rows: DeviceArray) -> DeviceArray:
+        """Stack the bands of a factor: (B, n, K), zeros behind a band's last row."""
+        side, K = (self.rows, self.cols)[factor], rows.shape[1]
+        out = self.device.empty((self.blocks, side.most, K), rows.dtype)
+        self._each("stack_rows", factor, side.most, rows, rows, out)
+        return out
+
+    def spread(
+        self, factor: int, stack: DeviceArray, rows: DeviceArray, first: int = 0
+    ) -> None:
+        """Add a stack of rows, from row ``first`` of each band on, to a factor's."""
+        taken = np.int64(first), stack, np.int32(1), rows
+        self._each("spread_rows", factor, stack.shape[1], rows, *taken)
+
+    def add_totals(
+        self, factor: int, by: float, totals: DeviceArray, rows: DeviceArray
+    ) -> None:
+        """Add ``by`` times the totals of its block (B, K) to every row of a factor."""
+        side = (self.rows, self.cols)[factor]
+        self._each("add_totals", factor, side.most, rows, np.float64(by), totals, rows)
+
+    def _each(
+        self, name: str, factor: int, n: int, like: DeviceArray, *arguments: Any
+    ) -> None:
+        """Launch a kernel over the rows of all bands of a factor."""
+        K, B = like.shape[1], self.blocks
+        sizes = np.int64(B), np.int64(n), np.int64(K)
+        self.run(name, B * n * K, like, *sizes, *self._places[factor], *arguments)
+
+    def totals(self, factor: int, rows: DeviceArray) -> DeviceArray:
+        """Column sums of the bands of a factor: (B, K), in float64."""
+        side, K = (self.rows, self.cols)[factor], rows.shape[1]
+        chunks = -(-side.most // source.CHUNK)
+        out = self.device.empty((self.blocks, chunks, K), np.float64)
+        self._each("sum_rows", factor, chunks, rows, rows, out)
+        return out.sum(axis=1)
+
+    def law(self, likelihood: Likelihood, floor: float) -> tuple[Any, ...]:
+        """What kernels are told of a law: the smallest mean, its numbers, and their stride."""
+        numbers, stride = likelihood.numbers, 0
+        if not numbers:
+            return np.float64(floor), None, np.int64(0)
+        if len(numbers) == 1 and np.ndim(numbers[0]):
+            held, stride = numbers[0], 1
+        else:
+            held = self.device.put(np.array(numbers, np.float64))
+        return np.float64(floor), held, np.int64(stride)
+
+
+# -- making parts --------------------------------------------------------------------------
+
+
+Views = Sequence[BlockView | SparseBlock]
+Place = Callable[[tuple[int, ...], Any], Host]
+"""Makes an array in memory from which the device copies by itself."""
+
+
+def packed(
+    views: Views, rows: Side, cols: Side, dtype: np.dtype[Any], place: Place
+) -> dict[str, Host]:
+    """Put the blocks of a part into arrays that go to the device as they are.
+
+    Dense: ``values`` (B, m, n), and ``weights``. Sparse: the rows of all blocks, and their
+    columns, with ``places`` of the columns' entries among those of rows.
+    """
+    if isinstance(views[0], SparseBlock):
+        return dict(_packed_sparse(views, rows, cols, dtype, place))
+    found, shape = {}, (len(views), rows.most, cols.most)
+    kind = views[0].array.dtype  # type: ignore[union-attr]
+    kinds = {"values": kind if source.taken(kind) else dtype}
+    kinds |= {} if views[0].weights is None else {"weights": dtype}
+    for name, own in kinds.items():
+        found[name] = out = place(shape, own)
+        for b, view in enumerate(views):
+            cells = view.block if name == "values" else view.weights  # type: ignore[union-attr]
+            out[b, : view.m, : view.n] = cells
+    return found
+
+
+def _packed_sparse(
+    views: Views, rows: Side, cols: Side, dtype: np.dtype[Any], place: Place
+) -> Iterator[tuple[str, Host]]:
+    blocks: list[Any] = list(views)
+    order = np.argsort(rows.start, kind="stable")
+    entries = sum(view.values.size for view in blocks)
+    counts, columns = np.zeros(rows.size, np.int64), np.empty(entries, np.int32)
+    values, at = place((entries,), dtype), 0
+    weights = None if blocks[0].weights is None else place((entries,), dtype)
+    for b in order:  # blocks follow each other as their rows do
+        view, part = blocks[b], slice(at, at + blocks[b].values.size)
+        counts[rows.start[b] : rows.start[b] + view.m] = np.diff(view.indptr)
+        columns[part] = view.indices
+        columns[part] += cols.start[b]
+        values[part] = view.values
+        if weights is not None:
+            weights[part] = view.weights
+        at = part.stop
+    indptr = place((rows.size + 1,), np.int64)
+    indptr[0] = 0
+    np.cumsum(counts, out=indptr[1:])
+    yield "values", values
+    if weights is not None:
+        yield "weights", weights
+    yield "indptr", indptr
+    held = place((entries,), np.int32)
+    held[:] = columns
+    yield "cols", held
+    # Rows ascend already: a stable sort by column keeps them so in every column.
+    places = place((entries,), np.int64)
+    places[:] = np.argsort(columns, kind="stable")
+    yield "places", places
+    held = place((entries,), np.int32)
+    held[:] = np.repeat(np.arange(rows.size, dtype=np.int32), counts)[places]
+    yield "rows", held
+    starts = place((cols.size + 1,), np.int64)
+    starts[0] = 0
+    np.cumsum(np.bincount(columns, minlength=cols.size), out=starts[1:])
+    yield "starts", starts
+
+
+# -- what programs ask of a block -----------------------------------------------------------
+
+
+def gradient(
+    part: Part,
+    likelihood: Likelihood,
+    factors: tuple[DeviceArray, ...],
+    scale: float,
+    floor: float,
+    curvatures: tuple[DeviceArray, ...] | None = None,
+) -> tuple[DeviceArray, ...]:
+    """Give both factors' gradients, of all rows; ``curvatures`` gain theirs."""
+    out = tuple(part.device.zeros(own.shape, own.dtype) for own in factors)
+    both: Any = (None, None) if curvatures is None else curvatures
+    _add(part, STEP, likelihood, factors, scale * likelihood.share, floor, out, both)
+    return out
+
+
+def multiplicative(
+    part: Part,
+    likelihood: Likelihood,
+    factor: int,
+    factors: tuple[DeviceArray, ...],
+    floor: float,
+    out: tuple[DeviceArray, DeviceArray],
+) -> None:
+    """Add numerator and denominator of the multiplicative update of one factor."""
+    found = [(own, None) if factor == 0 else (None, own) for own in out]
+    _add(part, RATIO, likelihood, factors, 1.0, floor, found[0], found[1])
+
+
+def _add(
+    part: Part,
+    kind: int,
+    law: Likelihood,
+    factors: tuple[DeviceArray, ...],
+    scale: float,
+    floor: float,
+    first: Pair,
+    second: Pair,
+) -> None:
+    """Add products of the terms of entries with H and W to ``first``, of curvatures to ``second``.
+
+    Of each pair the first is the row factor's; None is left out.
+    """
+    add = _add_dense if part.zeros is None else _add_sparse
+    add(part, kind, law, factors, scale, floor, first, second)
+
+
+def _tiles(part: Part, K: int, dtype: np.dtype[Any], each: int) -> Iterator[tuple[int, int]]:
+    """Cut the rows of all blocks into tiles whose means fit into `TILE_BYTES`."""
+    m, line = part.rows.most, part.blocks * part.cols.most * dtype.itemsize * each
+    rows = max(1, min(m, TILE_BYTES // max(1, line)))
+    for begin in range(0, m, rows):
+        yield begin, min(begin + rows, m)
+
+
+def _add_dense(
+    part: Part,
+    kind: int,
+    law: Likelihood,
+    factors: tuple[DeviceArray, ...],
+    scale: float,
+    floor: float,
+    first: Pair,
+    second: Pair,
+) -> None:
+    device, (W, H) = part.device, factors
+    curved = second != (None, None)
+    w, h = part.stacked(0, W), part.stacked(1, H)
+    told = part.law(law, floor)
+    sums: dict[int, DeviceArray] = {}
+    for begin, end in _tiles(part, W.shape[1], W.dtype, 1 + curved):
+        own = w[:, begin:end]
+        tile = device.matmul(own, h.transpose(0, 2, 1))
+        tile2 = device.empty(tile.shape, tile.dtype) if curved else None
+        sizes = part.blocks, part.rows.most, part.cols.most, end - begin, begin
+        taken = (*map(np.int64, sizes), *part.places, part.arrays["values"], part.weights, *told)
+        rest = np.int32(kind), W.dtype.type(scale), tile, tile2
+        device.launch(part.source(law, W), "dense_terms", tile.size, *taken, *rest)
+        for number, (terms, (rows, cols)) in enumerate(((tile, first), (tile2, second))):
+            if rows is not None:
+                part.spread(0, device.matmul(terms, h), rows, begin)
+            if cols is not None:
+                more = device.matmul(terms.transpose(0, 2, 1), own)
+                sums[number] = more if number not in sums else sums[number] + more
+    for number, total in sums.items():
+        part.spread(1, total, (first, second)[number][1])
+
+
+def _add_sparse(
+    part: Part,
+    kind: int,
+    law: Likelihood,
+    factors: tuple[DeviceArray, ...],
+    scale: float,
+    floor: float,
+    first: Pair,
+    second: Pair,
+) -> None:
+    device, (W, H), held = part.device, factors, part.arrays
+    if part.zeros:
+        for by, pair in ((-scale if kind == STEP else 0.0, first), (1.0, second)):
+            for factor, out in enumerate(pair):
+                if out is not None and by:
+                    _add_zeros(part, law, factor, factors, by, out)
+    source, told, real = part.source(law, W), part.law(law, floor), W.dtype.type
+    curved = second != (None, None)
+    a = device.empty(held["values"].shape, W.dtype)
+    c = device.empty(a.shape, W.dtype) if second[1] is not None else None
+    entries = held["indptr"], held["cols"], held["values"], part.weights
+    taken = np.int64(len(W)), *entries, W, H, *told, np.int32(kind), real(scale), a, c
+    device.launch(source, "sparse_rows", 32 * len(W), *taken, first[0], second[0])
+    if first[1] is not None:
+        columns = held["starts"], held["rows"], held["places"]
+        taken = np.int64(len(H)), *columns, a, c, W, first[1], second[1] if curved else None
+        device.launch(source, "sparse_cols", 32 * len(H), *taken)
+
+
+def _add_zeros(
+    part: Part,
+    law: Likelihood,
+    factor: int,
+    factors: tuple[DeviceArray, ...],
+    by: float,
+    out: DeviceArray,
+) -> None:
+    """Add ``by`` times the curvatures of zeros in all cells, times the other factor."""
+    other = factors[1 - factor]
+    if law.zeros == "constant":
+        part.add_totals(factor, by, part.totals(1 - factor, other), out)
+        return
+    rows = part.stacked(1 - factor, other)
+    gram = part.device.matmul(rows.transpose(0, 2, 1), rows) * out.dtype.type(by)
+    part.spread(factor, part.device.matmul(part.stacked(factor, factors[factor]), gram), out)
+
+
+def evaluate(
+    part: Part,
+    likelihood: Likelihood,
+    factors: tuple[DeviceArray, ...],
+    floor: float,
+    out: Host,
+    cells: Any,
+) -> None:
+    """Add sums of fit to ``out`` (2,), here; move the moments of monitored cells, there."""
+    device, (W, H) = part.device, factors
+    if cells is not None:
+        (rows, cols), mean, m2, count = cells
+        taken = np.int64(len(rows)), np.int64(W.shape[1]), rows, cols, W, H, np.float64(count)
+        part.run("watch_cells", len(rows), W, *taken, mean, m2)
+    partial = device.zeros((device.warps, 2), np.float64)
+    source, told, held = part.source(likelihood, W), part.law(likelihood, floor), part.arrays
+    total = np.zeros(2)
+    if part.zeros is None:
+        w, h = part.stacked(0, W), part.stacked(1, H)
+        for begin, end in _tiles(part, W.shape[1], W.dtype, 1):
+            tile = device.matmul(w[:, begin:end], h.transpose(0, 2, 1))
+            sizes = part.blocks, part.rows.most, part.cols.most, end - begin, begin
+            taken = (*map(np.int64, sizes), *part.places, held["values"], part.weights, *told)
+            device.launch(source, "dense_fit", tile.size, *taken, tile, partial)
+    else:
+        entries = held["indptr"], held["cols"], held["values"], part.weights
+        taken = np.int64(len(W)), *entries, W, H, *told, partial
+        device.launch(source, "sparse_fit", 32 * len(W), *taken)
+        total += _fit_of_zeros(part, likelihood, factors) if part.zeros else 0.0
+    total += device.take(partial.sum(axis=0))
+    out[0] -= total[0]
+    out[1] += total[1]
+
+
+def _fit_of_zeros(
+    part: Part, law: Likelihood, factors: tuple[DeviceArray, ...]
+) -> NDArray[np.float64]:
+    """Sums of deviances and Pearson terms, were all cells observed zeros."""
+    take = part.device.take
+    if law.zeros == "constant":
+        sums = [take(part.totals(factor, own)) for factor, own in enumerate(factors)]
+        total = float((sums[0] * sums[1]).sum())
+        return np.array([total, total])
+    grams = []
+    for factor, own in enumerate(factors):
+        wide = part.stacked(factor, own).astype(np.float64)
+        grams.append(take(part.device.matmul(wide.transpose(0, 2, 1), wide)))
+    total = float((grams[0] * grams[1]).sum())
+    return np.array([0.5 * total, total])
+
+
+def mean_shares(
+    part: Part, factors: tuple[DeviceArray, ...], evenness: Sequence[Any]
+) -> tuple[DeviceArray, ...]:
+    """Give `mean_share` of its block to every row of W and H, times its band's evenness."""
+    device, (W, H), found = part.device, factors, []
+    share = device.empty((part.blocks,), np.float64)
+    sizes = np.int64(part.blocks), np.int64(W.shape[1])
+    part.run("mean_shares", 32 * part.blocks, W, *sizes, *part.places, W, H, share)
+    for factor, (side, even) in enumerate(zip((part.rows, part.cols), evenness, strict=True)):
+        out = device.empty((side.size,), W.dtype)
+        each = device.put(np.broadcast_to(np.asarray(even, np.float64), (part.blocks,)))
+        sizes = np.int64(part.blocks), np.int64(side.most)
+        taken = *sizes, *part._places[factor], share, each, out  # noqa: SLF001
+        part.run("spread_shares", part.blocks * side.most, W, *taken)
+        found.append(out)
+    return tuple(found)

@@ -1,0 +1,169 @@
+"""An NVIDIA GPU as kernels need it: arrays, compiled functions, copies that wait for nobody.
+
+CuPy is used here and nowhere else, and of it what is old and plain. A device is one per
+process; a cluster has a worker for each.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from daskfactor.errors import OptionError
+from daskfactor.kernels.cuda.source import Source
+
+DeviceArray = Any
+"""An array on the device; CuPy has no types."""
+Host = NDArray[Any]
+
+THREADS = 256
+MOST_GROUPS = 4096
+"""Groups of threads of a launch at most; each thread then takes several items."""
+STANDARD = "-std=c++17"
+NEEDS_CUPY = (
+    'device="cuda" needs CuPy, which cannot be imported here ({}); install it with '
+    'pip install "daskfactor[cuda]", or leave device out'
+)
+NEEDS_GPU = (
+    'device="cuda" needs an NVIDIA GPU with its driver, and CUDA says: {}; leave device out to '
+    "run on processors"
+)
+
+
+class Device:
+    """What kernels ask of a GPU.
+
+    Parameters
+    ----------
+    cupy
+        The module ``cupy``.
+
+    Attributes
+    ----------
+    lanes
+        Threads of a warp.
+    """
+
+    lanes = 32
+
+    def __init__(self, cupy: Any) -> None:
+        self.cupy = cupy
+        self._compiled: dict[Source, Any] = {}
+        self._copies = cupy.cuda.Stream(non_blocking=True)
+
+    # -- arrays ------------------------------------------------------------------------
+
+    def put(self, values: ArrayLike, dtype: DTypeLike = None) -> DeviceArray:
+        """Copy numbers to the device, C-contiguous."""
+        return self.cupy.asarray(np.ascontiguousarray(values, dtype))
+
+    def take(self, array: DeviceArray) -> Host:
+        """Copy an array to this process."""
+        found: Host = self.cupy.asnumpy(array)
+        return found
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        """Make an array whose numbers are whatever was there."""
+        return self.cupy.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        """Make an array of zeros."""
+        return self.cupy.zeros(shape, dtype)
+
+    def matmul(self, a: DeviceArray, b: DeviceArray) -> DeviceArray:
+        """Multiply matrices, or stacks of them, by cuBLAS: in full float32."""
+        return self.cupy.matmul(a, b)
+
+    # -- kernels -----------------------------------------------------------------------
+
+    def launch(self, source: Source, name: str, threads: int, *arguments: Any) -> None:
+        """Run a kernel with about so many threads; None stands for no array.
+
+        Numbers must have the kernel's types: `numpy.float32` is no ``double``.
+        """
+        groups = min(max(1, -(-threads // THREADS)), MOST_GROUPS)
+        given = tuple(np.uint64(0) if own is None else own for own in arguments)
+        self.function(source, name)((groups,), (THREADS,), given)
+
+    def function(self, source: Source, name: str) -> Callable[..., None]:
+        """Compile a source, once, and find one of its kernels."""
+        module = self._compiled.get(source)
+        if module is None:
+            options = (STANDARD, *source.options)
+            module = self._compiled[source] = self.cupy.RawModule(code=source.text, options=options)
+        found: Callable[..., None] = module.get_function(name)
+        return found
+
+    @property
+    def warps(self) -> int:
+        """Warps of the largest launch: as many partial sums there may be."""
+        return MOST_GROUPS * THREADS // self.lanes
+
+    def wait(self) -> None:
+        """Wait until all that was asked for is done."""
+        self.cupy.cuda.get_current_stream().synchronize()
+
+    # -- memory and copies ---------------------------------------------------------------
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes that are free on the device, or that this process holds there unused."""
+        free, _ = self.cupy.cuda.runtime.memGetInfo()
+        pool = self.cupy.get_default_memory_pool()
+        return int(free) + int(pool.free_bytes())
+
+    def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> Host:
+        """Make an array in memory from which the device copies by itself."""
+        kind, count = np.dtype(dtype), int(np.prod(shape))
+        memory = self.cupy.cuda.alloc_pinned_memory(max(1, count * kind.itemsize))
+        return np.frombuffer(memory, kind, count).reshape(shape)
+
+    def begin_copies(self, pinned: list[Host]) -> tuple[list[DeviceArray], Any]:
+        """Copy arrays beside the work that is under way; return them and what marks their end.
+
+        What was dropped before may be overwritten, so copies wait for the work that was asked
+        for so far, though not for what is asked for from now on.
+        """
+        asked = self.cupy.cuda.Event(disable_timing=True)
+        asked.record()
+        self._copies.wait_event(asked)
+        with self._copies:
+            arrays = [self.cupy.empty(own.shape, own.dtype) for own in pinned]
+            for array, own in zip(arrays, pinned, strict=True):
+                array.set(own, stream=self._copies)
+            done = self.cupy.cuda.Event(disable_timing=True)
+            done.record(self._copies)
+        return arrays, done
+
+    def wait_for_copies(self, done: Any) -> None:
+        """Let work that is asked for from now on wait for copies."""
+        self.cupy.cuda.get_current_stream().wait_event(done)
+
+
+@cache
+def current() -> Device:
+    """Open the GPU of this process.
+
+    Raises
+    ------
+    OptionError
+        If there is no CuPy or no GPU.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise OptionError(NEEDS_CUPY.format(error)) from error
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise OptionError(NEEDS_GPU.format(error)) from error
+    if not count:
+        raise OptionError(NEEDS_GPU.format("there is none"))
+    return Device(cupy)
+
+
+def is_here(array: Any) -> bool:
+    """Whether an array lies in the memory of this process, as NumPy's do."""
+    return bool(array.device == "cpu")

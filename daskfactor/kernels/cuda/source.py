@@ -1,0 +1,127 @@
+"""The CUDA C++ of kernels, put together: a prelude, translated arithmetic, and kernels on it.
+
+Texts are the same for every machine and every build; numbers that a compiler should know, such
+as types and the number of components, are macros among the options.
+"""
+
+from functools import lru_cache
+from importlib.resources import files
+from typing import NamedTuple
+
+import numpy as np
+
+from daskfactor.kernels import langevin, philox, squares, variates
+from daskfactor.kernels.cuda.translate import Translation
+from daskfactor.kernels.sparse import entry_rules
+from daskfactor.models.likelihood import Likelihood
+
+REALS = {"float32": "float", "float64": "double"}
+VALUES = REALS | {
+    "bool": "bool",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned int",
+    "int64": "long long",
+    "uint64": "unsigned long long",
+}
+"""Types of the data in C++, by the name of their dtype."""
+CHUNK = 256
+"""Rows that one thread adds up."""
+
+
+class Source(NamedTuple):
+    """A text and the options that it is compiled with."""
+
+    text: str
+    options: tuple[str, ...]
+
+
+def _file(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _defined(**macros: object) -> tuple[str, ...]:
+    return tuple(f"-D{name}={value}" for name, value in macros.items())
+
+
+@lru_cache(maxsize=2)
+def steps(dtype: str) -> Source:
+    """Kernels of bands: ``steps.cu``, without fused multiply-adds."""
+    scalars = Translation()
+    for function, name in (
+        (philox.rounds, "philox_rounds"),
+        (philox.radius, "radius"),
+        (philox.direction, "direction"),
+        (variates.start_entry, "start_entry"),
+        (langevin.plain_entry, "plain_entry"),
+        (langevin.metric_entry, "metric_entry"),
+        (langevin.moment_entry, "moment_entry"),
+        (langevin.spiked_entry, "spiked_entry"),
+        (langevin.cir_entry, "cir_entry"),
+        (langevin.welford, "welford"),
+        (langevin.mobility, "mobility"),
+        (langevin.kicked, "kicked"),
+        (squares.kick_entry, "kick_entry"),
+        (squares.flight_entry, "flight_entry"),
+        (squares.length_entry, "length_entry"),
+    ):
+        scalars.add(function, name)
+    text = "\n".join((_file("prelude.h"), scalars.text, _file("steps.cu")))
+    half = langevin.ROOT_HALF
+    macros = _defined(REAL=REALS[dtype], STREAM=variates.STREAM, ROOT_HALF=half.hex())
+    return Source(text, (*macros, "-fmad=false"))
+
+
+@lru_cache(maxsize=2)
+def bands(dtype: str) -> Source:
+    """Kernels of blocks that know no law."""
+    text = "\n".join((_file("prelude.h"), _file("blocks.cu")))
+    return Source(text, _defined(REAL=REALS[dtype], CHUNK=CHUNK, SEEN=langevin.SEEN))
+
+
+@lru_cache(maxsize=64)
+def blocks(
+    likelihood: Likelihood, dtype: str, values: str | None, zeros: bool, weighed: bool, K: int
+) -> Source:
+    """Kernels of the blocks of a law: of dense ones with ``values`` of a dtype, or sparse ones.
+
+    ``zeros`` says of a sparse block whether what it does not store are zeros, and ``weighed``
+    whether cells have weights.
+    """
+    count = len(likelihood.numbers)
+    scalars = Translation(count)
+    rules = entry_rules(likelihood, zeros, weighed)
+    step, ratio, fit = (
+        scalars.add(rule, name) for rule, name in zip(rules, rules._fields, strict=True)
+    )
+    own = ", own" if weighed else ""
+    places = ", ".join(f"numbers[{n} + j * stride]" for n in range(count))
+    glue = f"""
+#define RULES
+DEVICE auto law_of(double floor, const double *numbers, Size stride, Size j) {{
+  return pack(floor, pack({places}));
+}}
+template <class L> DEVICE Pack2<REAL, REAL> step_rule(REAL v, REAL mu, L law, REAL scale, REAL own) {{
+  auto found = {step}(v, mu, law, scale{own});
+  return {{(REAL)at<0>(found), (REAL)at<1>(found)}};
+}}
+template <class L> DEVICE Pack2<REAL, REAL> ratio_rule(REAL v, REAL mu, L law, REAL own) {{
+  auto found = {ratio}(v, mu, law{own});
+  return {{(REAL)at<0>(found), (REAL)at<1>(found)}};
+}}
+template <class L> DEVICE auto fit_rule(REAL v, REAL mu, L law, REAL own) {{
+  return {fit}(v, mu, law{own});
+}}
+"""
+    text = "\n".join((_file("prelude.h"), scalars.text, glue, _file("blocks.cu")))
+    kind = {"SPARSE": 1} if values is None else {"DENSE": 1, "VALUE": VALUES[values]}
+    macros = {"REAL": REALS[dtype], "CHUNK": CHUNK, "SEEN": langevin.SEEN, "COMPONENTS": K}
+    return Source(text, _defined(**(macros | kind)))
+
+
+def taken(dtype: np.dtype) -> bool:
+    """Whether dense data of a dtype are taken as they are; others are converted."""
+    return dtype.name in VALUES

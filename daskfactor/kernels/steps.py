@@ -1,0 +1,60 @@
+"""Steps of bands, taken where these lie: by numba on a processor, by CUDA on a GPU.
+
+Both have the same names and arguments; which one it is only the arrays know.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from daskfactor.kernels import langevin, squares
+from daskfactor.kernels.cuda import steps as cuda
+from daskfactor.kernels.cuda.device import current, is_here
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _by_place(step: F) -> F:
+    """Take a step on the device if its first argument is there."""
+    name = step.__name__
+
+    @wraps(step)
+    def taken(first: Any, *rest: Any) -> Any:
+        return step(first, *rest) if is_here(first) else getattr(cuda, name)(first, *rest)
+
+    return cast("F", taken)
+
+
+langevin_step = _by_place(langevin.langevin_step)
+cir_step = _by_place(langevin.cir_step)
+accumulate_moments = _by_place(langevin.accumulate_moments)
+kick_drift = _by_place(langevin.kick_drift)
+drift = _by_place(langevin.drift)
+refresh = _by_place(langevin.refresh)
+kick_flight = _by_place(squares.kick_flight)
+flight = _by_place(squares.flight)
+refresh_length = _by_place(squares.refresh_length)
+
+
+def take_share(theta: Any, num: Any, den: Any, penalty: Any, power: float) -> None:
+    """theta <- theta (num / (den + penalty))^power, in place; 0 / 0 counts as 0."""
+    if not is_here(theta):
+        cuda.take_share(theta, num, den, penalty, power)
+        return
+    total, ratio = den + penalty, np.zeros_like(num)
+    np.divide(num, total, out=ratio, where=total > 0)
+    np.maximum(ratio, 0, out=ratio)
+    theta *= ratio if power == 1.0 else ratio**power
+
+
+def here(array: Any) -> Any:
+    """Return an array in the memory of this process; one that is there stays what it is."""
+    return array if is_here(array) else current().take(array)
+
+
+def beside(array: Any, value: Any) -> Any:
+    """Return a number, or an array where another one lies."""
+    there = is_here(array) or not np.ndim(value) or not is_here(value)
+    return value if there else current().put(value)
