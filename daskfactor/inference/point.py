@@ -12,7 +12,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors import Executor
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.base import chosen
+from daskfactor.inference.base import check_device, chosen
 from daskfactor.inference.chain import stacked
 from daskfactor.inference.inits import SHORT, Init, checked_init
 from daskfactor.inference.langevin import PSGLD

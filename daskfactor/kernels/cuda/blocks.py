@@ -292,7 +292,7 @@ def _add_dense(
     second: Pair,
 ) -> None:
     device, (W, H) = part.device, factors
-    curved = second != (None, None)
+    curved = any(own is not None for own in second)
     w, h = part.stacked(0, W), part.stacked(1, H)
     told = part.law(law, floor)
     sums: dict[int, DeviceArray] = {}
@@ -331,7 +331,7 @@ def _add_sparse(
                 if out is not None and by:
                     _add_zeros(part, law, factor, factors, by, out)
     source, told, real = part.source(law, W), part.law(law, floor), W.dtype.type
-    curved = second != (None, None)
+    curved = any(own is not None for own in second)
     a = device.empty(held["values"].shape, W.dtype)
     c = device.empty(a.shape, W.dtype) if second[1] is not None else None
     entries = held["indptr"], held["cols"], held["values"], part.weights
