@@ -81,6 +81,8 @@ def resume(
             V = placed(described["source"]["location"] if V is None else V, storage_options)
         if "particles" not in held.attrs:
             sampling.go_on(held, described, draws, V, memory_limit, **options)
+        elif options.get("device") is not None:
+            raise OptionError("particles do not run on a GPU; leave device out")
         elif draws is None:
             posterior.go_on(held, described, V, memory_limit, **options)
         else:

@@ -48,25 +48,25 @@ class CUDA:
     memory_limit
         What data may take on the device: bytes, or text such as ``"8 GiB"``. By default three
         quarters of what is free. Data beyond it stream through.
+    tf32
+        Whether tensor cores may multiply, which round factors and residuals to 10 bits on the
+        way: faster, and noise in gradients of a thousandth of them. Products are in full float32
+        by default.
 
     Raises
     ------
     OptionError
         If the limit is no positive number of bytes, or when it is used without CuPy or a GPU.
 
-    Notes
-    -----
-    Products are in full float32. CuPy's own switch, ``CUPY_TF32=1`` in the environment, lets
-    tensor cores round them to 10 bits.
-
     Examples
     --------
     >>> import daskfactor as dfac
     >>> dfac.CUDA(memory_limit="8 GiB")
-    CUDA(memory_limit='8 GiB')
+    CUDA(memory_limit='8 GiB', tf32=False)
     """
 
     memory_limit: int | str | None = None
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -192,15 +192,11 @@ class PlacedState:
 
     def settle(self) -> None:
         """Part factors into their bands again, in the memory of this process."""
-        for joined, bands, names in zip(
-            self.bands, self._state.factors, self._taken, strict=True
-        ):
+        for joined, bands, names in zip(self.bands, self._state.factors, self._taken, strict=True):
             self._part(joined, bands, names)
         self.cells.settle()
 
-    def _part(
-        self, joined: FactorBand, bands: Sequence[FactorBand], names: Sequence[str]
-    ) -> None:
+    def _part(self, joined: FactorBand, bands: Sequence[FactorBand], names: Sequence[str]) -> None:
         ends = list(itertools.accumulate(len(band.values) for band in bands))[:-1]
 
         def parted(array: Any) -> list[NDArray[Any]]:
@@ -296,6 +292,7 @@ class DeviceExecutor(Executor):
         super().__init__()
         self.options = options or CUDA()
         self._device: Device = current()
+        self._device.tf32 = self.options.tf32
         self._threads = ThreadsExecutor()
         self._workspace = Workspace()
         self._placed: PlacedData | None = None

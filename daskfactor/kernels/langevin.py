@@ -451,7 +451,7 @@ def accumulate_moments(theta: Array, count: int, mean: Array, m2: Array) -> None
 
 @inline
 def mobility(weight: Scalar, column: Any, size: Scalar) -> Scalar:
-    """d of an entry, from its row's weight and its column of ``columns``."""
+    """The d of an entry, from its row's weight and its column of ``columns``."""
     return column[3] * np.sqrt(size / (weight * column[2] + column[1]))
 
 

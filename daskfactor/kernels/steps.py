@@ -39,7 +39,7 @@ refresh_length = _by_place(squares.refresh_length)
 
 
 def take_share(theta: Any, num: Any, den: Any, penalty: Any, power: float) -> None:
-    """theta <- theta (num / (den + penalty))^power, in place; 0 / 0 counts as 0."""
+    """Take theta (num / (den + penalty))^power, in place on ``theta``; 0 / 0 counts as 0."""
     if not is_here(theta):
         cuda.take_share(theta, num, den, penalty, power)
         return

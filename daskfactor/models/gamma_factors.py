@@ -50,7 +50,7 @@ MOST_COMPONENTS = 100
 """Components that ``"auto"`` begins with, at most."""
 SIDES = ("row", "column")
 """What may have rates of its own in W and in H, besides components."""
-Rate = float | NDArray[np.float64]
+Rate = Any
 """One rate for a factor, or rates that its entries (n, K) are repeated to: (K,) or (n, 1)."""
 
 
@@ -88,21 +88,22 @@ def gamma_log_density(factor: ArrayLike, rate: Rate, shape: float = 1.0) -> floa
         raise ModelError(f"the rate of a gamma prior must be positive, got {rate!r}")
     if not 0.0 < shape < np.inf:
         raise ModelError(f"the shape of a gamma prior must be positive, got {shape!r}")
-    factor = factor if hasattr(factor, "dtype") else np.asarray(factor)  # or it is on a GPU
-    if np.any(factor < 0):
+    # An array may be on a GPU, where NumPy must not ask for it.
+    values: Any = factor if hasattr(factor, "dtype") else np.asarray(factor)
+    if np.any(values < 0):
         return -np.inf
     if np.ndim(rate):
         log_rate = float(np.sum(np.log(rate), dtype=np.float64)) / max(rate.size, 1)
-        linear = factor.size * log_rate - float(np.sum(rate * factor, dtype=np.float64))
+        linear = values.size * log_rate - float(np.sum(rate * values, dtype=np.float64))
     else:
         log_rate = math.log(rate)
-        linear = float(factor.size * log_rate - rate * np.sum(factor, dtype=np.float64))
+        linear = float(values.size * log_rate - rate * np.sum(values, dtype=np.float64))
     if shape == 1.0:
-        return linear
+        return float(linear)
     with np.errstate(divide="ignore"):
-        logs = float(np.sum(np.log(factor), dtype=np.float64))
-    constant = factor.size * ((shape - 1.0) * log_rate - math.lgamma(shape))
-    return linear + constant + (shape - 1.0) * logs
+        logs = float(np.sum(np.log(values), dtype=np.float64))
+    constant = values.size * ((shape - 1.0) * log_rate - math.lgamma(shape))
+    return float(linear + constant + (shape - 1.0) * logs)
 
 
 def clipped_gamma_log_density(factor: NDArray[Any], rate: Rate, shape: float) -> float:

@@ -104,26 +104,34 @@ DEVICE auto terms_of(int kind, REAL v, REAL mu, L law, REAL scale, REAL own) {
 #endif
 
 #ifdef DENSE
-// A tile of means (B, t, n), whose first row is row `first` of its blocks, becomes their terms;
-// `second`, if there is one, their curvatures. Nothing is outside of a block or where v is missing.
+// A warp goes along a line of a tile (B, t, n), whose first row is row `first` of its blocks. A
+// line is all there is to divide by: divisions of each cell would take longer than products.
+#define EACH_LINE                                                                                 \
+  for (Size line = WARP; line < B * t; line += WARPS) {                                           \
+    const Size b = line / t, i = first + line % t, width = i < row_count[b] ? col_count[b] : 0;   \
+    const Size cells = (b * m + i) * n, column = col_start[b];
+#define EACH_CELL for (Size j = LANE; j < n; j += LANES)
+
+// A tile of means becomes the terms of their cells; `second`, if there is one, the curvatures.
+// Nothing is outside of a block or where v is missing.
 extern "C" __global__ void dense_terms(Size B, Size m, Size n, Size t, Size first, BANDS,
                                        const VALUE *V, const REAL *weights, LAW, int kind,
                                        REAL scale, REAL *tile, REAL *second) {
-  for (Size p = THREAD; p < B * t * n; p += THREADS) {
-    const Size b = p / (t * n), i = first + p / n % t, j = p % n;
-    REAL a = 0, c = 0;
-    if (i < row_count[b] && j < col_count[b]) {
-      const Size cell = (b * m + i) * n + j;
-      const REAL v = (REAL)V[cell];
-      if (!missing(v)) {
-        auto found = terms_of(kind, v, tile[p], LAW_AT(col_start[b] + j), scale,
-                              weights ? weights[cell] : (REAL)1);
-        a = at<0>(found);
-        c = at<1>(found);
+  EACH_LINE
+    EACH_CELL {
+      REAL a = 0, c = 0;
+      if (j < width) {
+        const REAL v = (REAL)V[cells + j];
+        if (!missing(v)) {
+          auto found = terms_of(kind, v, tile[line * n + j], LAW_AT(column + j), scale,
+                                weights ? weights[cells + j] : (REAL)1);
+          a = at<0>(found);
+          c = at<1>(found);
+        }
       }
+      tile[line * n + j] = a;
+      if (second) second[line * n + j] = c;
     }
-    tile[p] = a;
-    if (second) second[p] = c;
   }
 }
 
@@ -132,15 +140,16 @@ extern "C" __global__ void dense_fit(Size B, Size m, Size n, Size t, Size first,
                                      const VALUE *V, const REAL *weights, LAW, const REAL *tile,
                                      double *partial) {
   double deviance = 0, pearson = 0;
-  for (Size p = THREAD; p < B * t * n; p += THREADS) {
-    const Size b = p / (t * n), i = first + p / n % t, j = p % n;
-    if (i >= row_count[b] || j >= col_count[b]) continue;
-    const Size cell = (b * m + i) * n + j;
-    const REAL v = (REAL)V[cell];
-    if (missing(v)) continue;
-    auto found = fit_rule(v, tile[p], LAW_AT(col_start[b] + j), weights ? weights[cell] : (REAL)1);
-    deviance += at<0>(found);
-    pearson += at<1>(found);
+  EACH_LINE
+    EACH_CELL {
+      if (j >= width) break;
+      const REAL v = (REAL)V[cells + j];
+      if (missing(v)) continue;
+      auto found = fit_rule(v, tile[line * n + j], LAW_AT(column + j),
+                            weights ? weights[cells + j] : (REAL)1);
+      deviance += at<0>(found);
+      pearson += at<1>(found);
+    }
   }
   deviance = warp_sum(deviance);
   pearson = warp_sum(pearson);

@@ -111,23 +111,17 @@ class Part:
         self._each("stack_rows", factor, side.most, rows, rows, out)
         return out
 
-    def spread(
-        self, factor: int, stack: DeviceArray, rows: DeviceArray, first: int = 0
-    ) -> None:
+    def spread(self, factor: int, stack: DeviceArray, rows: DeviceArray, first: int = 0) -> None:
         """Add a stack of rows, from row ``first`` of each band on, to a factor's."""
         taken = np.int64(first), stack, np.int32(1), rows
         self._each("spread_rows", factor, stack.shape[1], rows, *taken)
 
-    def add_totals(
-        self, factor: int, by: float, totals: DeviceArray, rows: DeviceArray
-    ) -> None:
+    def add_totals(self, factor: int, by: float, totals: DeviceArray, rows: DeviceArray) -> None:
         """Add ``by`` times the totals of its block (B, K) to every row of a factor."""
         side = (self.rows, self.cols)[factor]
         self._each("add_totals", factor, side.most, rows, np.float64(by), totals, rows)
 
-    def _each(
-        self, name: str, factor: int, n: int, like: DeviceArray, *arguments: Any
-    ) -> None:
+    def _each(self, name: str, factor: int, n: int, like: DeviceArray, *arguments: Any) -> None:
         """Launch a kernel over the rows of all bands of a factor."""
         K, B = like.shape[1], self.blocks
         sizes = np.int64(B), np.int64(n), np.int64(K)
@@ -298,18 +292,19 @@ def _add_dense(
     sums: dict[int, DeviceArray] = {}
     for begin, end in _tiles(part, W.shape[1], W.dtype, 1 + curved):
         own = w[:, begin:end]
-        tile = device.matmul(own, h.transpose(0, 2, 1))
+        tile = device.products(own, h, (False, True))
         tile2 = device.empty(tile.shape, tile.dtype) if curved else None
         sizes = part.blocks, part.rows.most, part.cols.most, end - begin, begin
         taken = (*map(np.int64, sizes), *part.places, part.arrays["values"], part.weights, *told)
         rest = np.int32(kind), W.dtype.type(scale), tile, tile2
-        device.launch(part.source(law, W), "dense_terms", tile.size, *taken, *rest)
+        lines = 32 * part.blocks * (end - begin)
+        device.launch(part.source(law, W), "dense_terms", lines, *taken, *rest)
         for number, (terms, (rows, cols)) in enumerate(((tile, first), (tile2, second))):
             if rows is not None:
-                part.spread(0, device.matmul(terms, h), rows, begin)
+                part.spread(0, device.products(terms, h), rows, begin)
             if cols is not None:
-                more = device.matmul(terms.transpose(0, 2, 1), own)
-                sums[number] = more if number not in sums else sums[number] + more
+                more = {"out": sums[number], "add": True} if number in sums else {}
+                sums[number] = device.products(terms, own, (True, False), **more)
     for number, total in sums.items():
         part.spread(1, total, (first, second)[number][1])
 
@@ -357,8 +352,8 @@ def _add_zeros(
         part.add_totals(factor, by, part.totals(1 - factor, other), out)
         return
     rows = part.stacked(1 - factor, other)
-    gram = part.device.matmul(rows.transpose(0, 2, 1), rows) * out.dtype.type(by)
-    part.spread(factor, part.device.matmul(part.stacked(factor, factors[factor]), gram), out)
+    gram = part.device.products(rows, rows, (True, False)) * out.dtype.type(by)
+    part.spread(factor, part.device.products(part.stacked(factor, factors[factor]), gram), out)
 
 
 def evaluate(
@@ -381,10 +376,11 @@ def evaluate(
     if part.zeros is None:
         w, h = part.stacked(0, W), part.stacked(1, H)
         for begin, end in _tiles(part, W.shape[1], W.dtype, 1):
-            tile = device.matmul(w[:, begin:end], h.transpose(0, 2, 1))
+            tile = device.products(w[:, begin:end], h, (False, True))
             sizes = part.blocks, part.rows.most, part.cols.most, end - begin, begin
             taken = (*map(np.int64, sizes), *part.places, held["values"], part.weights, *told)
-            device.launch(source, "dense_fit", tile.size, *taken, tile, partial)
+            lines = 32 * part.blocks * (end - begin)
+            device.launch(source, "dense_fit", lines, *taken, tile, partial)
     else:
         entries = held["indptr"], held["cols"], held["values"], part.weights
         taken = np.int64(len(W)), *entries, W, H, *told, partial
@@ -407,7 +403,7 @@ def _fit_of_zeros(
     grams = []
     for factor, own in enumerate(factors):
         wide = part.stacked(factor, own).astype(np.float64)
-        grams.append(take(part.device.matmul(wide.transpose(0, 2, 1), wide)))
+        grams.append(take(part.device.products(wide, wide, (True, False))))
     total = float((grams[0] * grams[1]).sum())
     return np.array([0.5 * total, total])
 
@@ -424,7 +420,7 @@ def mean_shares(
         out = device.empty((side.size,), W.dtype)
         each = device.put(np.broadcast_to(np.asarray(even, np.float64), (part.blocks,)))
         sizes = np.int64(part.blocks), np.int64(side.most)
-        taken = *sizes, *part._places[factor], share, each, out  # noqa: SLF001
+        taken = *sizes, *part._places[factor], share, each, out
         part.run("spread_shares", part.blocks * side.most, W, *taken)
         found.append(out)
     return tuple(found)

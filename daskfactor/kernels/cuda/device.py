@@ -22,6 +22,8 @@ THREADS = 256
 MOST_GROUPS = 4096
 """Groups of threads of a launch at most; each thread then takes several items."""
 STANDARD = "-std=c++17"
+FULL, TF32 = 0, 3
+"""Modes of cuBLAS."""
 NEEDS_CUPY = (
     'device="cuda" needs CuPy, which cannot be imported here ({}); install it with '
     'pip install "daskfactor[cuda]", or leave device out'
@@ -44,9 +46,12 @@ class Device:
     ----------
     lanes
         Threads of a warp.
+    tf32
+        Whether products of float32 may be rounded to 10 bits on their way, by tensor cores.
     """
 
     lanes = 32
+    tf32 = False
 
     def __init__(self, cupy: Any) -> None:
         self.cupy = cupy
@@ -55,7 +60,7 @@ class Device:
 
     # -- arrays ------------------------------------------------------------------------
 
-    def put(self, values: ArrayLike, dtype: DTypeLike = None) -> DeviceArray:
+    def put(self, values: ArrayLike, dtype: DTypeLike | None = None) -> DeviceArray:
         """Copy numbers to the device, C-contiguous."""
         return self.cupy.asarray(np.ascontiguousarray(values, dtype))
 
@@ -72,9 +77,41 @@ class Device:
         """Make an array of zeros."""
         return self.cupy.zeros(shape, dtype)
 
-    def matmul(self, a: DeviceArray, b: DeviceArray) -> DeviceArray:
-        """Multiply matrices, or stacks of them, by cuBLAS: in full float32."""
-        return self.cupy.matmul(a, b)
+    def products(
+        self,
+        a: DeviceArray,
+        b: DeviceArray,
+        turned: tuple[bool, bool] = (False, False),
+        out: DeviceArray | None = None,
+        add: bool = False,
+    ) -> DeviceArray:
+        """Multiply stacks of matrices by cuBLAS: out[i] = a[i] b[i], or that is added.
+
+        ``turned`` says whose matrices are taken as their transposes. Rows must be contiguous, and
+        follow each other; matrices may be apart, as those of a slice of rows are. Nothing is
+        copied, which `cupy.matmul` does with every transpose.
+        """
+        (B, *rows), kind = a.shape, a.dtype
+        p, q = reversed(rows) if turned[0] else rows
+        r = b.shape[1] if turned[1] else b.shape[2]
+        out = self.empty((B, p, r), kind) if out is None else out
+        cublas, real = self.cupy.cuda.cublas, kind.type
+        multiply = cublas.sgemmStridedBatched if real is np.float32 else cublas.dgemmStridedBatched
+        handle = self.cupy.cuda.device.get_cublas_handle()
+        one, more = np.array(1, kind), np.array(int(add), kind)
+
+        def place(stack: DeviceArray) -> tuple[int, int, int]:
+            return stack.data.ptr, stack.shape[2], stack.strides[0] // kind.itemsize
+
+        if self.tf32:
+            cublas.setMathMode(handle, TF32)
+        # cuBLAS counts along columns first: out.T = b.T a.T.
+        first, second = (int(own) for own in reversed(turned))
+        sides = one.ctypes.data, *place(b), *place(a)
+        multiply(handle, first, second, r, p, q, *sides, more.ctypes.data, *place(out), B)
+        if self.tf32:
+            cublas.setMathMode(handle, FULL)
+        return out
 
     # -- kernels -----------------------------------------------------------------------
 
@@ -152,7 +189,7 @@ def current() -> Device:
         If there is no CuPy or no GPU.
     """
     try:
-        import cupy
+        import cupy  # type: ignore[import-not-found]
     except ImportError as error:
         raise OptionError(NEEDS_CUPY.format(error)) from error
     try:

@@ -104,7 +104,8 @@ def blocks(
 DEVICE auto law_of(double floor, const double *numbers, Size stride, Size j) {{
   return pack(floor, pack({places}));
 }}
-template <class L> DEVICE Pack2<REAL, REAL> step_rule(REAL v, REAL mu, L law, REAL scale, REAL own) {{
+template <class L>
+DEVICE Pack2<REAL, REAL> step_rule(REAL v, REAL mu, L law, REAL scale, REAL own) {{
   auto found = {step}(v, mu, law, scale{own});
   return {{(REAL)at<0>(found), (REAL)at<1>(found)}};
 }}

@@ -44,12 +44,16 @@ extern "C" __global__ void fill_normals(Size rows, Size K, REAL *out, NOISE_ARGU
   }
 }
 
-// What a thread of `langevin_step` does; modes: 0 plain, 1 metric, 2 moments, 3 with gamma numbers.
-// `shares` has a share for each row, or is null, and `share` is that of all.
-extern "C" __global__ void langevin_step(Size rows, Size K, REAL *theta, const REAL *grad,
-                                         const REAL *metric, int mode, REAL step, REAL rate,
-                                         REAL shape, REAL stays, REAL share, const REAL *shares,
-                                         REAL most, int coarse, NOISE_ARGUMENTS) {
+// A Langevin step in one of its forms: kernels of their own, since one with gamma numbers in it
+// would take registers from all of them. `step` is the step, or 1 - exp(-step) where moments are
+// matched; `shares` has a share for each row, or is null, and `share` is that of all.
+enum Form { PLAIN, METRIC, MOMENTS, SPIKED };
+
+#define LANGEVIN_ARGUMENTS                                                                        \
+  Size rows, Size K, REAL *theta, const REAL *grad, const REAL *metric, REAL step, REAL rate,     \
+      REAL shape, REAL stays, REAL share, const REAL *shares, REAL most, int coarse, NOISE_ARGUMENTS
+
+template <int FORM> DEVICE void langevin(LANGEVIN_ARGUMENTS) {
   NOISE;
   EACH_QUAD {
     const Size row = p / quads, quad = p % quads;
@@ -57,24 +61,33 @@ extern "C" __global__ void langevin_step(Size rows, Size K, REAL *theta, const R
     noise_of(z, quad, row, noise, coarse);
     auto numbers = pack(stays, rate, shape, shares ? shares[row] : share, most);
     for (Size k = 4 * quad; k < 4 * quad + 4 && k < K; ++k) {
-      const Size at_ = row * K + k;
-      const REAL x = theta[at_], push = grad[at_], own = z[k - 4 * quad];
-      REAL moved;
-      if (mode == 0) {
-        moved = plain_entry(x, push, step, rate, shape, own);
-      } else if (mode == 1) {
-        moved = metric_entry(x, push, metric[at_], step, rate, shape, own);
-      } else if (mode == 2) {
-        moved = moment_entry(x, push, metric[at_], step, numbers, own);
+      const Size place = row * K + k;
+      const REAL x = theta[place], push = grad[place], own = z[k - 4 * quad];
+      if constexpr (FORM == PLAIN) {
+        theta[place] = plain_entry(x, push, step, rate, shape, own);
+      } else if constexpr (FORM == METRIC) {
+        theta[place] = metric_entry(x, push, metric[place], step, rate, shape, own);
+      } else if constexpr (FORM == MOMENTS) {
+        theta[place] = moment_entry(x, push, metric[place], step, numbers, own);
       } else {
         Word stream[STREAM];
-        auto place = pack((unsigned int *)noise.key, iteration, factor, noise.row0 + row, (Word)k);
-        moved = spiked_entry(x, push, metric[at_], step, numbers, own, (Word *)stream, place);
+        auto address = pack((unsigned int *)noise.key, iteration, factor, row0 + row, (Word)k);
+        theta[place] =
+            spiked_entry(x, push, metric[place], step, numbers, own, (Word *)stream, address);
       }
-      theta[at_] = moved;
     }
   }
 }
+
+#define LANGEVIN(name, form)                                                                      \
+  extern "C" __global__ void name(LANGEVIN_ARGUMENTS) {                                           \
+    langevin<form>(rows, K, theta, grad, metric, step, rate, shape, stays, share, shares, most,   \
+                   coarse, key0, key1, iteration, factor, row0);                                  \
+  }
+LANGEVIN(plain_step, PLAIN)
+LANGEVIN(metric_step, METRIC)
+LANGEVIN(moment_step, MOMENTS)
+LANGEVIN(spiked_step, SPIKED)
 
 extern "C" __global__ void cir_step(Size rows, Size K, REAL *theta, const REAL *grad,
                                     const REAL *curvature, const REAL *metric, double scale,

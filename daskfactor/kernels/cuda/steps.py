@@ -31,9 +31,7 @@ class _Run:
         self.device.launch(self.source, name, self.rows * each, *size, *arguments)
 
 
-def _noise(
-    key: Any, iteration: int, factor: int, row0: int
-) -> tuple[np.unsignedinteger[Any], ...]:
+def _noise(key: Any, iteration: int, factor: int, row0: int) -> tuple[np.unsignedinteger[Any], ...]:
     words = np.uint64(iteration), np.uint64(factor), np.uint64(row0)
     return (np.uint32(key[0]), np.uint32(key[1]), *words)
 
@@ -56,20 +54,18 @@ def langevin_step(
     """Langevin step, mirrored at zero, in place; a share of ``matched`` may be one per row."""
     run = _Run(theta)
     real, (rate, shape) = run.real, prior
-    mode, size, stays, share, shares, most = 0, real(step), real(0), real(0), None, real(0)
-    if metric is not None:
-        mode = 1
+    size, stays, share, shares, most = real(step), real(0), real(0), None, real(0)
+    form = "plain_step" if metric is None else "metric_step"
     if metric is not None and matched is not None:
-        gone = -expm1(-float(step))
-        mode, size, stays = 3 if real(shape) < SQUARED else 2, real(gone), real(1.0 - gone)
+        form, gone = "spiked_step" if real(shape) < SQUARED else "moment_step", -expm1(-float(step))
+        size, stays = real(gone), real(1.0 - gone)
         most = real(matched[1])
         if np.ndim(matched[0]):
             shares = matched[0]
         else:
             share = real(matched[0])
     numbers = size, real(rate), real(shape), stays, share, shares, most, np.int32(coarse)
-    taken = theta, grad, metric, np.int32(mode), *numbers
-    run("langevin_step", *taken, *_noise(*address), quads=True)
+    run(form, theta, grad, metric, *numbers, *_noise(*address), quads=True)
 
 
 def cir_step(
@@ -88,9 +84,7 @@ def cir_step(
     _Run(theta)("cir_step", theta, grad, curvature, metric, *given, *_noise(*address))
 
 
-def accumulate_moments(
-    theta: DeviceArray, count: int, mean: DeviceArray, m2: DeviceArray
-) -> None:
+def accumulate_moments(theta: DeviceArray, count: int, mean: DeviceArray, m2: DeviceArray) -> None:
     """Add one draw to a running mean and sum of squared deviations, in place."""
     run = _Run(theta)
     run("accumulate_moments", theta, run.real(1) / run.real(count), mean, m2)
@@ -186,7 +180,7 @@ def refresh_length(
 def take_share(
     theta: DeviceArray, num: DeviceArray, den: DeviceArray, penalty: Any, power: float
 ) -> None:
-    """theta <- theta (num / (den + penalty))^power, in place; 0 / 0 counts as 0."""
+    """Take theta (num / (den + penalty))^power, in place on ``theta``; 0 / 0 counts as 0."""
     run, penalties, by_row = _Run(theta), None, 0
     if np.ndim(penalty):
         by_row = int(np.ndim(penalty) == 2 and penalty.shape[1] == 1 < run.components)

@@ -118,6 +118,12 @@ class _Writer:
         shown = ast.unparse(node)
         return Untranslatable(f"{self.function.__qualname__}: {shown!r} has no form in C++ here")
 
+    def sign(self, op: ast.AST, node: ast.AST) -> str:
+        """Return an operator as C++ writes it; powers and whole quotients differ there."""
+        if type(op) not in OPERATORS:
+            raise self.refuse(node)
+        return OPERATORS[type(op)]
+
     # -- statements --------------------------------------------------------------------
 
     def block(self, body: list[ast.stmt]) -> str:
@@ -141,20 +147,22 @@ class _Writer:
             case ast.Assign(targets=[target], value=value):
                 return self.assignment(target, value)
             case ast.AugAssign(target=target, op=op, value=value):
-                return f"{self.place(target)} {OPERATORS[type(op)]}= {self.value(value)};"
+                return f"{self.place(target)} {self.sign(op, node)}= {self.value(value)};"
             case ast.If(test=test, body=body, orelse=other):
                 first = self.declared(body, other)
                 rest = f" else {self.block(other)}" if other else ""
                 return f"{first}if ({self.value(test)}) {self.block(body)}{rest}"
             case ast.While(test=test, body=body, orelse=[]):
                 return f"while ({self.value(test)}) {self.block(body)}"
-            case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range")) as over):
+            case ast.For(
+                target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range")) as over
+            ):
                 ends = [self.value(each) for each in over.args]
                 low, high = ("0", ends[0]) if len(ends) == 1 else ends
                 before, self.local = set(self.local), self.local | {name}
-                body = self.block(node.body)
+                text = self.block(node.body)
                 self.local = before
-                return f"for (long long {name}_ = {low}; {name}_ < {high}; ++{name}_) {body}"
+                return f"for (long long {name}_ = {low}; {name}_ < {high}; ++{name}_) {text}"
             case ast.Expr(value=ast.Call() as call):
                 return f"{self.value(call)};"
             case ast.Continue():
@@ -223,9 +231,9 @@ class _Writer:
             case ast.BinOp(left=left, op=ast.Div(), right=right):
                 return f"over({self.value(left)}, {self.value(right)})"
             case ast.BinOp(left=left, op=op, right=right):
-                return f"({self.value(left)} {OPERATORS[type(op)]} {self.value(right)})"
+                return f"({self.value(left)} {self.sign(op, node)} {self.value(right)})"
             case ast.UnaryOp(op=op, operand=operand):
-                return f"({OPERATORS[type(op)]}{self.value(operand)})"
+                return f"({self.sign(op, node)}{self.value(operand)})"
             case ast.BoolOp(op=op, values=values):
                 return "(" + f" {OPERATORS[type(op)]} ".join(map(self.value, values)) + ")"
             case ast.Compare(left=left, ops=ops, comparators=others):
@@ -315,7 +323,11 @@ def _literal(value: Any, node: ast.expr, writer: _Writer) -> str:
         number = float(value)
         if np.isnan(number):
             return "nothing()"
-        return f"({number.hex()})" if np.isfinite(number) else f"endless({'-' if number < 0 else ''}1.0)"
+        return (
+            f"({number.hex()})"
+            if np.isfinite(number)
+            else f"endless({'-' if number < 0 else ''}1.0)"
+        )
     if isinstance(value, np.integer):
         kind = TYPES.get(type(value))
         if kind is not None:

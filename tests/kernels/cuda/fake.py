@@ -36,6 +36,10 @@ class HostArray(np.ndarray):
     def device(self) -> str:  # type: ignore[override]
         return "a device"
 
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(ptr=self.ctypes.data)
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if "where" in options:
             raise TypeError("CuPy's functions take no where=")
@@ -46,7 +50,15 @@ class HostArray(np.ndarray):
         return _wrapped(getattr(ufunc, method)(*given, **options), out[0] if out else None)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if function.__name__ not in ("any", "all", "sum", "zeros_like", "maximum", "ndim", "isfinite"):
+        if function.__name__ not in (
+            "any",
+            "all",
+            "sum",
+            "zeros_like",
+            "maximum",
+            "ndim",
+            "isfinite",
+        ):
             raise TypeError(f"a device array was given to numpy.{function.__name__}")
         if function is np.ndim:
             return args[0].ndim
@@ -88,7 +100,11 @@ def _plain(value: Any) -> Any:
 def _wrapped(value: Any, out: Any = None) -> Any:
     if out is not None:
         return out
-    return value.view(HostArray) if isinstance(value, np.ndarray) else np.asarray(value).view(HostArray)
+    return (
+        value.view(HostArray)
+        if isinstance(value, np.ndarray)
+        else np.asarray(value).view(HostArray)
+    )
 
 
 def _refuse_arrays(at: Any) -> None:
@@ -112,28 +128,37 @@ def compiled(text: str, options: tuple[str, ...]) -> tuple[ctypes.CDLL, dict[str
         kind = kind.replace("const", "").strip()
         if kind.endswith("*"):
             return "*"
-        return {"float": "float", "signed char": "char"}.get(macros[kind], macros[kind]) if kind in known else kind
+        return (
+            {"float": "float", "signed char": "char"}.get(macros[kind], macros[kind])
+            if kind in known
+            else kind
+        )
 
     signatures, runners = {}, []
     # What was left out by the preprocessor is no kernel.
     shown = subprocess.run(
         ["g++", "-std=c++17", "-E", "-P", *_defines(options), "-x", "c++", "-"],
         input=text.replace("__global__", "GLOBAL_MARK"),
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
-    for name, given in re.findall(r'extern "C" GLOBAL_MARK void (\w+)\(([^{]*?)\)\s*\{', shown, re.S):
+    for name, given in re.findall(
+        r'extern "C" GLOBAL_MARK void (\w+)\(([^{]*?)\)\s*\{', shown, re.S
+    ):
         kinds = []
         for own in " ".join(given.split()).split(","):
             kind = re.sub(r"\b\w+$", "", own.strip()).strip()
             kinds.append("*" if kind.endswith("*") else kind.replace("const ", "").strip())
         signatures[name] = kinds
         cast = [
-            f"*(void **)a[{n}]" if kind == "*" else f"*({kind} *)a[{n}]" for n, kind in enumerate(kinds)
+            f"*(void **)a[{n}]" if kind == "*" else f"*({kind} *)a[{n}]"
+            for n, kind in enumerate(kinds)
         ]
-        full = [re.sub(r"\b\w+$", "", own.strip()).strip() for own in " ".join(given.split()).split(",")]
-        cast = [
-            f"*({kind}*)a[{n}]" for n, kind in enumerate(full)
+        full = [
+            re.sub(r"\b\w+$", "", own.strip()).strip() for own in " ".join(given.split()).split(",")
         ]
+        cast = [f"*({kind}*)a[{n}]" for n, kind in enumerate(full)]
         runners.append(
             f'extern "C" void run_{name}(unsigned groups, unsigned threads, void **a) {{\n'
             "  gridDim.x = groups; blockDim.x = threads;\n"
@@ -149,7 +174,9 @@ def compiled(text: str, options: tuple[str, ...]) -> tuple[ctypes.CDLL, dict[str
         source.write_text(whole)
         command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
         made = subprocess.run(
-            [*command, *_defines(options), str(source), "-o", str(fresh)], capture_output=True, text=True
+            [*command, *_defines(options), str(source), "-o", str(fresh)],
+            capture_output=True,
+            text=True,
         )
         if made.returncode:
             raise RuntimeError(made.stderr[:4000])
@@ -192,7 +219,13 @@ class RawModule:
 
 
 SIZES = {
-    "int": 4, "unsigned int": 4, "Size": 8, "Word": 8, "float": 4, "double": 8, "long long": 8,
+    "int": 4,
+    "unsigned int": 4,
+    "Size": 8,
+    "Word": 8,
+    "float": 4,
+    "double": 8,
+    "long long": 8,
 }
 
 
@@ -216,8 +249,48 @@ class _Context:
         pass
 
 
-def matmul(a: HostArray, b: HostArray) -> HostArray:
-    return np.ascontiguousarray(_plain(a) @ _plain(b)).view(HostArray)
+def _at(pointer: int, kind: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """Numbers at an address; strides are in numbers."""
+    size = np.dtype(kind).itemsize
+    last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1
+    memory = (ctypes.c_char * (last * size)).from_address(pointer)
+    flat = np.frombuffer(memory, kind)
+    return np.lib.stride_tricks.as_strided(flat, shape, [step * size for step in strides])
+
+
+def _gemm(kind: Any) -> Any:
+    """Multiply stacks of matrices whose columns are contiguous, as cuBLAS does."""
+
+    def multiply(
+        handle: int,
+        turn_a: int,
+        turn_b: int,
+        m: int,
+        n: int,
+        k: int,
+        alpha: int,
+        a: int,
+        lda: int,
+        stride_a: int,
+        b: int,
+        ldb: int,
+        stride_b: int,
+        beta: int,
+        c: int,
+        ldc: int,
+        stride_c: int,
+        count: int,
+    ) -> None:
+        first = _at(a, kind, (count, *((k, m) if turn_a else (m, k))), (stride_a, 1, lda))
+        second = _at(b, kind, (count, *((n, k) if turn_b else (k, n))), (stride_b, 1, ldb))
+        out = _at(c, kind, (count, m, n), (stride_c, 1, ldc))
+        first = first.swapaxes(1, 2) if turn_a else first
+        second = second.swapaxes(1, 2) if turn_b else second
+        by, more = _at(alpha, kind, (), ()), _at(beta, kind, (), ())
+        product = by * (second.swapaxes(1, 2) @ first.swapaxes(1, 2)).swapaxes(1, 2)
+        out[...] = product + (more * out if more else 0)
+
+    return multiply
 
 
 def asarray(values: Any, dtype: Any = None) -> HostArray:
@@ -232,11 +305,17 @@ def cupy(free: int = 2**33) -> SimpleNamespace:
         asnumpy=lambda own: np.array(own.view(np.ndarray)),
         empty=lambda shape, dtype: np.full(shape, 77, dtype).view(HostArray),
         zeros=lambda shape, dtype: np.zeros(shape, dtype).view(HostArray),
-        matmul=matmul,
         RawModule=RawModule,
         get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
         cuda=SimpleNamespace(
-            Stream=_Context, Event=_Context, get_current_stream=_Context, runtime=runtime,
+            Stream=_Context,
+            Event=_Context,
+            get_current_stream=_Context,
+            runtime=runtime,
+            cublas=SimpleNamespace(
+                sgemmStridedBatched=_gemm(np.float32), dgemmStridedBatched=_gemm(np.float64)
+            ),
+            device=SimpleNamespace(get_cublas_handle=lambda: 0),
             alloc_pinned_memory=lambda size: bytearray(size),
         ),
     )
