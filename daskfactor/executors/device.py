@@ -109,6 +109,7 @@ class PlacedData:
         self._data, self._limit, self._whole = data, int(parse_bytes(limit)), whole
         self._parts: OrderedDict[Key, tuple[Part, int]] = OrderedDict()
         self._coming: tuple[Key, Part, int, Any] | None = None
+        self._sent: tuple[Any, Any] | None = None
         self._pinned: dict[Key, dict[str, NDArray[Any]]] = {}
         self._pinned_bytes = 0
         self._most_pinned = available_memory() // 2
@@ -136,15 +137,22 @@ class PlacedData:
         if key in self._parts or (self._coming is not None and self._coming[0] == key):
             return
         self._arrive()
-        arrays = self._packed(key)
+        if self._sent is not None:
+            self._sent[1].synchronize()  # what it was copied from may go now
+        arrays = self._pinned.get(key) or self._packed(key)
         size = sum(own.nbytes for own in arrays.values())
         held = sum(own for _, own in self._parts.values())
+        over, room = held + size > self._limit, self._most_pinned - self._pinned_bytes
+        if over and size <= room and key not in self._pinned:  # it comes again and again
+            self._pinned[key] = arrays
+            self._pinned_bytes += size
         # The part that is worked on, the last one, stays whatever the limit is. Of the others the
         # latest goes, as its turn comes last: the earliest would always go just before its own.
         while held + size > self._limit and len(self._parts) > 1:
             _, own = self._parts.pop(list(self._parts)[-2])
             held -= own
         found, done = current().begin_copies(list(arrays.values()))
+        self._sent = arrays, done
         rows, cols = self._sides(key)
         zeros = self._data.unstored == "zero" if self._data.is_sparse else None
         part = Part(rows, cols, dict(zip(arrays, found, strict=True)), zeros)
@@ -160,15 +168,8 @@ class PlacedData:
 
     def _packed(self, key: Key) -> dict[str, NDArray[Any]]:
         """Put the blocks of a round together in memory that the device can read."""
-        found = self._pinned.get(key)
-        if found is None:
-            views: Any = [self._data.view(*block) for block in zip(*key, strict=True)]
-            found = packed(views, *self._sides(key), self._data.dtype, current().pinned)
-            size = sum(own.nbytes for own in found.values())
-            if self._pinned_bytes + size <= self._most_pinned:
-                self._pinned[key] = found
-                self._pinned_bytes += size
-        return found
+        views: Any = (self._data.view(*block) for block in zip(*key, strict=True))
+        return packed(views, *self._sides(key), self._data.dtype, current().pinned)
 
     def _sides(self, key: Key) -> tuple[Side, Side]:
         rows, cols = (

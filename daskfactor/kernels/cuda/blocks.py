@@ -8,7 +8,7 @@ those of :class:`daskfactor.kernels.views.BlockKernels`.
 Source: Şimşekli et al. 2015, section 3 (parts), section 5 (a GPU).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -167,7 +167,7 @@ class Part:
 # -- making parts --------------------------------------------------------------------------
 
 
-Views = Sequence[BlockView | SparseBlock]
+Views = Iterable[BlockView | SparseBlock]
 Place = Callable[[tuple[int, ...], Any], Host]
 """Makes an array in memory from which the device copies by itself."""
 
@@ -178,26 +178,29 @@ def packed(
     """Put the blocks of a part into arrays that go to the device as they are.
 
     Dense: ``values`` (B, m, n), and ``weights``. Sparse: the rows of all blocks, and their
-    columns, with ``places`` of the columns' entries among those of rows.
+    columns, with ``places`` of the columns' entries among those of rows. A view need not
+    outlive the next one, as those of files do not.
     """
-    if isinstance(views[0], SparseBlock):
-        return dict(_packed_sparse(views, rows, cols, dtype, place))
-    found, shape = {}, (len(views), rows.most, cols.most)
-    kind = views[0].array.dtype  # type: ignore[union-attr]
-    kinds = {"values": kind if source.taken(kind) else dtype}
-    kinds |= {} if views[0].weights is None else {"weights": dtype}
-    for name, own in kinds.items():
-        found[name] = out = place(shape, own)
-        for b, view in enumerate(views):
-            cells = view.block if name == "values" else view.weights  # type: ignore[union-attr]
-            out[b, : view.m, : view.n] = cells
-    return found
+    found: dict[str, Host] = {}
+    shape, blocks = (len(rows.start), rows.most, cols.most), list[SparseBlock]()
+    for b, view in enumerate(views):
+        if isinstance(view, SparseBlock):
+            arrays = {name: getattr(view, name) for name in ("indptr", "indices", "values")}
+            own = None if view.weights is None else view.weights.copy()
+            blocks.append(view._replace(**{n: a.copy() for n, a in arrays.items()}, weights=own))
+            continue
+        kind = view.array.dtype if source.taken(view.array.dtype) else dtype
+        cells = {"values": view.block} | ({} if view.weights is None else {"weights": view.weights})
+        for name, own in cells.items():
+            if name not in found:
+                found[name] = place(shape, kind if name == "values" else dtype)
+            found[name][b, : view.m, : view.n] = own
+    return found or dict(_packed_sparse(blocks, rows, cols, dtype, place))
 
 
 def _packed_sparse(
-    views: Views, rows: Side, cols: Side, dtype: np.dtype[Any], place: Place
+    blocks: Sequence[SparseBlock], rows: Side, cols: Side, dtype: np.dtype[Any], place: Place
 ) -> Iterator[tuple[str, Host]]:
-    blocks: list[Any] = list(views)
     order = np.argsort(rows.start, kind="stable")
     entries = sum(view.values.size for view in blocks)
     counts, columns = np.zeros(rows.size, np.int64), np.empty(entries, np.int32)
