@@ -137,7 +137,7 @@ def compiled(text: str, options: tuple[str, ...]) -> tuple[ctypes.CDLL, dict[str
     signatures, runners = {}, []
     # What was left out by the preprocessor is no kernel.
     shown = subprocess.run(
-        ["g++", "-std=c++17", "-E", "-P", *_defines(options), "-x", "c++", "-"],
+        ["g++", "-std=c++17", "-E", "-P", "-D__restrict__=", *_defines(options), "-x", "c++", "-"],
         input=text.replace("__global__", "GLOBAL_MARK"),
         capture_output=True,
         text=True,
