@@ -128,6 +128,8 @@ class Executor(ABC):
         caller back.
     on_device
         Whether blocks are worked on by a GPU.
+    device
+        Which GPU that is, as results tell it; None: processors do the work.
     most_losses
         Times in a row that a run may go back to where it saved bands that were lost.
     """
@@ -136,6 +138,7 @@ class Executor(ABC):
     in_process: ClassVar[bool] = True
     on_device: ClassVar[bool] = False
     reason: str = "as asked for"
+    device: str | None = None
     most_losses: int = 0
 
     def __init__(self, lanes: int = 1) -> None:

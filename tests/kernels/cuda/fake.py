@@ -299,7 +299,12 @@ def asarray(values: Any, dtype: Any = None) -> HostArray:
 
 def cupy(free: int = 2**33) -> SimpleNamespace:
     """The part of CuPy's module that is used."""
-    runtime = SimpleNamespace(memGetInfo=lambda: (free, free), getDeviceCount=lambda: 1)
+    runtime = SimpleNamespace(
+        memGetInfo=lambda: (free, free),
+        getDeviceCount=lambda: 1,
+        getDevice=lambda: 0,
+        getDeviceProperties=lambda number: {"name": b"no GPU"},
+    )
     return SimpleNamespace(
         asarray=asarray,
         asnumpy=lambda own: np.array(own.view(np.ndarray)),
