@@ -44,7 +44,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -195,20 +195,16 @@ def cycle_seconds(data: BlockedData, K: int, executor: Executor, cycles: int) ->
 
 def on_gpu(V: Any, K: int, blocks: int, sizes: Sizes, **options: Any) -> float:
     """Seconds of a cycle on the device, with options of `CUDA`."""
-    executor = DeviceExecutor(dfac.CUDA(**options))
-    with as_blocks(V, blocks, **told(V)) as data:
-        found = cycle_seconds(data, K, executor, sizes.cycles)
-    executor.close()
-    return found
+    made = closing(DeviceExecutor(dfac.CUDA(**options)))
+    with made as executor, as_blocks(V, blocks, **told(V)) as data:
+        return cycle_seconds(data, K, executor, sizes.cycles)
 
 
 def on_processors(V: Any, K: int, cycles: int) -> float:
     """Seconds of a cycle on all processors, with a block for each."""
-    executor = ThreadsExecutor()
-    with as_blocks(V, max(2, cpu_count()), **told(V)) as data:
-        found = cycle_seconds(data, K, executor, cycles)
-    executor.close()
-    return found
+    blocks = max(2, cpu_count())
+    with closing(ThreadsExecutor()) as executor, as_blocks(V, blocks, **told(V)) as data:
+        return cycle_seconds(data, K, executor, cycles)
 
 
 def told(V: Any) -> dict[str, Any]:
@@ -358,10 +354,8 @@ def sparse_epoch(device: Device, sizes: Sizes) -> Iterator[Figure]:
     part = V[: max(8, rows // sizes.part)]
     rate = copy_on_device(device, 10 * count, sizes.repeats)
     yield Figure("copy on the device: GB/s", f"{rate / 1e9:.4g}")
-    executor = DeviceExecutor()
-    with as_blocks(V, blocks, **told(V)) as data:
+    with closing(DeviceExecutor()) as executor, as_blocks(V, blocks, **told(V)) as data:
         found = {K: cycle_seconds(data, K, executor, sizes.cycles) for K in sizes.components}
-    executor.close()
     for K, gpu in found.items():
         moved = count * (28 + 8 * K) + blocks * 7 * 4 * K * (rows + cols)
         what = f"{count:.0e} entries, K = {K}, B = {blocks}"
