@@ -299,14 +299,21 @@ def asarray(values: Any, dtype: Any = None) -> HostArray:
 
 def cupy(free: int = 2**33) -> SimpleNamespace:
     """The part of CuPy's module that is used."""
-    runtime = SimpleNamespace(memGetInfo=lambda: (free, free), getDeviceCount=lambda: 1)
+    runtime = SimpleNamespace(
+        memGetInfo=lambda: (free, free),
+        getDeviceCount=lambda: 1,
+        getDevice=lambda: 0,
+        getDeviceProperties=lambda number: {"name": b"no GPU"},
+    )
+    pool = SimpleNamespace(free_bytes=lambda: 0, free_all_blocks=lambda: None)
     return SimpleNamespace(
         asarray=asarray,
         asnumpy=lambda own: np.array(own.view(np.ndarray)),
         empty=lambda shape, dtype: np.full(shape, 77, dtype).view(HostArray),
         zeros=lambda shape, dtype: np.zeros(shape, dtype).view(HostArray),
         RawModule=RawModule,
-        get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
+        get_default_memory_pool=lambda: pool,
+        get_default_pinned_memory_pool=lambda: pool,
         cuda=SimpleNamespace(
             Stream=_Context,
             Event=_Context,
