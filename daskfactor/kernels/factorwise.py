@@ -98,6 +98,9 @@ def slope(
     work: Workspace,
 ) -> None:
     """Add the block's share of one factor's gradient, and of the fit of each of its rows."""
+    if isinstance(view, cuda.Part):
+        cuda.slope(view, likelihood, factor, factors, floor, out)
+        return
     if not isinstance(view, TensorBlock):
         W, H = factors
         blockwise.slope(view, likelihood, factor == 0, W, H, floor, out, work)

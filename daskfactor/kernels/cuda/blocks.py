@@ -135,6 +135,19 @@ class Part:
         self._each("sum_rows", factor, chunks, rows, rows, out)
         return out.sum(axis=1)
 
+    def take_products(
+        self, factor: int, by: float, rows: DeviceArray, other: Any, fits: DeviceArray
+    ) -> None:
+        """Take ``by`` times products with rows of a factor off its rows' fits.
+
+        ``other`` are the totals of their blocks (B, K), in float64, or a stack (B, n, K).
+        """
+        totals, stack = (other, None) if other.ndim == 2 else (None, other)
+        side, K = (self.rows, self.cols)[factor], rows.shape[1]
+        sizes = np.int64(self.blocks), np.int64(side.most), np.int64(K)
+        taken = *sizes, *self._places[factor], np.float64(by), rows, totals, stack, fits
+        self.run("take_products", 32 * self.blocks * side.most, rows, *taken)
+
     def law(self, likelihood: Likelihood, floor: float) -> tuple[Any, ...]:
         """What kernels are told of a law: the smallest mean, its numbers, and their stride."""
         numbers, stride = likelihood.numbers, 0
@@ -249,6 +262,20 @@ def multiplicative(
     _add(part, RATIO, likelihood, factors, 1.0, floor, found[0], found[1])
 
 
+def slope(
+    part: Part,
+    likelihood: Likelihood,
+    factor: int,
+    factors: tuple[DeviceArray, ...],
+    floor: float,
+    out: tuple[DeviceArray, DeviceArray | None],
+) -> None:
+    """Add one factor's gradient, and take deviances off the fits of its rows, of all rows."""
+    found, fits = (((own, None) if factor == 0 else (None, own)) for own in out)
+    share = likelihood.share
+    _add(part, STEP, likelihood, factors, share, floor, found, (None, None), fits)
+
+
 def _add(
     part: Part,
     kind: int,
@@ -258,13 +285,15 @@ def _add(
     floor: float,
     first: Pair,
     second: Pair,
+    fits: Pair = (None, None),
 ) -> None:
     """Add products of the terms of entries with H and W to ``first``, of curvatures to ``second``.
 
-    Of each pair the first is the row factor's; None is left out.
+    ``fits`` of rows lose their deviances times the law's share. Of each pair the first is the
+    row factor's; None is left out.
     """
     add = _add_dense if part.zeros is None else _add_sparse
-    add(part, kind, law, factors, scale, floor, first, second)
+    add(part, kind, law, factors, scale, floor, first, second, fits)
 
 
 def _tiles(part: Part, K: int, dtype: np.dtype[Any], each: int) -> Iterator[tuple[int, int]]:
@@ -284,6 +313,7 @@ def _add_dense(
     floor: float,
     first: Pair,
     second: Pair,
+    fits: Pair,
 ) -> None:
     device, (W, H) = part.device, factors
     curved = any(own is not None for own in second)
@@ -298,6 +328,13 @@ def _add_dense(
         taken = (*map(np.int64, sizes), *part.places, part.arrays["values"], part.weights, *told)
         rest = np.int32(kind), W.dtype.type(scale), tile, tile2
         lines = 32 * part.blocks * (end - begin)
+        # Before means become terms.
+        columns, share = part.blocks * part.cols.most, np.float64(law.share)
+        kinds = ("dense_row_fits", lines), ("dense_col_fits", columns)
+        for (name, threads), own_fits in zip(kinds, fits, strict=True):
+            if own_fits is not None:
+                fitted = *taken, share, tile, own_fits
+                device.launch(part.source(law, W), name, threads, *fitted)
         device.launch(part.source(law, W), "dense_terms", lines, *taken, *rest)
         for number, (terms, (rows, cols)) in enumerate(((tile, first), (tile2, second))):
             if rows is not None:
@@ -318,6 +355,7 @@ def _add_sparse(
     floor: float,
     first: Pair,
     second: Pair,
+    fits: Pair,
 ) -> None:
     device, (W, H), held = part.device, factors, part.arrays
     if part.zeros:
@@ -336,6 +374,26 @@ def _add_sparse(
         columns = held["starts"], held["rows"], held["places"]
         taken = np.int64(len(H)), *columns, a, c, W, first[1], second[1] if curved else None
         device.launch(source, "sparse_cols", 32 * len(H), *taken)
+    if any(own is not None for own in fits):
+        _take_fits(part, law, factors, floor, fits)
+
+
+def _take_fits(
+    part: Part, law: Likelihood, factors: tuple[DeviceArray, ...], floor: float, fits: Pair
+) -> None:
+    """Take deviances of sparse rows, or columns, off their fits."""
+    device, (W, H), held = part.device, factors, part.arrays
+    share, entries = np.float64(law.share), (held["indptr"], held["cols"], held["values"])
+    each = None if fits[1] is None else device.empty(held["values"].shape, np.float64)
+    taken = np.int64(len(W)), *entries, part.weights, W, H, *part.law(law, floor)
+    source = part.source(law, W)
+    device.launch(source, "sparse_row_fits", 32 * len(W), *taken, share, each, fits[0])
+    if each is not None:
+        columns = np.int64(len(H)), held["starts"], held["places"], each
+        device.launch(source, "sparse_col_fits", 32 * len(H), *columns, share, fits[1])
+    for factor, own in enumerate(fits):
+        if part.zeros and own is not None:
+            _take_zeros(part, law, factor, factors, own)
 
 
 def _add_zeros(
@@ -354,6 +412,25 @@ def _add_zeros(
     rows = part.stacked(1 - factor, other)
     gram = part.device.products(rows, rows, (True, False)) * out.dtype.type(by)
     part.spread(factor, part.device.products(part.stacked(factor, factors[factor]), gram), out)
+
+
+def _take_zeros(
+    part: Part,
+    law: Likelihood,
+    factor: int,
+    factors: tuple[DeviceArray, ...],
+    fits: DeviceArray,
+) -> None:
+    """Take off the fits of a factor's rows what they would lose were all cells observed zeros."""
+    mine, other = factors[factor], factors[1 - factor]
+    if law.zeros == "constant":
+        totals = part.totals(1 - factor, other)
+        part.take_products(factor, law.share, mine, totals, fits)
+        return
+    rows = part.stacked(1 - factor, other)
+    gram = part.device.products(rows, rows, (True, False))
+    stack = part.device.products(part.stacked(factor, mine), gram)
+    part.take_products(factor, 0.5 * law.share, mine, stack, fits)
 
 
 def evaluate(
