@@ -1,0 +1,66 @@
+"""Samplers on a GPU that is none draw what they draw on processors, but for rounding."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.kernels.cuda.device import Device
+from tests.kernels.cuda.borrowed import borrowed, needs_compiler
+
+pytestmark = needs_compiler
+
+RUN = {"random_seed": 1, "progressbar": False, "blocks": 4, "draws": 10, "tune": 10}
+
+
+def counts(missing: bool = True) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    V = rng.poisson(2 * rng.gamma(0.5, 1.0, (60, 3)) @ rng.gamma(0.5, 1.0, (3, 41)))
+    V = V.astype(np.float32)
+    if missing:
+        V[rng.random(V.shape) < 0.1] = np.nan
+    return V
+
+
+def both(
+    monkeypatch: pytest.MonkeyPatch, V: Any, model: Any, sampler: Any, **options: Any
+) -> tuple[xr.DataTree, xr.DataTree, Counter[str]]:
+    """Traces of processors and of the device, and how often this ran each of its kernels."""
+    launched: Counter[str] = Counter()
+    launch = Device.launch
+
+    def noted(self: Device, source: Any, name: str, *rest: Any) -> None:
+        launched[name] += 1
+        launch(self, source, name, *rest)
+
+    monkeypatch.setattr(Device, "launch", noted)
+    run: Any = RUN | options
+    here = dfac.sample(V, model, sampler, **run)
+    assert not launched
+    with borrowed():
+        there = dfac.sample(V, model, sampler, device="cuda", **run)
+    return here, there, launched
+
+
+def check_same(here: xr.DataTree, there: xr.DataTree, tolerance: float) -> None:
+    for group in ("posterior", "posterior_moments", "sample_stats"):
+        for name, own in here[group].data_vars.items():
+            if own.dtype.kind != "f":
+                continue
+            scale = float(np.abs(own).max())
+            apart = float(np.abs(own - there[group][name]).max())
+            assert apart <= tolerance * scale, (group, name, apart, scale)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_dispersions_of_columns(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    V = counts() if kind == "dense" else sparse.csr_array(counts(missing=False))
+    options = {} if kind == "dense" else {"unstored": "missing"}
+    model = dfac.NegativeBinomialNMF(3, dispersion="column")
+    here, there, launched = both(monkeypatch, V, model, dfac.PSGLD(), **options)
+    check_same(here, there, 2e-5)
+    assert launched["dense_col_fits" if kind == "dense" else "sparse_col_fits"]
