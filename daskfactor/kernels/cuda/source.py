@@ -64,6 +64,8 @@ def steps(dtype: str) -> Source:
         (langevin.welford, "welford"),
         (langevin.mobility, "mobility"),
         (langevin.kicked, "kicked"),
+        (langevin.leapfrog_kicked, "leapfrog_kicked"),
+        (langevin.leapfrog_moved, "leapfrog_moved"),
         (squares.kick_entry, "kick_entry"),
         (squares.flight_entry, "flight_entry"),
         (squares.length_entry, "length_entry"),
