@@ -64,3 +64,49 @@ def test_dispersions_of_columns(monkeypatch: pytest.MonkeyPatch, kind: str) -> N
     here, there, launched = both(monkeypatch, V, model, dfac.PSGLD(), **options)
     check_same(here, there, 2e-5)
     assert launched["dense_col_fits" if kind == "dense" else "sparse_col_fits"]
+
+
+def in_double(V: Any, **options: Any) -> Any:
+    return dfac.as_blocks(V, 4, dtype="float64", **options)
+
+
+PATHS = {
+    "counts": (counts(), dfac.TweedieNMF(3), {}),
+    "shapes below 1": (counts(), dfac.TweedieNMF(3, shape_w=0.3, shape_h=0.5), {}),
+    "shapes above 1": (counts(), dfac.TweedieNMF(3, shape_w=1.5), {}),
+    "a shape to learn": (counts(), dfac.TweedieNMF(3, shape_w="auto"), {}),
+    "rates": (counts() + 1, dfac.TweedieNMF(3, beta=0.5, rate_w="row", rate_h="component"), {}),
+    "dispersions": (counts(), dfac.NegativeBinomialNMF(3, dispersion="column"), {}),
+    "sparse": (sparse.csr_array(counts(False)), dfac.TweedieNMF(3), {"unstored": "zero"}),
+    "sparse, linear": (
+        sparse.csr_array(counts(False)),
+        dfac.TweedieNMF(3, beta=2.0, dispersion=1.0),
+        {"unstored": "zero"},
+    ),
+    "ratings": (
+        sparse.csr_array(counts(False)),
+        dfac.TweedieNMF(3, dispersion=1.0),
+        {"unstored": "missing"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_paths_of_rows(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Decisions are those of processors: one that was not would move a whole row.
+
+    Few cycles, as rounding grows by a factor in each while steps are learnt.
+    """
+    V, model, options = PATHS[name]
+    with in_double(V, **options) as data:
+        how: Any = {"tune": 3, "draws": 4, "blocks": None}
+        here, there, launched = both(monkeypatch, data, model, dfac.BlockHMC(), **how)
+    check_same(here, there, 1e-7)
+    # Both factors at the ends and between them: kicks of every round's last visit alone.
+    assert launched["leapfrog_kick"] > launched["leapfrog_drift"] == 7 * 2 * 4
+
+
+def test_paths_of_rows_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dfac.TweedieNMF(3, dispersion=1.0)
+    here, there, _ = both(monkeypatch, counts(), model, dfac.BlockHMC(), tune=2, draws=2)
+    check_same(here, there, 1e-4)

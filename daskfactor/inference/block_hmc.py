@@ -192,7 +192,8 @@ class Path(NamedTuple):
         """Return y; where θ has no number for so small a power, y is level below it."""
         values, smallest = self.band.values, np.finfo(self.band.values.dtype).tiny
         if not self.power:
-            return np.log(np.maximum(values, smallest))
+            logarithms: Array = np.log(np.maximum(values, smallest))
+            return logarithms
         place: Array = values**self.power
         if (values <= smallest).any():
             level_places(place, values, smallest, self.numbers(values.shape[1], WITHIN))

@@ -8,7 +8,6 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import numpy as np
-
 from scipy.special import ndtr
 
 from daskfactor.kernels import langevin, philox, squares
