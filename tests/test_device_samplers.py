@@ -110,3 +110,19 @@ def test_paths_of_rows_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> N
     model = dfac.TweedieNMF(3, dispersion=1.0)
     here, there, _ = both(monkeypatch, counts(), model, dfac.BlockHMC(), tune=2, draws=2)
     check_same(here, there, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["counts", "rates", "sparse", "sparse, linear", "ratings"])
+def test_entries_that_are_drawn(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    V, model, options = PATHS[name]
+    with in_double(V, **options) as data:
+        how: Any = {"blocks": None}
+        here, there, launched = both(monkeypatch, data, model, dfac.SGLD(), **how)
+    check_same(here, there, 1e-6)
+    assert launched["draw_entries"]
+
+
+def test_entries_that_are_drawn_match_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = dfac.SGLD(subsample=0.3, transition="moments")
+    here, there, _ = both(monkeypatch, counts(), dfac.TweedieNMF(3), sampler, tune=4, draws=4)
+    check_same(here, there, 1e-4)

@@ -559,8 +559,8 @@ def check_device(algorithm: Algorithm, model: FactorModel, data: BlockedData) ->
         "frozen components do not run on a GPU": any(mask is not None for mask in model.frozen),
         f"zeros that sparse data do not store do not run on a GPU under {model.likelihood}, whose "
         "terms have no closed form for them": unstored,
-        f"{algorithm.name} does not run on a GPU (PSGLD, PSGRRLD, SGHMC, LangevinDynamics, "
-        "BlockHMC and MultiplicativeUpdates do)": not algorithm.on_device,
+        f"{algorithm.name} does not run on a GPU (PSGLD, PSGRRLD, SGHMC, SGLD, "
+        "LangevinDynamics, BlockHMC and MultiplicativeUpdates do)": not algorithm.on_device,
     }
     for reason, holds in reasons.items():
         if holds:

@@ -49,6 +49,7 @@ from daskfactor.kernels.steps import (
     leapfrog_kick,
     level_places,
     take_rows,
+    zeros_beside,
 )
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
@@ -165,7 +166,7 @@ class Path(NamedTuple):
     def numbers(self, width: int, stream: int, dtype: Any = np.float64) -> Array:
         """Draw normal numbers, a row for each of the band's."""
         length, common = len(self.band.values), self.program.common
-        out = beside(self.band.values, np.zeros((1 if common else length, width), dtype))
+        out = zeros_beside(self.band.values, (1 if common else length, width), dtype)
         fill_normals(out, *self.program.address(self.band, self.cycle, self.factor, stream))
         return np.repeat(out, length, axis=0) if common else out
 
@@ -429,7 +430,7 @@ class BlockHMC(HMC):
         arrays = band.arrays
         if number % visits == 0 and position == 0:
             arrays[GRADIENT] = np.zeros_like(band.values)
-            arrays[FITS] = beside(band.values, np.zeros(len(band.values)))
+            arrays[FITS] = zeros_beside(band.values, (len(band.values),), np.float64)
         sums = arrays[GRADIENT], arrays[FITS] if ends else None
         law = law_of(program.likelihood, op.block, bands[COLUMNS])
         block = data.view(*op.block), law, factor, values_of(bands), program.floor

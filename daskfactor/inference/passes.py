@@ -31,7 +31,7 @@ from daskfactor.inference.program import (
     values_of,
 )
 from daskfactor.kernels import factorwise
-from daskfactor.kernels.steps import beside
+from daskfactor.kernels.steps import zeros_beside
 from daskfactor.kernels.views import AnyBlock, Workspace
 from daskfactor.models.likelihood import Likelihood
 
@@ -158,7 +158,7 @@ class ColumnPass(Pass):
         cols = bands[COLUMNS]
         law, _ = self.likelihood.at(cols.arrays[TRIED].copy())
         if self.place(op, data.grid.parts)[1]:
-            cols.arrays[FITS] = beside(cols.values, np.zeros(len(cols.values)))
+            cols.arrays[FITS] = zeros_beside(cols.values, (len(cols.values),), np.float64)
         block = data.view(*op.block), law, COLUMNS, values_of(bands)
         sums = np.zeros_like(cols.values), cols.arrays[FITS]
         factorwise.slope(*block, self.floor, sums, workspace)

@@ -75,3 +75,8 @@ def beside(array: Any, value: Any) -> Any:
     """Return a number, or an array where another one lies."""
     there = is_here(array) or not np.ndim(value) or not is_here(value)
     return value if there else current().put(value)
+
+
+def zeros_beside(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Make an array of zeros where another one lies."""
+    return np.zeros(shape, dtype) if is_here(array) else current().zeros(shape, dtype)

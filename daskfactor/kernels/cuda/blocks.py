@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from daskfactor.kernels.cuda import source
 from daskfactor.kernels.cuda.device import Device, DeviceArray, Host, current
+from daskfactor.kernels.philox import Address
 from daskfactor.kernels.views import BlockView, SparseBlock
 from daskfactor.models.likelihood import Likelihood
 
@@ -431,6 +432,68 @@ def _take_zeros(
     gram = part.device.products(rows, rows, (True, False))
     stack = part.device.products(part.stacked(factor, mine), gram)
     part.take_products(factor, 0.5 * law.share, mine, stack, fits)
+
+
+def add_subsample(
+    part: Part,
+    likelihood: Likelihood,
+    factors: tuple[DeviceArray, ...],
+    draws: tuple[NDArray[np.int64], Address],
+    scale: float,
+    floor: float,
+    gradients: tuple[DeviceArray, ...],
+    curvature: tuple[tuple[DeviceArray, ...], float] | None = None,
+) -> None:
+    """Add what drawn entries of each block give to both factors' gradients, of all rows.
+
+    ``draws`` are how many entries of each block, (B,), and the address of each block's.
+    """
+    drawn = _drawn(part, factors[0].dtype, *draws)
+    if curvature is None:
+        _add(drawn, STEP, likelihood, factors, scale, floor, gradients, (None, None))
+        return
+    gathered, weight = curvature
+    found = tuple(part.device.zeros(own.shape, own.dtype) for own in gathered)
+    _add(drawn, STEP, likelihood, factors, scale, floor, gradients, found)
+    for own, more in zip(gathered, found, strict=True):
+        own += own.dtype.type(weight) * more
+
+
+def _drawn(part: Part, dtype: np.dtype[Any], counts: NDArray[np.int64], address: Address) -> Part:
+    """Draw entries of each block, and put them together as sparse blocks of them alone are."""
+    device, held, draws = part.device, part.arrays, int(counts.sum())
+    values = None if part.zeros is not None else held["values"].dtype.name
+    code = source.draws(dtype.name, values, bool(part.zeros))
+
+    def numbers(kind: Any, wanted: bool = True) -> DeviceArray | None:
+        return device.empty((draws,), kind) if wanted else None
+
+    def run(name: str, *arguments: Any, threads: int = draws) -> None:
+        device.launch(code, name, threads, *arguments)
+
+    weighed = part.weights is not None
+    cols, real, weights = numbers(np.int32), numbers(dtype), numbers(dtype, weighed)
+    keys, column_keys, places = (device.empty((draws,), np.int64) for _ in range(3))
+    ends, streams = map(device.put, (np.cumsum(counts), np.asarray(address.factor, np.int64)))
+    words = np.uint64(address.iteration), *map(np.uint32, address.key)
+    if values is None:
+        cells: tuple[Any, ...] = held["values"], held["indptr"], held["cols"]
+    else:
+        cells = held["values"], np.int64(part.rows.most), np.int64(part.cols.most)
+    count, taken = np.int64(draws), (np.int64(part.blocks), ends, streams, *words, *part.places)
+    run("draw_entries", count, *taken, *cells, part.weights, keys, cols, real, weights)
+    keys.sort()
+    made = {"cols": numbers(np.int32), "values": numbers(dtype)}
+    made |= {"weights": numbers(dtype)} if weighed else {}
+    ordered = *made.values(), *(() if weighed else (None,)), column_keys
+    run("order_draws", count, keys, cols, real, weights, *ordered)
+    column_keys.sort()
+    made |= {"places": places, "rows": numbers(np.int32)}
+    run("place_draws", count, keys, column_keys, places, made["rows"])
+    for name, side, own in (("indptr", part.rows, keys), ("starts", part.cols, column_keys)):
+        made[name] = device.empty((side.size + 1,), np.int64)
+        run("draw_starts", np.int64(side.size), count, own, made[name], threads=side.size + 1)
+    return Part(part.rows, part.cols, made, zeros=False)
 
 
 def evaluate(
