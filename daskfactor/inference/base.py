@@ -557,13 +557,10 @@ def check_device(algorithm: Algorithm, model: FactorModel, data: BlockedData) ->
         f"{type(model).__name__} does not run on a GPU": model.tensor or model.joins,
         "models with covariates do not run on a GPU": model.covariates != (None, None),
         "frozen components do not run on a GPU": any(mask is not None for mask in model.frozen),
-        "dispersions of columns do not run on a GPU": any(
-            own.name == "dispersion" and "column" in own.dims for own in model.learnt
-        ),
         f"zeros that sparse data do not store do not run on a GPU under {model.likelihood}, whose "
         "terms have no closed form for them": unstored,
-        f"{algorithm.name} does not run on a GPU (PSGLD, PSGRRLD, SGHMC, LangevinDynamics and "
-        "MultiplicativeUpdates do)": not algorithm.on_device,
+        f"{algorithm.name} does not run on a GPU (PSGLD, PSGRRLD, SGHMC, SGLD, "
+        "LangevinDynamics, BlockHMC and MultiplicativeUpdates do)": not algorithm.on_device,
     }
     for reason, holds in reasons.items():
         if holds:

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Passes
@@ -43,8 +42,15 @@ from daskfactor.inference.passes import Share
 from daskfactor.inference.program import COLUMNS, Program, band_prior, law_of, values_of
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import factorwise
-from daskfactor.kernels.langevin import leapfrog_drift, leapfrog_kick
-from daskfactor.kernels.philox import fill_normals
+from daskfactor.kernels.steps import (
+    beside,
+    fill_normals,
+    leapfrog_drift,
+    leapfrog_kick,
+    level_places,
+    take_rows,
+    zeros_beside,
+)
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.settings import held
@@ -160,7 +166,7 @@ class Path(NamedTuple):
     def numbers(self, width: int, stream: int, dtype: Any = np.float64) -> Array:
         """Draw normal numbers, a row for each of the band's."""
         length, common = len(self.band.values), self.program.common
-        out = np.empty((1 if common else length, width), dtype)
+        out = zeros_beside(self.band.values, (1 if common else length, width), dtype)
         fill_normals(out, *self.program.address(self.band, self.cycle, self.factor, stream))
         return np.repeat(out, length, axis=0) if common else out
 
@@ -187,11 +193,11 @@ class Path(NamedTuple):
         """Return y; where θ has no number for so small a power, y is level below it."""
         values, smallest = self.band.values, np.finfo(self.band.values.dtype).tiny
         if not self.power:
-            return np.asarray(np.log(np.maximum(values, smallest)))
-        place = np.asarray(values**self.power)
-        lost = values <= smallest
-        if lost.any():
-            place[lost] *= ndtr(self.numbers(values.shape[1], WITHIN))[lost]
+            logarithms: Array = np.log(np.maximum(values, smallest))
+            return logarithms
+        place: Array = values**self.power
+        if (values <= smallest).any():
+            level_places(place, values, smallest, self.numbers(values.shape[1], WITHIN))
         return place
 
     def _learn_mass(self) -> None:
@@ -234,7 +240,7 @@ class Path(NamedTuple):
         rate, shape = self.program.prior(band, self.factor)
         free = band.values if frozen is None else band.values[:, ~frozen]
         wide, momentum = free.astype(np.float64), band.arrays[MOMENTUM].astype(np.float64)
-        if isinstance(rate, np.ndarray):
+        if np.ndim(rate):
             rate = np.broadcast_to(rate, band.values.shape)
             prior = np.sum((rate if frozen is None else rate[:, ~frozen]) * wide, axis=1)
         else:
@@ -242,7 +248,8 @@ class Path(NamedTuple):
         if shape != self.power:
             prior -= (shape - self.power) * np.log(wide).sum(axis=1)
         moving = 0.5 * np.square(momentum).sum(axis=1)
-        return np.asarray(prior + moving - band.arrays[FITS] / self.program.hyper.dispersion)
+        energy: Wide = prior + moving - band.arrays[FITS] / self.program.hyper.dispersion
+        return energy
 
     def end(self, op: Op) -> None:
         """Accept or go back, row by row; learn the steps; drop what belongs to the path."""
@@ -253,7 +260,7 @@ class Path(NamedTuple):
         if self.power != 1:
             with held(band.values, self.program.frozen[self.factor]):
                 np.maximum(band.values, np.finfo(band.values.dtype).tiny, out=band.values)
-        band.values[back] = arrays[START][back]
+        take_rows(band.values, arrays[START], back)
         probability = np.exp(-np.fmax(np.where(np.isnan(change), np.inf, change), 0.0))
         if op.wanted.evaluate:
             band.sums[op.cycle, ACCEPTANCE] = float(probability.sum())
@@ -266,11 +273,12 @@ class Path(NamedTuple):
         """Take one step of every row's dual averaging."""
         band, count = self.band, self.band.counts[ADAPTED]
         begin = math.log(first_step(self.sampler.step, band.values.shape[1]))
-        log_step, log_average, error = band.arrays[STEPS].T
+        steps = band.arrays[STEPS]
+        log_step, log_average, error = steps.T
         averaging = DualAveraging(begin, log_step, log_average, error, count)
         after = averaging.after(probability, self.sampler.target_accept)
-        columns = after.log_step, after.log_average, after.error
-        band.arrays[STEPS] = np.stack(columns, axis=1)
+        for place, own in enumerate((after.log_step, after.log_average, after.error)):
+            steps[:, place] = own
         band.counts[ADAPTED] = after.count
 
 
@@ -335,6 +343,7 @@ class BlockHMC(HMC):
     tempers: ClassVar[bool] = True
     merit: ClassVar[str] = "exact, and quick enough on data of this size"
     by_rows: ClassVar[bool] = True
+    on_device: ClassVar[bool] = True
     steps: int = 4
     n_factors: int = field(default=2, init=False, repr=False)
 
@@ -385,9 +394,10 @@ class BlockHMC(HMC):
         near = band.values + 1.0 / c
         power = power_of(band, shape)
         found = c / near * steepness(near, power) ** 2
-        band.arrays[MASS] = np.asarray(found).astype(band.values.dtype)
+        band.arrays[MASS] = found.astype(band.values.dtype)
         start = math.log(first_step(self.step, band.values.shape[1]))
-        band.arrays[STEPS] = np.repeat([[start, start, 0.0]], len(band.values), axis=0)
+        steps = np.repeat([[start, start, 0.0]], len(band.values), axis=0)
+        band.arrays[STEPS] = beside(band.values, steps)
         band.counts[ADAPTED] = 0
 
     def conditional(self) -> Self:
@@ -419,7 +429,8 @@ class BlockHMC(HMC):
         band, ends = bands[factor], visit in (0, self.steps)
         arrays = band.arrays
         if number % visits == 0 and position == 0:
-            arrays[GRADIENT], arrays[FITS] = np.zeros_like(band.values), np.zeros(len(band.values))
+            arrays[GRADIENT] = np.zeros_like(band.values)
+            arrays[FITS] = zeros_beside(band.values, (len(band.values),), np.float64)
         sums = arrays[GRADIENT], arrays[FITS] if ends else None
         law = law_of(program.likelihood, op.block, bands[COLUMNS])
         block = data.view(*op.block), law, factor, values_of(bands), program.floor

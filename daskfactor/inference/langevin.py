@@ -47,7 +47,7 @@ from daskfactor.inference.program import Program, law_of, learn_metric
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import factorwise
 from daskfactor.kernels.steps import cir_step, langevin_step
-from daskfactor.kernels.subsample import add_subsample, block_address
+from daskfactor.kernels.subsample import block_address
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.settings import held
 
@@ -595,7 +595,6 @@ class SGLD(LangevinSampler):
     transition: Transition = "euler"
     schedule: Schedule = field(default=Passes(None), init=False, repr=False)
     tensors: ClassVar[bool] = False
-    on_device: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -638,17 +637,18 @@ class SGLD(LangevinSampler):
     ) -> None:
         del workspace
         blocks, (rows, cols) = data.grid.blocks, bands
-        number, block = op.iteration // blocks, op.block[0] * blocks + op.block[1]
+        number, (row, col) = op.iteration // blocks, map(np.asarray, op.block)
+        block = row * blocks + col  # on the device the numbers of all blocks of a round
         shares = allotment(program.key, number, self.entries(data), data.observed_key)
-        count = int(shares[block])
-        if not count:
+        count = shares[block]
+        if not count.any():
             return
         law, curvature = law_of(program.likelihood, op.block, cols), None
         weight = self.weight(data) * law.share
         if op.wanted.adapt and self.majorizer:
             gathered = rows.arrays["gathered"], cols.arrays["gathered"]
             curvature = gathered, weight / self.work(blocks).moves
-        add_subsample(
+        factorwise.add_subsample(
             data.view(*op.block),
             law,
             (rows.values, cols.values),

@@ -30,7 +30,8 @@ from daskfactor.inference.program import (
     take_fits,
     values_of,
 )
-from daskfactor.kernels import blockwise, factorwise
+from daskfactor.kernels import factorwise
+from daskfactor.kernels.steps import zeros_beside
 from daskfactor.kernels.views import AnyBlock, Workspace
 from daskfactor.models.likelihood import Likelihood
 
@@ -154,13 +155,13 @@ class ColumnPass(Pass):
 
     def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Add the fits of a block's columns."""
-        rows, cols = bands
+        cols = bands[COLUMNS]
         law, _ = self.likelihood.at(cols.arrays[TRIED].copy())
         if self.place(op, data.grid.parts)[1]:
-            cols.arrays[FITS] = np.zeros(len(cols.values))
-        block = data.view(*op.block), law, False, rows.values, cols.values
+            cols.arrays[FITS] = zeros_beside(cols.values, (len(cols.values),), np.float64)
+        block = data.view(*op.block), law, COLUMNS, values_of(bands)
         sums = np.zeros_like(cols.values), cols.arrays[FITS]
-        blockwise.slope(*block, self.floor, sums, workspace)
+        factorwise.slope(*block, self.floor, sums, workspace)
 
 
 def run_pass(

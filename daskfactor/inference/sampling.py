@@ -179,9 +179,9 @@ def sample(
         Called with a :class:`RunEvent` as the run goes on.
     device
         ``"cuda"``, or a :class:`CUDA` with options: blocks are worked on by an NVIDIA GPU
-        (extra ``cuda``), by :class:`PSGLD`, :class:`PSGRRLD`, :class:`SGHMC` and
-        :class:`LangevinDynamics`. Draws are the same on GPUs of one type, and have the law of
-        those of processors, not their bits.
+        (extra ``cuda``), by :class:`PSGLD`, :class:`PSGRRLD`, :class:`SGHMC`, :class:`SGLD`,
+        :class:`LangevinDynamics` and :class:`BlockHMC`. Draws are the same on GPUs of one type,
+        and have the law of those of processors, not their bits.
     rows, columns : str or tuple of str, optional
         Dimensions of an xarray.DataArray that are the rows, or the columns; the others, if one
         of the two is left out. Several lie behind one another, without places that have no

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels import blockwise
+from daskfactor.kernels import blockwise, subsample
 from daskfactor.kernels.blockwise import NO_FITS, by_share
 from daskfactor.kernels.cuda import blocks as cuda
 from daskfactor.kernels.cuda.device import is_here
@@ -98,6 +98,9 @@ def slope(
     work: Workspace,
 ) -> None:
     """Add the block's share of one factor's gradient, and of the fit of each of its rows."""
+    if isinstance(view, cuda.Part):
+        cuda.slope(view, likelihood, factor, factors, floor, out)
+        return
     if not isinstance(view, TensorBlock):
         W, H = factors
         blockwise.slope(view, likelihood, factor == 0, W, H, floor, out, work)
@@ -109,6 +112,15 @@ def slope(
     with by_share(likelihood, out) as (gradient, fits):
         found = gradient, NO_FITS if fits is None else fits
         add(view.arguments, factors, law, found, (part, *scratch))
+
+
+def add_subsample(view: AnyView, *rest: Any) -> None:
+    """Add what drawn entries give to gradients, as `subsample.add_subsample` says.
+
+    Blocks on the device are several, and have as many numbers of draws and streams.
+    """
+    add: Any = cuda.add_subsample if isinstance(view, cuda.Part) else subsample.add_subsample
+    add(view, *rest)
 
 
 def evaluate(

@@ -554,6 +554,26 @@ def sums_of_squares(x: Array, centre: Array, out: NDArray[np.float64]) -> None:
             out[k] += away * away
 
 
+@inline
+def leapfrog_kicked(
+    x: Scalar,
+    u: Scalar,
+    grad: Scalar,
+    s: Scalar,
+    size: Scalar,
+    precision: Scalar,
+    rate: Scalar,
+    shape: Scalar,
+) -> Scalar:
+    """Momentum after a kick."""
+    real = type(x)
+    excess, tiny = shape - real(1), real(NEAR_ZERO)
+    pull = precision * grad - rate
+    if excess != 0:
+        pull += excess / (x if x > tiny else tiny)
+    return u + size * s * pull
+
+
 @jit_exact
 def leapfrog_kick(
     theta: Array,
@@ -582,12 +602,17 @@ def leapfrog_kick(
     real = theta.dtype.type
     x, u = theta.reshape(theta.size), momentum.reshape(theta.size)
     g, s = grad.reshape(theta.size), spread.reshape(theta.size)
-    excess, tiny = real(shape) - real(1), real(NEAR_ZERO)
+    numbers = real(size), real(precision), real(rate), real(shape)
     for i in range(x.size):
-        pull = real(precision) * g[i] - real(rate)
-        if excess != 0:
-            pull += excess / (x[i] if x[i] > tiny else tiny)
-        u[i] += real(size) * s[i] * pull
+        u[i] = leapfrog_kicked(x[i], u[i], g[i], s[i], *numbers)
+
+
+@inline
+def leapfrog_moved(x: Scalar, u: Scalar, s: Scalar, size: Scalar) -> Scalar:
+    """Entry and momentum after a drift; both turn where the entry passes zero."""
+    moved = x + size * s * u
+    back = moved < 0
+    return (-moved if back else moved), (-u if back else u)
 
 
 @jit_exact
@@ -603,7 +628,4 @@ def leapfrog_drift(theta: Array, momentum: Array, spread: Array, size: float) ->
     x, u = theta.reshape(theta.size), momentum.reshape(theta.size)
     s = spread.reshape(theta.size)
     for i in range(x.size):
-        moved = x[i] + real(size) * s[i] * u[i]
-        back = moved < 0
-        x[i] = -moved if back else moved
-        u[i] = -u[i] if back else u[i]
+        x[i], u[i] = leapfrog_moved(x[i], u[i], s[i], real(size))

@@ -8,8 +8,9 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from scipy.special import ndtr
 
-from daskfactor.kernels import langevin, squares
+from daskfactor.kernels import langevin, philox, squares
 from daskfactor.kernels.cuda import steps as cuda
 from daskfactor.kernels.cuda.device import current, is_here
 
@@ -27,12 +28,15 @@ def _by_place(step: F) -> F:
     return cast("F", taken)
 
 
+fill_normals = _by_place(philox.fill_normals)
 langevin_step = _by_place(langevin.langevin_step)
 cir_step = _by_place(langevin.cir_step)
 accumulate_moments = _by_place(langevin.accumulate_moments)
 kick_drift = _by_place(langevin.kick_drift)
 drift = _by_place(langevin.drift)
 refresh = _by_place(langevin.refresh)
+leapfrog_kick = _by_place(langevin.leapfrog_kick)
+leapfrog_drift = _by_place(langevin.leapfrog_drift)
 kick_flight = _by_place(squares.kick_flight)
 flight = _by_place(squares.flight)
 refresh_length = _by_place(squares.refresh_length)
@@ -49,6 +53,19 @@ def take_share(theta: Any, num: Any, den: Any, penalty: Any, power: float) -> No
     theta *= ratio if power == 1.0 else ratio**power
 
 
+@_by_place
+def level_places(place: Any, theta: Any, smallest: float, z: Any) -> None:
+    """Multiply places by Φ(z), in place, where ``theta`` is not above the smallest number."""
+    lost = theta <= smallest
+    place[lost] *= ndtr(z)[lost]
+
+
+@_by_place
+def take_rows(theta: Any, other: Any, back: Any) -> None:
+    """Take some rows of another array over, in place."""
+    theta[back] = other[back]
+
+
 def here(array: Any) -> Any:
     """Return an array in the memory of this process; one that is there stays what it is."""
     return array if is_here(array) else current().take(array)
@@ -58,3 +75,8 @@ def beside(array: Any, value: Any) -> Any:
     """Return a number, or an array where another one lies."""
     there = is_here(array) or not np.ndim(value) or not is_here(value)
     return value if there else current().put(value)
+
+
+def zeros_beside(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Make an array of zeros where another one lies."""
+    return np.zeros(shape, dtype) if is_here(array) else current().zeros(shape, dtype)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from daskfactor.kernels.jit import inline, jit, jit_exact, stack_array
 from daskfactor.kernels.linalg import add_to_row, dot_row, load_row, prefetch_row
-from daskfactor.kernels.philox import Address, philox4x32
+from daskfactor.kernels.philox import Address, Words, philox4x32
 from daskfactor.kernels.views import (
     AnyBlock,
     Law,
@@ -44,13 +44,27 @@ CHUNK = 4096
 """Entries that are drawn before their gradients are added."""
 AHEAD = 8
 """How many entries before its turn a row is asked for."""
+UNIT = 2.0**-53
 FIRST_STREAM = 16
 """The last counter word of block 0; those below are the factors' noise."""
 
 
-def block_address(key: NDArray[np.uint32], iteration: int, block: int) -> Address:
-    """Address of the draws of a block; ``block`` numbers the grid's blocks row by row."""
+def block_address(key: NDArray[np.uint32], iteration: int, block: Any) -> Address:
+    """Address of the draws of a block; ``block`` numbers the grid's blocks row by row.
+
+    Of several blocks, an array, it is the address of each.
+    """
     return Address(key, iteration, FIRST_STREAM + block)
+
+
+@inline
+def place_among(count: int, draw: int, w: Words) -> int:
+    """A whole number from 0 to count - 1 that the words of a draw give."""
+    high = np.uint64(w[2] if draw & 1 else w[0])
+    low = np.uint64(w[3] if draw & 1 else w[1])
+    bits = (high << np.uint64(21)) | (low >> np.uint64(11))
+    found = np.int64(np.float64(bits) * UNIT * np.float64(count))
+    return min(found, np.int64(count - 1))  # type: ignore[return-value]
 
 
 @inline
@@ -58,11 +72,7 @@ def candidate(count: int, draw: int, attempt: int, address: Address) -> int:
     """A whole number from 0 to count - 1, uniform up to count / 2**53."""
     key = address.key
     w = philox4x32(attempt, draw >> 1, address.iteration, address.factor, key[0], key[1])
-    high = np.uint64(w[2] if draw & 1 else w[0])
-    low = np.uint64(w[3] if draw & 1 else w[1])
-    bits = (high << np.uint64(21)) | (low >> np.uint64(11))
-    found: Any = np.int64(np.float64(bits) * 2.0**-53 * np.float64(count))
-    return min(found, np.int64(count - 1))  # type: ignore[no-any-return]
+    return place_among(count, draw, w)
 
 
 @inline

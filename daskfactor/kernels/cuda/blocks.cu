@@ -47,6 +47,23 @@ extern "C" __global__ void sum_rows(Size B, Size chunks, Size K, const Size *sta
   }
 }
 
+// fits -= by times the products of rows with the totals of their block (B, K), or with the rows of
+// a stack (B, n, K) if there is one: a warp goes along a row.
+extern "C" __global__ void take_products(Size B, Size n, Size K, const Size *start,
+                                         const Size *count, double by, const REAL *rows,
+                                         const double *totals, const REAL *stack, double *fits) {
+  for (Size p = WARP; p < B * n; p += WARPS) {
+    const Size b = p / n, i = p % n;
+    if (i >= count[b]) continue;
+    const Size own = start[b] + i;
+    double total = 0;
+    for (Size k = LANE; k < K; k += LANES)
+      total += (double)rows[own * K + k] * (stack ? (double)stack[p * K + k] : totals[b * K + k]);
+    total = warp_sum(total);
+    if (LANE == 0) fits[own] -= by * total;
+  }
+}
+
 // The share of a component in the means of each block, as `mean_share` finds it, times the
 // evenness of each of its bands: for the rows of W, and for those of H.
 extern "C" __global__ void mean_shares(Size B, Size K, BANDS, const REAL *W, const REAL *H,
@@ -129,6 +146,44 @@ extern "C" __global__ void dense_terms(Size B, Size m, Size n, Size t, Size firs
       tile[line * n + j] = a;
       if (second) second[line * n + j] = c;
     }
+  }
+}
+
+// fits -= by times the deviances of lines of a tile of means: a warp goes along a line.
+extern "C" __global__ void dense_row_fits(Size B, Size m, Size n, Size t, Size first, BANDS,
+                                          const VALUE *V, const REAL *weights, LAW, double by,
+                                          const REAL *tile, double *fits) {
+  EACH_LINE
+    double total = 0;
+    EACH_CELL {
+      if (j >= width) break;
+      const REAL v = (REAL)V[cells + j];
+      if (missing(v)) continue;
+      total += at<0>(fit_rule(v, tile[line * n + j], LAW_AT(column + j),
+                              weights ? weights[cells + j] : (REAL)1));
+    }
+    total = warp_sum(total);
+    if (LANE == 0 && width) fits[row_start[b] + i] -= by * total;
+  }
+}
+
+// And of its columns: a thread goes down a column, tile after tile, so that sums have one order.
+extern "C" __global__ void dense_col_fits(Size B, Size m, Size n, Size t, Size first, BANDS,
+                                          const VALUE *V, const REAL *weights, LAW, double by,
+                                          const REAL *tile, double *fits) {
+  for (Size p = THREAD; p < B * n; p += THREADS) {
+    const Size b = p / n, j = p % n, own = col_start[b] + j;
+    if (j >= col_count[b]) continue;
+    auto law = LAW_AT(own);
+    double total = 0;
+    for (Size line = 0; line < t && first + line < row_count[b]; ++line) {
+      const Size cell = (b * m + first + line) * n + j;
+      const REAL v = (REAL)V[cell];
+      if (missing(v)) continue;
+      total += at<0>(fit_rule(v, tile[(b * t + line) * n + j], law,
+                              weights ? weights[cell] : (REAL)1));
+    }
+    fits[own] -= by * total;
   }
 }
 
@@ -259,6 +314,39 @@ extern "C" __global__ void sparse_cols(Size columns, const Size *__restrict__ in
     }
     add_to_row(g, j, out);
     if (out2) add_to_row(c, j, out2);
+  }
+}
+
+// fits -= by times the deviances of rows, if there are fits; those of entries go to `each`, if
+// there is one. A warp goes along a row.
+extern "C" __global__ void sparse_row_fits(Size rows, const Size *indptr, const int *cols,
+                                           const REAL *values, const REAL *weights, const REAL *W,
+                                           const REAL *H, LAW, double by, double *each,
+                                           double *fits) {
+  for (Size i = WARP; i < rows; i += WARPS) {
+    REAL w[EACH];
+    load_row(W, i, w);
+    double total = 0;
+    for (Size p = indptr[i]; p < indptr[i + 1]; ++p) {
+      REAL h[EACH];
+      load_row(H, cols[p], h);
+      const double found = at<0>(
+          fit_rule(values[p], dot(w, h), LAW_AT(cols[p]), weights ? weights[p] : (REAL)1));
+      if (each && LANE == 0) each[p] = found;
+      total += found;
+    }
+    if (fits && LANE == 0) fits[i] -= by * total;
+  }
+}
+
+// fits -= by times the deviances of columns, whose entries are at `places`: a warp goes along one.
+extern "C" __global__ void sparse_col_fits(Size columns, const Size *indptr, const Size *places,
+                                           const double *each, double by, double *fits) {
+  for (Size j = WARP; j < columns; j += WARPS) {
+    double total = 0;
+    for (Size q = indptr[j] + LANE; q < indptr[j + 1]; q += LANES) total += each[places[q]];
+    total = warp_sum(total);
+    if (LANE == 0) fits[j] -= by * total;
   }
 }
 

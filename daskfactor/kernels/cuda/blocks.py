@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from daskfactor.kernels.cuda import source
 from daskfactor.kernels.cuda.device import Device, DeviceArray, Host, current
+from daskfactor.kernels.philox import Address
 from daskfactor.kernels.views import BlockView, SparseBlock
 from daskfactor.models.likelihood import Likelihood
 
@@ -152,6 +153,19 @@ class Part:
         self._each("sum_rows", factor, chunks, rows, rows, out)
         return out.sum(axis=1)
 
+    def take_products(
+        self, factor: int, by: float, rows: DeviceArray, other: Any, fits: DeviceArray
+    ) -> None:
+        """Take ``by`` times products with rows of a factor off its rows' fits.
+
+        ``other`` are the totals of their blocks (B, K), in float64, or a stack (B, n, K).
+        """
+        totals, stack = (other, None) if other.ndim == 2 else (None, other)
+        side, K = (self.rows, self.cols)[factor], rows.shape[1]
+        sizes = np.int64(self.blocks), np.int64(side.most), np.int64(K)
+        taken = *sizes, *self._places[factor], np.float64(by), rows, totals, stack, fits
+        self.run("take_products", 32 * self.blocks * side.most, rows, *taken)
+
     def law(self, likelihood: Likelihood, floor: float) -> tuple[Any, ...]:
         """What kernels are told of a law: the smallest mean, its numbers, and their stride."""
         numbers, stride = likelihood.numbers, 0
@@ -269,6 +283,20 @@ def multiplicative(
     _add(part, RATIO, likelihood, factors, 1.0, floor, found[0], found[1])
 
 
+def slope(
+    part: Part,
+    likelihood: Likelihood,
+    factor: int,
+    factors: tuple[DeviceArray, ...],
+    floor: float,
+    out: tuple[DeviceArray, DeviceArray | None],
+) -> None:
+    """Add one factor's gradient, and take deviances off the fits of its rows, of all rows."""
+    found, fits = (((own, None) if factor == 0 else (None, own)) for own in out)
+    share = likelihood.share
+    _add(part, STEP, likelihood, factors, share, floor, found, (None, None), fits)
+
+
 def _add(
     part: Part,
     kind: int,
@@ -278,13 +306,15 @@ def _add(
     floor: float,
     first: Pair,
     second: Pair,
+    fits: Pair = (None, None),
 ) -> None:
     """Add products of the terms of entries with H and W to ``first``, of curvatures to ``second``.
 
-    Of each pair the first is the row factor's; None is left out.
+    ``fits`` of rows lose their deviances times the law's share. Of each pair the first is the
+    row factor's; None is left out.
     """
     add = _add_dense if part.zeros is None else _add_sparse
-    add(part, kind, law, factors, scale, floor, first, second)
+    add(part, kind, law, factors, scale, floor, first, second, fits)
 
 
 def _tiles(part: Part, K: int, dtype: np.dtype[Any], each: int) -> Iterator[tuple[int, int]]:
@@ -304,6 +334,7 @@ def _add_dense(
     floor: float,
     first: Pair,
     second: Pair,
+    fits: Pair,
 ) -> None:
     device, (W, H) = part.device, factors
     curved = any(own is not None for own in second)
@@ -318,6 +349,13 @@ def _add_dense(
         taken = (*map(np.int64, sizes), *part.places, part.arrays["values"], part.weights, *told)
         rest = np.int32(kind), W.dtype.type(scale), tile, tile2
         lines = 32 * part.blocks * (end - begin)
+        # Before means become terms.
+        columns, share = part.blocks * part.cols.most, np.float64(law.share)
+        kinds = ("dense_row_fits", lines), ("dense_col_fits", columns)
+        for (name, threads), own_fits in zip(kinds, fits, strict=True):
+            if own_fits is not None:
+                fitted = *taken, share, tile, own_fits
+                device.launch(part.source(law, W), name, threads, *fitted)
         device.launch(part.source(law, W), "dense_terms", lines, *taken, *rest)
         for number, (terms, (rows, cols)) in enumerate(((tile, first), (tile2, second))):
             if rows is not None:
@@ -342,6 +380,7 @@ def _add_sparse(
     floor: float,
     first: Pair,
     second: Pair,
+    fits: Pair,
 ) -> None:
     device, (W, H), held = part.device, factors, part.arrays
     if part.zeros:
@@ -360,6 +399,26 @@ def _add_sparse(
         columns = held["starts"], held["rows"], held["places"]
         taken = np.int64(len(H)), *columns, a, c, W, first[1], second[1] if curved else None
         device.launch(source, "sparse_cols", 32 * len(H), *taken)
+    if any(own is not None for own in fits):
+        _take_fits(part, law, factors, floor, fits)
+
+
+def _take_fits(
+    part: Part, law: Likelihood, factors: tuple[DeviceArray, ...], floor: float, fits: Pair
+) -> None:
+    """Take deviances of sparse rows, or columns, off their fits."""
+    device, (W, H), held = part.device, factors, part.arrays
+    share, entries = np.float64(law.share), (held["indptr"], held["cols"], held["values"])
+    each = None if fits[1] is None else device.empty(held["values"].shape, np.float64)
+    taken = np.int64(len(W)), *entries, part.weights, W, H, *part.law(law, floor)
+    source = part.source(law, W)
+    device.launch(source, "sparse_row_fits", 32 * len(W), *taken, share, each, fits[0])
+    if each is not None:
+        columns = np.int64(len(H)), held["starts"], held["places"], each
+        device.launch(source, "sparse_col_fits", 32 * len(H), *columns, share, fits[1])
+    for factor, own in enumerate(fits):
+        if part.zeros and own is not None:
+            _take_zeros(part, law, factor, factors, own)
 
 
 def _add_zeros(
@@ -378,6 +437,87 @@ def _add_zeros(
     rows = part.stacked(1 - factor, other)
     gram = part.device.products(rows, rows, (True, False)) * out.dtype.type(by)
     part.spread(factor, part.device.products(part.stacked(factor, factors[factor]), gram), out)
+
+
+def _take_zeros(
+    part: Part,
+    law: Likelihood,
+    factor: int,
+    factors: tuple[DeviceArray, ...],
+    fits: DeviceArray,
+) -> None:
+    """Take off the fits of a factor's rows what they would lose were all cells observed zeros."""
+    mine, other = factors[factor], factors[1 - factor]
+    if law.zeros == "constant":
+        totals = part.totals(1 - factor, other)
+        part.take_products(factor, law.share, mine, totals, fits)
+        return
+    rows = part.stacked(1 - factor, other)
+    gram = part.device.products(rows, rows, (True, False))
+    stack = part.device.products(part.stacked(factor, mine), gram)
+    part.take_products(factor, 0.5 * law.share, mine, stack, fits)
+
+
+def add_subsample(
+    part: Part,
+    likelihood: Likelihood,
+    factors: tuple[DeviceArray, ...],
+    draws: tuple[NDArray[np.int64], Address],
+    scale: float,
+    floor: float,
+    gradients: tuple[DeviceArray, ...],
+    curvature: tuple[tuple[DeviceArray, ...], float] | None = None,
+) -> None:
+    """Add what drawn entries of each block give to both factors' gradients, of all rows.
+
+    ``draws`` are how many entries of each block, (B,), and the address of each block's.
+    """
+    drawn = _drawn(part, factors[0].dtype, *draws)
+    if curvature is None:
+        _add(drawn, STEP, likelihood, factors, scale, floor, gradients, (None, None))
+        return
+    gathered, weight = curvature
+    found = tuple(part.device.zeros(own.shape, own.dtype) for own in gathered)
+    _add(drawn, STEP, likelihood, factors, scale, floor, gradients, found)
+    for own, more in zip(gathered, found, strict=True):
+        own += own.dtype.type(weight) * more
+
+
+def _drawn(part: Part, dtype: np.dtype[Any], counts: NDArray[np.int64], address: Address) -> Part:
+    """Draw entries of each block, and put them together as sparse blocks of them alone are."""
+    device, held, draws = part.device, part.arrays, int(counts.sum())
+    values = None if part.zeros is not None else held["values"].dtype.name
+    code = source.draws(dtype.name, values, bool(part.zeros))
+
+    def numbers(kind: Any, wanted: bool = True) -> DeviceArray | None:
+        return device.empty((draws,), kind) if wanted else None
+
+    def run(name: str, *arguments: Any, threads: int = draws) -> None:
+        device.launch(code, name, threads, *arguments)
+
+    weighed = part.weights is not None
+    cols, real, weights = numbers(np.int32), numbers(dtype), numbers(dtype, weighed)
+    keys, column_keys, places = (device.empty((draws,), np.int64) for _ in range(3))
+    ends, streams = map(device.put, (np.cumsum(counts), np.asarray(address.factor, np.int64)))
+    words = np.uint64(address.iteration), *map(np.uint32, address.key)
+    if values is None:
+        cells: tuple[Any, ...] = held["values"], held["indptr"], held["cols"]
+    else:
+        cells = held["values"], np.int64(part.rows.most), np.int64(part.cols.most)
+    count, taken = np.int64(draws), (np.int64(part.blocks), ends, streams, *words, *part.places)
+    run("draw_entries", count, *taken, *cells, part.weights, keys, cols, real, weights)
+    keys.sort()
+    made = {"cols": numbers(np.int32), "values": numbers(dtype)}
+    made |= {"weights": numbers(dtype)} if weighed else {}
+    ordered = *made.values(), *(() if weighed else (None,)), column_keys
+    run("order_draws", count, keys, cols, real, weights, *ordered)
+    column_keys.sort()
+    made |= {"places": places, "rows": numbers(np.int32)}
+    run("place_draws", count, keys, column_keys, places, made["rows"])
+    for name, side, own in (("indptr", part.rows, keys), ("starts", part.cols, column_keys)):
+        made[name] = device.empty((side.size + 1,), np.int64)
+        run("draw_starts", np.int64(side.size), count, own, made[name], threads=side.size + 1)
+    return Part(part.rows, part.cols, made, zeros=False)
 
 
 def evaluate(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from daskfactor.kernels import langevin, philox, squares, variates
+from daskfactor.kernels import langevin, philox, squares, subsample, variates
 from daskfactor.kernels.cuda.translate import Translation
 from daskfactor.kernels.sparse import entry_rules
 from daskfactor.models.likelihood import Likelihood
@@ -66,6 +66,8 @@ def steps(dtype: str) -> Source:
         (langevin.welford, "welford"),
         (langevin.mobility, "mobility"),
         (langevin.kicked, "kicked"),
+        (langevin.leapfrog_kicked, "leapfrog_kicked"),
+        (langevin.leapfrog_moved, "leapfrog_moved"),
         (squares.kick_entry, "kick_entry"),
         (squares.flight_entry, "flight_entry"),
         (squares.length_entry, "length_entry"),
@@ -123,6 +125,17 @@ template <class L> DEVICE auto fit_rule(REAL v, REAL mu, L law, REAL own) {{
     kind = {"SPARSE": 1} if values is None else {"DENSE": 1, "VALUE": VALUES[values]}
     macros = {"REAL": REALS[dtype], "CHUNK": CHUNK, "SEEN": langevin.SEEN, "COMPONENTS": K}
     return Source(text, _defined(**(macros | kind)))
+
+
+@lru_cache(maxsize=16)
+def draws(dtype: str, values: str | None, zeros: bool) -> Source:
+    """Kernels that draw entries of blocks; arguments are those of `blocks`."""
+    scalars = Translation()
+    scalars.add(philox.rounds, "philox_rounds")
+    scalars.add(subsample.place_among, "place_among")
+    text = "\n".join((_file("prelude.h"), scalars.text, _file("draws.cu")))
+    kind = {"ZEROS": int(zeros)} if values is None else {"DENSE": 1, "VALUE": VALUES[values]}
+    return Source(text, (*_defined(REAL=REALS[dtype], **kind), "-fmad=false"))
 
 
 def taken(dtype: np.dtype) -> bool:

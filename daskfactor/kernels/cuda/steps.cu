@@ -134,6 +134,36 @@ extern "C" __global__ void kick_drift(Size rows, Size K, REAL *x, REAL *momentum
   }
 }
 
+extern "C" __global__ void leapfrog_kick(Size rows, Size K, const REAL *theta, REAL *momentum,
+                                         const REAL *grad, const REAL *spread, REAL size,
+                                         REAL precision, REAL rate, REAL shape) {
+  EACH_ENTRY
+    momentum[p] = leapfrog_kicked(theta[p], momentum[p], grad[p], spread[p], size, precision, rate,
+                                  shape);
+}
+
+extern "C" __global__ void leapfrog_drift(Size rows, Size K, REAL *theta, REAL *momentum,
+                                          const REAL *spread, REAL size) {
+  EACH_ENTRY {
+    auto found = leapfrog_moved(theta[p], momentum[p], spread[p], size);
+    theta[p] = at<0>(found);
+    momentum[p] = at<1>(found);
+  }
+}
+
+// A place at which theta has no number is as likely as others below it: times Phi(z).
+extern "C" __global__ void level_places(Size rows, Size K, REAL *place, const REAL *theta,
+                                        REAL smallest, const double *z) {
+  EACH_ENTRY if (theta[p] <= smallest)
+    place[p] = (REAL)((double)place[p] * (0.5 * erfc(-ROOT_HALF * z[p])));
+}
+
+// Rows of which `back` is not zero become those of another array.
+extern "C" __global__ void take_rows(Size rows, Size K, REAL *theta, const REAL *other,
+                                     const bool *back) {
+  EACH_ENTRY if (back[p / K]) theta[p] = other[p];
+}
+
 extern "C" __global__ void refresh(Size rows, Size K, REAL *momentum, REAL kept, REAL spread,
                                    NOISE_ARGUMENTS) {
   NOISE;

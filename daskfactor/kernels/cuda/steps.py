@@ -138,6 +138,41 @@ def refresh(
     run("refresh", momentum, kept, spread, *_noise(key, iteration, factor, row0), quads=True)
 
 
+def leapfrog_kick(
+    theta: DeviceArray,
+    momentum: DeviceArray,
+    grad: DeviceArray,
+    spread: DeviceArray,
+    size: float,
+    precision: float,
+    rate: float,
+    shape: float,
+) -> None:
+    """Change the momentum by the gradient of the log posterior, in place."""
+    run = _Run(theta)
+    numbers = map(run.real, (size, precision, rate, shape))
+    run("leapfrog_kick", theta, momentum, grad, spread, *numbers)
+
+
+def leapfrog_drift(
+    theta: DeviceArray, momentum: DeviceArray, spread: DeviceArray, size: float
+) -> None:
+    """Move along the momentum, mirrored at zero, in place."""
+    run = _Run(theta)
+    run("leapfrog_drift", theta, momentum, spread, run.real(size))
+
+
+def level_places(place: DeviceArray, theta: DeviceArray, smallest: float, z: DeviceArray) -> None:
+    """Multiply places by Φ(z), in place, where ``theta`` is not above the smallest number."""
+    run = _Run(place)
+    run("level_places", place, theta, run.real(smallest), z)
+
+
+def take_rows(theta: DeviceArray, other: DeviceArray, back: DeviceArray) -> None:
+    """Take some rows of another array over, in place."""
+    _Run(theta)("take_rows", theta, other, back)
+
+
 def kick_flight(
     theta: DeviceArray,
     along: DeviceArray,

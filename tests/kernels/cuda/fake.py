@@ -58,6 +58,9 @@ class HostArray(np.ndarray):
             "maximum",
             "ndim",
             "isfinite",
+            "where",
+            "ones_like",
+            "broadcast_to",
         ):
             raise TypeError(f"a device array was given to numpy.{function.__name__}")
         if function is np.ndim:
