@@ -1,6 +1,7 @@
 import atexit
 import gc
 import os
+import shutil
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -63,3 +64,31 @@ def s3(_object_store, monkeypatch):
     for name, value in _object_store.environment.items():
         monkeypatch.setenv(name, value)
     return _object_store
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A device of this process that is none: kernels are compiled for its processor."""
+    if shutil.which("g++") is None:
+        pytest.skip("kernels for the stand-in of a GPU are compiled by g++, which is not here")
+    from daskfactor.kernels.cuda import device
+    from tests.kernels.cuda import fake
+
+    made = fake.HostDevice(fake.cupy())
+    monkeypatch.setattr(device, "_opened", lambda: made)
+    # Few threads, so that each takes several items.
+    monkeypatch.setattr(device, "MOST_GROUPS", 2)
+    monkeypatch.setattr(device, "THREADS", 32)
+    return made
+
+
+@pytest.fixture
+def gpu():
+    """The GPU of this process."""
+    from daskfactor.errors import OptionError
+    from daskfactor.kernels.cuda.device import current
+
+    try:
+        return current()
+    except OptionError as error:
+        pytest.skip(f"no device: {error}")

@@ -94,7 +94,7 @@ class PlacedData:
     def __init__(self, data: BlockedData, limit: int) -> None:
         self._data, self._limit = data, limit
         self._parts: OrderedDict[Key, tuple[Part, int]] = OrderedDict()
-        self._coming: tuple[Key, Part, int, Any] | None = None
+        self._coming: tuple[Key, Part, int, dict[str, NDArray[Any]], Any] | None = None
         self._pinned: dict[Key, dict[str, NDArray[Any]]] = {}
         self._pinned_bytes = 0
         self._most_pinned = available_memory() // 2
@@ -127,13 +127,14 @@ class PlacedData:
         rows, cols = self._sides(key)
         zeros = self._data.unstored == "zero" if self._data.is_sparse else None
         part = Part(rows, cols, dict(zip(arrays, found, strict=True)), zeros)
-        self._coming = key, part, size, done
+        self._coming = key, part, size, arrays, done
 
     def _arrive(self) -> None:
         """Have work that follows wait for what is being copied."""
         if self._coming is not None:
-            key, part, size, done = self._coming
-            current().wait_for_copies(done)
+            key, part, size, arrays, done = self._coming
+            # Memory that is not kept must not be used again while it is being read.
+            current().wait_for_copies(done, here=self._pinned.get(key) is not arrays)
             self._parts[key] = part, size
             self._coming = None
 

@@ -174,20 +174,26 @@ class Device:
             done.record(self._copies)
         return arrays, done
 
-    def wait_for_copies(self, done: Any) -> None:
-        """Let work that is asked for from now on wait for copies."""
+    def wait_for_copies(self, done: Any, here: bool = False) -> None:
+        """Let work that is asked for from now on wait for copies; or this process, ``here``."""
+        if here:
+            done.synchronize()
         self.cupy.cuda.get_current_stream().wait_event(done)
 
 
-@cache
 def current() -> Device:
-    """Open the GPU of this process.
+    """Return the GPU of this process, which is opened the first time.
 
     Raises
     ------
     OptionError
         If there is no CuPy or no GPU.
     """
+    return _opened()
+
+
+@cache
+def _opened() -> Device:
     try:
         import cupy  # type: ignore[import-not-found]
     except ImportError as error:
