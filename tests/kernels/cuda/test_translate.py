@@ -269,7 +269,7 @@ def summed(n, by):
 
 
 def between(x):
-    return 1.0 if -0.5 < x <= 2.0 and not x == 1.0 else -0.0
+    return 1.0 if -0.5 < x <= 2.0 and not (x > 0.5 and x < 1.5) else -0.0
 
 
 def test_names_that_both_branches_introduce_outlive_them_in_a_type_that_holds_both(stand_in):
@@ -340,7 +340,7 @@ def divided(x):
 def while_else(x):
     while x > 1:
         x -= 1
-    else:
+    else:  # noqa: PLW0120  # what is refused
         x = 0
     return x
 
@@ -348,7 +348,7 @@ def while_else(x):
 def for_else(x):
     for _ in range(3):
         x -= 1
-    else:
+    else:  # noqa: PLW0120  # what is refused
         x = 0
     return x
 
