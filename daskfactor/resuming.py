@@ -3,14 +3,14 @@
 import json
 from collections.abc import Mapping
 from os import PathLike, fspath
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import xarray as xr
 
 from daskfactor.errors import OptionError
 from daskfactor.inference import sampling
 from daskfactor.inference.sampling import PathText
-from daskfactor.options import OnDevice, verb
+from daskfactor.options import OnDevice, Running, verb
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.stein import posterior
@@ -84,7 +84,8 @@ def resume(
         elif options.get("device") is not None:
             raise OptionError("particles do not run on a GPU; leave device out")
         elif draws is None:
-            posterior.go_on(held, described, V, memory_limit, **options)
+            running = cast("Running", {k: own for k, own in options.items() if k != "device"})
+            posterior.go_on(held, described, V, memory_limit, **running)
         else:
             raise OptionError(
                 f"the run at {path} is a set of particles that are weighted together, got "

@@ -111,14 +111,15 @@ def on_device(device: Any, executor: str | Executor, client: "Client | None") ->
     device
         ``"cuda"`` or a :class:`CUDA`.
     executor, client
-        As the caller gave them: another executor, or a cluster, has no GPU to use.
+        As the caller gave them. With a client every worker uses the GPU that it sees, which
+        `dask-cuda` makes a different one for each.
 
     Raises
     ------
     OptionError
-        If there is no GPU, or these options do not go together.
+        If there is no GPU here, without a client, or these options do not go together.
     """
-    from daskfactor.executors.device import CUDA, DeviceExecutor
+    from daskfactor.executors.device import CUDA, DeviceExecutor, OnWorkers
 
     if device == "cuda":
         device = CUDA()
@@ -127,10 +128,15 @@ def on_device(device: Any, executor: str | Executor, client: "Client | None") ->
             'device takes None for processors, "cuda" for an NVIDIA GPU, or '
             f"CUDA(memory_limit=...), got {device!r}"
         )
-    if client is not None or executor != "auto":
-        other = "client=" if client is not None else f"executor={executor!r}"
+    if client is not None and executor in ("auto", "ring"):
+        ring = make_executor("ring", client)
+        ring.place, ring.on_device = OnWorkers(device), True
+        ring.reason = "the GPUs of a cluster's workers"
+        return ring
+    if executor != "auto":
         raise OptionError(
-            f"a GPU has an executor of its own, in this process: leave out {other} or device="
+            "a GPU of this process has an executor of its own, and those of workers run a ring: "
+            f"leave executor={executor!r} or device out"
         )
     return DeviceExecutor(device)
 

@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -95,12 +95,27 @@ def ignore(*news: Any) -> None:
     del news
 
 
+class Place(Protocol):
+    """Has bands and monitored cells lie where operations work, and takes them home again."""
+
+    def __call__(
+        self, op: Op, work: "Work", bands: Sequence[FactorBand], cells: BlockCells | None
+    ) -> Any:
+        """Move what an operation touches, in place; return the data, there."""
+        ...
+
+    def home(self, bands: Iterable[FactorBand], cells: Iterable[BlockCells] = ()) -> None:
+        """Move all arrays into the memory of this process, in place."""
+        ...
+
+
 @dataclass(frozen=True)
 class Work:
     """A plan, and what its operations are done with.
 
     ``on_done`` is told how many operations are done, in the caller's process. ``tell`` is
-    for tasks that run elsewhere: a kind of news, who tells it, and operations done.
+    for tasks that run elsewhere: a kind of news, who tells it, and operations done. ``place``,
+    if there is one, has an operation's data, bands and monitored cells lie where it works.
     """
 
     plan: Sequence[Round]
@@ -108,10 +123,11 @@ class Work:
     data: BlockedData
     on_done: OnDone = ignore
     tell: Tell = ignore
+    place: "Place | None" = None
 
     def sent(self, tell: Tell) -> "Work":
         """Return what operations need where they are done: the plan stays with the caller."""
-        return Work((), self.program, self.data, tell=tell)
+        return replace(self, plan=(), on_done=ignore, tell=tell)
 
 
 class Executor(ABC):
@@ -130,13 +146,16 @@ class Executor(ABC):
         Whether blocks are worked on by a GPU.
     most_losses
         Times in a row that a run may go back to where it saved bands that were lost.
+    place
+        See `Work`.
     """
 
     name: ClassVar[str]
     in_process: ClassVar[bool] = True
-    on_device: ClassVar[bool] = False
+    on_device: bool = False
     reason: str = "as asked for"
     most_losses: int = 0
+    place: "Place | None" = None
 
     def __init__(self, lanes: int = 1) -> None:
         self.report = RunReport(lanes=lanes)
@@ -166,7 +185,7 @@ class Executor(ABC):
                 on_done(done)
 
         started = time.perf_counter()
-        after = self._run(Work(plan, program, data, tell), state)
+        after = self._run(Work(plan, program, data, tell, place=self.place), state)
         self.report.wall_seconds += time.perf_counter() - started
         return after
 
@@ -284,12 +303,14 @@ def perform(
     ``state`` is a `ChainState` or a `Portion`. An error names the block it happened in.
     """
     program, data, bands = work.program, work.data, state.met(op.block)
-    began, found = time.perf_counter(), None
+    began, found, cells = time.perf_counter(), None, state.cells.get(op.block)
     try:
+        if work.place is not None:
+            data = work.place(op, work, bands, cells)
         if op.action == Action.UPDATE:
             program.update(op, data, bands, workspace)
         else:
-            found = program.evaluate(op, data, bands, state.cells.get(op.block), workspace)
+            found = program.evaluate(op, data, bands, cells, workspace)
     except (DaskfactorError, MemoryError) as error:
         error.add_note(f"in {_where(op)}")
         raise

@@ -10,9 +10,10 @@ one is worked on.
 """
 
 import itertools
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +29,8 @@ from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
 from daskfactor.executors.threads import ThreadsExecutor
 from daskfactor.kernels.cuda.blocks import Part, Side, packed
-from daskfactor.kernels.cuda.device import Device, current
+from daskfactor.kernels.cuda.device import Device, current, is_here
+from daskfactor.kernels.steps import here
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import available_memory
 
@@ -89,78 +91,100 @@ class PlacedData:
     """Data whose parts lie on the device, or come there when they are asked for.
 
     Whatever else is asked of them the data answer.
+
+    Parameters
+    ----------
+    data
+        The data.
+    options
+        How much of the device's memory they may take.
+    whole
+        Whether blocks meet factors by whole, or their own bands.
     """
 
-    def __init__(self, data: BlockedData, limit: int) -> None:
-        self._data, self._limit = data, limit
+    def __init__(self, data: BlockedData, options: CUDA, whole: bool = True) -> None:
+        limit = options.memory_limit
+        if limit is None:
+            limit = int((1.0 - RESERVED) * current().free_memory)
+        self._data, self._limit, self._whole = data, int(parse_bytes(limit)), whole
         self._parts: OrderedDict[Key, tuple[Part, int]] = OrderedDict()
-        self._coming: tuple[Key, Part, int, dict[str, NDArray[Any]], Any] | None = None
+        self._coming: tuple[Key, Part, int, Any] | None = None
+        self._sent: tuple[Any, Any] | None = None
         self._pinned: dict[Key, dict[str, NDArray[Any]]] = {}
         self._pinned_bytes = 0
         self._most_pinned = available_memory() // 2
+        self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
-    def view(self, *bands: tuple[int, ...]) -> Part:
-        """Blocks of a round, on the device."""
-        if bands not in self._parts:
-            self.begin(bands)
-            self._arrive()
-        self._parts.move_to_end(bands)
-        return self._parts[bands][0]
+    def view(self, *block: Any) -> Part:
+        """Blocks of a round, or one block, on the device."""
+        bands = tuple(own if isinstance(own, tuple) else (own,) for own in block)
+        with self._lock:
+            if bands not in self._parts:
+                self._begin(bands)
+                self._arrive()
+            self._parts.move_to_end(bands)
+            return self._parts[bands][0]
 
     def begin(self, key: Key) -> None:
         """Begin to copy the blocks of a round, unless they are there."""
+        with self._lock:
+            self._begin(key)
+
+    def _begin(self, key: Key) -> None:
         if key in self._parts or (self._coming is not None and self._coming[0] == key):
             return
         self._arrive()
-        arrays = self._packed(key)
+        if self._sent is not None:
+            self._sent[1].synchronize()  # what it was copied from may go now
+        arrays = self._pinned.get(key) or self._packed(key)
         size = sum(own.nbytes for own in arrays.values())
         held = sum(own for _, own in self._parts.values())
+        over, room = held + size > self._limit, self._most_pinned - self._pinned_bytes
+        if over and size <= room and key not in self._pinned:  # it comes again and again
+            self._pinned[key] = arrays
+            self._pinned_bytes += size
         # The part that is worked on, the last one, stays whatever the limit is. Of the others the
         # latest goes, as its turn comes last: the earliest would always go just before its own.
         while held + size > self._limit and len(self._parts) > 1:
             _, own = self._parts.pop(list(self._parts)[-2])
             held -= own
         found, done = current().begin_copies(list(arrays.values()))
+        self._sent = arrays, done
         rows, cols = self._sides(key)
         zeros = self._data.unstored == "zero" if self._data.is_sparse else None
         part = Part(rows, cols, dict(zip(arrays, found, strict=True)), zeros)
-        self._coming = key, part, size, arrays, done
+        self._coming = key, part, size, done
 
     def _arrive(self) -> None:
         """Have work that follows wait for what is being copied."""
         if self._coming is not None:
-            key, part, size, arrays, done = self._coming
-            # Memory that is not kept must not be used again while it is being read.
-            current().wait_for_copies(done, here=self._pinned.get(key) is not arrays)
+            key, part, size, done = self._coming
+            current().wait_for_copies(done)
             self._parts[key] = part, size
             self._coming = None
 
     def _packed(self, key: Key) -> dict[str, NDArray[Any]]:
         """Put the blocks of a round together in memory that the device can read."""
-        found = self._pinned.get(key)
-        if found is None:
-            views: Any = [self._data.view(*block) for block in zip(*key, strict=True)]
-            found = packed(views, *self._sides(key), self._data.dtype, current().pinned)
-            size = sum(own.nbytes for own in found.values())
-            if self._pinned_bytes + size <= self._most_pinned:
-                self._pinned[key] = found
-                self._pinned_bytes += size
-        return found
+        views: Any = (self._data.view(*block) for block in zip(*key, strict=True))
+        return packed(views, *self._sides(key), self._data.dtype, current().pinned)
 
     def _sides(self, key: Key) -> tuple[Side, Side]:
         rows, cols = (
-            _side(own, bands) for own, bands in zip(self._data.grid.sides, key, strict=True)
+            _side(own, bands, self._whole)
+            for own, bands in zip(self._data.grid.sides, key, strict=True)
         )
         return rows, cols
 
 
-def _side(side: Bands, bands: Sequence[int]) -> Side:
+def _side(side: Bands, bands: Sequence[int], whole: bool) -> Side:
     offsets, which = np.asarray(side.offsets, np.int64), np.asarray(bands)
-    start = offsets[which]
-    return Side(start, offsets[which + 1] - start, int(offsets[-1]))
+    start, count = offsets[which], np.diff(offsets)[which]
+    if whole:
+        return Side(start, count, int(offsets[-1]))
+    return Side(np.zeros_like(start), count, int(count[0]))
 
 
 class PlacedState:
@@ -270,6 +294,59 @@ class PlacedCells:
                 at = part.stop
 
 
+@dataclass(frozen=True)
+class OnWorkers:
+    """Has single blocks and their bands lie on the GPU of the worker that has them.
+
+    A band stays there from one of its blocks to the next one of the same worker, and goes to
+    others through the memory of the process.
+    """
+
+    options: CUDA
+
+    def __call__(
+        self, op: Op, work: Work, bands: Sequence[FactorBand], cells: BlockCells | None
+    ) -> PlacedData:
+        """Move what an operation touches to the device; return the data, there."""
+        del op
+        device = current()
+        device.tf32 = self.options.tf32
+        for band in bands:  # which have no arrays that the plan does not touch
+            if is_here(band.values):
+                band.values = device.put(band.values)
+            for name, own in band.arrays.items():
+                if is_here(own):
+                    band.arrays[name] = device.put(own)
+        if cells is not None and is_here(cells.mean):
+            cells.at = tuple(device.put(own, np.int64) for own in cells.at)
+            cells.mean, cells.m2 = device.put(cells.mean), device.put(cells.m2)
+        return _data_of_process(work.data, self.options)
+
+    def home(self, bands: Iterable[FactorBand], cells: Iterable[BlockCells] = ()) -> None:
+        """Move all arrays into the memory of this process."""
+        for band in bands:
+            band.values = here(band.values)
+            band.arrays = {name: here(own) for name, own in band.arrays.items()}
+            band.draws[:] = map(here, band.draws)
+        for own in cells:
+            own.at = tuple(here(place).astype(np.int32) for place in own.at)
+            own.mean, own.m2 = here(own.mean), here(own.m2)
+
+
+_of_process: list[tuple[Any, PlacedData]] = []
+_lock = threading.Lock()
+
+
+def _data_of_process(data: BlockedData, options: CUDA) -> PlacedData:
+    """Return data that lie on this process's device, those of earlier segments if they are."""
+    known = data.fingerprint, data.grid, options
+    with _lock:
+        if not _of_process or _of_process[0][0] != known:
+            _of_process.clear()  # before there is memory for others
+            _of_process.append((known, PlacedData(data, options, whole=False)))
+        return _of_process[0][1]
+
+
 class DeviceExecutor(Executor):
     """Runs a plan on a GPU, round by round.
 
@@ -333,10 +410,7 @@ class DeviceExecutor(Executor):
         """Return data with parts that lie on the device, those of the last plan if it had them."""
         if self._placed is None or self._data is not data:
             self._placed = None  # before there is memory for others
-            limit = self.options.memory_limit
-            if limit is None:
-                limit = int((1.0 - RESERVED) * self._device.free_memory)
-            self._data, self._placed = data, PlacedData(data, int(parse_bytes(limit)))
+            self._data, self._placed = data, PlacedData(data, self.options)
         return self._placed
 
     def _map(self, function: Any, items: Sequence[Any], name: str) -> list[R]:

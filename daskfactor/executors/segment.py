@@ -35,6 +35,7 @@ from daskfactor.executors.state import (
     CELLS,
     Array,
     Band,
+    BlockCells,
     Evaluation,
     FactorBand,
     Portion,
@@ -44,6 +45,7 @@ from daskfactor.executors.state import (
 from daskfactor.executors.store import PLUGIN, BandStore, Key, Report, Want, unpack
 from daskfactor.executors.threads import BandScheduler
 from daskfactor.executors.wire import Wire
+from daskfactor.kernels.steps import here
 from daskfactor.machine import single_threaded_blas
 
 logger = logging.getLogger(__name__)
@@ -456,12 +458,18 @@ class SegmentRun:
             bands[at] = self._collect(at, number)
             bands[at].arrays.update(self._constants.get(at, {}))
         found, seconds = perform(op, self.order.work, self.portion, local_workspace())
+        for at in travellers(op.block):
+            constants = self._constants.get(at, {})  # they stay where they were put
+            constants.update({name: bands[at].arrays[name] for name in constants})
         with self._lock:
             self.portion.strip(op.block, number)
             done = {at: bands.pop(at) for at in travellers(op.block)}
         for at, band in done.items():
             for due, part in self._transfers(at).split(band, number):
-                holder, parcel = self._holder(at, due), Parcel.of(self.order.attempt, at, due, part)
+                holder = self._holder(at, due)
+                if holder != self.order.rank:
+                    self._home([part])
+                parcel = Parcel.of(self.order.attempt, at, due, part)
                 if holder == self.order.rank:
                     self.arrive(parcel)
                 else:
@@ -483,8 +491,17 @@ class SegmentRun:
         for at, due in list(self._waiting):
             assert due == len(transfers.row_of), "a part of a band was not used"
             portion.bands[at] = self._collect(at, due)
+        self._home(portion.bands.values(), portion.cells.values())
+        for records in portion.records.values():
+            for _, draws, _ in records:
+                draws[:] = map(here, draws)
         portion.evaluations, portion.busy = self.scheduler.evaluations, self.scheduler.busy
         return portion
+
+    def _home(self, bands: Iterable[FactorBand], cells: Iterable[BlockCells] = ()) -> None:
+        """Have bands lie in the memory of this process, from where they can be sent."""
+        if self.order.work.place is not None:
+            self.order.work.place.home(bands, cells)
 
     def _tell(self, done: int) -> None:
         """Tell the client of progress, and of nothing else: silence means that all hang."""

@@ -367,7 +367,10 @@ class TweedieChain(Chain):
         begun, now = self.fits or (0.0, 0.0)
         phi = self.model.at(self.hyper)[1].dispersion
         fall = (begun - now) / phi / (sum(self.setting.data.shape) * K)
-        if fall > FALL and self.setting.warm_passes[1]:
+        sampler = self.setting.sampler
+        # Exact draws take no step too far, and fits under different laws say nothing.
+        steps = self.rule.divides and (sampler.biased or len(sampler.tracks) > 1)
+        if fall > FALL and self.setting.warm_passes[1] and steps:
             of_sampler = (
                 f"the log-likelihood is {fall:.1f} nats per parameter below that of the start, "
                 "where a posterior would be less than one: the step is too large for data as "

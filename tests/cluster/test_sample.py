@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse
 from distributed import Client
 
 import daskfactor as dfac
 from daskfactor.inference.base import Sampler
 from tests.cluster.support import cluster
+from tests.random_sparse import random_array
 
 pytestmark = [
     pytest.mark.cluster,
@@ -99,7 +99,7 @@ def test_what_bands_gather_travels_with_them(sampler: Sampler, client: Client) -
 
 
 def test_sparse_data_and_coupled_chains(client: Client) -> None:
-    V = scipy.sparse.random_array((80, 60), density=0.2, rng=np.random.default_rng(2))
+    V = random_array((80, 60), density=0.2, rng=np.random.default_rng(2))
     V.data[:] = np.ceil(5 * V.data)
     arguments = (V, dfac.TweedieNMF(2), dfac.PSGRRLD(warm_start=3), 8, 8)
     options = {**SETTINGS, "unstored": "zero"}

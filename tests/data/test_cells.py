@@ -18,6 +18,7 @@ from daskfactor.data.convert import convert
 from daskfactor.data.holdout import hold_out
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, OptionError
+from tests.random_sparse import random_array
 
 RNG = np.random.default_rng(11)
 SHAPE = (23, 17)
@@ -175,7 +176,7 @@ def test_weights_are_taken_as_they_are() -> None:
 
 
 def test_zeros_that_are_not_stored_have_weight_one() -> None:
-    counts = sp.random_array(SHAPE, density=0.3, rng=RNG).tocsr()
+    counts = random_array(SHAPE, density=0.3, rng=RNG).tocsr()
     weights = counts.copy()
     weights.data[:] = RNG.uniform(0.5, 2, counts.nnz)
     data = as_blocks(counts, 3, unstored="zero", balance=True, weights=weights)

@@ -15,11 +15,12 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.data.holdout import hold_out
 from daskfactor.errors import DataError, OptionError
+from tests.random_sparse import random_array
 
 
 def ratings(seed: int = 0, shape: tuple[int, int] = (30, 20)) -> sparse.csr_array:
     rng = np.random.default_rng(seed)
-    return sparse.random_array(
+    return random_array(
         shape, density=0.3, rng=rng, data_sampler=lambda size: 1 + rng.random(size)
     ).tocsr()
 

@@ -23,6 +23,7 @@ import daskfactor as dfac
 from daskfactor.data.careful import decoded_bytes
 from daskfactor.errors import DaskfactorError, DataError, StoreError, StoreFormatError
 from daskfactor.urls import is_url
+from tests.random_sparse import random_array
 
 VALUES = np.random.default_rng(3).gamma(2.0, 1.0, (40, 30)).astype("f4")
 
@@ -188,9 +189,8 @@ def test_a_text_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def blocked(place: Path) -> Path:
-    from scipy import sparse
 
-    counts = sparse.random_array((60, 40), density=0.3, rng=np.random.default_rng(0), format="csr")
+    counts = random_array((60, 40), density=0.3, rng=np.random.default_rng(0), format="csr")
     dfac.convert(counts, place, unstored="missing", blocks=2, progressbar=False)
     return place
 

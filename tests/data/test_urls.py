@@ -25,10 +25,11 @@ from daskfactor.data.store import BlockStore
 from daskfactor.errors import DataError, OptionError, StoreError
 from daskfactor.urls import Url, persistently, placed, reached, trouble_of, why
 from tests.object_store import BUCKET, SECRETS
+from tests.random_sparse import random_array
 
 RNG = np.random.default_rng(16)
 DENSE = RNG.gamma(2.0, 1.0, (48, 36)).astype(np.float32)
-COUNTS = sparse.random_array((60, 40), density=0.2, rng=RNG, format="csr")
+COUNTS = random_array((60, 40), density=0.2, rng=RNG, format="csr")
 COUNTS.data[:] = 1 + RNG.poisson(0.3, COUNTS.nnz)
 TABLE = pd.DataFrame(dict(zip(("row", "column", "value"), sparse.find(COUNTS), strict=True)))
 FIT = {"draws": 4, "tune": 4, "progressbar": False, "random_seed": 1}

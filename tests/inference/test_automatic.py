@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import xarray as xr
 from numpy.typing import NDArray
 
@@ -14,6 +13,7 @@ import daskfactor as dfac
 from daskfactor.data.sources import outline
 from daskfactor.errors import OptionError
 from daskfactor.inference.base import Sampler, best_sampler, known
+from tests.random_sparse import random_array
 
 Array = NDArray[Any]
 RUN: dict[str, Any] = {"draws": 6, "tune": 6, "random_seed": 3, "progressbar": False}
@@ -60,10 +60,10 @@ def test_what_is_chosen(model: Any, V: Array, name: str) -> None:
 
 def test_sparse_data_count_by_what_a_pass_visits() -> None:
     """And rows have a price of their own."""
-    V = sp.random_array((300, 400), density=0.05, rng=0, dtype=np.float32).tocsr()
+    V = random_array((300, 400), density=0.05, rng=0, dtype=np.float32).tocsr()
     assert chosen(dfac.TweedieNMF(5, beta=2.0), V, unstored="zero") == "BlockHMC"
     assert chosen(dfac.NegativeBinomialNMF(5), V.ceil(), unstored="zero") == "SGHMC"
-    tall = sp.random_array((30_000, 40), density=0.001, rng=0, dtype=np.float32).tocsr()
+    tall = random_array((30_000, 40), density=0.001, rng=0, dtype=np.float32).tocsr()
     assert chosen(dfac.TweedieNMF(3, beta=2.0), tall, unstored="zero") == "SGHMC"
 
 

@@ -28,6 +28,7 @@ from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
+from tests.random_sparse import random_array
 
 SLACK = 64 * 2**20
 """What the interpreter, numba and the C library may take besides."""
@@ -227,7 +228,7 @@ def test_nothing_large_is_made():
 
 
 def test_blocks_sources_and_stores_agree(tmp_path):
-    V = sp.random_array((300, 200), density=0.1, rng=np.random.default_rng(0), format="csr")
+    V = random_array((300, 200), density=0.1, rng=np.random.default_rng(0), format="csr")
     V = (V * 10).astype(np.float32)
     options = {"blocks": 2, "unstored": "missing"}
     with as_blocks(V, allow_empty=True, **options) as data:

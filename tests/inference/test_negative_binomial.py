@@ -8,6 +8,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import ModelError
+from tests.random_sparse import random_array
 
 ALPHA, K = 0.5, 2
 QUIET: dict[str, Any] = {"random_seed": 1, "progressbar": False, "executor": "serial"}
@@ -144,7 +145,7 @@ def test_point_estimates_find_a_dispersion(method: Any) -> None:
 
 
 def test_every_cell_of_a_sparse_matrix_counts_beforehand() -> None:
-    V = sparse.random_array((2000, 1500), density=0.01, rng=np.random.default_rng(0))
+    V = random_array((2000, 1500), density=0.01, rng=np.random.default_rng(0))
     costs = [
         dfac.estimate_cost(V, model, unstored="zero")
         for model in (dfac.TweedieNMF(10), dfac.NegativeBinomialNMF(10))

@@ -19,6 +19,7 @@ from daskfactor.kernels import ranking as kernels
 from daskfactor.results import ranking
 from daskfactor.results.cellwise import weighted_quantiles
 from daskfactor.results.ranking import Search, Stack, score_of
+from tests.random_sparse import random_array
 
 I, J, K, CHAINS, DRAWS = 60, 90, 3, 2, 14  # noqa: E741, the papers' own letters
 ITEMS = [f"film {j}" for j in range(J)]
@@ -198,7 +199,7 @@ def test_quantiles_are_those_of_predictions() -> None:
             assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
-SEEN = sparse.random_array((I, J), density=0.3, rng=np.random.default_rng(1), format="csr")
+SEEN = random_array((I, J), density=0.3, rng=np.random.default_rng(1), format="csr")
 
 
 def excluded(kind: str, tmp_path: Path) -> Any:

@@ -47,9 +47,11 @@ extern "C" __global__ void sum_rows(Size B, Size chunks, Size K, const Size *sta
   }
 }
 
-// The share of a component in the means of each block, as `mean_share` finds it.
+// The share of a component in the means of each block, as `mean_share` finds it, times the
+// evenness of each of its bands: for the rows of W, and for those of H.
 extern "C" __global__ void mean_shares(Size B, Size K, BANDS, const REAL *W, const REAL *H,
-                                       double *out) {
+                                       const double *row_even, const double *col_even,
+                                       REAL *of_rows, REAL *of_cols) {
   for (Size b = WARP; b < B; b += WARPS) {
     double squares = 0, total = 0;
     for (Size number = 0; number < SEEN; ++number) {
@@ -68,16 +70,11 @@ extern "C" __global__ void mean_shares(Size B, Size K, BANDS, const REAL *W, con
         squares += square / mu;
       }
     }
-    if (LANE == 0) out[b] = total != 0.0 ? squares / total : 1.0;
-  }
-}
-
-// out[row] = share[b] even[b], for the rows of every band.
-extern "C" __global__ void spread_shares(Size B, Size n, const Size *start, const Size *count,
-                                         const double *share, const double *even, REAL *out) {
-  for (Size p = THREAD; p < B * n; p += THREADS) {
-    const Size b = p / n, i = p % n;
-    if (i < count[b]) out[start[b] + i] = (REAL)(share[b] * even[b]);
+    const double share = total != 0.0 ? squares / total : 1.0;
+    for (Size i = LANE; i < row_count[b]; i += LANES)
+      of_rows[row_start[b] + i] = (REAL)(share * row_even[b]);
+    for (Size j = LANE; j < col_count[b]; j += LANES)
+      of_cols[col_start[b] + j] = (REAL)(share * col_even[b]);
   }
 }
 

@@ -8,7 +8,7 @@ those of :class:`daskfactor.kernels.views.BlockKernels`.
 Source: Şimşekli et al. 2015, section 3 (parts), section 5 (a GPU).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,7 @@ STEP, RATIO = 0, 1
 """Kinds of what entries are multiplied with, see ``blocks.cu``."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Side:
     """Where the bands of a part's blocks are in a factor: block b has rows start[b] to +count[b].
 
@@ -39,10 +39,16 @@ class Side:
     count: NDArray[np.int64]
     size: int
 
-    @property
+    @cached_property
     def most(self) -> int:
         """Rows of the longest band."""
         return int(self.count.max())
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether bands are equally long and in order, so that the factor is their stack."""
+        starts = self.most * np.arange(len(self.count))
+        return bool((self.count == self.most).all() and (self.start == starts).all())
 
 
 class Part:
@@ -69,6 +75,7 @@ class Part:
     ) -> None:
         self.rows, self.cols, self.arrays, self.zeros = rows, cols, arrays, zeros
         self.device: Device = current()
+        self._even: tuple[list[bytes], list[DeviceArray]] | None = None
 
     @property
     def blocks(self) -> int:
@@ -91,22 +98,32 @@ class Part:
         (first, second), (third, fourth) = self._places
         return first, second, third, fourth
 
+    def evenness(self, given: Sequence[Any]) -> Sequence[DeviceArray]:
+        """Numbers of the bands of both factors on the device, copied when they change."""
+        found = [np.broadcast_to(np.asarray(own, np.float64), (self.blocks,)) for own in given]
+        known = [own.tobytes() for own in found]
+        if self._even is None or self._even[0] != known:
+            self._even = known, [self.device.put(own) for own in found]
+        return self._even[1]
+
     def source(self, law: Likelihood, W: DeviceArray) -> source.Source:
         """Kernels of these blocks under a law."""
         values = None if self.zeros is not None else self.arrays["values"].dtype.name
         kind = values, bool(self.zeros), self.weights is not None
         K = 0 if values is not None else W.shape[1]
-        return source.blocks(law, W.dtype.name, *kind, K)
+        return source.blocks(law, W.dtype.char, *kind, K)
 
     # -- what kernels that know no law do --------------------------------------------------
 
     def run(self, name: str, threads: int, W: DeviceArray, *arguments: Any) -> None:
         """Launch a kernel that knows no law."""
-        self.device.launch(source.bands(W.dtype.name), name, threads, *arguments)
+        self.device.launch(source.bands(W.dtype.char), name, threads, *arguments)
 
     def stacked(self, factor: int, rows: DeviceArray) -> DeviceArray:
         """Stack the bands of a factor: (B, n, K), zeros behind a band's last row."""
         side, K = (self.rows, self.cols)[factor], rows.shape[1]
+        if side.plain:
+            return rows.reshape(self.blocks, side.most, K)
         out = self.device.empty((self.blocks, side.most, K), rows.dtype)
         self._each("stack_rows", factor, side.most, rows, rows, out)
         return out
@@ -150,7 +167,7 @@ class Part:
 # -- making parts --------------------------------------------------------------------------
 
 
-Views = Sequence[BlockView | SparseBlock]
+Views = Iterable[BlockView | SparseBlock]
 Place = Callable[[tuple[int, ...], Any], Host]
 """Makes an array in memory from which the device copies by itself."""
 
@@ -161,26 +178,29 @@ def packed(
     """Put the blocks of a part into arrays that go to the device as they are.
 
     Dense: ``values`` (B, m, n), and ``weights``. Sparse: the rows of all blocks, and their
-    columns, with ``places`` of the columns' entries among those of rows.
+    columns, with ``places`` of the columns' entries among those of rows. A view need not
+    outlive the next one, as those of files do not.
     """
-    if isinstance(views[0], SparseBlock):
-        return dict(_packed_sparse(views, rows, cols, dtype, place))
-    found, shape = {}, (len(views), rows.most, cols.most)
-    kind = views[0].array.dtype  # type: ignore[union-attr]
-    kinds = {"values": kind if source.taken(kind) else dtype}
-    kinds |= {} if views[0].weights is None else {"weights": dtype}
-    for name, own in kinds.items():
-        found[name] = out = place(shape, own)
-        for b, view in enumerate(views):
-            cells = view.block if name == "values" else view.weights  # type: ignore[union-attr]
-            out[b, : view.m, : view.n] = cells
-    return found
+    found: dict[str, Host] = {}
+    shape, blocks = (len(rows.start), rows.most, cols.most), list[SparseBlock]()
+    for b, view in enumerate(views):
+        if isinstance(view, SparseBlock):
+            arrays = {name: getattr(view, name) for name in ("indptr", "indices", "values")}
+            own = None if view.weights is None else view.weights.copy()
+            blocks.append(view._replace(**{n: a.copy() for n, a in arrays.items()}, weights=own))
+            continue
+        kind = view.array.dtype if source.taken(view.array.dtype) else dtype
+        cells = {"values": view.block} | ({} if view.weights is None else {"weights": view.weights})
+        for name, own in cells.items():
+            if name not in found:
+                found[name] = place(shape, kind if name == "values" else dtype)
+            found[name][b, : view.m, : view.n] = own
+    return found or dict(_packed_sparse(blocks, rows, cols, dtype, place))
 
 
 def _packed_sparse(
-    views: Views, rows: Side, cols: Side, dtype: np.dtype[Any], place: Place
+    blocks: Sequence[SparseBlock], rows: Side, cols: Side, dtype: np.dtype[Any], place: Place
 ) -> Iterator[tuple[str, Host]]:
-    blocks: list[Any] = list(views)
     order = np.argsort(rows.start, kind="stable")
     entries = sum(view.values.size for view in blocks)
     counts, columns = np.zeros(rows.size, np.int64), np.empty(entries, np.int32)
@@ -301,7 +321,11 @@ def _add_dense(
         device.launch(part.source(law, W), "dense_terms", lines, *taken, *rest)
         for number, (terms, (rows, cols)) in enumerate(((tile, first), (tile2, second))):
             if rows is not None:
-                part.spread(0, device.products(terms, h), rows, begin)
+                if part.rows.plain:
+                    place = part.stacked(0, rows)[:, begin:end]
+                    device.products(terms, h, out=place, add=True)
+                else:
+                    part.spread(0, device.products(terms, h), rows, begin)
             if cols is not None:
                 more = {"out": sums[number], "add": True} if number in sums else {}
                 sums[number] = device.products(terms, own, (True, False), **more)
@@ -412,15 +436,9 @@ def mean_shares(
     part: Part, factors: tuple[DeviceArray, ...], evenness: Sequence[Any]
 ) -> tuple[DeviceArray, ...]:
     """Give `mean_share` of its block to every row of W and H, times its band's evenness."""
-    device, (W, H), found = part.device, factors, []
-    share = device.empty((part.blocks,), np.float64)
+    W, H = factors
+    out = tuple(part.device.empty((side.size,), W.dtype) for side in (part.rows, part.cols))
     sizes = np.int64(part.blocks), np.int64(W.shape[1])
-    part.run("mean_shares", 32 * part.blocks, W, *sizes, *part.places, W, H, share)
-    for factor, (side, even) in enumerate(zip((part.rows, part.cols), evenness, strict=True)):
-        out = device.empty((side.size,), W.dtype)
-        each = device.put(np.broadcast_to(np.asarray(even, np.float64), (part.blocks,)))
-        sizes = np.int64(part.blocks), np.int64(side.most)
-        taken = *sizes, *part._places[factor], share, each, out
-        part.run("spread_shares", part.blocks * side.most, W, *taken)
-        found.append(out)
-    return tuple(found)
+    taken = *sizes, *part.places, W, H, *part.evenness(evenness), *out
+    part.run("mean_shares", 32 * part.blocks, W, *taken)
+    return out

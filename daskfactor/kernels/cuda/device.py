@@ -174,10 +174,8 @@ class Device:
             done.record(self._copies)
         return arrays, done
 
-    def wait_for_copies(self, done: Any, here: bool = False) -> None:
-        """Let work that is asked for from now on wait for copies; or this process, ``here``."""
-        if here:
-            done.synchronize()
+    def wait_for_copies(self, done: Any) -> None:
+        """Let work that is asked for from now on wait for copies."""
         self.cupy.cuda.get_current_stream().wait_event(done)
 
 

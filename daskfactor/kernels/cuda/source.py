@@ -15,8 +15,11 @@ from daskfactor.kernels.cuda.translate import Translation
 from daskfactor.kernels.sparse import entry_rules
 from daskfactor.models.likelihood import Likelihood
 
-REALS = {"float32": "float", "float64": "double"}
-VALUES = REALS | {
+REALS = {"f": "float", "d": "double"}
+"""Types of factors in C++, by the letter of their dtype, which is had for less than its name."""
+VALUES = {
+    "float32": "float",
+    "float64": "double",
     "bool": "bool",
     "int8": "signed char",
     "uint8": "unsigned char",

@@ -21,7 +21,7 @@ class _Run:
 
     def __init__(self, theta: DeviceArray) -> None:
         self.device: Device = current()
-        self.source: Source = steps(theta.dtype.name)
+        self.source: Source = steps(theta.dtype.char)
         self.rows, self.components = theta.shape
         self.real = theta.dtype.type
 

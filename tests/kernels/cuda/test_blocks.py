@@ -21,6 +21,8 @@ K = 11
 ROWS, COLS = np.array([0, 13, 14, 314]), np.array([0, 20, 27, 60])
 """Where bands begin: one of one row, and one of more rows than a thread adds up."""
 BLOCKS = ((2, 1), (0, 2), (1, 0))
+EVEN = np.array([0, 40, 80, 120]), np.array([0, 20, 40, 60]), ((0, 0), (1, 1), (2, 2))
+"""Bands that are equally long, and in order: a factor is the stack of its bands."""
 TOLERANCE = {"float32": 3e-6, "float64": 1e-13}
 LAWS = {f"beta={beta}": Tweedie(beta) for beta in (2.0, 1.0, 0.5, 0.0, -1.0, 0.3, 2.5)}
 LAWS |= {"negative-binomial": NegativeBinomial(0.7)}
@@ -36,16 +38,18 @@ CASES += [(law, "missing", "float32", "float32", False) for law in LAWS]
 CASES += [(law, "zero", dtype, dtype, False) for law in CLOSED for dtype in TOLERANCE]
 CASES += [(law, "zero", "float32", "float32", True) for law in CLOSED]
 CASES += [("beta=0.5", "missing", "float32", "float32", True)]
+CASES += [("beta=0.5", form, "float32", "float32", True, EVEN) for form in ("dense", "missing")]
+CASES += [("beta=1.0", "zero", "float32", "float32", True, EVEN)]
 EACH = pytest.mark.parametrize(
-    "case", CASES, ids=lambda own: "-".join(own[:4]) + "-weights" * own[4]
+    "case", CASES, ids=lambda own: "-".join(own[:4]) + "-weights" * own[4] + "-even" * len(own[5:])
 )
 
 
 class Problem:
     """Blocks of a part, factors, and all that is known of their cells."""
 
-    def __init__(self, law, form, values, dtype, weighed):
-        rng = np.random.default_rng(0)
+    def __init__(self, law, form, values, dtype, weighed, grid=(ROWS, COLS, BLOCKS)):
+        rng, (ROWS, COLS, BLOCKS) = np.random.default_rng(0), grid
         self.law, self.dtype = LAWS[law], np.dtype(dtype)
         shape = ROWS[-1], COLS[-1]
         self.W = (rng.gamma(2.0, size=(shape[0], K)) + 0.01).astype(dtype)

@@ -20,17 +20,13 @@ KINDS = {
     "sparse-zeros": ("float32", None, True, False, 64),
     "sparse-zeros-weights": ("float32", None, True, True, 1),
 }
-COMMON = {
-    f"{make.__name__}-{dtype}": make(dtype)
-    for make in (source.steps, source.bands)
-    for dtype in ("float32", "float64")
-}
-OF_LAWS = {
-    f"{law}-{kind}": (law, kind)
-    for law in LAWS
-    for kind, (_, values, zeros, *_) in KINDS.items()
-    if values is not None or not LAWS[law].visits_all(zeros)
-}
+REAL = {"float32": "f", "float64": "d"}
+COMMON = [(own, dtype) for own in ("steps", "bands") for dtype in REAL]
+OF_LAWS = [(law, kind, "sm_80") for law in LAWS for kind in ("dense", "sparse")]
+OF_LAWS += [("beta=1.0", kind, "sm_80") for kind in KINDS if kind not in ("dense", "sparse")]
+OF_LAWS += [("beta=2.0", kind, "sm_90") for kind in ("sparse-zeros", "sparse-zeros-weights")]
+OF_LAWS += [(law, "dense-weights-float64", "sm_90") for law in ("beta=0.3", "negative-binomial")]
+"""What differs: laws by their arithmetic, kinds of blocks by what is around it."""
 DENSE, SPARSE = {"dense_terms", "dense_fit"}, {"sparse_rows", "sparse_cols", "sparse_fit"}
 STEPS = {
     "fill_normals",
@@ -52,7 +48,6 @@ BANDS = {
     "add_totals",
     "sum_rows",
     "mean_shares",
-    "spread_shares",
     "watch_cells",
 }
 
@@ -71,27 +66,26 @@ def kernels_of(made, architecture):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", COMMON)
-def test_kernels_that_know_no_law_are_compiled(name, architecture):
-    wanted = STEPS if name.startswith("steps") else BANDS
-    assert kernels_of(COMMON[name], architecture) == wanted
+@pytest.mark.parametrize(("name", "dtype"), COMMON)
+def test_kernels_that_know_no_law_are_compiled(name, dtype, architecture):
+    wanted = STEPS if name == "steps" else BANDS
+    assert kernels_of(getattr(source, name)(REAL[dtype]), architecture) == wanted
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", OF_LAWS)
-def test_kernels_of_laws_are_compiled(name, architecture):
-    law, kind = OF_LAWS[name]
-    found = kernels_of(source.blocks(LAWS[law], *KINDS[kind]), architecture)
+@pytest.mark.parametrize(("law", "kind", "architecture"), OF_LAWS)
+def test_kernels_of_laws_are_compiled(law, kind, architecture):
+    dtype, *rest = KINDS[kind]
+    found = kernels_of(source.blocks(LAWS[law], REAL[dtype], *rest), architecture)
     assert found == BANDS | (DENSE if kind.startswith("dense") else SPARSE)
 
 
-def test_every_type_of_data_has_a_kernel():
-    for values in source.VALUES:
-        made = source.blocks(LAWS["beta=1.0"], "float32", values, False, False, 0)
-        assert kernels_of(made, "sm_80") == BANDS | DENSE
+@pytest.mark.parametrize("values", ["bool", "int8", "uint64"])
+def test_data_of_other_types_have_kernels(values):
+    made = source.blocks(LAWS["beta=2.0"], "f", values, False, False, 0)
+    assert kernels_of(made, "sm_80") == BANDS | DENSE
 
 
 def test_steps_are_compiled_without_fused_multiply_adds():
     """Which would give other bits than processors do."""
-    for dtype in ("float32", "float64"):
+    for dtype in REAL.values():
         assert "-fmad=false" in source.steps(dtype).options
