@@ -48,7 +48,7 @@ def assert_same(device, name, changed, *rest):
 
 def is_entries(own, changed):
     """Whether an argument lies where the factor does: it has a row for each of its rows."""
-    return np.ndim(own) == 2 and len(own) == len(changed[0])
+    return getattr(own, "ndim", 0) == 2 and len(own) == len(changed[0])
 
 
 @DTYPES
