@@ -203,7 +203,7 @@ def test_an_automatic_sampler_is_one_that_runs_there(stand_in, name):
 def test_an_automatic_sampler_may_be_another_one_there(stand_in):
     """The test above would say nothing otherwise."""
     best = [
-        (best_sampler(model(), blocks(values()), device).name for device in (False, True))
+        tuple(best_sampler(model(), blocks(values()), device).name for device in (False, True))
         for values, model in MODELS.values()
     ]
     assert any(here != there for here, there in best)

@@ -278,6 +278,11 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> HostArray:
     return np.full(shape, GARBAGE, dtype).view(HostArray)
 
 
+def _pinned(size: int) -> bytearray:
+    """Make memory that holds huge numbers, whatever their type is."""
+    return bytearray(b"\x7f" * size)
+
+
 def _asnumpy(array: HostArray) -> np.ndarray:
     return np.array(array.view(np.ndarray))
 
@@ -305,7 +310,7 @@ def cupy(free: int = 2**33) -> SimpleNamespace:
             runtime=runtime,
             cublas=cublas,
             device=SimpleNamespace(get_cublas_handle=lambda: 0),
-            alloc_pinned_memory=bytearray,
+            alloc_pinned_memory=_pinned,
         ),
     )
 
