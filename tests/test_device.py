@@ -209,6 +209,27 @@ def test_an_automatic_sampler_may_be_another_one_there(stand_in):
     assert any(here != there for here, there in best)
 
 
+EXACT = ("poisson-gaps", "gaussian-gaps", "compound")
+
+
+def assert_exact(name):
+    """Moments are within the tolerances that samplers on processors are held to."""
+    case = next(case for case in CASES if case.name == name)
+    settings = {"copies": 1024, "tune": 500, "draws": 200, "executor": DeviceExecutor()}
+    sampler = dfac.PSGLD(step=dfac.ConstantStep(0.02)) if "gaussian" in name else dfac.PSGLD()
+    got, exact = run_copies(case, sampler, **settings)[0], reference_posterior(case)
+    sd = np.sqrt(exact["var_mu"])
+    assert np.sqrt(np.mean(((got.mean - exact["mean_mu"]) / sd) ** 2)) < 0.1
+    np.testing.assert_allclose(got.variance / exact["var_mu"], 1.0, atol=0.12)
+    assert abs(got.sum_w / exact["sum_w"] - 1) < 0.03
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", EXACT)
+def test_draws_are_from_the_exact_posterior(stand_in, name):
+    assert_exact(name)
+
+
 # -- refusals ------------------------------------------------------------------------------
 
 
@@ -317,14 +338,6 @@ def test_draws_of_a_gpu_are_those_of_processors(gpu, name, sampler):
 
 @pytest.mark.device
 @pytest.mark.statistical
-@pytest.mark.parametrize("name", ["poisson-gaps", "gaussian-gaps", "compound"])
+@pytest.mark.parametrize("name", EXACT)
 def test_a_gpu_draws_from_the_exact_posterior(gpu, name):
-    """Within the tolerances that samplers on processors are held to."""
-    case = next(case for case in CASES if case.name == name)
-    settings = {"copies": 1024, "tune": 500, "draws": 200, "executor": DeviceExecutor()}
-    sampler = dfac.PSGLD(step=dfac.ConstantStep(0.02)) if "gaussian" in name else dfac.PSGLD()
-    got, exact = run_copies(case, sampler, **settings)[0], reference_posterior(case)
-    sd = np.sqrt(exact["var_mu"])
-    assert np.sqrt(np.mean(((got.mean - exact["mean_mu"]) / sd) ** 2)) < 0.1
-    np.testing.assert_allclose(got.variance / exact["var_mu"], 1.0, atol=0.12)
-    assert abs(got.sum_w / exact["sum_w"] - 1) < 0.03
+    assert_exact(name)

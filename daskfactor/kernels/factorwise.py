@@ -89,7 +89,7 @@ def multiplicative(
 
 
 def slope(
-    view: AnyView,
+    view: AnyBlock | TensorBlock,
     likelihood: Likelihood,
     factor: int,
     factors: Arrays,
