@@ -34,7 +34,7 @@ from sklearn.decomposition import NMF
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DaskfactorError
-from daskfactor.executors import LanesExecutor
+from daskfactor.executors import Executor, LanesExecutor
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.tweedie_chain import TweedieChain
@@ -56,10 +56,12 @@ def matrix() -> Array:
         return rng.poisson(110, (10304, 400)).astype(np.float32)
 
 
-def ours(V: Array, iterations: int, blocks: int, likelihood: bool) -> tuple[float, float]:
+def ours(
+    V: Array, iterations: int, blocks: int, likelihood: bool, executor: Executor | None = None
+) -> tuple[float, float]:
     """Seconds for ``iterations`` parts, and the share of them spent in kernels."""
     cycles = iterations // blocks
-    executor = LanesExecutor()
+    executor = executor or LanesExecutor()
     with as_blocks(V, blocks) as data:
         options = RunOptions(2 * cycles, 0, 1, 1, 0, "moments", 0, "float32")
         model = TweedieNMF(COMPONENTS, dispersion=1.0)

@@ -87,6 +87,7 @@ class Task(NamedTuple):
     seed: int
     sweeps: int = 80
     chains: int = 1
+    device: str | None = None
 
 
 def read_ratings(path: Path) -> Ratings:
@@ -156,6 +157,7 @@ def ours(task: Task, model: Any, sampler: Any = None) -> Outcome:
             keep="moments",
             monitor=(task.test.rows, task.test.cols),
             progressbar=False,
+            device=task.device,
         )
     seconds = (time.perf_counter() - started) / task.chains
     means, variances = (trace["monitor"][name].values for name in ("mean", "var"))

@@ -46,7 +46,8 @@ def resume(
     storage_options
         For data at a URL, as for :func:`as_blocks`: they are not kept with the run.
     options
-        Where it runs, as for :func:`sample`.
+        Where it runs, as for :func:`sample`. A ``device`` is not taken over from the run: draws
+        that come from another one have the same law and other bits, and a warning says so.
 
     Returns
     -------

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import daskfactor as dfac
-from daskfactor.options import OnWeighed
+from daskfactor.options import OnSampled
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "api"
@@ -138,7 +138,7 @@ def undocumented(own: Any) -> set[str]:
     if is_dataclass(own):
         asked -= {field.name for field in fields(own) if not field.repr}  # for our own use
     if "options" in told:
-        asked -= set(OnWeighed.__annotations__)
+        asked -= set(OnSampled.__annotations__)
     if "All that :func:`sample` takes by name" in docstring:
         asked -= set(inspect.signature(dfac.sample).parameters)
         told |= set(re.findall(r"``(\w+)``", docstring))

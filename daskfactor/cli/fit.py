@@ -101,7 +101,7 @@ Sampler = Annotated[
 
 def fit(
     matrix: o.Weighed,
-    place: o.Seeded,
+    place: o.SeededOnDevice,
     store: o.Store,
     components: o.Rank,
     law: Law,
@@ -259,7 +259,7 @@ def particles(
 
 def resume(
     run: o.Run,
-    place: o.Place,
+    place: o.OnDevice,
     draws: Annotated[
         int | None, Option(min=1, help="Draws to add; left out: finish what was planned.")
     ] = None,

@@ -144,6 +144,10 @@ Cluster = Annotated[
         help="Begin N worker processes on this machine, and end them with the run.",
     ),
 ]
+Device = Annotated[
+    Literal["cuda"] | None,
+    Option(help="An NVIDIA GPU (extra cuda) updates blocks; same law, other bits."),
+]
 Dispersion = Annotated[
     float | None, Option(help="Of tweedie: left out, 1 for counts, estimated for other data.")
 ]
@@ -326,6 +330,22 @@ class Seeded(Place):
     def told(self) -> dict[str, Any]:
         """Give the options as arguments of Python, but for the cluster."""
         return {**super().told(), "random_seed": self.seed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDevice(Place):
+    """Where a command does its work that may do it on a GPU."""
+
+    device: Device = None
+
+    def told(self) -> dict[str, Any]:
+        """Give the options as arguments of Python, but for the cluster."""
+        return {**super().told(), "device": self.device}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeededOnDevice(OnDevice, Seeded):
+    """The same, and what random numbers begin with."""
 
 
 def facts(lines: Iterable[tuple[str, str]], title: str | None = None) -> Table:

@@ -144,6 +144,8 @@ class Executor(ABC):
         caller back.
     on_device
         Whether blocks are worked on by a GPU.
+    device
+        Which GPU that is, as results tell it; None: processors do the work.
     most_losses
         Times in a row that a run may go back to where it saved bands that were lost.
     place
@@ -154,6 +156,7 @@ class Executor(ABC):
     in_process: ClassVar[bool] = True
     on_device: bool = False
     reason: str = "as asked for"
+    device: str | None = None
     most_losses: int = 0
     place: "Place | None" = None
 

@@ -371,6 +371,7 @@ class DeviceExecutor(Executor):
         self.options = options or CUDA()
         self._device: Device = current()
         self._device.tf32 = self.options.tf32
+        self.device = f"cuda: {self._device.name}{', TF32' if self.options.tf32 else ''}"
         self._threads = ThreadsExecutor()
         self._workspace = Workspace()
         self._placed: PlacedData | None = None

@@ -17,7 +17,7 @@ from daskfactor.inference.chain import stacked
 from daskfactor.inference.inits import SHORT, Init, checked_init
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import OnStep, Optimizer, PointFit
-from daskfactor.inference.session import Session, session
+from daskfactor.inference.session import Session, device_attrs, session
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.inference.starts import best_of, state_maker
 from daskfactor.models import check_model
@@ -107,7 +107,7 @@ def optimize(
 
         point = run.executor.until_kept(fitted)
         made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
-        made |= {"init": json.dumps(asked.to_dict())}
+        made |= {"init": json.dumps(asked.to_dict()), **device_attrs(run.executor)}
         return point_dataset(run.data, model, method, point, made)
 
 

@@ -37,7 +37,7 @@ from daskfactor.inference.base import (
 from daskfactor.inference.chain import Chain, check_saved, learnt_variables
 from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.saved import Saved
-from daskfactor.inference.session import as_begun, session, session_again
+from daskfactor.inference.session import as_begun, device_attrs, session, session_again
 from daskfactor.inference.setting import (
     RunOptions,
     Setting,
@@ -70,6 +70,8 @@ NOT_STARTED: dict[str, Any] = {
     "seconds": 0.0,
 }
 """The checkpoint of a run whose warm start has not ended: resuming begins it again."""
+PROCESSORS, NEXT = "processors", "; "
+"""What a run without a GPU is on, and what stands between the devices that a run was on."""
 SMALL_DATA = 2**28
 """Bytes of data that a trace in memory holds a copy of; a store always does."""
 
@@ -283,12 +285,24 @@ def go_on(
         if options.get("device") is not None:
             check_device(sampler, model, run.data)
         setting = Setting(run.data, model, sampler, planned, run.executor, held.cells, init=init)
+        if meta["cycle"] < planned.cycles:
+            _note_device(held, run.executor)
         if draws is not None:
             text = json.dumps(described | {"options": planned.to_dict()})
             held.update_attrs({"run": text, "draws": planned.draws})
         if len(planned.index) > held.draws:  # also after a kill between the two
             held.extend(planned.index)
         _carry_out(setting, held, run.on_event, arrays, meta)
+
+
+def _note_device(held: "RunStore", executor: Executor) -> None:
+    """Note what a run goes on with, and warn if that is not what its last draws came from."""
+    devices = held.attrs.get("device", PROCESSORS).split(NEXT)
+    now = device_attrs(executor).get("device", PROCESSORS)
+    if now != devices[-1]:
+        held.update_attrs({"device": NEXT.join([*devices, now])})
+        text = f"the run began on {devices[-1]} and goes on with {now}"
+        warn(f"{text}: draws have the same law, and other bits than there", SamplingWarning)
 
 
 # -- the loop ------------------------------------------------------------------------------
@@ -639,6 +653,7 @@ def described(
             "executor": executor.name,
             "executor_reason": getattr(executor, "reason", "as asked for"),
             **machine_attrs(),
+            **device_attrs(executor),
             **attrs,
         },
     }

@@ -120,6 +120,12 @@ def session_of(
         yield Session(seed, on_event, data, stack, choose, options)
 
 
+def device_attrs(executor: Executor) -> dict[str, str]:
+    """Name the GPU that does the work; nothing where processors do it."""
+    found = getattr(executor, "device", None)
+    return {} if found is None else {"device": found}
+
+
 def blocks_for(model: Any, V: Any, **options: Any) -> BlockedData:
     """Put data on blocks as a model takes them: a matrix, several, or a tensor."""
     if model.joins:

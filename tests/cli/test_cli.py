@@ -106,6 +106,7 @@ def test_fit_hands_its_options_on(invoke, matrix, sampled):
         "--chains", 2, "--thin", 3, "--sampler", "psgrrld", "--blocks", 2, "--seed", 9,
         "--dtype", "float64", "--executor", "serial", "--keep", "moments",
         "--monitor", "missing", "--quiet", "--init", "q-transform", "--starts", 2,
+        "--device", "cuda",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     (call,) = sampled
@@ -118,7 +119,7 @@ def test_fit_hands_its_options_on(invoke, matrix, sampled):
         "draws": 8, "tune": 6, "chains": 2, "thin": 3, "random_seed": 9,
         "executor": "serial", "keep": "moments", "monitor": "missing",
         "progressbar": False, "store": "run.zarr", "client": None, "overwrite": False,
-        "init": "q-transform", "starts": 2,
+        "init": "q-transform", "starts": 2, "device": "cuda",
     }  # fmt: skip
 
 
@@ -224,7 +225,21 @@ def test_resume_hands_its_options_on(invoke, matrix, monkeypatch):
     ((store, options),) = calls
     assert store == "run.zarr"
     assert options.pop("V") == str(matrix)
-    assert options == {"draws": 5, "progressbar": True, "executor": "auto", "client": None}
+    told = {"draws": 5, "progressbar": True, "executor": "auto", "client": None}
+    assert options == told | {"device": None}
+
+
+def test_resume_goes_on_with_a_gpu(invoke, monkeypatch):
+    calls = []
+
+    def resume(store, **options):
+        calls.append(options["device"])
+        return fake_run()
+
+    monkeypatch.setattr(daskfactor, "resume", resume, raising=False)
+    assert invoke("resume", "run.zarr", "--device", "cuda", "--json").exit_code == 0
+    assert calls == ["cuda"]
+    assert invoke("resume", "run.zarr", "--device", "tpu").exit_code == 2
 
 
 def test_info_tells_of_data_draws_and_health(invoke, store):

@@ -1,12 +1,14 @@
 """A step that is too large for the data is told of, and only that."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
+from daskfactor.inference import tweedie_chain
 from daskfactor.inference.base import Sampler
 
 
@@ -46,3 +48,25 @@ def test_a_chain_that_samples_is_not(sampler: Sampler, dispersion: float) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         draw(sampler, dispersion)
+
+
+@pytest.mark.parametrize(
+    ("model", "sampler", "told"),
+    [
+        (dfac.TweedieNMF(6, dispersion=1.0), dfac.PSGLD(), True),
+        (dfac.TweedieNMF(6, dispersion=1.0), dfac.PSGRRLD(), True),
+        (dfac.TweedieNMF(6, dispersion=1.0), dfac.BlockHMC(), False),
+        (dfac.NegativeBinomialNMF(6), dfac.PSGLD(), False),
+    ],
+    ids=["a step", "two steps", "no bias", "a law that moves"],
+)
+def test_a_fall_is_told_of_where_a_step_can_be_its_cause(
+    model: Any, sampler: Sampler, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tweedie_chain, "FALL", -1e9)  # below which everything is
+    V = np.random.default_rng(0).poisson(notes() * 20).astype(np.float32)
+    run = {"draws": 4, "tune": 4, "random_seed": 0, "progressbar": False}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        dfac.sample(V, model, sampler, **run)
+    assert told == any("below that of the start" in str(each.message) for each in found)

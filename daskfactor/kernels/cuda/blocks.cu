@@ -160,86 +160,124 @@ extern "C" __global__ void dense_fit(Size B, Size m, Size n, Size t, Size first,
 #ifdef SPARSE
 #define EACH ((COMPONENTS + LANES - 1) / LANES)
 #define OWN(e) (LANE + (e) * LANES)
+// Entries whose rows a warp asks for before it uses the first: a row takes long to come. Their
+// sums are taken one after the other all the same.
+#define AHEAD (EACH <= 4 ? 4 : 1)
+
+// A lane's share of a row of components.
+DEVICE void load_row(const REAL *__restrict__ rows, Size i, REAL *out) {
+#pragma unroll
+  for (int e = 0; e < EACH; ++e)
+    out[e] = OWN(e) < COMPONENTS ? rows[i * COMPONENTS + OWN(e)] : (REAL)0;
+}
+
+DEVICE REAL dot(const REAL *w, const REAL *h) {
+  REAL mu = 0;
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) mu += w[e] * h[e];
+  return warp_sum(mu);
+}
+
+DEVICE void add_to_row(const REAL *sums, Size i, REAL *out) {
+#pragma unroll
+  for (int e = 0; e < EACH; ++e)
+    if (OWN(e) < COMPONENTS) out[i * COMPONENTS + OWN(e)] += sums[e];
+}
 
 // A warp goes along a row. What entries are multiplied with goes to `first` and, if there is one,
 // to `second`, and their products with H are added to rows of `out` and `out2`, if there are any.
-extern "C" __global__ void sparse_rows(Size rows, const Size *indptr, const int *cols,
-                                       const REAL *values, const REAL *weights, const REAL *W,
-                                       const REAL *H, LAW, int kind, REAL scale, REAL *first,
-                                       REAL *second, REAL *out, REAL *out2) {
+extern "C" __global__ void sparse_rows(Size rows, const Size *__restrict__ indptr,
+                                       const int *__restrict__ cols,
+                                       const REAL *__restrict__ values,
+                                       const REAL *__restrict__ weights,
+                                       const REAL *__restrict__ W, const REAL *__restrict__ H, LAW,
+                                       int kind, REAL scale, REAL *__restrict__ first,
+                                       REAL *__restrict__ second, REAL *__restrict__ out,
+                                       REAL *__restrict__ out2) {
   for (Size i = WARP; i < rows; i += WARPS) {
-    REAL w[EACH], g[EACH], c[EACH], h[EACH];
-    for (int e = 0; e < EACH; ++e) {
-      w[e] = OWN(e) < COMPONENTS ? W[i * COMPONENTS + OWN(e)] : (REAL)0;
-      g[e] = c[e] = 0;
-    }
-    for (Size p = indptr[i]; p < indptr[i + 1]; ++p) {
-      const Size j = cols[p];
-      REAL mu = 0;
-      for (int e = 0; e < EACH; ++e) {
-        h[e] = OWN(e) < COMPONENTS ? H[j * COMPONENTS + OWN(e)] : (REAL)0;
-        mu += w[e] * h[e];
+    REAL w[EACH], g[EACH] = {}, c[EACH] = {};
+    load_row(W, i, w);
+    const Size end = indptr[i + 1];
+    for (Size begin = indptr[i]; begin < end; begin += AHEAD) {
+      REAL h[AHEAD][EACH], mu[AHEAD];
+#pragma unroll
+      for (int u = 0; u < AHEAD; ++u) load_row(H, cols[begin + u < end ? begin + u : end - 1], h[u]);
+#pragma unroll
+      for (int u = 0; u < AHEAD; ++u) mu[u] = dot(w, h[u]);
+#pragma unroll
+      for (int u = 0; u < AHEAD; ++u) {
+        const Size p = begin + u;
+        if (p >= end) break;
+        auto found = terms_of(kind, values[p], mu[u], LAW_AT(cols[p]), scale,
+                              weights ? weights[p] : (REAL)1);
+        if (LANE == 0) {
+          first[p] = at<0>(found);
+          if (second) second[p] = at<1>(found);
+        }
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+          g[e] += at<0>(found) * h[u][e];
+          c[e] += at<1>(found) * h[u][e];
+        }
       }
-      mu = warp_sum(mu);
-      auto found = terms_of(kind, values[p], mu, LAW_AT(j), scale, weights ? weights[p] : (REAL)1);
-      if (LANE == 0) {
-        first[p] = at<0>(found);
-        if (second) second[p] = at<1>(found);
-      }
-      for (int e = 0; e < EACH; ++e) {
-        g[e] += at<0>(found) * h[e];
-        c[e] += at<1>(found) * h[e];
-      }
     }
-    for (int e = 0; e < EACH; ++e) {
-      if (OWN(e) >= COMPONENTS) continue;
-      if (out) out[i * COMPONENTS + OWN(e)] += g[e];
-      if (out2) out2[i * COMPONENTS + OWN(e)] += c[e];
-    }
+    if (out) add_to_row(g, i, out);
+    if (out2) add_to_row(c, i, out2);
   }
 }
 
 // A warp goes along a column, whose entries are at `places` and in `rows`: no two threads add to
 // the same number, and sums have one order.
-extern "C" __global__ void sparse_cols(Size columns, const Size *indptr, const int *rows,
-                                       const Size *places, const REAL *first, const REAL *second,
-                                       const REAL *W, REAL *out, REAL *out2) {
+extern "C" __global__ void sparse_cols(Size columns, const Size *__restrict__ indptr,
+                                       const int *__restrict__ rows,
+                                       const Size *__restrict__ places,
+                                       const REAL *__restrict__ first,
+                                       const REAL *__restrict__ second,
+                                       const REAL *__restrict__ W, REAL *__restrict__ out,
+                                       REAL *__restrict__ out2) {
   for (Size j = WARP; j < columns; j += WARPS) {
-    REAL g[EACH], c[EACH];
-    for (int e = 0; e < EACH; ++e) g[e] = c[e] = 0;
-    for (Size q = indptr[j]; q < indptr[j + 1]; ++q) {
-      const Size i = rows[q], p = places[q];
-      const REAL a = first[p], b = out2 ? second[p] : (REAL)0;
-      for (int e = 0; e < EACH; ++e) {
-        const REAL w = OWN(e) < COMPONENTS ? W[i * COMPONENTS + OWN(e)] : (REAL)0;
-        g[e] += a * w;
-        c[e] += b * w;
+    REAL g[EACH] = {}, c[EACH] = {};
+    const Size end = indptr[j + 1];
+    for (Size begin = indptr[j]; begin < end; begin += AHEAD) {
+      REAL w[AHEAD][EACH], a[AHEAD], b[AHEAD];
+#pragma unroll
+      for (int u = 0; u < AHEAD; ++u) {
+        const Size q = begin + u < end ? begin + u : end - 1, p = places[q];
+        load_row(W, rows[q], w[u]);
+        a[u] = first[p];
+        b[u] = out2 ? second[p] : (REAL)0;
+      }
+#pragma unroll
+      for (int u = 0; u < AHEAD; ++u) {
+        if (begin + u >= end) break;
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+          g[e] += a[u] * w[u][e];
+          c[e] += b[u] * w[u][e];
+        }
       }
     }
-    for (int e = 0; e < EACH; ++e) {
-      if (OWN(e) >= COMPONENTS) continue;
-      out[j * COMPONENTS + OWN(e)] += g[e];
-      if (out2) out2[j * COMPONENTS + OWN(e)] += c[e];
-    }
+    add_to_row(g, j, out);
+    if (out2) add_to_row(c, j, out2);
   }
 }
 
 // Sums of deviances and Pearson terms of stored entries, by warp: partial (warps, 2).
-extern "C" __global__ void sparse_fit(Size rows, const Size *indptr, const int *cols,
-                                      const REAL *values, const REAL *weights, const REAL *W,
-                                      const REAL *H, LAW, double *partial) {
+extern "C" __global__ void sparse_fit(Size rows, const Size *__restrict__ indptr,
+                                      const int *__restrict__ cols,
+                                      const REAL *__restrict__ values,
+                                      const REAL *__restrict__ weights,
+                                      const REAL *__restrict__ W, const REAL *__restrict__ H, LAW,
+                                      double *__restrict__ partial) {
   double deviance = 0, pearson = 0;
   for (Size i = WARP; i < rows; i += WARPS) {
     REAL w[EACH];
-    for (int e = 0; e < EACH; ++e)
-      w[e] = OWN(e) < COMPONENTS ? W[i * COMPONENTS + OWN(e)] : (REAL)0;
+    load_row(W, i, w);
     for (Size p = indptr[i]; p < indptr[i + 1]; ++p) {
-      const Size j = cols[p];
-      REAL mu = 0;
-      for (int e = 0; e < EACH; ++e)
-        mu += OWN(e) < COMPONENTS ? w[e] * H[j * COMPONENTS + OWN(e)] : (REAL)0;
-      mu = warp_sum(mu);
-      auto found = fit_rule(values[p], mu, LAW_AT(j), weights ? weights[p] : (REAL)1);
+      REAL h[EACH];
+      load_row(H, cols[p], h);
+      auto found =
+          fit_rule(values[p], dot(w, h), LAW_AT(cols[p]), weights ? weights[p] : (REAL)1);
       deviance += at<0>(found);
       pearson += at<1>(found);
     }

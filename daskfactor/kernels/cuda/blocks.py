@@ -111,13 +111,13 @@ class Part:
         values = None if self.zeros is not None else self.arrays["values"].dtype.name
         kind = values, bool(self.zeros), self.weights is not None
         K = 0 if values is not None else W.shape[1]
-        return source.blocks(law, W.dtype.char, *kind, K)
+        return source.blocks(law, source.NAMES[W.dtype.char], *kind, K)
 
     # -- what kernels that know no law do --------------------------------------------------
 
     def run(self, name: str, threads: int, W: DeviceArray, *arguments: Any) -> None:
         """Launch a kernel that knows no law."""
-        self.device.launch(source.bands(W.dtype.char), name, threads, *arguments)
+        self.device.launch(source.bands(source.NAMES[W.dtype.char]), name, threads, *arguments)
 
     def stacked(self, factor: int, rows: DeviceArray) -> DeviceArray:
         """Stack the bands of a factor: (B, n, K), zeros behind a band's last row."""

@@ -142,6 +142,13 @@ class Device:
         """Wait until all that was asked for is done."""
         self.cupy.cuda.get_current_stream().synchronize()
 
+    @property
+    def name(self) -> str:
+        """Type of the GPU, such as ``NVIDIA H100 80GB HBM3``."""
+        runtime = self.cupy.cuda.runtime
+        found: bytes = runtime.getDeviceProperties(runtime.getDevice())["name"]
+        return found.decode()
+
     # -- memory and copies ---------------------------------------------------------------
 
     @property

@@ -15,11 +15,10 @@ from daskfactor.kernels.cuda.translate import Translation
 from daskfactor.kernels.sparse import entry_rules
 from daskfactor.models.likelihood import Likelihood
 
-REALS = {"f": "float", "d": "double"}
-"""Types of factors in C++, by the letter of their dtype, which is had for less than its name."""
-VALUES = {
-    "float32": "float",
-    "float64": "double",
+REALS = {"float32": "float", "float64": "double"}
+NAMES = {"f": "float32", "d": "float64"}
+"""Names of dtypes by their letters: NumPy puts a name together anew each time."""
+VALUES = REALS | {
     "bool": "bool",
     "int8": "signed char",
     "uint8": "unsigned char",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskfactor.kernels.cuda.device import Device, DeviceArray, current, is_here
-from daskfactor.kernels.cuda.source import Source, steps
+from daskfactor.kernels.cuda.source import NAMES, Source, steps
 from daskfactor.kernels.langevin import SQUARED
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.polynomials import expm1
@@ -21,7 +21,7 @@ class _Run:
 
     def __init__(self, theta: DeviceArray) -> None:
         self.device: Device = current()
-        self.source: Source = steps(theta.dtype.char)
+        self.source: Source = steps(NAMES[theta.dtype.char])
         self.rows, self.components = theta.shape
         self.real = theta.dtype.type
 

@@ -120,7 +120,8 @@ def compiled(text: str, options: tuple[str, ...]) -> tuple[ctypes.CDLL, dict[str
     defines = [own for own in options if own.startswith("-D")]
     # What the preprocessor leaves out is no kernel.
     marked = text.replace("__global__", "GLOBAL_MARK")
-    command = ["g++", "-std=c++17", "-E", "-P", *defines, "-x", "c++", "-"]
+    told = [*defines, "-D__restrict__="]  # which is no part of a type
+    command = ["g++", "-std=c++17", "-E", "-P", *told, "-x", "c++", "-"]
     shown = _run(command, marked)
     signatures, runners = {}, []
     found = re.findall(r'extern "C" GLOBAL_MARK void (\w+)\(([^{]*?)\)\s*\{', shown, re.DOTALL)
@@ -289,7 +290,13 @@ def _asnumpy(array: HostArray) -> np.ndarray:
 
 def cupy(free: int = 2**33) -> SimpleNamespace:
     """Make the part of CuPy's module that is used; ``free``: bytes that are on the device."""
-    runtime = SimpleNamespace(memGetInfo=lambda: (free, free), getDeviceCount=lambda: 1)
+    runtime = SimpleNamespace(
+        memGetInfo=lambda: (free, free),
+        getDeviceCount=lambda: 1,
+        getDevice=lambda: 0,
+        getDeviceProperties=lambda number: {"name": b"no GPU"},
+    )
+    pool = SimpleNamespace(free_bytes=lambda: 0, free_all_blocks=lambda: None)
     cublas = SimpleNamespace(
         sgemmStridedBatched=_gemm(np.float32),
         dgemmStridedBatched=_gemm(np.float64),
@@ -302,7 +309,8 @@ def cupy(free: int = 2**33) -> SimpleNamespace:
         empty=_empty,
         zeros=lambda shape, dtype: np.zeros(shape, dtype).view(HostArray),
         RawModule=RawModule,
-        get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
+        get_default_memory_pool=lambda: pool,
+        get_default_pinned_memory_pool=lambda: pool,
         cuda=SimpleNamespace(
             Stream=Stream,
             Event=Event,
