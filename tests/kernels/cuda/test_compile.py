@@ -19,7 +19,6 @@ KINDS = {
     "sparse-zeros": ("float32", None, True, False, 64),
     "sparse-zeros-weights": ("float32", None, True, True, 1),
 }
-REAL = {"float32": "f", "float64": "d"}
 COMMON = [("steps", "float32", "sm_80"), ("steps", "float64", "sm_90")]
 COMMON += [("bands", "float32", "sm_90"), ("bands", "float64", "sm_80")]
 OF_LAWS = [(law, kind, "sm_80") for law in LAWS for kind in ("dense", "sparse")]
@@ -68,23 +67,23 @@ def kernels_of(made, architecture):
 @pytest.mark.parametrize(("name", "dtype", "architecture"), COMMON)
 def test_kernels_that_know_no_law_are_compiled(name, dtype, architecture):
     wanted = STEPS if name == "steps" else BANDS
-    assert kernels_of(getattr(source, name)(REAL[dtype]), architecture) == wanted
+    assert kernels_of(getattr(source, name)(dtype), architecture) == wanted
 
 
 @pytest.mark.parametrize(("law", "kind", "architecture"), OF_LAWS)
 def test_kernels_of_laws_are_compiled(law, kind, architecture):
     dtype, *rest = KINDS[kind]
-    found = kernels_of(source.blocks(LAWS[law], REAL[dtype], *rest), architecture)
+    found = kernels_of(source.blocks(LAWS[law], dtype, *rest), architecture)
     assert found == BANDS | (DENSE if kind.startswith("dense") else SPARSE)
 
 
 @pytest.mark.parametrize("values", ["bool", "int8", "uint64"])
 def test_data_of_other_types_have_kernels(values):
-    made = source.blocks(LAWS["beta=2.0"], "f", values, False, False, 0)
+    made = source.blocks(LAWS["beta=2.0"], "float32", values, False, False, 0)
     assert kernels_of(made, "sm_80") == BANDS | DENSE
 
 
 def test_steps_are_compiled_without_fused_multiply_adds():
     """Which would give other bits than processors do."""
-    for dtype in REAL.values():
+    for dtype in source.REALS:
         assert "-fmad=false" in source.steps(dtype).options
