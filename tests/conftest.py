@@ -63,3 +63,24 @@ def s3(_object_store, monkeypatch):
     for name, value in _object_store.environment.items():
         monkeypatch.setenv(name, value)
     return _object_store
+
+
+@pytest.fixture
+def stand_in():
+    """A device of this process that is none: kernels are compiled for its processor."""
+    from tests.kernels.cuda.fake import standing_in
+
+    with standing_in() as made:
+        yield made
+
+
+@pytest.fixture
+def gpu():
+    """The GPU of this process."""
+    from daskfactor.errors import OptionError
+    from daskfactor.kernels.cuda.device import current
+
+    try:
+        return current()
+    except OptionError as error:
+        pytest.skip(f"no device: {error}")

@@ -10,9 +10,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.kernels.cuda.device import Device
-from tests.kernels.cuda.borrowed import borrowed, needs_compiler
-
-pytestmark = needs_compiler
+from tests.kernels.cuda.fake import standing_in
 
 RUN = {"random_seed": 1, "progressbar": False, "blocks": 4, "draws": 10, "tune": 10}
 
@@ -41,7 +39,7 @@ def both(
     run: Any = RUN | options
     here = dfac.sample(V, model, sampler, **run)
     assert not launched
-    with borrowed():
+    with standing_in():
         there = dfac.sample(V, model, sampler, device="cuda", **run)
     return here, there, launched
 

@@ -1,6 +1,5 @@
 """Rows of `benchmarks/gpu.py`, on kernels that are compiled for processors: no figure of a GPU."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +9,8 @@ import pytest
 
 from benchmarks import gpu
 from daskfactor.errors import OptionError
-from daskfactor.executors import device as executor
 from daskfactor.kernels import philox
-from daskfactor.kernels import steps as dispatch
-from daskfactor.kernels.cuda import blocks, device, steps
-from tests.kernels.cuda import fake
+from daskfactor.kernels.cuda import device, steps
 
 ROOT = Path(__file__).parents[1]
 TINY = gpu.Sizes(
@@ -35,19 +31,7 @@ TINY = gpu.Sizes(
 )
 
 
-@pytest.fixture
-def stand_in(monkeypatch):
-    class OneLane(device.Device):
-        lanes = 1
-
-    made = OneLane(fake.cupy())
-    for module in (blocks, device, dispatch, executor, steps):
-        monkeypatch.setattr(module, "current", lambda: made)
-    monkeypatch.setattr(device, "MOST_GROUPS", 4)
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="kernels are compiled by g++")
 @pytest.mark.parametrize("row", gpu.ROWS)
 def test_every_row_is_printed(row, stand_in, capsys):
     assert gpu.main(["--only", row], TINY) == 0

@@ -186,15 +186,19 @@ class Device:
         self.cupy.cuda.get_current_stream().wait_event(done)
 
 
-@cache
 def current() -> Device:
-    """Open the GPU of this process.
+    """Return the GPU of this process, which is opened the first time.
 
     Raises
     ------
     OptionError
         If there is no CuPy or no GPU.
     """
+    return _opened()
+
+
+@cache
+def _opened() -> Device:
     try:
         import cupy  # type: ignore[import-not-found]
     except ImportError as error:

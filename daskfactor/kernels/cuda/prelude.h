@@ -56,8 +56,11 @@ DEVICE float whole(float x) { return floorf(x); }
 DEVICE double whole(double x) { return floor(x); }
 DEVICE float size_of(float x) { return fabsf(x); }
 DEVICE double size_of(double x) { return fabs(x); }
-template <class A, class B> DEVICE auto larger(A a, B b) -> decltype(a + b) { return a > b ? a : b; }
-template <class A, class B> DEVICE auto smaller(A a, B b) -> decltype(a + b) { return a < b ? a : b; }
+// One of two, in the type that holds both; of its type alone something is made.
+template <class A, class B> DEVICE auto either(A a, B b) { return true ? a : b; }
+// As in Python, the first of two that are equal or cannot be compared.
+template <class A, class B> DEVICE auto larger(A a, B b) -> decltype(a + b) { return b > a ? b : a; }
+template <class A, class B> DEVICE auto smaller(A a, B b) -> decltype(a + b) { return b < a ? b : a; }
 
 template <class T> inline constexpr bool fraction = same<T, float> || same<T, double>;
 // A quotient; of whole numbers it is a fraction, as in Python.

@@ -78,6 +78,8 @@ class Translation:
     def add(self, function: Any, name: str | None = None) -> str:
         """Write a function and all that it calls; return its name in C++."""
         plain = getattr(function, "py_func", function)
+        if not inspect.isfunction(plain):
+            raise Untranslatable(f"{plain!r} has no form in C++ here")
         found = self._names.get(plain)
         if found is None:
             found = self._names[plain] = name or f"{plain.__name__.strip('_')}_{len(self._names)}"
@@ -155,7 +157,9 @@ class _Writer:
             case ast.While(test=test, body=body, orelse=[]):
                 return f"while ({self.value(test)}) {self.block(body)}"
             case ast.For(
-                target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range")) as over
+                target=ast.Name(id=name),
+                iter=ast.Call(func=ast.Name(id="range"), args=[_] | [_, _]) as over,
+                orelse=[],
             ):
                 ends = [self.value(each) for each in over.args]
                 low, high = ("0", ends[0]) if len(ends) == 1 else ends
@@ -175,8 +179,11 @@ class _Writer:
         """Declare the names that both branches introduce, which outlive them."""
         found = [_introduced(branch) for branch in (body, other)]
         names = [name for name in found[0] if name in found[1] and name not in self.local]
-        texts = [f"decltype({self.value(found[0][name])}) {name}_;\n" for name in names]
-        self.local |= set(names)
+        texts = []
+        for name in names:
+            first, second = (self.value(branch[name]) for branch in found)
+            texts.append(f"decltype(either({first}, {second})) {name}_;\n")
+            self.local.add(name)
         return "".join(texts)
 
     def assignment(self, target: ast.expr, value: ast.expr) -> str:
@@ -238,7 +245,7 @@ class _Writer:
                 return "(" + f" {OPERATORS[type(op)]} ".join(map(self.value, values)) + ")"
             case ast.Compare(left=left, ops=ops, comparators=others):
                 sides = [self.value(each) for each in (left, *others)]
-                each = [f"{a} {OPERATORS[type(o)]} {b}" for a, o, b in zip(sides, ops, sides[1:])]  # noqa: B905
+                each = [f"{a} {self.sign(o, node)} {b}" for a, o, b in zip(sides, ops, sides[1:])]  # noqa: B905
                 return "(" + " && ".join(each) + ")"
             case ast.IfExp(test=test, body=body, orelse=other):
                 return f"({self.value(test)} ? {self.value(body)} : {self.value(other)})"

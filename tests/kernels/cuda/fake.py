@@ -1,32 +1,46 @@
 """A GPU that is none: kernels compiled for processors, and CuPy's rules for arrays.
 
 `HostArray` is refused wherever CuPy refuses its arrays: beside arrays of NumPy, in functions that
-CuPy has not, and where NumPy would take it for one of its own.
+CuPy has not, and where NumPy would take it for one of its own. Copies on a stream of their own
+come to be only when something waits for them, as late as a GPU may make them.
 """
 
 import ctypes
 import hashlib
+import os
 import re
+import shutil
 import subprocess
-import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
+import pytest
+
+from daskfactor.kernels.cuda import device
+from daskfactor.kernels.cuda.device import Device
 
 HERE = Path(__file__).parent
-BUILD = Path(tempfile.gettempdir()) / "daskfactor-host-kernels"
-TYPES = {
-    "int": ctypes.c_int,
-    "Size": ctypes.c_longlong,
-    "Word": ctypes.c_ulonglong,
-    "unsigned int": ctypes.c_uint,
-    "double": ctypes.c_double,
+SIZES = {
+    "int": 4,
+    "unsigned int": 4,
+    "Size": 8,
+    "Word": 8,
+    "float": 4,
+    "double": 8,
 }
-SIGNATURE = re.compile(r'extern "C" __global__ void (\w+)\(([^{]*?)\)\s*\{', re.S)
-MACRO = re.compile(r"^#define (\w+) (.*)$", re.M)
+"""Bytes of the numbers that kernels take, by their names in C++."""
+OURS = ("any", "all", "sum", "zeros_like", "ones_like", "maximum", "where", "broadcast_to", "ndim")
+OURS += ("isfinite",)
+"""Functions of NumPy that hand arrays of CuPy on to it."""
+GARBAGE = 77
+"""What memory holds that nobody has written to."""
 
 
 class HostArray(np.ndarray):
@@ -47,21 +61,12 @@ class HostArray(np.ndarray):
         given = [_plain(own) for own in inputs]
         if out:
             options["out"] = tuple(_plain(own) for own in out)
-        return _wrapped(getattr(ufunc, method)(*given, **options), out[0] if out else None)
+        with np.errstate(all="ignore"):  # a GPU does not warn
+            found = getattr(ufunc, method)(*given, **options)
+        return _wrapped(found, out[0] if out else None)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if function.__name__ not in (
-            "any",
-            "all",
-            "sum",
-            "zeros_like",
-            "maximum",
-            "ndim",
-            "isfinite",
-            "where",
-            "ones_like",
-            "broadcast_to",
-        ):
+        if function.__name__ not in OURS:
             raise TypeError(f"a device array was given to numpy.{function.__name__}")
         if function is np.ndim:
             return args[0].ndim
@@ -81,8 +86,9 @@ class HostArray(np.ndarray):
     def sum(self, *args: Any, **kwargs: Any) -> Any:
         return _wrapped(_plain(self).sum(*args, **kwargs))
 
-    def set(self, values: Any, stream: Any = None) -> None:
-        _plain(self)[...] = values
+    def set(self, values: Any, stream: Any) -> None:
+        """Ask for a copy from this process, on a stream."""
+        stream.asked.append((self, weakref.ref(values)))
 
     def __reduce__(self) -> Any:
         return _device, (np.array(_plain(self)),)
@@ -101,13 +107,7 @@ def _plain(value: Any) -> Any:
 
 
 def _wrapped(value: Any, out: Any = None) -> Any:
-    if out is not None:
-        return out
-    return (
-        value.view(HostArray)
-        if isinstance(value, np.ndarray)
-        else np.asarray(value).view(HostArray)
-    )
+    return np.asarray(value).view(HostArray) if out is None else out
 
 
 def _refuse_arrays(at: Any) -> None:
@@ -121,78 +121,52 @@ def _refuse_arrays(at: Any) -> None:
 
 @cache
 def compiled(text: str, options: tuple[str, ...]) -> tuple[ctypes.CDLL, dict[str, list[str]]]:
-    """Compile kernels for this processor, each with a function that runs all threads."""
-    macros = dict(MACRO.findall(text)) | dict(
-        own[2:].split("=", 1) for own in options if own.startswith("-D")
-    )
-    known = {"REAL", "VALUE", "PTR"}
+    """Compile kernels for this processor, each with a function that runs all threads.
 
-    def spelled(kind: str) -> str:
-        kind = kind.replace("const", "").strip()
-        if kind.endswith("*"):
-            return "*"
-        return (
-            {"float": "float", "signed char": "char"}.get(macros[kind], macros[kind])
-            if kind in known
-            else kind
-        )
-
+    Also returned are the types of each kernel's arguments; ``*`` is any pointer.
+    """
+    defines = [own for own in options if own.startswith("-D")]
+    # What the preprocessor leaves out is no kernel.
+    marked = text.replace("__global__", "GLOBAL_MARK")
+    told = [*defines, "-D__restrict__="]  # which is no part of a type
+    command = ["g++", "-std=c++17", "-E", "-P", *told, "-x", "c++", "-"]
+    shown = _run(command, marked)
     signatures, runners = {}, []
-    # What was left out by the preprocessor is no kernel.
-    shown = subprocess.run(
-        ["g++", "-std=c++17", "-E", "-P", "-D__restrict__=", *_defines(options), "-x", "c++", "-"],
-        input=text.replace("__global__", "GLOBAL_MARK"),
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    for name, given in re.findall(
-        r'extern "C" GLOBAL_MARK void (\w+)\(([^{]*?)\)\s*\{', shown, re.S
-    ):
-        kinds = []
-        for own in " ".join(given.split()).split(","):
-            kind = re.sub(r"\b\w+$", "", own.strip()).strip()
-            kinds.append("*" if kind.endswith("*") else kind.replace("const ", "").strip())
-        signatures[name] = kinds
-        cast = [
-            f"*(void **)a[{n}]" if kind == "*" else f"*({kind} *)a[{n}]"
-            for n, kind in enumerate(kinds)
-        ]
-        full = [
-            re.sub(r"\b\w+$", "", own.strip()).strip() for own in " ".join(given.split()).split(",")
-        ]
-        cast = [f"*({kind}*)a[{n}]" for n, kind in enumerate(full)]
+    found = re.findall(r'extern "C" GLOBAL_MARK void (\w+)\(([^{]*?)\)\s*\{', shown, re.DOTALL)
+    for name, given in found:
+        parameters = [own.strip() for own in " ".join(given.split()).split(",")]
+        kinds = [re.sub(r"\b\w+$", "", own).strip() for own in parameters]
+        signatures[name] = ["*" if kind.endswith("*") else kind for kind in kinds]
+        taken = ", ".join(f"*({kind}*)a[{n}]" for n, kind in enumerate(kinds))
         runners.append(
             f'extern "C" void run_{name}(unsigned groups, unsigned threads, void **a) {{\n'
             "  gridDim.x = groups; blockDim.x = threads;\n"
             "  for (unsigned g = 0; g < groups; ++g) for (unsigned t = 0; t < threads; ++t) {\n"
-            f"    blockIdx.x = g; threadIdx.x = t; {name}({', '.join(cast)});\n  }}\n}}\n"
+            f"    blockIdx.x = g; threadIdx.x = t; {name}({taken});\n  }}\n}}\n"
         )
     whole = "\n".join(((HERE / "host.h").read_text(), text, *runners))
+    build = Path(os.environ["DASKFACTOR_TESTS_FOLDER"]) / "host-kernels"
+    build.mkdir(exist_ok=True)
     digest = hashlib.sha256("\0".join((whole, *options)).encode()).hexdigest()[:24]
-    BUILD.mkdir(exist_ok=True)
-    library = BUILD / f"{digest}.so"
+    library = build / f"{digest}.so"
     if not library.exists():
-        source, fresh = BUILD / f"{digest}.cpp", BUILD / f"{digest}.{id(options)}.tmp"
-        source.write_text(whole)
-        command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
-        made = subprocess.run(
-            [*command, *_defines(options), str(source), "-o", str(fresh)],
-            capture_output=True,
-            text=True,
-        )
-        if made.returncode:
-            raise RuntimeError(made.stderr[:4000])
+        fresh = build / f"{uuid4().hex}.so"  # other processes may make the same one
+        # Optimised as little as is fast enough, and without fused multiply-adds.
+        rules = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
+        _run(["g++", *rules, *defines, "-x", "c++", "-", "-o", str(fresh)], whole)
         fresh.rename(library)
     return ctypes.CDLL(str(library)), signatures
 
 
-def _defines(options: tuple[str, ...]) -> list[str]:
-    return [own for own in options if own.startswith("-D")]
+def _run(command: list[str], text: str) -> str:
+    made = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise RuntimeError(made.stderr[:4000])
+    return made.stdout
 
 
 class RawModule:
-    """Stands in for CuPy's."""
+    """Stands in for CuPy's; a kernel gets what it takes, or it is an error."""
 
     def __init__(self, code: str, options: tuple[str, ...]) -> None:
         self.library, self.signatures = compiled(code, options)
@@ -202,7 +176,7 @@ class RawModule:
 
         def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
             assert len(arguments) == len(kinds), (name, len(arguments), len(kinds))
-            held = []
+            held: list[Any] = []
             for own, kind in zip(arguments, kinds, strict=True):
                 if isinstance(own, HostArray):
                     assert kind == "*", (name, kind)
@@ -212,8 +186,7 @@ class RawModule:
                     size = 8 if kind == "*" else SIZES[kind]
                     assert isinstance(own, np.generic), (name, own)
                     assert own.dtype.itemsize == size, (name, kind, own.dtype)
-                    if kind in ("float", "double"):
-                        assert own.dtype.kind == "f", (name, kind, own.dtype)
+                    assert (own.dtype.kind == "f") == (kind in ("float", "double")), (name, kind)
                     held.append(ctypes.create_string_buffer(own.tobytes(), size))
             pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(own) for own in held))
             run(grid[0], block[0], pointers)
@@ -221,39 +194,49 @@ class RawModule:
         return launch
 
 
-SIZES = {
-    "int": 4,
-    "unsigned int": 4,
-    "Size": 8,
-    "Word": 8,
-    "float": 4,
-    "double": 8,
-    "long long": 8,
-}
+# -- streams and products ------------------------------------------------------------------
 
 
-class _Context:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+class Stream:
+    """Copies that were asked for, and are made when something waits for them."""
 
-    def __enter__(self) -> "_Context":
+    def __init__(self, non_blocking: bool = False) -> None:
+        self.asked: list[tuple[HostArray, Any]] = []
+
+    def __enter__(self) -> "Stream":
         return self
 
-    def __exit__(self, *args: Any) -> None:
+    def __exit__(self, *args: object) -> None:
         pass
 
-    def record(self, *args: Any) -> None:
-        pass
-
-    def wait_event(self, event: Any) -> None:
-        pass
+    def wait_event(self, event: "Event") -> None:
+        event.synchronize()
 
     def synchronize(self) -> None:
-        pass
+        for array, source in self.asked:
+            values = source()
+            if values is None:
+                raise RuntimeError("memory was given back before it was copied")
+            _plain(array)[...] = values
+        self.asked.clear()
+
+
+class Event:
+    """What marks a place among the work of a stream."""
+
+    def __init__(self, disable_timing: bool = False) -> None:
+        self.stream: Stream | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.stream = stream
+
+    def synchronize(self) -> None:
+        if self.stream is not None:
+            self.stream.synchronize()
 
 
 def _at(pointer: int, kind: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Numbers at an address; strides are in numbers."""
+    """Return numbers at an address; strides are in numbers."""
     size = np.dtype(kind).itemsize
     last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1
     memory = (ctypes.c_char * (last * size)).from_address(pointer)
@@ -290,18 +273,32 @@ def _gemm(kind: Any) -> Any:
         first = first.swapaxes(1, 2) if turn_a else first
         second = second.swapaxes(1, 2) if turn_b else second
         by, more = _at(alpha, kind, (), ()), _at(beta, kind, (), ())
-        product = by * (second.swapaxes(1, 2) @ first.swapaxes(1, 2)).swapaxes(1, 2)
-        out[...] = product + (more * out if more else 0)
+        with np.errstate(all="ignore"):  # a GPU does not warn
+            product = by * (second.swapaxes(1, 2) @ first.swapaxes(1, 2)).swapaxes(1, 2)
+            out[...] = product + (more * out if more else 0)
 
     return multiply
 
 
-def asarray(values: Any, dtype: Any = None) -> HostArray:
-    return _device(np.asarray(values, dtype))
+def _asarray(values: Any) -> HostArray:
+    return _device(np.asarray(values))
+
+
+def _empty(shape: tuple[int, ...], dtype: Any) -> HostArray:
+    return np.full(shape, GARBAGE, dtype).view(HostArray)
+
+
+def _pinned(size: int) -> bytearray:
+    """Make memory that holds huge numbers, whatever their type is."""
+    return bytearray(b"\x7f" * size)
+
+
+def _asnumpy(array: HostArray) -> np.ndarray:
+    return np.array(array.view(np.ndarray))
 
 
 def cupy(free: int = 2**33) -> SimpleNamespace:
-    """The part of CuPy's module that is used."""
+    """Make the part of CuPy's module that is used; ``free``: bytes that are on the device."""
     runtime = SimpleNamespace(
         memGetInfo=lambda: (free, free),
         getDeviceCount=lambda: 1,
@@ -309,23 +306,49 @@ def cupy(free: int = 2**33) -> SimpleNamespace:
         getDeviceProperties=lambda number: {"name": b"no GPU"},
     )
     pool = SimpleNamespace(free_bytes=lambda: 0, free_all_blocks=lambda: None)
+    cublas = SimpleNamespace(
+        sgemmStridedBatched=_gemm(np.float32),
+        dgemmStridedBatched=_gemm(np.float64),
+        modes=[],
+    )
+    cublas.setMathMode = lambda handle, mode: cublas.modes.append(mode)
     return SimpleNamespace(
-        asarray=asarray,
-        asnumpy=lambda own: np.array(own.view(np.ndarray)),
-        empty=lambda shape, dtype: np.full(shape, 77, dtype).view(HostArray),
+        asarray=_asarray,
+        asnumpy=_asnumpy,
+        empty=_empty,
         zeros=lambda shape, dtype: np.zeros(shape, dtype).view(HostArray),
         RawModule=RawModule,
         get_default_memory_pool=lambda: pool,
         get_default_pinned_memory_pool=lambda: pool,
         cuda=SimpleNamespace(
-            Stream=_Context,
-            Event=_Context,
-            get_current_stream=_Context,
+            Stream=Stream,
+            Event=Event,
+            get_current_stream=Stream,
             runtime=runtime,
-            cublas=SimpleNamespace(
-                sgemmStridedBatched=_gemm(np.float32), dgemmStridedBatched=_gemm(np.float64)
-            ),
+            cublas=cublas,
             device=SimpleNamespace(get_cublas_handle=lambda: 0),
-            alloc_pinned_memory=lambda size: bytearray(size),
+            alloc_pinned_memory=_pinned,
         ),
     )
+
+
+class HostDevice(Device):
+    """A device of one-lane warps."""
+
+    lanes = 1
+
+
+@contextmanager
+def standing_in() -> Iterator[HostDevice]:
+    """Have the package find a device of one-lane warps, with few threads that take several items.
+
+    Tests are skipped where there is no compiler for its kernels.
+    """
+    if shutil.which("g++") is None:
+        pytest.skip("kernels for the stand-in of a GPU are compiled by g++, which is not here")
+    made = HostDevice(cupy())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "_opened", lambda: made)
+        patch.setattr(device, "MOST_GROUPS", 2)
+        patch.setattr(device, "THREADS", 32)
+        yield made

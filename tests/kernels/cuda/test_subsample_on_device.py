@@ -10,10 +10,8 @@ from daskfactor.kernels import factorwise, subsample
 from daskfactor.kernels.cuda import blocks as cuda
 from daskfactor.kernels.subsample import block_address, drawn_entries
 from daskfactor.models.tweedie_law import Tweedie
-from tests.kernels.cuda.borrowed import borrowed, needs_compiler
+from tests.kernels.cuda.fake import standing_in
 from tests.kernels.cuda.test_slope_on_device import COLS, ROWS, dense_block, side, sparse_block
-
-pytestmark = needs_compiler
 
 KEY, ITERATION, NUMBERS = np.array([3, 5], np.uint32), 11, np.array([2, 3, 7])
 COUNTS = np.array([200, 0, 91])
@@ -22,7 +20,7 @@ COUNTS = np.array([200, 0, 91])
 
 @pytest.fixture(autouse=True, scope="module")
 def device() -> Iterator[Any]:
-    with borrowed() as found:
+    with standing_in() as found:
         yield found
 
 

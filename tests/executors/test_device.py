@@ -1,0 +1,388 @@
+"""What lies on a device while a plan runs, and what comes back from it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import daskfactor as dfac
+from daskfactor.data.grid import Block, Reshuffled
+from daskfactor.errors import EngineError, OptionError
+from daskfactor.executors import SerialExecutor
+from daskfactor.executors.device import CUDA, DeviceExecutor, PlacedData, PlacedState, key_of
+from daskfactor.executors.plan import Action
+from daskfactor.executors.state import Evaluation
+from daskfactor.kernels.steps import here
+from tests.executors.mixer import begin, bits, hoard, plan_of
+
+KEYS = [((0, 1, 2), ((np.arange(3) + shift) % 3).tolist()) for shift in range(3)]
+KEYS = [tuple(map(tuple, key)) for key in KEYS]
+"""The three parts of a grid of three bands a side."""
+
+
+def data_of(**options):
+    V = np.random.default_rng(0).poisson(3.0, (10, 8)).astype(np.float32)
+    return dfac.as_blocks(V, 3, **options), V
+
+
+@pytest.fixture
+def copies(stand_in, monkeypatch):
+    """Bytes of the parts that were copied to the device, in their order."""
+    asked, begin_copies = [], stand_in.begin_copies
+
+    def counted(arrays):
+        asked.append(sum(own.nbytes for own in arrays))
+        return begin_copies(arrays)
+
+    monkeypatch.setattr(stand_in, "begin_copies", counted)
+    return asked
+
+
+def values_of(device, part, b):
+    """Cells of block b of a part, as they lie on the device."""
+    own = device.take(part.arrays["values"])[b]
+    return own[: part.rows.count[b], : part.cols.count[b]]
+
+
+def assert_there(device, placed, data, key):
+    part = placed.view(*key)
+    for b, block in enumerate(zip(*key, strict=True)):
+        np.testing.assert_array_equal(values_of(device, part, b), data.view(*block).block)
+
+
+# -- data ----------------------------------------------------------------------------------
+
+
+def test_parts_stay_while_they_fit(stand_in, copies):
+    data, _ = data_of()
+    placed = PlacedData(data, CUDA(memory_limit="1 MiB"))
+    for _ in range(3):
+        for key in KEYS:
+            assert_there(stand_in, placed, data, key)
+    assert len(copies) == 3
+
+
+def test_parts_stream_where_they_do_not_fit(stand_in, copies):
+    """One has room: each comes again in every cycle, and is right every time."""
+    data, _ = data_of()
+    placed = PlacedData(data, CUDA(memory_limit=1))
+    for _ in range(2):
+        for key, after in zip(KEYS, KEYS[1:] + KEYS[:1], strict=True):
+            assert_there(stand_in, placed, data, key)
+            placed.begin(after)
+            assert_there(stand_in, placed, data, key)  # it is not pushed out by the next one
+    assert len(copies) == 7  # and is not copied a second time for that
+    assert len(placed._parts) <= 2
+
+
+def test_some_parts_stay_where_most_fit(stand_in, copies):
+    """Had always the one gone that was used longest ago, none would be there in its turn."""
+    V = np.random.default_rng(0).poisson(3.0, (12, 12)).astype(np.float32)
+    data = dfac.as_blocks(V, 6)
+    keys = [(tuple(range(6)), tuple((np.arange(6) + shift) % 6)) for shift in range(6)]
+    size = V.nbytes // 6
+    placed = PlacedData(data, CUDA(memory_limit=4 * size + size // 2))
+    for _ in range(5):
+        for key in keys:
+            assert_there(stand_in, placed, data, key)
+            assert sum(own for _, own in placed._parts.values()) <= 4 * size
+    assert set(copies) == {size}
+    assert len(copies) < 20  # of 30
+
+
+def test_a_part_that_was_begun_comes_once(stand_in, copies):
+    data, _ = data_of()
+    placed = PlacedData(data, CUDA())
+    placed.begin(KEYS[1])
+    placed.begin(KEYS[1])
+    assert_there(stand_in, placed, data, KEYS[1])
+    placed.begin(KEYS[1])
+    assert len(copies) == 1
+
+
+def test_one_part_may_be_begun_after_another(stand_in, copies):
+    data, _ = data_of()
+    placed = PlacedData(data, CUDA())
+    for key in KEYS:
+        placed.begin(key)
+    for key in KEYS:
+        assert_there(stand_in, placed, data, key)
+    assert len(copies) == 3
+
+
+def test_copies_that_come_again_and_again_are_kept_ready(stand_in, monkeypatch):
+    data, _ = data_of()
+    made, pinned = [], stand_in.pinned
+
+    def counted(shape, dtype):
+        made.append(shape)
+        return pinned(shape, dtype)
+
+    monkeypatch.setattr(stand_in, "pinned", counted)
+    placed = PlacedData(data, CUDA(memory_limit=1))
+    for _ in range(4):
+        for key in KEYS:
+            assert_there(stand_in, placed, data, key)
+    few = len(made)
+    for key in KEYS:
+        assert_there(stand_in, placed, data, key)
+    assert len(made) == few < 12
+
+
+def test_memory_that_is_not_kept_is_there_until_it_is_copied(stand_in):
+    """The stand-in copies as late as it may, from memory that must not be given back before."""
+    data, _ = data_of()
+    placed = PlacedData(data, CUDA(memory_limit=1))
+    placed._most_pinned = 0
+    for _ in range(2):
+        for key, after in zip(KEYS, KEYS[1:] + KEYS[:1], strict=True):
+            assert_there(stand_in, placed, data, key)
+            placed.begin(after)
+
+
+def test_blocks_of_a_scratch_file_do_not_overwrite_each_other(stand_in, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    V = np.random.default_rng(0).poisson(3.0, (300, 200)).astype(np.float32)
+    data = dfac.as_blocks(lazy(V), 3, memory_limit=1)
+    assert not data.in_memory
+    placed = PlacedData(data, CUDA())
+    for key in KEYS:
+        part = placed.view(*key)
+        for b, block in enumerate(zip(*key, strict=True)):
+            np.testing.assert_array_equal(
+                values_of(stand_in, part, b), data.view(*block).block.copy()
+            )
+    data.close()
+
+
+def lazy(V):
+    """The same numbers in a lazy array, which are not used in place."""
+    import dask.array as da
+
+    return da.from_array(V, chunks=(100, 100))
+
+
+def test_data_answer_for_themselves(stand_in):
+    data, V = data_of()
+    placed = PlacedData(data, CUDA())
+    assert placed.shape == V.shape
+    assert placed.grid is data.grid
+
+
+def test_three_quarters_of_the_free_memory_are_for_data(stand_in):
+    data, _ = data_of()
+    assert PlacedData(data, CUDA())._limit == int(0.75 * 2**33)
+
+
+# -- states --------------------------------------------------------------------------------
+
+
+def state_of():
+    state = begin(3)
+    hoard(state)
+    return state
+
+
+def test_bands_are_joined_and_parted_again(stand_in):
+    state = state_of()
+    wanted = [state.gather(factor) for factor in (0, 1)]
+    placed = PlacedState(state, None)
+    for own, whole in zip(placed.bands, wanted, strict=True):
+        np.testing.assert_array_equal(here(own.values), whole)
+        own.values *= np.float32(2)
+        own.arrays["always"] += np.float32(1)
+    before = [state.gather(factor, "always") for factor in (0, 1)]
+    offsets = [band.offset for band in state.bands()]
+    placed.settle()
+    for factor, whole in enumerate(wanted):
+        np.testing.assert_array_equal(state.gather(factor), 2 * whole)
+        np.testing.assert_array_equal(state.gather(factor, "always"), before[factor] + 1)
+    assert [band.offset for band in state.bands()] == offsets
+    assert all(type(own) is np.ndarray for band in state.bands() for own in band.arrays.values())
+
+
+def test_arrays_that_a_plan_does_not_touch_stay_what_they_are(stand_in):
+    state = state_of()
+    idle = [band.arrays["idle"] for band in state.bands()]
+    placed = PlacedState(state, frozenset({"always"}))
+    assert all(set(own.arrays) == {"always"} for own in placed.bands)
+    placed.settle()
+    assert all(band.arrays["idle"] is own for band, own in zip(state.bands(), idle, strict=True))
+    assert all(len(band.arrays) == 4 for band in state.bands())
+
+
+def test_arrays_come_and_go(stand_in):
+    state = state_of()
+    placed = PlacedState(state, None)
+    for band in placed.bands:
+        del band.arrays["constant"]
+        band.arrays["fresh"] = band.values + np.float32(1)
+        band.counts["draws"] = 7
+    placed.settle()
+    for band in state.bands():
+        assert set(band.arrays) == {"always", "last", "idle", "fresh"}
+        np.testing.assert_array_equal(band.arrays["fresh"], band.values + 1)
+        assert band.counts == {"draws": 7}
+
+
+def test_draws_and_sums_come_back(stand_in):
+    state = state_of()
+    for band in state.bands():
+        band.draws.append(band.values + 10)
+        band.sums[0] = 1.0
+    first = state.gather_draws(0)
+    placed = PlacedState(state, None)
+    for band in placed.bands:
+        band.draws.append(band.values + np.float32(20))
+        band.sums |= {1: 5.0, (1, "of components"): np.arange(3.0)}
+    placed.settle()
+    assert state.recorded == 2
+    np.testing.assert_array_equal(state.gather_draws(0)[:1], first)
+    np.testing.assert_array_equal(state.gather_draws(0)[1], state.gather(0) + 20)
+    assert state.sums(0, 0) == [1.0, 1.0, 1.0]
+    assert sum(state.sums(1, 0)) == 5.0
+    np.testing.assert_array_equal(sum(state.sums((1, "of components"), 1)), np.arange(3.0))
+
+
+def test_cells_of_a_round_are_joined_with_their_moments(stand_in):
+    state = begin(3)
+    for own in state.cells.values():
+        own.mean += np.float32(2)
+        own.count = 4
+    placed = PlacedState(state, None)
+    seen = set()
+    for key in KEYS:
+        cells = placed.cells.get(key)
+        assert placed.cells.get(key) is cells
+        wanted = [block for block in zip(*key, strict=True) if block in state.cells]
+        if not wanted:
+            assert cells is None
+            continue
+        seen.update(wanted)
+        W, H = (here(own.values) for own in placed.bands)
+        rows, cols = map(here, cells.at)
+        found = (W[rows] * H[cols]).sum(axis=1)
+        alone = []
+        for block in wanted:
+            own, bands = state.cells[block], state.met(block)
+            each = [band.values[at] for band, at in zip(bands, own.at, strict=True)]
+            alone += (each[0] * each[1]).sum(axis=1).tolist()
+        np.testing.assert_array_equal(found, np.array(alone, np.float32))
+        assert cells.count == 4
+        cells.mean += np.float32(1)
+        cells.m2 += np.float32(3)
+        cells.count = 5
+    assert seen == set(state.cells)
+    placed.settle()
+    for own in state.cells.values():
+        assert own.count == 5
+        np.testing.assert_array_equal(own.mean, np.full_like(own.mean, 3))
+        np.testing.assert_array_equal(own.m2, np.full_like(own.m2, 3))
+
+
+# -- plans ---------------------------------------------------------------------------------
+
+
+class Doubler:
+    """Doubles both factors in every update; says so in evaluations."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def update(self, op, data, bands, workspace):
+        if self.error is not None and op.cycle == 1:
+            raise self.error
+        data.view(*op.block)
+        for band in bands:
+            band.values *= np.float32(2)
+            if op.last and op.wanted.keep:
+                band.draws.append(band.values + np.float32(0))
+
+    def evaluate(self, op, data, bands, cells, workspace):
+        total = [float(here(band.values.sum())) for band in bands]
+        return Evaluation(op.cycle, op.block, np.array(total))
+
+
+def run_on(executor, program, cycles=2):
+    data, _ = data_of()
+    state, told = begin(3), []
+    plan = plan_of(Reshuffled(), 3, 2, range(cycles))
+    return executor.run(plan, program, state, data, told.append), told, plan
+
+
+def test_a_plan_is_run_round_by_round(stand_in):
+    """Three rounds in each of two cycles, and three that evaluate in the second."""
+    executor = DeviceExecutor()
+    state, told, plan = run_on(executor, Doubler())
+    np.testing.assert_array_equal(state.gather(0), begin(3).gather(0) * 64)
+    np.testing.assert_array_equal(state.gather_draws(1)[0], begin(3).gather(1) * 8)
+    assert told[-1] == sum(len(part.ops) for part in plan)
+    assert told == sorted(told)
+    rounds = sum(part.ops[0].action == Action.EVALUATE for part in plan)
+    assert len(state.evaluations) == rounds == 3
+    assert executor.report.busy_seconds > 0
+    executor.close()
+    assert executor.on_device
+
+
+def test_functions_of_bands_go_to_threads(stand_in):
+    executor = DeviceExecutor()
+    assert executor.map(lambda item, workspace: item + 1, [1, 2, 3]) == [2, 3, 4]
+    executor.close()
+
+
+def test_a_full_device_is_one_sentence(stand_in):
+    executor = DeviceExecutor()
+    with pytest.raises(EngineError, match=r"memory of the GPU is full \(no more\); pass fewer"):
+        run_on(executor, Doubler(MemoryError("no more")))
+    executor.close()
+
+
+def test_an_error_of_a_program_names_the_blocks(stand_in):
+    executor = DeviceExecutor()
+    with pytest.raises(EngineError, match=r"row band .*0, 1, 2.*cycle 1.*ZeroDivisionError: odd"):
+        run_on(executor, Doubler(ZeroDivisionError("odd")))
+    state, *_ = run_on(executor, Doubler())  # and the executor still works
+    np.testing.assert_array_equal(state.gather(0), begin(3).gather(0) * 64)
+    executor.close()
+
+
+def test_data_of_the_last_plan_stay(stand_in, copies):
+    executor, program = DeviceExecutor(), Doubler()
+    data, _ = data_of()
+    for _ in range(2):
+        executor.run(plan_of(Reshuffled(), 3, 2, range(1)), program, begin(3), data)
+    assert len(copies) == 3
+    other, _ = data_of()
+    executor.run(plan_of(Reshuffled(), 3, 2, range(1)), program, begin(3), other)
+    assert len(copies) == 6
+    executor.close()
+
+
+def test_rounds_are_known_by_their_blocks_in_the_order_of_rows():
+    ops = [SimpleNamespace(block=Block(*own)) for own in ((2, 0), (0, 1), (1, 2))]
+    assert key_of(ops) == ((0, 1, 2), (1, 2, 0))
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_products_are_rounded_where_that_was_asked_for(stand_in, tf32):
+    executor = DeviceExecutor(CUDA(tf32=tf32))
+    a = stand_in.put(np.ones((1, 2, 3), np.float32))
+    stand_in.products(a, a, (False, True))
+    assert stand_in.cupy.cuda.cublas.modes == ([3, 0] if tf32 else [])
+    executor.close()
+
+
+@pytest.mark.parametrize("limit", ["x", 0, -1, "-3 MiB", 1.5j, []])
+def test_a_limit_is_a_positive_number_of_bytes(limit):
+    with pytest.raises(OptionError, match="memory_limit takes a positive number of bytes"):
+        CUDA(memory_limit=limit)
+
+
+def test_processors_do_the_same(stand_in):
+    """The program above says nothing of where it runs."""
+    data, _ = data_of()
+    plan = plan_of(Reshuffled(), 3, 2, range(2))
+    wanted = SerialExecutor().run(plan, Doubler(), begin(3), data)
+    found, *_ = run_on(DeviceExecutor(), Doubler())
+    assert bits(found)[:4] == bits(wanted)[:4]

@@ -1,0 +1,433 @@
+"""Functions of numbers, translated to C++ and compiled there, against what numba makes of them."""
+
+import numba
+import numpy as np
+import pytest
+
+from daskfactor.kernels import langevin, philox, polynomials, squares, variates
+from daskfactor.kernels.cuda import source
+from daskfactor.kernels.cuda.source import Source
+from daskfactor.kernels.cuda.translate import TYPES, Translation, Untranslatable
+from daskfactor.kernels.sparse import entry_rules
+from daskfactor.models.negative_binomial import NegativeBinomial
+from daskfactor.models.tweedie_law import Tweedie
+
+DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+COMMON = pytest.mark.parametrize("beta", [2.0, 1.0, 0.5, 0.0, -1.0, 0.3, 2.5])
+
+
+def translated(device, function, *columns, out, numbers=0):
+    """Return ``function`` of each row of columns, by a kernel."""
+    scalars = Translation(numbers)
+    name = scalars.add(function)
+    given = "".join(f"const {TYPES[own.dtype.type]} *a{n}, " for n, own in enumerate(columns))
+    places = ", ".join(f"a{n}[p]" for n in range(len(columns)))
+    text = f"""
+extern "C" __global__ void apply(Size n, {given}{TYPES[np.dtype(out).type]} *out) {{
+  for (Size p = THREAD; p < n; p += THREADS) out[p] = {name}({places});
+}}
+"""
+    made = device.empty(columns[0].shape, out)
+    whole = "\n".join((source._file("prelude.h"), scalars.text, text))
+    count = np.int64(columns[0].size)
+    device.launch(Source(whole, ()), "apply", 7, count, *map(device.put, columns), made)
+    return device.take(made)
+
+
+def by_numba(function, *columns, out):
+    made = np.empty(columns[0].shape, out)
+    compiled = numba.njit(getattr(function, "py_func", function))
+    for p, own in enumerate(zip(*columns, strict=True)):
+        made[p] = compiled(*own)
+    return made
+
+
+def assert_bits(found, wanted):
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
+    seen = ~np.isnan(wanted)
+    assert found[seen].tobytes() == wanted[seen].tobytes()
+
+
+def assert_same(device, function, *columns, out):
+    """A function has the same bits by a kernel and by numba."""
+    assert_bits(
+        translated(device, function, *columns, out=out), by_numba(function, *columns, out=out)
+    )
+
+
+def positive(dtype, n=300, seed=0):
+    found = np.exp(np.random.default_rng(seed).normal(0, 8, n)).astype(dtype)
+    found[:3] = 1.0, np.finfo(dtype).tiny, 1e30
+    return found
+
+
+@DTYPES
+def test_logarithms_are_those_of_numba(stand_in, dtype):
+    assert_same(stand_in, polynomials.log, positive(dtype), out=dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("exponent", [-1.3, 0.0, 0.5, 2.0])
+def test_powers_are_those_of_numba(stand_in, dtype, exponent):
+    x = positive(dtype)
+    assert_same(stand_in, polynomials.power, x, np.full(x.size, exponent), out=dtype)
+
+
+def test_exponentials_are_those_of_numba_and_held_where_they_end(stand_in):
+    x = np.random.default_rng(1).normal(0, 30, 300)
+    x[:4] = 0.0, -1e300, 1e300, 1e-300
+    assert_same(stand_in, polynomials.expm1, x, out=np.float64)
+
+
+@DTYPES
+def test_sines_and_tails_are_those_of_numba(stand_in, dtype):
+    def sine(x):
+        s, c = polynomials.sincos(x)
+        return s + c
+
+    def tail(x):
+        return polynomials.log_tail(x)
+
+    x = np.linspace(-0.29, 0.41, 301).astype(dtype)
+    for function in (sine, tail):
+        assert_same(stand_in, function, x, out=dtype)
+
+
+def words_of(w, key):
+    first, second, third, fourth = philox.rounds((w, w, w, w), key, key)
+    return first ^ (second << np.uint64(1)) ^ (third << np.uint64(2)) ^ (fourth << np.uint64(3))
+
+
+def test_rounds_of_philox_are_those_of_numba(stand_in):
+    words = np.random.default_rng(2).integers(0, 2**32, (2, 200), np.uint64)
+    assert_same(stand_in, words_of, *words, out=np.uint64)
+
+
+DRAWS = 6
+
+
+@numba.njit
+def _drawn(draw, numbers, out):
+    key, stream = np.array([3, 5], np.uint32), np.empty(variates.STREAM, np.uint64)
+    for p in range(numbers.size):
+        variates.start_entry(stream, key, 11, 1, 2**32 - 1 - p, 7)
+        for k in range(DRAWS):
+            out[p, k] = draw(numbers[p], stream)
+
+
+@numba.njit
+def a_gamma(shape, stream):
+    return variates.gamma(shape, 1.5, stream)
+
+
+@numba.njit
+def a_count(mean, stream):
+    return np.float64(variates.poisson(mean, stream))
+
+
+@numba.njit
+def a_normal(mean, stream):
+    return mean + variates.normal(stream)
+
+
+@pytest.mark.parametrize("draw", [a_gamma, a_count, a_normal], ids=lambda own: own.__name__)
+def test_streams_of_numbers_are_those_of_numba(stand_in, draw):
+    """Among them shapes below 1, counts by search and by rejection, and both words of a block."""
+    numbers = np.geomspace(1e-3, 3e3, 150)
+    wanted = np.empty((numbers.size, DRAWS))
+    _drawn(draw, numbers, wanted)
+    scalars = Translation()
+    start, name = scalars.add(variates.start_entry), scalars.add(draw)
+    text = f"""
+extern "C" __global__ void apply(Size n, const double *numbers, double *out) {{
+  for (Size p = THREAD; p < n; p += THREADS) {{
+    Word stream[{variates.STREAM}];
+    unsigned int key[2] = {{3, 5}};
+    {start}((Word *)stream, (unsigned int *)key, (Word)11, (Word)1, (Word)(4294967295ll - p), 7);
+    for (int k = 0; k < {DRAWS}; ++k) out[p * {DRAWS} + k] = {name}(numbers[p], (Word *)stream);
+  }}
+}}
+"""
+    whole = Source("\n".join((source._file("prelude.h"), scalars.text, text)), ())
+    out = stand_in.empty(wanted.shape, np.float64)
+    stand_in.launch(whole, "apply", 5, np.int64(numbers.size), stand_in.put(numbers), out)
+    assert_bits(stand_in.take(out), wanted)
+
+
+def entries(law, dtype):
+    """Observations that a law may have, and means; some are missing, some means are tiny."""
+    rng = np.random.default_rng(3)
+    mu = rng.gamma(1.0, 4.0, 200).astype(dtype)
+    v = rng.poisson(mu).astype(dtype) + dtype(1 if law.numbers == () and law.beta <= 0 else 0)
+    v[5], mu[7] = np.nan, 1e-20
+    return v, mu
+
+
+KERNEL = """
+#define REAL {real}
+DEVICE auto told(const double *numbers) {{ return pack(1e-6, pack({places})); }}
+extern "C" __global__ void apply(Size n, const REAL *v, const REAL *mu, const double *numbers,
+                                 REAL *step, REAL *ratio, double *fit) {{
+  for (Size p = THREAD; p < n; p += THREADS) {{
+    auto law = told(numbers);
+    auto a = {step}(v[p], mu[p], law, (REAL)2.5);
+    auto b = {ratio}(v[p], mu[p], law);
+    auto c = {fit}(v[p], mu[p], law);
+    step[2 * p] = at<0>(a), step[2 * p + 1] = at<1>(a);
+    ratio[2 * p] = at<0>(b), ratio[2 * p + 1] = at<1>(b);
+    fit[2 * p] = at<0>(c), fit[2 * p + 1] = at<1>(c);
+  }}
+}}
+"""
+
+
+def assert_rules(device, law, zeros, dtype):
+    v, mu = entries(law, dtype)
+    rules, numbers = entry_rules(law, zeros, False), tuple(map(float, law.numbers))
+    scalars = Translation(len(numbers))
+    names = {name: scalars.add(rule) for name, rule in rules._asdict().items()}
+    places = ", ".join(f"numbers[{n}]" for n in range(len(numbers)))
+    text = KERNEL.format(real=TYPES[dtype], places=places, **names)
+    out = [device.empty((v.size, 2), kind) for kind in (dtype, dtype, np.float64)]
+    given = np.int64(v.size), device.put(v), device.put(mu), device.put(np.array([*numbers, 0.0]))
+    whole = Source("\n".join((source._file("prelude.h"), scalars.text, text)), ())
+    device.launch(whole, "apply", 50, *given, *out)
+    told = 1e-6, numbers
+
+    @numba.njit
+    def all_of(v, mu, scale, step, ratio, fit):
+        for p in range(v.size):
+            step[p] = rules_step(v[p], mu[p], told, scale)
+            ratio[p] = rules_ratio(v[p], mu[p], told)
+            fit[p] = rules_fit(v[p], mu[p], told)
+
+    rules_step, rules_ratio, rules_fit = rules
+    wanted = [np.empty((v.size, 2), kind) for kind in (dtype, dtype, np.float64)]
+    all_of(v, mu, dtype(2.5), *wanted)
+    for found, exact in zip(out, wanted, strict=True):
+        assert_bits(device.take(found), exact)
+
+
+@DTYPES
+@COMMON
+def test_rules_of_entries_are_those_of_numba(stand_in, dtype, beta):
+    assert_rules(stand_in, Tweedie(beta), False, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("beta", [2.0, 1.0])
+def test_rules_of_entries_beside_zeros_are_those_of_numba(stand_in, dtype, beta):
+    assert_rules(stand_in, Tweedie(beta), True, dtype)
+
+
+@DTYPES
+def test_rules_of_negative_binomial_entries_are_those_of_numba(stand_in, dtype):
+    assert_rules(stand_in, NegativeBinomial(0.7), False, dtype)
+
+
+# -- what Python means ---------------------------------------------------------------------
+
+
+def quotient(a, b):
+    return a / b
+
+
+def test_a_quotient_of_whole_numbers_is_a_fraction(stand_in):
+    a, b = np.array([7, 1, -9]), np.array([2, 3, 4])
+    found = translated(stand_in, quotient, a, b, out=np.float64)
+    np.testing.assert_array_equal(found, [3.5, 1 / 3, -2.25])
+
+
+def by_branch(x):
+    if x > 1.0:
+        y = 2
+        z = x
+    else:
+        z = x * 0.5
+        y = 0.25
+    return y + z
+
+
+def swapped(a, b):
+    a, b = b, a + b
+    return a * 10.0 + b
+
+
+def summed(n, by):
+    total = by * 0.0
+    for i in range(2, n):
+        if i == 5:
+            continue
+        if total > 100.0:
+            break
+        total += i * by
+    while True:
+        total -= 1.0
+        if total < 3.0:
+            return total
+
+
+def between(x):
+    return 1.0 if -0.5 < x <= 2.0 and not (x > 0.5 and x < 1.5) else -0.0
+
+
+def test_names_that_both_branches_introduce_outlive_them_in_a_type_that_holds_both(stand_in):
+    assert_same(stand_in, by_branch, np.array([0.5, 1.0, 3.0]), out=np.float64)
+
+
+def test_names_change_together(stand_in):
+    a, b = np.array([1.0, 2.0]), np.array([5.0, -3.0])
+    assert_same(stand_in, swapped, a, b, out=np.float64)
+
+
+def test_loops_go_on_and_end_as_in_python(stand_in):
+    n = np.array([0, 3, 7, 40])
+    assert_same(stand_in, summed, n, np.full(4, 1.5), out=np.float64)
+
+
+def test_comparisons_chain(stand_in):
+    x = np.array([-0.5, 0.0, 1.0, 2.0, 2.5, np.nan])
+    assert_same(stand_in, between, x, out=np.float64)
+
+
+def larger(a, b):
+    return max(a, b)
+
+
+def smaller(a, b):
+    return min(a, b)
+
+
+@pytest.mark.parametrize("function", [larger, smaller])
+def test_the_larger_of_two_is_that_of_numba_where_one_is_nan(stand_in, function):
+    a = np.array([1.0, 2.0, np.nan, 1.0, np.nan, 0.0, -0.0])
+    b = np.array([2.0, 1.0, 1.0, np.nan, np.nan, -0.0, 0.0])
+    assert_same(stand_in, function, a, b, out=np.float64)
+
+
+INFINITE, MINUS = np.inf, -np.inf
+
+
+def ends(x):
+    return INFINITE if x > 1.0 else (MINUS if x < -1.0 else np.nan)
+
+
+def test_infinite_numbers_and_nan_are_constants(stand_in):
+    assert_same(stand_in, ends, np.array([2.0, 0.0, -2.0]), out=np.float64)
+
+
+# -- refusals ------------------------------------------------------------------------------
+
+
+def powered(x):
+    return x**2
+
+
+def floored(x):
+    return x // 2
+
+
+def left_over(x):
+    return x % 2
+
+
+def divided(x):
+    x /= 2
+    return x
+
+
+def while_else(x):
+    while x > 1:
+        x -= 1
+    else:  # noqa: PLW0120  # what is refused
+        x = 0
+    return x
+
+
+def for_else(x):
+    for _ in range(3):
+        x -= 1
+    else:  # noqa: PLW0120  # what is refused
+        x = 0
+    return x
+
+
+def in_steps(x):
+    for i in range(0, 9, 3):
+        x += i
+    return x
+
+
+def rounded(x):
+    return round(x)
+
+
+def printed(x):
+    print(x)
+    return x
+
+
+def by_name(x):
+    return larger(a=x, b=x)
+
+
+def identical(x):
+    return 1.0 if x is None else x
+
+
+def of_one_branch(x):
+    if x > 0:
+        y = x
+    return y
+
+
+def listed(x):
+    return [x][0]
+
+
+def inner(x):
+    def own(y):
+        return y
+
+    return own(x)
+
+
+def tried(x):
+    try:
+        return x
+    finally:
+        pass
+
+
+UNKNOWN = [powered, floored, left_over, divided, while_else, for_else, in_steps, rounded]
+UNKNOWN += [printed, by_name, identical, of_one_branch, listed, inner, tried]
+
+
+@pytest.mark.parametrize("function", UNKNOWN, ids=lambda own: own.__name__)
+def test_what_is_not_understood_is_an_error_when_a_kernel_is_made(function):
+    with pytest.raises(Untranslatable, match="form in C"):
+        Translation().add(function)
+
+
+def test_functions_are_written_once_and_before_those_that_call_them():
+    scalars = Translation()
+    name = scalars.add(variates.gamma)
+    assert scalars.add(variates.gamma) == name
+    lines = [line for line in scalars.text.splitlines() if line.startswith("DEVICE auto")]
+    names = [line.split()[2].split("(")[0] for line in lines]
+    assert len(set(names)) == len(names)
+    assert names[-1] == name
+
+
+@pytest.mark.parametrize(
+    "function",
+    [langevin.spiked_entry, langevin.cir_entry, squares.length_entry],
+    ids=lambda own: own.py_func.__name__,
+)
+def test_no_translation_depends_on_what_was_translated_before(function):
+    alone = Translation()
+    alone.add(function)
+    again = Translation()
+    again.add(function)
+    assert alone.text == again.text

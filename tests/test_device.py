@@ -1,0 +1,340 @@
+"""Runs on a device are those of processors, but for rounding; and what has no place there."""
+
+import sys
+from types import SimpleNamespace
+
+import dask.array as da
+import numpy as np
+import pytest
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.executors.device import CUDA, DeviceExecutor
+from daskfactor.inference.base import best_sampler
+from daskfactor.kernels import philox
+from daskfactor.kernels.cuda import device as module
+from daskfactor.kernels.cuda import steps
+from tests.random_sparse import random_array
+from tests.statistical.exact import CASES, reference_posterior
+from tests.statistical.replicas import run_copies
+
+CELLS = np.array([1, 30, 30, 59]), np.array([3, 0, 20, 40])
+RUN = {"draws": 6, "tune": 4, "random_seed": 1, "progressbar": False}
+TOLERANCE = {"float32": 5e-3, "float64": 1e-9}
+"""Of draws beside the largest: cycles of float32 multiply rounding by some hundreds."""
+
+
+def counts(rows=60, columns=41, K=3, missing=0.1):
+    rng = np.random.default_rng(0)
+    W, H = rng.gamma(0.5, 1, (rows, K)), rng.gamma(0.5, 1, (K, columns))
+    V = rng.poisson(2 * W @ H).astype(np.float32)
+    V[rng.random(V.shape) < missing] = np.nan
+    return V
+
+
+def full():
+    return np.nan_to_num(counts())
+
+
+def blocks(V, dtype="float32", **options):
+    """Data on three bands a side; what is not stored are zeros, unless something is said."""
+    if sparse.issparse(V):
+        options = {"unstored": "zero"} | options
+    return dfac.as_blocks(V, 3, dtype=dtype, **options)
+
+
+MODELS = {
+    "counts": (counts, lambda: dfac.TweedieNMF(3)),
+    "rates": (counts, lambda: dfac.TweedieNMF(3, rate_w="component", rate_h="component")),
+    "rows": (counts, lambda: dfac.TweedieNMF(3, rate_w="row")),
+    "sparse prior": (counts, lambda: dfac.TweedieNMF(3, shape_w=0.3)),
+    "compound": (lambda: counts() + 1, lambda: dfac.TweedieNMF(3, beta=0.5)),
+    "normal": (lambda: full().astype("uint8"), lambda: dfac.TweedieNMF(3, beta=2.0)),
+    "overdispersed": (counts, lambda: dfac.NegativeBinomialNMF(3)),
+    "sparse": (lambda: sparse.csr_array(full()), lambda: dfac.TweedieNMF(3)),
+    "sparse normal": (lambda: sparse.csr_array(full()), lambda: dfac.TweedieNMF(3, beta=2.0)),
+    "signed": (lambda: counts() - 1, lambda: dfac.GaussianMF(3)),
+}
+RUNS = [(name, dfac.PSGLD()) for name in MODELS if name != "signed"]
+RUNS += [("sparse prior", dfac.PSGLD(transition="cir"))]
+RUNS += [
+    ("counts", dfac.PSGLD(transition="euler")),
+    ("counts", dfac.PSGLD(1e-5, preconditioner="identity")),
+]
+RUNS += [("counts", dfac.PSGRRLD()), ("sparse", dfac.PSGRRLD())]
+RUNS += [("counts", dfac.SGHMC()), ("sparse", dfac.SGHMC()), ("signed", dfac.SGHMC())]
+RUNS += [("counts", dfac.LangevinDynamics())]
+
+
+def spelled(own):
+    """Name a case: samplers by their type and what is not usual of them."""
+    if isinstance(own, str):
+        return own
+    usual = vars(type(own)())
+    return "-".join([type(own).__name__, *(f"{v}" for k, v in vars(own).items() if v != usual[k])])
+
+
+def assert_same(found, wanted, tolerance=TOLERANCE["float64"]):
+    """All that a run has to say is the same, beside the largest number of its kind."""
+    assert set(found.children) == set(wanted.children)
+    for group in ("posterior", "posterior_moments", "sample_stats"):
+        if group not in wanted.children:
+            continue
+        for name, values in wanted[group].data_vars.items():
+            if values.dtype.kind != "f" or "seconds" in str(name):
+                continue
+            own, exact = found[group][name].values, values.values
+            assert own.shape == exact.shape
+            assert own.dtype == exact.dtype
+            np.testing.assert_array_equal(np.isnan(own), np.isnan(exact), err_msg=str(name))
+            largest = np.nanmax(np.abs(exact), initial=1e-30)
+            np.testing.assert_allclose(
+                own / largest, exact / largest, atol=tolerance, rtol=0, err_msg=str(name)
+            )
+
+
+def both(data, model, sampler="auto", **options):
+    run = RUN | options
+    found = dfac.sample(data, model, sampler, device="cuda", **run)
+    return found, dfac.sample(data, model, sampler, **run)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("name", "sampler"), RUNS, ids=spelled)
+def test_draws_are_those_of_processors(stand_in, name, sampler, dtype):
+    values, model = MODELS[name]
+    data = blocks(values(), dtype)
+    found, wanted = both(data, model(), sampler, monitor=CELLS)
+    assert_same(found, wanted, TOLERANCE[dtype])
+    moments = dfac.monitored(found), dfac.monitored(wanted)
+    for own in set(moments[1]) & {"mean", "sd"}:
+        values, exact = (each[own].values for each in moments)
+        np.testing.assert_allclose(values, exact, atol=TOLERANCE[dtype] * np.abs(exact).max())
+    W = found["posterior"]["W"].values
+    assert W.dtype == dtype
+    assert (np.abs(W[0, 1] - W[0, 0]) > 1e-6).mean() > 0.7  # and it moves
+
+
+def test_entries_that_are_not_stored_may_be_missing(stand_in):
+    data = blocks(sparse.csr_array(full()), "float64", unstored="missing")
+    assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD()))
+
+
+@pytest.mark.parametrize("form", [np.array, sparse.csr_array])
+def test_cells_may_have_weights(stand_in, form):
+    weights = np.random.default_rng(2).gamma(2.0, size=(60, 41))
+    V = full()
+    weights = weights if form is np.array else form(np.where(V > 0, weights, 0.0))
+    data = blocks(form(V), "float64", weights=weights)
+    assert data.weights is not None
+    assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD()))
+
+
+def test_chains_run_after_each_other(stand_in):
+    data = blocks(counts(), "float64")
+    assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD(), chains=2))
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_data_that_do_not_fit_give_the_same_draws(stand_in, form):
+    data = blocks(counts() if form == "dense" else sparse.csr_array(full()))
+    one, other = (
+        dfac.sample(data, dfac.TweedieNMF(3), dfac.PSGLD(), device=CUDA(memory_limit=limit), **RUN)
+        for limit in ("1 GiB", 1)
+    )
+    for name in ("W", "H"):
+        np.testing.assert_array_equal(
+            one["posterior"][name].values, other["posterior"][name].values
+        )
+
+
+def test_data_in_a_scratch_file_give_the_same_draws(stand_in, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    V = da.from_array(counts(), chunks=(20, 41))
+    draws = []
+    for limit in (None, 1):
+        with blocks(V, memory_limit=limit) as data:
+            assert data.in_memory == (limit is None)
+            run = dfac.sample(data, dfac.TweedieNMF(3), dfac.PSGLD(), device="cuda", **RUN)
+            draws.append(run["posterior"]["W"].values)
+    np.testing.assert_array_equal(*draws)
+
+
+@pytest.mark.parametrize("name", ["counts", "sparse", "normal", "compound"])
+def test_point_estimates_are_those_of_processors(stand_in, name):
+    values, model = MODELS[name]
+    method, data = dfac.MultiplicativeUpdates(max_iter=30), blocks(values(), "float64")
+    run = {"random_seed": 0, "progressbar": False}
+    found = dfac.optimize(data, model(), method, device="cuda", **run)
+    wanted = dfac.optimize(data, model(), method, **run)
+    for own in ("W", "H"):
+        exact = wanted[own].values
+        np.testing.assert_allclose(found[own].values, exact, atol=1e-9 * exact.max())
+
+
+def test_a_stored_run_goes_on_there_and_here(stand_in, tmp_path):
+    data, model, sampler = blocks(counts(), "float64"), dfac.TweedieNMF(3), dfac.PSGLD()
+    options = {"progressbar": False}
+    short = RUN | {"draws": 3}
+    for name in ("there", "here"):
+        dfac.sample(data, model, sampler, device="cuda", store=tmp_path / name, **short)
+    there = dfac.resume(tmp_path / "there", draws=3, V=data, device="cuda", **options)
+    with pytest.warns(SamplingWarning, match="began on cuda: no GPU and goes on with processors"):
+        here = dfac.resume(tmp_path / "here", draws=3, V=data, **options)
+    whole = dfac.sample(data, model, sampler, **RUN)
+    assert there["posterior"]["W"].shape == (1, 6, 60, 3)
+    for own in (there, here):
+        for name in ("W", "H"):
+            exact = whole["posterior"][name].values
+            np.testing.assert_allclose(
+                own["posterior"][name].values, exact, atol=1e-9 * exact.max()
+            )
+
+
+@pytest.mark.parametrize("name", ["counts", "signed", "sparse prior", "overdispersed", "normal"])
+def test_an_automatic_sampler_is_one_that_runs_there(stand_in, name):
+    """Whatever is best on processors."""
+    values, model = MODELS[name]
+    data = blocks(values())
+    assert best_sampler(model(), data, device=True).on_device
+    found = dfac.sample(data, model(), device="cuda", **(RUN | {"draws": 2, "tune": 2}))
+    assert np.isfinite(found["posterior"]["W"].values).all()
+
+
+def test_an_automatic_sampler_may_be_another_one_there():
+    """The test above would say nothing otherwise: few counts are for Gibbs on processors."""
+    few = random_array((3000, 2000), density=0.002, rng=np.random.default_rng(0)).tocsr()
+    few.data[:] = 1
+    data = dfac.as_blocks(few, unstored="zero", allow_empty=True)
+    model = dfac.TweedieNMF(3, dispersion=1.0)
+    best = [best_sampler(model, data, device).name for device in (False, True)]
+    assert best == ["Gibbs", "SGHMC"]
+
+
+EXACT = ("poisson-gaps", "gaussian-gaps", "compound")
+
+
+def assert_exact(name):
+    """Moments are within the tolerances that samplers on processors are held to."""
+    case = next(case for case in CASES if case.name == name)
+    settings = {"copies": 1024, "tune": 500, "draws": 200, "executor": DeviceExecutor()}
+    got, exact = run_copies(case, dfac.PSGLD(), **settings)[0], reference_posterior(case)
+    sd = np.sqrt(exact["var_mu"])
+    assert np.sqrt(np.mean(((got.mean - exact["mean_mu"]) / sd) ** 2)) < 0.1
+    np.testing.assert_allclose(got.variance / exact["var_mu"], 1.0, atol=0.12)
+    assert abs(got.sum_w / exact["sum_w"] - 1) < 0.03
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", EXACT)
+def test_draws_are_from_the_exact_posterior(stand_in, name):
+    assert_exact(name)
+
+
+# -- refusals ------------------------------------------------------------------------------
+
+
+RELATIONS = {"a": dfac.Relation("cells", "genes"), "b": dfac.Relation("cells", "places")}
+
+
+def refused(match, V=None, model=None, sampler="auto", **options):
+    options = RUN | {"device": "cuda"} | options
+    data = blocks(counts()) if V is None else V
+    with pytest.raises(OptionError, match=match) as found:
+        dfac.sample(data, model or dfac.TweedieNMF(3), sampler, **options)
+    assert "\n" not in str(found.value)
+
+
+def test_no_cupy_is_one_sentence(monkeypatch):
+    module._opened.cache_clear()
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    refused(r'needs CuPy, which cannot be imported here \(.*pip install "daskfactor\[cuda\]"')
+
+
+class CUDARuntimeError(RuntimeError):
+    """As CuPy names it."""
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_no_gpu_is_one_sentence(monkeypatch, raises):
+    def count():
+        if raises:
+            raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+        return 0
+
+    runtime = SimpleNamespace(getDeviceCount=count, CUDARuntimeError=CUDARuntimeError)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    module._opened.cache_clear()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    refused("needs an NVIDIA GPU with its driver, and CUDA says: (cudaErrorNo|there is none)")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:0", 0, True])
+def test_an_unknown_device_is_one_sentence(device):
+    refused('device takes None for processors, "cuda" for an NVIDIA GPU', device=device)
+
+
+@pytest.mark.parametrize("executor", ["threads", "serial", "tasks"])
+def test_a_device_has_an_executor_of_its_own(stand_in, executor):
+    refused("executor of its own", executor=executor)
+
+
+def test_models_without_kernels_are_refused(stand_in):
+    tensor = np.random.default_rng(0).poisson(3.0, (6, 5, 4)).astype(float)
+    refused("CP does not run on a GPU; leave device out", tensor, dfac.CP(2))
+    tables = {"a": full(), "b": full()}
+    refused("Coupled does not run on a GPU", tables, dfac.Coupled(2, relations=RELATIONS))
+
+
+def test_covariates_are_refused(stand_in):
+    model = dfac.TweedieNMF(3, covariates_w=np.random.default_rng(0).normal(size=(60, 2)))
+    refused("models with covariates do not run on a GPU", model=model)
+
+
+def test_frozen_components_are_refused(stand_in):
+    given = np.random.default_rng(0).gamma(1.0, size=(60, 2))
+    refused("frozen components do not run on a GPU", model=dfac.TweedieNMF(3, fixed_w=given))
+
+
+def test_zeros_without_a_closed_form_are_refused(stand_in):
+    V, model = blocks(sparse.csr_array(full())), dfac.TweedieNMF(3, beta=0.5)
+    refused("zeros that sparse data do not store do not run on a GPU", V, model, dfac.PSGLD())
+
+
+@pytest.mark.parametrize("sampler", [dfac.HMC(), dfac.Gibbs()])
+def test_samplers_without_kernels_are_refused(stand_in, sampler):
+    refused(rf"{type(sampler).__name__} does not run on a GPU \(PSGLD", full(), sampler=sampler)
+
+
+def test_optimizers_without_kernels_are_refused(stand_in):
+    with pytest.raises(OptionError, match="DSGD does not run on a GPU"):
+        dfac.optimize(full(), dfac.TweedieNMF(3), dfac.DSGD(), device="cuda", progressbar=False)
+
+
+# -- a real one ----------------------------------------------------------------------------
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_normal_numbers_of_a_gpu_have_the_bits_of_processors(gpu, dtype):
+    key, wanted = np.array([5, 8], np.uint32), np.empty((10_000, 100), dtype)
+    philox.fill_normals(wanted, key, 11, 1, 2**32 - 10_000)
+    found = gpu.empty(wanted.shape, dtype)
+    steps.fill_normals(found, key, 11, 1, 2**32 - 10_000)
+    assert gpu.take(found).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(("name", "sampler"), RUNS, ids=spelled)
+def test_draws_of_a_gpu_are_those_of_processors(gpu, name, sampler):
+    values, model = MODELS[name]
+    data = blocks(values(), "float64")
+    assert_same(*both(data, model(), sampler, monitor=CELLS), tolerance=1e-7)
+
+
+@pytest.mark.device
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", EXACT)
+def test_a_gpu_draws_from_the_exact_posterior(gpu, name):
+    assert_exact(name)
