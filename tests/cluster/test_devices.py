@@ -1,0 +1,90 @@
+"""A ring whose workers have a GPU each: the draws of one GPU, and bands that travel."""
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor.errors import OptionError
+from daskfactor.kernels.cuda import device
+from tests.cluster.support import cluster
+from tests.cluster.test_sample import SETTINGS, counts, same
+from tests.kernels.cuda import fake
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
+    pytest.mark.filterwarnings("ignore:around the means that:daskfactor.errors.DataWarning"),
+]
+MONITOR = np.array([1, 30, 41]), np.array([3, 20, 7])
+
+
+def install() -> None:
+    """Have a worker's process find a device, for as long as it lives."""
+    made = fake.HostDevice(fake.cupy())
+    device._opened = lambda: made
+    device.MOST_GROUPS, device.THREADS = 2, 32
+
+
+def launched() -> int:
+    """Count the kernels that a worker has compiled."""
+    return len(device.current()._compiled)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with cluster(2, processes=True) as client:
+        client.run(install)
+        yield client
+
+
+RUNS = {
+    "parts": (counts, dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3)),
+    "rates": (counts, dfac.TweedieNMF(3, rate_w="row", rate_h="component"), dfac.PSGLD()),
+    "momentum": (counts, dfac.TweedieNMF(3), dfac.SGHMC(warm_start=3)),
+    "passes": (counts, dfac.TweedieNMF(3), dfac.LangevinDynamics(warm_start=3)),
+    "paths": (counts, dfac.TweedieNMF(3), dfac.BlockHMC(warm_start=3)),
+    "columns": (counts, dfac.NegativeBinomialNMF(3, dispersion="column"), dfac.PSGLD()),
+    "sparse": (
+        lambda: sparse.csr_array(np.nan_to_num(counts())),
+        dfac.TweedieNMF(3),
+        dfac.PSGLD(warm_start=3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_workers_give_the_draws_of_one_gpu(name: str, client: Client, stand_in: Any) -> None:
+    values, model, sampler = RUNS[name]
+    V = dfac.as_blocks(values(), blocks=4, unstored="zero" if name == "sparse" else None)
+    settings = {**SETTINGS, "draws": 8, "tune": 8, "monitor": MONITOR, "blocks": None}
+    one = dfac.sample(V, model, sampler, device="cuda", **settings)
+    ring = dfac.sample(V, model, sampler, device="cuda", client=client, **settings)
+    assert same(one, ring)
+    assert all(count > 1 for count in client.run(launched).values())
+
+
+def test_data_beyond_the_limit_of_a_worker_stream(client: Client, stand_in: Any) -> None:
+    run: Any = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 8, 8)
+    there = {"client": client, **SETTINGS}
+    whole = dfac.sample(*run, device="cuda", **there)
+    assert same(whole, dfac.sample(*run, device=dfac.CUDA(memory_limit=1), **there))
+
+
+def test_tasks_have_no_gpu(client: Client, stand_in: Any) -> None:
+    with pytest.raises(OptionError, match="those of workers run a ring"):
+        dfac.sample(
+            counts(), dfac.TweedieNMF(3), device="cuda", client=client, executor="tasks", **SETTINGS
+        )
+
+
+def test_a_worker_without_a_gpu_is_one_sentence() -> None:
+    run: Any = (counts(), dfac.TweedieNMF(3), dfac.PSGLD())
+    told = pytest.raises(OptionError, match='device="cuda" needs')
+    with cluster(2, processes=True) as client, told:
+        dfac.sample(*run, device="cuda", client=client, **SETTINGS)
