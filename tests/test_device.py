@@ -116,6 +116,19 @@ def test_draws_are_those_of_processors(stand_in, name, sampler, dtype):
     assert (np.abs(W[0, 1] - W[0, 0]) > 1e-6).mean() > 0.7  # and it moves
 
 
+FREEZING = [dfac.PSGLD(), dfac.PSGLD(1e-5, preconditioner="identity"), dfac.SGHMC()]
+FREEZING += [dfac.BlockHMC(), dfac.LangevinDynamics()]
+
+
+@pytest.mark.parametrize("sampler", FREEZING, ids=spelled)
+def test_frozen_components_stay_there(stand_in, sampler):
+    given = np.random.default_rng(0).gamma(1.0, size=(60, 2))
+    model = dfac.TweedieNMF(3, fixed_w=given, shape_w=2.0, dispersion=1.0)
+    found, wanted = both(blocks(counts(), "float64"), model, sampler)
+    assert_same(found, wanted)
+    assert (found["posterior"]["W"].values[..., :2] == given).all()
+
+
 def test_entries_that_are_not_stored_may_be_missing(stand_in):
     data = blocks(sparse.csr_array(full()), "float64", unstored="missing")
     assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD()))
@@ -290,11 +303,6 @@ def test_models_without_kernels_are_refused(stand_in):
 def test_covariates_are_refused(stand_in):
     model = dfac.TweedieNMF(3, covariates_w=np.random.default_rng(0).normal(size=(60, 2)))
     refused("models with covariates do not run on a GPU", model=model)
-
-
-def test_frozen_components_are_refused(stand_in):
-    given = np.random.default_rng(0).gamma(1.0, size=(60, 2))
-    refused("frozen components do not run on a GPU", model=dfac.TweedieNMF(3, fixed_w=given))
 
 
 def test_zeros_without_a_closed_form_are_refused(stand_in):

@@ -24,7 +24,7 @@ from daskfactor.kernels.philox import Address
 from daskfactor.kernels.views import Workspace
 from daskfactor.models import check_model
 from daskfactor.models.gamma_factors import clipped_gamma_log_density
-from daskfactor.models.settings import FactorModel
+from daskfactor.models.settings import FactorModel, named_columns
 from daskfactor.results.schema import Variable
 
 if TYPE_CHECKING:
@@ -411,9 +411,9 @@ class Sampler(Algorithm, ABC):
         mask, free = program.frozen[factor], band.values
         rate, shape = program.prior(band, factor)
         if mask is not None:
-            free = free[:, ~mask]
+            free = free[:, named_columns(~mask)]
             if np.ndim(rate) and rate.shape[-1] == mask.size:
-                rate = rate[..., ~mask]
+                rate = rate[..., named_columns(~mask)]
         return clipped_gamma_log_density(free, rate, shape)
 
 
@@ -556,7 +556,6 @@ def check_device(algorithm: Algorithm, model: FactorModel, data: BlockedData) ->
     reasons = {
         f"{type(model).__name__} does not run on a GPU": model.tensor or model.joins,
         "models with covariates do not run on a GPU": model.covariates != (None, None),
-        "frozen components do not run on a GPU": any(mask is not None for mask in model.frozen),
         f"zeros that sparse data do not store do not run on a GPU under {model.likelihood}, whose "
         "terms have no closed form for them": unstored,
         f"{algorithm.name} does not run on a GPU (PSGLD, PSGRRLD, SGHMC, SGLD, "

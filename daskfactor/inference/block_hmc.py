@@ -53,7 +53,7 @@ from daskfactor.kernels.steps import (
 )
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
-from daskfactor.models.settings import held
+from daskfactor.models.settings import held, named_columns
 
 Array = NDArray[Any]
 Wide = NDArray[np.float64]
@@ -182,7 +182,7 @@ class Path(NamedTuple):
         arrays[SPREAD] = (size / np.sqrt(arrays[MASS])).astype(dtype)
         frozen = self.program.frozen[self.factor]
         if frozen is not None:
-            arrays[SPREAD][:, frozen] = 0
+            arrays[SPREAD][:, named_columns(frozen)] = 0
         if self.power != 1:
             arrays[PLACE] = self._place()
         arrays[ENERGY] = self.energy()
@@ -238,11 +238,13 @@ class Path(NamedTuple):
         """Return -log p(y | ...) of every row but for a constant, and its momenta's energy."""
         band, frozen = self.band, self.program.frozen[self.factor]
         rate, shape = self.program.prior(band, self.factor)
-        free = band.values if frozen is None else band.values[:, ~frozen]
+        free = band.values if frozen is None else band.values[:, named_columns(~frozen)]
         wide, momentum = free.astype(np.float64), band.arrays[MOMENTUM].astype(np.float64)
         if np.ndim(rate):
             rate = np.broadcast_to(rate, band.values.shape)
-            prior = np.sum((rate if frozen is None else rate[:, ~frozen]) * wide, axis=1)
+            prior = np.sum(
+                (rate if frozen is None else rate[:, named_columns(~frozen)]) * wide, axis=1
+            )
         else:
             prior = rate * wide.sum(axis=1)
         if shape != self.power:

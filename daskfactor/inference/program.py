@@ -26,7 +26,7 @@ from daskfactor.kernels.steps import accumulate_moments, beside
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import Hyperparameters, Rate
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.settings import Mask
+from daskfactor.models.settings import Mask, named_columns
 
 Array = NDArray[Any]
 RATE = "rate"
@@ -246,7 +246,7 @@ def set_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: Ma
     rate = band_prior(band, hyper, factor)[0]
     metric += rate.astype(metric.dtype) if np.ndim(rate) else metric.dtype.type(rate)
     if frozen is not None:
-        metric[:, frozen] = np.inf
+        metric[:, named_columns(frozen)] = np.inf
 
 
 def learn_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: Mask) -> None:

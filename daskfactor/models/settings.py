@@ -607,12 +607,19 @@ def check_length(name: str, fixed: FixedComponents | None, shape: Sequence[int])
         )
 
 
+def named_columns(mask: NDArray[np.bool_]) -> list[int]:
+    """List the columns that a mask names: what arrays on a GPU are indexed by, too."""
+    found: list[int] = np.flatnonzero(mask).tolist()
+    return found
+
+
 @contextmanager
 def held(values: Array, frozen: Mask) -> Iterator[None]:
     """Put the frozen columns of a band back after what is done inside."""
     if frozen is None:
         yield
         return
-    before = values[:, frozen]
+    own = named_columns(frozen)
+    before = values[:, own]
     yield
-    values[:, frozen] = before
+    values[:, own] = before
