@@ -168,13 +168,15 @@ class Device:
         """Copy arrays beside the work that is under way; return them and what marks their end.
 
         What was dropped before may be overwritten, so copies wait for the work that was asked
-        for so far, though not for what is asked for from now on.
+        for so far, though not for what is asked for from now on. Memory is taken first: another
+        thread may drop a part that its work, asked for just now, still reads.
         """
+        with self._copies:
+            arrays = [self.cupy.empty(own.shape, own.dtype) for own in pinned]
         asked = self.cupy.cuda.Event(disable_timing=True)
         asked.record()
         self._copies.wait_event(asked)
         with self._copies:
-            arrays = [self.cupy.empty(own.shape, own.dtype) for own in pinned]
             for array, own in zip(arrays, pinned, strict=True):
                 array.set(own, stream=self._copies)
             done = self.cupy.cuda.Event(disable_timing=True)

@@ -1,0 +1,24 @@
+"""Copies to a device begin when what lay there before is no longer read."""
+
+import numpy as np
+
+from daskfactor.kernels.cuda.device import Device
+from tests.kernels.cuda import fake
+
+
+def test_copies_wait_for_work_that_read_the_memory_they_get():
+    cupy, order = fake.cupy(), []
+    empty, event = cupy.empty, cupy.cuda.Event
+
+    class Event(event):
+        def record(self, stream=None):
+            order.append("copies end" if stream is not None else "work so far")
+
+    def taken(*given):
+        order.append("memory")
+        return empty(*given)
+
+    cupy.empty, cupy.cuda.Event = taken, Event
+    (found,), _ = Device(cupy).begin_copies([np.arange(3.0)])
+    assert order == ["memory", "work so far", "copies end"]
+    np.testing.assert_array_equal(cupy.asnumpy(found), np.arange(3.0))
