@@ -31,6 +31,8 @@ sentence and exit code 2; a row that fails says so, and the exit code is 1.
 - ``g``, torchnmf: its multiplicative updates (beta = 1) and ours on the same device, seconds
   to the same error of held-out pixels, the larger of the two that are reached. It takes no
   gaps, so they are filled with the means of their rows.
+- ``h``, a whole call: what a draw of `sample` takes beside a sweep alone, on half of the rows and
+  columns of ``a``: it evaluates the fit and adds to moments as well, and states come home.
 
 Seconds of cycles are those of a long run less a short one, so that neither compiling nor
 placing data and factors counts; clocks are read when the device has finished.
@@ -258,6 +260,34 @@ def dense(device: Device, sizes: Sizes) -> Iterator[Figure]:
     yield at_least("share of cuBLAS alone", alone / full, CUBLAS_SHARE)
     part = V[: max(8, rows // sizes.part)]
     yield beside_cpu("a", what, full, on_processors(part, K, 2) * rows / len(part))
+
+
+# -- h: a whole call -----------------------------------------------------------------------
+
+
+def call_seconds(data: BlockedData, K: int, draws: int) -> float:
+    """Seconds of a call of `sample` that keeps moments, from first to last."""
+    model = dfac.TweedieNMF(K, dispersion=1.0)
+    run: dict[str, Any] = {"tune": 10, "keep": "moments", "random_seed": 0, "progressbar": False}
+    began = time.perf_counter()
+    dfac.sample(data, model, dfac.PSGLD(warm_start=2), draws=draws, device="cuda", **run)
+    return time.perf_counter() - began
+
+
+def calls(device: Device, sizes: Sizes) -> Iterator[Figure]:
+    del device
+    blocks, K, cycles = 4, sizes.dense[2], 10 * sizes.cycles
+    rows, cols = (max(8, n // 2) for n in sizes.dense[:2])
+    with as_blocks(counts_of(rows, cols), blocks) as data:
+        with closing(DeviceExecutor()) as executor:
+            sweep = cycle_seconds(data, K, executor, sizes.cycles)
+        call_seconds(data, K, 10)
+        short, long = (call_seconds(data, K, draws) for draws in (10, 10 + cycles))
+    each = max(long - short, 1e-9) / cycles
+    yield Figure(f"{rows} x {cols}, K = {K}, B = {blocks}: ms of a sweep", f"{1e3 * sweep:.4g}")
+    yield Figure("ms of a draw in `sample`, its fit and moments included", f"{1e3 * each:.4g}")
+    yield Figure("sweeps that a draw takes as long as", f"{each / sweep:.3g}")
+    yield Figure("s of the call without its draws", f"{short - 10 * each:.3g}")
 
 
 # -- b: faces ----------------------------------------------------------------------------
@@ -572,13 +602,13 @@ ROWS: dict[str, Callable[[Device, Sizes], Iterator[Figure]]] = {
     "e": noise,
     "f": posteriors,
     "g": peer,
+    "h": calls,
 }
 
 
 def release(device: Device) -> None:
     """Give memory back that nothing lies in any more: rows, and torch, find all of it free."""
-    for pool in ("get_default_memory_pool", "get_default_pinned_memory_pool"):
-        getattr(device.cupy, pool)().free_all_blocks()
+    device.release()
 
 
 def shown(row: str, figure: Figure) -> str:

@@ -119,7 +119,7 @@ def on_device(device: Any, executor: str | Executor, client: "Client | None") ->
     OptionError
         If there is no GPU here, without a client, or these options do not go together.
     """
-    from daskfactor.executors.device import CUDA, DeviceExecutor, OnWorkers
+    from daskfactor.executors.device import CUDA, DeviceExecutor, OnWorkers, gpu_name
 
     if device == "cuda":
         device = CUDA()
@@ -130,7 +130,9 @@ def on_device(device: Any, executor: str | Executor, client: "Client | None") ->
         )
     if client is not None and executor in ("auto", "ring"):
         ring = make_executor("ring", client)
+        names: dict[str, str] = client.run(gpu_name)
         ring.place, ring.on_device = OnWorkers(device), True
+        ring.device = f"cuda: {', '.join(sorted(set(names.values())))}"
         ring.reason = "the GPUs of a cluster's workers"
         return ring
     if executor != "auto":

@@ -316,12 +316,25 @@ def perform(
             found = program.evaluate(op, data, bands, cells, workspace)
     except (DaskfactorError, MemoryError) as error:
         error.add_note(f"in {_where(op)}")
+        raise_of_gpu(error)
         raise
     except Exception as error:
         raise EngineError(
             f"the update of {_where(op)} failed: {type(error).__name__}: {error}"
         ) from error
     return found, time.perf_counter() - began
+
+
+def raise_of_gpu(error: Exception) -> None:
+    """Raise a sentence in place of what a library says of a GPU's memory.
+
+    A library's own error may be unknown where it would arrive.
+    """
+    if isinstance(error, MemoryError) and type(error) is not MemoryError:
+        raise EngineError(
+            f"the memory of the GPU is full ({error}); pass fewer components, or leave more to "
+            'them than data take: device=CUDA(memory_limit="8 GiB")'
+        ) from error
 
 
 def _where(op: Op) -> str:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands
-from daskfactor.errors import EngineError, OptionError
-from daskfactor.executors.base import Executor, R, Work, perform
+from daskfactor.errors import OptionError
+from daskfactor.executors.base import Executor, R, Work, perform, raise_of_gpu
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
 from daskfactor.executors.threads import ThreadsExecutor
@@ -128,12 +128,15 @@ class PlacedData:
             self._parts.move_to_end(bands)
             return self._parts[bands][0]
 
-    def begin(self, key: Key) -> None:
-        """Begin to copy the blocks of a round, unless they are there."""
-        with self._lock:
-            self._begin(key)
+    def begin(self, key: Key, after: Any = None) -> None:
+        """Begin to copy the blocks of a round, unless they are there.
 
-    def _begin(self, key: Key) -> None:
+        ``after`` marks the work before that on the present part, which nothing else reads.
+        """
+        with self._lock:
+            self._begin(key, after)
+
+    def _begin(self, key: Key, after: Any = None) -> None:
         if key in self._parts or (self._coming is not None and self._coming[0] == key):
             return
         self._arrive()
@@ -151,7 +154,7 @@ class PlacedData:
         while held + size > self._limit and len(self._parts) > 1:
             _, own = self._parts.pop(list(self._parts)[-2])
             held -= own
-        found, done = current().begin_copies(list(arrays.values()))
+        found, done = current().begin_copies(list(arrays.values()), after)
         self._sent = arrays, done
         rows, cols = self._sides(key)
         zeros = self._data.unstored == "zero" if self._data.is_sparse else None
@@ -165,6 +168,16 @@ class PlacedData:
             current().wait_for_copies(done)
             self._parts[key] = part, size
             self._coming = None
+
+    def rest(self) -> None:
+        """Wait for copies; give back what they came from, unless it will be copied again."""
+        with self._lock:
+            self._arrive()
+            if self._sent is not None:
+                self._sent[1].synchronize()
+                self._sent = None
+            if not self._pinned:
+                current().release_pinned()
 
     def _packed(self, key: Key) -> dict[str, NDArray[Any]]:
         """Put the blocks of a round together in memory that the device can read."""
@@ -215,6 +228,11 @@ class PlacedState:
         values = put(np.concatenate([band.values for band in bands]))
         return FactorBand(0, values, arrays, dict(bands[0].counts))
 
+    def take_draws(self) -> None:
+        """Have draws lie in the memory of this process: there is more of it."""
+        for band in self.bands:
+            band.draws[:] = map(here, band.draws)
+
     def settle(self) -> None:
         """Part factors into their bands again, in the memory of this process."""
         for joined, bands, names in zip(self.bands, self._state.factors, self._taken, strict=True):
@@ -225,7 +243,7 @@ class PlacedState:
         ends = list(itertools.accumulate(len(band.values) for band in bands))[:-1]
 
         def parted(array: Any) -> list[NDArray[Any]]:
-            return np.split(self._device.take(array), ends)
+            return np.split(here(array), ends)
 
         values, draws = parted(joined.values), list(map(parted, joined.draws))
         arrays = {name: parted(own) for name, own in joined.arrays.items()}
@@ -333,6 +351,11 @@ class OnWorkers:
             own.mean, own.m2 = here(own.mean), here(own.m2)
 
 
+def gpu_name() -> str:
+    """Name the GPU of this process."""
+    return current().name
+
+
 _of_process: list[tuple[Any, PlacedData]] = []
 _lock = threading.Lock()
 
@@ -370,7 +393,6 @@ class DeviceExecutor(Executor):
         super().__init__()
         self.options = options or CUDA()
         self._device: Device = current()
-        self._device.tf32 = self.options.tf32
         self.device = f"cuda: {self._device.name}{', TF32' if self.options.tf32 else ''}"
         self._threads = ThreadsExecutor()
         self._workspace = Workspace()
@@ -379,29 +401,32 @@ class DeviceExecutor(Executor):
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
         began, evaluations, done = time.perf_counter(), list[Evaluation](), 0
-        keys = [key_of(part.ops) for part in work.plan]
+        keys, device = [key_of(part.ops) for part in work.plan], self._device
+        device.tf32 = self.options.tf32
         try:
             data, placed = self._place(work.data), PlacedState(state, touched(work))
             there = replace(work, plan=(), data=data)  # type: ignore[arg-type]
             for number, part in enumerate(work.plan):
                 data.view(*keys[number])
-                if number + 1 < len(keys):
-                    data.begin(keys[number + 1])
+                mark = device.mark()
                 op = part.ops[0]._replace(block=keys[number])  # type: ignore[arg-type]
                 found, _ = perform(op, there, placed, self._workspace)  # type: ignore[arg-type]
                 if found is not None:
                     evaluations.append(found)
+                if number + 1 < len(keys):
+                    # Packed while the device works on what was asked for just now.
+                    data.begin(keys[number + 1], mark)
                 done += len(part.ops)
                 if op.last or op.action == Action.EVALUATE:
-                    self._device.wait()  # progress is what is done, not what is asked for
+                    device.wait()  # progress is what is done, not what is asked for
+                    placed.take_draws()
                     work.on_done(done)
-            self._device.wait()
+            device.wait()
             placed.settle()
+            data.rest()
         except MemoryError as error:
-            raise EngineError(
-                f"the memory of the GPU is full ({error}); pass fewer components, or leave more "
-                'to them than data take: device=CUDA(memory_limit="8 GiB")'
-            ) from error
+            raise_of_gpu(error)
+            raise
         work.on_done(done)
         state.settle(evaluations)
         self.report.busy_seconds += time.perf_counter() - began
@@ -418,8 +443,9 @@ class DeviceExecutor(Executor):
         return self._threads.map(function, items, name)
 
     def close(self) -> None:
-        """Give the device's memory and the threads back."""
+        """Give the device's memory, page-locked memory and the threads back."""
         self._placed = self._data = None
+        self._device.release()
         self._threads.close()
 
 

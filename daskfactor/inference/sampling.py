@@ -39,6 +39,7 @@ from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.saved import Saved
 from daskfactor.inference.session import as_begun, device_attrs, session, session_again
 from daskfactor.inference.setting import (
+    DEVICE_PACE,
     RunOptions,
     Setting,
     checked_lengths,
@@ -243,7 +244,8 @@ def sample(
         if data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
         origin = checked_init(init, starts, model, data, lengths["chains"])
-        planned = plan_run(data, model, taken, keep, seed=held.seed, **lengths)
+        pace = DEVICE_PACE if device else 1.0
+        planned = plan_run(data, model, taken, keep, held.seed, pace, **lengths)
         # Refuses a schedule that this grid cannot have, before anything is written.
         taken.schedule.cycle(
             data.grid.blocks, diagonal_sizes(data.n_observed), np.random.default_rng(0)

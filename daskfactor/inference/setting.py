@@ -31,6 +31,8 @@ DRAWS_BUDGET = 2**30
 SEGMENT_BYTES = 2**25
 """What draws may take until a segment's end, where the states of the chains do not take more."""
 SEGMENT_FLOPS = 2e11
+DEVICE_PACE = 100.0
+"""How much more a GPU does between segments' ends, where its states come home and go back."""
 LONGEST_SEGMENT = 500
 SCALE_EVERY = 20
 """Cycles between draws of scales where there are no hyperparameters to draw."""
@@ -51,7 +53,8 @@ SPARSE_PENALTY = 5
 class RunOptions:
     """Say how long a run is and what it keeps; plain values, written into the results.
 
-    ``keep_every`` is the number of draws between kept ones; 0 keeps none.
+    ``keep_every`` is the number of draws between kept ones; 0 keeps none. ``pace`` is how much
+    more work is done between segments' ends than on processors.
     """
 
     draws: int
@@ -62,6 +65,7 @@ class RunOptions:
     keep: Keep
     keep_every: int
     dtype: str
+    pace: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -125,7 +129,13 @@ def draw_bytes(data: BlockedData, model: FactorModel, share: float = 1.0) -> flo
 
 
 def plan_run(
-    data: BlockedData, model: FactorModel, sampler: Sampler, keep: str, seed: int, **lengths: int
+    data: BlockedData,
+    model: FactorModel,
+    sampler: Sampler,
+    keep: str,
+    seed: int,
+    pace: float = 1.0,
+    **lengths: int,
 ) -> RunOptions:
     """Decide how many draws are kept; ``lengths`` are those of `checked_lengths`.
 
@@ -140,7 +150,8 @@ def plan_run(
     if keep == "auto" and affordable:
         every = -(-draws // min(affordable, draws))
         every = every if every <= draws // sampler.coarseness else 0
-    return RunOptions(**lengths, seed=seed, keep=keep, keep_every=every, dtype=str(data.dtype))  # type: ignore[arg-type]
+    kept: Any = {**lengths, "keep": keep, "keep_every": every}
+    return RunOptions(seed=seed, dtype=str(data.dtype), pace=pace, **kept)
 
 
 @dataclass(frozen=True)
@@ -217,7 +228,7 @@ class Setting:
         only, never on a clock, so that every machine checks for divergence at the same cycles.
         """
         options, coarseness = self.options, self.sampler.coarseness
-        length = min(SEGMENT_FLOPS / max(self.work, 1.0), LONGEST_SEGMENT)
+        length = min(options.pace * SEGMENT_FLOPS / max(self.work, 1.0), LONGEST_SEGMENT)
         if options.keep_every:
             # All chains hold their draws until the segment is written.
             draw = draw_bytes(self.data, self.model) * options.chains

@@ -30,9 +30,9 @@ def copies(stand_in, monkeypatch):
     """Bytes of the parts that were copied to the device, in their order."""
     asked, begin_copies = [], stand_in.begin_copies
 
-    def counted(arrays):
+    def counted(arrays, *after):
         asked.append(sum(own.nbytes for own in arrays))
-        return begin_copies(arrays)
+        return begin_copies(arrays, *after)
 
     monkeypatch.setattr(stand_in, "begin_copies", counted)
     return asked
@@ -332,9 +332,14 @@ def test_functions_of_bands_go_to_threads(stand_in):
 
 
 def test_a_full_device_is_one_sentence(stand_in):
+    class OutOfMemoryError(MemoryError):
+        """As CuPy has one, which other processes may not know."""
+
     executor = DeviceExecutor()
     with pytest.raises(EngineError, match=r"memory of the GPU is full \(no more\); pass fewer"):
-        run_on(executor, Doubler(MemoryError("no more")))
+        run_on(executor, Doubler(OutOfMemoryError("no more")))
+    with pytest.raises(MemoryError, match="of this process"):
+        run_on(executor, Doubler(MemoryError("of this process")))
     executor.close()
 
 
@@ -366,11 +371,16 @@ def test_rounds_are_known_by_their_blocks_in_the_order_of_rows():
 
 @pytest.mark.parametrize("tf32", [False, True])
 def test_products_are_rounded_where_that_was_asked_for(stand_in, tf32):
-    executor = DeviceExecutor(CUDA(tf32=tf32))
-    a = stand_in.put(np.ones((1, 2, 3), np.float32))
-    stand_in.products(a, a, (False, True))
-    assert stand_in.cupy.cuda.cublas.modes == ([3, 0] if tf32 else [])
-    executor.close()
+    class Multiplier(Doubler):
+        def update(self, op, data, bands, workspace):
+            a = stand_in.put(np.ones((1, 2, 3), np.float32))
+            stand_in.products(a, a, (False, True))
+
+    other = DeviceExecutor(CUDA(tf32=not tf32))  # which has no say
+    run_on(DeviceExecutor(CUDA(tf32=tf32)), Multiplier())
+    modes = stand_in.cupy.cuda.cublas.modes
+    assert set(modes) == ({3, 0} if tf32 else set())
+    other.close()
 
 
 @pytest.mark.parametrize("limit", ["x", 0, -1, "-3 MiB", 1.5j, []])

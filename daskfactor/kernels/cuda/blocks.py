@@ -63,8 +63,6 @@ class Part:
         What `packed` made of the blocks, on the device.
     zeros
         Whether cells that sparse blocks do not store are zeros; None: blocks are dense.
-    cells
-        How many the blocks have.
     """
 
     def __init__(

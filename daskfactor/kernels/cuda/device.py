@@ -159,23 +159,51 @@ class Device:
         return int(free) + int(pool.free_bytes())
 
     def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> Host:
-        """Make an array in memory from which the device copies by itself."""
+        """Make an array in memory from which the device copies by itself.
+
+        CuPy uses such memory again for what has exactly its size, so that sizes are rounded up to
+        eighths of a power of two.
+
+        Raises
+        ------
+        MemoryError
+            If this machine has no more memory that it can lock.
+        """
         kind, count = np.dtype(dtype), int(np.prod(shape))
-        memory = self.cupy.cuda.alloc_pinned_memory(max(1, count * kind.itemsize))
+        size = max(64, count * kind.itemsize)
+        grain = 1 << max(0, size.bit_length() - 4)
+        try:
+            memory = self.cupy.cuda.alloc_pinned_memory(-(-size // grain) * grain)
+        except self.cupy.cuda.runtime.CUDARuntimeError as error:
+            raise MemoryError(f"no page-locked memory of {size} bytes: {error}") from error
         return np.frombuffer(memory, kind, count).reshape(shape)
 
-    def begin_copies(self, pinned: list[Host]) -> tuple[list[DeviceArray], Any]:
+    def release(self) -> None:
+        """Give memory back that nothing uses any more, the device's and page-locked memory."""
+        self.cupy.get_default_memory_pool().free_all_blocks()
+        self.release_pinned()
+
+    def release_pinned(self) -> None:
+        """Give page-locked memory back that nothing uses any more."""
+        self.cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+    def mark(self) -> Any:
+        """Mark what has been asked for so far, for `begin_copies`."""
+        found = self.cupy.cuda.Event(disable_timing=True)
+        found.record()
+        return found
+
+    def begin_copies(self, pinned: list[Host], after: Any = None) -> tuple[list[DeviceArray], Any]:
         """Copy arrays beside the work that is under way; return them and what marks their end.
 
         What was dropped before may be overwritten, so copies wait for the work that was asked
-        for so far, though not for what is asked for from now on. Memory is taken first: another
-        thread may drop a part that its work, asked for just now, still reads.
+        for before a `mark`, if nothing has been dropped since that later work reads. Without one
+        they wait for all that was asked for so far, and memory is taken first: another thread may
+        drop a part that its work, asked for just now, still reads.
         """
         with self._copies:
             arrays = [self.cupy.empty(own.shape, own.dtype) for own in pinned]
-        asked = self.cupy.cuda.Event(disable_timing=True)
-        asked.record()
-        self._copies.wait_event(asked)
+        self._copies.wait_event(self.mark() if after is None else after)
         with self._copies:
             for array, own in zip(arrays, pinned, strict=True):
                 array.set(own, stream=self._copies)

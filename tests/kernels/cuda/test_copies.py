@@ -19,6 +19,8 @@ def test_copies_wait_for_work_that_read_the_memory_they_get():
         return empty(*given)
 
     cupy.empty, cupy.cuda.Event = taken, Event
-    (found,), _ = Device(cupy).begin_copies([np.arange(3.0)])
+    device, values = Device(cupy), np.arange(3.0)
+    (found,), done = device.begin_copies([values])
+    device.wait_for_copies(done)
     assert order == ["memory", "work so far", "copies end"]
     np.testing.assert_array_equal(cupy.asnumpy(found), np.arange(3.0))
