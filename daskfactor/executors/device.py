@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.utils import parse_bytes
@@ -203,13 +203,14 @@ def _side(side: Bands, bands: Sequence[int], whole: bool) -> Side:
 class PlacedState:
     """A state whose bands are joined to one of each factor, on the device.
 
-    Arrays that a plan does not touch stay where they are.
+    Arrays that a plan does not touch stay where they are, and those that it only reads do not
+    come back.
     """
 
-    def __init__(self, state: ChainState, touched: frozenset[str] | None) -> None:
-        self._state, self._device = state, current()
+    def __init__(self, state: ChainState, names: "PlanNames | None" = None) -> None:
+        self._state, self._device, self._names = state, current(), names
         self._taken = [
-            [name for name in bands[0].arrays if touched is None or name in touched]
+            [name for name in bands[0].arrays if names is None or name in names.touched]
             for bands in state.factors
         ]
         self.bands = tuple(map(self._joined, state.factors, self._taken))
@@ -222,10 +223,8 @@ class PlacedState:
 
     def _joined(self, bands: Sequence[FactorBand], names: Sequence[str]) -> FactorBand:
         put = self._device.put
-        arrays = {
-            name: put(np.concatenate([band.arrays[name] for band in bands])) for name in names
-        }
-        values = put(np.concatenate([band.values for band in bands]))
+        arrays = {name: put(whole([band.arrays[name] for band in bands])) for name in names}
+        values = put(whole([band.values for band in bands]))
         return FactorBand(0, values, arrays, dict(bands[0].counts))
 
     def take_draws(self) -> None:
@@ -245,11 +244,13 @@ class PlacedState:
         def parted(array: Any) -> list[NDArray[Any]]:
             return np.split(here(array), ends)
 
-        values, draws = parted(joined.values), list(map(parted, joined.draws))
-        arrays = {name: parted(own) for name, own in joined.arrays.items()}
+        known, draws = self._names, list(map(parted, joined.draws))
+        same = set() if known is None else set(names) - known.changed
+        values = None if known is not None and known.still else parted(joined.values)
+        arrays = {name: parted(own) for name, own in joined.arrays.items() if name not in same}
         for number, band in enumerate(bands):
-            band.values = values[number]
-            for name in names:
+            band.values = band.values if values is None else values[number]
+            for name in set(names) - same:
                 del band.arrays[name]
             band.arrays |= {name: own[number] for name, own in arrays.items()}
             band.counts = dict(joined.counts)
@@ -404,7 +405,7 @@ class DeviceExecutor(Executor):
         keys, device = [key_of(part.ops) for part in work.plan], self._device
         device.tf32 = self.options.tf32
         try:
-            data, placed = self._place(work.data), PlacedState(state, touched(work))
+            data, placed = self._place(work.data), PlacedState(state, names_of(work))
             there = replace(work, plan=(), data=data)  # type: ignore[arg-type]
             for number, part in enumerate(work.plan):
                 data.view(*keys[number])
@@ -449,10 +450,37 @@ class DeviceExecutor(Executor):
         self._threads.close()
 
 
-def touched(work: Work) -> frozenset[str] | None:
-    """Name the arrays of bands that a plan reads or writes; None: it may be any."""
+class PlanNames(NamedTuple):
+    """What a plan reads or writes: arrays of bands that it touches or changes, by name.
+
+    ``still``: values stay what they are.
+    """
+
+    touched: frozenset[str]
+    changed: frozenset[str]
+    still: bool
+
+
+def names_of(work: Work) -> PlanNames | None:
+    """Find what a plan reads or writes; None: it may be anything."""
     program: Any = work.program
     if not hasattr(program, "touches"):
         return None
-    kinds = {(op.action, op.last, op.wanted): op for (op, *_), *_ in work.plan}
-    return frozenset(name for op in kinds.values() for name in program.touches(op))
+    kinds = {(op.action, op.last, op.wanted): op for (op, *_), *_ in work.plan}.values()
+    touched, changed = (
+        frozenset(name for op in kinds for name in ask(op))
+        for ask in (program.touches, program.changes)
+    )
+    return PlanNames(touched, changed, all(op.action != Action.UPDATE for op in kinds))
+
+
+def whole(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Put arrays together; those that were cut from one another are that one, uncopied."""
+    base: Any = parts[0].base
+    if not isinstance(base, np.ndarray) or any(own.base is not base for own in parts):
+        return np.concatenate(parts)
+    places = itertools.accumulate((own.nbytes for own in parts), initial=base.ctypes.data)
+    cut = all(own.ctypes.data == place for own, place in zip(parts, places, strict=False))
+    all_of_it = sum(own.nbytes for own in parts) == base.nbytes and base.flags.c_contiguous
+    same = base.shape[1:] == parts[0].shape[1:] and base.dtype == parts[0].dtype
+    return base if cut and all_of_it and same else np.concatenate(parts)

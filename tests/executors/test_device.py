@@ -9,7 +9,15 @@ import daskfactor as dfac
 from daskfactor.data.grid import Block, Reshuffled
 from daskfactor.errors import EngineError, OptionError
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.device import CUDA, DeviceExecutor, PlacedData, PlacedState, key_of
+from daskfactor.executors.device import (
+    CUDA,
+    DeviceExecutor,
+    PlacedData,
+    PlacedState,
+    PlanNames,
+    key_of,
+    whole,
+)
 from daskfactor.executors.plan import Action
 from daskfactor.executors.state import Evaluation
 from daskfactor.kernels.steps import here
@@ -204,11 +212,31 @@ def test_bands_are_joined_and_parted_again(stand_in):
 def test_arrays_that_a_plan_does_not_touch_stay_what_they_are(stand_in):
     state = state_of()
     idle = [band.arrays["idle"] for band in state.bands()]
-    placed = PlacedState(state, frozenset({"always"}))
+    placed = PlacedState(state, PlanNames(frozenset({"always"}), frozenset({"always"}), False))
     assert all(set(own.arrays) == {"always"} for own in placed.bands)
     placed.settle()
     assert all(band.arrays["idle"] is own for band, own in zip(state.bands(), idle, strict=True))
     assert all(len(band.arrays) == 4 for band in state.bands())
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_what_a_plan_only_reads_does_not_come_back(stand_in, still):
+    state = state_of()
+    before = [(band.values, dict(band.arrays)) for band in state.bands()]
+    names = PlanNames(frozenset({"always", "last"}), frozenset({"last"}), still)
+    PlacedState(state, names).settle()
+    for band, (values, arrays) in zip(state.bands(), before, strict=True):
+        assert (band.values is values) is still
+        assert band.arrays["always"] is arrays["always"]
+        assert band.arrays["last"] is not arrays["last"]
+
+
+def test_bands_that_were_cut_from_a_factor_are_that_factor_again():
+    factor = np.arange(12.0).reshape(6, 2)
+    cut = np.split(factor, [1, 4])
+    assert whole(cut) is factor
+    for parts in (cut[:2], cut[::-1], [cut[0], cut[1].copy(), cut[2]], [own[:, :1] for own in cut]):
+        np.testing.assert_array_equal(whole(parts), np.concatenate(parts))
 
 
 def test_arrays_come_and_go(stand_in):

@@ -4,7 +4,9 @@ CuPy is used here and nowhere else, and of it what is old and plain. A device is
 process; a cluster has a worker for each.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,6 +19,8 @@ from daskfactor.kernels.cuda.source import Source
 DeviceArray = Any
 """An array on the device; CuPy has no types."""
 Host = NDArray[Any]
+Calls = list[tuple[Callable[..., Any], tuple[Any, ...], Any]]
+"""What a device was asked for: functions, their arguments, and what has to stay alive."""
 
 THREADS = 256
 MOST_GROUPS = 4096
@@ -56,6 +60,7 @@ class Device:
     def __init__(self, cupy: Any) -> None:
         self.cupy = cupy
         self._compiled: dict[Source, Any] = {}
+        self._thread = threading.local()  # what a thread takes down is what it asks for
         self._copies = cupy.cuda.Stream(non_blocking=True)
 
     # -- arrays ------------------------------------------------------------------------
@@ -76,6 +81,10 @@ class Device:
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         """Make an array of zeros."""
         return self.cupy.zeros(shape, dtype)
+
+    def clear(self, array: DeviceArray) -> None:
+        """Set all numbers to zero."""
+        self._do(array.fill, 0, keep=array)
 
     def products(
         self,
@@ -104,13 +113,15 @@ class Device:
             return stack.data.ptr, stack.shape[2], stack.strides[0] // kind.itemsize
 
         if self.tf32:
-            cublas.setMathMode(handle, TF32)
+            self._do(cublas.setMathMode, handle, TF32)
         # cuBLAS counts along columns first: out.T = b.T a.T.
         first, second = (int(own) for own in reversed(turned))
         sides = one.ctypes.data, *place(b), *place(a)
-        multiply(handle, first, second, r, p, q, *sides, more.ctypes.data, *place(out), B)
+        rest = more.ctypes.data, *place(out), B
+        kept = one, more, a, b, out
+        self._do(multiply, handle, first, second, r, p, q, *sides, *rest, keep=kept)
         if self.tf32:
-            cublas.setMathMode(handle, FULL)
+            self._do(cublas.setMathMode, handle, FULL)
         return out
 
     # -- kernels -----------------------------------------------------------------------
@@ -122,7 +133,35 @@ class Device:
         """
         groups = min(max(1, -(-threads // THREADS)), MOST_GROUPS)
         given = tuple(np.uint64(0) if own is None else own for own in arguments)
-        self.function(source, name)((groups,), (THREADS,), given)
+        self._do(self.function(source, name), (groups,), (THREADS,), given)
+
+    def _do(self, function: Callable[..., Any], *arguments: Any, keep: Any = None) -> None:
+        """Ask the device for something, and take it down where that is wanted.
+
+        ``keep`` is what the arguments point to.
+        """
+        function(*arguments)
+        calls: Calls | None = getattr(self._thread, "calls", None)
+        if calls is not None:
+            calls.append((function, arguments, keep))
+
+    @contextmanager
+    def taking_down(self) -> Iterator[Calls]:
+        """Take down what the device is asked for: launches and products, for `again`."""
+        calls: Calls = []
+        self._thread.calls = calls
+        try:
+            yield calls
+        finally:
+            self._thread.calls = None
+
+    def again(self, calls: Calls) -> None:
+        """Ask for all of it once more, with the same arrays and numbers.
+
+        That costs a tenth of what it takes to find out what to ask for.
+        """
+        for function, arguments, _ in calls:
+            function(*arguments)
 
     def function(self, source: Source, name: str) -> Callable[..., None]:
         """Compile a source, once, and find one of its kernels."""

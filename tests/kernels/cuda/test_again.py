@@ -1,0 +1,88 @@
+"""What a device was asked for is asked for once more where the same is wanted of it."""
+
+import numpy as np
+import pytest
+
+from daskfactor.kernels.cuda import blocks
+from daskfactor.kernels.cuda.blocks import Part, Side
+from daskfactor.models.negative_binomial import NegativeBinomial
+from daskfactor.models.tweedie_law import Tweedie
+
+
+def part_of(device):
+    """Two blocks of unlike sizes."""
+    rows = Side(np.array([0, 4]), np.array([4, 3]), 7)
+    cols = Side(np.array([5, 0]), np.array([2, 5]), 7)
+    V = np.random.default_rng(0).poisson(3.0, (2, 4, 5)).astype(np.float32)
+    return Part(rows, cols, {"values": device.put(V)}, None)
+
+
+def factors_of(device):
+    rng = np.random.default_rng(1)
+    return tuple(device.put(rng.gamma(2.0, size=(7, 3)).astype(np.float32)) for _ in range(2))
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """How often launches were found out anew."""
+    found, add = [], blocks._add
+
+    def counted(*given):
+        found.append(given[1])
+        add(*given)
+
+    monkeypatch.setattr(blocks, "_add", counted)
+    return found
+
+
+def gradient(part, factors, law=Tweedie(1.0), scale=2.0):
+    return [
+        np.array(part.device.take(own)) for own in blocks.gradient(part, law, factors, scale, 1e-6)
+    ]
+
+
+def test_the_same_gradient_is_not_found_out_twice(stand_in, made):
+    part, factors = part_of(stand_in), factors_of(stand_in)
+    first = gradient(part, factors)
+    factors[0][:] = factors[0] * np.float32(2)  # as steps move it
+    second = gradient(part, factors)
+    assert len(made) == 1
+    fresh = gradient(part_of(stand_in), factors)
+    for one, other, wanted in zip(first, second, fresh, strict=True):
+        np.testing.assert_array_equal(other, wanted)
+        assert not np.array_equal(one, other)
+
+
+def test_other_factors_and_numbers_are_found_out(stand_in, made):
+    part, factors = part_of(stand_in), factors_of(stand_in)
+    for own, law, scale in (
+        (factors, Tweedie(1.0), 2.0),
+        (factors, Tweedie(1.0), 3.0),
+        (factors, Tweedie(2.0), 3.0),
+        (factors_of(stand_in), Tweedie(2.0), 3.0),
+    ):
+        found = gradient(part, own, law, scale)
+        for one, wanted in zip(found, gradient(part_of(stand_in), own, law, scale), strict=True):
+            np.testing.assert_array_equal(one, wanted)
+    assert len(made) == 8
+
+
+def test_laws_whose_numbers_move_and_large_parts_are_found_out_each_time(
+    stand_in, made, monkeypatch
+):
+    part, factors = part_of(stand_in), factors_of(stand_in)
+    for alpha in (0.5, 0.7):
+        gradient(part, factors, NegativeBinomial(alpha))
+    monkeypatch.setattr(blocks, "SMALL_BYTES", 1)
+    for _ in range(2):
+        gradient(part, factors)
+    assert len(made) == 4
+
+
+def test_shares_follow_evenness(stand_in):
+    part, factors = part_of(stand_in), factors_of(stand_in)
+    for even in ((1.0, 1.0), ((0.5, 1.0), 1.0), ((0.5, 1.0), 1.0), (1.0, 0.25)):
+        found = [np.array(stand_in.take(own)) for own in blocks.mean_shares(part, factors, even)]
+        wanted = blocks.mean_shares(part_of(stand_in), factors, even)
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(one, stand_in.take(other))
