@@ -223,8 +223,8 @@ class PlacedState:
 
     def _joined(self, bands: Sequence[FactorBand], names: Sequence[str]) -> FactorBand:
         put = self._device.put
-        arrays = {name: put(whole([band.arrays[name] for band in bands])) for name in names}
-        values = put(whole([band.values for band in bands]))
+        arrays = {name: put(rejoined([band.arrays[name] for band in bands])) for name in names}
+        values = put(rejoined([band.values for band in bands]))
         return FactorBand(0, values, arrays, dict(bands[0].counts))
 
     def take_draws(self) -> None:
@@ -474,7 +474,7 @@ def names_of(work: Work) -> PlanNames | None:
     return PlanNames(touched, changed, all(op.action != Action.UPDATE for op in kinds))
 
 
-def whole(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def rejoined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Put arrays together; those that were cut from one another are that one, uncopied."""
     base: Any = parts[0].base
     if not isinstance(base, np.ndarray) or any(own.base is not base for own in parts):

@@ -35,7 +35,10 @@ def made(monkeypatch):
     return found
 
 
-def gradient(part, factors, law=Tweedie(1.0), scale=2.0):
+POISSON = Tweedie(1.0)
+
+
+def gradient(part, factors, law=POISSON, scale=2.0):
     return [
         np.array(part.device.take(own)) for own in blocks.gradient(part, law, factors, scale, 1e-6)
     ]
@@ -56,8 +59,8 @@ def test_the_same_gradient_is_not_found_out_twice(stand_in, made):
 def test_other_factors_and_numbers_are_found_out(stand_in, made):
     part, factors = part_of(stand_in), factors_of(stand_in)
     for own, law, scale in (
-        (factors, Tweedie(1.0), 2.0),
-        (factors, Tweedie(1.0), 3.0),
+        (factors, POISSON, 2.0),
+        (factors, POISSON, 3.0),
         (factors, Tweedie(2.0), 3.0),
         (factors_of(stand_in), Tweedie(2.0), 3.0),
     ):
