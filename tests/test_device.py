@@ -1,5 +1,6 @@
 """Runs on a device are those of processors, but for rounding; and what has no place there."""
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -10,8 +11,10 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.executors import SerialExecutor
 from daskfactor.executors.device import CUDA, DeviceExecutor
 from daskfactor.inference.base import best_sampler
+from daskfactor.inference.setting import DEVICE_PACE, Setting, plan_run
 from daskfactor.kernels import philox
 from daskfactor.kernels.cuda import device as module
 from daskfactor.kernels.cuda import steps
@@ -114,6 +117,23 @@ def test_draws_are_those_of_processors(stand_in, name, sampler, dtype):
     W = found["posterior"]["W"].values
     assert W.dtype == dtype
     assert (np.abs(W[0, 1] - W[0, 0]) > 1e-6).mean() > 0.7  # and it moves
+
+
+def test_states_stay_longer_on_a_device(stand_in):
+    """Also where the run goes on elsewhere: segments end where those before ended."""
+    data, model = blocks(counts()), dfac.TweedieNMF(3)
+    traces = [dfac.sample(data, model, dfac.PSGLD(), device=own, **RUN) for own in (None, "cuda")]
+    paces = [json.loads(trace.attrs["run"])["options"]["pace"] for trace in traces]
+    assert paces == [1.0, DEVICE_PACE]
+
+    def segments(pace):
+        lengths = {"draws": 400, "tune": 100, "chains": 1, "thin": 1}
+        planned = plan_run(data, model, dfac.PSGLD(), "moments", 0, pace, **lengths)
+        return len(Setting(data, model, dfac.PSGLD(), planned, SerialExecutor()).ends)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Setting, "work", 1e10)  # floating-point operations of a cycle
+        assert segments(DEVICE_PACE) < segments(1.0) / 2
 
 
 FREEZING = [dfac.PSGLD(), dfac.PSGLD(1e-5, preconditioner="identity"), dfac.SGHMC()]

@@ -66,6 +66,7 @@ def test_workers_give_the_draws_of_one_gpu(name: str, client: Client, stand_in: 
     one = dfac.sample(V, model, sampler, device="cuda", **settings)
     ring = dfac.sample(V, model, sampler, device="cuda", client=client, **settings)
     assert same(one, ring)
+    assert one.attrs["device"] == ring.attrs["device"]
     assert all(count > 1 for count in client.run(launched).values())
 
 
