@@ -577,25 +577,40 @@ def evaluate(
         (rows, cols), mean, m2, count = cells
         taken = np.int64(len(rows)), np.int64(W.shape[1]), rows, cols, W, H, np.float64(count)
         part.run("watch_cells", len(rows), W, *taken, mean, m2)
-    partial = device.zeros((device.warps, 2), np.float64)
-    source, told, held = part.source(likelihood, W), part.law(likelihood, floor), part.arrays
-    total = np.zeros(2)
-    if part.zeros is None:
-        w, h = part.stacked(0, W), part.stacked(1, H)
-        for begin, end in _tiles(part, W.shape[1], W.dtype, 1):
-            tile = device.products(w[:, begin:end], h, (False, True))
-            sizes = part.blocks, part.rows.most, part.cols.most, end - begin, begin
-            taken = (*map(np.int64, sizes), *part.places, held["values"], part.weights, *told)
-            lines = 32 * part.blocks * (end - begin)
-            device.launch(source, "dense_fit", lines, *taken, tile, partial)
+    key = likelihood, floor
+    make = partial(_fits_of_warps, part, key)
+    if part.is_small(W) and not likelihood.numbers:
+        (found,) = part.again("fit", key, factors, make)
     else:
-        entries = held["indptr"], held["cols"], held["values"], part.weights
-        taken = np.int64(len(W)), *entries, W, H, *told, partial
-        device.launch(source, "sparse_fit", 32 * len(W), *taken)
-        total += _fit_of_zeros(part, likelihood, factors) if part.zeros else 0.0
-    total += device.take(partial.sum(axis=0))
+        (found,) = make(factors)
+    total = device.take(found.sum(axis=0))
+    if part.zeros:
+        total += _fit_of_zeros(part, likelihood, factors)
     out[0] -= total[0]
     out[1] += total[1]
+
+
+def _fits_of_warps(
+    part: Part, key: tuple[Likelihood, float], factors: tuple[DeviceArray, ...]
+) -> tuple[DeviceArray]:
+    """Sums of deviances and Pearson terms of each warp, (warps, 2)."""
+    device, (law, floor), (W, H), held = part.device, key, factors, part.arrays
+    source, told = part.source(law, W), part.law(law, floor)
+    found = device.empty((device.warps, 2), np.float64)
+    device.clear(found)
+    if part.zeros is not None:
+        entries = held["indptr"], held["cols"], held["values"], part.weights
+        taken = np.int64(len(W)), *entries, W, H, *told, found
+        device.launch(source, "sparse_fit", 32 * len(W), *taken)
+        return (found,)
+    w, h = part.stacked(0, W), part.stacked(1, H)
+    for begin, end in _tiles(part, W.shape[1], W.dtype, 1):
+        tile = device.products(w[:, begin:end], h, (False, True))
+        sizes = part.blocks, part.rows.most, part.cols.most, end - begin, begin
+        taken = (*map(np.int64, sizes), *part.places, held["values"], part.weights, *told)
+        lines = 32 * part.blocks * (end - begin)
+        device.launch(source, "dense_fit", lines, *taken, tile, found)
+    return (found,)
 
 
 def _fit_of_zeros(

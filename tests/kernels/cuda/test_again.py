@@ -89,3 +89,14 @@ def test_shares_follow_evenness(stand_in):
         wanted = blocks.mean_shares(part_of(stand_in), factors, even)
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(one, stand_in.take(other))
+
+
+def test_fits_follow_the_factors(stand_in):
+    part, factors = part_of(stand_in), factors_of(stand_in)
+    for by in (1, 2, 1):
+        factors[1][:] = factors[1] * np.float32(by)
+        found, wanted = np.zeros(2), np.zeros(2)
+        blocks.evaluate(part, POISSON, factors, 1e-6, found, None)
+        blocks.evaluate(part_of(stand_in), POISSON, factors, 1e-6, wanted, None)
+        np.testing.assert_array_equal(found, wanted)
+        assert found[0] < 0 < found[1]
