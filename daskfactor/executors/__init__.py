@@ -131,7 +131,7 @@ def on_device(device: Any, executor: str | Executor, client: "Client | None") ->
     if client is not None and executor in ("auto", "ring"):
         ring = make_executor("ring", client)
         names: dict[str, str] = client.run(gpu_name)
-        ring.place, ring.on_device = OnWorkers(device), True
+        ring.place = OnWorkers(device)
         ring.device = f"cuda: {', '.join(sorted(set(names.values())))}"
         ring.reason = "the GPUs of a cluster's workers"
         return ring

@@ -142,8 +142,6 @@ class Executor(ABC):
     in_process
         Whether mapped functions run in this process, so that they may call the
         caller back.
-    on_device
-        Whether blocks are worked on by a GPU.
     device
         Which GPU that is, as results tell it; None: processors do the work.
     most_losses
@@ -154,7 +152,6 @@ class Executor(ABC):
 
     name: ClassVar[str]
     in_process: ClassVar[bool] = True
-    on_device: bool = False
     reason: str = "as asked for"
     device: str | None = None
     most_losses: int = 0
@@ -162,6 +159,11 @@ class Executor(ABC):
 
     def __init__(self, lanes: int = 1) -> None:
         self.report = RunReport(lanes=lanes)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether blocks are worked on by a GPU."""
+        return self.device is not None
 
     def run(
         self,

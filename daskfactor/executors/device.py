@@ -106,7 +106,7 @@ class PlacedData:
         limit = options.memory_limit
         if limit is None:
             limit = int((1.0 - RESERVED) * current().free_memory)
-        self._data, self._limit, self._whole = data, int(parse_bytes(limit)), whole
+        self.data, self._limit, self._whole = data, int(parse_bytes(limit)), whole
         self._parts: OrderedDict[Key, tuple[Part, int]] = OrderedDict()
         self._coming: tuple[Key, Part, int, Any] | None = None
         self._sent: tuple[Any, Any] | None = None
@@ -116,7 +116,7 @@ class PlacedData:
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._data, name)
+        return getattr(self.data, name)
 
     def view(self, *block: Any) -> Part:
         """Blocks of a round, or one block, on the device."""
@@ -157,7 +157,7 @@ class PlacedData:
         found, done = current().begin_copies(list(arrays.values()), after)
         self._sent = arrays, done
         rows, cols = self._sides(key)
-        zeros = self._data.unstored == "zero" if self._data.is_sparse else None
+        zeros = self.data.unstored == "zero" if self.data.is_sparse else None
         part = Part(rows, cols, dict(zip(arrays, found, strict=True)), zeros)
         self._coming = key, part, size, done
 
@@ -181,13 +181,13 @@ class PlacedData:
 
     def _packed(self, key: Key) -> dict[str, NDArray[Any]]:
         """Put the blocks of a round together in memory that the device can read."""
-        views: Any = (self._data.view(*block) for block in zip(*key, strict=True))
-        return packed(views, *self._sides(key), self._data.dtype, current().pinned)
+        views: Any = (self.data.view(*block) for block in zip(*key, strict=True))
+        return packed(views, *self._sides(key), self.data.dtype, current().pinned)
 
     def _sides(self, key: Key) -> tuple[Side, Side]:
         rows, cols = (
             _side(own, bands, self._whole)
-            for own, bands in zip(self._data.grid.sides, key, strict=True)
+            for own, bands in zip(self.data.grid.sides, key, strict=True)
         )
         return rows, cols
 
@@ -388,7 +388,6 @@ class DeviceExecutor(Executor):
     """
 
     name = "device"
-    on_device = True
 
     def __init__(self, options: CUDA | None = None) -> None:
         super().__init__()
@@ -398,7 +397,6 @@ class DeviceExecutor(Executor):
         self._threads = ThreadsExecutor()
         self._workspace = Workspace()
         self._placed: PlacedData | None = None
-        self._data: BlockedData | None = None
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
         began, evaluations, done = time.perf_counter(), list[Evaluation](), 0
@@ -435,9 +433,9 @@ class DeviceExecutor(Executor):
 
     def _place(self, data: BlockedData) -> PlacedData:
         """Return data with parts that lie on the device, those of the last plan if it had them."""
-        if self._placed is None or self._data is not data:
+        if self._placed is None or self._placed.data is not data:
             self._placed = None  # before there is memory for others
-            self._data, self._placed = data, PlacedData(data, self.options)
+            self._placed = PlacedData(data, self.options)
         return self._placed
 
     def _map(self, function: Any, items: Sequence[Any], name: str) -> list[R]:
@@ -445,7 +443,7 @@ class DeviceExecutor(Executor):
 
     def close(self) -> None:
         """Give the device's memory, page-locked memory and the threads back."""
-        self._placed = self._data = None
+        self._placed = None
         self._device.release()
         self._threads.close()
 

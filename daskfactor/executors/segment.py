@@ -11,6 +11,7 @@ operations on every worker. Messages go one way: a band needs no answer, since t
 next band is the answer. Whatever belongs to an attempt that is over is dropped on arrival.
 """
 
+import itertools
 import logging
 import pickle
 import threading
@@ -458,21 +459,21 @@ class SegmentRun:
             bands[at] = self._collect(at, number)
             bands[at].arrays.update(self._constants.get(at, {}))
         found, seconds = perform(op, self.order.work, self.portion, local_workspace())
-        for at in travellers(op.block):
-            constants = self._constants.get(at, {})  # they stay where they were put
-            constants.update({name: bands[at].arrays[name] for name in constants})
+        if self.order.work.place is not None:
+            for at in travellers(op.block):
+                constants = self._constants.get(at, {})  # they stay where they were put
+                constants.update({name: bands[at].arrays[name] for name in constants})
         with self._lock:
             self.portion.strip(op.block, number)
             done = {at: bands.pop(at) for at in travellers(op.block)}
         for at, band in done.items():
             for due, part in self._transfers(at).split(band, number):
-                holder = self._holder(at, due)
-                if holder != self.order.rank:
-                    self._home([part])
-                parcel = Parcel.of(self.order.attempt, at, due, part)
+                holder, attempt = self._holder(at, due), self.order.attempt
                 if holder == self.order.rank:
-                    self.arrive(parcel)
+                    self.arrive(Parcel.of(attempt, at, due, part))
                 else:
+                    self._home([part])
+                    parcel = Parcel.of(attempt, at, due, part)
                     self.exchange.send(self.order.addresses[holder], parcel)
         return found, seconds
 
@@ -492,8 +493,8 @@ class SegmentRun:
             assert due == len(transfers.row_of), "a part of a band was not used"
             portion.bands[at] = self._collect(at, due)
         self._home(portion.bands.values(), portion.cells.values())
-        for records in portion.records.values():
-            for _, draws, _ in records:
+        if self.order.work.place is not None:
+            for _, draws, _ in itertools.chain(*portion.records.values()):
                 draws[:] = map(here, draws)
         portion.evaluations, portion.busy = self.scheduler.evaluations, self.scheduler.busy
         return portion

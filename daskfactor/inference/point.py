@@ -94,7 +94,7 @@ def optimize(
         model = model.placed(run.data.placed)
         if run.data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
-        if options.get("device") is not None:
+        if run.on_device:
             check_device(method, model, run.data)
         asked = checked_init(init, starts, model, run.data)
 

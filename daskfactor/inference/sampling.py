@@ -233,18 +233,17 @@ def sample(
     with session(V, model, weighed=True, random_seed=random_seed, **options) as held:
         data = held.data
         model = model.placed(data.placed).sized(data.shape, data.labels.keys)
-        device = options.get("device") is not None
-        taken = asked or best_sampler(model, data, device)
+        taken = asked or best_sampler(model, data, held.on_device)
         if asked is None:
             held.on_event(RunEvent("load", 1, 1, message=f"{taken.name}: {taken.merit}"))
         taken = taken.over(len(data.grid.sides))
         taken.check_data(data)
-        if device:
+        if held.on_device:
             check_device(taken, model, data)
         if data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
         origin = checked_init(init, starts, model, data, lengths["chains"])
-        pace = DEVICE_PACE if device else 1.0
+        pace = DEVICE_PACE if held.on_device else 1.0
         planned = plan_run(data, model, taken, keep, held.seed, pace, **lengths)
         # Refuses a schedule that this grid cannot have, before anything is written.
         taken.schedule.cycle(
@@ -284,7 +283,7 @@ def go_on(
     sampler.check_lengths(planned.draws, planned.tune)
     with session_again(held, V, model, memory_limit, **options) as run:
         model, sampler = model.placed(run.data.placed), sampler.over(len(run.data.grid.sides))
-        if options.get("device") is not None:
+        if run.on_device:
             check_device(sampler, model, run.data)
         setting = Setting(run.data, model, sampler, planned, run.executor, held.cells, init=init)
         if meta["cycle"] < planned.cycles:

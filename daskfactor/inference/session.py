@@ -75,6 +75,11 @@ class Session(Generic[D]):
     choose: Callable[[Any, D], Choice]
     options: OnDevice
 
+    @property
+    def on_device(self) -> bool:
+        """Whether a GPU was asked for."""
+        return self.options.get("device") is not None
+
     @cached_property
     def executor(self) -> Executor:
         """Make the executor asked for, or one that suits, closed with the session.
@@ -83,9 +88,9 @@ class Session(Generic[D]):
         refuse before a cluster is bothered.
         """
         executor, client = self.options.get("executor", "auto"), self.options.get("client")
-        reason, device = "as asked for", self.options.get("device")
-        if device is not None:
-            made = on_device(device, executor, client)
+        reason = "as asked for"
+        if self.on_device:
+            made = on_device(self.options["device"], executor, client)
             self.stack.callback(made.close)
             return made
         if isinstance(executor, str) and executor == "auto":

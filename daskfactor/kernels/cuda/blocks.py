@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from daskfactor.kernels.views import BlockView, SparseBlock
 from daskfactor.models.likelihood import Likelihood
 
 Pair = tuple[DeviceArray | None, DeviceArray | None]
+NONE: Pair = (None, None)
 TILE_BYTES = 2**30
 """What a tile of means may take."""
 SMALL_BYTES = 2**24
@@ -202,9 +203,20 @@ class Part:
             held = self.device.put(np.array(numbers, np.float64))
         return np.float64(floor), held, np.int64(stride)
 
+    def lines(self, begin: int, end: int, told: tuple[Any, ...]) -> tuple[int, tuple[Any, ...]]:
+        """Threads for some rows of all dense blocks, and what kernels take of these and a law."""
+        sizes = self.blocks, self.rows.most, self.cols.most, end - begin, begin
+        taken = *map(np.int64, sizes), *self.places, self.arrays["values"], self.weights, *told
+        return 32 * self.blocks * (end - begin), taken
+
+    def entries(self, W: DeviceArray, H: DeviceArray, told: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Give what kernels that go along rows take of sparse blocks, of factors and of a law."""
+        held = self.arrays
+        stored = held["indptr"], held["cols"], held["values"], self.weights
+        return np.int64(len(W)), *stored, W, H, *told
+
 
 # -- making parts --------------------------------------------------------------------------
-
 
 Views = Iterable[BlockView | SparseBlock]
 Place = Callable[[tuple[int, ...], Any], Host]
@@ -308,8 +320,7 @@ def _gradient(
     out = tuple(part.device.empty(own.shape, own.dtype) for own in factors)
     for own in out:
         part.device.clear(own)
-    both: Any = (None, None) if curvatures is None else curvatures
-    _add(part, STEP, law, factors, scale, floor, out, both)
+    _add(part, STEP, law, factors, scale, floor, Sums(out, curvatures or NONE))
     return out
 
 
@@ -323,7 +334,7 @@ def multiplicative(
 ) -> None:
     """Add numerator and denominator of the multiplicative update of one factor."""
     found = [(own, None) if factor == 0 else (None, own) for own in out]
-    _add(part, RATIO, likelihood, factors, 1.0, floor, found[0], found[1])
+    _add(part, RATIO, likelihood, factors, 1.0, floor, Sums(*found))
 
 
 def slope(
@@ -336,8 +347,29 @@ def slope(
 ) -> None:
     """Add one factor's gradient, and take deviances off the fits of its rows, of all rows."""
     found, fits = (((own, None) if factor == 0 else (None, own)) for own in out)
-    share = likelihood.share
-    _add(part, STEP, likelihood, factors, share, floor, found, (None, None), fits)
+    sums = Sums(found, fits=fits)
+    _add(part, STEP, likelihood, factors, likelihood.share, floor, sums)
+
+
+class Sums(NamedTuple):
+    """Arrays that gain sums over the entries of blocks; of each pair the first is W's.
+
+    Attributes
+    ----------
+    first, second
+        Rows of products of terms with the other factor, and of curvatures; None is left out.
+    fits
+        Of rows, float64: they lose the deviances of these, times the law's share.
+    """
+
+    first: Pair
+    second: Pair = NONE
+    fits: Pair = NONE
+
+    @property
+    def curved(self) -> bool:
+        """Whether curvatures are asked for."""
+        return any(own is not None for own in self.second)
 
 
 def _add(
@@ -347,20 +379,14 @@ def _add(
     factors: tuple[DeviceArray, ...],
     scale: float,
     floor: float,
-    first: Pair,
-    second: Pair,
-    fits: Pair = (None, None),
+    sums: Sums,
 ) -> None:
-    """Add products of the terms of entries with H and W to ``first``, of curvatures to ``second``.
-
-    ``fits`` of rows lose their deviances times the law's share. Of each pair the first is the
-    row factor's; None is left out.
-    """
+    """Add what the terms of all entries come to."""
     add = _add_dense if part.zeros is None else _add_sparse
-    add(part, kind, law, factors, scale, floor, first, second, fits)
+    add(part, kind, law, factors, scale, floor, sums)
 
 
-def _tiles(part: Part, K: int, dtype: np.dtype[Any], each: int) -> Iterator[tuple[int, int]]:
+def _tiles(part: Part, dtype: np.dtype[Any], each: int) -> Iterator[tuple[int, int]]:
     """Cut the rows of all blocks into tiles whose means fit into `TILE_BYTES`."""
     m, line = part.rows.most, part.blocks * part.cols.most * dtype.itemsize * each
     rows = max(1, min(m, TILE_BYTES // max(1, line)))
@@ -375,32 +401,27 @@ def _add_dense(
     factors: tuple[DeviceArray, ...],
     scale: float,
     floor: float,
-    first: Pair,
-    second: Pair,
-    fits: Pair,
+    sums: Sums,
 ) -> None:
     device, (W, H) = part.device, factors
-    curved = any(own is not None for own in second)
     w, h = part.stacked(0, W), part.stacked(1, H)
     told = part.law(law, floor)
-    sums: dict[int, DeviceArray] = {}
-    for begin, end in _tiles(part, W.shape[1], W.dtype, 1 + curved):
+    columns: dict[int, DeviceArray] = {}
+    for begin, end in _tiles(part, W.dtype, 1 + sums.curved):
         own = w[:, begin:end]
         tile = device.products(own, h, (False, True))
-        tile2 = device.empty(tile.shape, tile.dtype) if curved else None
-        sizes = part.blocks, part.rows.most, part.cols.most, end - begin, begin
-        taken = (*map(np.int64, sizes), *part.places, part.arrays["values"], part.weights, *told)
+        tile2 = device.empty(tile.shape, tile.dtype) if sums.curved else None
+        lines, taken = part.lines(begin, end, told)
         rest = np.int32(kind), W.dtype.type(scale), tile, tile2
-        lines = 32 * part.blocks * (end - begin)
         # Before means become terms.
-        columns, share = part.blocks * part.cols.most, np.float64(law.share)
-        kinds = ("dense_row_fits", lines), ("dense_col_fits", columns)
-        for (name, threads), own_fits in zip(kinds, fits, strict=True):
+        each, share = part.blocks * part.cols.most, np.float64(law.share)
+        kinds = ("dense_row_fits", lines), ("dense_col_fits", each)
+        for (name, threads), own_fits in zip(kinds, sums.fits, strict=True):
             if own_fits is not None:
                 fitted = *taken, share, tile, own_fits
                 device.launch(part.source(law, W), name, threads, *fitted)
         device.launch(part.source(law, W), "dense_terms", lines, *taken, *rest)
-        for number, (terms, (rows, cols)) in enumerate(((tile, first), (tile2, second))):
+        for number, (terms, (rows, cols)) in enumerate(((tile, sums.first), (tile2, sums.second))):
             if rows is not None:
                 if part.rows.plain:
                     place = part.stacked(0, rows)[:, begin:end]
@@ -408,10 +429,10 @@ def _add_dense(
                 else:
                     part.spread(0, device.products(terms, h), rows, begin)
             if cols is not None:
-                more = {"out": sums[number], "add": True} if number in sums else {}
-                sums[number] = device.products(terms, own, (True, False), **more)
-    for number, total in sums.items():
-        part.spread(1, total, (first, second)[number][1])
+                more = {"out": columns[number], "add": True} if number in columns else {}
+                columns[number] = device.products(terms, own, (True, False), **more)
+    for number, total in columns.items():
+        part.spread(1, total, sums[number][1])
 
 
 def _add_sparse(
@@ -421,10 +442,9 @@ def _add_sparse(
     factors: tuple[DeviceArray, ...],
     scale: float,
     floor: float,
-    first: Pair,
-    second: Pair,
-    fits: Pair,
+    sums: Sums,
 ) -> None:
+    first, second, fits = sums
     device, (W, H), held = part.device, factors, part.arrays
     if part.zeros:
         for by, pair in ((-scale if kind == STEP else 0.0, first), (1.0, second)):
@@ -432,15 +452,13 @@ def _add_sparse(
                 if out is not None and by:
                     _add_zeros(part, law, factor, factors, by, out)
     source, told, real = part.source(law, W), part.law(law, floor), W.dtype.type
-    curved = any(own is not None for own in second)
     a = device.empty(held["values"].shape, W.dtype)
     c = device.empty(a.shape, W.dtype) if second[1] is not None else None
-    entries = held["indptr"], held["cols"], held["values"], part.weights
-    taken = np.int64(len(W)), *entries, W, H, *told, np.int32(kind), real(scale), a, c
+    taken = *part.entries(W, H, told), np.int32(kind), real(scale), a, c
     device.launch(source, "sparse_rows", 32 * len(W), *taken, first[0], second[0])
     if first[1] is not None:
         columns = held["starts"], held["rows"], held["places"]
-        taken = np.int64(len(H)), *columns, a, c, W, first[1], second[1] if curved else None
+        taken = np.int64(len(H)), *columns, a, c, W, first[1], second[1]
         device.launch(source, "sparse_cols", 32 * len(H), *taken)
     if any(own is not None for own in fits):
         _take_fits(part, law, factors, floor, fits)
@@ -451,9 +469,8 @@ def _take_fits(
 ) -> None:
     """Take deviances of sparse rows, or columns, off their fits."""
     device, (W, H), held = part.device, factors, part.arrays
-    share, entries = np.float64(law.share), (held["indptr"], held["cols"], held["values"])
     each = None if fits[1] is None else device.empty(held["values"].shape, np.float64)
-    taken = np.int64(len(W)), *entries, part.weights, W, H, *part.law(law, floor)
+    taken, share = part.entries(W, H, part.law(law, floor)), np.float64(law.share)
     source = part.source(law, W)
     device.launch(source, "sparse_row_fits", 32 * len(W), *taken, share, each, fits[0])
     if each is not None:
@@ -517,11 +534,11 @@ def add_subsample(
     """
     drawn = _drawn(part, factors[0].dtype, *draws)
     if curvature is None:
-        _add(drawn, STEP, likelihood, factors, scale, floor, gradients, (None, None))
+        _add(drawn, STEP, likelihood, factors, scale, floor, Sums(gradients))
         return
     gathered, weight = curvature
     found = tuple(part.device.zeros(own.shape, own.dtype) for own in gathered)
-    _add(drawn, STEP, likelihood, factors, scale, floor, gradients, found)
+    _add(drawn, STEP, likelihood, factors, scale, floor, Sums(gradients, found))
     for own, more in zip(gathered, found, strict=True):
         own += own.dtype.type(weight) * more
 
@@ -594,21 +611,17 @@ def _fits_of_warps(
     part: Part, key: tuple[Likelihood, float], factors: tuple[DeviceArray, ...]
 ) -> tuple[DeviceArray]:
     """Sums of deviances and Pearson terms of each warp, (warps, 2)."""
-    device, (law, floor), (W, H), held = part.device, key, factors, part.arrays
+    device, (law, floor), (W, H) = part.device, key, factors
     source, told = part.source(law, W), part.law(law, floor)
     found = device.empty((device.warps, 2), np.float64)
     device.clear(found)
     if part.zeros is not None:
-        entries = held["indptr"], held["cols"], held["values"], part.weights
-        taken = np.int64(len(W)), *entries, W, H, *told, found
-        device.launch(source, "sparse_fit", 32 * len(W), *taken)
+        device.launch(source, "sparse_fit", 32 * len(W), *part.entries(W, H, told), found)
         return (found,)
     w, h = part.stacked(0, W), part.stacked(1, H)
-    for begin, end in _tiles(part, W.shape[1], W.dtype, 1):
+    for begin, end in _tiles(part, W.dtype, 1):
         tile = device.products(w[:, begin:end], h, (False, True))
-        sizes = part.blocks, part.rows.most, part.cols.most, end - begin, begin
-        taken = (*map(np.int64, sizes), *part.places, held["values"], part.weights, *told)
-        lines = 32 * part.blocks * (end - begin)
+        lines, taken = part.lines(begin, end, told)
         device.launch(source, "dense_fit", lines, *taken, tile, found)
     return (found,)
 

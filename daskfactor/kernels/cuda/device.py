@@ -60,8 +60,7 @@ class Device:
     def __init__(self, cupy: Any) -> None:
         self.cupy = cupy
         self._compiled: dict[Source, Any] = {}
-        self._functions: dict[tuple[int, str], Any] = {}
-        self._sources: list[Source] = []
+        self._functions: dict[tuple[Source, str], Callable[..., None]] = {}
         self._thread = threading.local()  # what a thread takes down is what it asks for
         self._copies = cupy.cuda.Stream(non_blocking=True)
 
@@ -167,17 +166,14 @@ class Device:
 
     def function(self, source: Source, name: str) -> Callable[..., None]:
         """Compile a source, once, and find one of its kernels."""
-        found: Callable[..., None] | None = self._functions.get((id(source), name))
-        if found is not None:
-            return found
-        module = self._compiled.get(source)
-        if module is None:
-            options = (STANDARD, *source.options)
-            module = self._compiled[source] = self.cupy.RawModule(code=source.text, options=options)
-        found = module.get_function(name)
-        # Sources are long texts to hash; the one that is kept here has its number for good.
-        self._functions[id(source), name] = found
-        self._sources.append(source)
+        found: Callable[..., None] | None = self._functions.get((source, name))
+        if found is None:
+            module = self._compiled.get(source)
+            if module is None:
+                options = (STANDARD, *source.options)
+                module = self.cupy.RawModule(code=source.text, options=options)
+                self._compiled[source] = module
+            found = self._functions[source, name] = module.get_function(name)
         return found
 
     @property

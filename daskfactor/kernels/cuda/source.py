@@ -4,9 +4,9 @@ Texts are the same for every machine and every build; numbers that a compiler sh
 as types and the number of components, are macros among the options.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,12 @@ CHUNK = 256
 """Rows that one thread adds up."""
 
 
-class Source(NamedTuple):
-    """A text and the options that it is compiled with."""
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A text and the options that it is compiled with; equal to itself alone.
+
+    There is one of each, and texts are long to hash.
+    """
 
     text: str
     options: tuple[str, ...]

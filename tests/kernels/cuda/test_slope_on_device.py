@@ -53,19 +53,27 @@ def sparse_block(
     return SparseBlock(indptr, indices, values, m, n, zeros, weights)
 
 
-def worst(
-    device: Any, law: Any, factor: int, zeros: bool | None, weighed: bool, dtype: Any
-) -> tuple[float, float]:
-    """Largest differences of gradients and of fits, beside the largest of each."""
-    rng, order = np.random.default_rng(3), ((0, 1, 2), (2, 0, 1))
+def part_of(
+    rng: Any, order: Any, zeros: bool | None, weighed: bool, dtype: Any
+) -> tuple[list[Any], cuda.Part]:
+    """Blocks of a part, here and on the device; ``order`` has their bands of rows and columns."""
     rows, cols = side(ROWS, order[0]), side(COLS, order[1])
     sizes = list(zip(rows.count, cols.count, strict=True))
     if zeros is None:
         views: list[Any] = [dense_block(rng, m, n, dtype, weighed) for m, n in sizes]
     else:
         views = [sparse_block(rng, m, n, dtype, weighed, zeros) for m, n in sizes]
-    made = cuda.packed(views, rows, cols, np.dtype(dtype), np.empty)
-    part = cuda.Part(rows, cols, {name: device.put(own) for name, own in made.items()}, zeros)
+    made, put = cuda.packed(views, rows, cols, np.dtype(dtype), np.empty), cuda.current().put
+    return views, cuda.Part(rows, cols, {name: put(own) for name, own in made.items()}, zeros)
+
+
+def worst(
+    device: Any, law: Any, factor: int, zeros: bool | None, weighed: bool, dtype: Any
+) -> tuple[float, float]:
+    """Largest differences of gradients and of fits, beside the largest of each."""
+    rng, order = np.random.default_rng(3), ((0, 1, 2), (2, 0, 1))
+    views, part = part_of(rng, order, zeros, weighed, dtype)
+    rows, cols = part.rows, part.cols
     factors = [rng.gamma(2.0, 0.5, (own.size, K)).astype(dtype) for own in (rows, cols)]
     gradient, fits = np.full_like(factors[factor], 7.0), np.full(len(factors[factor]), 3.0)
     mine = device.put(gradient), device.put(fits)

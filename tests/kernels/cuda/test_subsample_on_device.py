@@ -11,7 +11,7 @@ from daskfactor.kernels.cuda import blocks as cuda
 from daskfactor.kernels.subsample import block_address, drawn_entries
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels.cuda.fake import standing_in
-from tests.kernels.cuda.test_slope_on_device import COLS, ROWS, dense_block, side, sparse_block
+from tests.kernels.cuda.test_slope_on_device import part_of
 
 KEY, ITERATION, NUMBERS = np.array([3, 5], np.uint32), 11, np.array([2, 3, 7])
 COUNTS = np.array([200, 0, 91])
@@ -25,16 +25,7 @@ def device() -> Iterator[Any]:
 
 
 def views_of(zeros: bool | None, weighed: bool, dtype: Any) -> tuple[list[Any], cuda.Part]:
-    rng = np.random.default_rng(4)
-    rows, cols = side(ROWS, (0, 1, 2)), side(COLS, (2, 0, 1))
-    sizes = list(zip(rows.count, cols.count, strict=True))
-    if zeros is None:
-        views: list[Any] = [dense_block(rng, m, n, dtype, weighed) for m, n in sizes]
-    else:
-        views = [sparse_block(rng, m, n, dtype, weighed, zeros) for m, n in sizes]
-    made = cuda.packed(views, rows, cols, np.dtype(dtype), np.empty)
-    put = cuda.current().put
-    return views, cuda.Part(rows, cols, {name: put(own) for name, own in made.items()}, zeros)
+    return part_of(np.random.default_rng(4), ((0, 1, 2), (2, 0, 1)), zeros, weighed, dtype)
 
 
 @pytest.mark.parametrize("weighed", [False, True])
