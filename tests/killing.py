@@ -24,7 +24,6 @@ import daskfactor as dfac
 from daskfactor.inference import setting
 
 SETTINGS: dict[str, Any] = {"random_seed": 11, "progressbar": False, "blocks": 2}
-setting.LONGEST_SEGMENT = 40  # checkpoints more often than a run this small would have
 
 
 def data() -> np.ndarray:
@@ -157,6 +156,7 @@ def trial(folder: Path, number: int, whole: dict[str, str], seconds: float) -> d
 
 def main() -> None:
     folder, trials = Path(sys.argv[1]), int(sys.argv[2])
+    setting.LONGEST_SEGMENT = 40  # checkpoints more often than a run this small would have
     wholes = []
     seconds = 0.0
     for number, case in enumerate(CASES):

@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 from distributed import Client, default_client
 
+from daskfactor.inference import setting
+from tests.cluster import dying
 from tests.cluster.support import EXECUTORS, IMPATIENT, cluster
 
 
@@ -17,6 +19,11 @@ def no_client_stays_behind() -> Iterator[None]:
         except ValueError:
             return
         client.close(timeout=5)
+
+
+@pytest.fixture(autouse=True)
+def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setting, "LONGEST_SEGMENT", dying.LONGEST_SEGMENT)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,8 @@ SETTINGS: dict[str, Any] = {
 }
 SAMPLER = dfac.PSGLD(warm_start=4)
 MODEL = dfac.TweedieNMF(2, dispersion=1.0)  # for which others compile sparse kernels, too
-setting.LONGEST_SEGMENT = 6  # checkpoints more often than a run this small would have
+LONGEST_SEGMENT = 6
+"""Cycles between checkpoints, which a run this small would make more rarely."""
 
 
 def data() -> sparse.csr_array:
@@ -45,6 +46,7 @@ def digest(tree: xr.DataTree) -> str:
 
 def main() -> None:
     store, executor, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    setting.LONGEST_SEGMENT = LONGEST_SEGMENT
 
     def die(event: dfac.RunEvent) -> None:
         if event.phase == "draw" and event.done >= last:

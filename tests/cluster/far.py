@@ -12,6 +12,7 @@ import sys
 from distributed import Client
 
 import daskfactor as dfac
+from daskfactor.inference import setting
 from daskfactor.results import files
 from daskfactor.results.repository import RepositoryPlace
 from tests.cluster import dying
@@ -19,6 +20,7 @@ from tests.cluster import dying
 
 def main() -> None:
     scheduler, data, run, executor, last = sys.argv[1:]
+    setting.LONGEST_SEGMENT = dying.LONGEST_SEGMENT
     RepositoryPlace.every, files.DEAREST = 1e-9, 1e9  # commit after each segment
 
     def die(event: dfac.RunEvent) -> None:
