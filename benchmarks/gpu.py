@@ -33,6 +33,8 @@ sentence and exit code 2; a row that fails says so, and the exit code is 1.
   gaps, so they are filled with the means of their rows.
 - ``h``, a whole call: what a draw of `sample` takes beside a sweep alone, on half of the rows and
   columns of ``a``: it evaluates the fit and adds to moments as well, and states come home.
+- ``i``, new rows: `transform` under draws of a point, beside two processors on a tenth of the
+  rows, times ten.
 
 Seconds of cycles are those of a long run less a short one, so that neither compiling nor
 placing data and factors counts; clocks are read when the device has finished.
@@ -109,6 +111,8 @@ class Sizes:
     ratings: int = 1_000_000
     rating_draws: int = 300
     updates: int = 320
+    new: tuple[int, int, int] = (20_000, 1000, 50)
+    new_draws: int = 20
     repeats: int = 5
 
 
@@ -122,6 +126,7 @@ SMALL = Sizes(
     ratings=100_000,
     rating_draws=100,
     updates=80,
+    new=(5000, 500, 30),
 )
 
 
@@ -288,6 +293,34 @@ def calls(device: Device, sizes: Sizes) -> Iterator[Figure]:
     yield Figure("ms of a draw in `sample`, its fit and moments included", f"{1e3 * each:.4g}")
     yield Figure("sweeps that a draw takes as long as", f"{each / sweep:.3g}")
     yield Figure("s of the call without its draws", f"{short - 10 * each:.3g}")
+
+
+# -- i: new rows ---------------------------------------------------------------------------
+
+
+def new_rows(device: Device, sizes: Sizes) -> Iterator[Figure]:
+    del device
+    rows, cols, K = sizes.new
+    V = counts_of(rows, cols)
+    run: dict[str, Any] = {"random_seed": 0, "progressbar": False}
+    point = dfac.optimize(V[: max(8, rows // 100)], dfac.TweedieNMF(K, dispersion=1.0), **run)
+
+    def seconds(some: Array, **place: Any) -> float:
+        began = time.perf_counter()
+        dfac.transform(point, some, draws=sizes.new_draws, **place, **run)
+        return time.perf_counter() - began
+
+    part = V[: max(8, rows // sizes.part)]
+    places: tuple[dict[str, Any], ...] = (
+        {"device": "cuda"},
+        {"executor": ThreadsExecutor(LANES)},
+    )
+    for place in places:
+        seconds(V[:8], **place)  # which compiles
+    gpu, cpu = seconds(V, **places[0]), seconds(part, **places[1]) * rows / len(part)
+    what = f"{rows} new rows of {cols} cells, K = {K}, {sizes.new_draws} draws"
+    yield Figure(f"{what}: s", f"{gpu:.4g}")
+    yield Figure(f"{what}, times {LANES} cores", f"{cpu / gpu:.4g}")
 
 
 # -- b: faces ----------------------------------------------------------------------------
@@ -603,6 +636,7 @@ ROWS: dict[str, Callable[[Device, Sizes], Iterator[Figure]]] = {
     "f": posteriors,
     "g": peer,
     "h": calls,
+    "i": new_rows,
 }
 
 

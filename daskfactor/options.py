@@ -68,12 +68,6 @@ class OnMatrix(Running, Reading, total=False):
     blocks: Any
 
 
-class OnWeighed(Running, Weighing, total=False):
-    """Options of verbs on a matrix that take weights of its cells into account."""
-
-    blocks: Any
-
-
 class OnSampled(OnDevice, Weighing, total=False):
     """Options of verbs that fit or sample the factors of a matrix, on a GPU if asked to."""
 

@@ -13,6 +13,7 @@ import daskfactor as dfac
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.device import CUDA, DeviceExecutor
+from daskfactor.inference import new_rows, transform
 from daskfactor.inference.base import best_sampler
 from daskfactor.inference.setting import DEVICE_PACE, Setting, plan_run
 from daskfactor.kernels import philox
@@ -245,6 +246,73 @@ def test_an_automatic_sampler_may_be_another_one_there():
     assert best == ["Gibbs", "SGHMC"]
 
 
+# -- new rows ------------------------------------------------------------------------------
+
+
+def transformed(V, model, axis="row", **options):
+    """New rows of a run on processors, there and here.
+
+    Each step makes rounding a few times as large, so that only few may be taken.
+    """
+    trained = blocks(full(), "float64")
+    trace = dfac.sample(trained, model, dfac.PSGLD(), **RUN)
+    run = {"random_seed": 3, "progressbar": False, "draws": 2} | options
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(new_rows, "TUNE", 4)
+        patch.setattr(transform, "POINT_DRAWS", 2)
+        return tuple(dfac.transform(trace, V, axis, device=own, **run) for own in ("cuda", None))
+
+
+def some():
+    return counts()[:20]
+
+
+FIXED = np.random.default_rng(0).gamma(1.0, size=(60, 1))
+NEW = {
+    "counts": (some, lambda: dfac.TweedieNMF(3, dispersion=1.0), {}),
+    "normal": (some, lambda: dfac.TweedieNMF(3, beta=2.0), {}),
+    "compound": (some, lambda: dfac.TweedieNMF(3, beta=0.5), {}),
+    "sparse prior": (some, lambda: dfac.TweedieNMF(3, shape_w=0.4), {}),
+    "peaked prior": (some, lambda: dfac.TweedieNMF(3, shape_w=2.0), {}),
+    "rates": (some, lambda: dfac.TweedieNMF(3, rate_w="row"), {}),
+    "frozen": (some, lambda: dfac.TweedieNMF(3, fixed_w=FIXED), {"fixed": FIXED[:20]}),
+    "overdispersed": (some, lambda: dfac.NegativeBinomialNMF(3), {}),
+    "of columns": (some, lambda: dfac.NegativeBinomialNMF(3, dispersion="column"), {}),
+    "zeros": (
+        lambda: sparse.csr_array(full()[:20]),
+        lambda: dfac.TweedieNMF(3),
+        {"unstored": "zero"},
+    ),
+}
+
+
+@pytest.mark.parametrize("point", [False, True])
+@pytest.mark.parametrize("name", NEW)
+def test_new_rows_are_those_of_processors(stand_in, name, point):
+    values, model, options = NEW[name]
+    found, wanted = transformed(values(), model(), point=point, **options)
+    assert "cuda" in found.attrs["device"]
+    assert "device" not in wanted.attrs
+    np.testing.assert_allclose(found.values, wanted.values, atol=1e-7 * wanted.values.max())
+    assert point or (np.abs(np.diff(found.values, axis=1)) > 1e-6).mean() > 0.6
+
+
+def test_new_columns_are_those_of_processors(stand_in):
+    found, wanted = transformed(counts()[:, :15], dfac.TweedieNMF(3), "column")
+    np.testing.assert_allclose(found.values, wanted.values, atol=1e-7 * wanted.values.max())
+
+
+def test_new_rows_that_do_not_run_there_are_refused(stand_in):
+    for model, what in (
+        (dfac.GaussianMF(3), "Gibbs does not run on a GPU"),
+        (dfac.TweedieNMF(3, covariates_w=np.ones((60, 1))), "models with covariates"),
+    ):
+        trace = dfac.sample(full(), model, **RUN)
+        given = None if model.covariates[0] is None else np.ones((20, 1))
+        with pytest.raises(OptionError, match=what):
+            dfac.transform(trace, some(), covariates=given, device="cuda", progressbar=False)
+
+
 EXACT = ("poisson-gaps", "gaussian-gaps", "compound")
 
 
@@ -366,3 +434,11 @@ def test_draws_of_a_gpu_are_those_of_processors(gpu, name, sampler):
 @pytest.mark.parametrize("name", EXACT)
 def test_a_gpu_draws_from_the_exact_posterior(gpu, name):
     assert_exact(name)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("name", NEW)
+def test_new_rows_of_a_gpu_are_those_of_processors(gpu, name):
+    values, model, options = NEW[name]
+    found, wanted = transformed(values(), model(), **options)
+    np.testing.assert_allclose(found.values, wanted.values, atol=1e-5 * wanted.values.max())

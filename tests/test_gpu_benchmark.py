@@ -27,6 +27,8 @@ TINY = gpu.Sizes(
     ratings=20_000,
     rating_draws=6,
     updates=16,
+    new=(24, 12, 2),
+    new_draws=2,
     repeats=1,
 )
 

@@ -102,7 +102,7 @@ def recommend(
 def transform(
     run: o.Run,
     matrix: o.Weighed,
-    place: o.Seeded,
+    place: o.SeededOnDevice,
     output: Output,
     axis: Annotated[
         Literal["row", "column"], Option(help="Whether rows or columns are new.")

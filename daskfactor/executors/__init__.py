@@ -16,6 +16,8 @@ from daskfactor.kernels.views import Workspace
 if TYPE_CHECKING:
     from distributed import Client
 
+    from daskfactor.executors.device import CUDA
+
 __all__ = [
     "Choice",
     "Executor",
@@ -25,6 +27,7 @@ __all__ = [
     "ThreadsExecutor",
     "Trial",
     "choose_executor",
+    "device_options",
     "make_executor",
     "on_device",
 ]
@@ -103,13 +106,35 @@ def make_executor(executor: str | Executor, client: "Client | None" = None) -> E
     return ClusterTasksExecutor(client)
 
 
-def on_device(device: Any, executor: str | Executor, client: "Client | None") -> Executor:
+def device_options(device: Any) -> "CUDA | None":
+    """Say how a GPU is used, None where none is.
+
+    Raises
+    ------
+    OptionError
+        If ``device`` is neither None, nor ``"cuda"``, nor a :class:`CUDA`.
+    """
+    if device is None:
+        return None
+    from daskfactor.executors.device import CUDA
+
+    if device == "cuda":
+        return CUDA()
+    if not isinstance(device, CUDA):
+        raise OptionError(
+            'device takes None for processors, "cuda" for an NVIDIA GPU, or '
+            f"CUDA(memory_limit=...), got {device!r}"
+        )
+    return device
+
+
+def on_device(device: "CUDA", executor: str | Executor, client: "Client | None") -> Executor:
     """Make the executor of a GPU.
 
     Parameters
     ----------
     device
-        ``"cuda"`` or a :class:`CUDA`.
+        How it is used.
     executor, client
         As the caller gave them. With a client every worker uses the GPU that it sees, which
         `dask-cuda` makes a different one for each.
@@ -119,15 +144,8 @@ def on_device(device: Any, executor: str | Executor, client: "Client | None") ->
     OptionError
         If there is no GPU here, without a client, or these options do not go together.
     """
-    from daskfactor.executors.device import CUDA, DeviceExecutor, OnWorkers, gpu_name
+    from daskfactor.executors.device import DeviceExecutor, OnWorkers, gpu_name
 
-    if device == "cuda":
-        device = CUDA()
-    if not isinstance(device, CUDA):
-        raise OptionError(
-            'device takes None for processors, "cuda" for an NVIDIA GPU, or '
-            f"CUDA(memory_limit=...), got {device!r}"
-        )
     if client is not None and executor in ("auto", "ring"):
         ring = make_executor("ring", client)
         names: dict[str, str] = client.run(gpu_name)

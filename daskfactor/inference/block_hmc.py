@@ -410,7 +410,8 @@ class BlockHMC(HMC):
         """Multiply a band's columns; masses go with them."""
         super().resize(band, factor, size, hyper)
         power = power_of(band, float(hyper.prior(factor)[1]))
-        band.arrays[MASS] *= (size ** (-2.0 * power)).astype(band.values.dtype)
+        by = (size ** (-2.0 * power)).astype(band.values.dtype)
+        band.arrays[MASS] *= beside(band.values, by)
 
     def reads(self) -> tuple[str, ...]:
         return (MASS, STEPS)

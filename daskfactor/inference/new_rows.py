@@ -11,7 +11,7 @@ the number of steps.
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from daskfactor.data.bands import OneBlock, band_of, part_of, written_out
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Block
+from daskfactor.executors.base import raise_of_gpu
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Sampler
@@ -26,11 +27,17 @@ from daskfactor.inference.given import Condition, Given
 from daskfactor.inference.multiplicative import SMALLEST, take_share
 from daskfactor.inference.passes import Share, add_share
 from daskfactor.inference.program import DISPERSION, RATE, ROWS, Program, band_prior, law_of
+from daskfactor.kernels.cuda.blocks import placed
+from daskfactor.kernels.cuda.device import current
+from daskfactor.kernels.steps import here, zeros_beside
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.views import AnyBlock, SparseBlock, Workspace
 from daskfactor.models.covariates import Covariates
 from daskfactor.models.settings import held
 from daskfactor.random import Stream, noise_key
+
+if TYPE_CHECKING:
+    from daskfactor.executors.device import CUDA
 
 Array = NDArray[Any]
 CLIMB = 40
@@ -66,6 +73,8 @@ class NewRows:
         Whether means over all draws are asked for, with numbers common to all rows.
     covariates, fixed
         Of the new rows, in the order of the grid, where the model has them.
+    device
+        How a GPU is used, where steps are taken on one.
     out
         `room` of all rows, in the order of the grid, where bands share it.
     """
@@ -80,6 +89,7 @@ class NewRows:
     point: bool
     covariates: Covariates | None = None
     fixed: Array | None = None
+    device: "CUDA | None" = None
     out: Array | None = None
 
     def room(self, length: int) -> Array:
@@ -101,7 +111,11 @@ class NewRows:
             stop = min(start + length, count)
             part = part_of(block, factor == ROWS, start, stop)
             at = slice(span.start + start, span.start + stop)
-            self._draw(Rows(self, part, at, work), found[..., start:stop, :])
+            try:
+                self._draw(Rows(self, part, at, work), found[..., start:stop, :])
+            except MemoryError as error:
+                raise_of_gpu(error)
+                raise
         return found
 
     def _draw(self, rows: "Rows", out: Array) -> None:
@@ -144,9 +158,9 @@ class Rows:
         What is asked for, the data of these rows, and which they are, in the order of the grid.
     band
         Of the factor that is drawn.
-    program, other, scale
-        What the present draw says: priors and law, the other factor, what an alignment has
-        multiplied columns with.
+    program, other, sizes, scale
+        What the present draw says: priors and law, the other factor and the sums of its
+        columns, what an alignment has multiplied columns with.
     cycle
         Of the next step, in the address of its noise.
     """
@@ -159,6 +173,7 @@ class Rows:
     band: FactorBand = field(init=False)
     program: Program = field(init=False)
     other: FactorBand = field(init=False)
+    sizes: Array = field(init=False)
     scale: Array | None = field(init=False)
     cycle: int = field(init=False, default=0)
 
@@ -168,6 +183,9 @@ class Rows:
         if not (zeros or plan.sampler.independent):
             block = written_out(block)
         self.data = OneBlock(block)
+        if plan.device is not None:
+            current().tf32 = plan.device.tf32
+            self.data.block = placed(block, plan.data.dtype)
         shape = self.span.stop - self.span.start, model.width
         self.band = FactorBand(plan.first + self.span.start, np.zeros(shape, plan.data.dtype))
 
@@ -178,9 +196,11 @@ class Rows:
         self._look(chain, draws[0], fresh=True)
         mean = given.prior_means(self.program.hyper)
         start = np.broadcast_to(np.asarray(mean, self.band.values.dtype), self.band.values.shape)
-        self.band.values[:] = given.model.with_constants(SIDES[given.factor], start, given.mean)
+        values = np.empty(start.shape, start.dtype)
+        values[:] = given.model.with_constants(SIDES[given.factor], start, given.mean)
         if plan.fixed is not None:
-            self.band.values[:, self.program.frozen[given.factor]] = plan.fixed[self.span]
+            values[:, self.program.frozen[given.factor]] = plan.fixed[self.span]
+        self.band.values = self._placed(values)
         if plan.sampler.independent:
             return
         self._climb()
@@ -191,23 +211,23 @@ class Rows:
     def drawn(self, chain: int, draw: int) -> Array:
         """Take the steps under a draw; the band after them, or the mean of all."""
         self._go_on(chain, draw)
-        plan, total = self.plan, np.zeros(self.band.values.shape)
+        plan, values = self.plan, self.band.values
+        total = zeros_beside(values, values.shape, np.float64)
         for _ in range(plan.steps):
             self._step()
             if plan.point:
                 total += self.band.values
-        found = total / plan.steps if plan.point else self.band.values
+        found: Array = here(total / plan.steps if plan.point else self.band.values)
         return found if self.scale is None else found * self.scale.astype(found.dtype)
 
     def _go_on(self, chain: int, draw: int) -> None:
         """Go on to a draw, with components of the size that they have under it."""
-        before = self.other.values
+        before = self.sizes
         self._look(chain, draw)
         if self.plan.sampler.independent:
             return
-        sums = [values.sum(axis=0, dtype=np.float64) for values in (before, self.other.values)]
-        usable = (sums[0] > 0) & (sums[1] > 0)
-        size = np.divide(sums[0], sums[1], out=np.ones_like(sums[0]), where=usable)
+        usable = (before > 0) & (self.sizes > 0)
+        size = np.divide(before, self.sizes, out=np.ones_like(before), where=usable)
         factor = self.plan.given.factor
         mask = self.program.frozen[factor]
         size[mask if mask is not None else slice(0, 0)] = 1.0
@@ -217,9 +237,11 @@ class Rows:
         """Take over what a draw of the other factor says."""
         plan, given, dtype = self.plan, self.plan.given, self.plan.data.dtype
         found, factor = given.at(chain, draw), given.factor
-        self.other = FactorBand(0, np.ascontiguousarray(found.other, dtype))
+        other = np.ascontiguousarray(found.other, dtype)
+        self.sizes = other.sum(axis=0, dtype=np.float64)
+        self.other = FactorBand(0, self._placed(other))
         if found.dispersions is not None and factor == ROWS:
-            self.other.arrays[DISPERSION] = found.dispersions[:, None].copy()
+            self.other.arrays[DISPERSION] = self._placed(found.dispersions[:, None].copy())
         of_chain = chain if given.ordered else chain * given.shape[1] + draw
         key = _key(plan.seed, of_chain)
         self.program = Program(
@@ -234,6 +256,12 @@ class Rows:
         self.scale = found.scale
         self._take_priors(found, fresh)
 
+    def _placed(self, array: Array) -> Array:
+        """Return an array where steps are taken."""
+        if self.plan.device is not None:
+            array = current().put(array)
+        return array
+
     def _take_priors(self, found: Condition, fresh: bool) -> None:
         """Give the band the priors of its rows, where these have their own."""
         plan, given = self.plan, self.plan.given
@@ -243,9 +271,8 @@ class Rows:
             own = given.model.linked_prior(rows, found.link, rate)
             self.band.arrays |= {name: np.asarray(value) for name, value in own.items()}
         elif fresh and given.learns_rows:
-            self.band.arrays[RATE] = np.full(
-                (len(self.band.values), 1), found.hyper.prior(given.factor)[0]
-            )
+            rate = found.hyper.prior(given.factor)[0]
+            self.band.arrays[RATE] = self._placed(np.full((len(self.band.values), 1), rate))
 
     def _climb(self) -> None:
         """Go to a maximum of the density by multiplicative updates; then tell the sampler."""
@@ -267,8 +294,8 @@ class Rows:
         """Return numerator and denominator of the multiplicative update."""
         factor, program, values = self.plan.given.factor, self.program, self.band.values
         bands = (self.band, self.other) if factor == ROWS else (self.other, self.band)
-        numerator, denominator = np.zeros((2, *values.shape), values.dtype)
-        share, law = (numerator, denominator), law_of(program.likelihood, (0, 0), bands[1])
+        share = np.zeros_like(values), np.zeros_like(values)
+        law = law_of(program.likelihood, (0, 0), bands[1])
         add_share(self.data.view(0, 0), law, factor, bands, program.floor, share, self.work)
         return share
 
@@ -292,5 +319,5 @@ class Rows:
         out = np.empty((1 if program.common else length, 1))
         address = program.address(band, self.cycle, given.factor, OF_RATES)
         fill_gamma(np.full_like(out, shape), np.ones_like(out), *address, out)
-        total = band.values[:, free].sum(axis=1, dtype=np.float64, keepdims=True)
-        band.arrays[RATE] = out / (prior + total)
+        total = here(band.values)[:, free].sum(axis=1, dtype=np.float64, keepdims=True)
+        band.arrays[RATE] = self._placed(out / (prior + total))

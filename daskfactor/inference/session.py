@@ -28,7 +28,15 @@ from daskfactor.errors import (
     OptionError,
     StoreFormatError,
 )
-from daskfactor.executors import Choice, Executor, Trial, choose_executor, make_executor, on_device
+from daskfactor.executors import (
+    Choice,
+    Executor,
+    Trial,
+    choose_executor,
+    device_options,
+    make_executor,
+    on_device,
+)
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import initial_state, mean_floor
@@ -42,6 +50,7 @@ from daskfactor.results.trace import kept_beside
 from daskfactor.urls import Url, along, is_url
 
 if TYPE_CHECKING:
+    from daskfactor.executors.device import CUDA
     from daskfactor.results.store import RunStore
 
 TINY_STEP = 1e-9
@@ -76,9 +85,14 @@ class Session(Generic[D]):
     options: OnDevice
 
     @property
+    def device(self) -> "CUDA | None":
+        """How a GPU is used, if one was asked for."""
+        return device_options(self.options.get("device"))
+
+    @property
     def on_device(self) -> bool:
         """Whether a GPU was asked for."""
-        return self.options.get("device") is not None
+        return self.device is not None
 
     @cached_property
     def executor(self) -> Executor:
@@ -89,8 +103,8 @@ class Session(Generic[D]):
         """
         executor, client = self.options.get("executor", "auto"), self.options.get("client")
         reason = "as asked for"
-        if self.on_device:
-            made = on_device(self.options["device"], executor, client)
+        if self.device is not None:
+            made = on_device(self.device, executor, client)
             self.stack.callback(made.close)
             return made
         if isinstance(executor, str) and executor == "auto":

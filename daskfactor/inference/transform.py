@@ -18,15 +18,15 @@ from daskfactor.data.known import DEFAULT_DIMS
 from daskfactor.data.store import is_blocked_store
 from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, ModelError, OptionError
-from daskfactor.inference.base import Sampler, chosen
+from daskfactor.inference.base import Sampler, check_device, chosen
 from daskfactor.inference.given import Given, given_by
 from daskfactor.inference.new_rows import SIDES, NewRows
 from daskfactor.inference.program import COLUMNS
-from daskfactor.inference.session import Session, check_data, session
+from daskfactor.inference.session import Session, check_data, device_attrs, session
 from daskfactor.inference.setting import DRAWS_BUDGET, in_callers_order
 from daskfactor.machine import available_memory
 from daskfactor.models.covariates import Covariates, checked_covariates
-from daskfactor.options import OnWeighed, verb
+from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_trace
 from daskfactor.results.schema import beside
@@ -59,7 +59,7 @@ def transform(
     fixed: Any = None,
     first: int = 0,
     random_seed: int | None = None,
-    **options: Unpack[OnWeighed],
+    **options: Unpack[OnSampled],
 ) -> xr.DataArray:
     r"""Draw the factors of new rows given what a run has learnt (fold-in, projection).
 
@@ -113,7 +113,9 @@ def transform(
         As for :func:`sample`; for ``point=True`` one that is always the same, if none is given.
     options
         Where it runs, and how V is read, as for :func:`sample`; ``unstored`` by default as in
-        the run. ``uncertainty`` or ``weights`` of the new cells are needed if the run had them.
+        the run. On a GPU that is under models without covariates other than a
+        :class:`GaussianMF`. ``uncertainty`` or ``weights`` of the new cells are needed if the
+        run had them.
 
     Returns
     -------
@@ -182,6 +184,8 @@ def transform(
         V, model, reading=reading, check=check, weighed=True, random_seed=seed, **options
     ) as run:
         data, sampler = run.data, sampler.suited(given.model).conditional()
+        if run.on_device:
+            check_device(sampler, given.model, data)
         if draws is None and not point:
             given = given.within(DRAWS_BUDGET, data.shape[factor])
         more = -(-POINT_DRAWS // math.prod(given.shape)) if point else 1
@@ -198,9 +202,11 @@ def transform(
             point,
             own if own is None or order is None else own.at(order),
             _fixed(given, data, fixed, order),
+            run.device,
         )
         found = _drawn(plan, run)
         attrs = {"axis": axis, "random_seed": str(run.seed), **given.attrs}
+        attrs |= device_attrs(run.executor)
         return _labelled(found, given, data, attrs)
 
 
@@ -246,7 +252,7 @@ def _dtype(given: Given, point: bool) -> Any:
     return "float64" if point else given.other.dtype
 
 
-def _opened(V: Any, given: Given, options: OnWeighed) -> tuple[Any, OnWeighed]:
+def _opened(V: Any, given: Given, options: OnSampled) -> tuple[Any, OnSampled]:
     """Open new data, of which what they do not store means what it meant in the run."""
     V = placed(V, options.get("storage_options"))
     says_itself = isinstance(V, BlockedData) or (
@@ -258,7 +264,7 @@ def _opened(V: Any, given: Given, options: OnWeighed) -> tuple[Any, OnWeighed]:
     rest = {name: own for name, own in options.items() if not hasattr(ANYTHING, name)}
     if source.is_sparse and source.unstored is None:
         rest["unstored"] = given.unstored
-    return source, cast("OnWeighed", rest)
+    return source, cast("OnSampled", rest)
 
 
 def _is_small(V: Any, model: Any) -> bool:

@@ -77,6 +77,15 @@ def test_data_beyond_the_limit_of_a_worker_stream(client: Client, stand_in: Any)
     assert same(whole, dfac.sample(*run, device=dfac.CUDA(memory_limit=1), **there))
 
 
+def test_workers_draw_new_rows(client: Client, stand_in: Any) -> None:
+    run: Any = {**SETTINGS, "blocks": None}
+    trace = dfac.sample(counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 2, 8, **run)
+    run |= {"device": "cuda", "blocks": 4}
+    one, ring = (dfac.transform(trace, counts()[:20], client=own, **run) for own in (None, client))
+    assert (one.values == ring.values).all()
+    assert ring.attrs["device"] == "cuda: no GPU"
+
+
 def test_tasks_have_no_gpu(client: Client, stand_in: Any) -> None:
     with pytest.raises(OptionError, match="those of workers run a ring"):
         dfac.sample(

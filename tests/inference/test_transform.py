@@ -56,14 +56,26 @@ def by_quadrature(model: Any, H: Any, v: Any, shape: float, phi: float = 1.0) ->
     return mean, np.sqrt((mass[..., None] * (grid - mean) ** 2).sum(axes))
 
 
-@pytest.mark.parametrize(
-    ("beta", "shape"), [(2.0, 1.0), (2.0, 0.6), (1.0, 3.0), (0.5, 1.0), (0.0, 0.6), (0.0, 1.0)]
-)
+LAWS = [(2.0, 1.0), (2.0, 0.6), (1.0, 3.0), (0.5, 1.0), (0.0, 0.6), (0.0, 1.0)]
+
+
+@pytest.mark.parametrize(("beta", "shape"), LAWS)
 def test_a_row_is_drawn_from_its_conditional(beta: float, shape: float) -> None:
+    assert_conditional(beta, shape)
+
+
+@pytest.mark.parametrize(("beta", "shape"), LAWS[1:4])
+def test_a_row_is_drawn_from_its_conditional_on_a_device(
+    beta: float, shape: float, stand_in: Any
+) -> None:
+    assert_conditional(beta, shape, device="cuda")
+
+
+def assert_conditional(beta: float, shape: float, **place: Any) -> None:
     model = dfac.TweedieNMF(1, beta=beta, shape_w=shape)
     H, v = [[1.0, 0.5, 2.0]], np.array([1.0, 2.0, 3.0])
     given = point(model, H, shape_w=shape, dispersion=0.5)
-    found = dfac.transform(given, np.tile(v, (ROWS, 1)), draws=DRAWS, **QUIET)
+    found = dfac.transform(given, np.tile(v, (ROWS, 1)), draws=DRAWS, **QUIET, **place)
     mean, sd, of_mean, of_sd = mean_and_sd(found)
     wanted = by_quadrature(model, H, v, shape, 0.5)
     assert abs(mean - wanted[0]) < 5 * of_mean

@@ -37,7 +37,7 @@ SIZES = {
 }
 """Bytes of the numbers that kernels take, by their names in C++."""
 OURS = ("any", "all", "sum", "zeros_like", "ones_like", "maximum", "where", "broadcast_to", "ndim")
-OURS += ("isfinite",)
+OURS += ("isfinite", "repeat")
 """Functions of NumPy that hand arrays of CuPy on to it."""
 GARBAGE = 77
 """What memory holds that nobody has written to."""
