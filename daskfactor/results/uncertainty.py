@@ -93,6 +93,10 @@ def _by_label(
     given: xr.DataArray, cells: tuple[xr.DataArray, xr.DataArray], shape: tuple[int, ...]
 ) -> Any:
     """Values in the order of the cells; NaN where none has the label of a cell."""
+    for at in cells:
+        levels = at.attrs.get("levels", {})
+        if levels and levels.keys() <= set(given.dims):  # dimensions that the run has stacked
+            given = given.reindex(levels).sel({name: at[name] for name in levels})
     dims = dict.fromkeys(dim for at in cells for dim in at.dims)
     coords = {dim: at.coords[dim] for at in cells for dim in at.dims if dim in at.coords}
     plan = xr.DataArray(da.empty(shape), coords, tuple(dims))

@@ -70,6 +70,19 @@ def test_a_run_in_memory_and_a_point_have_maps_too(run, V):
     dfac.align(trace, point)
 
 
+def test_uncertainties_of_predicted_cells_may_be_maps(V):
+    sigma = xr.full_like(V, 0.5) + xr.DataArray(np.arange(V.sizes["lat"]), dims="lat")
+    model = dfac.TweedieNMF(2, beta=2.0)
+    trace = dfac.sample(V, model, rows="time", uncertainty=sigma, **QUICK)
+    own = dfac.predict(trace)
+    shuffled = sigma.transpose().isel(lat=slice(None, None, -1)).assign_coords(lat=sigma.lat[::-1])
+    xr.testing.assert_allclose(dfac.predict(trace, uncertainty=shuffled)["sd"], own["sd"])
+    twice = dfac.predict(trace, uncertainty=2 * sigma)["sd"]
+    assert (twice > own["sd"]).sum() == own["sd"].notnull().sum() > 0
+    with pytest.raises(DataError, match="or a DataArray with their dimensions"):
+        dfac.predict(trace, uncertainty=sigma.values)
+
+
 def test_predictions_are_maps(run, V):
     found = dfac.predict(run)
     assert found["mean"].dims == ("time", "lat", "lon")
